@@ -1,0 +1,77 @@
+"""The exception tree: every error says what is wrong, where, and the mend, and carries its exit code.
+
+Messages name columns, files, row groups and public parameters; they never hold a data value or an exact private count.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+
+class DpdaskError(Exception):
+    """What every error of dpdask derives from.
+
+    Parameters
+    ----------
+    what
+        What is wrong, without any data value.
+    where
+        The file, column or key it concerns.
+    mend
+        What the user can do about it.
+    """
+
+    exit_code = 70
+
+    def __init__(self, what: str, where: str | None = None, mend: str | None = None) -> None:
+        super().__init__(what, where, mend)
+        self.what, self.where, self.mend = what, where, mend
+
+    def __str__(self) -> str:
+        where = f"{self.where}: " if self.where else ""
+        mend = f"; {self.mend}" if self.mend else ""
+        return " ".join(f"{where}{self.what}{mend}".split())
+
+    def at(self, where: str) -> Self:
+        """Return the same error, placed at `where` (outermost place first)."""
+        return type(self)(self.what, f"{where}, {self.where}" if self.where else where, self.mend)
+
+
+class UsageError(DpdaskError):
+    """The command line cannot be understood (exit code 2)."""
+
+    exit_code = 2
+
+
+class SpecError(DpdaskError):
+    """The job, the schema or a parameter is invalid (exit code 64)."""
+
+    exit_code = 64
+
+
+class DataError(DpdaskError):
+    """The data violates the schema (exit code 65)."""
+
+    exit_code = 65
+
+
+class InputError(DpdaskError):
+    """The input is missing, unreadable, or changed since the run began (exit code 66)."""
+
+    exit_code = 66
+
+
+class InternalError(DpdaskError):
+    """A defect of dpdask, or of a library under it (exit code 70); the message names only the type of the failure."""
+
+
+class OutputError(DpdaskError):
+    """The output exists and is not this run's (exit code 73)."""
+
+    exit_code = 73
+
+
+class TemporaryError(DpdaskError):
+    """A failure that may pass: run the same job again to resume (exit code 75)."""
+
+    exit_code = 75

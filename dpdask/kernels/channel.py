@@ -1,0 +1,220 @@
+"""The exact channel of distribution-invariant privatisation on levels, its exact epsilon, and its exact sampling.
+
+A channel is drawn from in whole numbers: row k holds weights that sum to 2**63, so what is sampled is exactly what is
+audited, and no rounding stands between the printed epsilon and the drawn noise.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, Context, Decimal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpdask.kernels.jit import jit
+
+TOTAL_BITS = 63
+_EXACT = Context(prec=60)
+
+Floats = NDArray[np.float64]
+Weights = NDArray[np.uint64]
+
+
+def uniform_laplace_cdf(x: Floats, b: float) -> Floats:
+    """Return G(x), the cdf of Unif(0, 1) + Laplace(b), for x in [0, 1] (Bi & Shen, appendix, first section)."""
+    result: Floats = x + b / 2 * (np.exp(-x / b) - np.exp((x - 1) / b))
+    return result
+
+
+def uniform_laplace_quantile(c: Floats, b: float) -> Floats:
+    """Return G⁻¹(c) for c in [0, 1], with -inf and inf at its ends; in between to a few units in the last place."""
+    c = np.asarray(c, dtype=np.float64)
+    edge = -b / 2 * math.expm1(-1 / b)  # G(0) = 1 - G(1)
+    with np.errstate(divide="ignore"):
+        lower = b * np.log(c / edge)
+        upper = 1.0 - b * np.log((1.0 - c) / edge)
+    low, high = np.zeros_like(c), np.ones_like(c)
+    for _ in range(60):
+        middle = (low + high) / 2
+        under = uniform_laplace_cdf(middle, b) < c
+        low, high = np.where(under, middle, low), np.where(under, high, middle)
+    inside = (low + high) / 2
+    return np.where(c <= edge, lower, np.where(c >= 1.0 - edge, upper, inside))
+
+
+def laplace_channel(probabilities: Floats, b: float) -> Floats:
+    """Return T[k, j] = Pr(output level j | input level k) of the paper's mechanism with Laplace scale b on the ranks.
+
+    Parameters
+    ----------
+    probabilities
+        float64 array of shape (s,), positive, summing to 1.
+    b
+        The scale of the Laplace noise, in units of rank (0, 1].
+
+    Returns
+    -------
+    float64 array of shape (s, s); rows sum to 1.
+
+    Notes
+    -----
+    With q_j = G⁻¹(c_j), where c are the cumulative probabilities, T[k, j] is the Laplace density of q - c integrated over
+    [q_j, q_{j+1}] × [c_k, c_{k+1}], divided by P_k. It is summed from positive parts, so every entry is accurate
+    relative to its own size, and ratios of entries, which are the privacy loss, are too.
+    """
+    cumulative = np.concatenate([[0.0], np.cumsum(probabilities)])
+    cumulative[-1] = 1.0
+    quantiles = np.concatenate([[-np.inf], uniform_laplace_quantile(cumulative[1:-1], b), [np.inf]])
+    q_low, q_high = quantiles[None, :-1], quantiles[None, 1:]
+    c_low, c_high = cumulative[:-1, None], cumulative[1:, None]
+    # where the two intervals overlap the density has its kink: a square on the diagonal, and rectangles on either side
+    start, end = np.clip(q_low, c_low, c_high), np.clip(q_high, c_low, c_high)
+    width = end - start
+    mass = _square(width, b) + _rectangle(0.0, width, start - c_low, b) + _rectangle(0.0, width, c_high - end, b)
+    left, right = np.minimum(q_high, c_low), np.maximum(q_low, c_high)
+    mass += _rectangle(c_low - left, np.maximum(left - q_low, 0.0), c_high - c_low, b)
+    mass += _rectangle(right - c_high, np.maximum(q_high - right, 0.0), c_high - c_low, b)
+    channel: Floats = mass / (c_high - c_low)
+    return channel
+
+
+def _rectangle(gap: Floats | float, width: Floats, height: Floats, b: float) -> Floats:
+    """Return the integral of the Laplace(b) density of q - c over a rectangle that lies `gap` off the diagonal."""
+    result: Floats = b / 2 * np.exp(-gap / b) * np.expm1(-width / b) * np.expm1(-height / b)
+    return result
+
+
+def _square(width: Floats, b: float) -> Floats:
+    """Return the integral of the Laplace(b) density of q - c over a square on the diagonal, w - b(1 - exp(-w/b))."""
+    z = width / b
+    series = z * z / 2 * (1 - z / 3 * (1 - z / 4 * (1 - z / 5 * (1 - z / 6))))
+    return b * np.where(z < 1e-3, series, z + np.expm1(-z))
+
+
+def integer_weights(channel: Floats) -> Weights:
+    """Return a channel as whole numbers: uint64 of the same shape, each row summing to exactly 2**63."""
+    total = 1 << TOTAL_BITS
+    scaled = channel / channel.sum(axis=1, keepdims=True)
+    weights = np.minimum(np.floor(scaled * float(total)), float(total - 1)).astype(np.uint64)
+    if channel.shape[1] == 1:
+        return np.full(channel.shape, total, dtype=np.uint64)
+    rows = np.arange(len(weights))
+    largest = np.argmax(weights, axis=1)
+    weights[rows, largest] += np.uint64(total) - weights.sum(axis=1, dtype=np.uint64)  # modulo 2**64, so also when it is negative
+    return weights
+
+
+def exact_epsilon(weights: Weights) -> Decimal:
+    """Return ε* = max_j log(max_k w[k, j] / min_k w[k, j]), rounded up at the 50th digit.
+
+    Levels that no row ever gives (a column of zeros) do not count; a level that only some rows give makes it infinite.
+    """
+    worst = Decimal(0)
+    for low, high in zip(weights.min(axis=0).tolist(), weights.max(axis=0).tolist(), strict=True):
+        if high and not low:
+            return Decimal("Infinity")
+        if high > low:
+            ratio = Decimal(high).ln(_EXACT) - Decimal(low).ln(_EXACT)
+            worst = max(worst, ratio)
+    return (worst + Decimal("1e-50")).quantize(Decimal("1e-50"), rounding=ROUND_CEILING, context=_EXACT) if worst else worst
+
+
+def repaired_weights(channel: Floats, probabilities: Floats, epsilon: float) -> Weights:
+    """Return the whole-number weights of a channel whose ε* is at most `epsilon`, exactly.
+
+    Where rounding left ε* above it, the channel is mixed with the constant channel 1·Pᵀ by the least power of two that
+    brings it below: mixing keeps both the rows and the invariance P·T = P.
+    """
+    bound = Decimal(epsilon)
+    weights = integer_weights(channel)
+    share = 2.0**-52
+    while exact_epsilon(weights) > bound:
+        mixed = (1.0 - share) * channel + share * probabilities[None, :]
+        weights = integer_weights(mixed)
+        share = min(1.0, 2.0 * share)
+    return weights
+
+
+def alias_tables(weights: Weights) -> tuple[Weights, NDArray[np.uint16]]:
+    """Return exact alias tables for rows of whole-number weights (Walker 1977, Vose 1991, in integers).
+
+    Parameters
+    ----------
+    weights
+        uint64 array of shape (rows, s), s <= 2**16, rows summing to 2**63.
+
+    Returns
+    -------
+    thresholds
+        uint64 array of shape (rows, 2**bits) with 2**bits >= s.
+    aliases
+        uint16 array of the same shape.
+
+    Notes
+    -----
+    A word's lowest bit is ignored, its next `bits` bits pick a cell, and the remaining ones, compared with the cell's
+    threshold, decide between the cell and its alias. Every outcome has exactly the probability weight / 2**63.
+    """
+    rows, s = weights.shape
+    bits = max(1, (s - 1).bit_length())
+    padded = np.zeros((rows, 1 << bits), dtype=np.uint64)
+    if s == 1:
+        return padded, np.zeros(padded.shape, dtype=np.uint16)
+    padded[:, :s] = weights
+    aliases = np.zeros(padded.shape, dtype=np.uint16)
+    _fill_alias(padded, aliases, np.uint64(1 << (TOTAL_BITS - bits)))
+    return padded, aliases
+
+
+@jit
+def _fill_alias(thresholds: Weights, aliases: NDArray[np.uint16], capacity: np.uint64) -> None:
+    rows, cells = thresholds.shape
+    small = np.empty(cells, dtype=np.int64)
+    large = np.empty(cells, dtype=np.int64)
+    for row in range(rows):
+        n_small, n_large = 0, 0
+        for cell in range(cells):
+            aliases[row, cell] = cell
+            if thresholds[row, cell] < capacity:
+                small[n_small] = cell
+                n_small += 1
+            else:
+                large[n_large] = cell
+                n_large += 1
+        while n_small > 0:
+            n_small -= 1
+            poor, rich = small[n_small], large[n_large - 1]
+            aliases[row, poor] = rich
+            thresholds[row, rich] -= capacity - thresholds[row, poor]
+            if thresholds[row, rich] < capacity:
+                n_large -= 1
+                small[n_small] = rich
+                n_small += 1
+
+
+@jit
+def sample(codes: NDArray[np.int32], words: Weights, thresholds: Weights, aliases: NDArray[np.uint16]) -> NDArray[np.int32]:
+    """Return one output level for each input level.
+
+    Parameters
+    ----------
+    codes
+        int32 array of shape (n,), rows of the tables.
+    words
+        uint64 array of shape (n,), uniform and independent.
+    thresholds, aliases
+        From `alias_tables`.
+    """
+    cells = thresholds.shape[1]
+    bits = 0
+    while (1 << bits) < cells:
+        bits += 1
+    mask = np.uint64(cells - 1)
+    out = np.empty(len(codes), dtype=np.int32)
+    for i in range(len(codes)):
+        word = words[i] >> np.uint64(1)
+        cell = np.int64(word & mask)
+        row = codes[i]
+        out[i] = cell if (word >> np.uint64(bits)) < thresholds[row, cell] else aliases[row, cell]
+    return out

@@ -1,0 +1,177 @@
+"""The three sources of a reference distribution; the job must name one, because it decides who is protected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, ConfigDict, Field
+from scipy import stats
+
+from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.documents import Document
+from dpdask.errors import SpecError
+from dpdask.references.distribution import Distribution, check_levels, continuous
+
+_GRID = 2**15
+_TAIL = 2.0 ** -np.arange(40, 16, -1)
+
+
+class Holdout(Document):
+    """The empirical distribution of a random part of the rows (Bi & Shen, Algorithm 1).
+
+    Attributes
+    ----------
+    fraction
+        The probability, in (0, 1), with which each row is held out.
+
+    Privacy
+    -------
+    Protects the released rows only. The held-out rows are not released, shape the output, and have no ε.
+    """
+
+    kind: Literal["holdout"] = "holdout"
+    fraction: float = Field(gt=0, lt=1)
+
+    protected: ClassVar[str] = "the values of the released rows"
+
+    @property
+    def unprotected(self) -> str:
+        """Who has no ε, in words."""
+        return (
+            f"the held-out rows, {self.fraction:g} of the table: they are not released, but they shape the output and no ε covers them; "
+            "the published channel reveals their frequencies"
+        )
+
+
+class Public(Document):
+    """The empirical distribution of another, public table of the same population.
+
+    Attributes
+    ----------
+    path
+        Where the table is, in a job; in Python, hand the table to `fit`.
+
+    Privacy
+    -------
+    Protects all rows of the private table, provided that the public one holds none of them.
+    """
+
+    kind: Literal["public"] = "public"
+    path: str | None = None
+
+    protected: ClassVar[str] = "the values of all rows"
+    unprotected: ClassVar[str] = "the rows of the public reference table, which is taken to be public already"
+
+
+class KnownColumn(Document):
+    """A declared distribution of one column.
+
+    Attributes
+    ----------
+    probabilities
+        One per level of a level column (null first, when null is a level), or one per atom of a mixed one.
+    name
+        A distribution of scipy.stats; its parameters stand beside it, for instance `loc: 0, scale: 2.5`.
+    null
+        The probability of null, for a continuous or mixed column.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    probabilities: Annotated[tuple[float, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)] | None = None
+    name: str | None = None
+    null: float = Field(default=0.0, ge=0, lt=1)
+
+    def frozen(self, column: str) -> Any:
+        """Return the scipy distribution with its parameters.
+
+        Raises
+        ------
+        SpecError
+            If scipy has no such distribution, or the parameters do not fit it.
+        """
+        family = getattr(stats, self.name or "", None)
+        wrong = SpecError(f"scipy.stats has no distribution {self.name!r} with these parameters", f"reference of column {column!r}", "see scipy.stats")
+        if not isinstance(family, stats.rv_continuous | stats.rv_discrete):
+            raise wrong
+        try:
+            frozen = family(**(self.model_extra or {}))
+            usable = bool(np.isfinite(frozen.ppf(0.5)))
+        except (TypeError, ValueError):
+            raise wrong from None
+        if not usable:
+            raise wrong
+        return frozen
+
+
+class Known(Document):
+    """A distribution that is known beforehand, declared for every privatised column.
+
+    Attributes
+    ----------
+    columns
+        For each privatised column its distribution.
+
+    Privacy
+    -------
+    Protects all rows: the reference does not come from the data.
+    """
+
+    kind: Literal["known"] = "known"
+    columns: Mapping[str, KnownColumn]
+
+    protected: ClassVar[str] = "the values of all rows"
+    unprotected: ClassVar[str] = "nobody: the reference is declared, not taken from the data"
+
+    def distribution(self, codec: Codec) -> Distribution:
+        """Return the declared distribution of a column.
+
+        Raises
+        ------
+        SpecError
+            If there is none, or it does not fit the column.
+        """
+        known = self.columns.get(codec.name)
+        if known is None:
+            raise SpecError("has no declared distribution", f"column {codec.name!r}", "add it to the reference's columns")
+        return _of_levels(codec, known) if isinstance(codec, LevelCodec) else _of_values(codec, known)
+
+
+Reference = Holdout | Public | Known
+
+
+def _of_levels(codec: LevelCodec, known: KnownColumn) -> Distribution:
+    if known.probabilities is not None:
+        return check_levels(codec, np.array(known.probabilities, dtype=np.float64))
+    law = known.frozen(codec.name)
+    if not hasattr(law, "pmf") or codec.levels.null_count or not codec.ordered:
+        raise SpecError("needs `probabilities`, or a discrete law on numbers", f"reference of column {codec.name!r}", "one probability per level")
+    return check_levels(codec, np.asarray(law.pmf(codec.levels.to_numpy(zero_copy_only=False)), dtype=np.float64))
+
+
+def _of_values(codec: ValueCodec, known: KnownColumn) -> Distribution:
+    atoms = np.array(known.probabilities or (), dtype=np.float64)
+    rest = 1.0 - known.null - atoms.sum()
+    if len(atoms) != len(codec.atoms) or (atoms < 0).any() or rest < 0 or (known.null > 0 and not codec.nulls):
+        raise SpecError("needs one probability per atom, and a null probability only where null is a level", f"reference of column {codec.name!r}")
+    values, masses = _sample_points(known.frozen(codec.name), codec.lattice)
+    if codec.bounds is not None:
+        inside = (values >= codec.bounds[0]) & (values <= codec.bounds[1])
+        if masses[~inside].sum() > 1e-6:
+            raise SpecError("has probability outside the column's bounds", f"reference of column {codec.name!r}", "correct one of the two")
+        values, masses = values[inside], masses[inside]
+    apart = ~np.isin(values, codec.atoms)
+    values, masses = values[apart], masses[apart]
+    return continuous(codec, values, masses / masses.sum() * rest, atoms, known.null, 1.0 / _GRID)
+
+
+def _sample_points(law: Any, lattice: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return points and masses whose continualised cdf agrees with `law` at every point."""
+    grid = np.unique(np.concatenate([_TAIL, np.arange(1, _GRID) / _GRID, 1.0 - _TAIL]))
+    points = np.asarray(law.ppf(grid), dtype=np.float64)
+    points = np.unique(np.round(points) if lattice else points)
+    masses = np.diff(np.asarray(law.cdf(points), dtype=np.float64), prepend=0.0)
+    return points[masses > 0], masses[masses > 0]

@@ -1,0 +1,226 @@
+"""What each column of a table is: its role, its kind, its public domain, and what a null means."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import pyarrow as pa
+from pydantic import BeforeValidator, Field, model_validator
+
+from dpdask.documents import Document, parse_yaml, validate
+from dpdask.errors import DataError, SpecError
+
+Role = Literal["keep", "privatise", "drop"]
+Kind = Literal["discrete", "categorical", "continuous", "mixed"]
+Level = bool | int | float | str | dt.date
+
+MAX_LEVELS = 2048
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Levels = Annotated[tuple[Level, ...], BeforeValidator(_as_tuple)]
+Bounds = Annotated[tuple[float, float], BeforeValidator(_as_tuple)]
+
+
+class Column(Document):
+    """One column of the table.
+
+    Attributes
+    ----------
+    role
+        `keep`: public, passed through as it is. `privatise`: randomised. `drop`: never read, never released.
+    kind
+        Of a privatised column: `discrete` (ordered numbers or dates), `categorical` (unordered), `continuous`
+        (numbers, whole or not, or times), or `mixed` (declared atoms, and continuous between them).
+    levels
+        The public domain of a discrete column (strictly increasing) or a categorical one (distinct).
+    bounds
+        The public closed range of a continuous or mixed column; none means the whole line.
+    atoms
+        The values of a mixed column that carry probability of their own, strictly increasing.
+    nulls
+        `refuse`: a null violates the schema. `level`: null is one more level, and as private as any other.
+    type
+        The Arrow type, by its name in pyarrow (`int32`, `float64`, `string`, `date32`…). Needed only for CSV.
+    """
+
+    role: Role
+    kind: Kind | None = None
+    levels: Levels | None = None
+    bounds: Bounds | None = None
+    atoms: Levels | None = None
+    nulls: Literal["refuse", "level"] = "refuse"
+    type: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.role != "privatise":
+            given = [key for key in ("kind", "levels", "bounds", "atoms") if getattr(self, key) is not None]
+            if given:
+                raise ValueError(f"{given[0]} belongs to a privatised column, and this one's role is {self.role}")
+        elif self.kind is None:
+            raise ValueError("a privatised column needs a kind: discrete, categorical, continuous or mixed")
+        else:
+            self._check_domain()
+        if self.type is not None:
+            arrow_type(self.type)
+        return self
+
+    def _check_domain(self) -> None:
+        takes = {"discrete": {"levels"}, "categorical": {"levels"}, "continuous": {"bounds"}, "mixed": {"atoms", "bounds"}}[str(self.kind)]
+        for key in ("levels", "bounds", "atoms"):
+            given = getattr(self, key) is not None
+            if given and key not in takes:
+                raise ValueError(f"a {self.kind} column takes no {key}")
+            if not given and key in takes and key != "bounds":
+                raise ValueError(f"a {self.kind} column needs {key}")
+        if self.kind == "categorical":
+            _check_distinct(self.levels or ())
+        elif self.kind == "discrete":
+            _check_increasing("levels", self.levels or ())
+        elif self.kind == "mixed":
+            _check_increasing("atoms", self.atoms or ())
+        if self.bounds is not None and not (self.bounds[0] < self.bounds[1] and all(map(math.isfinite, self.bounds))):
+            raise ValueError("bounds need two finite numbers, the lower one first; leave them out for the whole line")
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether the column's values are a finite list of levels."""
+        return self.kind in ("discrete", "categorical")
+
+
+def _check_distinct(levels: tuple[Level, ...]) -> None:
+    if not 1 <= len(levels) <= MAX_LEVELS:
+        raise ValueError(f"between 1 and {MAX_LEVELS:,} levels are possible; declare a finer column continuous, or bin it")
+    if len({type(level) for level in levels} - {int, float}) + any(type(level) in (int, float) for level in levels) > 1:
+        raise ValueError("levels must be of one type: all numbers, all texts, all dates, or true and false")
+    if any(isinstance(level, float) and not math.isfinite(level) for level in levels):
+        raise ValueError("levels must be finite")
+    if len(set(levels)) < len(levels):
+        raise ValueError("a level stands twice")
+
+
+def _check_increasing(name: str, levels: tuple[Level, ...]) -> None:
+    _check_distinct(levels)
+    if isinstance(levels[0], (str, bool)):
+        raise ValueError(f"{name} must be numbers or dates; a column of texts is categorical")
+    if any(low >= high for low, high in zip(levels, levels[1:], strict=False)):  # type: ignore[operator]  # one type, checked above
+        raise ValueError(f"{name} must be strictly increasing")
+
+
+class Schema(Document):
+    """The declared columns of a table; a column that is not declared stops the job.
+
+    Examples
+    --------
+    >>> schema = Schema.from_dict({"columns": {
+    ...     "userId": {"role": "keep"},
+    ...     "rating": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]}}})
+    >>> schema.privatised
+    ('rating',)
+    """
+
+    columns: dict[str, Column] = Field(min_length=1)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Schema:
+        """Read a schema from a YAML file.
+
+        Raises
+        ------
+        SpecError
+            If the file is missing or invalid.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise SpecError("the schema cannot be read", str(path), "check the path in the job's `schema`") from None
+        return cls.from_dict(parse_yaml(text, Path(path).name), where=Path(path).name)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str = "schema") -> Schema:
+        """Return the schema that a mapping of plain values declares.
+
+        Raises
+        ------
+        SpecError
+            If it declares something that cannot be.
+        """
+        return validate(cls, data, where)
+
+    @property
+    def privatised(self) -> tuple[str, ...]:
+        """The names of the privatised columns, in the schema's order."""
+        return tuple(name for name, column in self.columns.items() if column.role == "privatise")
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The names of the columns passed through, in the schema's order."""
+        return tuple(name for name, column in self.columns.items() if column.role == "keep")
+
+    def released(self, table: pa.Schema) -> pa.Schema:
+        """Return the Arrow schema of what is released from `table`: its order, its types, no metadata.
+
+        Parameters
+        ----------
+        table
+            The Arrow schema of the input.
+
+        Raises
+        ------
+        DataError
+            If `table` has a column that is not declared, twice the same name, lacks one, or has one of another type.
+        """
+        self.check_names(table.names)
+        fields = []
+        for field in table:
+            column = self.columns[field.name]
+            if column.role == "drop":
+                continue
+            plain = _plain(field.type)
+            if column.type is not None and arrow_type(column.type) != plain:
+                raise DataError(f"declared as {column.type}, but its type is {plain}", f"column {field.name!r}", "correct the schema's `type`, or leave it out")
+            fields.append(pa.field(field.name, plain))
+        return pa.schema(fields)
+
+    def check_names(self, names: list[str]) -> None:
+        """Check that a table's columns are exactly the declared ones.
+
+        Raises
+        ------
+        DataError
+            If one is undeclared, missing, or stands twice.
+        """
+        for name in names:
+            if name not in self.columns:
+                raise DataError("this column is not declared in the schema", f"column {name!r}", "declare it: role keep, privatise or drop")
+            if names.count(name) > 1:
+                raise DataError("this column stands twice in the table", f"column {name!r}", "rename one of the two")
+        for name in self.columns:
+            if name not in names:
+                raise DataError("this declared column is not in the table", f"column {name!r}", "correct the schema, or the input")
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    return type_.value_type if pa.types.is_dictionary(type_) else type_
+
+
+def arrow_type(name: str) -> pa.DataType:
+    """Return the Arrow type of a name such as `int32` or `string`.
+
+    Raises
+    ------
+    ValueError
+        If there is no such type.
+    """
+    try:
+        return pa.type_for_alias(name)
+    except ValueError:
+        raise ValueError(f"{name!r} is no Arrow type; use int32, int64, float64, string, bool, date32 or the like") from None

@@ -1,0 +1,45 @@
+"""Counts of a level column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dpdask.codec import LevelCodec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelCounts:
+    """How many rows have each level: int64 array of shape (n_levels,), exact."""
+
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def identity(cls, codec: LevelCodec) -> Self:
+        """Return the counts of no rows."""
+        return cls(np.zeros(codec.n_levels, dtype=np.int64))
+
+    @classmethod
+    def of_batch(cls, codec: LevelCodec, array: pa.Array, chosen: NDArray[np.bool_] | None = None) -> Self:
+        """Return the counts of the chosen rows of a batch; every row is checked against the levels.
+
+        Raises
+        ------
+        DataError
+            If any row, chosen or not, holds no level.
+        """
+        codes = codec.encode(array)
+        return cls(np.bincount(codes if chosen is None else codes[chosen], minlength=codec.n_levels).astype(np.int64))
+
+    def merge(self, other: Self) -> Self:
+        """Return the counts of both."""
+        return type(self)(self.counts + other.counts)
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows were counted."""
+        return int(self.counts.sum())
