@@ -6,7 +6,7 @@ The domain comes from the schema, never from the data: a value outside it is an 
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import numpy as np
@@ -60,7 +60,8 @@ class LevelCodec:
         DataError
             If a value is null without null being a level, or is none of the levels.
         """
-        codes = pc.index_in(_plain(array, self.name, self.levels.type), value_set=self.levels)
+        array = _plain(array, self.name, self.levels.type)
+        codes = pc.index_in(_comparable(array), value_set=_comparable(self.levels))
         if codes.null_count:
             if array.null_count and not self.levels.null_count:
                 raise _refused(self.name, "a null", "declare `nulls: level`, or fill it")
@@ -69,7 +70,7 @@ class LevelCodec:
 
     def decode(self, codes: NDArray[np.integer]) -> pa.Array:
         """Return the values of `codes`, in the column's Arrow type."""
-        return self.levels.take(pa.array(codes))
+        return _comparable(self.levels).take(pa.array(codes)).cast(self.levels.type)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +82,8 @@ class ValueCodec:
     name
         The column.
     type
-        The column's Arrow type. Times become microseconds since 1970 (days for a date32); finer times are cut to the
-        microsecond.
+        The column's Arrow type. Dates become days since 1970, times their own unit since 1970; nanoseconds are cut to
+        microseconds, which float64 still counts exactly.
     bounds
         The public closed range, in numbers.
     atoms
@@ -121,10 +122,7 @@ class ValueCodec:
         if array.null_count and not self.nulls:
             raise _refused(self.name, "a null", "declare `nulls: level`, or fill it")
         is_null = np.asarray(array.is_null().to_numpy(zero_copy_only=False))
-        values = np.asarray(self._numbers(array).fill_null(0).to_numpy(zero_copy_only=False))
-        if values.dtype.kind == "i" and len(values) and max(int(values.max()), -int(values.min())) > _EXACT:
-            raise _refused(self.name, "a whole number beyond ±2**53", "store it in a coarser unit")
-        values = values.astype(np.float64)
+        values = self._numbers(array)
         if not np.isfinite(values).all():
             raise _refused(self.name, "NaN or an infinity", "store a missing value as null")
         if self.bounds is not None and bool((((values < self.bounds[0]) | (values > self.bounds[1])) & ~is_null).any()):
@@ -133,27 +131,22 @@ class ValueCodec:
 
     def decode(self, values: NDArray[np.float64], is_null: NDArray[np.bool_]) -> pa.Array:
         """Return numbers (whole ones for a lattice column) as the column's Arrow type, null where `is_null`."""
+        values = np.where(is_null, 0.0, values)  # Arrow keeps what lies under a null
         if not self.lattice:
-            return pa.array(values.astype(self.type.to_pandas_dtype()), type=self.type, mask=is_null)
-        whole = np.where(is_null, 0.0, values).astype(np.int64)
-        if pa.types.is_date32(self.type):
-            return pa.array(whole.astype(np.int32), mask=is_null).cast(self.type)
-        if pa.types.is_temporal(self.type):
-            times = pa.array(whole, mask=is_null).cast(pa.timestamp("us", tz=getattr(self.type, "tz", None)))
-            return times.cast(self.type, safe=False)
-        return pa.array(whole, mask=is_null).cast(self.type)
+            return pa.array(values.astype(self.type.to_pandas_dtype()), mask=is_null)
+        counted = _counted(self.type)
+        return pa.array(values.astype(np.int64), mask=is_null).cast(_whole(counted)).cast(counted).cast(self.type)
 
-    def _numbers(self, array: pa.Array) -> pa.Array:
-        if pa.types.is_date32(array.type):
-            return array.cast(pa.int32())
-        if pa.types.is_temporal(array.type):
-            return array.cast(pa.timestamp("us", tz=getattr(array.type, "tz", None)), safe=False).cast(pa.int64())
-        if pa.types.is_floating(array.type):
-            return array.cast(pa.float64())
-        try:
-            return array.cast(pa.int64())
-        except pa.ArrowInvalid:
-            raise _refused(self.name, "a whole number beyond ±2**53", "store it in a coarser unit") from None
+    def _numbers(self, array: pa.Array) -> NDArray[np.float64]:
+        """Return the values as float64, every one of them exactly; 0 where null."""
+        if self.lattice:
+            counted = _counted(self.type)
+            array = array.cast(counted, safe=False).cast(_whole(counted))  # unsafe for the cut to microseconds alone
+            # Looked at before the cast to float64: Arrow's own refusal would carry the value.
+            extremes = pc.min_max(array).as_py()
+            if max(abs(extremes["min"] or 0), abs(extremes["max"] or 0)) > _EXACT:
+                raise _refused(self.name, "a whole number beyond ±2**53", "store it in a coarser unit")
+        return np.asarray(array.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False))
 
 
 Codec = LevelCodec | ValueCodec
@@ -176,48 +169,94 @@ def codec_for(name: str, column: Column, type_: pa.DataType) -> Codec:
     DataError
         If the declared domain cannot be expressed in that type.
     """
-    if column.has_levels:
-        assert column.levels is not None
-        levels = _typed(name, column.levels, type_)
-        if len(levels.unique()) < len(levels):
-            raise _refused(name, f"levels that are the same number as {type_}", "make them differ by more")
-        if column.nulls == "level":
-            levels = pa.concat_arrays([pa.nulls(1, type_), levels])
-        return LevelCodec(name=name, levels=levels, ordered=column.kind == "discrete")
+    return _level_codec(name, column, type_) if column.has_levels else _value_codec(name, column, type_)
+
+
+def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:
+    assert column.levels is not None
+    levels = _typed(name, column.levels, type_)
+    if column.nulls == "level":
+        levels = pa.concat_arrays([pa.nulls(1, type_), levels])
+    return LevelCodec(name=name, levels=levels, ordered=column.kind == "discrete")
+
+
+def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
     if not (pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_date(type_) or pa.types.is_timestamp(type_)):
-        raise DataError(f"a {column.kind} column holds numbers, dates or times, and this one is {type_}", f"column {name!r}", "correct its kind")
-    codec = ValueCodec(name=name, type=type_, bounds=column.bounds, atoms=(), nulls=column.nulls == "level")
-    if column.bounds is not None and codec.lattice and column.bounds != tuple(map(round, column.bounds)):
+        what = f"a {column.kind} column holds integers, floats, dates or timestamps, and this one is {type_}"
+        raise DataError(what, f"column {name!r}", "correct its kind, or the file's type")
+    bounds = column.bounds
+    if bounds is not None and pa.types.is_floating(type_):
+        low, high = _typed(name, bounds, type_).cast(pa.float64()).to_pylist()
+        bounds = (low, high)
+    elif bounds is not None and bounds != tuple(map(round, bounds)):
         raise DataError("the bounds of a column of whole numbers must be whole", f"column {name!r}", "round them outward")
-    if not column.atoms:
+    codec = ValueCodec(name=name, type=type_, bounds=bounds, atoms=(), nulls=column.nulls == "level")
+    if column.atoms is None:
         return codec
     atoms, _ = codec.encode(_typed(name, column.atoms, type_))
-    return ValueCodec(name=name, type=type_, bounds=column.bounds, atoms=tuple(map(float, atoms)), nulls=codec.nulls)
+    return replace(codec, atoms=tuple(map(float, atoms)))
 
 
 def _typed(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> pa.Array:
-    """Return declared levels in a column's own type; that 0.1 is not exactly a float32 is the file's choice, not an error."""
-    wrong = DataError(f"its declared values do not fit its type {type_}", f"column {name!r}", "correct the schema, or the file's type")
-    texts, truths = isinstance(levels[0], str), isinstance(levels[0], bool)
+    """Return declared values in a column's own type; that 0.1 is not exactly a float32 is the file's choice, not an error."""
+    wrong = DataError(
+        f"its declared values do not fit its type {type_}", f"column {name!r}", "correct the schema (texts in quotes), or the file's type"
+    )
     fits = {
         "text": pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_),
         "truth": pa.types.is_boolean(type_),
         "time": pa.types.is_date(type_) or pa.types.is_timestamp(type_),
         "number": pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_),
     }
-    kind = "text" if texts else "truth" if truths else "time" if isinstance(levels[0], dt.date) else "number"
+    first = levels[0]
+    kind = "text" if isinstance(first, str) else "truth" if isinstance(first, bool) else "time" if isinstance(first, dt.date) else "number"
     if not fits[kind]:
         raise wrong
     try:
-        if kind == "number" and pa.types.is_decimal(type_):
-            return pa.array([Decimal(str(level)) for level in levels], type=type_)
-        if kind == "number" and pa.types.is_floating(type_):
-            return pa.array(levels, type=pa.float64()).cast(type_, safe=False)
-        if kind == "number":
-            return pa.array([int(level) if level == int(level) else level for level in levels], type=type_)  # type: ignore[arg-type]
-        return pa.array(levels).cast(type_)
+        typed = _numbers_typed(levels, type_) if kind == "number" else pa.array(levels).cast(type_)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         raise wrong from None
+    if pa.types.is_floating(type_) and not np.isfinite(typed.to_numpy()).all():  # 1e300 is infinite as a float32
+        raise wrong
+    if len(_comparable(typed).unique()) < len(typed):
+        raise DataError(f"two of its declared values are the same as {type_}", f"column {name!r}", "make them differ by more")
+    return typed
+
+
+def _numbers_typed(levels: tuple[Level, ...], type_: pa.DataType) -> pa.Array:
+    if pa.types.is_decimal(type_):
+        return pa.array([Decimal(str(level)) for level in levels], type=type_)
+    if pa.types.is_floating(type_):
+        return pa.array(levels, type=pa.float64()).cast(type_, safe=False)
+    whole = [int(level) for level in levels]  # type: ignore[arg-type]  # numbers, checked by the caller
+    if whole != list(levels):
+        raise pa.ArrowInvalid("a fraction")  # pyarrow would cut it off in silence
+    return pa.array(whole, type=type_)
+
+
+def _comparable(array: pa.Array) -> pa.Array:
+    """Return `array` in a type that Arrow can look values up in and take them from, with one zero instead of 0.0 and -0.0."""
+    if pa.types.is_floating(array.type):
+        return pc.add(array.cast(pa.float64()), 0.0)
+    if pa.types.is_string_view(array.type):
+        return array.cast(pa.large_string())
+    if pa.types.is_decimal(array.type) and array.type.bit_width < 128:
+        return array.cast(pa.decimal128(array.type.precision, array.type.scale))
+    return array
+
+
+def _counted(type_: pa.DataType) -> pa.DataType:
+    """Return the type whose steps are the lattice of a column: whole days for dates, microseconds for nanoseconds."""
+    if pa.types.is_date(type_):
+        return pa.date32()
+    if pa.types.is_timestamp(type_) and type_.unit == "ns":
+        return pa.timestamp("us", tz=type_.tz)
+    return type_
+
+
+def _whole(counted: pa.DataType) -> pa.DataType:
+    """Return the integer type that Arrow casts a counted type from and to."""
+    return counted if pa.types.is_integer(counted) else pa.int32() if pa.types.is_date(counted) else pa.int64()
 
 
 def _plain(array: pa.Array, name: str, type_: pa.DataType) -> pa.Array:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import yaml
@@ -23,16 +24,20 @@ class Document(BaseModel):
 class _StrictLoader(yaml.SafeLoader):
     """A safe loader that refuses a key given twice (YAML would keep the last one in silence) and reads `1e-5` as a number."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]  # untyped in the stubs
-            if not isinstance(key, Hashable):
-                raise SpecError("a key is not a plain name", f"line {key_node.start_mark.line + 1}")
-            if key in seen:
-                raise SpecError(f"the key {key!r} stands twice", f"line {key_node.start_mark.line + 1}", "remove one of the two")
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:  # before merge keys are expanded: what a merge brings may be overridden
+            line = f"line {key.start_mark.line + 1}"
+            if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):  # 1, no, 2020-01-01 and [a] are no names
+                raise SpecError("a key is not a text", line, "put it in quotes")
+            if key.value in seen:
+                raise SpecError(f"the key {key.value!r} stands twice", line, "remove one of the two")
+            seen.add(key.value)
+        return node
+
+
+_StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"), list("-+.0123456789"))
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
@@ -41,7 +46,7 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     Raises
     ------
     SpecError
-        If the text is not YAML, is not a mapping, or gives a key twice.
+        If the text is not YAML, is not a mapping, gives a key twice, or has a key that is not a text.
     """
     try:
         data = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
@@ -49,9 +54,11 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise SpecError("this is not valid YAML", f"{where}{line}", "correct its indentation or quoting") from None
+    except (ValueError, RecursionError):  # what the parser says of 2020-02-30, or of a thousand brackets
+        raise SpecError("a value cannot be read", where, "correct a date that does not exist, or a number that is too long") from None
     except SpecError as error:
         raise error.at(where) from None
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+    if not isinstance(data, dict):
         raise SpecError("a mapping of names to values is expected", where, "begin with `key: value` lines")
     return data
 
@@ -67,31 +74,41 @@ def validate(model: type[Model], data: Mapping[str, Any], where: str) -> Model:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise _one_line(error, model, where) from None
+        raise _one_line(error, model, data, where) from None
 
 
-def _one_line(error: ValidationError, model: type[BaseModel], where: str) -> SpecError:
+def _one_line(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], where: str) -> SpecError:
     issues = error.errors(include_url=False, include_input=False)
     first = next((issue for issue in issues if issue["type"] == "extra_forbidden"), issues[0])
-    keys = [str(part) for part in first["loc"] if not str(part).startswith("function-")]
+    keys = _place(first["loc"], data)
+    if first["type"] == "missing":
+        return SpecError(f"the key {'.'.join([*keys, str(first['loc'][-1])])!r} is missing", where, "add it")
     path = ".".join(keys)
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(keys[-1], _known_keys(model), n=1, cutoff=0.0)
+        near = difflib.get_close_matches(keys[-1], _known_keys(model, keys[:-1]), n=1, cutoff=0.0)
         return SpecError(f"unknown key {path!r}", where, f"did you mean {near[0]!r}?" if near else None)
-    if first["type"] == "missing":
-        return SpecError(f"the key {path!r} is missing", where, "add it")
     message = first["msg"].removeprefix("Value error, ")
-    return SpecError(f"{path}: {message}" if path else message, where)
+    return SpecError(message, f"{where}, {path}" if path else where)
 
 
-def _known_keys(model: type[BaseModel]) -> list[str]:
-    """Return every key of a model and of the models inside it."""
-    known: list[str] = []
-    for name, field in model.model_fields.items():
-        known.append(name)
-        for inner in _models_in(field.annotation):
-            known.extend(_known_keys(inner))
-    return known
+def _place(location: Sequence[str | int], data: Any) -> list[str]:
+    """Return the keys and positions that lead to an issue, without the names of validators and union members that pydantic puts between."""
+    keys: list[str] = []
+    for part in location:
+        inside = part in data if isinstance(data, Mapping) else isinstance(data, list | tuple) and isinstance(part, int) and part < len(data)
+        if inside:
+            keys.append(str(part))
+            data = data[part]
+    return keys
+
+
+def _known_keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """Return the keys that are known at a path inside a model; names in a mapping and positions in a list lead no deeper."""
+    models = [model]
+    for key in path:
+        fields = [each.model_fields[key] for each in models if key in each.model_fields]
+        models = [inner for field in fields for inner in _models_in(field.annotation)] or models
+    return [name for each in models for name in each.model_fields]
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

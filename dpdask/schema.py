@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -21,12 +23,20 @@ Level = bool | int | float | str | dt.date
 MAX_LEVELS = 2048
 
 
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
+def _as_levels(value: object) -> object:
+    if not isinstance(value, list | tuple) or any(type(level) not in (bool, int, float, str, dt.date) for level in value):
+        raise ValueError("a list of numbers, texts, dates or true and false is expected; a missing value is declared by `nulls: level`")
+    return tuple(value)
 
 
-Levels = Annotated[tuple[Level, ...], BeforeValidator(_as_tuple)]
-Bounds = Annotated[tuple[float, float], BeforeValidator(_as_tuple)]
+def _as_bounds(value: object) -> object:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError("bounds need two finite numbers, the lower one first; leave them out for the whole line")
+    return tuple(value)
+
+
+Levels = Annotated[tuple[Level, ...], BeforeValidator(_as_levels)]
+Bounds = Annotated[tuple[float, float], BeforeValidator(_as_bounds)]
 
 
 class Column(Document):
@@ -42,7 +52,8 @@ class Column(Document):
     levels
         The public domain of a discrete column (strictly increasing) or a categorical one (distinct).
     bounds
-        The public closed range of a continuous or mixed column; none means the whole line.
+        The public closed range of a continuous or mixed column; none means the whole line. Of dates and times: days or
+        the column's own unit since 1970 (microseconds if that is finer).
     atoms
         The values of a mixed column that carry probability of their own, strictly increasing.
     nulls
@@ -89,6 +100,10 @@ class Column(Document):
             _check_increasing("atoms", self.atoms or ())
         if self.bounds is not None and not (self.bounds[0] < self.bounds[1] and all(map(math.isfinite, self.bounds))):
             raise ValueError("bounds need two finite numbers, the lower one first; leave them out for the whole line")
+        if self.bounds is not None and any(
+            isinstance(atom, int | float) and not self.bounds[0] <= atom <= self.bounds[1] for atom in self.atoms or ()
+        ):
+            raise ValueError("atoms must lie within the bounds")
 
     @property
     def has_levels(self) -> bool:
@@ -109,9 +124,9 @@ def _check_distinct(levels: tuple[Level, ...]) -> None:
 
 def _check_increasing(name: str, levels: tuple[Level, ...]) -> None:
     _check_distinct(levels)
-    if isinstance(levels[0], (str, bool)):
-        raise ValueError(f"{name} must be numbers or dates; a column of texts is categorical")
-    if any(low >= high for low, high in zip(levels, levels[1:], strict=False)):  # type: ignore[operator]  # one type, checked above
+    if isinstance(levels[0], str | bool):
+        raise ValueError(f"{name} must be numbers or dates; a column of texts is categorical")  # noqa: TRY004 - pydantic collects ValueErrors
+    if any(low >= high for low, high in pairwise(levels)):  # type: ignore[operator]  # one type, checked above
         raise ValueError(f"{name} must be strictly increasing")
 
 
@@ -186,7 +201,8 @@ class Schema(Document):
                 continue
             plain = _plain(field.type)
             if column.type is not None and arrow_type(column.type) != plain:
-                raise DataError(f"declared as {column.type}, but its type is {plain}", f"column {field.name!r}", "correct the schema's `type`, or leave it out")
+                what = f"declared as {column.type}, but its type is {plain}"
+                raise DataError(what, f"column {field.name!r}", "correct the schema's `type`, or leave it out")
             fields.append(pa.field(field.name, plain))
         return pa.schema(fields)
 
@@ -198,10 +214,10 @@ class Schema(Document):
         DataError
             If one is undeclared, missing, or stands twice.
         """
-        for name in names:
+        for name, count in Counter(names).items():
             if name not in self.columns:
                 raise DataError("this column is not declared in the schema", f"column {name!r}", "declare it: role keep, privatise or drop")
-            if names.count(name) > 1:
+            if count > 1:
                 raise DataError("this column stands twice in the table", f"column {name!r}", "rename one of the two")
         for name in self.columns:
             if name not in names:

@@ -61,6 +61,9 @@ class RunKey:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a run key is never pickled: hand tasks the place of its file")
 
+    def __getstate__(self) -> NoReturn:
+        self.__reduce__()
+
     def __dask_tokenize__(self) -> NoReturn:
         raise TypeError("a run key is never tokenised: seeds and tokens are apart")
 
@@ -94,5 +97,5 @@ def words(rng: Generator, *shape: int) -> NDArray[np.uint64]:
     Raw words, not numpy's distributions: numpy may change how those use the stream, and a resumed run must not notice.
     """
     count = int(np.prod(shape, dtype=np.int64))
-    raw: NDArray[np.uint64] = np.asarray(rng.bit_generator.random_raw(count))  # type: ignore[attr-defined]  # every BitGenerator has it
+    raw: NDArray[np.uint64] = np.asarray(rng.bit_generator.random_raw(count))
     return raw.reshape(shape)

@@ -7,7 +7,7 @@ audited, and no rounding stands between the printed epsilon and the drawn noise.
 from __future__ import annotations
 
 import math
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, Context, Decimal, localcontext
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,9 +96,7 @@ def integer_weights(channel: Floats) -> Weights:
     """Return a channel as whole numbers: uint64 of the same shape, each row summing to exactly 2**63."""
     total = 1 << TOTAL_BITS
     scaled = channel / channel.sum(axis=1, keepdims=True)
-    weights = np.minimum(np.floor(scaled * float(total)), float(total - 1)).astype(np.uint64)
-    if channel.shape[1] == 1:
-        return np.full(channel.shape, total, dtype=np.uint64)
+    weights: Weights = np.floor(scaled * float(total)).astype(np.uint64)
     rows = np.arange(len(weights))
     largest = np.argmax(weights, axis=1)
     weights[rows, largest] += np.uint64(total) - weights.sum(axis=1, dtype=np.uint64)  # modulo 2**64, so also when it is negative
@@ -110,14 +108,13 @@ def exact_epsilon(weights: Weights) -> Decimal:
 
     Levels that no row ever gives (a column of zeros) do not count; a level that only some rows give makes it infinite.
     """
-    worst = Decimal(0)
-    for low, high in zip(weights.min(axis=0).tolist(), weights.max(axis=0).tolist(), strict=True):
-        if high and not low:
-            return Decimal("Infinity")
-        if high > low:
-            ratio = Decimal(high).ln(_EXACT) - Decimal(low).ln(_EXACT)
-            worst = max(worst, ratio)
-    return (worst + Decimal("1e-50")).quantize(Decimal("1e-50"), rounding=ROUND_CEILING, context=_EXACT) if worst else worst
+    lows, highs = weights.min(axis=0).tolist(), weights.max(axis=0).tolist()
+    pairs = {(low, high) for low, high in zip(lows, highs, strict=True) if high > low}
+    if any(low == 0 for low, _ in pairs):
+        return Decimal("Infinity")
+    with localcontext(_EXACT):  # operators round in the context of the moment, which is the caller's otherwise
+        worst = max((Decimal(high).ln() - Decimal(low).ln() for low, high in pairs), default=Decimal(0))
+        return (worst + Decimal("1e-50")).quantize(Decimal("1e-50"), rounding=ROUND_CEILING) if worst else worst
 
 
 def repaired_weights(channel: Floats, probabilities: Floats, epsilon: float) -> Weights:

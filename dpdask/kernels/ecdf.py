@@ -38,27 +38,29 @@ def compress(values: Floats, weights: Ints, n_points: int) -> tuple[Floats, Ints
     values, weights
         The compressed sample: the same total weight, the same smallest and largest value.
     error
-        By how much weight the rank of any number can have moved, at most ceil(total / (n_points - 1)).
+        By how much weight the rank of any number can have moved, below ceil(total / (n_points - 1)).
 
     Notes
     -----
-    A point is kept when it is the last in its bucket of equal cumulative weight. Ranks at the kept points are exact;
-    in between, at most the weight dropped inside one bucket is misplaced.
+    The cumulative weight is cut into n_points - 1 equal widths. A point is kept when a cut falls inside its weight or at
+    its end, so that all points dropped between two kept ones lie inside one width, however heavy the kept ones are.
+    Ranks at the kept points are exact; in between, at most the dropped weight is misplaced.
     """
     if len(values) <= n_points:
         return values, weights, 0
     cumulative = np.cumsum(weights)
     width = -(-int(cumulative[-1]) // (n_points - 1))
-    bucket = (cumulative - 1) // width
-    keep = np.append(bucket[1:] != bucket[:-1], True)
-    keep[0] = True  # the smallest value stays: it is where the distribution begins
+    keep = np.diff(cumulative // width, prepend=0) > 0
+    keep[0] = keep[-1] = True  # where the distribution begins and ends
     kept = np.flatnonzero(keep)
     new_weights = np.diff(cumulative[kept], prepend=0)
     dropped = new_weights - weights[kept]
     return values[kept], new_weights.astype(np.int64), int(dropped.max())
 
 
-def continualise(values: Floats, weights: Floats, atoms: Floats, atom_weights: Floats, start: float | None, step: float | None) -> tuple[Floats, Floats]:
+def continualise(
+    values: Floats, weights: Floats, atoms: Floats, atom_weights: Floats, start: float | None, step: float | None
+) -> tuple[Floats, Floats]:
     """Return the knots (x, c) of the continualised cdf: linear between the values, with a jump at each atom.
 
     Parameters

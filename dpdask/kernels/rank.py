@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from decimal import Context, Decimal
+from decimal import Context, Decimal, localcontext
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from dpdask.kernels.channel import TOTAL_BITS, alias_tables, integer_weights
 from dpdask.kernels.jit import jit
 
 N_CELLS = 2**16
+MIN_EPSILON = 1e-6
 MAX_EPSILON = 16.0
 _BASE = 256
 _CLAMP_BITS = 10  # ranks beyond B by more than log(2**10)/-log(α) become one outcome
@@ -27,9 +29,11 @@ _EXACT = Context(prec=50)
 
 Floats = NDArray[np.float64]
 Weights = NDArray[np.uint64]
+Indices = NDArray[np.int32]
+Tables = tuple[Weights, NDArray[np.uint16]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankNoise:
     """Discrete Laplace noise on the ranks 0..n_cells-1, as whole-number tables.
 
@@ -63,17 +67,18 @@ def rank_noise(epsilon: float, n_cells: int = N_CELLS) -> RankNoise:
     Raises
     ------
     ValueError
-        If `epsilon` is not in (0, 16]: above it, the tables could no longer resolve the tail.
+        If `epsilon` is not in [1e-6, 16]: above it, the tables could no longer resolve the tail; below it, nothing of a
+        value would be left, and the law of ranks would no longer be resolved in floating point.
     """
-    if not 0 < epsilon <= MAX_EPSILON:
-        raise ValueError(f"the rank mechanism takes an epsilon in (0, {MAX_EPSILON:g}]")
+    if not MIN_EPSILON <= epsilon <= MAX_EPSILON:
+        raise ValueError(f"the rank mechanism takes an epsilon in [{MIN_EPSILON:g}, {MAX_EPSILON:g}]")
     target = epsilon
-    for _ in range(50):
+    while target > epsilon / 2:
         noise = _tables(target / (n_cells - 1), n_cells)
         if noise.epsilon <= epsilon:
             return noise
         target -= 1.25 * (noise.epsilon - epsilon)
-    raise ValueError(f"no rank noise stays below epsilon {epsilon:g}")
+    raise ValueError(f"no rank noise on {n_cells} cells stays below epsilon {epsilon:g}")
 
 
 def _tables(rate: float, n_cells: int) -> RankNoise:
@@ -83,7 +88,8 @@ def _tables(rate: float, n_cells: int) -> RankNoise:
     digits = np.arange(_BASE, dtype=np.float64)
     weights = integer_weights(np.array([np.exp(-rate * float(_BASE) ** k * digits) for k in range(n_digits)]))
     sign = round(2**TOTAL_BITS / (1 + math.exp(-rate)))
-    epsilon = _bound(rate, n_cells, margin, resolved, sign, weights)
+    with localcontext(_EXACT):
+        epsilon = _bound(rate, n_cells, margin, resolved, sign, weights)
     return RankNoise(n_cells=n_cells, rate=rate, margin=margin, sign=sign, weights=weights, epsilon=epsilon)
 
 
@@ -104,37 +110,18 @@ def _bound(rate: float, n_cells: int, margin: int, resolved: int, sign: int, wei
         errors = [_ln(weight) + exact_rate * _BASE**k * digit for digit, weight in enumerate(used)]
         spread += max(errors) - min(errors)
     beyond = Decimal(sum(weights[-1].tolist()[top + 1 :])) / 2**TOTAL_BITS
-    smallest_tail = _EXACT.exp(-exact_rate * (margin + n_cells) - spread) / 4
-    unresolved = _EXACT.exp(-exact_rate * (resolved - margin - n_cells))
+    smallest_tail = (-exact_rate * (margin + n_cells) - spread).exp() / 4
+    unresolved = (-exact_rate * (resolved - margin - n_cells)).exp()
     # both tails of the clamped outcome: gained by what is beyond, lost by what is cut off
-    tail = _EXACT.ln(1 + beyond / smallest_tail) - _EXACT.ln(1 - unresolved)
+    tail = (1 + beyond / smallest_tail).ln() - (1 - unresolved).ln()
     return math.nextafter(float(exact_rate * (n_cells - 1) + spread + tail), math.inf)
 
 
 def _ln(whole: int) -> Decimal:
-    return _EXACT.ln(Decimal(whole))
+    return Decimal(whole).ln()
 
 
-@jit
-def uniform_noise_cdf(w: int, rate: float, n_cells: int) -> float:
-    """Return Pr(i + e <= w) for i uniform on 0..n_cells-1 and e discrete Laplace with rate -log(α)."""
-    if w > n_cells - 2:
-        return 1.0 - uniform_noise_cdf_below(n_cells - 2 - w, rate, n_cells) if w > n_cells - 1 else 1.0 - uniform_noise_cdf_below(-1, rate, n_cells)
-    if w < 0:
-        return uniform_noise_cdf_below(w, rate, n_cells)
-    a = math.exp(-rate)
-    k = a / (-math.expm1(-rate) * (1.0 + a))
-    return (w + 1 + k * (math.exp(-rate * (w + 1)) - math.exp(-rate * (n_cells - 1 - w)))) / n_cells
-
-
-@jit
-def uniform_noise_cdf_below(w: int, rate: float, n_cells: int) -> float:
-    """Return the same for w < 0, where it is a geometric tail."""
-    a = math.exp(-rate)
-    return math.exp(rate * w) * -math.expm1(-rate * n_cells) / (-math.expm1(-rate) * (1.0 + a) * n_cells)
-
-
-def digit_tables(noise: RankNoise) -> tuple[Weights, NDArray[np.uint16]]:
+def digit_tables(noise: RankNoise) -> Tables:
     """Return the alias tables of the noise's digits, each of shape (n_digits, 256)."""
     return alias_tables(noise.weights)
 
@@ -144,61 +131,156 @@ def words_per_row(noise: RankNoise) -> int:
     return len(noise.weights) + 3
 
 
+class Guide(NamedTuple):
+    """Where to begin looking among sorted knots.
+
+    Attributes
+    ----------
+    starts
+        int32 array of shape (n_buckets + 1,): how many knots lie in the buckets before each one.
+    middle, scale
+        The centre of the knots and one over their spread, by which a number finds its bucket.
+    """
+
+    starts: Indices
+    middle: float
+    scale: float
+
+
+def guide(knots: Floats) -> Guide:
+    """Return the guide of sorted knots, with as many buckets as there are knots.
+
+    Notes
+    -----
+    Buckets are equal steps of t / (1 + |t|), where t is the distance from the median in halves of the interquartile
+    range: about equally full for bell-shaped and for heavy-tailed knots. A knot and a number find their buckets by the
+    same monotone function, so a bucket never misleads, however its arithmetic rounds.
+    """
+    n = len(knots)
+    spread = float(knots[3 * n // 4] / 2 - knots[n // 4] / 2)
+    middle, scale = float(knots[n // 2]), 1.0 / min(max(spread, 1e-300), 1e300)
+    return Guide(_starts(knots, middle, scale), middle, scale)
+
+
 @jit
-def rank_interval(value: float, x: Floats, c: Floats, lattice: bool) -> tuple[float, float]:
+def _bucket(value: float, n_buckets: int, middle: float, scale: float) -> int:
+    """Return the bucket of a number; every step rounds monotonically."""
+    t = (value - middle) * scale
+    share = 2.0 - 1.0 / (1.0 + t) if t >= 0.0 else 1.0 / (1.0 - t)
+    return min(int(share * (n_buckets / 2.0)), n_buckets - 1)
+
+
+@jit
+def _starts(knots: Floats, middle: float, scale: float) -> Indices:
+    n_buckets = len(knots)
+    starts = np.zeros(n_buckets + 1, dtype=np.int32)
+    for knot in knots:
+        starts[_bucket(knot, n_buckets, middle, scale) + 1] += 1
+    for bucket in range(n_buckets):
+        starts[bucket + 1] += starts[bucket]
+    return starts
+
+
+@jit
+def first_knot(value: float, knots: Floats, guide: Guide) -> int:
+    """Return the index of the first knot that is not below `value`."""
+    bucket = _bucket(value, len(knots), guide.middle, guide.scale)
+    low, high = guide.starts[bucket], guide.starts[bucket + 1]
+    while low < high:
+        middle = (low + high) >> 1
+        if knots[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return int(low)
+
+
+@jit
+def rank_interval(value: float, x: Floats, c: Floats, guide: Guide, lattice: bool) -> tuple[float, float]:
     """Return the interval of ranks that a value stands for under the continualised cdf (x, c).
 
     An atom stands for its jump; a whole number v of a lattice for (C(v-1), C(v)]; another number that is a knot for the
-    linear piece that ends there; and any other for the single rank C(value).
+    linear piece that ends there; and any other for the single rank C(value). `guide` is that of x.
     """
-    left = np.searchsorted(x, value, side="left")
-    right = np.searchsorted(x, value, side="right")
+    left = first_knot(value, x, guide)
+    right = left
+    while right < len(x) and x[right] == value:
+        right += 1
     if right - left > 1:
         return c[left], c[right - 1]
     high = c[left] if right > left else _between(value, left, x, c)
     if lattice:
-        below = np.searchsorted(x, value - 1.0, side="right")
-        known = below > 0 and x[below - 1] == value - 1.0
-        return c[below - 1] if known else _between(value - 1.0, below, x, c), high
+        return _below_lattice(value, left, x, c), high
     if right > left and left > 0:
         return c[left - 1], high
     return high, high
 
 
 @jit
+def _below_lattice(value: float, left: int, x: Floats, c: Floats) -> float:
+    """Return C(value - 1) on a lattice; `left` is the first knot not below `value`, and no knot lies strictly in between."""
+    known = left > 0 and x[left - 1] == value - 1.0
+    return float(c[left - 1]) if known else _between(value - 1.0, left, x, c)
+
+
+@jit
 def _between(value: float, right: int, x: Floats, c: Floats) -> float:
     """Return C(value) for a value that is no knot; `right` is the first knot above it."""
     if right == 0:
-        return c[0]
+        return float(c[0])
     if right == len(x):
-        return c[-1]
-    return c[right - 1] + (c[right] - c[right - 1]) * ((value - x[right - 1]) / (x[right] - x[right - 1]))
+        return float(c[-1])
+    share = (value - x[right - 1]) / (x[right] - x[right - 1])
+    return float(c[right - 1] + (c[right] - c[right - 1]) * share)
 
 
 @jit
-def value_at(rank: float, x: Floats, c: Floats, lattice: bool) -> float:
-    """Return the inverse of the continualised cdf at a rank in (c[0], 1], as a whole number for a lattice."""
-    k = min(max(np.searchsorted(c, rank, side="left"), 1), len(c) - 1)
+def value_at(rank: float, x: Floats, c: Floats, guide: Guide, lattice: bool) -> float:
+    """Return the inverse of the continualised cdf at a rank in (c[0], 1], as a whole number for a lattice.
+
+    `guide` is that of c.
+    """
+    k = min(max(first_knot(rank, c, guide), 1), len(c) - 1)
     width = c[k] - c[k - 1]
-    share = (rank - c[k - 1]) / width if width > 0 else 1.0
-    value = x[k - 1] + (x[k] - x[k - 1]) * min(max(share, 0.0), 1.0)
-    return math.ceil(value) if lattice else value
+    gap = x[k] - x[k - 1]
+    step = gap * (min(max((rank - c[k - 1]) / width, 0.0), 1.0) if width > 0 else 1.0)
+    if lattice:  # whole steps are added to a whole number: no rounding, however large the numbers
+        step = min(max(math.ceil(step), 1.0), gap)
+    return float(x[k - 1] + step)
 
 
 @jit
+def cell_interval(w: int, rate: float, n_cells: int) -> tuple[float, float]:
+    """Return Pr(i + e < w) and Pr(i + e <= w) for i uniform on 0..n_cells-1 and e discrete Laplace with rate -log(α).
+
+    Notes
+    -----
+    With k = α / ((1-α)(1+α)), Pr(i + e <= w) is (w + 1 + k(α^(w+1) - α^(n-1-w))) / n for w in -1..n-1, and a geometric
+    tail on either side.
+    """
+    a = math.exp(-rate)
+    k = a / (-math.expm1(-rate) * (1.0 + a))
+    tail = k * -math.expm1(-rate * n_cells) / n_cells  # Pr(i + e < 0)
+    if w < 0:
+        high = tail * math.exp(rate * (w + 1))
+        return high * a, high
+    if w >= n_cells:
+        rest = tail * math.exp(rate * (n_cells - w))
+        return 1.0 - rest, 1.0 - rest * a
+    rising, falling = math.exp(-rate * w), math.exp(-rate * (n_cells - 1 - w))
+    return (w + k * (rising - falling * a)) / n_cells, (w + 1 + k * (rising * a - falling)) / n_cells
+
+
 def privatise(
     values: Floats,
     is_null: NDArray[np.bool_],
     words: Weights,
     x: Floats,
     c: Floats,
+    noise: RankNoise,
+    tables: Tables,
+    *,
     lattice: bool,
-    n_cells: int,
-    rate: float,
-    margin: int,
-    sign: np.uint64,
-    thresholds: Weights,
-    aliases: NDArray[np.uint16],
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Return a randomised value, or null, for each value.
 
@@ -210,40 +292,75 @@ def privatise(
         uint64 array of shape (n, n_digits + 3), uniform and independent.
     x, c
         The knots of the continualised reference cdf; null holds the ranks below c[0].
+    noise
+        The noise on ranks.
+    tables
+        From `digit_tables`.
     lattice
         Whether values are whole numbers.
-    n_cells, rate, margin, sign
-        Of the `RankNoise`.
-    thresholds, aliases
-        From `digit_tables`.
 
     Returns
     -------
     values, is_null
         Of the same shapes.
     """
-    n_digits = len(thresholds)
+    law = noise.n_cells, noise.rate, noise.margin, np.uint64(noise.sign)
+    ranks = _released_ranks(values, is_null, words, x, c, guide(x), lattice, *law, *tables)
+    return _values_at(ranks, x, c, guide(c), lattice)
+
+
+@jit
+def _released_ranks(
+    values: Floats,
+    is_null: NDArray[np.bool_],
+    words: Weights,
+    x: Floats,
+    c: Floats,
+    guide: Guide,
+    lattice: bool,
+    n_cells: int,
+    rate: float,
+    margin: int,
+    sign: np.uint64,
+    thresholds: Weights,
+    aliases: NDArray[np.uint16],
+) -> Floats:
     unit = 1.0 / 9007199254740992.0  # 2**-53
+    n_digits = len(thresholds)
     out = np.empty(len(values), dtype=np.float64)
-    out_null = np.zeros(len(values), dtype=np.bool_)
     for row in range(len(values)):
-        low, high = 0.0, c[0]
-        if not is_null[row]:
-            low, high = rank_interval(values[row], x, c, lattice)
+        low, high = (0.0, c[0]) if is_null[row] else rank_interval(values[row], x, c, guide, lattice)
         uniform = (words[row, 0] >> np.uint64(11)) * unit
         rank = min(int(n_cells * (low + uniform * (high - low))), n_cells - 1)
-        noise = 0
-        for k in range(n_digits - 1, -1, -1):
-            word = words[row, k + 1] >> np.uint64(1)
-            cell = np.int64(word & np.uint64(255))
-            noise = noise * 256 + (cell if (word >> np.uint64(8)) < thresholds[k, cell] else np.int64(aliases[k, cell]))
-        if (words[row, n_digits + 1] >> np.uint64(1)) >= sign:
-            noise = -1 - noise
-        w = min(max(rank + noise, -margin), n_cells - 1 + margin)
-        below = 0.0 if w == -margin else uniform_noise_cdf(w - 1, rate, n_cells)
-        above = 1.0 if w == n_cells - 1 + margin else uniform_noise_cdf(w, rate, n_cells)
+        w = min(max(rank + _noise(words[row], sign, thresholds, aliases), -margin), n_cells - 1 + margin)
+        below, above = cell_interval(w, rate, n_cells)
+        if w == -margin:
+            below = 0.0
+        if w == n_cells - 1 + margin:
+            above = 1.0
         place = ((words[row, n_digits + 2] >> np.uint64(11)) + 0.5) * unit
-        released = below + (above - below) * place
-        out_null[row] = released < c[0]
-        out[row] = 0.0 if out_null[row] else value_at(released, x, c, lattice)
-    return out, out_null
+        out[row] = below + (above - below) * place
+    return out
+
+
+@jit
+def _noise(words: Weights, sign: np.uint64, thresholds: Weights, aliases: NDArray[np.uint16]) -> int:
+    """Return e, from words 1..n_digits for its digits and the next one for its sign."""
+    n_digits = len(thresholds)
+    magnitude = 0
+    for k in range(n_digits - 1, -1, -1):
+        word = words[k + 1] >> np.uint64(1)
+        cell = np.int64(word & np.uint64(255))
+        digit = cell if (word >> np.uint64(8)) < thresholds[k, cell] else np.int64(aliases[k, cell])
+        magnitude = magnitude * 256 + int(digit)
+    return magnitude if (words[n_digits + 1] >> np.uint64(1)) < sign else -1 - magnitude
+
+
+@jit
+def _values_at(ranks: Floats, x: Floats, c: Floats, guide: Guide, lattice: bool) -> tuple[Floats, NDArray[np.bool_]]:
+    out = np.zeros(len(ranks), dtype=np.float64)
+    is_null = ranks < c[0]
+    for row in range(len(ranks)):
+        if not is_null[row]:
+            out[row] = value_at(ranks[row], x, c, guide, lattice)
+    return out, is_null

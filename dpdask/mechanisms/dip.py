@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
@@ -59,20 +61,8 @@ class RankMechanism:
         values, is_null = codec.encode(array)
         noise, reference = self.noise, self.distribution
         drawn = words(rng, len(values), rank_kernel.words_per_row(noise))
-        released = rank_kernel.privatise(
-            values,
-            is_null,
-            drawn,
-            reference.x,
-            reference.c,
-            codec.lattice,
-            noise.n_cells,
-            noise.rate,
-            noise.margin,
-            np.uint64(noise.sign),
-            self.thresholds,
-            self.aliases,
-        )
+        tables = self.thresholds, self.aliases
+        released = rank_kernel.privatise(values, is_null, drawn, reference.x, reference.c, noise, tables, lattice=codec.lattice)
         return codec.decode(*released)
 
 
@@ -105,8 +95,9 @@ class DipRelease:
     @property
     def epsilon(self) -> float:
         """An upper bound on the ε that a released row has cost."""
-        total = sum(mechanism.epsilon for mechanism in self.columns.values())
-        return float(np.nextafter(total, np.inf)) if len(self.columns) > 1 else total
+        exact = sum(Fraction(mechanism.epsilon) for mechanism in self.columns.values())
+        total = float(exact)
+        return total if total >= exact else math.nextafter(total, math.inf)
 
     def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Generator]) -> pa.RecordBatch:
         """Return the batch with every privatised column randomised and the others untouched.

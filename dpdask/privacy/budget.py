@@ -52,15 +52,18 @@ def split_epsilon(epsilon: float, columns: tuple[str, ...], weights: Mapping[str
     Raises
     ------
     SpecError
-        If the weights do not name exactly the columns, or one is not positive and finite.
+        If the weights do not name exactly the columns, one is not positive and finite, or a column's part rounds to 0.
     """
     weights = weights if weights is not None else dict.fromkeys(columns, 1.0)
     if set(weights) != set(columns):
-        raise SpecError("weights must name exactly the privatised columns", "mechanism.weights")
+        raise SpecError("weights must name exactly the privatised columns", "mechanism.weights", "give each of them one weight")
     if not all(math.isfinite(weight) and weight > 0 for weight in weights.values()):
-        raise SpecError("weights must be positive and finite", "mechanism.weights")
+        raise SpecError("weights must be positive and finite", "mechanism.weights", "drop a column rather than give it none of the budget")
     total = sum(Fraction(weight) for weight in weights.values())
-    return {name: _floor(Fraction(epsilon) * Fraction(weights[name]) / total) for name in columns}
+    parts = {name: _floor(Fraction(epsilon) * Fraction(weights[name]) / total) for name in columns}
+    if not all(parts.values()):
+        raise SpecError("a weight is too small: its column's part of ε is 0", "mechanism.weights", "bring the weights closer together")
+    return parts
 
 
 def _floor(exact: Fraction) -> float:
@@ -76,11 +79,12 @@ def guarantee_text(budget: Budget, protected: str, unprotected: str) -> str:
     The attacker's power is Lemma 1 of Bi & Shen (after Wasserman & Zhou 2010): testing "this row had value a, not b" at
     level γ on one ε-private release has power at most γ·exp(ε).
     """
-    power = min(1.0, 0.05 * math.exp(budget.epsilon))
+    epsilon = repr(budget.epsilon).removesuffix(".0")  # every digit: a rounded ε could be less than what is paid
+    power = min(100.0, math.ceil(50 * math.exp(budget.epsilon)) / 10)  # rounded up, it is a bound
     return (
-        f"Each row's private values are ε = {budget.epsilon:g} differentially private (δ = 0, {budget.adjacency}, unit: one row). "
+        f"Each row's private values are ε = {epsilon} differentially private (δ = 0, {budget.adjacency}, unit: one row). "
         f"Protected: {protected}. Not protected: {unprotected}. "
         "Kept columns, the number of rows and which rows are there are published as they are; a person with k rows is protected by k·ε. "
-        f"An attacker who tests at the 5 % level whether a row had one value rather than another is right with probability at most {power:.1%}"
+        f"An attacker who tests at the 5 % level whether a row had one value rather than another is right with probability at most {power:.1f} %"
         + (", which is no protection worth the name." if budget.epsilon >= 3 else ".")
     )

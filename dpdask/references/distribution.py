@@ -50,18 +50,20 @@ def from_statistic(codec: Codec, statistic: LevelCounts | RankSummary) -> Distri
     DataError
         If it stands for fewer than 2 rows, or for no row that is not null.
     """
+    where = f"column {codec.name!r}"
     if statistic.n_rows < 2:
-        raise DataError("the reference has fewer than 2 rows", f"column {codec.name!r}", "enlarge the hold-out's fraction, or the table it comes from")
+        raise DataError("the reference has fewer than 2 rows", where, "enlarge the hold-out's fraction, or the table it comes from")
     if isinstance(statistic, LevelCounts):
         return LevelDistribution(statistic.counts / statistic.n_rows)
     assert isinstance(codec, ValueCodec)
     if statistic.n_nulls == statistic.n_rows:
-        raise DataError("every row of the reference is null", f"column {codec.name!r}", "give the column the role drop")
+        raise DataError("every row of the reference is null", where, "give the column the role drop")
     summary = statistic.compressed(MAX_KNOTS)
     error = summary.error / summary.n_rows
     if error > MAX_RANK_ERROR:
-        raise DataError("the reference's rank error is above 2**-15", f"column {codec.name!r}", "merge the input into fewer, larger fragments")
-    return continuous(codec, summary.values, summary.weights.astype(np.float64), summary.atom_counts.astype(np.float64), float(summary.n_nulls), error)
+        raise DataError("the reference's rank error is above 2**-15", where, "merge the input into fewer, larger fragments")
+    weights, atom_weights = summary.weights.astype(np.float64), summary.atom_counts.astype(np.float64)
+    return continuous(codec, summary.values, weights, atom_weights, float(summary.n_nulls), error)
 
 
 def continuous(
@@ -89,8 +91,9 @@ def check_levels(codec: LevelCodec, probabilities: NDArray[np.float64]) -> Level
     SpecError
         If there is not one per level, one is negative or not finite, or they do not sum to 1 within 1e-6.
     """
+    where, mend = f"column {codec.name!r}", "correct the job's reference"
     if len(probabilities) != codec.n_levels:
-        raise SpecError("there must be one probability per level (null first, when null is a level)", f"column {codec.name!r}", "correct the job's reference")
+        raise SpecError("there must be one probability per level (null first, when null is a level)", where, mend)
     if not np.isfinite(probabilities).all() or (probabilities < 0).any() or abs(probabilities.sum() - 1) > 1e-6:
-        raise SpecError("the probabilities must be non-negative and sum to 1", f"column {codec.name!r}", "correct the job's reference")
+        raise SpecError("the probabilities must be non-negative and sum to 1", where, mend)
     return LevelDistribution(probabilities / probabilities.sum())

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, ConfigDict, Field
 from scipy import stats
@@ -16,6 +17,7 @@ from dpdask.errors import SpecError
 from dpdask.references.distribution import Distribution, check_levels, continuous
 
 _GRID = 2**15
+_SLACK = 1e-6  # probabilities that people write need not sum to 1 more closely than this
 _TAIL = 2.0 ** -np.arange(40, 16, -1)
 
 
@@ -94,7 +96,8 @@ class KnownColumn(Document):
             If scipy has no such distribution, or the parameters do not fit it.
         """
         family = getattr(stats, self.name or "", None)
-        wrong = SpecError(f"scipy.stats has no distribution {self.name!r} with these parameters", f"reference of column {column!r}", "see scipy.stats")
+        where = f"reference of column {column!r}"
+        wrong = SpecError(f"scipy.stats has no distribution {self.name!r} with these parameters", where, "see scipy.stats")
         if not isinstance(family, stats.rv_continuous | stats.rv_discrete):
             raise wrong
         try:
@@ -147,25 +150,31 @@ def _of_levels(codec: LevelCodec, known: KnownColumn) -> Distribution:
     if known.probabilities is not None:
         return check_levels(codec, np.array(known.probabilities, dtype=np.float64))
     law = known.frozen(codec.name)
-    if not hasattr(law, "pmf") or codec.levels.null_count or not codec.ordered:
+    numbers = pa.types.is_integer(codec.levels.type) or pa.types.is_floating(codec.levels.type)
+    if not hasattr(law, "pmf") or codec.levels.null_count or not (codec.ordered and numbers):
         raise SpecError("needs `probabilities`, or a discrete law on numbers", f"reference of column {codec.name!r}", "one probability per level")
     return check_levels(codec, np.asarray(law.pmf(codec.levels.to_numpy(zero_copy_only=False)), dtype=np.float64))
 
 
 def _of_values(codec: ValueCodec, known: KnownColumn) -> Distribution:
+    where = f"reference of column {codec.name!r}"
     atoms = np.array(known.probabilities or (), dtype=np.float64)
     rest = 1.0 - known.null - atoms.sum()
-    if len(atoms) != len(codec.atoms) or (atoms < 0).any() or rest < 0 or (known.null > 0 and not codec.nulls):
-        raise SpecError("needs one probability per atom, and a null probability only where null is a level", f"reference of column {codec.name!r}")
+    fits = len(atoms) == len(codec.atoms) and (atoms >= 0).all() and rest >= -_SLACK and (codec.nulls or known.null == 0)
+    if not fits:
+        raise SpecError("needs one probability per atom, and a null probability only where null is a level", where)
     values, masses = _sample_points(known.frozen(codec.name), codec.lattice)
     if codec.bounds is not None:
         inside = (values >= codec.bounds[0]) & (values <= codec.bounds[1])
-        if masses[~inside].sum() > 1e-6:
-            raise SpecError("has probability outside the column's bounds", f"reference of column {codec.name!r}", "correct one of the two")
+        if masses[~inside].sum() > _SLACK:
+            raise SpecError("has probability outside the column's bounds", where, "correct one of the two")
         values, masses = values[inside], masses[inside]
     apart = ~np.isin(values, codec.atoms)
     values, masses = values[apart], masses[apart]
-    return continuous(codec, values, masses / masses.sum() * rest, atoms, known.null, 1.0 / _GRID)
+    if rest > _SLACK and len(values) == 0:
+        raise SpecError("has no probability apart from the atoms, but the atoms' probabilities leave some", where, "make them sum to 1")
+    scale = max(rest, 0.0) / masses.sum() if len(values) else 0.0
+    return continuous(codec, values, masses * scale, atoms, known.null, 1.0 / _GRID)
 
 
 def _sample_points(law: Any, lattice: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

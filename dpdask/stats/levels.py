@@ -35,9 +35,9 @@ class LevelCounts:
         codes = codec.encode(array)
         return cls(np.bincount(codes if chosen is None else codes[chosen], minlength=codec.n_levels).astype(np.int64))
 
-    def merge(self, other: Self) -> Self:
-        """Return the counts of both."""
-        return type(self)(self.counts + other.counts)
+    def merge(self, *others: Self) -> Self:
+        """Return the counts of all of them."""
+        return type(self)(np.sum([part.counts for part in (self, *others)], axis=0, dtype=np.int64))
 
     @property
     def n_rows(self) -> int:

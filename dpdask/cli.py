@@ -1,0 +1,198 @@
+"""The command line: one verb a line of DESIGN's table, documented exit codes, one line for an error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dpdask.connect import connected
+from dpdask.errors import DpdaskError, UsageError
+from dpdask.io.storage import absolute_url
+from dpdask.jobs import run as runner
+from dpdask.jobs.plan import Plan, plan_job
+from dpdask.jobs.spec import Job, load_job
+from dpdask.privacy import guarantee_text
+from dpdask.simulate import simulate_movielens
+from dpdask.version import __version__
+
+_INTERRUPTED = 130
+_DEFECT = 70
+Report = Callable[[str, int, int], None]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@click.version_option(__version__)
+def cli(debug: bool) -> None:
+    """Release privacy-protected versions of tables, from a Parquet lake to a Parquet lake."""
+    click.get_current_context().obj = {"debug": debug}
+
+
+def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    if any(not sign or not key for key, sign, _ in pairs):
+        raise click.BadParameter("write key=value, for instance privacy.epsilon=2")
+    return {key: value for key, _, value in pairs}
+
+
+_job = click.argument("job", type=click.Path(dir_okay=False))
+_set = click.option("--set", "settings", multiple=True, metavar="A.B=C", callback=_settings, help="Change a key of the job.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+_out = click.argument("out")
+
+
+@cli.command()
+@_job
+@_set
+def validate(job: str, settings: dict[str, str]) -> None:
+    """Check a job and its schema; read no data."""
+    checked = load_job(job, settings)
+    click.echo(f"{checked.file.name}: valid; privatises {', '.join(checked.schema.privatised)}")
+
+
+@cli.command()
+@_job
+@_set
+@_json
+def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
+    """Say what a run would do, and who is protected by what; read footers only."""
+    planned = plan_job(load_job(job, settings))
+    click.echo(json.dumps(planned.to_dict(), ensure_ascii=False) if as_json else _plan_text(planned))
+
+
+@cli.command()
+@_job
+@_set
+@_json
+@click.option("--scheduler", metavar="ADDR", help="Run on this Dask scheduler instead of the job's cluster.")
+def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None) -> None:
+    """Run a job, or resume it; a finished job is left as it is."""
+    loaded = load_job(job, settings)
+    with connected(loaded.file.cluster, scheduler), _progress() as report:
+        outcome = runner.run_job(loaded, report)
+    result = {
+        "status": outcome.status,
+        "output": outcome.output,
+        "rows": outcome.manifest.n_rows,
+        "shards": len(outcome.manifest.shards),
+        "bytes": sum(shard.n_bytes for shard in outcome.manifest.shards),
+        "epsilon": loaded.file.privacy.epsilon,
+        "protected": loaded.reference.protected,
+        "unprotected": loaded.reference.unprotected,
+        "insecure": loaded.file.insecure_seed is not None,
+    }
+    click.echo(json.dumps(result, ensure_ascii=False) if as_json else _outcome_text(loaded, result))
+
+
+@cli.command()
+@_out
+@_json
+def status(out: str, as_json: bool) -> None:
+    """Tell the state of an output: absent, opened, fitted, staged or released."""
+    found = runner.status(absolute_url(out))
+    click.echo(json.dumps(asdict(found)) if as_json else f"{out}: {found.stage}" + (f", {found.n_shards} shards" if found.n_shards else ""))
+
+
+@cli.command()
+@_out
+def abort(out: str) -> None:
+    """Remove an unfinished run: its key and everything staged."""
+    removed = runner.abort(absolute_url(out))
+    click.echo(f"{out}: the unfinished run is removed" if removed else f"{out}: there is no unfinished run")
+
+
+@cli.group()
+def simulate() -> None:
+    """Write a table of a known shape, for demos and benchmarks."""
+
+
+@simulate.command()
+@click.option("--rows", "n_rows", type=int, required=True, help="Ratings to write.")
+@click.option("--users", "n_users", type=int, help="Users; by default as many a rating as in MovieLens-25M.")
+@click.option("--movies", "n_movies", type=int, help="Movies.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--rows-per-file", type=int, default=1_000_000, show_default=True)
+@click.option("--out", required=True, help="A new folder.")
+def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int, rows_per_file: int, out: str) -> None:
+    """Write ratings of MovieLens-25M's shape: its rating frequencies, its activity of users and movies."""
+    with _progress() as report:
+        written = simulate_movielens(
+            out, n_rows=n_rows, n_users=n_users, n_movies=n_movies, seed=seed, rows_per_file=rows_per_file, on_file=lambda done, total: report("simulate", done, total)
+        )
+    click.echo(f"{out}: {written['rows']:,} simulated ratings of {written['users']:,} users in {written['files']} files")
+
+
+def _plan_text(planned: Plan) -> str:
+    rows = "an unknown number of" if planned.n_rows is None else f"{planned.n_rows:,}"
+    released = "" if planned.released_rows is None else f"about {planned.released_rows:,} rows in at most {planned.n_shards} shards, "
+    lines = [
+        f"{planned.name}" + (" (INSECURE: seeded)" if planned.insecure else ""),
+        f"  input     {rows} rows, {planned.n_bytes / 1e6:,.1f} MB, {planned.n_fragments} fragments",
+        *(f"  stage {number}   {stage}" for number, stage in enumerate(planned.stages, start=1)),
+        *(f"  ε         {name}: {epsilon:.6g}" for name, epsilon in planned.epsilons.items()),
+        f"  kept      {', '.join(planned.kept) or 'nothing'}; dropped: {', '.join(planned.dropped) or 'nothing'}",
+        f"  output    {released}{planned.output}",
+        f"  promise   {planned.guarantee}",
+    ]
+    return "\n".join(lines)
+
+
+def _outcome_text(job: Job, result: dict[str, Any]) -> str:
+    promise = guarantee_text(job.file.privacy, job.reference.protected, job.reference.unprotected)
+    lines = [
+        f"{job.file.name}: {result['status']}" + (" (INSECURE: seeded, protects nobody)" if result["insecure"] else ""),
+        f"  where     {result['output']}",
+        f"  what      {result['rows']:,} rows in {result['shards']} shards, {result['bytes'] / 1e6:,.1f} MB; {', '.join(job.schema.privatised)} randomised",
+        f"  promise   {promise}",
+    ]
+    return "\n".join(lines)
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """Yield a report of progress: bars on a terminal, JSON lines on stderr otherwise."""
+    if not sys.stderr.isatty():
+        yield lambda stage, done, total: click.echo(json.dumps({"stage": stage, "done": done, "total": total}), err=True)
+        return
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        known: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            known.setdefault(stage, bars.add_task(stage, total=total) if stage not in known else None)
+            bars.update(known[stage], completed=done, total=total)
+
+        yield report
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its code."""
+    debug = "--debug" in sys.argv
+    try:
+        result = cli(standalone_mode=False)
+        sys.exit(result if isinstance(result, int) else 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(UsageError.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("dpdask: interrupted; run again to resume", err=True)
+        sys.exit(_INTERRUPTED)
+    except DpdaskError as error:
+        _fail(error, str(error), error.exit_code, debug)
+    except Exception as error:  # noqa: BLE001 - the last resort: a library's message may quote data, so only its type is shown
+        _fail(error, f"{type(error).__name__}; this is a defect of dpdask, run again with --debug to see where", _DEFECT, debug)
+
+
+def _fail(error: Exception, line: str, code: int, debug: bool) -> NoReturn:
+    if debug:
+        raise error
+    click.echo(f"dpdask: {line}", err=True)
+    sys.exit(code)

@@ -1,0 +1,71 @@
+"""From a job's `cluster:` block to a Dask scheduler; what a kind needs is imported when it is asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dask
+
+from dpdask.errors import SpecError, TemporaryError
+from dpdask.jobs.spec import Cluster
+
+
+@contextmanager
+def connected(cluster: Cluster, scheduler: str | None = None) -> Iterator[str]:
+    """Run the block on the scheduler that a job asks for, and yield a short description of it.
+
+    Parameters
+    ----------
+    cluster
+        The job's `cluster:` block.
+    scheduler
+        An address that replaces it, from the command line.
+
+    Raises
+    ------
+    SpecError
+        If an address is wanted and not given.
+    TemporaryError
+        If the scheduler cannot be reached.
+    """
+    if scheduler is not None:
+        cluster = Cluster(kind="address", address=scheduler)
+    if cluster.kind == "synchronous":
+        with dask.config.set(scheduler="synchronous"):
+            yield "this process"
+    elif cluster.kind == "threads":
+        with dask.config.set(scheduler="threads", num_workers=cluster.workers):
+            yield "threads of this process"
+    elif cluster.kind == "local":
+        with _local(cluster) as description:
+            yield description
+    else:
+        with _address(cluster) as description:
+            yield description
+
+
+@contextmanager
+def _local(cluster: Cluster) -> Iterator[str]:
+    from distributed import Client, LocalCluster
+
+    workers = cluster.workers or dask.system.CPU_COUNT
+    # nothing of a private table leaves this machine: loopback only, no dashboard
+    options = {"host": "127.0.0.1", "dashboard_address": None, "silence_logs": logging.CRITICAL}
+    with LocalCluster(n_workers=workers, threads_per_worker=cluster.threads_per_worker, **options) as local, Client(local):
+        yield f"{workers} local processes"
+
+
+@contextmanager
+def _address(cluster: Cluster) -> Iterator[str]:
+    from distributed import Client
+
+    if cluster.address is None:
+        raise SpecError("the key 'cluster.address' is missing", "cluster", "give the scheduler's address, such as tls://host:8786")
+    try:
+        client = Client(cluster.address, timeout="20s")
+    except (OSError, TimeoutError, ValueError):
+        raise TemporaryError("the scheduler cannot be reached", cluster.address, "check the address, and that it runs") from None
+    with client:
+        yield f"the scheduler at {cluster.address}"

@@ -1,0 +1,1 @@
+"""The only room that imports dask: map-reduce statistics, the driver's barrier, writing shards, frames."""

@@ -1,0 +1,94 @@
+"""Running tasks on whatever scheduler is there: progress, retries, and failures that never show a data value."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import dask
+from dask.base import get_scheduler
+from dask.callbacks import Callback
+from distributed import Client, KilledWorker, as_completed
+from distributed.client import FutureCancelledError
+from distributed.comm import CommClosedError
+
+from dpdask.errors import DpdaskError, InternalError, TemporaryError
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+Progress = Callable[[str, int, int], None]
+
+RETRIES = 3
+
+
+def guarded(function: Callable[Args, Result]) -> Callable[Args, Result]:
+    """Return a task function whose unforeseen failures name only their type and place: library messages quote data."""
+
+    @functools.wraps(function)
+    def task(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except DpdaskError:
+            raise
+        except MemoryError:
+            raise TemporaryError("a worker ran out of memory", None, "use fewer threads per worker and run again to resume") from None
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise InternalError(f"{type(error).__name__} in {frame.name}, line {frame.lineno}", None, "please report it, without data") from None
+
+    return task
+
+
+def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None) -> list[Any]:
+    """Return the results of delayed tasks, computed by the active scheduler.
+
+    Parameters
+    ----------
+    stage
+        A name for the progress.
+    tasks
+        Delayed objects; pure, so that a retry or a lost worker changes nothing.
+    progress
+        Called with (stage, done, total).
+
+    Raises
+    ------
+    DpdaskError
+        The first task's failure.
+    TemporaryError
+        If workers were lost too often, or the cluster went away.
+    """
+    if not tasks:
+        return []
+    client = getattr(get_scheduler(), "__self__", None)
+    if isinstance(client, Client):
+        return _on_cluster(client, stage, tasks, progress)
+    done = 0
+    names = {task.key for task in tasks}
+
+    def count(key: object, *_: object) -> None:
+        nonlocal done
+        if key in names:
+            done += 1
+            if progress is not None:
+                progress(stage, done, len(tasks))
+
+    with Callback(posttask=count):
+        return list(dask.compute(*tasks, optimize_graph=False))
+
+
+def _on_cluster(client: Client, stage: str, tasks: Sequence[Any], progress: Progress | None) -> list[Any]:
+    futures = client.compute(list(tasks), retries=RETRIES, optimize_graph=False)
+    try:
+        for done, future in enumerate(as_completed(futures), start=1):
+            if future.status == "error":
+                raise future.exception()
+            if progress is not None:
+                progress(stage, done, len(tasks))
+        return list(client.gather(futures))
+    except (KilledWorker, FutureCancelledError, CommClosedError, TimeoutError) as error:
+        raise TemporaryError(f"the cluster lost its workers ({type(error).__name__})", stage, "run again to resume") from None
+    finally:
+        client.cancel(futures)

@@ -1,0 +1,121 @@
+"""The writing stage: each task randomises its fragments and stages their shards; doing it twice changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import numpy as np
+import pyarrow as pa
+from dask import delayed
+
+from dpdask.engine.compute import Progress, guarded, run_tasks
+from dpdask.engine.release import load_release
+from dpdask.engine.work import ShardWork, TableWork
+from dpdask.errors import DataError, InputError
+from dpdask.io.fragments import Fragment, read_batches
+from dpdask.io.shards import Shard, ShardWriter
+from dpdask.io.storage import Folder
+from dpdask.stats import holdout_mask
+from dpdask.stats.holdout import HOLDOUT_ID
+from dpdask.streams import stream
+
+
+def released_batches(fragment: Fragment, work: TableWork, release_sha256: str) -> Iterator[pa.RecordBatch]:
+    """Yield a fragment's released rows, in order: a pure function of the run key, the release and the fragment.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema.
+    """
+    release = load_release(work.secrets, release_sha256)
+    key = work.key()
+    rngs = release.streams(key, fragment.id)
+    held_out = stream(key, HOLDOUT_ID, fragment.id) if work.fraction is not None else None
+    try:
+        for batch in read_batches(fragment, work.released.names, work.types):
+            rows = batch
+            if held_out is not None and work.fraction is not None:
+                rows = batch.filter(pa.array(np.logical_not(holdout_mask(held_out, batch.num_rows, work.fraction))))
+            yield release.randomise(rows, work.codecs, rngs).cast(work.released)
+    except DataError as error:
+        raise error.at(fragment.where) from None
+
+
+@guarded
+def write_shards(task: ShardWork, work: TableWork, release_sha256: str, staging: Folder, actions: Folder) -> tuple[Shard, ...]:
+    """Stage a task's shards and record them; a task that is staged already is only checked.
+
+    Returns
+    -------
+    The shards, as they are in the staging folder.
+    """
+    record = f"{task.names[0]}.json"
+    staged = _staged(record, staging, actions)
+    if staged is not None:
+        return staged
+    shards: list[Shard] = []
+    names = iter(task.names)
+    writer: ShardWriter | None = None
+    room = 0
+    try:
+        for batch in _checked(task, work, release_sha256):
+            start = 0
+            while start < batch.num_rows:
+                if writer is None or room == 0:
+                    shards += [writer.close()] if writer is not None else []
+                    writer, room = ShardWriter(staging, next(names), work.released), task.rows_per_shard
+                taken = min(room, batch.num_rows - start)
+                writer.write(batch.slice(start, taken))
+                start, room = start + taken, room - taken
+        shards.append((writer or ShardWriter(staging, next(names), work.released)).close())
+    except BaseException as error:
+        if writer is not None:
+            writer.discard(error)
+        raise
+    actions.write(record, json.dumps([asdict(shard) for shard in shards]).encode())
+    return tuple(shards)
+
+
+def _checked(task: ShardWork, work: TableWork, release_sha256: str) -> Iterator[pa.RecordBatch]:
+    """Yield the released rows of a task's fragments, checking that each has as many as it was surveyed to have."""
+    for fragment, expected in zip(task.fragments, task.n_released, strict=True):
+        n_rows = 0
+        for batch in released_batches(fragment, work, release_sha256):
+            n_rows += batch.num_rows
+            yield batch
+        if n_rows != expected:
+            raise InputError("this file changed since the run began", fragment.where, "restore it and run again, or `dpdask abort` the run")
+
+
+def _staged(record: str, staging: Folder, actions: Folder) -> tuple[Shard, ...] | None:
+    """Return a task's recorded shards if each is staged with the recorded digest."""
+    if not actions.exists(record):
+        return None
+    shards = tuple(Shard(**shard) for shard in json.loads(actions.read(record)))
+    for shard in shards:
+        if not staging.exists(shard.name):
+            return None
+        with staging.open(shard.name) as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
+                return None
+    return shards
+
+
+def write_all(tasks: list[ShardWork], work: TableWork, release_sha256: str, staging: Folder, actions: Folder, progress: Progress | None = None) -> list[Shard]:
+    """Stage every shard of a release and return them in the order of the rows.
+
+    Raises
+    ------
+    DataError, InputError, TemporaryError
+        The first failure; what is staged stays, and a second run goes on from it.
+    """
+    shared = delayed(work, pure=False, traverse=False, name="write-work")
+    calls = [
+        delayed(write_shards, pure=False)(task, shared, release_sha256, staging, actions, dask_key_name=f"write-{task.names[0].removesuffix('.parquet')}")
+        for task in tasks
+    ]
+    return [shard for shards in run_tasks("write", calls, progress) for shard in shards]

@@ -1,0 +1,74 @@
+"""The driver's barrier: from the reference's statistics to a fitted release, written once and named by its digest."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Mapping
+
+from dpdask.engine.compute import Progress
+from dpdask.engine.survey import Survey, survey
+from dpdask.engine.work import RELEASE_NAME, TableWork
+from dpdask.errors import DataError, InputError
+from dpdask.io.fragments import InputTable, discover
+from dpdask.io.storage import Folder
+from dpdask.mechanisms import DipRelease
+from dpdask.mechanisms.release_file import release_from_bytes, release_to_bytes
+from dpdask.references import Distribution, Known, Public, Reference, from_statistic
+from dpdask.schema import Schema
+
+
+def survey_input(table: InputTable, work: TableWork, progress: Progress | None = None) -> Survey:
+    """Return the survey of the private table; without a hold-out, footers that tell their rows save the pass."""
+    rows = [fragment.n_rows for fragment in table.fragments]
+    if work.fraction is None and None not in rows:
+        return Survey(n_released=tuple(n for n in rows if n is not None), statistics={})
+    return survey("survey", table.fragments, work, progress)
+
+
+def distributions(reference: Reference, schema: Schema, work: TableWork, found: Survey, progress: Progress | None = None) -> Mapping[str, Distribution]:
+    """Return the reference distribution of every privatised column.
+
+    Raises
+    ------
+    SpecError, DataError, InputError
+        If the reference does not fit the columns, is too small, or cannot be read.
+    """
+    if isinstance(reference, Known):
+        return {name: reference.distribution(codec) for name, codec in work.codecs.items()}
+    statistics = found.statistics
+    if isinstance(reference, Public):
+        assert reference.path is not None
+        public = discover(reference.path, schema)
+        statistics = survey("reference", public.fragments, _public_work(public, work), progress).statistics
+    return {name: from_statistic(codec, statistics[name]) for name, codec in work.codecs.items()}
+
+
+def _public_work(public: InputTable, work: TableWork) -> TableWork:
+    for name in work.codecs:
+        if public.schema.names.count(name) != 1 or public.schema.field(name).type != work.released.field(name).type:
+            raise DataError("the public reference needs this column, once, with the input's type", f"column {name!r}", "correct mechanism.reference.path")
+    return dataclasses.replace(work, types=public.schema, fraction=None)
+
+
+def write_release(release: DipRelease, secrets: Folder) -> str:
+    """Write a fitted release beside the run key and return its sha256."""
+    data = release_to_bytes(release)
+    secrets.write(RELEASE_NAME, data, private=True)
+    return hashlib.sha256(data).hexdigest()
+
+
+@functools.lru_cache(maxsize=4)
+def load_release(secrets: Folder, sha256: str) -> DipRelease:
+    """Return a fitted release, read once by each process and checked against its digest.
+
+    Raises
+    ------
+    InputError
+        If the file is missing or another.
+    """
+    data = secrets.read(RELEASE_NAME)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise InputError("the run's fitted release is not the one that was written", RELEASE_NAME, "abort the run and begin again")
+    return release_from_bytes(data)

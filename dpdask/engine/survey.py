@@ -1,0 +1,91 @@
+"""One pass over a table: how many rows of each fragment are released, and the hold-out's statistics of every column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from dask import delayed
+
+from dpdask.codec import Codec, LevelCodec
+from dpdask.engine.compute import Progress, guarded, run_tasks
+from dpdask.engine.reduce import tree_reduce
+from dpdask.engine.work import TableWork
+from dpdask.errors import DataError
+from dpdask.io.fragments import Fragment, read_batches
+from dpdask.stats import LevelCounts, RankSummary, holdout_mask
+from dpdask.stats.holdout import HOLDOUT_ID
+from dpdask.streams import stream
+
+Statistic = LevelCounts | RankSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What one pass finds; private, and kept by the driver.
+
+    Attributes
+    ----------
+    n_released
+        For each fragment, in order, the rows that will be released.
+    statistics
+        For each privatised column its statistic over the reference rows.
+    """
+
+    n_released: tuple[int, ...]
+    statistics: Mapping[str, Statistic]
+
+
+def identity(codec: Codec) -> Statistic:
+    """Return the statistic of no rows."""
+    return LevelCounts.identity(codec) if isinstance(codec, LevelCodec) else RankSummary.identity(codec)
+
+
+def of_batch(codec: Codec, array: object, chosen: np.ndarray | None) -> Statistic:
+    """Return the statistic of the chosen rows of one column's batch."""
+    return LevelCounts.of_batch(codec, array, chosen) if isinstance(codec, LevelCodec) else RankSummary.of_batch(codec, array, chosen)
+
+
+@guarded
+def survey_fragment(fragment: Fragment, work: TableWork) -> Survey:
+    """Return the survey of one fragment: with a hold-out, the reference rows are the held-out ones; else all rows."""
+    statistics = {name: identity(codec) for name, codec in work.codecs.items()}
+    rng = stream(work.key(), HOLDOUT_ID, fragment.id) if work.fraction is not None else None
+    n_released = 0
+    try:
+        for batch in read_batches(fragment, list(work.codecs), work.types):
+            chosen = None if rng is None or work.fraction is None else holdout_mask(rng, batch.num_rows, work.fraction)
+            n_released += batch.num_rows - (0 if chosen is None else int(chosen.sum()))
+            for name, codec in work.codecs.items():
+                statistics[name] = statistics[name].merge(of_batch(codec, batch.column(name), chosen))  # type: ignore[arg-type]  # one codec, one statistic
+    except DataError as error:
+        raise error.at(fragment.where) from None
+    return Survey(n_released=(n_released,), statistics=statistics)
+
+
+@guarded
+def merge_surveys(surveys: list[Survey]) -> Survey:
+    """Return the survey of neighbouring fragments."""
+    merged = surveys[0]
+    for survey in surveys[1:]:
+        statistics = {name: merged.statistics[name].merge(survey.statistics[name]) for name in merged.statistics}  # type: ignore[arg-type]  # as above
+        merged = Survey(n_released=merged.n_released + survey.n_released, statistics=statistics)
+    return merged
+
+
+def survey(stage: str, fragments: tuple[Fragment, ...], work: TableWork, progress: Progress | None = None) -> Survey:
+    """Return the survey of a table: one read of the privatised columns, merged in a tree.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema.
+    InputError
+        If a file is missing, unreadable, or changed.
+    """
+    shared = delayed(work, pure=False, traverse=False, name=f"{stage}-work")
+    leaves = [delayed(survey_fragment, pure=False)(fragment, shared, dask_key_name=f"{stage}-{fragment.id}") for fragment in fragments]
+    [result] = run_tasks(stage, [tree_reduce(leaves, merge_surveys, f"{stage}-merge")], progress)
+    assert isinstance(result, Survey)
+    return result

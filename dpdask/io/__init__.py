@@ -1,0 +1,8 @@
+"""Fragments in, shards and manifests out, on any fsspec file system; no dask, no mathematics."""
+
+from dpdask.io.fragments import Fragment, InputTable, discover, read_batches
+from dpdask.io.manifest import Manifest
+from dpdask.io.shards import Shard, ShardWriter
+from dpdask.io.storage import Folder
+
+__all__ = ["Folder", "Fragment", "InputTable", "Manifest", "Shard", "ShardWriter", "discover", "read_batches"]

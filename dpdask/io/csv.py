@@ -1,0 +1,97 @@
+"""Reading CSV: one file is one fragment, parsed by the types that the schema declares, never by guessing."""
+
+from __future__ import annotations
+
+import csv as standard_csv
+import datetime as dt
+import io
+import re
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from dpdask.errors import DataError, InputError
+from dpdask.schema import Column, Schema, arrow_type
+
+if TYPE_CHECKING:
+    from dpdask.io.fragments import Fragment
+
+_SAMPLE_BYTES = 2**16
+_BLOCK_BYTES = 2**22
+
+
+def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[str, str, int, pa.Schema]:
+    """Return a content digest, a version, the size, and the columns with their declared types.
+
+    The digest is of the size, the first and the last 64 KiB; the version adds what the file system says of the file (its
+    time or its ETag), so that a change in between is noticed too.
+
+    Raises
+    ------
+    InputError
+        If the file is empty or its header cannot be read.
+    """
+    content, version = _versions(fs, path)
+    with fs.open(path, "rb", compression="infer") as file:
+        header = file.readline(_SAMPLE_BYTES)
+    try:
+        names = next(standard_csv.reader(io.StringIO(header.decode("utf-8-sig"))))
+    except (StopIteration, UnicodeDecodeError, standard_csv.Error):
+        raise InputError("this CSV file has no readable header line", name, "write it in UTF-8 with its column names first") from None
+    return content, version, int(fs.size(path)), pa.schema([pa.field(column, _type_of(column, schema)) for column in names])
+
+
+def _type_of(name: str, schema: Schema) -> pa.DataType:
+    return csv_type(schema.columns[name]) if name in schema.columns else pa.string()
+
+
+def csv_type(column: Column) -> pa.DataType:
+    """Return the Arrow type that a column of a CSV file is read as: the declared one, or what its domain implies.
+
+    A kept column without a `type` is text, which passes it through letter by letter.
+    """
+    if column.type is not None:
+        return arrow_type(column.type)
+    if column.kind in ("continuous", "mixed"):
+        return pa.date32() if column.atoms and isinstance(column.atoms[0], dt.date) else pa.float64()
+    domain = column.levels or ("",)
+    if isinstance(domain[0], bool):
+        return pa.bool_()
+    if isinstance(domain[0], dt.date):
+        return pa.date32()
+    if isinstance(domain[0], str):
+        return pa.string()
+    return pa.float64() if any(isinstance(level, float) for level in domain) else pa.int64()
+
+
+def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], types: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield a file's rows; an empty field is null."""
+    if _versions(fs, path)[1] != fragment.version:
+        raise InputError("this file changed since the run began", fragment.name, "restore it and run again, or `dpdask abort` the run")
+    convert = pa_csv.ConvertOptions(
+        column_types={field.name: field.type for field in types}, include_columns=columns, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+    )
+    read = pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)
+    try:
+        with fs.open(path, "rb", compression="infer") as file, pa_csv.open_csv(file, read_options=read, convert_options=convert) as reader:
+            for batch in reader:
+                for start in range(0, batch.num_rows, batch_rows):
+                    yield batch.slice(start, batch_rows)
+    except pa.ArrowException as error:  # its message holds the value: only the column's number is taken from it
+        number = re.match(r"In CSV column #(\d+)", str(error))
+        column = f", column {types.names[int(number[1])]!r}" if number else ""
+        raise DataError("a line or a value cannot be read as its declared type", f"{fragment.name}{column}", "mend the file, or the schema's `type`") from None
+
+
+def _versions(fs: Any, path: str) -> tuple[str, str]:
+    """Return the content digest and the version of a file, as `inspect` describes them."""
+    fs.invalidate_cache()
+    info = fs.info(path)
+    size = int(info["size"])
+    head, tail = fs.cat_file(path, start=0, end=min(size, _SAMPLE_BYTES)), fs.cat_file(path, start=max(0, size - _SAMPLE_BYTES), end=size)
+    content = blake2b(size.to_bytes(8, "little") + head + tail, digest_size=16).hexdigest()
+    stamp = [str(info.get(key)) for key in ("ETag", "etag", "mtime", "updated", "last_modified", "LastModified") if key in info]
+    return content, blake2b(f"{content} {stamp}".encode(), digest_size=16).hexdigest()

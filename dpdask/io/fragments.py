@@ -1,0 +1,224 @@
+"""The fragments of an input table: Parquet row groups or CSV files, with identities made of their content.
+
+A fragment's id names its random stream, its shard and its place in a resumed run. It is made of the file's path inside
+the table, the file's own digest and the row group, so it does not depend on schedulers, partition numbers, or where the
+table lies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+import fsspec
+import pyarrow as pa
+
+from dpdask.errors import DataError, InputError, SpecError
+from dpdask.io import csv, parquet
+from dpdask.io.storage import storage_faults
+from dpdask.schema import Schema
+
+BATCH_ROWS = 2**17
+_SUFFIXES: dict[str, Literal["parquet", "csv"]] = {".parquet": "parquet", ".parq": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv"}
+_FOOTER_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """One piece of the input that is read and randomised as a whole.
+
+    Attributes
+    ----------
+    id
+        32 hexadecimal digits.
+    url
+        The file.
+    name
+        The file's path inside the table, for messages.
+    format
+        `parquet` or `csv`.
+    row_group
+        Of a Parquet file; 0 for CSV.
+    n_rows
+        From the footer; None for CSV, which has none.
+    n_bytes
+        What is read, compressed.
+    version
+        A digest by which a changed file is noticed.
+    """
+
+    id: str
+    url: str
+    name: str
+    format: Literal["parquet", "csv"]
+    row_group: int
+    n_rows: int | None
+    n_bytes: int
+    version: str
+
+    @property
+    def where(self) -> str:
+        """The fragment's place, for messages."""
+        return f"{self.name}, row group {self.row_group}" if self.format == "parquet" else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputTable:
+    """An input table as its file names and footers tell it.
+
+    Attributes
+    ----------
+    fragments
+        In the order of the rows.
+    schema
+        The Arrow schema, without metadata.
+    """
+
+    fragments: tuple[Fragment, ...]
+    schema: pa.Schema
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the whole input: equal if and only if no file was added, removed or changed."""
+        return blake2b("\n".join(f"{fragment.id} {fragment.version}" for fragment in self.fragments).encode(), digest_size=16).hexdigest()
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes that a whole pass reads, compressed."""
+        return sum(fragment.n_bytes for fragment in self.fragments)
+
+    @property
+    def n_rows(self) -> int | None:
+        """The rows, if every footer tells them."""
+        rows = [fragment.n_rows for fragment in self.fragments]
+        return None if None in rows else sum(n for n in rows if n is not None)
+
+
+def discover(url: str, schema: Schema) -> InputTable:
+    """Return the table at a URL, from its file names and footers alone.
+
+    Parameters
+    ----------
+    url
+        A file, a folder, or a glob. In a folder, names that begin with `_` or `.` are passed over; files are taken in
+        natural order (`part.2` before `part.10`).
+    schema
+        The declared columns.
+
+    Raises
+    ------
+    InputError
+        If there is no such table, or a file is unreadable.
+    DataError
+        If its columns are not those declared, or two files disagree.
+    """
+    fs, files = _files(url)
+    kind = files[0][2]
+    if any(format_ != kind for _, _, format_ in files):
+        raise InputError("holds both Parquet and CSV files", url, "name one kind with a glob, such as folder/*.parquet")
+    with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
+        parts = list(pool.map(lambda file: _inspect(fs, file[0], file[1], file[2], schema), files))
+    first = parts[0][1]
+    for fragments, found in parts:
+        _check_same(first, found, fragments[0].name if fragments else "a file without row groups")
+    return InputTable(fragments=tuple(fragment for fragments, _ in parts for fragment in fragments), schema=first)
+
+
+def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield a fragment's rows in batches of at most 2**17 rows.
+
+    Parameters
+    ----------
+    fragment
+        What to read.
+    columns
+        The columns to read, in the order wanted.
+    types
+        The table's Arrow schema (a CSV file is parsed by it).
+
+    Raises
+    ------
+    InputError
+        If the file is missing, unreadable, or not what it was when the run began.
+    DataError
+        If a CSV value cannot be read as its column's type.
+    """
+    fs, path = fsspec.core.url_to_fs(fragment.url)
+    reader: Any = parquet if fragment.format == "parquet" else csv
+    with storage_faults(fragment.where):
+        yield from reader.read_batches(fs, path, fragment, columns, types, BATCH_ROWS)
+
+
+def _files(url: str) -> tuple[Any, list[tuple[str, str, Literal["parquet", "csv"]]]]:
+    """Return the file system and, for each file, its path, its name inside the table, and its format."""
+    try:
+        fs, root = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError):
+        raise SpecError("no file system is installed for this URL", url.split("://")[0] + "://", "install the fsspec package for it") from None
+    with storage_faults(url):
+        if any(sign in root for sign in "*?["):
+            base = re.split(r"[*?\[]", root)[0].rpartition("/")[0]
+            paths = [path for path in map(str, fs.glob(root)) if not fs.isdir(path)]
+        elif fs.isdir(root):
+            base, paths = root.rstrip("/"), [str(path) for path in fs.find(root)]
+        else:
+            base, paths = root.rpartition("/")[0], [root] if fs.exists(root) else []
+    named = [(path, path[len(base) :].lstrip("/")) for path in paths]
+    found = [(path, name, _format(name)) for path, name in named if not any(part[0] in "_." for part in PurePosixPath(name).parts)]
+    tables = sorted([(path, name, format_) for path, name, format_ in found if format_ is not None], key=lambda file: _natural(file[1]))
+    if not tables:
+        raise InputError("there is no Parquet or CSV file here", url, "check the job's input.path")
+    hive = next((name for _, name, _ in tables if "=" in name.rpartition("/")[0]), None)
+    if hive is not None:
+        raise InputError("folders named key=value hold a column that this version does not read", hive.rpartition("/")[0], "write the column into the files")
+    return fs, tables
+
+
+def _format(name: str) -> Literal["parquet", "csv"] | None:
+    return next((format_ for suffix, format_ in _SUFFIXES.items() if name.lower().endswith(suffix)), None)
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _inspect(fs: Any, path: str, name: str, format_: Literal["parquet", "csv"], schema: Schema) -> tuple[list[Fragment], pa.Schema]:
+    url = str(fs.unstrip_protocol(path))
+    with storage_faults(name):
+        if format_ == "csv":
+            content, version, n_bytes, types = csv.inspect(fs, path, name, schema)
+            return [Fragment(id=_id(name, content, 0), url=url, name=name, format="csv", row_group=0, n_rows=None, n_bytes=n_bytes, version=version)], types
+        digest, metadata = parquet.footer(fs, path, name)
+        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+        fragments = [
+            Fragment(
+                id=_id(name, digest, index),
+                url=url,
+                name=name,
+                format="parquet",
+                row_group=index,
+                n_rows=group.num_rows,
+                n_bytes=sum(group.column(column).total_compressed_size for column in range(group.num_columns)),
+                version=digest,
+            )
+            for index, group in enumerate(groups)
+        ]
+        return fragments, parquet.plain_schema(metadata)
+
+
+def _id(name: str, digest: str, row_group: int) -> str:
+    return blake2b(f"{len(name)}:{name}:{digest}:{row_group}".encode(), digest_size=16).hexdigest()
+
+
+def _check_same(first: pa.Schema, found: pa.Schema, name: str) -> None:
+    for field in found:
+        if first.names.count(field.name) != 1 or first.field(field.name).type != field.type:
+            raise DataError("its type, or its presence, differs from that in the first file", f"{name}, column {field.name!r}", "write all files with one schema")
+    for column in first.names:
+        if column not in found.names:
+            raise DataError("the first file has this column and this one does not", f"{name}, column {column!r}", "write all files with one schema")

@@ -1,0 +1,64 @@
+"""The manifest: the list of a release's shards, whose appearance is the commit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dpdask.errors import OutputError
+from dpdask.io.shards import Shard
+from dpdask.io.storage import Folder
+
+MANIFEST_FORMAT = 1
+META = "_dpdask"
+MANIFEST_NAME = f"{META}/manifest.json"
+CARD_NAME = f"{META}/release.json"
+SUCCESS_NAME = "_SUCCESS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a release consists of; safe to publish.
+
+    Attributes
+    ----------
+    job
+        A digest of the job, by which a finished run knows its own output.
+    shards
+        In the order of the rows.
+    card_sha256
+        Of the release card.
+    """
+
+    job: str
+    shards: tuple[Shard, ...]
+    card_sha256: str
+
+    @property
+    def n_rows(self) -> int:
+        """The released rows."""
+        return sum(shard.n_rows for shard in self.shards)
+
+    def to_bytes(self) -> bytes:
+        """Return the manifest as canonical JSON: the same release, the same bytes."""
+        content: dict[str, Any] = {"format": MANIFEST_FORMAT, "rows": self.n_rows, **asdict(self)}
+        return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+
+    @classmethod
+    def read(cls, folder: Folder) -> Manifest | None:
+        """Return the manifest of an output folder, or None if there is none.
+
+        Raises
+        ------
+        OutputError
+            If there is one that cannot be read.
+        """
+        if not folder.exists(MANIFEST_NAME):
+            return None
+        try:
+            content = json.loads(folder.read(MANIFEST_NAME))
+            shards = tuple(Shard(**shard) for shard in content["shards"])
+            return cls(job=content["job"], shards=shards, card_sha256=content["card_sha256"])
+        except (ValueError, KeyError, TypeError):
+            raise OutputError("the manifest cannot be read", MANIFEST_NAME, "choose another output, or remove this one") from None

@@ -1,0 +1,108 @@
+"""Writing shards: released rows with a fixed schema and fixed row groups, and nothing else in the file."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpdask.io.storage import Folder
+
+ROW_GROUP_ROWS = 2**17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A shard as it was written.
+
+    Attributes
+    ----------
+    name
+        `part-00000.parquet` and so on.
+    n_rows, n_bytes
+        Its rows and its size.
+    sha256
+        Of its bytes.
+    """
+
+    name: str
+    n_rows: int
+    n_bytes: int
+    sha256: str
+
+
+class _HashingSink:
+    """A file that hashes what is written to it."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.n_bytes = 0
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        self.n_bytes += len(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        """Leave the file open: whoever opened it makes it appear."""
+
+
+class ShardWriter:
+    """Writes one shard; it appears under its name, whole, when it is closed.
+
+    Parameters
+    ----------
+    folder
+        Where the shard goes.
+    name
+        Its file name.
+    schema
+        The released columns and types. The footer holds them, the row groups and the statistics of released values;
+        no Arrow or pandas metadata, no index, no dictionary but of values that are in the shard.
+    """
+
+    def __init__(self, folder: Folder, name: str, schema: pa.Schema) -> None:
+        self._name, self._schema = name, schema
+        self._pending: list[pa.RecordBatch] = []
+        self._n_pending = self._n_rows = 0
+        self._stack = ExitStack()
+        self._sink = _HashingSink(self._stack.enter_context(folder.replacing(name)))
+        self._file = pa.PythonFile(self._sink, mode="w")
+        self._writer = pq.ParquetWriter(self._file, schema, compression="zstd", compression_level=1, store_schema=False, version="2.6")
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows; a row group is written as soon as it is full."""
+        self._pending.append(batch)
+        self._n_pending += batch.num_rows
+        self._n_rows += batch.num_rows
+        if self._n_pending >= ROW_GROUP_ROWS:
+            self._flush(self._n_pending // ROW_GROUP_ROWS * ROW_GROUP_ROWS)
+
+    def _flush(self, n_rows: int) -> None:
+        table = pa.Table.from_batches(self._pending, self._schema)
+        self._writer.write_table(table.slice(0, n_rows), row_group_size=ROW_GROUP_ROWS)
+        self._pending = table.slice(n_rows).to_batches()
+        self._n_pending -= n_rows
+
+    def close(self) -> Shard:
+        """Write what is left and make the shard appear."""
+        if self._n_pending:
+            self._flush(self._n_pending)
+        self._writer.close()
+        self._file.close()
+        self._stack.close()
+        return Shard(name=self._name, n_rows=self._n_rows, n_bytes=self._sink.n_bytes, sha256=self._sink.digest.hexdigest())
+
+    def discard(self, error: BaseException) -> None:
+        """Remove what was written of the shard."""
+        self._stack.__exit__(type(error), error, error.__traceback__)

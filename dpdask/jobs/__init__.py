@@ -1,0 +1,1 @@
+"""Jobs: the specification that users write, the plan, and the resumable run."""

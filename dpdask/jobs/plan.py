@@ -1,0 +1,106 @@
+"""The plan of a job: what a run would do and promise, from file names and footers alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dpdask.engine.work import table_work
+from dpdask.io.fragments import discover
+from dpdask.io.storage import Folder
+from dpdask.jobs.spec import Job
+from dpdask.privacy import guarantee_text
+from dpdask.references import Holdout, Known, Public
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run would do.
+
+    Attributes
+    ----------
+    name
+        The job's name.
+    n_fragments, n_rows, n_bytes
+        Of the input; the rows are None where files have no footers (CSV).
+    stages
+        In order, in words.
+    epsilons
+        Each privatised column's part of ε.
+    kept, dropped
+        The other columns.
+    guarantee
+        Who is protected by what, and who is not.
+    released_rows
+        About how many rows come out, or None.
+    n_shards
+        At most how many shards, or None.
+    output
+        Where.
+    insecure
+        Whether the noise comes from a seed.
+    """
+
+    name: str
+    n_fragments: int
+    n_rows: int | None
+    n_bytes: int
+    stages: tuple[str, ...]
+    epsilons: dict[str, float]
+    kept: tuple[str, ...]
+    dropped: tuple[str, ...]
+    guarantee: str
+    released_rows: int | None
+    n_shards: int | None
+    output: str
+    insecure: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values."""
+        return asdict(self)
+
+
+def plan_job(job: Job) -> Plan:
+    """Return the plan of a job; it reads footers, never rows.
+
+    Raises
+    ------
+    InputError, DataError
+        If the input cannot be found, or its columns are not those declared.
+    """
+    table = discover(job.input_url, job.schema)
+    fraction = job.reference.fraction if isinstance(job.reference, Holdout) else None
+    table_work(table, job.schema, fraction, Folder(job.output_url))  # checks the columns' types against their domains
+    released = None if table.n_rows is None else round(table.n_rows * (1 - (fraction or 0.0)))
+    per_shard = job.file.output.rows_per_shard
+    return Plan(
+        name=job.file.name,
+        n_fragments=len(table.fragments),
+        n_rows=table.n_rows,
+        n_bytes=table.n_bytes,
+        stages=_stages(job, table.n_rows is None),
+        epsilons=dict(job.epsilons),
+        kept=job.schema.kept,
+        dropped=tuple(name for name, column in job.schema.columns.items() if column.role == "drop"),
+        guarantee=guarantee_text(job.file.privacy, job.reference.protected, job.reference.unprotected),
+        released_rows=released,
+        n_shards=None if released is None else min(len(table.fragments), 2 * -(-released // per_shard)) + released // per_shard,
+        output=job.output_url,
+        insecure=job.file.insecure_seed is not None,
+    )
+
+
+def _stages(job: Job, uncounted: bool) -> tuple[str, ...]:
+    columns = ", ".join(job.schema.privatised)
+    stages = []
+    if isinstance(job.reference, Holdout):
+        stages.append(f"survey: read {columns}; choose the hold-out; its distribution, merged in a tree")
+    elif uncounted:
+        stages.append(f"survey: read {columns}; count the rows")
+    if isinstance(job.reference, Public):
+        stages.append(f"reference: read {columns} of the public table; its distribution, merged in a tree")
+    source = "the declared reference" if isinstance(job.reference, Known) else "the reference"
+    stages.append(f"fit: {source} and each column's channel, on the driver, written once")
+    stages.append("write: randomise each fragment and stage its shards")
+    stages.append("commit: all shards appear at once, with manifest and release card; the run key is destroyed")
+    return tuple(stages)

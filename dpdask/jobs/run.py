@@ -1,0 +1,220 @@
+"""The run: a state machine that any crash leaves where a second run can go on, to the same bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+from dpdask.engine import randomise, release
+from dpdask.engine.compute import Progress
+from dpdask.engine.work import TableWork, lay_out, table_work
+from dpdask.errors import DataError, DpdaskError, InputError, OutputError, SpecError
+from dpdask.io.fragments import InputTable, discover
+from dpdask.io.manifest import CARD_NAME, SUCCESS_NAME, Manifest
+from dpdask.io.shards import Shard
+from dpdask.io.storage import Folder
+from dpdask.jobs.spec import Job
+from dpdask.jobs.state import Progressed, RunState
+from dpdask.mechanisms import fit_dip
+from dpdask.references import Holdout
+from dpdask.reports.card import release_card
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run ended with.
+
+    Attributes
+    ----------
+    status
+        `released`, or `already released` when a finished job is run again.
+    output
+        The output's URL.
+    manifest
+        The committed shards.
+    """
+
+    status: Literal["released", "already released"]
+    output: str
+    manifest: Manifest
+
+
+def run_job(job: Job, progress: Progress | None = None) -> Outcome:
+    """Run a job, or go on with it, or find it finished.
+
+    Parameters
+    ----------
+    job
+        The job.
+    progress
+        Called with (stage, done, total).
+
+    Raises
+    ------
+    SpecError, DataError
+        If the job or its data are wrong; nothing is kept, so a mended job starts afresh. Nothing is kept either of a
+        run that failed before its first noise.
+    InputError
+        If the input is missing, or changed since the run began; what is staged is kept.
+    OutputError
+        If the output exists and is not this run's.
+    TemporaryError
+        If something failed that may pass; what is staged is kept.
+
+    Privacy
+    -------
+    Every noise value is a function of the run key, so a second run repeats the first one's draws and releases nothing
+    new. The key is removed at the commit.
+    """
+    state = RunState(Folder(job.output_url))
+    finished = _finished(job, state)
+    if finished is not None:
+        return finished
+    table = discover(job.input_url, job.schema)
+    work = table_work(table, job.schema, job.reference.fraction if isinstance(job.reference, Holdout) else None, state.folder)
+    if table.n_rows == 0 or not table.fragments:
+        raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
+    with state.lock():
+        finished = _finished(job, state)
+        if finished is not None:
+            return finished
+        try:
+            return _advance(job, state, table, work, progress)
+        except DpdaskError as error:
+            if isinstance(error, SpecError | DataError) or _nothing_drawn(state, job):
+                state.remove()
+            raise
+
+
+def _finished(job: Job, state: RunState) -> Outcome | None:
+    """Return the outcome of a committed run of this job, cleaning up what its driver could not.
+
+    Raises
+    ------
+    OutputError
+        If the output is something else.
+    """
+    manifest = Manifest.read(state.output)
+    if manifest is None:
+        if [name for name in state.output.names() if not _publishing(state)]:
+            raise OutputError("this output exists and is not this run's", job.file.output.path, "choose another output.path, or remove it")
+        return None
+    if manifest.job != job.digest:
+        raise OutputError("this output holds another job's release", job.file.output.path, "choose another output.path, or remove it")
+    if not state.output.exists(SUCCESS_NAME):
+        return None
+    if state.folder.exists():
+        state.remove()
+    return Outcome(status="already released", output=job.output_url, manifest=manifest)
+
+
+def _nothing_drawn(state: RunState, job: Job) -> bool:
+    """Return whether this job's run holds no noise yet, so that nothing is lost with it."""
+    reached = state.read()
+    return reached is None or (reached.stage == "opened" and reached.job == job.digest)
+
+
+def _publishing(state: RunState) -> bool:
+    """Return whether this run's own publication, file by file on an object store, was interrupted."""
+    reached = state.read()
+    return not state.folder.is_local and reached is not None and reached.stage == "staged"
+
+
+def _advance(job: Job, state: RunState, table: InputTable, work: TableWork, progress: Progress | None) -> Outcome:
+    reached = state.read()
+    if reached is None:
+        reached = state.open(job.digest, table.fingerprint, job.file.insecure_seed)
+    if reached.job != job.digest:
+        raise OutputError("a run of another job is staged for this output", job.file.output.path, "`dpdask abort` it, or choose another output.path")
+    if reached.input != table.fingerprint:
+        raise InputError("the input changed since the run began", job.file.input.path, "restore it and run again, or `dpdask abort` the run")
+    if reached.stage == "opened":
+        reached = _fit(job, state, table, work, reached, progress)
+    tasks = lay_out(table.fragments, reached.n_released, job.file.output.rows_per_shard)
+    shards = randomise.write_all(tasks, work, reached.release_sha256, state.publish, state.actions, progress)
+    manifest = _stage_meta(job, state, work, reached, shards)
+    state.write(dataclasses.replace(reached, stage="staged"))
+    state.publish.move_to(state.output)
+    state.remove()
+    return Outcome(status="released", output=job.output_url, manifest=manifest)
+
+
+def _fit(job: Job, state: RunState, table: InputTable, work: TableWork, reached: Progressed, progress: Progress | None) -> Progressed:
+    """Compute the reference and fit the release: the barrier before any row is randomised."""
+    found = release.survey_input(table, work, progress)
+    if sum(found.n_released) == 0:
+        raise DataError("no row would be released", job.file.input.path, "lower mechanism.reference.fraction, or check the input")
+    references = release.distributions(job.reference, job.schema, work, found, progress)
+    fitted = fit_dip(references, work.codecs, job.epsilons)
+    sha256 = release.write_release(fitted, state.folder)
+    reached = dataclasses.replace(reached, stage="fitted", release_sha256=sha256, n_released=found.n_released)
+    state.write(reached)
+    return reached
+
+
+def _stage_meta(job: Job, state: RunState, work: TableWork, reached: Progressed, shards: list[Shard]) -> Manifest:
+    card = release_card(
+        name=job.file.name,
+        budget=job.file.privacy,
+        reference=job.reference,
+        schema=job.schema,
+        codecs=work.codecs,
+        epsilons=job.epsilons,
+        release=release.load_release(state.folder, reached.release_sha256),
+        insecure=job.file.insecure_seed is not None,
+    )
+    state.publish.write(CARD_NAME, card)
+    manifest = Manifest(job=job.digest, shards=tuple(shards), card_sha256=hashlib.sha256(card).hexdigest())
+    state.meta.write("manifest.json", manifest.to_bytes())
+    state.publish.write(SUCCESS_NAME, b"")
+    return manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The state of an output.
+
+    Attributes
+    ----------
+    stage
+        `absent`, `opened`, `fitted`, `staged` or `released`.
+    n_shards
+        Shards released, or staged so far.
+    """
+
+    stage: Literal["absent", "opened", "fitted", "staged", "released"]
+    n_shards: int
+
+
+def status(output_url: str) -> Status:
+    """Return the state of an output, from its manifest or its unfinished run."""
+    state = RunState(Folder(output_url))
+    manifest = Manifest.read(state.output)
+    if manifest is not None:
+        return Status(stage="released", n_shards=len(manifest.shards))
+    reached = state.read()
+    if reached is None:
+        return Status(stage="absent", n_shards=0)
+    return Status(stage=reached.stage, n_shards=sum(name.endswith(".parquet") for name in state.publish.names()))
+
+
+def abort(output_url: str) -> bool:
+    """Remove an unfinished run: its key, its fitted release, its staged shards. Return whether there was one.
+
+    Raises
+    ------
+    OutputError
+        If the output is released: what is published cannot be taken back.
+    TemporaryError
+        If a driver is at work on it.
+    """
+    state = RunState(Folder(output_url))
+    if not state.folder.exists():
+        if Manifest.read(state.output) is not None:
+            raise OutputError("this output is released already", output_url, "remove the folder yourself, if you must")
+        return False
+    with state.lock():
+        state.remove()
+    return True

@@ -1,0 +1,164 @@
+"""The job file: what to release, from where, to where, with what promise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field
+
+from dpdask.documents import Document, parse_yaml, validate
+from dpdask.errors import SpecError
+from dpdask.io.storage import absolute_url
+from dpdask.privacy import Budget, split_epsilon
+from dpdask.references import Holdout, Known, Public
+from dpdask.schema import Schema
+
+
+class Input(Document):
+    """Where the table is: a file, a folder or a glob, as a path or any fsspec URL."""
+
+    path: str = Field(min_length=1)
+
+
+class Output(Document):
+    """Where the release goes, and the most rows of a shard."""
+
+    path: str = Field(min_length=1)
+    rows_per_shard: int = Field(default=1_000_000, ge=1)
+
+
+class Dip(Document):
+    """Distribution-invariant privatisation.
+
+    Attributes
+    ----------
+    reference
+        `holdout`, `public` or `known`; there is no default, because it decides who is protected.
+    channel
+        `laplace`: as published.
+    weights
+        How ε is shared among the privatised columns; equally if not given.
+    """
+
+    kind: Literal["dip"]
+    reference: Annotated[Holdout | Public | Known, Field(discriminator="kind")]
+    channel: Literal["laplace"] = "laplace"
+    weights: dict[str, float] | None = None
+
+
+class Cluster(Document):
+    """Where the job runs: `local` processes, `threads`, `synchronous`, or the `address` of a scheduler."""
+
+    kind: Literal["local", "threads", "synchronous", "address"] = "threads"
+    workers: int | None = Field(default=None, ge=1)
+    threads_per_worker: int = Field(default=1, ge=1)
+    address: str | None = None
+
+
+class JobFile(Document):
+    """A job as it stands in its file."""
+
+    name: str = Field(min_length=1, max_length=200)
+    input: Input
+    output: Output
+    schema_path: str = Field(alias="schema", min_length=1)
+    privacy: Budget
+    mechanism: Dip
+    cluster: Cluster = Cluster()
+    insecure_seed: int | None = None
+
+
+class Job:
+    """A job with its schema, its paths made absolute.
+
+    Parameters
+    ----------
+    file
+        The job file's content.
+    schema
+        The declared columns.
+    base
+        The folder that relative paths are relative to.
+    """
+
+    def __init__(self, file: JobFile, schema: Schema, base: Path) -> None:
+        self.file, self.schema = file, schema
+        self.input_url = absolute_url(file.input.path, base)
+        self.output_url = absolute_url(file.output.path, base)
+        reference = file.mechanism.reference
+        if isinstance(reference, Public):
+            if reference.path is None:
+                raise SpecError("the key 'mechanism.reference.path' is missing", file.name, "add it")
+            reference = Public(path=absolute_url(reference.path, base))
+        self.reference = reference
+        if not schema.privatised:
+            raise SpecError("the schema privatises no column", file.schema_path, "give at least one column the role privatise")
+        if self.input_url == self.output_url:
+            raise SpecError("the output is the input", "output.path", "choose another folder")
+        self.epsilons = split_epsilon(file.privacy.epsilon, schema.privatised, file.mechanism.weights)
+        self._check_reference()
+
+    def _check_reference(self) -> None:
+        if isinstance(self.reference, Known):
+            for name in self.schema.privatised:
+                if name not in self.reference.columns:
+                    raise SpecError("has no declared distribution", f"column {name!r}", "add it to mechanism.reference.columns")
+            for name in self.reference.columns:
+                if name not in self.schema.privatised:
+                    raise SpecError("is not a privatised column", f"mechanism.reference.columns.{name}", "remove it")
+
+    @property
+    def digest(self) -> str:
+        """A digest of all that decides the output's bytes, but for the input's content.
+
+        The cluster is left out: the same job on another scheduler is the same job. So is the output's place.
+        """
+        content = self.file.model_dump(mode="json", by_alias=True, exclude={"cluster": True, "output": {"path"}, "schema_path": True})
+        whole = {"job": content, "schema": self.schema.model_dump(mode="json"), "input": self.input_url}
+        return blake2b(json.dumps(whole, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def load_job(path: str | Path, settings: Mapping[str, str] | None = None) -> Job:
+    """Return the job in a file, with `--set` settings applied.
+
+    Parameters
+    ----------
+    path
+        The job's YAML file; relative paths in it are relative to its folder.
+    settings
+        Dotted keys and their values as YAML, for instance `{"privacy.epsilon": "2"}`.
+
+    Raises
+    ------
+    SpecError
+        If the job or its schema is missing or invalid.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise SpecError("the job cannot be read", str(path), "check its path") from None
+    data = parse_yaml(text, path.name)
+    for key, value in (settings or {}).items():
+        _set(data, key, value)
+    file = validate(JobFile, data, path.name)
+    schema_path = path.parent / file.schema_path
+    return Job(file, Schema.from_yaml(schema_path), path.parent.resolve())
+
+
+def _set(data: dict[str, Any], key: str, value: str) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        inner = data.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise SpecError(f"{parent!r} holds a plain value, so nothing can be set inside it", f"--set {key}")
+        data = inner
+    try:
+        data[last] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise SpecError("the value is not valid YAML", f"--set {key}", "quote it") from None

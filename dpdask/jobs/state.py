@@ -1,0 +1,137 @@
+"""The state of a run, beside its output: the run key, what was fitted, what is staged; gone when the run is committed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from dpdask.engine.work import KEY_NAME
+from dpdask.errors import InputError, OutputError, TemporaryError
+from dpdask.io.manifest import META
+from dpdask.io.storage import Folder
+from dpdask.streams import RunKey
+
+STATE_FORMAT = 1
+_STATE = "run.json"
+_LOCK = "lock"
+
+Stage = Literal["opened", "fitted", "staged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """What a run has reached, as its state file tells it.
+
+    Attributes
+    ----------
+    job
+        The job's digest.
+    input
+        The input's fingerprint.
+    stage
+        `opened`: the key exists. `fitted`: the release is written. `staged`: all shards are staged.
+    release_sha256
+        Of the fitted release, from `fitted` on.
+    n_released
+        Each fragment's released rows, from `fitted` on. Private: never published.
+    """
+
+    job: str
+    input: str
+    stage: Stage
+    release_sha256: str = ""
+    n_released: tuple[int, ...] = ()
+
+
+class RunState:
+    """The hidden folder beside an output that holds its run until the commit.
+
+    Parameters
+    ----------
+    output
+        The output folder.
+
+    Privacy
+    -------
+    Whoever can read this folder can undo the noise. It is created for this user alone; on an object store, give it the
+    access rules of the private input.
+    """
+
+    def __init__(self, output: Folder) -> None:
+        self.output = output
+        self.folder = output.sibling(".", ".dpdask")
+        self.publish = self.folder.child("publish")
+        self.meta = self.publish.child(META)
+        self.actions = self.folder.child("actions")
+
+    def read(self) -> Progressed | None:
+        """Return what the run has reached, or None if there is no run.
+
+        Raises
+        ------
+        OutputError
+            If the state is of another format.
+        """
+        if not self.folder.exists(_STATE):
+            return None
+        try:
+            content = json.loads(self.folder.read(_STATE))
+            if content.pop("format") != STATE_FORMAT:
+                raise KeyError
+            return Progressed(**{**content, "n_released": tuple(content["n_released"])})
+        except InputError:
+            return None  # a run that was just now committed or aborted elsewhere
+        except (ValueError, KeyError, TypeError):
+            raise OutputError("the state of an unfinished run cannot be read", self.folder.url, "`dpdask abort` it and run again") from None
+
+    def write(self, reached: Progressed) -> None:
+        """Record what the run has reached."""
+        self.folder.write(_STATE, json.dumps({"format": STATE_FORMAT, **asdict(reached)}).encode(), private=True)
+
+    def open(self, job: str, fingerprint: str, seed: int | None) -> Progressed:
+        """Begin a run: its folder, its key, its first record.
+
+        A key that an earlier attempt left without a record was never used, and is replaced.
+        """
+        self.folder.create(private=True)
+        key = RunKey.fresh() if seed is None else RunKey.insecure(seed)
+        self.folder.write(KEY_NAME, key.reveal(), private=True)
+        for folder in (self.publish, self.meta, self.actions):
+            folder.create()
+        reached = Progressed(job=job, input=fingerprint, stage="opened")
+        self.write(reached)
+        return reached
+
+    def remove(self) -> None:
+        """Remove the run: the key first, so that nothing that may be left can be used."""
+        self.folder.remove(KEY_NAME)
+        self.folder.remove()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other drivers of this machine's file system away from the run.
+
+        Raises
+        ------
+        TemporaryError
+            If another driver holds it.
+        """
+        if not self.folder.is_local:
+            yield  # object stores have no locks: one driver at a time is the user's care
+            return
+        self.folder.create(private=True)
+        descriptor = os.open(self.folder.local_path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise TemporaryError("another run is writing this output", self.output.url, "wait for it to end") from None
+        try:
+            yield
+        finally:
+            os.close(descriptor)

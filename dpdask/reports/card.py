@@ -1,0 +1,106 @@
+"""The release card: what was promised and how it was done, as versioned JSON that is safe to publish."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from dpdask.codec import Codec, LevelCodec
+from dpdask.mechanisms import DipRelease, RankMechanism
+from dpdask.mechanisms.dip import ColumnMechanism
+from dpdask.privacy import Budget, guarantee_text
+from dpdask.references import Holdout, Reference
+from dpdask.schema import Schema
+from dpdask.streams import STREAM_FORMAT
+from dpdask.version import __version__
+
+CARD_FORMAT = 1
+_LIBRARIES = ("numpy", "pyarrow", "randomgen")
+
+
+def release_card(
+    *,
+    name: str,
+    budget: Budget,
+    reference: Reference,
+    schema: Schema,
+    codecs: Mapping[str, Codec],
+    epsilons: Mapping[str, float],
+    release: DipRelease,
+    insecure: bool,
+) -> bytes:
+    """Return the card as canonical JSON: the same release, the same bytes.
+
+    Parameters
+    ----------
+    name
+        The job's name.
+    budget, reference, schema, codecs, epsilons, release
+        What was promised and fitted.
+    insecure
+        Whether the noise came from a seed.
+
+    Privacy
+    -------
+    Holds parameters, the public domain, and each level column's channel. With a hold-out, the channel reveals the
+    hold-out's frequencies (P·T = P), and the card says so. Knots of a continuous reference are never in it: with a
+    hold-out they are rows' values.
+    """
+    guarantee = {
+        "text": ("INSECURE: the noise is reproducible from a seed, so this release protects nobody. " if insecure else "")
+        + guarantee_text(budget, reference.protected, reference.unprotected),
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "adjacency": budget.adjacency,
+        "unit": budget.unit,
+        "protected": {"who": reference.protected, "fraction": 1.0 - reference.fraction if isinstance(reference, Holdout) else 1.0},
+        "unprotected": {"who": reference.unprotected, "fraction": reference.fraction if isinstance(reference, Holdout) else 0.0},
+    }
+    card: dict[str, Any] = {
+        "format": CARD_FORMAT,
+        "name": name,
+        "guarantee": guarantee,
+        "mechanism": {"kind": "dip", "channel": "laplace", "columns": "independent", "reference": _reference(reference)},
+        "columns": {
+            column: {"role": "privatised", "epsilon": epsilons[column], **_column(schema, codecs[column], mechanism)}
+            for column, mechanism in release.columns.items()
+        }
+        | {column: {"role": "kept"} for column in schema.kept},
+        "accounting": {"composition": "sum over columns", "epsilon_exact": release.epsilon, "releases": 1},
+        "order": "rows keep the order of the input, which is public",
+        "insecure": insecure,
+        "versions": {"dpdask": __version__, "streams": STREAM_FORMAT, **{library: version(library) for library in _LIBRARIES}},
+    }
+    return (json.dumps(card, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _reference(reference: Reference) -> dict[str, Any]:
+    return {"kind": "public"} if reference.kind == "public" else reference.model_dump(mode="json", exclude_none=True)
+
+
+def _column(schema: Schema, codec: Codec, mechanism: ColumnMechanism) -> dict[str, Any]:
+    declared = schema.columns[codec.name]
+    if isinstance(mechanism, RankMechanism):
+        return {
+            "kind": declared.kind,
+            "epsilon_exact": mechanism.epsilon,
+            "bounds": declared.bounds,
+            "atoms": [_plain(atom) for atom in declared.atoms or ()],
+            "nulls": declared.nulls,
+            "ranks": mechanism.noise.n_cells,
+            "alpha_log": -mechanism.noise.rate,
+            "reference": {"knots_at_most": 2**16, "rank_error_at_most": 2.0**-15},
+        }
+    assert isinstance(codec, LevelCodec)
+    return {
+        "kind": declared.kind,
+        "epsilon_exact": mechanism.epsilon,
+        "levels": [_plain(level) for level in codec.levels.to_pylist()],
+        "channel": mechanism.channel.matrix.tolist(),
+    }
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
