@@ -109,7 +109,9 @@ def level_columns(draw: st.DrawFn, n_rows: int) -> ColumnCase:
 def _range(type_: pa.DataType) -> tuple[int, int]:
     """Return whole numbers, well inside the type, that a column may take; of a time, in its own unit (of ns: microseconds)."""
     if pa.types.is_integer(type_):
-        low, high = (0, 2**type_.bit_width - 1) if pa.types.is_unsigned_integer(type_) else (-(2 ** (type_.bit_width - 1)), 2 ** (type_.bit_width - 1) - 1)
+        low, high = (
+            (0, 2**type_.bit_width - 1) if pa.types.is_unsigned_integer(type_) else (-(2 ** (type_.bit_width - 1)), 2 ** (type_.bit_width - 1) - 1)
+        )
         return max(low, -EXACT), min(high, EXACT)
     if pa.types.is_date(type_):
         return -40_000, 40_000

@@ -315,12 +315,5 @@ def _surfaces(error: BaseException) -> str:
 def test_a_data_value_never_shows_in_an_error(codec, array, secret):
     with pytest.raises(DataError) as caught:
         codec.encode(array)
-    shown = _surfaces(caught.value)
-    assert secret not in shown.replace(f'"{secret}"', "") or secret not in _without_source(caught.value)
-    assert repr(secret) not in str(caught.value)
-
-
-def _without_source(error: BaseException) -> str:
-    """Return the surfaces without the traceback's lines of this test's own source, where the secret is a literal."""
-    chain = [error, error.__cause__, error.__context__]
-    return "".join(f"{each}{each!r}{each.args}{getattr(each, '__dict__', None)}{pickle.dumps(each)!r}" for each in chain if each is not None)
+    assert secret not in _surfaces(caught.value)
+    assert caught.value.__context__ is None

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 
 from dpdask.engine.compute import Progress
-from dpdask.engine.survey import Survey, survey
+from dpdask.engine.survey import Statistic, Survey, survey
 from dpdask.engine.work import RELEASE_NAME, TableWork
 from dpdask.errors import DataError, InputError
 from dpdask.io.fragments import InputTable, discover
@@ -27,21 +27,38 @@ def survey_input(table: InputTable, work: TableWork, progress: Progress | None =
     return survey("survey", table.fragments, work, progress)
 
 
-def distributions(reference: Reference, schema: Schema, work: TableWork, found: Survey, progress: Progress | None = None) -> Mapping[str, Distribution]:
-    """Return the reference distribution of every privatised column.
+def survey_public(reference: Public, schema: Schema, work: TableWork, progress: Progress | None = None) -> Survey:
+    """Return the survey of a job's public table; it needs the privatised columns, and may have others.
 
     Raises
     ------
-    SpecError, DataError, InputError
-        If the reference does not fit the columns, is too small, or cannot be read.
+    DataError, InputError
+        If the table cannot be read, or lacks a column.
+    """
+    assert reference.path is not None
+    public = discover(reference.path, schema)
+    return survey("reference", public.fragments, _public_work(public, work), progress)
+
+
+def distributions(reference: Reference, work: TableWork, statistics: Mapping[str, Statistic]) -> Mapping[str, Distribution]:
+    """Return the reference distribution of every privatised column.
+
+    Parameters
+    ----------
+    reference
+        Where it comes from.
+    work
+        The table's columns.
+    statistics
+        Of the reference rows; not looked at when the distribution is known.
+
+    Raises
+    ------
+    SpecError, DataError
+        If the reference does not fit the columns, or is too small.
     """
     if isinstance(reference, Known):
         return {name: reference.distribution(codec) for name, codec in work.codecs.items()}
-    statistics = found.statistics
-    if isinstance(reference, Public):
-        assert reference.path is not None
-        public = discover(reference.path, schema)
-        statistics = survey("reference", public.fragments, _public_work(public, work), progress).statistics
     return {name: from_statistic(codec, statistics[name]) for name, codec in work.codecs.items()}
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from dask import delayed
 
 from dpdask.codec import Codec, LevelCodec
 from dpdask.engine.compute import Progress, guarded, run_tasks
-from dpdask.engine.reduce import tree_reduce
+from dpdask.engine.reduce import TreeFold, tree_reduce
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
 from dpdask.io.fragments import Fragment, read_batches
@@ -47,31 +48,44 @@ def of_batch(codec: Codec, array: object, chosen: np.ndarray | None) -> Statisti
     return LevelCounts.of_batch(codec, array, chosen) if isinstance(codec, LevelCodec) else RankSummary.of_batch(codec, array, chosen)
 
 
+def survey_batches(batches: Iterable[pa.RecordBatch], fragment_id: str, work: TableWork) -> Survey:
+    """Return the survey of one fragment: with a hold-out, the reference rows are the held-out ones; else all rows.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema.
+    """
+    rng = stream(work.key(), HOLDOUT_ID, fragment_id) if work.fraction is not None else None
+    fold = TreeFold(_merge_statistics)
+    fold.add({name: identity(codec) for name, codec in work.codecs.items()})
+    n_released = 0
+    for batch in batches:
+        chosen = None if rng is None or work.fraction is None else holdout_mask(rng, batch.num_rows, work.fraction)
+        n_released += batch.num_rows - (0 if chosen is None else int(chosen.sum()))
+        fold.add({name: of_batch(codec, batch.column(name), chosen) for name, codec in work.codecs.items()})
+    return Survey(n_released=(n_released,), statistics=fold.result())
+
+
+def _merge_statistics(parts: list[Mapping[str, Statistic]]) -> Mapping[str, Statistic]:
+    first, *others = parts
+    return {name: statistic.merge(*(other[name] for other in others)) for name, statistic in first.items()}  # type: ignore[arg-type]  # one kind a column
+
+
 @guarded
 def survey_fragment(fragment: Fragment, work: TableWork) -> Survey:
-    """Return the survey of one fragment: with a hold-out, the reference rows are the held-out ones; else all rows."""
-    statistics = {name: identity(codec) for name, codec in work.codecs.items()}
-    rng = stream(work.key(), HOLDOUT_ID, fragment.id) if work.fraction is not None else None
-    n_released = 0
+    """Return the survey of one fragment of files."""
     try:
-        for batch in read_batches(fragment, list(work.codecs), work.types):
-            chosen = None if rng is None or work.fraction is None else holdout_mask(rng, batch.num_rows, work.fraction)
-            n_released += batch.num_rows - (0 if chosen is None else int(chosen.sum()))
-            for name, codec in work.codecs.items():
-                statistics[name] = statistics[name].merge(of_batch(codec, batch.column(name), chosen))  # type: ignore[arg-type]  # one codec, one statistic
+        return survey_batches(read_batches(fragment, list(work.codecs), work.types), fragment.id, work)
     except DataError as error:
         raise error.at(fragment.where) from None
-    return Survey(n_released=(n_released,), statistics=statistics)
 
 
 @guarded
 def merge_surveys(surveys: list[Survey]) -> Survey:
     """Return the survey of neighbouring fragments."""
-    merged = surveys[0]
-    for survey in surveys[1:]:
-        statistics = {name: merged.statistics[name].merge(survey.statistics[name]) for name in merged.statistics}  # type: ignore[arg-type]  # as above
-        merged = Survey(n_released=merged.n_released + survey.n_released, statistics=statistics)
-    return merged
+    n_released = tuple(n for survey in surveys for n in survey.n_released)
+    return Survey(n_released=n_released, statistics=_merge_statistics([survey.statistics for survey in surveys]))
 
 
 def survey(stage: str, fragments: tuple[Fragment, ...], work: TableWork, progress: Progress | None = None) -> Survey:

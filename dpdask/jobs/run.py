@@ -18,7 +18,7 @@ from dpdask.io.storage import Folder
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
 from dpdask.mechanisms import fit_dip
-from dpdask.references import Holdout
+from dpdask.references import Holdout, Public
 from dpdask.reports.card import release_card
 
 
@@ -146,8 +146,8 @@ def _fit(job: Job, state: RunState, table: InputTable, work: TableWork, reached:
     found = release.survey_input(table, work, progress)
     if sum(found.n_released) == 0:
         raise DataError("no row would be released", job.file.input.path, "lower mechanism.reference.fraction, or check the input")
-    references = release.distributions(job.reference, job.schema, work, found, progress)
-    fitted = fit_dip(references, work.codecs, job.epsilons)
+    source = release.survey_public(job.reference, job.schema, work, progress) if isinstance(job.reference, Public) else found
+    fitted = fit_dip(release.distributions(job.reference, work, source.statistics), work.codecs, job.epsilons)
     sha256 = release.write_release(fitted, state.folder)
     reached = dataclasses.replace(reached, stage="fitted", release_sha256=sha256, n_released=found.n_released)
     state.write(reached)

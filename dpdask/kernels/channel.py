@@ -22,8 +22,13 @@ Weights = NDArray[np.uint64]
 
 
 def uniform_laplace_cdf(x: Floats, b: float) -> Floats:
-    """Return G(x), the cdf of Unif(0, 1) + Laplace(b), for x in [0, 1] (Bi & Shen, appendix, first section)."""
-    result: Floats = x + b / 2 * (np.exp(-x / b) - np.exp((x - 1) / b))
+    """Return G(x), the cdf of Unif(0, 1) + Laplace(b), for x in [0, 1] (Bi & Shen, appendix, first section).
+
+    Notes
+    -----
+    The paper's difference of two exponentials is written as one hyperbolic sine, which cancels nothing when b is large.
+    """
+    result: Floats = x + b * math.exp(-1 / (2 * b)) * np.sinh((0.5 - x) / b)
     return result
 
 

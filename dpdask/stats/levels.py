@@ -37,7 +37,7 @@ class LevelCounts:
 
     def merge(self, *others: Self) -> Self:
         """Return the counts of all of them."""
-        return type(self)(np.sum([part.counts for part in (self, *others)], axis=0, dtype=np.int64))
+        return type(self)(np.stack([part.counts for part in (self, *others)]).sum(axis=0))
 
     @property
     def n_rows(self) -> int:

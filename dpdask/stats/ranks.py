@@ -36,8 +36,9 @@ class RankSummary:
     Notes
     -----
     A merge that overflows keeps 2**19 points, which misplaces at most 2**-19 of its rows, however many summaries it takes
-    at once; merged in a tree with fan-in 8, one call a node, up to 8**8 fragments stay within 8 * 2**-19 = 2**-16, and the final cut to 2**16 knots adds at most 2**-16: the
-    rank error of a reference is at most 2**-15. `error` keeps the count, so the bound is checked and not assumed.
+    at once. Merged in a tree with fan-in 8, one call a node, up to 8**8 fragments stay within 8 * 2**-19 = 2**-16, and the
+    final cut to 2**16 knots adds at most 2**-16: the rank error of a reference is at most 2**-15. `error` keeps the count,
+    so the bound is checked and not assumed.
     """
 
     values: NDArray[np.float64]
@@ -74,7 +75,7 @@ class RankSummary:
         parts = (self, *others)
         values, weights = ecdf.merge([part.values for part in parts], [part.weights for part in parts])
         values, weights, moved = ecdf.compress(values, weights, MAX_POINTS)
-        atom_counts = np.sum([part.atom_counts for part in parts], axis=0, dtype=np.int64)
+        atom_counts: NDArray[np.int64] = np.stack([part.atom_counts for part in parts]).sum(axis=0)
         n_nulls = sum(part.n_nulls for part in parts)
         return type(self)(values, weights, atom_counts, n_nulls, sum(part.error for part in parts) + moved)
 

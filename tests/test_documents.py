@@ -1,0 +1,175 @@
+import datetime as dt
+import traceback
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from dpdask.documents import Document, parse_yaml, validate
+from dpdask.errors import SpecError
+
+
+class Circle(Document):
+    kind: Literal["circle"]
+    radius: float = Field(gt=0, allow_inf_nan=False)
+
+
+class Square(Document):
+    kind: Literal["square"]
+    side_length: int
+
+
+class Drawing(Document):
+    title: str
+    shape: Annotated[Circle | Square, Field(discriminator="kind")] | None = None
+    layers: dict[str, Circle] = {}
+    stack: tuple[Circle, ...] = ()
+    size: int | tuple[int, int] | None = None
+
+
+def refusal(call, *args) -> SpecError:
+    with pytest.raises(SpecError) as caught:
+        call(*args)
+    error = caught.value
+    assert error.exit_code == 64
+    assert (error.where or "").startswith("job.yaml")
+    assert error.mend or "should" in error.what or "expected" in error.what
+    assert "\n" not in str(error)
+    assert "Traceback" not in "".join(traceback.format_exception(error))[10:]  # no library's error behind it
+    return error
+
+
+def parse(text: str) -> SpecError:
+    return refusal(parse_yaml, text, "job.yaml")
+
+
+def check(**data: object) -> SpecError:
+    return refusal(validate, Drawing, data, "job.yaml")
+
+
+# ---- YAML
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1e-5", 1e-5), ("1.5e3", 1500.0), ("-1E+2", -100.0), (".5e1", 5.0), ("1_0e1", 100.0), ("1.e2", 100.0), ("1_000", 1000), ("0.5", 0.5)],
+)
+def test_numbers_are_read_as_people_write_them(text, number):
+    value = parse_yaml(f"a: {text}", "job.yaml")["a"]
+    assert value == number
+    assert type(value) is type(number)
+
+
+@pytest.mark.parametrize("text", ["1e", "e5", "1e5x", "v1e5", "'1e5'", "1e5 m"])
+def test_texts_that_only_look_like_numbers_stay_texts(text):
+    assert parse_yaml(f"a: {text}", "job.yaml") == {"a": text.strip("'")}
+
+
+def test_dates_and_merge_keys_are_read():
+    text = "base: &base {p: 1, q: 1}\nday: 2020-01-31\nmore: {<<: *base, q: 2}\nagain: *base"
+    assert parse_yaml(text, "job.yaml") == {
+        "base": {"p": 1, "q": 1},
+        "day": dt.date(2020, 1, 31),
+        "more": {"p": 1, "q": 2},
+        "again": {"p": 1, "q": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["a: 1\nb: 2\na: 3", "x:\n  a: 1\n  b: {}\n  'a': 2", "x: [{a: 1}, {b: 1,\n\na: 1, a: 2}]", "x: &x {b: 1}\ny: &y {\n a: 1, <<: *x, a: 2}"]
+)
+def test_a_key_that_stands_twice_is_refused_with_its_line(text):
+    error = parse(text)
+    assert error.what == "the key 'a' stands twice"
+    assert error.where in ("job.yaml, line 3", "job.yaml, line 4", "job.yaml, line 2")
+    last = max(n for n, line in enumerate(text.split("\n"), 1) if "a" in line.replace("'", "").replace("<<: *", ""))
+    assert f"line {min(last, 4)}" in str(error)
+
+
+@pytest.mark.parametrize("key", ["1", "1.5", "no", "yes", "null", "~", "2020-01-01", "? [a]\n", "? {a: 1}\n", "1e5"])
+def test_a_key_that_yaml_does_not_read_as_text_is_refused(key):
+    for text in (f"{key}: 1", f"columns:\n  {key}: {{}}"):
+        error = parse(text)
+        assert error.what == "a key is not a text"
+        assert "line" in error.where
+        assert error.mend == "put it in quotes"
+
+
+@pytest.mark.parametrize("key", ["'1'", '"no"', "'null'"])
+def test_a_quoted_key_is_a_text(key):
+    assert list(parse_yaml(f"{key}: 1", "job.yaml")) == [key.strip("\"'")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x: [", "x: {a: b", "a: 1\n b: 2", "x: @y", "a: *nobody", "a: 1\n---\nb: 2", "a: \x00", "x: !!python/object:os.system {}", "x: 'open", "<<: 3"],
+)
+def test_a_text_that_is_not_yaml_is_refused(text):
+    assert parse(text).what == "this is not valid YAML"
+
+
+@pytest.mark.parametrize(
+    "value", ["2020-02-30", "2020-13-01", "2020-01-01 25:00:00", "1" * 5000, pytest.param("[" * 3000 + "]" * 3000, id="brackets")]
+)
+def test_a_value_that_cannot_be_read_is_refused(value):
+    assert parse(f"a: {value}").what == "a value cannot be read"
+
+
+@pytest.mark.parametrize("text", ["", "3", "- 1", "text", "null", "# only a comment"])
+def test_a_document_that_is_no_mapping_is_refused(text):
+    assert parse(text).what == "a mapping of names to values is expected"
+
+
+# ---- validation
+
+
+def test_a_valid_document_is_immutable():
+    drawing = validate(Drawing, {"title": "t", "shape": {"kind": "circle", "radius": 2}, "size": (1, 2)}, "job.yaml")
+    assert drawing.shape == Circle(kind="circle", radius=2.0)
+    with pytest.raises(ValueError, match="frozen"):
+        drawing.title = "u"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("data", "path", "nearest"),
+    [
+        ({"titel": "t"}, "titel", "title"),
+        ({"title": "t", "lyers": {}}, "lyers", "layers"),
+        ({"title": "t", "radius": 1}, "radius", None),
+        ({"title": "t", "layers": {"title": {"kind": "circle", "radius": 1, "raduis": 1}}}, "layers.title.raduis", "radius"),
+        ({"title": "t", "layers": {"a": {"kind": "circle", "radius": 1, "title": 1}}}, "layers.a.title", None),
+        ({"title": "t", "stack": ({"kind": "circle", "radius": 1}, {"kind": "circle", "radius": 1, "knd": 1})}, "stack.1.knd", "kind"),
+        ({"title": "t", "shape": {"kind": "square", "side_lenght": 1}}, "shape.side_lenght", "side_length"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_nearest_one_that_is_known_there(data, path, nearest):
+    error = check(**data)
+    assert error.what == f"unknown key {path!r}"
+    suggested = error.mend.removeprefix("did you mean ").strip("'?")
+    model = Drawing if "." not in path else Square if "side" in path else Circle
+    assert suggested in model.model_fields
+    assert nearest in (None, suggested)
+
+
+def test_a_missing_key_is_named_where_it_is_missing():
+    assert str(check()) == "job.yaml: the key 'title' is missing; add it"
+    assert str(check(title="t", shape={"kind": "circle"})) == "job.yaml: the key 'shape.radius' is missing; add it"
+    assert str(check(title="t", layers={"a": {"kind": "circle"}})) == "job.yaml: the key 'layers.a.radius' is missing; add it"
+
+
+@pytest.mark.parametrize("radius", ["text", "1", True, None, [1], float("nan"), float("inf"), 0, -1])
+def test_a_wrong_value_is_placed_by_its_keys(radius):
+    error = check(title="t", shape={"kind": "circle", "radius": radius})
+    assert error.where == "job.yaml, shape.radius"
+    assert error.what.startswith("Input should be ")
+
+
+def test_the_names_of_union_members_do_not_show():
+    assert check(title="t", size="big").where == "job.yaml, size"
+    assert check(title="t", size=(1, "big")).where.startswith("job.yaml, size")
+    assert check(title="t", shape={"kind": "circel"}).where == "job.yaml, shape"
+    assert check(title="t", shape=3).where == "job.yaml, shape"
+
+
+def test_a_document_of_another_shape_is_refused():
+    assert refusal(validate, Drawing, ["title"], "job.yaml").where == "job.yaml"

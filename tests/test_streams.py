@@ -1,0 +1,149 @@
+import copy
+import logging
+import pickle
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import combinations
+
+import cloudpickle
+import dask
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from dask.base import tokenize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpdask.streams import STREAM_FORMAT, RunKey, stream, words
+
+KEY = RunKey.insecure(1815)
+IDS = [("a", "bc"), ("ab", "c"), ("abc", ""), ("", "abc"), ("a", "b"), ("b", "a"), ("a", "b\x00"), ("dip/x", "f1"), ("dip/x", "f2"), ("dip/y", "f1")]
+
+
+def oracle(key: bytes, mechanism_id: str, fragment_id: str, n_words: int) -> list[int]:
+    """AES-128 of the little-endian counters 0, 1, 2… under the keyed BLAKE2b of the two length-prefixed names."""
+    message = b"".join(len(name.encode()).to_bytes(8, "little") + name.encode() for name in (mechanism_id, fragment_id))
+    aes = blake2b(message, key=key, person=b"dpdask stream 1", digest_size=16).digest()
+    blocks = b"".join(i.to_bytes(16, "little") for i in range((n_words + 1) // 2))
+    return np.frombuffer(Cipher(algorithms.AES(aes), modes.ECB()).encryptor().update(blocks), "<u8")[:n_words].tolist()
+
+
+@pytest.mark.parametrize("n_words", [1, 2, 7, 8, 9, 16, 1000])
+@pytest.mark.parametrize("ids", [("dip/rating", "f00"), ("", ""), ("dip/größe", "φ" * 300)])
+def test_a_stream_is_aes_128_in_counter_mode(ids, n_words):
+    assert words(stream(KEY, *ids), n_words).tolist() == oracle(KEY.reveal(), *ids, n_words)
+
+
+def test_the_stream_format_is_pinned():
+    assert STREAM_FORMAT == 1
+    assert words(stream(RunKey.insecure(7), "a", "b"), 3).tolist() == [14787043944292998176, 15126083115808589158, 12623715749674364014]
+
+
+def test_a_stream_is_a_pure_function_of_key_mechanism_and_fragment():
+    for ids in IDS:
+        np.testing.assert_array_equal(words(stream(KEY, *ids), 50), words(stream(RunKey(KEY.reveal()), *ids), 50))
+
+
+def test_streams_of_distinct_names_or_keys_are_unrelated():
+    drawn = [words(stream(key, *ids), 64) for key in (KEY, RunKey.insecure(1816), RunKey.fresh()) for ids in IDS]
+    for one, other in combinations(drawn, 2):
+        assert not set(one.tolist()) & set(other.tolist())  # 64-bit words: a shared one is a shared stream, at any offset
+        agreeing = np.bitwise_count(~(one ^ other)).sum() / (64 * 64)
+        assert 0.45 < agreeing < 0.55
+
+
+@settings(max_examples=100, derandomize=True, deadline=None, database=None)
+@given(one=st.tuples(st.text(max_size=4), st.text(max_size=4)), other=st.tuples(st.text(max_size=4), st.text(max_size=4)))
+def test_two_streams_agree_only_if_both_names_do(one, other):
+    same = bool((words(stream(KEY, *one), 2) == words(stream(KEY, *other), 2)).all())
+    assert same == (one == other)
+
+
+@settings(max_examples=100, derandomize=True, deadline=None, database=None)
+@given(st.lists(st.integers(0, 40), max_size=12))
+def test_words_are_the_same_however_they_are_chunked(sizes):
+    whole = words(stream(KEY, "m", "f"), sum(sizes))
+    rng = stream(KEY, "m", "f")
+    chunks = [words(rng, size) for size in sizes]
+    np.testing.assert_array_equal(np.concatenate([np.empty(0, np.uint64), *chunks]), whole)
+
+
+def test_words_fill_a_shape_row_by_row():
+    flat = words(stream(KEY, "m", "f"), 24)
+    for shape in [(24,), (6, 4), (2, 3, 4)]:
+        drawn = words(stream(KEY, "m", "f"), *shape)
+        assert drawn.dtype == np.uint64
+        np.testing.assert_array_equal(drawn, flat.reshape(shape))
+    assert words(stream(KEY, "m", "f"), 0, 3).shape == (0, 3)
+    assert words(stream(KEY, "m", "f")).shape == ()
+
+
+def test_words_are_uniform_in_every_bit():
+    bits = np.unpackbits(words(stream(KEY, "m", "f"), 20_000).view(np.uint8)).reshape(-1, 64)
+    assert np.abs(bits.mean(axis=0) - 0.5).max() < 5 * 0.5 / np.sqrt(20_000)
+
+
+# ---- the key
+
+
+def test_a_fresh_key_is_256_bits_and_new_each_time():
+    keys = {RunKey.fresh().reveal() for _ in range(50)}
+    assert len(keys) == 50
+    assert {len(key) for key in keys} == {32}
+
+
+def test_the_key_of_a_seed_is_reproducible():
+    assert RunKey.insecure(7).reveal() == RunKey.insecure(7).reveal() != RunKey.insecure(8).reveal()
+
+
+@pytest.mark.parametrize("secret", [b"", b"short-secret", b"s" * 31, b"s" * 33])
+def test_a_key_of_another_length_is_refused_without_showing_it(secret):
+    with pytest.raises(ValueError, match="32 bytes") as caught:
+        RunKey(secret)
+    assert not secret or secret.decode() not in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Holder:
+    key: RunKey
+
+
+@pytest.mark.parametrize("hold", [lambda key: key, lambda key: [key], lambda key: {"key": key}, Holder], ids=["bare", "list", "dict", "dataclass"])
+@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps, copy.deepcopy, tokenize], ids=["pickle", "cloudpickle", "deepcopy", "tokenize"])
+def test_a_key_is_never_pickled_copied_or_tokenised_however_it_is_held(dumps, hold):
+    with pytest.raises(TypeError, match="never (pickled|tokenised)") as caught:
+        dumps(hold(KEY))
+    assert str(KEY.reveal()) not in repr(caught.value)
+
+
+def test_a_key_in_a_closure_is_never_pickled():
+    with pytest.raises(TypeError, match="never pickled"):
+        cloudpickle.dumps(lambda key=KEY: key)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_no_pickle_protocol_takes_a_key(protocol):
+    with pytest.raises(TypeError, match="never pickled"):
+        pickle.dumps(KEY, protocol)
+    with pytest.raises(TypeError, match="never pickled"):
+        KEY.__getstate__()
+
+
+def test_a_key_never_enters_a_dask_graph_by_its_token():
+    with dask.config.set({"tokenize.ensure-deterministic": True}), pytest.raises(TypeError, match="never tokenised"):
+        tokenize(KEY)
+
+
+def test_a_key_does_not_show(caplog):
+    secret = b"0123456789abcdefSECRETSECRET1815"
+    key = RunKey(secret)
+    logging.getLogger("dpdask").warning("%s %r", key, Holder(key))
+    shown = f"{key} {key!r} {[key]} {Holder(key)} {caplog.text}"
+    assert "SECRET" not in shown
+    assert secret.hex() not in shown
+    assert "hidden" in shown
+    assert not hasattr(key, "__dict__")
+
+
+def test_a_key_cannot_be_compared_into_showing():
+    assert RunKey(KEY.reveal()) != KEY
