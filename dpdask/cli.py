@@ -28,12 +28,43 @@ _DEFECT = 70
 Report = Callable[[str, int, int], None]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Verbs(click.Group):
+    """A group whose verbs fail with one line and a documented exit code, also when `dask dpdask` calls it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError):
+            raise
+        except Exception as error:
+            if ctx.params.get("debug"):
+                raise
+            _fail(ctx, *_line_and_code(error))
+        except KeyboardInterrupt:
+            _fail(ctx, "interrupted; run again to resume", _INTERRUPTED)
+
+
+def _line_and_code(error: Exception) -> tuple[str, int]:
+    if isinstance(error, DpdaskError):
+        return str(error), error.exit_code
+    if isinstance(error, click.Abort):
+        return "interrupted; run again to resume", _INTERRUPTED
+    if isinstance(error, click.ClickException):
+        return f"{' '.join(error.format_message().split()).rstrip('.')}; see `dpdask --help`", UsageError.exit_code
+    # the last resort: a library's message may quote data, so only its type is shown
+    return f"{type(error).__name__}; this is a defect of dpdask, run `dpdask --debug` with the same words to see where", _DEFECT
+
+
+def _fail(ctx: click.Context, line: str, code: int) -> NoReturn:
+    click.echo(f"dpdask: {line}", err=True)
+    ctx.exit(code)
+
+
+@click.group(name="dpdask", cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 @click.version_option(__version__)
-def cli(debug: bool) -> None:
+def cli(debug: bool) -> None:  # noqa: ARG001 - read by the group, which catches what its verbs raise
     """Release privacy-protected versions of tables, from a Parquet lake to a Parquet lake."""
-    click.get_current_context().obj = {"debug": debug}
 
 
 def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -175,24 +206,11 @@ def _progress() -> Iterator[Report]:
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
-    debug = "--debug" in sys.argv
     try:
-        result = cli(standalone_mode=False)
-        sys.exit(result if isinstance(result, int) else 0)
-    except click.ClickException as error:
+        sys.exit(cli(standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(UsageError.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("dpdask: interrupted; run again to resume", err=True)
-        sys.exit(_INTERRUPTED)
-    except DpdaskError as error:
-        _fail(error, str(error), error.exit_code, debug)
-    except Exception as error:  # noqa: BLE001 - the last resort: a library's message may quote data, so only its type is shown
-        _fail(error, f"{type(error).__name__}; this is a defect of dpdask, run again with --debug to see where", _DEFECT, debug)
-
-
-def _fail(error: Exception, line: str, code: int, debug: bool) -> NoReturn:
-    if debug:
-        raise error
-    click.echo(f"dpdask: {line}", err=True)
-    sys.exit(code)
+    except click.ClickException as error:  # of the group's own options; its verbs' are caught above
+        click.echo(f"dpdask: {_line_and_code(error)[0]}", err=True)
+        sys.exit(UsageError.exit_code)

@@ -64,7 +64,7 @@ def _address(cluster: Cluster) -> Iterator[str]:
     if cluster.address is None:
         raise SpecError("the key 'cluster.address' is missing", "cluster", "give the scheduler's address, such as tls://host:8786")
     try:
-        client = Client(cluster.address, timeout="20s")
+        client = Client(cluster.address, timeout=dask.config.get("distributed.comm.timeouts.connect"))
     except (OSError, TimeoutError, ValueError):
         raise TemporaryError("the scheduler cannot be reached", cluster.address, "check the address, and that it runs") from None
     with client:

@@ -48,8 +48,22 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     SpecError
         If the text is not YAML, is not a mapping, gives a key twice, or has a key that is not a text.
     """
+    data = parse_value(text, where)
+    if not isinstance(data, dict):
+        raise SpecError("a mapping of names to values is expected", where, "begin with `key: value` lines")
+    return data
+
+
+def parse_value(text: str, where: str) -> Any:
+    """Return the value that a YAML text holds.
+
+    Raises
+    ------
+    SpecError
+        If the text is not YAML, gives a key twice, or has a key that is not a text.
+    """
     try:
-        data = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -58,9 +72,6 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
         raise SpecError("a value cannot be read", where, "correct a date that does not exist, or a number that is too long") from None
     except SpecError as error:
         raise error.at(where) from None
-    if not isinstance(data, dict):
-        raise SpecError("a mapping of names to values is expected", where, "begin with `key: value` lines")
-    return data
 
 
 def validate(model: type[Model], data: Mapping[str, Any], where: str) -> Model:

@@ -13,7 +13,7 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
 from dpdask.errors import DataError
 from dpdask.schema import Column
 
-SECRET = "Zebulon-Quux-1815"  # noqa: S105 - a planted data value
+SECRET = "Zebulon-Quux-1815"  # a planted data value
 
 
 def level_codec(levels, type_, nulls="refuse", kind="categorical") -> LevelCodec:
@@ -187,7 +187,7 @@ def test_a_time_that_would_overflow_in_a_finer_unit_is_refused():
 def test_times_are_numbers_in_their_own_unit_and_nanoseconds_are_cut():
     expected = {"s": 3.0, "ms": 3e3, "us": 3e6, "ns": 3e6}
     for unit, number in expected.items():
-        array = pa.array([dt.datetime(1970, 1, 1, 0, 0, 3)], type=pa.timestamp(unit))
+        array = pa.array([dt.datetime(1970, 1, 1, 0, 0, 3, tzinfo=dt.UTC)], type=pa.timestamp(unit))
         assert value_codec(pa.timestamp(unit)).encode(array)[0].tolist() == [number]
     odd = pa.array([3_000_999], pa.int64()).cast(pa.timestamp("ns"))
     assert value_codec(pa.timestamp("ns")).encode(odd)[0].tolist() == [3000.0]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from dpdask.documents import Document, parse_yaml, validate
+from dpdask.documents import Document, parse_value, parse_yaml, validate
 from dpdask.errors import SpecError
 
 
@@ -22,7 +22,7 @@ class Square(Document):
 class Drawing(Document):
     title: str
     shape: Annotated[Circle | Square, Field(discriminator="kind")] | None = None
-    layers: dict[str, Circle] = {}
+    layers: dict[str, Circle] = Field(default_factory=dict)
     stack: tuple[Circle, ...] = ()
     size: int | tuple[int, int] | None = None
 
@@ -118,6 +118,18 @@ def test_a_value_that_cannot_be_read_is_refused(value):
 @pytest.mark.parametrize("text", ["", "3", "- 1", "text", "null", "# only a comment"])
 def test_a_document_that_is_no_mapping_is_refused(text):
     assert parse(text).what == "a mapping of names to values is expected"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-5", 1e-5), ("[1, a]", [1, "a"]), ("text", "text"), ("2020-01-31", dt.date(2020, 1, 31)), ("", None)]
+)
+def test_a_value_alone_is_read_by_the_same_rules(text, value):
+    assert parse_value(text, "job.yaml") == value
+
+
+@pytest.mark.parametrize("text", ["[", "{a: 1, a: 2}", "{no: 1}", "2020-02-30"])
+def test_a_value_alone_is_refused_by_the_same_rules(text):
+    refusal(parse_value, text, "job.yaml")
 
 
 # ---- validation

@@ -155,7 +155,7 @@ def test_levels_that_are_no_domain_are_refused(levels, message):
 )
 def test_discrete_levels_and_atoms_are_ordered_numbers_or_dates(levels, message):
     assert message in refused(**privatised("discrete", levels=levels))
-    assert message.replace("levels must", "levels must") in refused(**privatised("mixed", atoms=levels))
+    assert message in refused(**privatised("mixed", atoms=levels))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,8 @@ def test_an_unknown_key_of_the_schema_is_answered_with_the_nearest_one():
 def test_a_schema_is_read_from_yaml(tmp_path):
     path = tmp_path / "schema.yaml"
     path.write_text(
-        "columns:\n  id: {role: keep}\n  x: {role: privatise, kind: continuous, bounds: [-1e3, 1e3]}\n  day: {role: privatise, kind: discrete, levels: [2020-01-01]}\n"
+        "columns:\n  id: {role: keep}\n  x: {role: privatise, kind: continuous, bounds: [-1e3, 1e3]}\n"
+        "  day: {role: privatise, kind: discrete, levels: [2020-01-01]}\n"
     )
     schema = Schema.from_yaml(path)
     assert schema == Schema.from_yaml(str(path))

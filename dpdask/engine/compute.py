@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import traceback
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import dask
 from dask.base import get_scheduler
 from dask.callbacks import Callback
-from distributed import Client, KilledWorker, as_completed
-from distributed.client import FutureCancelledError
+from distributed import CancelledError, Client, KilledWorker, as_completed
 from distributed.comm import CommClosedError
 
 from dpdask.errors import DpdaskError, InternalError, TemporaryError
@@ -30,15 +30,22 @@ def guarded(function: Callable[Args, Result]) -> Callable[Args, Result]:
     def task(*args: Args.args, **kwargs: Args.kwargs) -> Result:
         try:
             return function(*args, **kwargs)
-        except DpdaskError:
-            raise
+        except DpdaskError as error:
+            failure = error
         except MemoryError:
-            raise TemporaryError("a worker ran out of memory", None, "use fewer threads per worker and run again to resume") from None
+            failure = TemporaryError("a worker ran out of memory", None, "use fewer threads per worker and run again to resume")
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            raise InternalError(f"{type(error).__name__} in {frame.name}, line {frame.lineno}", None, "please report it, without data") from None
+            failure = InternalError(f"{type(error).__name__} in {frame.name}, line {frame.lineno}", None, "please report it, without data")
+        failure.__cause__ = failure.__context__ = None  # distributed pickles these too, and a library's message would go with them
+        raise failure
 
     return task
+
+
+def task_prefix(stage: str) -> str:
+    """Return a prefix for task names that no other run on the same scheduler has; it says nothing of the data."""
+    return f"dpdask-{stage}-{uuid.uuid4().hex[:12]}"
 
 
 def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None) -> list[Any]:
@@ -83,12 +90,12 @@ def _on_cluster(client: Client, stage: str, tasks: Sequence[Any], progress: Prog
     futures = client.compute(list(tasks), retries=RETRIES, optimize_graph=False)
     try:
         for done, future in enumerate(as_completed(futures), start=1):
-            if future.status == "error":
+            if future.status != "finished":
                 raise future.exception()
             if progress is not None:
                 progress(stage, done, len(tasks))
         return list(client.gather(futures))
-    except (KilledWorker, FutureCancelledError, CommClosedError, TimeoutError) as error:
+    except (KilledWorker, CancelledError, CommClosedError, TimeoutError) as error:
         raise TemporaryError(f"the cluster lost its workers ({type(error).__name__})", stage, "run again to resume") from None
     finally:
         client.cancel(futures)

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import dask.dataframe as dd
 import numpy as np
@@ -20,7 +20,7 @@ from dask.base import tokenize
 
 from dpdask.codec import LevelCodec, codec_for
 from dpdask.documents import validate
-from dpdask.engine.compute import guarded, run_tasks
+from dpdask.engine.compute import guarded, run_tasks, task_prefix
 from dpdask.engine.reduce import tree_reduce
 from dpdask.engine.release import distributions, load_release, write_release
 from dpdask.engine.survey import Survey, merge_surveys, survey_batches
@@ -36,7 +36,7 @@ from dpdask.stats import holdout_mask
 from dpdask.stats.holdout import HOLDOUT_ID
 from dpdask.streams import RunKey, stream
 
-Frame = pd.DataFrame | dd.DataFrame
+Frame: TypeAlias = Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,9 @@ class DIP:
         work = _frame_work(frame, self.schema, self.reference, folder)
         statistics: Mapping[str, Any] = {}
         if not isinstance(self.reference, Known):
-            leaves = [delayed(_survey_part, pure=False)(part, fragment_id, work, dask_key_name=f"survey-{fragment_id}") for fragment_id, part in _parts(frame)]
-            [found] = run_tasks("survey", [tree_reduce(leaves, merge_surveys, f"survey-merge-{folder.url[-12:]}")])
+            prefix, call = task_prefix("survey"), delayed(_survey_part, pure=False)
+            leaves = [call(part, fragment_id, work, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in enumerate(_parts(frame))]
+            [found] = run_tasks("survey", [tree_reduce(leaves, merge_surveys, f"{prefix}-merge")])
             statistics = found.statistics
         epsilons = split_epsilon(self.epsilon, self.schema.privatised, self.weights)
         fitted = fit_dip(distributions(self.reference, work, statistics), work.codecs, epsilons)
@@ -188,16 +189,13 @@ class Release:
         if not found.released.equals(self.work.released):
             raise DataError("the columns or their types differ from those of the fitted frame", "transform", "give both frames the same types")
         meta = _released_meta(frame.head(0) if isinstance(frame, pd.DataFrame) else frame._meta, self.work)
-        parts = [(fragment_id, part) for fragment_id, part in _parts(frame)]
+        parts = _parts(frame)
         if isinstance(frame, pd.DataFrame):
             [(fragment_id, part)] = parts
             released: pd.DataFrame = _randomise_part(part, fragment_id, self.work, self.sha256, meta)
             return released
-        prefix = f"dip-{blake2b((self.work.secrets.url + self.sha256).encode(), digest_size=6).hexdigest()}"
-        calls = [
-            delayed(_randomise_part, pure=False)(part, fragment_id, self.work, self.sha256, meta, dask_key_name=f"{prefix}-{fragment_id}")
-            for fragment_id, part in parts
-        ]
+        prefix, call = task_prefix("transform"), delayed(_randomise_part, pure=False)
+        calls = [call(part, fragment_id, self.work, self.sha256, meta, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in enumerate(parts)]
         divisions = frame.divisions if frame.known_divisions else None
         return dd.from_delayed(calls, meta=meta, divisions=divisions, prefix=prefix, verify_meta=True)
 
@@ -278,7 +276,7 @@ def _randomise_part(part: pd.DataFrame, fragment_id: str, work: TableWork, sha25
     if work.fraction is not None:
         part = part[np.logical_not(holdout_mask(stream(key, HOLDOUT_ID, fragment_id), len(part), work.fraction))]
     batch = release.randomise(_batch(part, work), work.codecs, release.streams(key, fragment_id))
-    released = part[list(meta.columns)].copy()
+    released: pd.DataFrame = part[list(meta.columns)].copy()
     for name in work.codecs:
         released[name] = batch.column(name).to_pandas().set_axis(part.index).astype(meta[name].dtype)
     return released

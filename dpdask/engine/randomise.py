@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 from dask import delayed
 
-from dpdask.engine.compute import Progress, guarded, run_tasks
+from dpdask.codec import LevelCodec
+from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
 from dpdask.engine.release import load_release
 from dpdask.engine.work import ShardWork, TableWork
 from dpdask.errors import DataError, InputError
@@ -57,6 +58,7 @@ def write_shards(task: ShardWork, work: TableWork, release_sha256: str, staging:
     staged = _staged(record, staging, actions)
     if staged is not None:
         return staged
+    few_valued = [name for name, codec in work.codecs.items() if isinstance(codec, LevelCodec)]
     shards: list[Shard] = []
     names = iter(task.names)
     writer: ShardWriter | None = None
@@ -67,11 +69,11 @@ def write_shards(task: ShardWork, work: TableWork, release_sha256: str, staging:
             while start < batch.num_rows:
                 if writer is None or room == 0:
                     shards += [writer.close()] if writer is not None else []
-                    writer, room = ShardWriter(staging, next(names), work.released), task.rows_per_shard
+                    writer, room = ShardWriter(staging, next(names), work.released, few_valued), task.rows_per_shard
                 taken = min(room, batch.num_rows - start)
                 writer.write(batch.slice(start, taken))
                 start, room = start + taken, room - taken
-        shards.append((writer or ShardWriter(staging, next(names), work.released)).close())
+        shards.append((writer or ShardWriter(staging, next(names), work.released, few_valued)).close())
     except BaseException as error:
         if writer is not None:
             writer.discard(error)
@@ -95,7 +97,10 @@ def _staged(record: str, staging: Folder, actions: Folder) -> tuple[Shard, ...] 
     """Return a task's recorded shards if each is staged with the recorded digest."""
     if not actions.exists(record):
         return None
-    shards = tuple(Shard(**shard) for shard in json.loads(actions.read(record)))
+    try:
+        shards = tuple(Shard(**shard) for shard in json.loads(actions.read(record)))
+    except (ValueError, TypeError):
+        return None
     for shard in shards:
         if not staging.exists(shard.name):
             return None
@@ -113,9 +118,8 @@ def write_all(tasks: list[ShardWork], work: TableWork, release_sha256: str, stag
     DataError, InputError, TemporaryError
         The first failure; what is staged stays, and a second run goes on from it.
     """
-    shared = delayed(work, pure=False, traverse=False, name="write-work")
-    calls = [
-        delayed(write_shards, pure=False)(task, shared, release_sha256, staging, actions, dask_key_name=f"write-{task.names[0].removesuffix('.parquet')}")
-        for task in tasks
-    ]
+    prefix = task_prefix("write")
+    shared = delayed(work, pure=False, traverse=False, name=f"{prefix}-work")
+    call = delayed(write_shards, pure=False)
+    calls = [call(task, shared, release_sha256, staging, actions, dask_key_name=f"{prefix}-{number}") for number, task in enumerate(tasks)]
     return [shard for shards in run_tasks("write", calls, progress) for shard in shards]

@@ -10,7 +10,7 @@ import pyarrow as pa
 from dask import delayed
 
 from dpdask.codec import Codec, LevelCodec
-from dpdask.engine.compute import Progress, guarded, run_tasks
+from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
 from dpdask.engine.reduce import TreeFold, tree_reduce
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
@@ -98,8 +98,10 @@ def survey(stage: str, fragments: tuple[Fragment, ...], work: TableWork, progres
     InputError
         If a file is missing, unreadable, or changed.
     """
-    shared = delayed(work, pure=False, traverse=False, name=f"{stage}-work")
-    leaves = [delayed(survey_fragment, pure=False)(fragment, shared, dask_key_name=f"{stage}-{fragment.id}") for fragment in fragments]
-    [result] = run_tasks(stage, [tree_reduce(leaves, merge_surveys, f"{stage}-merge")], progress)
+    prefix = task_prefix(stage)
+    shared = delayed(work, pure=False, traverse=False, name=f"{prefix}-work")
+    call = delayed(survey_fragment, pure=False)
+    leaves = [call(fragment, shared, dask_key_name=f"{prefix}-{number}") for number, fragment in enumerate(fragments)]
+    [result] = run_tasks(stage, [tree_reduce(leaves, merge_surveys, f"{prefix}-merge")], progress)
     assert isinstance(result, Survey)
     return result

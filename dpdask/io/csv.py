@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv as standard_csv
 import datetime as dt
+import gzip
 import io
 import re
+import zlib
 from collections.abc import Iterator
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 _SAMPLE_BYTES = 2**16
 _BLOCK_BYTES = 2**22
+_BAD_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
 def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[str, str, int, pa.Schema]:
@@ -33,14 +36,18 @@ def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[str, str, in
     ------
     InputError
         If the file is empty or its header cannot be read.
+    DataError
+        If its first line names no declared column; what stands there is not shown, for it may be a row.
     """
     content, version = _versions(fs, path)
-    with fs.open(path, "rb", compression="infer") as file:
-        header = file.readline(_SAMPLE_BYTES)
     try:
+        with fs.open(path, "rb", compression="infer") as file:
+            header = file.readline(_SAMPLE_BYTES)
         names = next(standard_csv.reader(io.StringIO(header.decode("utf-8-sig"))))
-    except (StopIteration, UnicodeDecodeError, standard_csv.Error):
+    except (StopIteration, UnicodeDecodeError, standard_csv.Error, *_BAD_GZIP):
         raise InputError("this CSV file has no readable header line", name, "write it in UTF-8 with its column names first") from None
+    if not set(names) & set(schema.columns):
+        raise DataError("its first line names no declared column", name, "begin the file with the names of its columns")
     return content, version, int(fs.size(path)), pa.schema([pa.field(column, _type_of(column, schema)) for column in names])
 
 
@@ -80,6 +87,8 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
             for batch in reader:
                 for start in range(0, batch.num_rows, batch_rows):
                     yield batch.slice(start, batch_rows)
+    except _BAD_GZIP:
+        raise InputError("this file cannot be decompressed: it is truncated or corrupt", fragment.name, "write it again") from None
     except pa.ArrowException as error:  # its message holds the value: only the column's number is taken from it
         number = re.match(r"In CSV column #(\d+)", str(error))
         column = f", column {types.names[int(number[1])]!r}" if number else ""

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import fsspec
 import pyarrow as pa
+from fsspec.utils import glob_translate
 
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io import csv, parquet
@@ -124,6 +125,7 @@ def discover(url: str, schema: Schema) -> InputTable:
     with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
         parts = list(pool.map(lambda file: _inspect(fs, file[0], file[1], file[2], schema), files))
     first = parts[0][1]
+    schema.check_names(first.names)
     for fragments, found in parts:
         _check_same(first, found, fragments[0].name if fragments else "a file without row groups")
     return InputTable(fragments=tuple(fragment for fragments, _ in parts for fragment in fragments), schema=first)
@@ -154,6 +156,14 @@ def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> It
         yield from reader.read_batches(fs, path, fragment, columns, types, BATCH_ROWS)
 
 
+def takes_in(url: str, folder: str) -> bool:
+    """Return whether a table's URL takes in what is written to a folder, so that the next run would read it."""
+    if any(sign in url for sign in "*?["):
+        written = f"{folder}/part-00000.parquet"
+        return re.fullmatch(glob_translate(url.partition("://")[2]), written.partition("://")[2]) is not None
+    return f"{folder}/".startswith(f"{url.rstrip('/')}/")
+
+
 def _files(url: str) -> tuple[Any, list[tuple[str, str, Literal["parquet", "csv"]]]]:
     """Return the file system and, for each file, its path, its name inside the table, and its format."""
     try:
@@ -175,7 +185,8 @@ def _files(url: str) -> tuple[Any, list[tuple[str, str, Literal["parquet", "csv"
         raise InputError("there is no Parquet or CSV file here", url, "check the job's input.path")
     hive = next((name for _, name, _ in tables if "=" in name.rpartition("/")[0]), None)
     if hive is not None:
-        raise InputError("folders named key=value hold a column that this version does not read", hive.rpartition("/")[0], "write the column into the files")
+        key = next(part.partition("=")[0] for part in hive.split("/") if "=" in part)  # the value is data
+        raise InputError("folders named key=value hold a column that this version does not read", f"{key}=…", "write the column into the files")
     return fs, tables
 
 
@@ -184,7 +195,7 @@ def _format(name: str) -> Literal["parquet", "csv"] | None:
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name)]
 
 
 def _inspect(fs: Any, path: str, name: str, format_: Literal["parquet", "csv"], schema: Schema) -> tuple[list[Fragment], pa.Schema]:

@@ -58,6 +58,8 @@ class Manifest:
             return None
         try:
             content = json.loads(folder.read(MANIFEST_NAME))
+            if content["format"] != MANIFEST_FORMAT:
+                raise KeyError
             shards = tuple(Shard(**shard) for shard in content["shards"])
             return cls(job=content["job"], shards=shards, card_sha256=content["card_sha256"])
         except (ValueError, KeyError, TypeError):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
 
 from dpdask.errors import InputError
 
@@ -55,8 +56,8 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
     if digest != fragment.version:
         raise InputError("this file changed since the run began", fragment.name, "restore it and run again, or `dpdask abort` the run")
     try:
-        with pa.OSFile(path) if "file" in fs.protocol else pa.PythonFile(fs.open(path, "rb"), mode="r") as source:
-            file = pq.ParquetFile(source, metadata=metadata)
+        with pa.OSFile(path) if isinstance(fs, LocalFileSystem) else pa.PythonFile(fs.open(path, "rb"), mode="r") as source:
+            file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
             for batch in file.iter_batches(batch_size=batch_rows, row_groups=[fragment.row_group], columns=columns, use_threads=False):
                 yield batch.select(columns)
     except (pa.ArrowException, OSError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO, Any
@@ -57,6 +58,10 @@ class _HashingSink:
         """Leave the file open: whoever opened it makes it appear."""
 
 
+def _is_whole(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(type_) or pa.types.is_temporal(type_)) and not pa.types.is_duration(type_)
+
+
 class ShardWriter:
     """Writes one shard; it appears under its name, whole, when it is closed.
 
@@ -67,18 +72,31 @@ class ShardWriter:
     name
         Its file name.
     schema
-        The released columns and types. The footer holds them, the row groups and the statistics of released values;
-        no Arrow or pandas metadata, no index, no dictionary but of values that are in the shard.
+        The released columns and types. The footer holds them (also as an Arrow schema without metadata, so that every
+        type comes back), the row groups and the statistics of released values; no pandas metadata, no index, no dictionary but of values that are in the shard.
+    few_valued
+        The columns with few distinct values, which a dictionary makes smaller; elsewhere it would cost half the time of
+        writing and be given up.
     """
 
-    def __init__(self, folder: Folder, name: str, schema: pa.Schema) -> None:
+    def __init__(self, folder: Folder, name: str, schema: pa.Schema, few_valued: Collection[str] = ()) -> None:
         self._name, self._schema = name, schema
         self._pending: list[pa.RecordBatch] = []
         self._n_pending = self._n_rows = 0
         self._stack = ExitStack()
         self._sink = _HashingSink(self._stack.enter_context(folder.replacing(name)))
         self._file = pa.PythonFile(self._sink, mode="w")
-        self._writer = pq.ParquetWriter(self._file, schema, compression="zstd", compression_level=1, store_schema=False, version="2.6")
+        whole = {field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type) and field.name not in few_valued}
+        dictionary = [field.name for field in schema if field.name not in whole and not (pa.types.is_floating(field.type) and field.name not in few_valued)]
+        self._writer = pq.ParquetWriter(
+            self._file,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            version="2.6",
+            use_dictionary=dictionary,
+            column_encoding=whole,
+        )
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows; a row group is written as soon as it is full."""

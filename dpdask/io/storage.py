@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import fsspec
 
 from dpdask.errors import DpdaskError, InputError, OutputError, TemporaryError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REMOVALS = 10
 
 
 @contextmanager
@@ -45,10 +47,15 @@ def storage_faults(where: str) -> Iterator[None]:
 
 
 def absolute_url(path: str, base: Path | None = None) -> str:
-    """Return a path or URL as a URL; a relative local path is relative to `base` (or the working directory)."""
+    """Return a path or URL as a URL; a relative local path is relative to `base` (or the working directory).
+
+    Nothing is percent-encoded: fsspec takes `%20` for three characters, and `*` for a glob.
+    """
+    if path.startswith(("file://", "local://")):
+        path = path.partition("://")[2]
     if "://" in path or "::" in path:
         return path.rstrip("/") if not path.endswith("://") else path
-    return (base or Path.cwd()).joinpath(Path(path).expanduser()).resolve().as_uri()
+    return "file://" + (base or Path.cwd()).joinpath(Path(path).expanduser()).resolve().as_posix()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,13 @@ class Folder:
             fs.invalidate_cache()
             return bool(fs.exists(path))
 
+    def is_file(self) -> bool:
+        """Return whether there is a file where the folder should be."""
+        fs, path = self._resolve()
+        with storage_faults(path):
+            fs.invalidate_cache()
+            return bool(fs.isfile(path))
+
     def names(self) -> list[str]:
         """Return the names of what is directly in the folder, sorted; none if it is not there."""
         fs, path = self._resolve()
@@ -106,10 +120,19 @@ class Folder:
             return sorted(str(entry).rstrip("/").rpartition("/")[2] for entry in fs.ls(path, detail=False))
 
     def create(self, *, private: bool = False) -> None:
-        """Create the folder and its parents; a private one is for this user alone (mode 0700, where there are modes)."""
+        """Create the folder and its parents; a private one is for this user alone (mode 0700, where there are modes).
+
+        Raises
+        ------
+        OutputError
+            If no folder can be made there.
+        """
         fs, path = self._resolve()
         with storage_faults(path):
-            fs.makedirs(path, exist_ok=True)
+            try:
+                fs.makedirs(path, exist_ok=True)
+            except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError):
+                raise OutputError("no folder can be made here", path, "check output.path, and that this user may write there") from None
             if private and self.is_local:
                 Path(path).chmod(0o700)
 
@@ -135,8 +158,11 @@ class Folder:
         """Open a file to write that appears under its name when the block ends well, and not at all otherwise."""
         fs, path = self._resolve(name)
         if not self.is_local:
-            with storage_faults(path), fs.transaction, fs.open(path, "wb") as remote:
-                yield remote
+            # whole, in one call: fsspec's transaction belongs to a file system that all threads of a process share
+            remote = io.BytesIO()
+            yield remote
+            with storage_faults(path):
+                fs.pipe_file(path, remote.getvalue())
             return
         temporary = Path(f"{path}.{uuid.uuid4().hex}.tmp")
         with storage_faults(path):
@@ -151,7 +177,7 @@ class Folder:
                 temporary.unlink(missing_ok=True)
                 raise
 
-    def open(self, name: str) -> IO[bytes]:
+    def open(self, name: str) -> BinaryIO:
         """Open a file to read."""
         fs, path = self._resolve(name)
         with storage_faults(path):
@@ -161,9 +187,13 @@ class Folder:
         """Remove a file, or the folder with all that is in it; nothing happens if it is not there."""
         fs, path = self._resolve(name)
         with storage_faults(path):
-            fs.invalidate_cache()
-            if fs.exists(path):
-                fs.rm(path, recursive=not name)
+            for _ in range(_REMOVALS):
+                fs.invalidate_cache()
+                if not fs.exists(path):
+                    return
+                with suppress(FileNotFoundError):  # another driver, or a worker that was thought lost, is at the same files
+                    fs.rm(path, recursive=not name)
+                    return
 
     def move_to(self, target: Folder) -> None:
         """Make this folder's files appear in `target`: at once where renames are atomic, one by one elsewhere.

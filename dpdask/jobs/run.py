@@ -12,7 +12,7 @@ from dpdask.engine.compute import Progress
 from dpdask.engine.work import TableWork, lay_out, table_work
 from dpdask.errors import DataError, DpdaskError, InputError, OutputError, SpecError
 from dpdask.io.fragments import InputTable, discover
-from dpdask.io.manifest import CARD_NAME, SUCCESS_NAME, Manifest
+from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.jobs.spec import Job
@@ -98,12 +98,12 @@ def _finished(job: Job, state: RunState) -> Outcome | None:
     """
     manifest = Manifest.read(state.output)
     if manifest is None:
-        if [name for name in state.output.names() if not _publishing(state)]:
+        if state.output.is_file() or (state.output.names() and not _publishing(state)):
             raise OutputError("this output exists and is not this run's", job.file.output.path, "choose another output.path, or remove it")
         return None
     if manifest.job != job.digest:
         raise OutputError("this output holds another job's release", job.file.output.path, "choose another output.path, or remove it")
-    if not state.output.exists(SUCCESS_NAME):
+    if not state.output.exists(SUCCESS_NAME) and _publishing(state):
         return None
     if state.folder.exists():
         state.remove()
@@ -136,9 +136,21 @@ def _advance(job: Job, state: RunState, table: InputTable, work: TableWork, prog
     shards = randomise.write_all(tasks, work, reached.release_sha256, state.publish, state.actions, progress)
     manifest = _stage_meta(job, state, work, reached, shards)
     state.write(dataclasses.replace(reached, stage="staged"))
+    _sweep(state.publish, manifest)
     state.publish.move_to(state.output)
     state.remove()
     return Outcome(status="released", output=job.output_url, manifest=manifest)
+
+
+def _sweep(publish: Folder, manifest: Manifest) -> None:
+    """Remove what a worker or a driver that was killed left half written, so that only the release is published."""
+    whole = {shard.name for shard in manifest.shards} | {META, SUCCESS_NAME}
+    for name in publish.names():
+        if name not in whole:
+            publish.remove(name)
+    for name in publish.child(META).names():
+        if f"{META}/{name}" not in (CARD_NAME, MANIFEST_NAME):
+            publish.child(META).remove(name)
 
 
 def _fit(job: Job, state: RunState, table: InputTable, work: TableWork, reached: Progressed, progress: Progress | None) -> Progressed:

@@ -8,12 +8,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field
 
-from dpdask.documents import Document, parse_yaml, validate
+from dpdask.documents import Document, parse_value, parse_yaml, validate
 from dpdask.errors import SpecError
+from dpdask.io.fragments import takes_in
 from dpdask.io.storage import absolute_url
+from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
 from dpdask.privacy import Budget, split_epsilon
 from dpdask.references import Holdout, Known, Public
 from dpdask.schema import Schema
@@ -98,10 +99,18 @@ class Job:
         self.reference = reference
         if not schema.privatised:
             raise SpecError("the schema privatises no column", file.schema_path, "give at least one column the role privatise")
-        if self.input_url == self.output_url:
-            raise SpecError("the output is the input", "output.path", "choose another folder")
+        for table in (self.input_url, reference.path if isinstance(reference, Public) else None):
+            if table is not None and takes_in(table, self.output_url):
+                raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
         self.epsilons = split_epsilon(file.privacy.epsilon, schema.privatised, file.mechanism.weights)
+        self._check_epsilons()
         self._check_reference()
+
+    def _check_epsilons(self) -> None:
+        for name, epsilon in self.epsilons.items():
+            if not self.schema.columns[name].has_levels and not MIN_EPSILON <= epsilon <= MAX_EPSILON:
+                what = f"a {self.schema.columns[name].kind} column takes an ε in [{MIN_EPSILON:g}, {MAX_EPSILON:g}]"
+                raise SpecError(what, f"column {name!r}", "change privacy.epsilon, or its division by mechanism.weights")
 
     def _check_reference(self) -> None:
         if isinstance(self.reference, Known):
@@ -158,7 +167,4 @@ def _set(data: dict[str, Any], key: str, value: str) -> None:
         if not isinstance(inner, dict):
             raise SpecError(f"{parent!r} holds a plain value, so nothing can be set inside it", f"--set {key}")
         data = inner
-    try:
-        data[last] = yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise SpecError("the value is not valid YAML", f"--set {key}", "quote it") from None
+    data[last] = parse_value(value, f"--set {key}")

@@ -8,12 +8,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 from dpdask.engine.work import KEY_NAME
 from dpdask.errors import InputError, OutputError, TemporaryError
 from dpdask.io.manifest import META
-from dpdask.io.storage import Folder
+from dpdask.io.storage import Folder, storage_faults
 from dpdask.streams import RunKey
 
 STATE_FORMAT = 1
@@ -77,8 +78,8 @@ class RunState:
         OutputError
             If the state is of another format.
         """
-        if not self.folder.exists(_STATE):
-            return None
+        if not (self.folder.exists(_STATE) and self.folder.exists(KEY_NAME)):
+            return None  # without its key, it is the rest of a run that was being removed
         try:
             content = json.loads(self.folder.read(_STATE))
             if content.pop("format") != STATE_FORMAT:
@@ -86,7 +87,7 @@ class RunState:
             return Progressed(**{**content, "n_released": tuple(content["n_released"])})
         except InputError:
             return None  # a run that was just now committed or aborted elsewhere
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise OutputError("the state of an unfinished run cannot be read", self.folder.url, "`dpdask abort` it and run again") from None
 
     def write(self, reached: Progressed) -> None:
@@ -96,9 +97,13 @@ class RunState:
     def open(self, job: str, fingerprint: str, seed: int | None) -> Progressed:
         """Begin a run: its folder, its key, its first record.
 
-        A key that an earlier attempt left without a record was never used, and is replaced.
+        A key that an earlier attempt left without a record was never used, and is replaced. What a removal that was
+        interrupted left is removed: it holds the noise of another key.
         """
         self.folder.create(private=True)
+        self.folder.remove(_STATE)
+        self.publish.remove()
+        self.actions.remove()
         key = RunKey.fresh() if seed is None else RunKey.insecure(seed)
         self.folder.write(KEY_NAME, key.reveal(), private=True)
         for folder in (self.publish, self.meta, self.actions):
@@ -125,13 +130,25 @@ class RunState:
             yield  # object stores have no locks: one driver at a time is the user's care
             return
         self.folder.create(private=True)
-        descriptor = os.open(self.folder.local_path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        busy = TemporaryError("another run is writing this output", self.output.url, "wait for it to end")
+        path = self.folder.local_path / _LOCK
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise TemporaryError("another run is writing this output", self.output.url, "wait for it to end") from None
+            with storage_faults(self.folder.url):
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except InputError:
+            raise busy from None  # it ended, and removed the folder, just now
         try:
+            if not _locked(descriptor, path):
+                raise busy
             yield
         finally:
             os.close(descriptor)
+
+
+def _locked(descriptor: int, path: Path) -> bool:
+    """Lock a file and return whether that worked, and the file is still the one at its path: a run that ends removes it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False

@@ -246,7 +246,7 @@ def value_at(rank: float, x: Floats, c: Floats, guide: Guide, lattice: bool) -> 
     step = gap * (min(max((rank - c[k - 1]) / width, 0.0), 1.0) if width > 0 else 1.0)
     if lattice:  # whole steps are added to a whole number: no rounding, however large the numbers
         step = min(max(math.ceil(step), 1.0), gap)
-    return float(x[k - 1] + step)
+    return float(min(x[k - 1] + step, x[k]))  # rounding must not pass the knot, which may be the column's bound
 
 
 @jit

@@ -182,5 +182,7 @@ def _sample_points(law: Any, lattice: bool) -> tuple[NDArray[np.float64], NDArra
     grid = np.unique(np.concatenate([_TAIL, np.arange(1, _GRID) / _GRID, 1.0 - _TAIL]))
     points = np.asarray(law.ppf(grid), dtype=np.float64)
     points = np.unique(np.round(points) if lattice else points)
+    if lattice and points[-1] - points[0] < 2 * _GRID:  # then every whole number has room, and the law is met exactly
+        points = np.arange(points[0], points[-1] + 1)
     masses = np.diff(np.asarray(law.cdf(points), dtype=np.float64), prepend=0.0)
     return points[masses > 0], masses[masses > 0]

@@ -46,10 +46,9 @@ def integrated(probabilities: np.ndarray, b: float) -> np.ndarray:
             c.append(c[-1] + mpmath.mpf(float(mass)))
         cdf = lambda x: mpmath.exp(x / b_) / 2 if x < 0 else 1 - mpmath.exp(-x / b_) / 2  # noqa: E731
         smoothed = lambda x: mpmath.quad(lambda u: cdf(x - u), [0, x, 1] if 0 < x < 1 else [0, 1])  # noqa: E731
-        quantiles = [mpmath.mpf(-60) * b_ - 60]
-        for level in c[1:-1]:
-            quantiles.append(mpmath.findroot(lambda x, level=level: smoothed(x) - level, (-3 * b_ - 1, 4 * b_ + 2), solver="anderson", tol=1e-24))
-        quantiles.append(-quantiles[0])
+        far = mpmath.mpf(60) * b_ + 60
+        root = lambda level: mpmath.findroot(lambda x: smoothed(x) - level, (-3 * b_ - 1, 4 * b_ + 2), solver="anderson", tol=1e-24)  # noqa: E731
+        quantiles = [-far, *map(root, c[1:-1]), far]
         s = len(probabilities)
         result = np.empty((s, s))
         for k in range(s):

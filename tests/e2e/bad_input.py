@@ -1,0 +1,490 @@
+"""Everything a user can get wrong, each through the command line: `python -m tests.e2e.bad_input` prints the table.
+
+A case builds its files in an empty folder and returns the words of the command. The data of every case hold `SECRETS`,
+which no line may show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import dask
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from dpdask.cli import main
+from dpdask.errors import TemporaryError
+from dpdask.io.fragments import discover
+from dpdask.jobs.run import run_job
+from dpdask.jobs.spec import load_job
+from dpdask.schema import Schema
+from dpdask.stats import holdout_mask
+from dpdask.streams import RunKey, stream
+
+TEXT, NUMBER = "Zebulon-Quux", 1815.1875
+SECRETS = (TEXT, str(NUMBER))
+N_ROWS = 200
+COLUMNS: dict[str, Any] = {
+    "userId": {"role": "keep", "type": "int64"},
+    "rating": {"role": "privatise", "kind": "discrete", "levels": [1.0, 2.0, 3.0]},
+    "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 100.0]},
+    "note": {"role": "drop"},
+}
+JOB: dict[str, Any] = {
+    "name": "bad-input",
+    "input": {"path": "data"},
+    "output": {"path": "out"},
+    "schema": "schema.yaml",
+    "privacy": {"epsilon": 1.0},
+    "mechanism": {"kind": "dip", "reference": {"kind": "holdout", "fraction": 0.25}},
+    "cluster": {"kind": "synchronous"},
+}
+KNOWN: dict[str, Any] = {"kind": "known", "columns": {"rating": {"probabilities": [0.2, 0.3, 0.5]}, "price": {"name": "uniform", "loc": 0, "scale": 100}}}
+Words = list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One thing that can be wrong (or must not be).
+
+    Attributes
+    ----------
+    name
+        As it stands in the table.
+    code
+        The exit code.
+    says
+        A regular expression that the line matches; of a case that works, nothing.
+    prepare
+        Builds the files of the case and returns the command's words.
+    kept
+        Whether the unfinished run stays, so that a re-run can go on.
+    config, env
+        Dask configuration and environment around the command.
+    """
+
+    name: str
+    code: int
+    says: str
+    prepare: Callable[[Path], Words]
+    kept: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        """What stands on stderr beside the JSON lines of progress."""
+        return [line for line in self.err.splitlines() if not _is_progress(line)]
+
+
+def _is_progress(line: str) -> bool:
+    try:
+        return set(json.loads(line)) == {"stage", "done", "total"}
+    except (ValueError, TypeError):
+        return False
+
+
+def command(*words: str) -> Ended:
+    """Run the command line in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    code: object = None
+    with mock.patch.object(sys, "argv", ["dpdask", *words]), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as exit_:
+            code = exit_.code
+    return Ended(code=code if isinstance(code, int) else 0 if code is None else 1, out=out.getvalue(), err=err.getvalue())
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Return the digest of every file below a folder, hidden ones too; of a folder its name alone."""
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "" for path in sorted(folder.rglob("*"))}
+
+
+def execute(case: Case, folder: Path) -> tuple[Ended, dict[str, str], dict[str, str]]:
+    """Return how a case ended, and the files before and after."""
+    with mock.patch.dict(os.environ, {key: value.format(folder=folder) for key, value in case.env.items()}), dask.config.set(dict(case.config)):
+        words = case.prepare(folder)
+        before = files(folder)
+        return command(*words), before, files(folder)
+
+
+# ---- files
+
+
+def table(n_rows: int = N_ROWS, seed: int = 1, **changed: Any) -> pa.Table:
+    """Return rows as the schema declares them, with columns changed, added, or (None) left out."""
+    rng = np.random.default_rng(seed)
+    columns: dict[str, Any] = {
+        "userId": pa.array(rng.integers(0, 50, n_rows)),
+        "rating": pa.array(rng.choice([1.0, 2.0, 3.0], n_rows)),
+        "price": pa.array(rng.uniform(0.0, 100.0, n_rows)),
+        "note": pa.array([TEXT] * n_rows),
+    } | changed
+    return pa.table({name: values for name, values in columns.items() if values is not None})
+
+
+def with_value(name: str, value: Any) -> pa.Table:
+    """Return a good table in which one value is wrong."""
+    good = table()
+    values = good.column(name).to_pylist()
+    values[N_ROWS // 2] = value
+    return table(**{name: pa.array(values)})
+
+
+def job(folder: Path, parts: Mapping[str, pa.Table] | None = None, *words: str, columns: Any = COLUMNS, verb: str = "run", **changed: Any) -> Words:
+    """Write a job, its schema and its table, and return the words that run it. `a__b=c` changes the job's key a.b."""
+    for name, part in (parts if parts is not None else {"part-0.parquet": table(), "part-1.parquet": table(seed=2)}).items():
+        path = folder / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(part, path, row_group_size=100)
+    written = copy.deepcopy(JOB)
+    for key, value in changed.items():
+        *parents, last = key.split("__")
+        inner = written
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[last] = value
+    (folder / "schema.yaml").write_text(columns if isinstance(columns, str) else yaml.safe_dump({"columns": columns}, sort_keys=False), encoding="utf-8")
+    (folder / "job.yaml").write_text(yaml.safe_dump(written, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return [verb, str(folder / "job.yaml"), *words]
+
+
+def _csv(folder: Path, *texts: str | bytes, **changed: Any) -> Words:
+    (folder / "data").mkdir()
+    for index, text in enumerate(texts):
+        (folder / "data" / f"part-{index}.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return job(folder, {}, **changed)
+
+
+_HEADER = "userId,rating,price,note\n"
+_LINES = "".join(f"{row},{row % 3 + 1},{row % 100}.5,{TEXT}\n" for row in range(40))
+
+
+def _edited(folder: Path, edit: Callable[[bytes], bytes], **written: Any) -> Words:
+    """Return the words of a job whose second file was damaged after it was written."""
+    words = job(folder)
+    path = folder / "data" / "part-1.parquet"
+    pq.write_table(table(seed=2), path, row_group_size=100, **written)
+    path.write_bytes(edit(path.read_bytes()))
+    return words
+
+
+def _cut_inside(data: bytes) -> bytes:
+    return data[:500] + data[900:]
+
+
+def _page_overwritten(data: bytes) -> bytes:
+    column = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(1).column(2)
+    start = column.dictionary_page_offset or column.data_page_offset
+    return data[:start] + b"\xff" * 64 + data[start + 64 :]
+
+
+def _bit_flipped(data: bytes) -> bytes:
+    column = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(1).column(0)
+    place = column.data_page_offset + column.total_compressed_size - 20
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+def _crashed(folder: Path) -> Words:
+    """Return the words of a job whose first run stopped after it was fitted."""
+    words = job(folder)
+    with mock.patch("dpdask.engine.randomise.write_all", side_effect=TemporaryError("crash")), contextlib.suppress(TemporaryError):
+        run_job(load_job(words[1]))
+    assert (folder / ".out.dpdask" / "release.npz").exists()
+    return words
+
+
+def _input_changed(folder: Path) -> Words:
+    words = _crashed(folder)
+    pq.write_table(table(seed=3), folder / "data" / "part-1.parquet")
+    return words
+
+
+def _input_lost(folder: Path) -> Words:
+    words = _crashed(folder)
+    (folder / "data" / "part-1.parquet").unlink()
+    return words
+
+
+def _another_job_staged(folder: Path) -> Words:
+    return [*_crashed(folder), "--set", "privacy.epsilon=2"]
+
+
+def _another_job_released(folder: Path) -> Words:
+    words = job(folder)
+    assert command(*words).code == 0
+    return [*words, "--set", "privacy.epsilon=2"]
+
+
+def _released(folder: Path) -> Words:
+    words = job(folder)
+    assert command(*words).code == 0
+    return words
+
+
+def _one_held_out(folder: Path) -> Words:
+    words = job(folder, {"part-0.parquet": table(2)}, mechanism__reference__fraction=0.5)
+    [fragment] = discover(f"file://{folder}/data", Schema.from_dict({"columns": COLUMNS})).fragments
+    seed = next(seed for seed in range(100) if holdout_mask(stream(RunKey.insecure(seed), "holdout", fragment.id), 2, 0.5).sum() == 1)
+    return [*words, "--set", f"insecure_seed={seed}"]
+
+
+def _output(folder: Path, make: Callable[[Path], object]) -> Words:
+    make(folder / "out")
+    return job(folder)
+
+
+def _filled(path: Path) -> None:
+    path.mkdir()
+    (path / "mine.txt").write_text("mine")
+
+
+def _broken_manifest(path: Path) -> None:
+    (path / "_dpdask").mkdir(parents=True)
+    (path / "_dpdask" / "manifest.json").write_text("{")
+
+
+def _empty_groups(folder: Path) -> Words:
+    words = job(folder, {})
+    (folder / "data").mkdir()
+    pq.ParquetWriter(folder / "data" / "a.parquet", table().schema).close()
+    return words
+
+
+def _empty_file_among_good(folder: Path) -> Words:
+    words = job(folder, {"b.parquet": table(), "d.parquet": table(0), "e.parquet": table(seed=2)})
+    pq.ParquetWriter(folder / "data" / "c.parquet", table().schema).close()
+    return words
+
+
+def _duplicated_in_file(folder: Path) -> Words:
+    good = table()
+    twice = pa.Table.from_arrays([*good.columns, good.column("rating")], names=[*good.column_names, "rating"])
+    return job(folder, {"part-0.parquet": twice})
+
+
+def _without(name: str) -> Callable[[Path], Words]:
+    return lambda folder: (job(folder), (folder / name).unlink())[0]
+
+
+def _mixed_kinds(folder: Path) -> Words:
+    words = _csv(folder, _HEADER + _LINES)
+    pq.write_table(table(), folder / "data" / "part-1.parquet")
+    return words
+
+
+def _truncated_gzip(folder: Path) -> Words:
+    words = job(folder, {})
+    (folder / "data").mkdir()
+    data = gzip.compress((_HEADER + "".join(f"{row},{row % 3 + 1},{row * 0.001:.3f},{row * 7919 % 104729}\n" for row in range(50_000))).encode())
+    (folder / "data" / "part.csv.gz").write_bytes(data[: len(data) // 2])
+    return words
+
+
+def _columns(**changed: Any) -> dict[str, Any]:
+    return {name: column for name, column in (COLUMNS | changed).items() if column is not None}
+
+
+_TWICE = "columns:\n  userId: {role: keep}\n  rating: {role: drop}\n  rating: {role: keep}\n"
+_BAD = {"part-0.parquet": table(seed=2)}
+
+
+def _case(name: str, code: int, says: str, *words: str, parts: Mapping[str, pa.Table] | None = None, columns: Any = COLUMNS, **changed: Any) -> Case:
+    return Case(name=name, code=code, says=says, prepare=lambda folder: job(folder, parts, *words, columns=columns, **changed))
+
+
+def _bad_value(name: str, column: str, value: Any, says: str) -> Case:
+    return _case(name, 65, rf"part-1\.parquet, row group 1, column '{column}': {says}", parts={**_BAD, "part-1.parquet": with_value(column, value)})
+
+
+_RATING = COLUMNS["rating"]
+
+CASES: tuple[Case, ...] = (
+    # ---- the job
+    _case("an unknown key in the job", 64, r"unknown key 'mechanism\.chanel'; did you mean 'channel'\?", mechanism__chanel="laplace"),
+    _case("an unknown key at the top", 64, r"unknown key 'privcy'; did you mean 'privacy'\?", privcy={"epsilon": 1.0}),
+    _case("an unknown key in the schema", 64, r"unknown key 'columns\.rating\.level'; did you mean 'levels'\?", columns=_columns(rating=_RATING | {"level": [1]})),
+    *(_case(f"ε = {text}", 64, r"job\.yaml, privacy\.epsilon: ", "--set", f"privacy.epsilon={text}") for text in ("0", "-1", ".nan", ".inf", "much", "101")),
+    _case("no ε", 64, r"the key 'privacy\.epsilon' is missing; add it", privacy={}),
+    *(
+        _case(f"a hold-out fraction of {text}", 64, r"job\.yaml, mechanism\.reference\.fraction: ", "--set", f"mechanism.reference.fraction={text}")
+        for text in ("0", "1", "1.5", "-0.1", ".nan")
+    ),
+    _case("δ > 0", 64, r"privacy\.delta: .*\b0\b", "--set", "privacy.delta=1e-6"),
+    _case("adjacency add-remove", 64, r"privacy\.adjacency: .*replace-one", "--set", "privacy.adjacency=add-remove"),
+    _case("a unit that is no row", 64, r"privacy\.unit: .*row", "--set", "privacy.unit={column: userId, max_rows: 20}"),
+    _case("no reference", 64, r"the key 'mechanism\.reference' is missing; add it", mechanism={"kind": "dip"}),
+    _case("an unknown kind of reference", 64, r"mechanism\.reference: ", mechanism__reference={"kind": "guess"}),
+    _case("weights of wrong columns", 64, r"mechanism\.weights: weights must name exactly", mechanism__weights={"rating": 1.0, "userId": 1.0}),
+    _case("a weight of 0", 64, r"mechanism\.weights: weights must be positive", mechanism__weights={"rating": 0.0, "price": 1.0}),
+    _case("a continuous column's ε above the limit", 64, r"column 'price': .*\[1e-06, 16\]; change privacy\.epsilon", "--set", "privacy.epsilon=40"),
+    _case("a known reference without a column", 64, r"column 'price': has no declared distribution; add it", mechanism__reference={**KNOWN, "columns": {"rating": KNOWN["columns"]["rating"]}}),
+    _case("a known reference of a kept column", 64, r"columns\.userId: is not a privatised column; remove it", mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"userId": {"name": "norm"}}}),
+    _case("a known reference with too few probabilities", 64, r"column 'rating': there must be one probability per level", mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"rating": {"probabilities": [0.5, 0.5]}}}),
+    _case("probabilities that do not sum to 1", 64, r"column 'rating': .*sum to 1", mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"rating": {"probabilities": [0.5, 0.5, 0.5]}}}),
+    _case("a law that scipy does not have", 64, r"column 'price': scipy\.stats has no distribution 'unifrom'", mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"price": {"name": "unifrom"}}}),
+    _case("a public reference without a path", 64, r"the key 'mechanism\.reference\.path' is missing", mechanism__reference={"kind": "public"}),
+    _case("a public reference that is not there", 66, r"elsewhere: there is no Parquet or CSV file here", mechanism__reference={"kind": "public", "path": "elsewhere"}),
+    Case(
+        name="a public reference without a column",
+        code=65,
+        says=r"column 'price': .*",
+        prepare=lambda folder: (job(folder, mechanism__reference={"kind": "public", "path": "public.parquet"}), pq.write_table(table(price=None), folder / "public.parquet"))[0],
+    ),
+    Case(name="the job's file is missing", code=64, says=r"nowhere\.yaml: the job cannot be read; check its path", prepare=lambda folder: ["run", str(folder / "nowhere.yaml")]),
+    Case(name="the schema's file is missing", code=64, says=r"schema\.yaml: the schema cannot be read; check the path", prepare=_without("schema.yaml")),
+    Case(name="a YAML syntax error in the job", code=64, says=r"job\.yaml, line 2: this is not valid YAML", prepare=lambda folder: (job(folder), (folder / "job.yaml").write_text("name: [a\ninput: }"))[0]),
+    _case("a YAML syntax error in the schema", 64, r"schema\.yaml, line 2: this is not valid YAML", columns="columns: {a: [\nb: }"),
+    _case("an empty schema", 64, r"schema\.yaml", columns=""),
+    _case("--set without a value", 2, r"write key=value", "--set", "nonsense"),
+    _case("--set of an unknown key", 64, r"unknown key 'privacy\.epsilom'; did you mean 'epsilon'\?", "--set", "privacy.epsilom=1"),
+    _case("--set inside a plain value", 64, r"--set name\.x: 'name' holds a plain value", "--set", "name.x=1"),
+    _case("--set to a date that does not exist", 64, r"--set name: a value cannot be read", "--set", "name=2020-02-30"),
+    _case("--set to no YAML", 64, r"--set name: this is not valid YAML|--set name, line 1: this is not valid YAML", "--set", "name=[a"),
+    Case(name="an unknown verb", code=2, says=r"No such command 'rnu'", prepare=lambda _: ["rnu"]),
+    _case("an unknown option", 2, r"No such option '?--fast'?", "--fast"),
+    Case(name="an unknown option before the verb", code=2, says=r"No such option '?--fast'?", prepare=lambda _: ["--fast", "run"]),
+    Case(name="no job named", code=2, says=r"Missing argument 'JOB'", prepare=lambda _: ["run"]),
+    _case("an address that is not given", 64, r"the key 'cluster\.address' is missing", cluster={"kind": "address"}),
+    Case(
+        name="a scheduler that cannot be reached",
+        code=75,
+        says=r"tcp://127\.0\.0\.1:1: the scheduler cannot be reached; check the address",
+        prepare=lambda folder: job(folder, None, "--scheduler", "tcp://127.0.0.1:1"),
+        config={"distributed.comm.timeouts.connect": "500ms"},
+    ),
+    # ---- the schema
+    _case("duplicate levels", 64, r"columns\.rating: a level stands twice", columns=_columns(rating=_RATING | {"levels": [1.0, 2.0, 2.0]})),
+    _case("levels out of order", 64, r"columns\.rating: levels must be strictly increasing", columns=_columns(rating=_RATING | {"levels": [2.0, 1.0, 3.0]})),
+    _case("a column twice in the schema", 64, r"the key 'rating' stands twice; remove one of the two", columns=_TWICE),
+    _case("a schema that privatises nothing", 64, r"schema\.yaml: the schema privatises no column", columns=_columns(rating={"role": "keep"}, price={"role": "drop"})),
+    _case("a column not declared", 65, r"column 'price': this column is not declared in the schema; declare it", columns=_columns(price=None)),
+    _case("a declared column not in the table", 65, r"column 'genre': this declared column is not in the table", columns=_columns(genre={"role": "keep"})),
+    _case("a text where a number is declared", 65, r"column 'rating': .* do not fit its type string", parts={"a.parquet": table(rating=pa.array([TEXT] * N_ROWS))}),
+    _case("a continuous column of texts", 65, r"column 'price': .*this one is string", parts={"a.parquet": table(price=pa.array([TEXT] * N_ROWS))}),
+    # ---- values
+    _bad_value("a value outside its levels", "rating", NUMBER, "holds a value outside its levels; add the level to the schema"),
+    _bad_value("a value outside its bounds", "price", NUMBER, "holds a value outside its bounds; widen the schema's bounds"),
+    _bad_value("NaN in a continuous column", "price", float("nan"), "holds NaN or an infinity; store a missing value as null"),
+    _bad_value("an infinity in a continuous column", "price", float("inf"), "holds NaN or an infinity"),
+    _bad_value("a null that is not declared", "rating", None, "holds a null; declare `nulls: level`, or fill it"),
+    Case(
+        name="a bad value, a known reference (found while writing)",
+        code=65,
+        says=r"part-1\.parquet, row group 1, column 'rating': holds a value outside its levels",
+        prepare=lambda folder: job(folder, {**_BAD, "part-1.parquet": with_value("rating", NUMBER)}, mechanism__reference=KNOWN),
+    ),
+    # ---- the table
+    _case("a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}),
+    Case(name="a table of 0 row groups", code=65, says=r"data: the table has no rows", prepare=_empty_groups),
+    Case(name="an empty folder", code=66, says=r"data: there is no Parquet or CSV file here", prepare=lambda folder: ((folder / "data").mkdir(), job(folder, {}))[1]),
+    Case(name="empty files among good ones", code=0, says="", prepare=_empty_file_among_good),
+    _case("a hold-out of 0 rows", 65, r"column 'rating': the reference has fewer than 2 rows; enlarge", parts={"a.parquet": table(3)}, mechanism__reference__fraction=1e-9),
+    Case(name="a hold-out of 1 row", code=65, says=r"column 'rating': the reference has fewer than 2 rows", prepare=_one_held_out),
+    _case("a hold-out of all rows", 65, r"no row would be released; lower mechanism\.reference\.fraction", parts={"a.parquet": table(3)}, mechanism__reference__fraction=1 - 1e-9),
+    _case("a missing input", 66, r"nowhere: there is no Parquet or CSV file here; check the job's input\.path", input__path="nowhere"),
+    Case(name="a Parquet file cut in its footer", code=66, says=r"part-1\.parquet: this is no whole Parquet file", prepare=lambda folder: _edited(folder, lambda data: data[:-20])),
+    Case(name="a Parquet file of 3 bytes", code=66, says=r"part-1\.parquet: this is no whole Parquet file", prepare=lambda folder: _edited(folder, lambda data: data[:3])),
+    Case(name="a corrupt footer", code=66, says=r"part-1\.parquet: its Parquet footer cannot be read", prepare=lambda folder: _edited(folder, lambda data: data[:-300] + b"\xff" * 200 + data[-100:])),
+    Case(name="a Parquet file cut inside a page", code=66, says=r"part-1\.parquet, row group \d: this row group cannot be read", prepare=lambda folder: _edited(folder, _cut_inside)),
+    Case(name="a page overwritten", code=66, says=r"part-1\.parquet, row group 1: this row group cannot be read", prepare=lambda folder: _edited(folder, _page_overwritten)),
+    Case(
+        name="one bit of a page flipped, with checksums",
+        code=66,
+        says=r"part-1\.parquet, row group 1: this row group cannot be read",
+        prepare=lambda folder: _edited(folder, _bit_flipped, compression="none", use_dictionary=False, write_page_checksum=True),
+        kept=True,
+    ),
+    Case(name="a column twice in the Parquet file", code=65, says=r"column 'rating': this column stands twice in the table", prepare=_duplicated_in_file),
+    _case("Parquet files of different types", 65, r"part-1\.parquet, column 'rating': its type, or its presence, differs", parts={**_BAD, "part-1.parquet": table(rating=pa.array([1] * N_ROWS))}),
+    _case("a Parquet file that lacks a column", 65, r"part-1\.parquet, column 'note': the first file has this column", parts={**_BAD, "part-1.parquet": table(note=None)}),
+    _case("a Parquet file with one column more", 65, r"part-1\.parquet, column 'more': its type, or its presence, differs", parts={**_BAD, "part-1.parquet": table(more=pa.array([1] * N_ROWS))}),
+    _case("folders named key=value", 66, r"note=…: folders named key=value hold a column", parts={f"note={TEXT}/a.parquet": table(note=None)}),
+    Case(name="Parquet and CSV in one folder", code=66, says=r"holds both Parquet and CSV files", prepare=_mixed_kinds),
+    # ---- CSV
+    Case(name="a CSV file with a bad value", code=65, says=r"part-1\.csv, column 'price': a line or a value cannot be read", prepare=lambda folder: _csv(folder, _HEADER + _LINES, f"{_HEADER}1,2,{TEXT},x\n")),
+    Case(name="a CSV file with a ragged line", code=65, says=r"part-1\.csv: a line or a value cannot be read", prepare=lambda folder: _csv(folder, _HEADER + _LINES, f"{_HEADER}{_LINES}{TEXT}\n")),
+    Case(name="a CSV file without a header", code=65, says=r"part-0\.csv: its first line names no declared column", prepare=lambda folder: _csv(folder, f"{TEXT},1,{NUMBER},x\n{_LINES}")),
+    Case(name="a later CSV file without a header", code=65, says=r"part-1\.csv: its first line names no declared column", prepare=lambda folder: _csv(folder, _HEADER + _LINES, f"{TEXT},1,{NUMBER},x\n{_LINES}")),
+    Case(name="a CSV header that is not UTF-8", code=66, says=r"part-0\.csv: this CSV file has no readable header line", prepare=lambda folder: _csv(folder, "userId,rating,price,nöte\n".encode("latin-1") + _LINES.encode())),
+    Case(
+        name="a CSV value that is not UTF-8",
+        code=65,
+        says=r"part-0\.csv, column 'note': a line or a value cannot be read",
+        prepare=lambda folder: _csv(folder, (_HEADER + _LINES + "1,2,3,nö\n").encode("latin-1"), columns=_columns(note={"role": "keep"})),
+        kept=True,
+    ),
+    Case(name="an empty CSV file", code=66, says=r"part-0\.csv: this CSV file has no readable header line", prepare=lambda folder: _csv(folder, "")),
+    Case(name="a CSV file of a header alone", code=65, says=r"no row would be released", prepare=lambda folder: _csv(folder, _HEADER)),
+    Case(name="a CSV header alone among good files", code=0, says="", prepare=lambda folder: _csv(folder, _HEADER, _HEADER + _LINES)),
+    Case(name="a column twice in the CSV header", code=65, says=r"column 'rating': this column stands twice in the table", prepare=lambda folder: _csv(folder, "userId,rating,price,note,rating\n1,2,3,x,1\n")),
+    Case(name="a truncated gzip file", code=66, says=r"part\.csv\.gz: this file cannot be decompressed", prepare=_truncated_gzip),
+    # ---- between two runs
+    Case(name="the input changed between crash and resume", code=66, says=r"data: the input changed since the run began; restore it", prepare=_input_changed, kept=True),
+    Case(name="the input lost a file between crash and resume", code=66, says=r"data: the input changed since the run began", prepare=_input_lost, kept=True),
+    Case(name="a resume", code=0, says="", prepare=_crashed),
+    Case(name="another job's unfinished run", code=73, says=r"a run of another job is staged for this output; `dpdask abort` it", prepare=_another_job_staged, kept=True),
+    Case(name="another job's release", code=73, says=r"out: this output holds another job's release", prepare=_another_job_released),
+    Case(name="the same job again", code=0, says="", prepare=_released),
+    # ---- the output
+    Case(name="an output that is a file", code=73, says=r"out: this output exists and is not this run's", prepare=lambda folder: _output(folder, lambda path: path.write_text("mine"))),
+    Case(name="an output folder that holds something", code=73, says=r"out: this output exists and is not this run's; choose another output\.path", prepare=lambda folder: _output(folder, _filled)),
+    Case(name="an output with a broken manifest", code=73, says=r"_dpdask/manifest\.json: the manifest cannot be read", prepare=lambda folder: _output(folder, _broken_manifest)),
+    Case(name="an empty output folder", code=0, says="", prepare=lambda folder: _output(folder, lambda path: path.mkdir())),
+    _case("an output below a file", 73, r"no folder can be made here; check output\.path", output__path="schema.yaml/out"),
+    _case("an output where no folder can be made", 73, r"/proc/nowhere/\S+: no folder can be made here", output__path="/proc/nowhere/out"),
+    _case("an output protocol that is not there", 73, r"nosuch://: no file system is installed for this URL", output__path="nosuch://x/out"),
+    _case("an input protocol that is not there", 64, r"nosuch://: no file system is installed for this URL; install", input__path="nosuch://x"),
+    _case("an output equal to the input", 64, r"output\.path: the output lies inside the input", output__path="data/"),
+    _case("an output inside the input", 64, r"output\.path: the output lies inside the input, .*; choose another folder", output__path="data/deep/out"),
+    _case("an output that the input's glob takes in", 64, r"output\.path: the output lies inside the input", input__path="**/*.parquet"),
+    _case("an output beside the input's glob", 0, "", input__path="data/part-*.parquet", output__path="data/out"),
+    _case("an output with a slash at its end", 0, "", output__path="out/"),
+    _case("spaces and letters of all the world", 0, "", output__path="öut put/100 %/ 出力"),
+    Case(name="a home folder", code=0, says="", prepare=lambda folder: job(folder, output__path="~/out"), env={"HOME": "{folder}/home"}),
+)  # fmt: skip
+
+
+def rows() -> Iterator[tuple[Case, Ended]]:
+    """Yield every case with how it ended, each in its own folder."""
+    for case in CASES:
+        folder = Path(tempfile.mkdtemp(prefix="dpdask-bad-"))
+        try:
+            ended, _, _ = execute(case, folder)
+            lines = [line.replace(str(folder), "…") for line in ended.lines]
+            yield case, Ended(code=ended.code, out=ended.out, err="\n".join(lines))
+        finally:
+            shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    sys.stdout.write("| case | exit code | line printed |\n|---|---|---|\n")
+    for case_, ended_ in rows():
+        line_ = " ⏎ ".join(ended_.lines).replace("|", "\\|") or "—"
+        sys.stdout.write(f"| {case_.name} | {ended_.code}{'' if ended_.code == case_.code else f' (not {case_.code})'} | {line_} |\n")

@@ -1,0 +1,149 @@
+"""Small lakes, job files, the command line in a subprocess, and digests of what was published."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import yaml
+from distributed import LocalCluster
+
+from dpdask.engine.compute import Progress
+from dpdask.jobs.run import Outcome, run_job
+from dpdask.jobs.spec import Job, load_job
+
+SEED = 7
+LEVELS = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]
+GENRES = ["comedy", "drama", "horror"]
+MIXED_SCHEMA: dict[str, Any] = {
+    "userId": {"role": "keep", "type": "int64"},
+    "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS, "type": "float64"},
+    "genre": {"role": "privatise", "kind": "categorical", "levels": GENRES, "nulls": "level", "type": "string"},
+    "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0], "type": "float64"},
+    "age": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 120.0], "type": "int32"},
+    "amount": {"role": "privatise", "kind": "mixed", "atoms": [0.0, 50.0], "bounds": [0.0, 100.0], "type": "float64"},
+    "timestamp": {"role": "drop", "type": "int64"},
+}
+RATINGS_SCHEMA = {name: MIXED_SCHEMA[name] for name in ("userId", "rating", "timestamp")}
+HOLDOUT: dict[str, Any] = {"kind": "holdout", "fraction": 0.25}
+KNOWN: dict[str, Any] = {
+    "kind": "known",
+    "columns": {
+        "rating": {"probabilities": [0.1] * 10},
+        "genre": {"probabilities": [0.25, 0.25, 0.25, 0.25]},
+        "price": {"name": "uniform", "loc": 0.0, "scale": 1.0},
+        "age": {"name": "randint", "low": 18, "high": 90},
+        "amount": {"name": "uniform", "loc": 0.0, "scale": 100.0, "probabilities": [0.3, 0.1]},
+    },
+}
+
+
+def mixed_table(n_rows: int, rng: np.random.Generator, schema: Mapping[str, Any] = MIXED_SCHEMA) -> pa.Table:
+    """Return rows with one column of every kind, or those of them that a schema names."""
+    amount = rng.uniform(0.0, 100.0, n_rows)
+    amount[rng.random(n_rows) < 0.3] = 0.0
+    amount[rng.random(n_rows) < 0.1] = 50.0
+    genre = rng.integers(0, 4, n_rows)
+    columns = {
+        "userId": pa.array(rng.integers(0, 1000, n_rows)),
+        "rating": pa.array(rng.choice(LEVELS, n_rows)),
+        "genre": pa.array([GENRES[code] if code < 3 else None for code in genre]),
+        "price": pa.array(rng.beta(2, 5, n_rows)),
+        "age": pa.array(rng.integers(18, 90, n_rows), pa.int32()),
+        "amount": pa.array(amount),
+        "timestamp": pa.array(rng.integers(0, 2**31, n_rows)),
+    }
+    return pa.table({name: columns[name] for name in schema})
+
+
+def lake(folder: Path, rows: list[int], *, row_group: int = 400, schema: Mapping[str, Any] = MIXED_SCHEMA, seed: int = 1, csv: bool = False) -> Path:
+    """Write one file per entry of `rows`, its row groups of `row_group` rows."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    for index, n_rows in enumerate(rows):
+        table = mixed_table(n_rows, rng, schema)
+        if csv:
+            pa_csv.write_csv(table, folder / f"part.{index}.csv")
+        else:
+            pq.write_table(table, folder / f"part.{index}.parquet", row_group_size=row_group)
+    return folder
+
+
+def write_job(folder: Path, input_: Path, output: Path, *, schema: Mapping[str, Any] = MIXED_SCHEMA, **changes: Any) -> Path:
+    """Write a job and its schema into `folder` and return the job's path; `changes` are dotted keys with `__` for the dot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    job: dict[str, Any] = {
+        "name": "test",
+        "input": {"path": str(input_)},
+        "output": {"path": str(output), "rows_per_shard": 500},
+        "schema": "schema.yaml",
+        "privacy": {"epsilon": 4.0, "delta": 0, "adjacency": "replace-one", "unit": "row"},
+        "mechanism": {"kind": "dip", "reference": HOLDOUT, "channel": "laplace"},
+        "cluster": {"kind": "synchronous"},
+        "insecure_seed": SEED,
+    }
+    for dotted, value in changes.items():
+        *parents, last = dotted.split("__")
+        inner = job
+        for parent in parents:
+            inner = inner[parent]
+        inner[last] = value
+    (folder / "schema.yaml").write_text(yaml.safe_dump({"columns": dict(schema)}, sort_keys=False))
+    (folder / "job.yaml").write_text(yaml.safe_dump(job, sort_keys=False))
+    return folder / "job.yaml"
+
+
+def load(job: Path, **settings: Any) -> Job:
+    """Return the job of a file, with keys changed (`output__path=…`)."""
+    return load_job(job, {key.replace("__", "."): str(value) for key, value in settings.items()})
+
+
+def run_here(job: Path, progress: Progress | None = None, **settings: Any) -> Outcome:
+    """Run a job in this process, without threads."""
+    with dask.config.set(scheduler="synchronous"):
+        return run_job(load(job, **settings), progress)
+
+
+def processes(workers: int) -> LocalCluster:
+    """Return a cluster of worker processes, on free ports of this machine alone (a second cluster on 8787 would warn)."""
+    quiet = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+    return LocalCluster(n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, scheduler_kwargs=quiet)
+
+
+def command(*arguments: str | Path) -> list[str]:
+    """Return the command line's words."""
+    return [sys.executable, "-c", "from dpdask.cli import main; main()", *map(str, arguments)]
+
+
+def run_cli(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run the command line in its own process."""
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout, check=False, env=dict(os.environ))
+
+
+def digests(output: Path) -> dict[str, str]:
+    """Return the sha256 of every file below a folder, by its path."""
+    files = (path for path in sorted(output.rglob("*")) if path.is_file())
+    return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def hidden(output: Path) -> Path:
+    """Return the folder of an output's unfinished run."""
+    return output.parent / f".{output.name}.dpdask"
+
+
+def error_line(result: subprocess.CompletedProcess[str]) -> str:
+    """Return the one line of error, after checking that there is no more than one and no traceback."""
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("{")]
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("dpdask: ")
+    return lines[0]

@@ -1,0 +1,129 @@
+"""One job, one seed: the same bytes on every scheduler, with any number of workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import pyarrow.parquet as pq
+import pytest
+from distributed import Client, LocalCluster
+from e2e.helpers import HOLDOUT, KNOWN, MIXED_SCHEMA, RATINGS_SCHEMA, digests, hidden, lake, load, processes, run_cli, run_here, write_job
+
+from dpdask.engine.work import lay_out
+from dpdask.io.fragments import discover
+from dpdask.jobs.run import run_job
+
+ROWS = [150, 90, 1700, 40, 300, 30, 20, 900]  # fragments far below, near and far above 500 rows
+
+
+@pytest.fixture(scope="module")
+def lakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("lakes")
+    return {
+        "parquet": lake(base / "parquet", ROWS, row_group=1200),
+        "csv": lake(base / "csv", ROWS, csv=True),
+        "public": lake(base / "public", [500, 700], seed=2),
+    }
+
+
+def reference(kind: str, lakes: dict[str, Path]) -> dict[str, Any]:
+    return {"holdout": HOLDOUT, "known": KNOWN, "public": {"kind": "public", "path": str(lakes["public"])}}[kind]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with processes(1) as started:
+        yield started
+
+
+CASES = [("parquet", "holdout"), ("parquet", "known"), ("parquet", "public"), ("csv", "holdout"), ("csv", "known")]
+
+
+@pytest.fixture(scope="module")
+def expected(lakes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, str]]:
+    """Return what the synchronous scheduler publishes."""
+    found = {}
+    for case in CASES:
+        base = tmp_path_factory.mktemp("expected")
+        run_here(write_job(base, lakes[case[0]], base / "out", mechanism__reference=reference(case[1], lakes)))
+        assert not hidden(base / "out").exists()
+        found[case] = digests(base / "out")
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_threads(case: tuple[str, str], lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
+    job = load(write_job(tmp_path, lakes[case[0]], tmp_path / "out", mechanism__reference=reference(case[1], lakes)))
+    with dask.config.set(scheduler="threads", num_workers=4):
+        run_job(job)
+    assert digests(tmp_path / "out") == expected[case]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_processes(workers: int, cluster: LocalCluster, lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
+    cluster.scale(workers)
+    with Client(cluster) as client:
+        client.wait_for_workers(workers)
+        for case in CASES:
+            out = tmp_path / "-".join(case)
+            run_job(load(write_job(tmp_path, lakes[case[0]], out, mechanism__reference=reference(case[1], lakes))))
+            assert digests(out) == expected[case]
+
+
+def test_the_lake_is_cut_and_joined(lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
+    fragments = discover(str(lakes["parquet"]), load(write_job(tmp_path, lakes["parquet"], tmp_path / "out")).schema).fragments
+    tasks = lay_out(fragments, tuple(fragment.n_rows or 0 for fragment in fragments), 500)
+    assert max(len(task.fragments) for task in tasks) >= 3
+    assert max(len(task.names) for task in tasks) >= 3
+    assert sum(name.endswith(".parquet") for name in expected["parquet", "holdout"]) >= 5
+
+
+def test_command_line_with_its_own_cluster(lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
+    job = write_job(tmp_path, lakes["parquet"], tmp_path / "out", cluster={"kind": "local", "workers": 2})
+    result = run_cli("run", job, "--json")
+    assert (result.returncode, json.loads(result.stdout)["status"]) == (0, "released")
+    assert digests(tmp_path / "out") == expected["parquet", "holdout"]
+    assert [json.loads(line)["stage"] for line in result.stderr.splitlines()][0] == "survey"
+
+
+def test_the_place_of_input_and_output_changes_only_the_job_digest(lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    moved.symlink_to(lakes["parquet"])
+    run_here(write_job(tmp_path, moved, tmp_path / "out"))
+    there, here = expected["parquet", "holdout"], digests(tmp_path / "out")
+    assert {name for name in there if there[name] != here[name]} <= {"_dpdask/manifest.json"}
+
+
+@pytest.mark.parametrize("kind", ["holdout", "known"])
+def test_without_a_seed_two_runs_differ(kind: str, lakes: dict[str, Path], tmp_path: Path) -> None:
+    job = write_job(tmp_path, lakes["parquet"], tmp_path / "out", insecure_seed=None, mechanism__reference=reference(kind, lakes))
+    found = []
+    for name in ("one", "two"):
+        run_here(job, output__path=tmp_path / name)
+        found.append(pq.read_table(tmp_path / name))
+        assert json.loads((tmp_path / name / "_dpdask" / "release.json").read_text())["insecure"] is False
+    for column in set(MIXED_SCHEMA) - {"userId", "timestamp"}:
+        assert not found[0][column].equals(found[1][column]), column
+
+
+def test_another_seed_gives_other_noise(lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
+    run_here(write_job(tmp_path, lakes["parquet"], tmp_path / "out", insecure_seed=8))
+    here, there = digests(tmp_path / "out"), expected["parquet", "holdout"]
+    assert all(here.get(name) != digest for name, digest in there.items() if name.endswith(".parquet"))
+
+
+@pytest.mark.slow
+def test_at_scale(tmp_path: Path) -> None:
+    source = lake(tmp_path / "in", [60_000] * 20, row_group=25_000, schema=RATINGS_SCHEMA)
+    options: dict[str, Any] = {"schema": RATINGS_SCHEMA, "output__rows_per_shard": 40_000}
+    found = set()
+    for kind, workers in (("synchronous", 1), ("threads", 2), ("local", 1), ("local", 2), ("local", 3)):
+        out = tmp_path / f"{kind}{workers}"
+        result = run_cli("run", write_job(tmp_path, source, out, cluster={"kind": kind, "workers": workers}, **options), timeout=280)
+        assert result.returncode == 0, result.stderr
+        found.add(tuple(digests(out).items()))
+    assert len(found) == 1

@@ -1,0 +1,256 @@
+"""The Python API on Dask and pandas frames."""
+
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cloudpickle
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster
+
+import dpdask
+
+LEVELS = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]
+
+
+class CountingScheduler:
+    """Counts how often a graph is computed."""
+
+    def __init__(self) -> None:
+        self.computes = 0
+
+    def __call__(self, graph: object, keys: object, **options: object) -> object:
+        self.computes += 1
+        return dask.get(graph, keys, **options)
+
+
+@pytest.fixture
+def schema() -> dpdask.Schema:
+    return dpdask.Schema.from_dict(
+        {
+            "columns": {
+                "user": {"role": "keep"},
+                "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
+                "price": {"role": "privatise", "kind": "continuous"},
+                "count": {"role": "privatise", "kind": "continuous"},
+                "colour": {"role": "privatise", "kind": "categorical", "levels": ["red", "green", "blue"], "nulls": "level"},
+                "note": {"role": "drop"},
+            }
+        }
+    )
+
+
+@pytest.fixture
+def table() -> pd.DataFrame:
+    rng = np.random.default_rng(5)
+    n = 4000
+    return pd.DataFrame(
+        {
+            "user": np.arange(n, dtype=np.int32),
+            "rating": rng.choice(LEVELS, n).astype(np.float32),
+            "price": rng.lognormal(3, 1, n),
+            "count": rng.poisson(20, n).astype(np.int16),
+            "colour": pd.Categorical(rng.choice(["red", "green", "blue", None], n), categories=["red", "green", "blue", "unused"]),
+            "note": ["secret"] * n,
+        },
+        index=pd.Index(np.arange(n) * 2 + 1, name="row"),
+    )
+
+
+@pytest.fixture
+def frame(table: pd.DataFrame) -> dd.DataFrame:
+    return dd.from_pandas(table, npartitions=5)
+
+
+@pytest.fixture
+def holdout(schema: dpdask.Schema) -> dpdask.DIP:
+    return dpdask.DIP(schema, epsilon=4.0, reference=dpdask.Holdout(fraction=0.25))
+
+
+def test_fit_computes_once_and_transform_not_at_all(holdout: dpdask.DIP, frame: dd.DataFrame) -> None:
+    counting = CountingScheduler()
+    with dask.config.set(scheduler=counting):
+        release = holdout.fit(frame)
+        assert counting.computes == 1
+        released = release.transform(frame)
+        assert counting.computes == 1
+        released.compute()
+        assert counting.computes == 2
+
+
+def test_known_reference_computes_nothing_to_fit(schema: dpdask.Schema, frame: dd.DataFrame) -> None:
+    known = dpdask.Known(
+        columns={
+            "rating": {"probabilities": [0.1] * 10},
+            "price": {"name": "lognorm", "s": 1.0, "scale": 20.0},
+            "count": {"name": "poisson", "mu": 20},
+            "colour": {"probabilities": [0.25] * 4},
+        }
+    )
+    counting = CountingScheduler()
+    with dask.config.set(scheduler=counting):
+        release = dpdask.DIP(schema, epsilon=4.0, reference=known).fit(frame)
+        assert counting.computes == 0
+        assert len(release.transform(frame)) == 4000
+    assert release.card["guarantee"]["unprotected"]["fraction"] == 0
+
+
+def test_rows_keep_index_order_dtypes_and_kept_columns(holdout: dpdask.DIP, frame: dd.DataFrame, table: pd.DataFrame) -> None:
+    lazy = holdout.fit(frame).transform(frame)
+    released = lazy.compute()
+    assert list(released.columns) == ["user", "rating", "price", "count", "colour"]
+    assert released.dtypes.astype(str).to_dict() == lazy.dtypes.astype(str).to_dict()
+    assert released.index.is_monotonic_increasing
+    assert released.index.name == "row"
+    assert (released["user"] == table.loc[released.index, "user"]).all()
+    assert released["rating"].dtype == np.float32
+    assert released["count"].dtype == np.int16
+    assert set(released["rating"]) <= set(LEVELS)
+    assert list(released["colour"].cat.categories) == ["red", "green", "blue"]
+    assert released["colour"].isna().any()
+    assert lazy.divisions == frame.divisions
+
+
+def test_about_a_quarter_is_held_out_and_values_change(holdout: dpdask.DIP, frame: dd.DataFrame, table: pd.DataFrame) -> None:
+    released = holdout.fit(frame).transform(frame).compute()
+    assert 2800 < len(released) < 3200  # 7 standard deviations around 3000
+    original = table.loc[released.index]
+    assert 0.05 < (released["rating"] == original["rating"]).mean() < 0.7
+    assert not (released["price"] == original["price"]).any()
+    assert np.corrcoef(released["price"].rank(), original["price"].rank())[0, 1] > 0.1
+
+
+def test_recomputing_selecting_and_slicing_repeat_the_same_noise(holdout: dpdask.DIP, frame: dd.DataFrame) -> None:
+    lazy = holdout.fit(frame).transform(frame)
+    whole = lazy.compute()
+    pd.testing.assert_frame_equal(lazy.compute(), whole)
+    pd.testing.assert_series_equal(lazy["rating"].compute(), whole["rating"])
+    middle = lazy.partitions[2:4].compute()
+    pd.testing.assert_frame_equal(middle, whole.loc[middle.index])
+    pd.testing.assert_frame_equal(lazy.persist().compute(), whole)
+
+
+def test_a_partition_keeps_its_noise_when_dask_would_join_files(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
+    for number in range(20):
+        table.iloc[number * 200 : (number + 1) * 200].reset_index().to_parquet(tmp_path / f"part.{number}.parquet")
+    frame = dd.read_parquet(tmp_path).drop(columns="row").astype({"colour": "string"})
+    release = dpdask.DIP(schema, epsilon=2.0, reference=dpdask.Holdout(fraction=0.5)).fit(frame)
+    lazy = release.transform(frame)
+    whole = lazy.compute()
+    pd.testing.assert_series_equal(lazy["rating"].compute().reset_index(drop=True), whole["rating"].reset_index(drop=True))
+    assert len(whole) == len(set(whole["user"]))
+
+
+def test_pandas_frames_work_too(holdout: dpdask.DIP, table: pd.DataFrame) -> None:
+    release = holdout.fit(table)
+    released = release.transform(table)
+    assert isinstance(released, pd.DataFrame)
+    pd.testing.assert_frame_equal(released, release.transform(table))
+    assert (released["user"] == table.loc[released.index, "user"]).all()
+
+
+def test_a_holdout_release_refuses_another_frame(holdout: dpdask.DIP, frame: dd.DataFrame, table: pd.DataFrame) -> None:
+    release = holdout.fit(frame)
+    with pytest.raises(dpdask.SpecError, match="covers only the frame it was fitted on"):
+        release.transform(dd.from_pandas(table, npartitions=4))
+    changed = table.copy()
+    changed.iloc[0, 1] = 5.0 if changed.iloc[0, 1] != 5.0 else 1.0
+    with pytest.raises(dpdask.SpecError, match="covers only the frame"):
+        holdout.fit(table).transform(changed)
+
+
+def test_a_public_reference_releases_every_row_of_another_frame(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    release = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public()).fit(table.head(1000))
+    assert len(release.transform(table)) == 4000
+    assert release.transform(table.tail(100)).shape == (100, 5)
+
+
+def test_frames_of_other_types_are_refused(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    release = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public()).fit(table)
+    with pytest.raises(dpdask.DataError, match="differ from those of the fitted frame"):
+        release.transform(table.astype({"count": np.int64}))
+    with pytest.raises(dpdask.DataError, match="not declared"):
+        release.transform(table.assign(other=1))
+
+
+def test_two_fits_draw_different_noise_and_a_seed_repeats_it(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    public = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public())
+    assert not public.fit(table).transform(table).equals(public.fit(table).transform(table))
+    seeded = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public(), insecure_seed=3)
+    pd.testing.assert_frame_equal(seeded.fit(table).transform(table), seeded.fit(table).transform(table))
+    assert seeded.fit(table).card["insecure"] is True
+    assert seeded.fit(table).card["guarantee"]["text"].startswith("INSECURE")
+
+
+def test_two_columns_with_the_same_values_get_different_noise() -> None:
+    columns = {name: {"role": "privatise", "kind": "discrete", "levels": list(range(10))} for name in ("a", "b")}
+    values = np.arange(5000) % 10
+    table = pd.DataFrame({"a": values, "b": values})
+    release = dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Public()).fit(table)
+    released = release.transform(table)
+    assert 0.05 < (released["a"] == released["b"]).mean() < 0.2
+
+
+def test_the_same_bytes_on_processes(holdout: dpdask.DIP, frame: dd.DataFrame) -> None:
+    release = holdout.fit(frame)
+    here = release.transform(frame).compute(scheduler="synchronous")
+    options = {"host": "127.0.0.1", "dashboard_address": None}
+    with LocalCluster(n_workers=2, threads_per_worker=1, **options) as cluster, Client(cluster):
+        pd.testing.assert_frame_equal(release.transform(frame).compute(), here)
+
+
+def test_the_run_key_is_private_never_in_the_graph_and_destroyed_by_close(holdout: dpdask.DIP, frame: dd.DataFrame, tmp_path: Path) -> None:
+    release = holdout.fit(frame, secrets=str(tmp_path))
+    [folder] = tmp_path.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "run.key").stat().st_mode) == 0o600
+    secret = (folder / "run.key").read_bytes()
+    lazy = release.transform(frame)
+    assert secret not in cloudpickle.dumps(lazy)
+    assert secret not in cloudpickle.dumps(dict(lazy.__dask_graph__()))
+    assert secret not in cloudpickle.dumps(release)
+    release.close()
+    with pytest.raises(dpdask.InputError, match="missing"):
+        lazy.compute()
+
+
+def test_values_that_do_not_fit_are_refused_without_being_shown(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    public = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public())
+    wrong = table.astype({"rating": object})
+    wrong.iloc[7, 1] = "planted-secret"
+    fits: list[Callable[[], object]] = [lambda: public.fit(wrong), lambda: public.fit(table.assign(rating=np.float32(0.75)))]
+    for fit in fits:
+        with pytest.raises(dpdask.DataError) as caught:
+            fit()
+        assert "planted-secret" not in str(caught.value)
+        assert "0.75" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"epsilon": float("nan")}, "epsilon"),
+        ({"epsilon": float("inf")}, "epsilon"),
+        ({"epsilon": "one"}, "epsilon"),
+        ({"reference": "holdout"}, "reference must be named"),
+        ({"channel": "optimal"}, "no such channel"),
+        ({"weights": {"rating": 1.0}}, "exactly the privatised columns"),
+        ({"schema": dpdask.Schema.from_dict({"columns": {"user": {"role": "keep"}}})}, "privatises no column"),
+    ],
+)
+def test_wrong_parameters_are_refused(schema: dpdask.Schema, changes: dict[str, object], message: str) -> None:
+    right: dict[str, object] = {"schema": schema, "epsilon": 1.0, "reference": dpdask.Holdout(fraction=0.25)}
+    with pytest.raises(dpdask.SpecError, match=message):
+        dpdask.DIP(**{**right, **changes})  # type: ignore[arg-type]  # wrong on purpose
+
+
+@pytest.fixture(autouse=True)
+def _synchronous() -> Iterator[None]:
+    with dask.config.set(scheduler=None):
+        yield

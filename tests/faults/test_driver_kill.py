@@ -1,0 +1,301 @@
+"""A driver killed at any stage leaves nothing visible, and a second run ends with the bytes of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e.helpers import command, digests, hidden, lake, run_here, write_job
+from faults.driver import AFTER_COMMIT, BEFORE_COMMIT
+
+from dpdask.errors import InputError, OutputError
+from dpdask.io import shards
+from dpdask.jobs.run import abort, status
+from dpdask.streams import RunKey
+
+
+class Drivers:
+    """Runs the command line in processes that strike themselves."""
+
+    def __init__(self, server: subprocess.Popen[str], log: Path) -> None:
+        self._server, self._log = server, log
+
+    def start(self, *arguments: str | Path, point: str | None = None, strike: str = "kill", sign: Path | None = None) -> int:
+        request = {"arguments": [*map(str, arguments)], "point": point, "strike": strike, "log": str(self._log), "sign": str(sign or "")}
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        return int(self._answer()["pid"])
+
+    def wait(self) -> tuple[int, str]:
+        code = self._answer()["code"]
+        lines = [line for line in self._log.read_text().splitlines() if not line.startswith("{")]
+        return code, "\n".join(lines)
+
+    def run(self, *arguments: str | Path, point: str | None = None, strike: str = "kill") -> tuple[int, str]:
+        self.start(*arguments, point=point, strike=strike)
+        return self.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._server.stdout is not None
+        answer: dict[str, Any] = json.loads(self._server.stdout.readline())
+        return answer
+
+
+@pytest.fixture(scope="module")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
+    script = Path(__file__).with_name("driver.py")
+    with subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        yield Drivers(server, tmp_path_factory.mktemp("log") / "driver.log")
+        assert server.stdin is not None
+        server.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lake(tmp_path_factory.mktemp("source") / "in", [150, 90, 1700, 40, 300, 700])
+
+
+@pytest.fixture(scope="module")
+def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    base = tmp_path_factory.mktemp("quiet")
+    run_here(write_job(base, source, base / "out"))
+    return digests(base / "out")
+
+
+@pytest.fixture
+def job(source: Path, tmp_path: Path) -> Path:
+    return write_job(tmp_path / "job", source, tmp_path / "lake" / "out")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "lake" / "out"
+
+
+def alone(out: Path) -> bool:
+    return [path.name for path in out.parent.iterdir()] == [out.name]
+
+
+@pytest.mark.parametrize("point", BEFORE_COMMIT)
+def test_killed_before_the_commit(point: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]) -> None:
+    assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL
+    assert not out.exists()
+    assert status(out.as_uri()).stage != "released"
+    assert hidden(out).stat().st_mode & 0o777 == 0o700
+    assert run_here(job).status == "released"
+    assert digests(out) == quiet
+    assert alone(out)
+
+
+@pytest.mark.parametrize("point", AFTER_COMMIT)
+def test_killed_after_the_commit(point: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]) -> None:
+    assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL
+    assert digests(out) == quiet
+    before = (out / "_SUCCESS").stat().st_mtime_ns
+    assert run_here(job).status == "already released"
+    assert digests(out) == quiet
+    assert (out / "_SUCCESS").stat().st_mtime_ns == before
+    assert alone(out)
+
+
+def test_killed_again_and_again(drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]) -> None:
+    for point in BEFORE_COMMIT:
+        assert drivers.run("run", job, point=point)[0] in (-signal.SIGKILL, 0), point
+        assert not out.exists(), point
+        if point == "all-shards":
+            break  # what follows would be reached at the first call of the next stage
+    assert drivers.run("run", job)[0] == 0
+    assert digests(out) == quiet
+    assert alone(out)
+
+
+def test_a_resumed_run_keeps_its_key_and_its_noise(source: Path, drivers: Drivers, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = write_job(tmp_path / "job", source, out, insecure_seed=None)
+    drivers.run("run", job, point="some-shards")
+    secret = (hidden(out) / "run.key").read_bytes()
+    run_here(job)
+    monkeypatch.setattr(RunKey, "fresh", lambda: RunKey(secret))
+    run_here(job, output__path=tmp_path / "undisturbed")
+    assert digests(out) == digests(tmp_path / "undisturbed")
+
+
+def test_what_is_staged_is_not_written_again(drivers: Drivers, job: Path, out: Path, quiet: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    drivers.run("run", job, point="some-shards")
+    staged = {path.name for path in (hidden(out) / "publish").glob("*.parquet")}
+    assert 3 <= len(staged) < sum(name.endswith(".parquet") for name in quiet)
+    written = []
+    close = shards.ShardWriter.close
+    monkeypatch.setattr(shards.ShardWriter, "close", lambda writer: written.append(close(writer)) or written[-1])
+    run_here(job)
+    assert {shard.name for shard in written}.isdisjoint(staged)
+    assert digests(out) == quiet
+
+
+@pytest.mark.parametrize("harm", ["flip", "truncate", "remove", "record"])
+def test_a_staged_shard_that_was_harmed_is_written_again(harm: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]) -> None:
+    drivers.run("run", job, point="some-shards")
+    victim = hidden(out) / "publish" / "part-00000.parquet"
+    data = victim.read_bytes()
+    if harm == "record":
+        (hidden(out) / "actions" / "part-00000.parquet.json").write_text("[{")
+    elif harm == "remove":
+        victim.unlink()
+    else:
+        victim.write_bytes(data[: len(data) // 2] if harm == "truncate" else bytes([*data[:100], data[100] ^ 1, *data[101:]]))
+    run_here(job)
+    assert digests(out) == quiet
+
+
+@pytest.mark.parametrize("point", ["surveying", "fitted", "some-shards", "staged"])
+def test_interrupted(point: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]) -> None:
+    code, line = drivers.run("run", job, point=point, strike="interrupt")
+    assert (code, line) == (130, "dpdask: interrupted; run again to resume")
+    assert not out.exists()
+    assert (hidden(out) / "run.key").exists()
+    assert drivers.run("run", job)[0] == 0
+    assert digests(out) == quiet
+    assert alone(out)
+
+
+@pytest.mark.parametrize("cluster", [{"kind": "threads", "workers": 2}, {"kind": "local", "workers": 1}], ids=["threads", "processes"])
+def test_interrupted_from_the_keyboard(cluster: dict[str, Any], tmp_path: Path, out: Path) -> None:
+    source = lake(tmp_path / "in", [30_000] * 8, row_group=2_000)
+    job = write_job(tmp_path / "job", source, out, cluster=cluster, output__rows_per_shard=1500)
+    with subprocess.Popen(command("run", job), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if '"write"' in line:
+                break
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
+        rest = [line for line in process.stderr.read().splitlines() if not line.startswith("{")]
+        assert (process.wait(60), rest) == (130, ["dpdask: interrupted; run again to resume"])
+    assert not out.exists()
+    run_here(job)
+    run_here(job, output__path=tmp_path / "quiet")
+    assert digests(out) == digests(tmp_path / "quiet")
+
+
+@pytest.mark.parametrize("verb", ["run", "abort"])
+def test_a_second_driver_is_refused(verb: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str], tmp_path: Path) -> None:
+    from dpdask.errors import TemporaryError
+
+    pid = drivers.start("run", job, point="some-shards", strike="pause", sign=tmp_path / "sign")
+    while not (tmp_path / "sign").exists():
+        time.sleep(0.02)
+    with pytest.raises(TemporaryError, match="another run is writing this output"):
+        run_here(job) if verb == "run" else abort(out.as_uri())
+    os.kill(pid, signal.SIGKILL)
+    assert drivers.wait()[0] == -signal.SIGKILL
+    assert (hidden(out) / "run.key").exists()
+    run_here(job)
+    assert digests(out) == quiet
+
+
+def test_a_finished_job_is_left_alone(job: Path, out: Path, drivers: Drivers) -> None:
+    run_here(job)
+    before = {path: path.stat().st_mtime_ns for path in [out, *out.rglob("*")]}
+    code, text = drivers.run("run", job)
+    assert code == 0
+    assert "already released" in text
+    assert {path: path.stat().st_mtime_ns for path in [out, *out.rglob("*")]} == before
+    assert alone(out)
+
+
+def test_a_finished_job_without_its_success_mark_is_not_released_twice(job: Path, out: Path) -> None:
+    run_here(job)
+    (out / "_SUCCESS").unlink()  # as `find -empty -delete` does
+    assert run_here(job).status == "already released"
+    assert alone(out)
+
+
+def test_the_output_of_another_job(drivers: Drivers, job: Path, out: Path) -> None:
+    run_here(job)
+    before = digests(out)
+    code, line = drivers.run("run", job, "--set", "privacy.epsilon=2")
+    assert code == OutputError.exit_code
+    assert "another job's release" in line
+    assert digests(out) == before
+    assert alone(out)
+
+
+def test_a_folder_that_is_no_release(drivers: Drivers, job: Path, out: Path) -> None:
+    out.mkdir(parents=True)
+    (out / "mine.txt").write_text("keep")
+    code, line = drivers.run("run", job)
+    assert code == OutputError.exit_code
+    assert "not this run's" in line
+    assert alone(out)
+
+
+@pytest.mark.parametrize("point", ["opened", "some-shards", "staged"])
+def test_the_job_changed_between_crash_and_resume(point: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]) -> None:
+    drivers.run("run", job, point=point)
+    before = digests(hidden(out))
+    code, line = drivers.run("run", job, "--set", "privacy.epsilon=2")
+    assert code == OutputError.exit_code
+    assert "another job" in line
+    assert "abort" in line
+    assert digests(hidden(out)) == before
+    run_here(job)
+    assert digests(out) == quiet
+
+
+@pytest.mark.parametrize("csv", [False, True], ids=["parquet", "csv"])
+def test_the_input_changed_between_crash_and_resume(csv: bool, drivers: Drivers, tmp_path: Path, out: Path) -> None:
+    source = lake(tmp_path / "in", [400, 900, 300], csv=csv)
+    job = write_job(tmp_path / "job", source, out)
+    drivers.run("run", job, point="some-shards")
+    staged = digests(hidden(out))
+    saved = shutil.copytree(source, tmp_path / "saved")
+    other = lake(tmp_path / "other", [300], seed=9, csv=csv)
+    shutil.copy2(next(other.iterdir()), sorted(source.iterdir())[-1])
+    code, line = drivers.run("run", job)
+    assert code == InputError.exit_code
+    assert "changed" in line
+    assert digests(hidden(out)) == staged
+    shutil.copytree(saved, source, dirs_exist_ok=True)
+    run_here(job)
+    run_here(job, output__path=tmp_path / "quiet")
+    assert digests(out) == digests(tmp_path / "quiet")
+
+
+@pytest.mark.parametrize("point", ["locked", "opened", "some-shards", "staged"])
+def test_abort(point: str, drivers: Drivers, job: Path, out: Path) -> None:
+    drivers.run("run", job, point=point)
+    assert abort(out.as_uri()) is True
+    assert list(out.parent.iterdir()) == []
+    assert abort(out.as_uri()) is False
+
+
+@pytest.mark.parametrize("point", ["key-removed", "half-removed"])
+@pytest.mark.parametrize("changes", [{}, {"privacy.epsilon": "2"}], ids=["same job", "other job"])
+def test_nothing_of_a_half_removed_run_is_used(point: str, changes: dict[str, str], drivers: Drivers, job: Path, out: Path, tmp_path: Path) -> None:
+    drivers.run("run", job, "--set", "insecure_seed=99", point="all-shards")
+    assert drivers.run("abort", out, point=point)[0] == -signal.SIGKILL
+    assert not (hidden(out) / "run.key").exists()
+    assert (hidden(out) / "publish").exists()
+    words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    assert drivers.run("run", job, *words)[0] == 0
+    assert drivers.run("run", job, *words, "--set", f"output.path={tmp_path / 'quiet'}")[0] == 0
+    assert digests(out) == digests(tmp_path / "quiet")
+    assert alone(out)
+
+
+@pytest.mark.parametrize("point", ["fitted", "some-shards"])
+def test_the_key_exists_only_while_it_must(point: str, drivers: Drivers, job: Path, out: Path) -> None:
+    drivers.run("run", job, point=point)
+    for name in ("run.key", "release.npz", "run.json"):
+        assert (hidden(out) / name).stat().st_mode & 0o777 == 0o600
+    assert len((hidden(out) / "run.key").read_bytes()) == 32
+    run_here(job)
+    assert not hidden(out).exists()
