@@ -1,7 +1,7 @@
 """dpdask releases privacy-protected versions of tables too big for one machine's memory, on Dask."""
 
-from dpdask.engine.frames import DIP, Release
 from dpdask.errors import DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
+from dpdask.frames import DIP, Release
 from dpdask.references import Holdout, Known, Public
 from dpdask.schema import Column, Schema
 from dpdask.version import __version__

@@ -105,7 +105,7 @@ def _staged(record: str, staging: Folder, actions: Folder) -> tuple[Shard, ...] 
         if not staging.exists(shard.name):
             return None
         with staging.open(shard.name) as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
+            if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:  # type: ignore[arg-type]  # fsspec's files have readinto
                 return None
     return shards
 

@@ -125,9 +125,12 @@ def discover(url: str, schema: Schema) -> InputTable:
     with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
         parts = list(pool.map(lambda file: _inspect(fs, file[0], file[1], file[2], schema), files))
     first = parts[0][1]
-    schema.check_names(first.names)
+    twice = next((column for column in first.names if first.names.count(column) > 1), None)
+    if twice is not None:
+        raise DataError("this column stands twice in the table", f"column {twice!r}", "rename one of the two")
+    dropped = {column for column, declared in schema.columns.items() if declared.role == "drop"}  # never read: of any type
     for fragments, found in parts:
-        _check_same(first, found, fragments[0].name if fragments else "a file without row groups")
+        _check_same(first, found, dropped, fragments[0].name if fragments else "a file without row groups")
     return InputTable(fragments=tuple(fragment for fragments, _ in parts for fragment in fragments), schema=first)
 
 
@@ -182,7 +185,7 @@ def _files(url: str) -> tuple[Any, list[tuple[str, str, Literal["parquet", "csv"
     found = [(path, name, _format(name)) for path, name in named if not any(part[0] in "_." for part in PurePosixPath(name).parts)]
     tables = sorted([(path, name, format_) for path, name, format_ in found if format_ is not None], key=lambda file: _natural(file[1]))
     if not tables:
-        raise InputError("there is no Parquet or CSV file here", url, "check the job's input.path")
+        raise InputError("there is no Parquet or CSV file here", url, "check this path in the job")
     hive = next((name for _, name, _ in tables if "=" in name.rpartition("/")[0]), None)
     if hive is not None:
         key = next(part.partition("=")[0] for part in hive.split("/") if "=" in part)  # the value is data
@@ -226,9 +229,9 @@ def _id(name: str, digest: str, row_group: int) -> str:
     return blake2b(f"{len(name)}:{name}:{digest}:{row_group}".encode(), digest_size=16).hexdigest()
 
 
-def _check_same(first: pa.Schema, found: pa.Schema, name: str) -> None:
+def _check_same(first: pa.Schema, found: pa.Schema, dropped: set[str], name: str) -> None:
     for field in found:
-        if first.names.count(field.name) != 1 or first.field(field.name).type != field.type:
+        if field.name not in first.names or (field.name not in dropped and first.field(field.name).type != field.type):
             raise DataError("its type, or its presence, differs from that in the first file", f"{name}, column {field.name!r}", "write all files with one schema")
     for column in first.names:
         if column not in found.names:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -50,6 +51,10 @@ class _HashingSink:
         self.digest.update(data)
         self.n_bytes += len(data)
         return self._file.write(data)
+
+    def let_go(self) -> None:
+        """Take no more: what is written from now on is lost."""
+        self._file = io.BytesIO()
 
     def flush(self) -> None:
         self._file.flush()
@@ -123,4 +128,7 @@ class ShardWriter:
 
     def discard(self, error: BaseException) -> None:
         """Remove what was written of the shard."""
+        self._sink.let_go()
+        with suppress(pa.ArrowException, OSError, ValueError):  # else it writes its footer when it is collected
+            self._writer.close()
         self._stack.__exit__(type(error), error, error.__traceback__)

@@ -27,7 +27,7 @@ def compare(original: str, released: str, column: str, keys: list[str]) -> dict[
     connection = duckdb.connect()
     for name, path in (("original", original), ("released", released)):
         pattern = path if path.endswith(".parquet") else f"{path.rstrip('/')}/*.parquet"
-        connection.execute(f'create view {name} as select {", ".join(keys)}, "{column}" as value from read_parquet(?)', [pattern])
+        connection.execute(f'create table {name} as select {", ".join(keys)}, "{column}" as value from read_parquet(?)', [pattern])
     counts = connection.execute(
         "select coalesce(o.n, 0), coalesce(r.n, 0) from (select value, count(*) n from original group by 1) o "
         "full join (select value, count(*) n from released group by 1) r using (value) order by value"

@@ -50,7 +50,8 @@ def heatmap(left: float, levels: list[float], channel: np.ndarray) -> Iterator[s
         for column, probability in enumerate(channel[row]):
             x, y, shade = left + column * side, TOP + row * side, probability / channel.max()
             yield f'<rect x="{x:g}" y="{y:g}" width="{side:g}" height="{side:g}" fill="{AFTER}" fill-opacity="{shade:.2f}"/>'
-    yield text(left - 38, TOP + HEIGHT / 2, "original") + text(left + HEIGHT / 2, TOP + HEIGHT + 32, "released")
+    x, y = left - 32, TOP + HEIGHT / 2
+    yield f'<g transform="rotate(-90 {x} {y})">{text(x, y, "original")}</g>' + text(left + HEIGHT / 2, TOP + HEIGHT + 32, "released")
 
 
 def main(original: str, released: str, target: str) -> None:

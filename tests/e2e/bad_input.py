@@ -205,13 +205,13 @@ def _page_overwritten(data: bytes) -> bytes:
     return data[:start] + b"\xff" * 64 + data[start + 64 :]
 
 
-def _bit_flipped(data: bytes) -> bytes:
+def bit_flipped(data: bytes) -> bytes:
     column = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(1).column(0)
     place = column.data_page_offset + column.total_compressed_size - 20
     return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
 
-def _crashed(folder: Path) -> Words:
+def crashed(folder: Path) -> Words:
     """Return the words of a job whose first run stopped after it was fitted."""
     words = job(folder)
     with mock.patch("dpdask.engine.randomise.write_all", side_effect=TemporaryError("crash")), contextlib.suppress(TemporaryError):
@@ -221,19 +221,19 @@ def _crashed(folder: Path) -> Words:
 
 
 def _input_changed(folder: Path) -> Words:
-    words = _crashed(folder)
+    words = crashed(folder)
     pq.write_table(table(seed=3), folder / "data" / "part-1.parquet")
     return words
 
 
 def _input_lost(folder: Path) -> Words:
-    words = _crashed(folder)
+    words = crashed(folder)
     (folder / "data" / "part-1.parquet").unlink()
     return words
 
 
 def _another_job_staged(folder: Path) -> Words:
-    return [*_crashed(folder), "--set", "privacy.epsilon=2"]
+    return [*crashed(folder), "--set", "privacy.epsilon=2"]
 
 
 def _another_job_released(folder: Path) -> Words:
@@ -403,12 +403,12 @@ CASES: tuple[Case, ...] = (
     # ---- the table
     _case("a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}),
     Case(name="a table of 0 row groups", code=65, says=r"data: the table has no rows", prepare=_empty_groups),
-    Case(name="an empty folder", code=66, says=r"data: there is no Parquet or CSV file here", prepare=lambda folder: ((folder / "data").mkdir(), job(folder, {}))[1]),
+    Case(name="an empty folder", code=66, says=r"data: there is no Parquet or CSV file here; check this path", prepare=lambda folder: ((folder / "data").mkdir(), job(folder, {}))[1]),
     Case(name="empty files among good ones", code=0, says="", prepare=_empty_file_among_good),
     _case("a hold-out of 0 rows", 65, r"column 'rating': the reference has fewer than 2 rows; enlarge", parts={"a.parquet": table(3)}, mechanism__reference__fraction=1e-9),
     Case(name="a hold-out of 1 row", code=65, says=r"column 'rating': the reference has fewer than 2 rows", prepare=_one_held_out),
     _case("a hold-out of all rows", 65, r"no row would be released; lower mechanism\.reference\.fraction", parts={"a.parquet": table(3)}, mechanism__reference__fraction=1 - 1e-9),
-    _case("a missing input", 66, r"nowhere: there is no Parquet or CSV file here; check the job's input\.path", input__path="nowhere"),
+    _case("a missing input", 66, r"nowhere: there is no Parquet or CSV file here; check this path in the job", input__path="nowhere"),
     Case(name="a Parquet file cut in its footer", code=66, says=r"part-1\.parquet: this is no whole Parquet file", prepare=lambda folder: _edited(folder, lambda data: data[:-20])),
     Case(name="a Parquet file of 3 bytes", code=66, says=r"part-1\.parquet: this is no whole Parquet file", prepare=lambda folder: _edited(folder, lambda data: data[:3])),
     Case(name="a corrupt footer", code=66, says=r"part-1\.parquet: its Parquet footer cannot be read", prepare=lambda folder: _edited(folder, lambda data: data[:-300] + b"\xff" * 200 + data[-100:])),
@@ -418,7 +418,7 @@ CASES: tuple[Case, ...] = (
         name="one bit of a page flipped, with checksums",
         code=66,
         says=r"part-1\.parquet, row group 1: this row group cannot be read",
-        prepare=lambda folder: _edited(folder, _bit_flipped, compression="none", use_dictionary=False, write_page_checksum=True),
+        prepare=lambda folder: _edited(folder, bit_flipped, compression="none", use_dictionary=False, write_page_checksum=True),
         kept=True,
     ),
     Case(name="a column twice in the Parquet file", code=65, says=r"column 'rating': this column stands twice in the table", prepare=_duplicated_in_file),
@@ -438,7 +438,6 @@ CASES: tuple[Case, ...] = (
         code=65,
         says=r"part-0\.csv, column 'note': a line or a value cannot be read",
         prepare=lambda folder: _csv(folder, (_HEADER + _LINES + "1,2,3,nö\n").encode("latin-1"), columns=_columns(note={"role": "keep"})),
-        kept=True,
     ),
     Case(name="an empty CSV file", code=66, says=r"part-0\.csv: this CSV file has no readable header line", prepare=lambda folder: _csv(folder, "")),
     Case(name="a CSV file of a header alone", code=65, says=r"no row would be released", prepare=lambda folder: _csv(folder, _HEADER)),
@@ -448,7 +447,7 @@ CASES: tuple[Case, ...] = (
     # ---- between two runs
     Case(name="the input changed between crash and resume", code=66, says=r"data: the input changed since the run began; restore it", prepare=_input_changed, kept=True),
     Case(name="the input lost a file between crash and resume", code=66, says=r"data: the input changed since the run began", prepare=_input_lost, kept=True),
-    Case(name="a resume", code=0, says="", prepare=_crashed),
+    Case(name="a resume", code=0, says="", prepare=crashed),
     Case(name="another job's unfinished run", code=73, says=r"a run of another job is staged for this output; `dpdask abort` it", prepare=_another_job_staged, kept=True),
     Case(name="another job's release", code=73, says=r"out: this output holds another job's release", prepare=_another_job_released),
     Case(name="the same job again", code=0, says="", prepare=_released),

@@ -1,0 +1,193 @@
+"""Distribution-invariant privatisation of Dask and pandas frames: `fit` is the barrier, `transform` is lazy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal
+
+from dpdask.documents import validate
+from dpdask.engine.frames import Frame, frame_work, identity, randomise_frame, secret_folder, survey_frame
+from dpdask.engine.release import distributions, load_release, write_release
+from dpdask.engine.work import KEY_NAME, TableWork
+from dpdask.errors import DataError, SpecError
+from dpdask.mechanisms import fit_dip
+from dpdask.privacy import Budget, split_epsilon
+from dpdask.references import Holdout, Known, Public, Reference
+from dpdask.reports.card import release_card
+from dpdask.schema import Schema
+from dpdask.streams import RunKey
+
+
+@dataclass(frozen=True, slots=True)
+class DIP:
+    """Distribution-invariant privatisation: each row's private values are randomised, their distribution stays.
+
+    Parameters
+    ----------
+    schema
+        The declared columns.
+    epsilon
+        ε of a row, in (0, 100]; shared among its private columns.
+    reference
+        `Holdout(fraction=…)`, `Public()` or `Known(columns=…)`: where the reference distribution comes from, and
+        therefore who is protected. There is no default.
+    channel
+        `laplace`, as published.
+    weights
+        How ε is shared among the private columns; equally if not given.
+    insecure_seed
+        For tests: noise from a seed, which protects nobody.
+
+    Raises
+    ------
+    SpecError
+        If a parameter is invalid.
+
+    Privacy
+    -------
+    Unit: a row. Adjacency: replace-one. Protected: the values of the released rows. Not protected: held-out rows (they
+    shape the output and are not released), kept columns, the number of rows. Central noise: none. Row noise is a
+    function of the run key, the column and the partition, so recomputing a lazy frame repeats the same noise. ε is spent
+    again by every new `fit` on the same rows.
+
+    References
+    ----------
+    Bi and Shen, Distribution-invariant differential privacy, Algorithm 1, each column by its own margin.
+
+    Examples
+    --------
+    >>> import pandas as pd, dpdask
+    >>> schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
+    >>> table = pd.DataFrame({"x": [0, 1] * 50})
+    >>> release = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Holdout(fraction=0.5)).fit(table)
+    >>> set(release.transform(table)["x"]) <= {0, 1}
+    True
+    """
+
+    schema: Schema
+    _: KW_ONLY
+    epsilon: float
+    reference: Reference
+    channel: Literal["laplace"] = "laplace"
+    weights: Mapping[str, float] | None = None
+    insecure_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        validate(Budget, {"epsilon": self.epsilon}, "DIP")
+        if not isinstance(self.reference, Holdout | Public | Known):
+            raise SpecError("a reference must be named: it decides who is protected", "DIP", "give Holdout(...), Public() or Known(...)")
+        if self.channel != "laplace":
+            raise SpecError("there is no such channel", "DIP", "use 'laplace'")
+        if not self.schema.privatised:
+            raise SpecError("the schema privatises no column", "DIP", "give at least one column the role privatise")
+        split_epsilon(self.epsilon, self.schema.privatised, self.weights)
+
+    def fit(self, frame: Frame, *, secrets: str | None = None) -> Release:
+        """Compute the reference and return the fitted release: the one barrier.
+
+        Parameters
+        ----------
+        frame
+            A Dask or pandas frame. With `Holdout`, the table to release; with `Public`, the public table; with `Known`,
+            any frame of the table's columns (nothing of it is computed).
+        secrets
+            A private folder, as a path or URL, that every worker can read; by default a new temporary one of this
+            machine (mode 0700), removed when Python ends.
+
+        Raises
+        ------
+        DataError
+            If the frame violates the schema, or the reference has fewer than 2 rows.
+        """
+        folder = secret_folder(secrets)
+        key = RunKey.fresh() if self.insecure_seed is None else RunKey.insecure(self.insecure_seed)
+        folder.write(KEY_NAME, key.reveal(), private=True)
+        work = frame_work(frame, self.schema, self.fraction, folder)
+        statistics = {} if isinstance(self.reference, Known) else survey_frame(frame, work)
+        fitted = fit_dip(distributions(self.reference, work, statistics), work.codecs, self.epsilons)
+        return Release(dip=self, work=work, sha256=write_release(fitted, folder), fitted_on=identity(frame) if self.fraction is not None else None)
+
+    @property
+    def fraction(self) -> float | None:
+        """The hold-out's fraction, or None without a hold-out."""
+        return self.reference.fraction if isinstance(self.reference, Holdout) else None
+
+    @property
+    def epsilons(self) -> dict[str, float]:
+        """Each private column's part of ε."""
+        return split_epsilon(self.epsilon, self.schema.privatised, self.weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Release:
+    """A fitted release; made by `DIP.fit`.
+
+    Attributes
+    ----------
+    dip
+        What was asked for.
+    work
+        The columns' types and codecs, and the place of the run key.
+    sha256
+        Of the fitted release.
+    fitted_on
+        The identity of the frame whose hold-out it is, or None without a hold-out.
+    """
+
+    dip: DIP
+    work: TableWork
+    sha256: str
+    fitted_on: str | None
+
+    def transform(self, frame: Frame) -> Frame:
+        """Return the released rows of a frame: lazily for Dask, at once for pandas.
+
+        Rows keep their order and index; held-out rows and dropped columns are gone; kept columns are untouched.
+
+        Parameters
+        ----------
+        frame
+            With a hold-out, the frame that the release was fitted on; otherwise any frame of the same columns.
+
+        Raises
+        ------
+        SpecError
+            If the hold-out belongs to another frame, whose held-out rows would be released.
+        DataError
+            If the columns are not those of the schema, or (when computed) a value violates it.
+
+        Privacy
+        -------
+        Transforming the same frame again repeats the same noise and costs nothing more. The same rows in a frame built
+        otherwise are another release, and cost ε again.
+        """
+        if self.fitted_on is not None and identity(frame) != self.fitted_on:
+            raise SpecError("a hold-out release covers only the frame it was fitted on", "transform", "transform that very frame, or fit anew")
+        found = frame_work(frame, self.dip.schema, self.dip.fraction, self.work.secrets)
+        if not found.released.equals(self.work.released):
+            raise DataError("the columns or their types differ from those of the fitted frame", "transform", "give both frames the same types")
+        return randomise_frame(frame, self.work, self.sha256)
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """The release card: what was promised, to whom, and how; safe to publish."""
+        dip, release = self.dip, load_release(self.work.secrets, self.sha256)
+        card: dict[str, Any] = json.loads(
+            release_card(
+                name="frame",
+                budget=validate(Budget, {"epsilon": dip.epsilon}, "DIP"),
+                reference=dip.reference,
+                schema=dip.schema,
+                codecs=self.work.codecs,
+                epsilons=dip.epsilons,
+                release=release,
+                insecure=dip.insecure_seed is not None,
+            )
+        )
+        return card
+
+    def close(self) -> None:
+        """Destroy the run key: frames that are not yet computed can no longer be."""
+        self.work.secrets.remove(KEY_NAME)

@@ -1,0 +1,59 @@
+"""A full disk ends in one line and exit code 75; with more space the run goes on to the same bytes."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.helpers import digests, error_line, hidden, lake, run_cli, run_here, write_job
+
+ROWS = [4000] * 8
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    try:
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(place)], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("mounting a small tmpfs needs root and the mount command")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("cluster", [{"kind": "threads", "workers": 2}, {"kind": "local", "workers": 1}], ids=["threads", "processes"])
+def test_full_disk(cluster: dict[str, object], disk: Path, tmp_path: Path) -> None:
+    source = lake(tmp_path / "in", ROWS, row_group=2000)
+    out = disk / "out"
+    job = write_job(tmp_path / "job", source, out, cluster=cluster, output__rows_per_shard=1500)
+    result = run_cli("run", job)
+    assert result.returncode == 75, result.stderr
+    assert "no space left" in error_line(result)
+    assert result.stdout == ""
+    assert not out.exists()
+    staged = digests(hidden(out) / "publish")
+    assert staged
+    assert not [name for name in staged if ".tmp" in name]
+    subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+    run_here(job)
+    run_here(job, output__path=tmp_path / "quiet")
+    assert digests(out) == digests(tmp_path / "quiet")
+    assert not hidden(out).exists()
+
+
+def test_no_space_for_the_first_byte(disk: Path, tmp_path: Path) -> None:
+    with (disk / "filler").open("wb") as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(b"0" * 4096)
+            file.flush()
+    job = write_job(tmp_path / "job", lake(tmp_path / "in", [100]), disk / "out")
+    result = run_cli("run", job)
+    assert result.returncode == 75, result.stderr
+    assert "no space left" in error_line(result)
+    (disk / "filler").unlink()
+    assert run_here(job).status == "released"

@@ -1,0 +1,180 @@
+"""What the documents say is what the program does: examples run, jobs validate, tables agree with the code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+import dpdask
+from dpdask import cli, errors
+from dpdask.jobs.spec import load_job
+from dpdask.schema import Schema
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+YAML_FILES = sorted((ROOT / "pipelines").rglob("*.yaml"))
+BUILT = {".git", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "dist", "out"}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def rows(heading: str) -> list[str]:
+    """The first cells of the table whose head begins with `heading`."""
+    table = re.search(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, re.MULTILINE)
+    assert table is not None
+    return [line.split("|")[1].strip() for line in table[1].splitlines()]
+
+
+def tracked() -> list[Path]:
+    """The repository's files; where there is no git, all but what is built."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, check=False
+    )
+    if listed.returncode == 0 and listed.stdout:
+        return [path for name in listed.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()]
+    parts = ((path, path.relative_to(ROOT).parts) for path in ROOT.rglob("*") if path.is_file())
+    return [
+        path for path, names in parts if not BUILT & set(names) and not any(name.startswith(".venv") or name.endswith(".egg-info") for name in names)
+    ]
+
+
+@pytest.mark.parametrize("text", blocks("python"))
+def test_python_example_runs(text):
+    names: dict[str, object] = {}
+    exec(compile(text, "README.md", "exec"), names)
+    assert len(names["private"]) == pytest.approx(75_000, abs=1_000)
+    assert names["frequencies"].loc[5] == pytest.approx(0.4, abs=0.03)
+    assert "Not protected: the held-out rows" in names["promise"]
+
+
+def test_there_is_a_python_example():
+    assert len(blocks("python")) == 1
+
+
+def test_job_and_schema_examples_validate(tmp_path):
+    by_name = {text.split(".yaml")[0].removeprefix("# "): text for text in blocks("yaml")}
+    for name in ("job", "schema"):
+        (tmp_path / f"{name}.yaml").write_text(by_name[name], encoding="utf-8")
+    job = load_job(tmp_path / "job.yaml")
+    assert job.schema.privatised == ("rating", "genre", "seconds", "spent")
+    assert sum(job.epsilons.values()) <= job.file.privacy.epsilon
+
+
+@pytest.mark.parametrize("path", YAML_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_yaml_of_the_pipelines_is_valid(path):
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if "columns" in content:
+        assert Schema.from_yaml(path).privatised
+    else:
+        assert load_job(path).file.name
+
+
+def test_pipelines_have_jobs():
+    assert any(path.name == "job.yaml" for path in YAML_FILES)
+
+
+def verbs(group: click.Group) -> set[str]:
+    named = dict(group.commands)
+    inner = {f"{name} {verb}" for name, command in named.items() if isinstance(command, click.Group) for verb in verbs(command)}
+    return inner | {name for name, command in named.items() if not isinstance(command, click.Group)}
+
+
+def test_listed_verbs_are_the_program_s():
+    listed = {re.sub(r"`dpdask ([a-z ]+?)( [A-Z]+)?`", r"\1", cell) for cell in rows("verb")}
+    assert listed == verbs(cli.cli)
+
+
+def test_named_options_exist():
+    known = {"--help", "--version"}
+    commands: list[click.Command] = [cli.cli]
+    while commands:
+        command = commands.pop()
+        known |= {option for parameter in command.params for option in parameter.opts}
+        commands += list(getattr(command, "commands", {}).values())
+    prose = re.sub(r"^```.*?^```", "", README, flags=re.DOTALL | re.MULTILINE)
+    assert set(re.findall(r"`[^`]*?(?<!-)(--[a-z][a-z-]+)", prose)) <= known
+
+
+def test_exit_codes_are_those_of_the_errors():
+    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.DpdaskError)]
+    assert sorted(map(int, rows("exit code"))) == sorted({0, 130} | {kind.exit_code for kind in kinds})
+
+
+@pytest.mark.parametrize("name", [name for name in dpdask.__all__ if not name.startswith("__")])
+def test_public_names_are_documented(name):
+    public = getattr(dpdask, name)
+    assert (inspect.getdoc(public) or "").strip()
+    members = [getattr(public, member) for member in vars(public) if not member.startswith("_")]
+    undocumented = [member.__name__ for member in members if (inspect.isfunction(member) or inspect.ismethod(member)) and not inspect.getdoc(member)]
+    assert undocumented == []
+
+
+@pytest.mark.parametrize("document", ["README.md", "CHANGELOG.md", "cluster/README.md", "pipelines/README.md", "pipelines/movielens/README.md"])
+def test_links_lead_somewhere(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    targets = re.findall(r"\]\((?!https?://)([^)#]+)\)", text)
+    assert [target for target in targets if not ((ROOT / document).parent / target).exists()] == []
+
+
+def test_commands_are_single_lines():
+    commands = [block for block in blocks("bash") if block.startswith("python3 -m venv")]
+    assert len(commands) == 2
+    assert all(block.count("\n") == 1 and "constraints.txt" in block for block in commands)
+
+
+def test_patent_sentence_stands_in_readme_and_notice():
+    for name in ("README.md", "NOTICE"):
+        text = " ".join((ROOT / name).read_text(encoding="utf-8").split())
+        assert "patent 12,248,613 B2 (Regents of the University of Minnesota, granted 2025-03-11): check whether" in text
+
+
+def test_licence_is_whole():
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+# written apart, so that this file may be searched too
+PLACES = re.compile(r"(?<![\w.~*$}\])/-])(?:file://)?/(?:" + "work|root|tmp|home|opt|mnt|Users" + r")/[\w.-]+")
+HOSTS = re.compile(
+    "|".join(
+        [r"pypi\.(?:org|python)", r"files\.python" + "hosted", "pypi" + r"\.nvidia", "artifact" + "ory", "index-" + r"url[ =]", r"find-" + r"links"]
+    )
+)
+
+
+@pytest.mark.parametrize("pattern", [PLACES, HOSTS], ids=["places", "hosts"])
+def test_no_file_names_a_machine(pattern):
+    found = []
+    for path in tracked():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in pattern.finditer(text)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text", ["see /wo" + "rk/main/x", '"/tm' + 'p/out"', "path: /ro" + "ot/.cache", "file:///ho" + "me/me/x", "(/op" + "t/venv)"]
+)
+def test_places_are_recognised(text):
+    assert PLACES.search(text)
+
+
+@pytest.mark.parametrize("text", ["engine/work/x", "https://example.org/work/x", "dask/ho" + "me/x", "{base}/tmp/x"])
+def test_other_paths_are_not_places(text):
+    assert not PLACES.search(text)
+
+
+@pytest.mark.parametrize("text", ["https://py" + "pi.org/simple", "--index-" + "url=https://x"])
+def test_hosts_are_recognised(text):
+    assert HOSTS.search(text)
