@@ -108,6 +108,11 @@ def obey(request: dict[str, Any]) -> None:
     cli.main()
 
 
+def answer(content: dict[str, int]) -> None:
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()
+
+
 def serve() -> None:
     """Fork for each request; a process with one thread may."""
     for line in sys.stdin:
@@ -126,8 +131,8 @@ def serve() -> None:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
-        print(json.dumps({"pid": child}), flush=True)
-        print(json.dumps({"code": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}), flush=True)
+        answer({"pid": child})
+        answer({"code": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])})
 
 
 if __name__ == "__main__":

@@ -129,7 +129,9 @@ def test_a_resumed_run_keeps_its_key_and_its_noise(source: Path, drivers: Driver
     assert digests(out) == digests(tmp_path / "undisturbed")
 
 
-def test_what_is_staged_is_not_written_again(drivers: Drivers, job: Path, out: Path, quiet: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_staged_is_not_written_again(
+    drivers: Drivers, job: Path, out: Path, quiet: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     drivers.run("run", job, point="some-shards")
     staged = {path.name for path in (hidden(out) / "publish").glob("*.parquet")}
     assert 3 <= len(staged) < sum(name.endswith(".parquet") for name in quiet)
@@ -169,8 +171,8 @@ def test_interrupted(point: str, drivers: Drivers, job: Path, out: Path, quiet: 
 
 @pytest.mark.parametrize("cluster", [{"kind": "threads", "workers": 2}, {"kind": "local", "workers": 1}], ids=["threads", "processes"])
 def test_interrupted_from_the_keyboard(cluster: dict[str, Any], tmp_path: Path, out: Path) -> None:
-    source = lake(tmp_path / "in", [30_000] * 8, row_group=2_000)
-    job = write_job(tmp_path / "job", source, out, cluster=cluster, output__rows_per_shard=1500)
+    source = lake(tmp_path / "in", [10_000] * 6, row_group=500)
+    job = write_job(tmp_path / "job", source, out, cluster=cluster, output__rows_per_shard=400)
     with subprocess.Popen(command("run", job), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stderr is not None
         for line in process.stderr:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -47,10 +48,9 @@ def test_full_disk(cluster: dict[str, object], disk: Path, tmp_path: Path) -> No
 
 
 def test_no_space_for_the_first_byte(disk: Path, tmp_path: Path) -> None:
-    with (disk / "filler").open("wb") as file, pytest.raises(OSError, match="No space"):
-        while True:
+    with (disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        for _ in range(1000):
             file.write(b"0" * 4096)
-            file.flush()
     job = write_job(tmp_path / "job", lake(tmp_path / "in", [100]), disk / "out")
     result = run_cli("run", job)
     assert result.returncode == 75, result.stderr

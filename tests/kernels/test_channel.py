@@ -26,12 +26,12 @@ def frequencies(counts: np.ndarray) -> np.ndarray:
 
 @st.composite
 def references(draw: st.DrawFn) -> np.ndarray:
-    """Random probabilities of 1 to 300 levels, some of them tiny."""
+    """Random probabilities of 1 to 300 levels, some tiny, none below the 2**-44 from which a level counts as unseen."""
     n_levels = draw(st.integers(1, 300))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    masses = rng.gamma(draw(st.sampled_from([0.05, 0.5, 5.0])), size=n_levels) + 1e-12
-    masses[rng.random(n_levels) < draw(st.sampled_from([0.0, 0.2]))] = 1e-12
-    return frequencies(masses)
+    masses = rng.gamma(draw(st.sampled_from([0.05, 0.5, 5.0])), size=n_levels) + 1e-300
+    masses[rng.random(n_levels) < draw(st.sampled_from([0.0, 0.2]))] = 0.0
+    return frequencies(np.maximum(masses, masses.sum() * 1e-13 + 1e-300))
 
 
 EPSILONS = st.floats(math.log(0.01), math.log(20.0)).map(math.exp)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
@@ -299,3 +300,74 @@ def test_no_rows_give_no_rows() -> None:
     line = np.array([0.0, 1.0])
     out, is_null = released(NOTHING, line, line, 1.0)
     assert (out.shape, is_null.shape, out.dtype, is_null.dtype) == ((0,), (0,), np.float64, np.bool_)
+
+
+def by_hand(value: float, words: list[int], noise: rank.RankNoise, tables: tuple[list, list]) -> float:
+    """Return where a rank on the identity reference is released to, word by word."""
+    n_digits, unit = len(noise.weights), 2.0**-53
+    i = min(int(noise.n_cells * value), noise.n_cells - 1)
+    magnitude = 0
+    for k in range(n_digits):
+        cell, rest = words[k + 1] >> 1 & 255, words[k + 1] >> 9
+        magnitude += 256**k * (cell if rest < tables[0][k][cell] else tables[1][k][cell])
+    e = magnitude if words[n_digits + 1] >> 1 < noise.sign else -1 - magnitude
+    w = min(max(i + e, -noise.margin), noise.n_cells - 1 + noise.margin)
+    low, high = rank.cell_interval(w, noise.rate, noise.n_cells)
+    low, high = 0.0 if w == -noise.margin else low, 1.0 if w == noise.n_cells - 1 + noise.margin else high
+    return low + (high - low) * ((words[n_digits + 2] >> 11) + 0.5) * unit
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 16.0])
+def test_every_word_is_read_once_and_as_documented(epsilon: float) -> None:
+    line, noise, n = np.array([0.0, 1.0]), rank.rank_noise(epsilon), 20_000
+    tables = rank.digit_tables(noise)
+    rng = np.random.default_rng(12)
+    values = rng.random(n)
+    words = rng.integers(0, 2**64, size=(n, rank.words_per_row(noise)), dtype=np.uint64)
+    out, _ = rank.privatise(values, np.zeros(n, bool), words, line, line, noise, tables, lattice=False)
+    lists = (tables[0].tolist(), tables[1].tolist())
+    expected = [by_hand(value, row, noise, lists) for value, row in zip(values.tolist(), words.tolist(), strict=True)]
+    np.testing.assert_allclose(out, expected, rtol=1e-13, atol=0)
+
+
+def test_the_first_word_places_a_value_inside_its_own_interval() -> None:
+    noise = rank.rank_noise(16.0)
+    x, c = np.array([0.0, 0.0, 0.0]), np.array([0.0, 0.0, 1.0])
+    words = np.zeros((2, rank.words_per_row(noise)), dtype=np.uint64)
+    words[:, -1] = 2**63
+    words[1, 0] = 2**64 - 1
+    ranks = rank._released_ranks(
+        np.zeros(2),
+        np.zeros(2, bool),
+        words,
+        x,
+        c,
+        rank.guide(x),
+        False,
+        noise.n_cells,
+        noise.rate,
+        noise.margin,
+        np.uint64(noise.sign),
+        *rank.digit_tables(noise),
+    )
+    assert ranks[0] < 0.1 < 0.9 < ranks[1]
+
+
+@pytest.mark.parametrize(("digit", "cell"), [(0, 0), (0, 3), (0, 255), (1, 1), (1, 255)])
+@pytest.mark.parametrize("factor", [0.5, 1.5])
+def test_the_stated_epsilon_covers_whatever_the_tables_hold(digit: int, cell: int, factor: float) -> None:
+    noise = rank.rank_noise(0.3, 12)
+    resolved = noise.margin + 12 + math.ceil(24 * math.log(2) / noise.rate)
+    weights = noise.weights.astype(object)
+    weights[digit, cell] = int(weights[digit, cell] * factor) if cell != 255 or digit == 0 else 2**40
+    other = max((k for k in range(256) if k != cell), key=lambda k: weights[digit, k])
+    weights[digit, other] += 2**63 - sum(weights[digit])
+    tampered = replace(noise, weights=weights.astype(np.uint64))
+    with localcontext(prec=50):
+        bound = rank._bound(noise.rate, 12, noise.margin, resolved, noise.sign, tampered.weights)
+    assert exact_loss(realised(tampered)) <= Decimal(bound)
+
+
+def test_a_released_number_never_passes_the_largest_knot_by_rounding() -> None:
+    x, c = np.array([-9.0, -9.0, -9.0, 15.17]), np.array([0.0, 0.0, 0.7142857142857143, 1.0])
+    assert rank.value_at(1.0, x, c, rank.guide(c), False) == 15.17

@@ -1,0 +1,209 @@
+"""What readers make of a release, and that its rows are the input's with nothing changed but the privatised columns."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import dask.dataframe as dd
+import duckdb
+import numpy as np
+import pandas as pd
+import polars
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from e2e.bad_input import command
+from scipy import stats
+
+from dpdask.simulate import ML25M_RATING_COUNTS, simulate_movielens
+
+ALPHA = 1e-9
+LEVELS = np.arange(1, 11) / 2
+JOB = Path(__file__).parents[2] / "pipelines" / "movielens" / "job.yaml"
+N_ROWS = 120_000
+
+pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword in DataFrame.reset_index")  # Dask's own reader, on pandas 3.1
+
+
+def release(folder: Path, **settings: object) -> Path:
+    out = folder / "out"
+    changed = {"input.path": folder / "ratings", "output.path": out, "cluster": "{kind: threads}", "insecure_seed": 11, **settings}
+    ended = command("run", str(JOB), *(word for key, value in changed.items() for word in ("--set", f"{key}={value}")))
+    assert ended.code == 0, ended.err
+    return out
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("readers")
+    simulate_movielens(str(folder / "ratings"), n_rows=N_ROWS, rows_per_file=9_000)  # 14 files: natural and textual order differ in none
+    return folder
+
+
+@pytest.fixture(scope="module")
+def holdout(folder: Path) -> Path:
+    return release(folder, **{"output.rows_per_shard": 20_000})
+
+
+@pytest.fixture(scope="module")
+def public(folder: Path) -> tuple[pa.Table, pa.Table, dict]:
+    """A release of all rows in the order of the input, under a public reference: the input's own table, so that the law is known exactly."""
+    (folder / "public").mkdir()
+    reference = f"{{kind: public, path: {folder / 'ratings'}}}"
+    out = release(folder, **{"output.path": folder / "public" / "out", "mechanism.reference": reference})
+    del out
+    path = folder / "public" / "out"
+    return pq.read_table(folder / "ratings"), pq.read_table(path), json.loads((path / "_dpdask" / "release.json").read_text())
+
+
+def by_pandas(out: Path) -> pd.DataFrame:
+    return pd.read_parquet(out)
+
+
+def by_dask(out: Path) -> pd.DataFrame:
+    return dd.read_parquet(out).compute().reset_index(drop=True)
+
+
+def by_duckdb(out: Path) -> pd.DataFrame:
+    with duckdb.connect() as connection:
+        return connection.sql(f"SELECT * FROM read_parquet('{out}/*.parquet')").df()
+
+
+def by_polars(out: Path) -> pd.DataFrame:
+    frame = polars.read_parquet(f"{out}/*.parquet")
+    return pd.DataFrame({name: frame[name].to_numpy() for name in frame.columns})
+
+
+@pytest.mark.parametrize("read", [by_pandas, by_dask, by_duckdb, by_polars], ids=lambda read: read.__name__)
+def test_every_reader_finds_the_same_rows(read: Callable[[Path], pd.DataFrame], holdout):
+    expected = pa.concat_tables([pq.read_table(path) for path in sorted(holdout.glob("*.parquet"))])
+    found = read(holdout)
+    assert list(found.columns) == ["userId", "movieId", "rating"]
+    assert [str(dtype) for dtype in found.dtypes] == ["int32", "int32", "float32"]
+    for name in expected.column_names:
+        np.testing.assert_array_equal(found[name].to_numpy(), expected.column(name).to_numpy())
+
+
+def test_types_nulls_and_texts_reach_every_reader(tmp_path):
+    n_rows = 300
+    rng = np.random.default_rng(3)
+    table = pa.table(
+        {
+            "id": pa.array(range(n_rows)),
+            "when": pa.array(rng.integers(0, 20_000, n_rows).astype(np.int32)).cast(pa.date32()),
+            "genre": pa.array([[None, "comedy", "drama"][code] for code in rng.integers(0, 3, n_rows)]).dictionary_encode(),
+            "seen": pa.array([None if row % 7 == 0 else bool(row % 2) for row in range(n_rows)]),
+            "amount": pa.array(np.where(rng.random(n_rows) < 0.3, 0.0, rng.uniform(0, 9, n_rows)), mask=rng.random(n_rows) < 0.2),
+        }
+    )
+    pq.write_table(table, tmp_path / "table.parquet")
+    columns = {
+        "id": {"role": "keep"},
+        "when": {"role": "privatise", "kind": "continuous"},
+        "genre": {"role": "privatise", "kind": "categorical", "levels": ["comedy", "drama"], "nulls": "level"},
+        "seen": {"role": "keep"},
+        "amount": {"role": "privatise", "kind": "mixed", "atoms": [0.0], "bounds": [0.0, 9.0], "nulls": "level"},
+    }
+    job = yaml.safe_load(JOB.read_text()) | {"input": {"path": "table.parquet"}, "output": {"path": "out", "rows_per_shard": 100}, "cluster": {"kind": "synchronous"}}
+    (tmp_path / "schema.yaml").write_text(yaml.safe_dump({"columns": columns}))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    assert command("run", str(tmp_path / "job.yaml")).code == 0
+    out = tmp_path / "out"
+    plain = pa.schema([(field.name, pa.string() if field.name == "genre" else field.type) for field in table.schema])
+    expected = pa.concat_tables([pq.read_table(path) for path in sorted(out.glob("*.parquet"))])
+    assert expected.schema.equals(plain)
+    rows = expected.to_pylist()
+    assert {row["genre"] for row in rows} == {None, "comedy", "drama"}
+    assert polars.read_parquet(f"{out}/*.parquet").to_dicts() == rows
+    with duckdb.connect() as connection:
+        found = connection.sql(f"SELECT * FROM read_parquet('{out}/*.parquet')")
+        assert [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()] == rows
+    original = {row["id"]: row for row in table.to_pylist()}
+    assert all(row["seen"] == original[row["id"]]["seen"] for row in rows)
+    ids = [row["id"] for row in rows]
+    assert ids == sorted(ids)
+    for frame in (pd.read_parquet(out), dd.read_parquet(out).compute()):
+        assert frame["id"].tolist() == ids
+        assert frame["genre"].isna().tolist() == [row["genre"] is None for row in rows]
+        assert frame["amount"].isna().tolist() == [row["amount"] is None for row in rows]
+
+
+# ---- rows
+
+
+def test_kept_columns_are_untouched_and_in_order_for_all_rows(public):
+    original, released, _ = public
+    assert released.num_rows == original.num_rows == N_ROWS
+    for name in ("userId", "movieId"):
+        assert released.column(name).combine_chunks().equals(original.column(name).combine_chunks())
+
+
+def test_released_rows_are_a_subsequence_of_the_input(folder, holdout):
+    """Kept columns as they were, in the order of the input, with the held-out rows left out."""
+    original = pq.read_table(folder / "ratings")
+    pairs = zip(original.column("userId").to_pylist(), original.column("movieId").to_pylist(), strict=True)
+    released = pq.read_table(holdout)
+    for pair in zip(released.column("userId").to_pylist(), released.column("movieId").to_pylist(), strict=True):
+        assert any(pair == other for other in pairs), "a row out of order, or changed"  # the iterator goes on from there
+    assert abs(released.num_rows - 0.75 * N_ROWS) < stats.norm.isf(ALPHA) * math.sqrt(N_ROWS * 0.1875)
+
+
+def test_natural_order_is_the_order_of_the_rows(tmp_path):
+    (tmp_path / "ratings").mkdir()
+    for number in range(12):
+        table = pa.table({"userId": pa.array([number] * 50, pa.int32()), "movieId": pa.array(range(50), pa.int32()), "rating": pa.array([3.0] * 50, pa.float32()), "timestamp": [0] * 50})
+        pq.write_table(table, tmp_path / "ratings" / f"part.{number}.parquet")
+    reference = "{kind: known, columns: {rating: {probabilities: [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]}}}"
+    out = release(tmp_path, **{"mechanism.reference": reference, "output.rows_per_shard": 120})
+    assert pq.read_table(out).column("userId").to_pylist() == [number for number in range(12) for _ in range(50)]
+
+
+# ---- the law
+
+
+def counts(table: pa.Table) -> np.ndarray:
+    return np.array([np.count_nonzero(table.column("rating").to_numpy() == level) for level in LEVELS])
+
+
+def test_the_marginal_of_the_release_is_that_of_the_reference(public):
+    """TV within the sampling bound of N draws: E TV <= sum of half the standard deviations, and McDiarmid around it."""
+    original, released, _ = public
+    reference = counts(original) / N_ROWS
+    variation = np.abs(counts(released) / N_ROWS - reference).sum() / 2
+    bound = np.sqrt(reference * (1 - reference) / N_ROWS).sum() / 2 + math.sqrt(math.log(1 / ALPHA) / (2 * N_ROWS))
+    assert variation < bound
+    assert np.abs(reference - 0.1).sum() / 2 > 10 * bound  # the test would see uniform noise
+
+
+def test_the_marginal_of_a_hold_out_release_is_that_of_the_ratings(holdout):
+    released = pq.read_table(holdout)
+    law = np.array(ML25M_RATING_COUNTS) / sum(ML25M_RATING_COUNTS)
+    variation = np.abs(counts(released) / released.num_rows - law).sum() / 2
+    assert variation < 0.02
+
+
+def test_the_fraction_changed_is_what_the_cards_channel_says(public):
+    """Power both ways: too little noise changes fewer rows, too much changes more."""
+    original, released, card = public
+    before, after = original.column("rating").to_numpy(), released.column("rating").to_numpy()
+    channel = np.array(card["columns"]["rating"]["channel"])
+    kept = np.diag(channel)[np.searchsorted(LEVELS, before)]
+    expected, spread = (1 - kept).sum(), math.sqrt((kept * (1 - kept)).sum())
+    found = np.count_nonzero(before != after)
+    assert abs(found - expected) < stats.norm.isf(ALPHA) * spread
+    assert expected / N_ROWS > 0.75  # the noise of ε = 1 changes most ratings
+    half, double = 0.9 * expected, 1.1 * expected
+    assert min(abs(half - expected), abs(double - expected)) > 2 * stats.norm.isf(ALPHA) * spread
+
+
+def test_the_joint_law_of_original_and_release_is_the_cards_channel(public):
+    original, released, card = public
+    before, after = (np.searchsorted(LEVELS, table.column("rating").to_numpy()) for table in (original, released))
+    observed = np.zeros((10, 10))
+    np.add.at(observed, (before, after), 1)
+    expected = np.array(card["columns"]["rating"]["channel"]) * observed.sum(axis=1, keepdims=True)
+    chi_square = ((observed - expected) ** 2 / expected).sum()
+    assert ALPHA < stats.chi2.sf(chi_square, 90) < 1 - ALPHA
+    np.testing.assert_allclose(expected.sum(axis=0) / N_ROWS, counts(original) / N_ROWS, atol=1e-6)  # P·T = P

@@ -1,0 +1,177 @@
+"""The five measured facts about Dask that the design rests on: if an upgrade changes one, it is seen here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from dask.distributed import Client, LocalCluster
+from e2e.helpers import digests, lake, load, processes, run_here, write_job
+
+import dpdask
+from dpdask.io.fragments import discover
+from dpdask.jobs import run
+from dpdask.streams import RunKey, stream, words
+
+FRAME = pd.DataFrame({"x": np.zeros(80)})
+CALLS = {"noise": 0}
+LOCK = threading.Lock()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with dask.config.set({"distributed.scheduler.allowed-failures": 100}), processes(2) as started:
+        yield started
+
+
+def noisy_reference(_: pd.DataFrame) -> pd.DataFrame:
+    with LOCK:
+        CALLS["noise"] += 1
+    return pd.DataFrame({"r": [np.random.default_rng().random()]})
+
+
+def take_reference(part: pd.DataFrame, reference: pd.DataFrame) -> pd.DataFrame:
+    return part.assign(r=reference["r"].iloc[0])
+
+
+def add_noise(part: pd.DataFrame) -> pd.DataFrame:
+    return part + np.random.default_rng().random(part.shape)
+
+
+def test_1_fusion_redraws_central_noise() -> None:
+    CALLS["noise"] = 0
+    noisy = dd.from_pandas(FRAME, npartitions=1).map_partitions(noisy_reference, meta=pd.DataFrame({"r": [0.0]}))
+    rows = dd.from_pandas(FRAME, npartitions=8)
+    with dask.config.set(scheduler="threads"):
+        persisted = rows.map_partitions(take_reference, noisy, meta=FRAME.assign(r=0.0)).persist()
+        assert CALLS["noise"] == 8
+        assert persisted["r"].compute().nunique() == 8
+
+
+def test_1_ours_fits_once_on_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = []
+    fit = run.fit_dip
+
+    def counted(*args: Any) -> Any:
+        fits.append((os.getpid(), threading.current_thread() is threading.main_thread()))
+        return fit(*args)
+
+    monkeypatch.setattr(run, "fit_dip", counted)
+    with dask.config.set(scheduler="threads"):
+        run.run_job(load(write_job(tmp_path, lake(tmp_path / "in", [300] * 8), tmp_path / "out")))
+    assert fits == [(os.getpid(), True)]
+
+
+def kill_one(cluster: LocalCluster) -> None:
+    os.kill(next(nanny.pid for nanny in cluster.workers.values() if nanny.pid), signal.SIGKILL)
+
+
+def test_2_a_lost_worker_redraws_unseeded_noise(cluster: LocalCluster) -> None:
+    with Client(cluster) as client:
+        client.wait_for_workers(2)
+        parts = [dask.delayed(lambda: np.random.default_rng().random(), pure=False)(dask_key_name=f"fact-2-{number}") for number in range(8)]
+        futures = client.compute(parts, workers=None)
+        before = client.gather(futures)
+        kill_one(cluster)
+        time.sleep(0.5)
+        after = client.gather(futures)
+    assert 1 <= sum(one != other for one, other in zip(before, after, strict=True)) <= 8
+
+
+def test_2_ours_draws_the_same(cluster: LocalCluster) -> None:
+    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0.0, 1.0, 2.0, 3.0]}}})
+    frame = pd.DataFrame({"x": np.random.default_rng(0).integers(0, 4, 800).astype(float)})
+    with Client(cluster) as client:
+        client.wait_for_workers(2)
+        rows = dd.from_pandas(frame, npartitions=8)
+        release = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Holdout(fraction=0.25)).fit(rows)
+        private = release.transform(rows).persist()
+        before = private.compute()
+        kill_one(cluster)
+        time.sleep(0.5)
+        after = private.compute()
+    pd.testing.assert_frame_equal(before, after)
+
+
+def test_3_same_code_same_token_same_noise() -> None:
+    rows = dd.from_pandas(FRAME, npartitions=4)
+    one, other = (rows.map_partitions(add_noise, meta=FRAME) for _ in range(2))
+    with dask.config.set(scheduler="synchronous"):
+        assert (one - other).compute().to_numpy().max() == 0.0
+
+
+def test_3_ours_names_every_stream() -> None:
+    key = RunKey.insecure(1)
+    drawn = {tuple(words(stream(key, mechanism, fragment), 4)) for mechanism in ("dip/a", "dip/b", "holdout") for fragment in ("f", "g")}
+    assert len(drawn) == 6
+
+
+@pytest.fixture(scope="module")
+def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lake(tmp_path_factory.mktemp("twenty") / "in", [50] * 20)
+
+
+def n_run(frame: Any) -> int:
+    return int(frame.optimize().npartitions)
+
+
+def test_4_read_parquet_joins_files(twenty: Path) -> None:
+    assert n_run(dd.read_parquet(twenty)["rating"] + 1) == 4
+    with dask.config.set({"optimization.tune.active": False}):
+        assert n_run(dd.read_parquet(twenty)["rating"] + 1) == 20
+    files = sorted(map(str, twenty.iterdir()))
+    assert n_run(dd.from_map(pd.read_parquet, files)["rating"] + 1) == 20
+
+
+def test_4_a_partition_number_is_no_identity() -> None:
+    def number(part: pd.DataFrame, partition_info: dict[str, int] | None = None) -> pd.DataFrame:
+        return part.assign(number=-1 if partition_info is None else partition_info["number"])
+
+    whole = dd.from_pandas(FRAME, npartitions=8)
+    meta = FRAME.assign(number=0)
+    with dask.config.set(scheduler="synchronous"):
+        assert set(whole.partitions[5:8].map_partitions(number, meta=meta).compute()["number"]) == {0, 1, 2}
+
+
+def test_4_our_identities_stay(twenty: Path, tmp_path: Path) -> None:
+    schema = load(write_job(tmp_path, twenty, tmp_path / "out")).schema
+    whole = discover(twenty.as_uri(), schema).fragments
+    assert len({fragment.id for fragment in whole}) == 20
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in list(twenty.iterdir())[::2]:
+        (moved / path.name).write_bytes(path.read_bytes())
+    assert {fragment.id for fragment in discover(moved.as_uri(), schema).fragments} < {fragment.id for fragment in whole}
+
+
+def test_5_a_broadcast_decays() -> None:
+    quiet = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+    threads = LocalCluster(n_workers=4, threads_per_worker=1, processes=False, dashboard_address=None, scheduler_kwargs=quiet)
+    with threads as cluster, Client(cluster) as client:
+        client.wait_for_workers(4)
+        future = client.scatter(np.arange(1000), broadcast=True)
+        [holders] = client.who_has(future).values()
+        assert len(holders) == 4
+        until = time.monotonic() + 30
+        while len(holders) > 1 and time.monotonic() < until:
+            time.sleep(0.2)
+            [holders] = client.who_has(future).values()
+        assert len(holders) == 1
+
+
+def test_5_ours_hands_out_paths(tmp_path: Path) -> None:
+    package = Path(dpdask.__file__).parent
+    assert [path for path in package.rglob("*.py") if ".scatter(" in path.read_text()] == []
+    job = write_job(tmp_path, lake(tmp_path / "in", [300] * 3), tmp_path / "out")
+    run_here(job)
+    assert digests(tmp_path / "out")

@@ -1,0 +1,344 @@
+"""Fragments: their order, their identities, their fingerprint, and what is refused."""
+
+import gzip
+import os
+import shutil
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dpdask.errors import DataError, InputError, SpecError
+from dpdask.io.csv import csv_type
+from dpdask.io.fragments import BATCH_ROWS, InputTable, discover, read_batches, takes_in
+from dpdask.io.storage import absolute_url
+from dpdask.schema import Column, Schema
+
+SCHEMA = Schema.from_dict(
+    {"columns": {"id": {"role": "keep"}, "x": {"role": "privatise", "kind": "discrete", "levels": [1, 2]}, "note": {"role": "drop"}}}
+)
+
+
+def part(n_rows: int = 3, start: int = 0) -> pa.Table:
+    return pa.table({"id": range(start, start + n_rows), "x": [1 + row % 2 for row in range(n_rows)], "note": ["n"] * n_rows})
+
+
+def write(path: Path, table: pa.Table | None = None, **options: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(part() if table is None else table, path, **options)
+    return path
+
+
+def found(path: Path | str) -> InputTable:
+    return discover(absolute_url(str(path)), SCHEMA)
+
+
+def names(path: Path | str) -> list[str]:
+    return [fragment.name for fragment in found(path).fragments]
+
+
+def ids(path: Path | str) -> list[str]:
+    return [fragment.id for fragment in found(path).fragments]
+
+
+def read(table: InputTable, columns: tuple[str, ...] = ("id",)) -> list[list]:
+    batches = [batch for fragment in table.fragments for batch in read_batches(fragment, list(columns), table.types if hasattr(table, "types") else table.schema)]
+    return [value for batch in batches for value in batch.column(0).to_pylist()]
+
+
+# ---- order and names
+
+
+def test_files_come_in_natural_order_with_folders(tmp_path):
+    for name in ("part.10.parquet", "part.2.parquet", "part.1.parquet", "b/part.1.parquet", "a10/x.parquet", "a9/x.parquet"):
+        write(tmp_path / name)
+    assert names(tmp_path) == ["a9/x.parquet", "a10/x.parquet", "b/part.1.parquet", "part.1.parquet", "part.2.parquet", "part.10.parquet"]
+
+
+def test_signs_that_look_like_digits_are_letters(tmp_path):
+    for name in ("1²3.parquet", "1①.parquet", "1.parquet"):
+        write(tmp_path / name)
+    assert sorted(names(tmp_path)) == ["1.parquet", "1²3.parquet", "1①.parquet"]
+
+
+def test_hidden_and_foreign_files_are_passed_over(tmp_path):
+    for name in ("a.parquet", "_b.parquet", ".c.parquet", "_temporary/d.parquet", ".e.dpdask/publish/f.parquet", "sub/_g/h.parquet"):
+        write(tmp_path / name)
+    (tmp_path / "README.md").write_text("not a table")
+    (tmp_path / "_SUCCESS").write_text("")
+    assert names(tmp_path) == ["a.parquet"]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "parq", "pq", "PARQUET"])
+def test_suffixes(suffix, tmp_path):
+    assert names(write(tmp_path / f"a.{suffix}").parent) == [f"a.{suffix}"]
+
+
+def test_a_file_a_folder_and_a_glob(tmp_path):
+    for name in ("a1.parquet", "a2.parquet", "b1.parquet", "deep/a3.parquet"):
+        write(tmp_path / name)
+    assert names(tmp_path / "a1.parquet") == ["a1.parquet"]
+    assert names(tmp_path / "a*.parquet") == ["a1.parquet", "a2.parquet"]
+    assert names(tmp_path / "?1.parquet") == ["a1.parquet", "b1.parquet"]
+    assert names(tmp_path / "[b]1.parquet") == ["b1.parquet"]
+    assert names(tmp_path / "**" / "*3.parquet") == ["deep/a3.parquet"]
+    assert names(tmp_path / "*") == ["a1.parquet", "a2.parquet", "b1.parquet"]  # no folder is taken for a file
+
+
+@pytest.mark.parametrize("name", ["a b", "ä%20é", "数据", "100 %", "x#y"])
+def test_spaces_percent_signs_and_letters_of_all_the_world(name, tmp_path):
+    write(tmp_path / name / f"{name}.parquet")
+    assert names(tmp_path / name) == [f"{name}.parquet"]
+    assert read(found(tmp_path / name)) == [0, 1, 2]
+
+
+def test_absolute_urls(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.chdir(tmp_path)
+    assert absolute_url("data/", Path("/base")) == "file:///base/data"
+    assert absolute_url("../data", Path("/base/jobs")) == "file:///base/data"
+    assert absolute_url("~/data") == "file:///home/somebody/data"
+    assert absolute_url("data") == f"file://{tmp_path}/data"
+    assert absolute_url("file:///a/../b/") == absolute_url("local:///b") == "file:///b"
+    assert absolute_url("s3://bucket/data/") == "s3://bucket/data"
+    assert absolute_url("memory://") == "memory://"
+
+
+def test_a_symbolic_link_is_the_place_it_leads_to(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert absolute_url(str(tmp_path / "link")) == absolute_url(str(tmp_path / "real"))
+
+
+@pytest.mark.parametrize(
+    ("url", "folder", "expected"),
+    [
+        ("file:///a", "file:///a", True),
+        ("file:///a", "file:///a/b/c", True),
+        ("file:///a", "file:///ab", False),
+        ("file:///a/b", "file:///a", False),
+        ("s3://bucket", "s3://bucket/out", True),
+        ("s3://bucket/a", "s3://other/a/b", False),
+        ("file:///a/*.parquet", "file:///a/out", False),
+        ("file:///a/*/*.parquet", "file:///a/out", True),
+        ("file:///a/**/*.parquet", "file:///a/b/c/out", True),
+        ("file:///a/**/*.csv", "file:///a/out", False),
+        ("file:///a/out/part-0000?.parquet", "file:///a/out", True),
+    ],
+)
+def test_what_a_table_takes_in(url, folder, expected):
+    assert takes_in(url, folder) == expected
+
+
+# ---- identities
+
+
+def test_ids_are_of_the_content_and_not_of_the_place(tmp_path):
+    write(tmp_path / "one" / "a.parquet", part(10), row_group_size=4)
+    write(tmp_path / "one" / "b.parquet", part(10, start=5), row_group_size=4)
+    before = ids(tmp_path / "one")
+    assert len(set(before)) == 6
+    shutil.copytree(tmp_path / "one", tmp_path / "else" / "where")
+    assert ids(tmp_path / "else" / "where") == before
+    assert found(tmp_path / "else" / "where").fingerprint == found(tmp_path / "one").fingerprint
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path / "one"), "/ids", recursive=True)
+    assert [fragment.id for fragment in discover("memory://ids", SCHEMA).fragments] == before
+    memory.rm("/ids", recursive=True)
+
+
+def test_a_file_keeps_its_ids_when_others_come_and_go(tmp_path):
+    write(tmp_path / "b.parquet", part(5))
+    [alone] = ids(tmp_path)
+    write(tmp_path / "a.parquet", part(6))
+    assert ids(tmp_path)[1] == alone
+
+
+def test_names_and_row_groups_make_ids_differ(tmp_path):
+    write(tmp_path / "a.parquet", part(4), row_group_size=2)
+    shutil.copy(tmp_path / "a.parquet", tmp_path / "b.parquet")
+    assert len(set(ids(tmp_path))) == 4
+
+
+def test_a_glob_and_its_folder_give_the_same_ids(tmp_path):
+    write(tmp_path / "a.parquet")
+    assert ids(tmp_path / "*.parquet") == ids(tmp_path) == ids(tmp_path / "a.parquet")
+
+
+def test_the_fingerprint_notices_what_is_added_removed_renamed_or_changed(tmp_path):
+    write(tmp_path / "a.parquet", part(5))
+    write(tmp_path / "b.parquet", part(6))
+    seen = [found(tmp_path).fingerprint]
+    for change in (
+        lambda: write(tmp_path / "c.parquet", part(7)),
+        lambda: (tmp_path / "a.parquet").unlink(),
+        lambda: (tmp_path / "c.parquet").rename(tmp_path / "d.parquet"),
+        lambda: write(tmp_path / "b.parquet", part(6, start=100)),
+    ):
+        change()
+        seen.append(found(tmp_path).fingerprint)
+    assert len(set(seen)) == len(seen)
+    assert found(tmp_path).fingerprint == seen[-1]
+
+
+def test_a_changed_csv_file_is_noticed_by_its_time_and_its_id_stays(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id,x,note\n1,1,n\n")
+    before = found(tmp_path)
+    os.utime(path, ns=(1, 1))
+    after = found(tmp_path)
+    assert after.fragments[0].id == before.fragments[0].id
+    assert after.fingerprint != before.fingerprint
+    with pytest.raises(InputError, match="this file changed since the run began"):
+        list(read_batches(before.fragments[0], ["id"], before.schema))
+
+
+def test_a_rewritten_parquet_file_is_noticed_when_it_is_read(tmp_path):
+    write(tmp_path / "a.parquet", part(5))
+    table = found(tmp_path)
+    write(tmp_path / "a.parquet", part(5, start=100))
+    with pytest.raises(InputError, match="changed since the run began"):
+        read(table)
+    (tmp_path / "a.parquet").unlink()
+    with pytest.raises(InputError, match="this file is missing"):
+        read(table)
+
+
+# ---- reading
+
+
+def test_a_footer_above_64_kib_is_read(tmp_path):
+    columns = {"id": range(300), "x": [1] * 300, "note": ["n"] * 300}
+    write(tmp_path / "a.parquet", pa.table(columns), row_group_size=1)
+    metadata = pq.read_metadata(tmp_path / "a.parquet")
+    assert metadata.serialized_size > 2**16
+    table = found(tmp_path)
+    assert len(table.fragments) == 300
+    assert table.n_rows == 300
+    assert [value for fragment in table.fragments[298:] for batch in read_batches(fragment, ["id"], table.schema) for value in batch.column(0).to_pylist()] == [298, 299]
+
+
+def test_a_footer_about_as_long_as_the_first_read(tmp_path):
+    """The footer is read by one request of 64 KiB, and by a second one if it is longer: both sides of the edge."""
+    for length in range(2**16 - 40, 2**16 + 41, 8):
+        table = part(1).replace_schema_metadata({"k": "v" * 64_000})
+        path = write(tmp_path / "a.parquet", table)
+        size = pq.read_metadata(path).serialized_size
+        write(path, part(1).replace_schema_metadata({"k": "v" * (64_000 + (length - size) // 2)}))  # it stands there twice, once in Base64
+        assert read(found(tmp_path)) == [0]
+
+
+def test_batches_are_bounded_and_hold_the_columns_in_the_order_wanted(tmp_path):
+    n_rows = BATCH_ROWS + 10
+    write(tmp_path / "a.parquet", pa.table({"id": range(n_rows), "x": [1] * n_rows, "note": [""] * n_rows}))
+    table = found(tmp_path)
+    batches = list(read_batches(table.fragments[0], ["x", "id"], table.schema))
+    assert [batch.num_rows for batch in batches] == [BATCH_ROWS, 10]
+    assert batches[0].schema.names == ["x", "id"]
+    assert batches[1].column(1).to_pylist() == list(range(BATCH_ROWS, n_rows))
+
+
+def test_numbers_of_a_table(tmp_path):
+    write(tmp_path / "a.parquet", part(10), row_group_size=4)
+    table = found(tmp_path)
+    assert [fragment.n_rows for fragment in table.fragments] == [4, 4, 2]
+    assert table.n_rows == 10
+    assert 0 < table.n_bytes < (tmp_path / "a.parquet").stat().st_size
+    assert table.fragments[1].where == "a.parquet, row group 1"
+    assert table.schema.metadata is None
+
+
+def test_a_dropped_column_may_be_of_another_type_in_each_file(tmp_path):
+    write(tmp_path / "a.parquet")
+    write(tmp_path / "b.parquet", part().set_column(2, "note", pa.nulls(3)))
+    assert read(found(tmp_path)) == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_kept_column_may_not(tmp_path):
+    write(tmp_path / "a.parquet")
+    write(tmp_path / "b.parquet", part().set_column(0, "id", pa.array([1.0, 2.0, 3.0])))
+    with pytest.raises(DataError, match=r"b\.parquet, column 'id': its type"):
+        found(tmp_path)
+
+
+# ---- CSV
+
+
+@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
+def test_a_csv_file_is_one_fragment_without_a_row_count(compressed, tmp_path):
+    text = "\ufeffid,x,note\n1,1,a\n2,2,\n,1,c\n"
+    data = text.encode()
+    (tmp_path / ("a.csv.gz" if compressed else "a.csv")).write_bytes(gzip.compress(data) if compressed else data)
+    table = found(tmp_path)
+    assert table.n_rows is None
+    [fragment] = table.fragments
+    assert (fragment.format, fragment.row_group, fragment.where) == ("csv", 0, fragment.name)
+    assert read(table) == ["1", "2", None]
+    assert read(table, ("x",)) == [1, 2, 1]
+
+
+def test_csv_quotes_lines_and_blocks(tmp_path):
+    rows = 300_000
+    (tmp_path / "a.csv").write_text("id,x,note\n" + '"1,5",1,"two ""words"""\n' * rows)
+    table = found(tmp_path)
+    batches = list(read_batches(table.fragments[0], ["id", "x"], table.schema))
+    assert sum(batch.num_rows for batch in batches) == rows
+    assert max(batch.num_rows for batch in batches) <= BATCH_ROWS
+    assert len(batches) > 2
+    assert batches[0].column(0)[0].as_py() == "1,5"
+
+
+def test_an_empty_text_in_quotes_is_no_null(tmp_path):
+    (tmp_path / "a.csv").write_text('id,x,note\n"",1,n\n,1,n\n')
+    assert read(found(tmp_path)) == ["", None]
+
+
+@pytest.mark.parametrize(
+    ("declared", "type_"),
+    [
+        ({"role": "keep"}, pa.string()),
+        ({"role": "keep", "type": "int16"}, pa.int16()),
+        ({"role": "privatise", "kind": "discrete", "levels": [1, 2]}, pa.int64()),
+        ({"role": "privatise", "kind": "discrete", "levels": [1, 2.5]}, pa.float64()),
+        ({"role": "privatise", "kind": "categorical", "levels": ["a"]}, pa.string()),
+        ({"role": "privatise", "kind": "categorical", "levels": [True, False]}, pa.bool_()),
+        ({"role": "privatise", "kind": "continuous"}, pa.float64()),
+        ({"role": "privatise", "kind": "mixed", "atoms": [0]}, pa.float64()),
+    ],
+)
+def test_csv_types_follow_from_the_schema(declared, type_):
+    assert csv_type(Column.model_validate(declared)) == type_
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda path: None, InputError, "there is no Parquet or CSV file here"),
+        (lambda path: (path / "a.parquet").write_bytes(b""), InputError, "no whole Parquet file"),
+        (lambda path: (path / "a.parquet").write_bytes(b"PAR1" * 3), InputError, "Parquet"),
+        (lambda path: (path / "a.parquet").write_bytes(b"x" * 100 + b"\xff\xff\xff\x7fPAR1"), InputError, "no whole Parquet file"),
+        (lambda path: (path / "a.parquet").write_bytes(b"PAR1" + b"\x00" * 60 + (60).to_bytes(4, "little") + b"PAR1"), InputError, "footer cannot be read"),
+        (lambda path: (path / "a.parquet").write_bytes(b"PAR1" + b"\x00" * 60 + (60).to_bytes(4, "little") + b"PARE"), InputError, "Parquet"),
+        (lambda path: (write(path / "a.parquet"), (path / "b.csv").write_text("id,x,note\n")), InputError, "both Parquet and CSV"),
+        (lambda path: write(path / "year=1815" / "month=12" / "a.parquet"), InputError, "year=…: folders named key=value"),
+        (lambda path: (path / "a.csv").write_text("a,b\n1,2\n"), DataError, "names no declared column"),
+        (lambda path: (path / "a.csv.gz").write_bytes(b"\x1f\x8bnothing"), InputError, "no readable header line"),
+        (lambda path: (path / "a.csv.gz").write_text("id,x,note\n"), InputError, "no readable header line"),
+    ],
+)
+def test_what_is_no_table_is_refused_in_one_line(make, error, says, tmp_path):
+    make(tmp_path)
+    with pytest.raises(error, match=says) as caught:
+        found(tmp_path)
+    assert "1815" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_protocol_is_refused():
+    with pytest.raises(SpecError, match="nosuch://: no file system is installed"):
+        discover("nosuch://x", SCHEMA)

@@ -1,0 +1,210 @@
+"""Folders on the local file system and on one without renames; writes that appear whole or not at all; faults in one line."""
+
+import errno
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import fsspec
+import pytest
+
+from dpdask.errors import DataError, InputError, OutputError, TemporaryError
+from dpdask.io.manifest import MANIFEST_FORMAT, MANIFEST_NAME, Manifest
+from dpdask.io.shards import Shard
+from dpdask.io.storage import Folder, storage_faults
+
+
+@pytest.fixture(params=["file", "memory"])
+def folder(request, tmp_path):
+    if request.param == "file":
+        yield Folder(f"file://{tmp_path}/out")
+        return
+    yield Folder("memory://storage/out")
+    fs = fsspec.filesystem("memory")
+    if fs.exists("/storage"):
+        fs.rm("/storage", recursive=True)
+
+
+def test_what_is_written_is_read(folder):
+    assert not folder.exists()
+    assert folder.names() == []
+    folder.create()
+    folder.write("a", b"one")
+    folder.write("a", b"two")
+    folder.child("deep").create()
+    folder.child("deep").write("b", b"three")
+    assert folder.names() == ["a", "deep"]
+    assert folder.read("a") == b"two"
+    assert folder.exists("deep/b")
+    with folder.child("deep").open("b") as file:
+        assert file.read() == b"three"
+    folder.remove("a")
+    folder.remove("a")
+    assert folder.names() == ["deep"]
+    folder.remove()
+    folder.remove()
+    assert not folder.exists()
+
+
+def test_a_write_that_fails_leaves_nothing_or_what_was_there(folder):
+    folder.create()
+    folder.write("old", b"old")
+    for name in ("old", "new"):
+        with pytest.raises(DataError), folder.replacing(name) as file:
+            file.write(b"half")
+            raise DataError("x")
+    assert folder.names() == ["old"]
+    assert folder.read("old") == b"old"
+
+
+def test_nothing_appears_before_it_is_whole(folder):
+    folder.create()
+    with folder.replacing("a") as file:
+        file.write(b"half")
+        assert not folder.exists("a")
+    assert folder.read("a") == b"half"
+
+
+def test_threads_write_at_the_same_time_without_losing_files(folder):
+    """fsspec's transaction is the file system's: of two threads in it, one would commit or forget the other's file."""
+    folder.create()
+    barrier = Barrier(4)
+
+    def write(number: int) -> None:
+        with folder.replacing(f"{number}") as file:
+            barrier.wait(10)
+            file.write(str(number).encode())
+            barrier.wait(10)
+            assert not folder.exists(f"{number}")
+            barrier.wait(10)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert {name: folder.read(name) for name in folder.names()} == {str(number): str(number).encode() for number in range(4)}
+
+
+def test_a_missing_file_is_an_input_error(folder):
+    with pytest.raises(InputError, match="this file is missing"):
+        folder.read("nothing")
+
+
+def test_private_files_and_folders_are_for_one_user(tmp_path):
+    folder = Folder(f"file://{tmp_path}/out")
+    folder.create(private=True)
+    folder.write("key", b"k", private=True)
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "out" / "key").stat().st_mode) == 0o600
+
+
+def test_siblings_and_children():
+    assert Folder("file:///a/b").sibling(".", ".dpdask") == Folder("file:///a/.b.dpdask")
+    assert Folder("memory://b").sibling(".", ".dpdask") == Folder("memory://.b.dpdask")
+    assert Folder("s3://bucket/a/b").sibling(".", ".dpdask") == Folder("s3://bucket/a/.b.dpdask")
+    assert Folder("file:///a").child("b/c") == Folder("file:///a/b/c")
+    assert Folder("file:///a b").local_path.name == "a b"
+
+
+def test_a_file_is_no_folder(folder):
+    folder.create()
+    folder.write("a", b"")
+    assert folder.child("a").is_file()
+    assert not folder.is_file()
+    assert not folder.child("b").is_file()
+
+
+def test_moving_at_once(tmp_path):
+    source, target = Folder(f"file://{tmp_path}/source"), Folder(f"file://{tmp_path}/deep/target")
+    source.create()
+    source.write("a", b"1")
+    source.move_to(target)
+    assert not source.exists()
+    assert target.read("a") == b"1"
+
+
+def test_moving_one_by_one_shows_success_last(monkeypatch):
+    fs = fsspec.filesystem("memory")
+    source, target = Folder("memory://storage/source"), Folder("memory://storage/target")
+    for name in ("_SUCCESS", "part-00000.parquet", "_dpdask/manifest.json", "part-00001.parquet", "_dpdask/release.json"):
+        source.write(name, name.encode())
+    moved = []
+    original = type(fs).mv
+    monkeypatch.setattr(type(fs), "mv", lambda self, a, b, **options: (moved.append(b.rpartition("/target/")[2]), original(self, a, b, **options))[1])
+    source.move_to(target)
+    assert moved == ["part-00000.parquet", "part-00001.parquet", "_dpdask/manifest.json", "_dpdask/release.json", "_SUCCESS"]
+    assert target.read("_dpdask/manifest.json") == b"_dpdask/manifest.json"
+    assert not source.names()
+    fs.rm("/storage", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "says"),
+    [
+        (FileNotFoundError(), InputError, "place: this file is missing; restore it and run again"),
+        (PermissionError(), InputError, "place: permission denied"),
+        (OSError(errno.ENOSPC, "x"), TemporaryError, "place: no space left on the device; free space"),
+        (OSError(errno.EDQUOT, "x"), TemporaryError, "no space left"),
+        (OSError(errno.EIO, "Zebulon"), TemporaryError, r"place: the storage failed \(EIO\); run again to resume"),
+        (ConnectionResetError("Zebulon"), TemporaryError, r"the storage failed \(ConnectionResetError\)"),
+        (DataError("mine"), DataError, "^mine$"),
+    ],
+)
+def test_faults_become_one_line(raised, error, says):
+    with pytest.raises(error, match=says) as caught, storage_faults("place"):
+        raise raised
+    assert "Zebulon" not in str(caught.value)
+
+
+@pytest.mark.parametrize("raised", [PermissionError(), FileNotFoundError(), FileExistsError(), NotADirectoryError()])
+def test_a_folder_that_cannot_be_made_is_an_output_error(raised, tmp_path, monkeypatch):
+    from fsspec.implementations.local import LocalFileSystem
+
+    def refuse(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(LocalFileSystem, "makedirs", refuse)
+    with pytest.raises(OutputError, match="no folder can be made here; check output.path"):
+        Folder(f"file://{tmp_path}/out").create()
+
+
+def test_an_unknown_protocol_is_an_output_error():
+    with pytest.raises(OutputError, match="nosuch://: no file system is installed"):
+        Folder("nosuch://x").exists()
+
+
+# ---- the manifest
+
+MANIFEST = Manifest(
+    job="ab", card_sha256="cd", shards=(Shard(name="part-00000.parquet", n_rows=3, n_bytes=9, sha256="ef"), Shard(name="part-00001.parquet", n_rows=2, n_bytes=8, sha256="01"))
+)
+
+
+def test_a_manifest_comes_back(folder):
+    assert Manifest.read(folder) is None
+    folder.child("_dpdask").create()
+    folder.write(MANIFEST_NAME, MANIFEST.to_bytes())
+    assert Manifest.read(folder) == MANIFEST
+    assert MANIFEST.n_rows == 5
+    assert MANIFEST.to_bytes() == MANIFEST.to_bytes()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"\xff\xfe",
+        b"{}",
+        MANIFEST.to_bytes().replace(b'"job"', b'"jab"'),
+        MANIFEST.to_bytes().replace(b'"sha256"', b'"sha255"'),
+        MANIFEST.to_bytes().replace(f'"format": {MANIFEST_FORMAT}'.encode(), b'"format": 99'),
+        MANIFEST.to_bytes()[:-30],
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(data, folder):
+    folder.child("_dpdask").create()
+    folder.write(MANIFEST_NAME, data)
+    with pytest.raises(OutputError, match="the manifest cannot be read"):
+        Manifest.read(folder)

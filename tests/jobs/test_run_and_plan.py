@@ -1,0 +1,344 @@
+"""Runs on a file system without renames, the state of a run, status and abort, and the plan's numbers."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import dask
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from dpdask.errors import DataError, InputError, OutputError, SpecError, TemporaryError
+from dpdask.io.manifest import MANIFEST_NAME, SUCCESS_NAME, Manifest
+from dpdask.io.storage import Folder
+from dpdask.jobs.plan import plan_job
+from dpdask.jobs.run import abort, run_job, status
+from dpdask.jobs.spec import Job, load_job
+from dpdask.jobs.state import Progressed, RunState
+
+SCHEMA = """
+columns:
+  id: {role: keep}
+  x: {role: privatise, kind: discrete, levels: [1, 2, 3]}
+  y: {role: privatise, kind: continuous, bounds: [0.0, 1.0]}
+  note: {role: drop}
+"""
+HOLDOUT = {"kind": "holdout", "fraction": 0.25}
+KNOWN = {"kind": "known", "columns": {"x": {"probabilities": [0.2, 0.3, 0.5]}, "y": {"name": "uniform"}}}
+
+
+@pytest.fixture(autouse=True)
+def _here():
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture
+def memory():
+    fs = fsspec.filesystem("memory")
+    yield fs
+    for name in fs.ls("/", detail=False):
+        fs.rm(name, recursive=True)
+
+
+def table(n_rows: int, seed: int = 1) -> pa.Table:
+    rng = np.random.default_rng(seed)
+    return pa.table({"id": range(n_rows), "x": rng.integers(1, 4, n_rows), "y": rng.random(n_rows), "note": ["n"] * n_rows})
+
+
+def job(folder: Path, **changed: Any) -> Job:
+    data = {
+        "name": "test",
+        "input": {"path": "data"},
+        "output": {"path": "out", "rows_per_shard": 70},
+        "schema": "schema.yaml",
+        "privacy": {"epsilon": 1.0},
+        "mechanism": {"kind": "dip", "reference": HOLDOUT},
+        "insecure_seed": 3,
+    }
+    if not (folder / "data").exists():
+        (folder / "data").mkdir()
+        for part in range(3):
+            pq.write_table(table(100, part), folder / "data" / f"part-{part}.parquet", row_group_size=40)
+    (folder / "schema.yaml").write_text(SCHEMA)
+    (folder / "job.yaml").write_text(yaml.safe_dump({**data, **changed}))
+    return load_job(folder / "job.yaml")
+
+
+def crashing(place: str):
+    return mock.patch(place, side_effect=TemporaryError("crash"))
+
+
+# ---- a file system without renames
+
+
+def test_a_release_from_and_to_memory_is_the_local_one(tmp_path, memory):
+    local = job(tmp_path)
+    run_job(local)
+    memory.put(str(tmp_path / "data"), "/lake/data", recursive=True)
+    moved: list[str] = []
+    original = type(memory).mv
+    remote = job(tmp_path, input={"path": "memory://lake/data"}, output={"path": "memory://lake/released/out/", "rows_per_shard": 70})
+    assert remote.output_url == "memory://lake/released/out"
+    with mock.patch.object(type(memory), "mv", lambda self, a, b, **options: (moved.append(b), original(self, a, b, **options))[1]):
+        outcome = run_job(remote)
+    assert moved[-1].endswith("/released/out/_SUCCESS")
+    assert [Path(name).name for name in moved[-3:-1]] == ["manifest.json", "release.json"]
+    shards = [shard.sha256 for shard in outcome.manifest.shards]
+    assert shards == [shard.sha256 for shard in (Manifest.read(Folder(local.output_url)) or pytest.fail()).shards]
+    assert memory.cat("/lake/released/out/_dpdask/release.json") == (tmp_path / "out" / "_dpdask" / "release.json").read_bytes()
+    assert sorted(memory.ls("/lake/released", detail=False)) == ["/lake/released/out"]
+    assert run_job(remote).status == "already released"
+
+
+def test_threads_stage_every_shard_in_memory(tmp_path, memory):
+    remote = job(tmp_path, output={"path": "memory://out", "rows_per_shard": 5})
+    with dask.config.set(scheduler="threads", num_workers=8):
+        outcome = run_job(remote)
+    assert len(outcome.manifest.shards) > 40
+    for shard in outcome.manifest.shards:
+        assert memory.size(f"/out/{shard.name}") == shard.n_bytes
+    assert pq.read_table("out", filesystem=memory).num_rows == outcome.manifest.n_rows
+
+
+@pytest.mark.parametrize("moves", [0, 1, 4, 6])
+def test_a_publication_that_stops_half_way_goes_on(moves, tmp_path, memory):
+    remote = job(tmp_path, output={"path": "memory://out", "rows_per_shard": 70})
+    whole = job(tmp_path, output={"path": "memory://whole", "rows_per_shard": 70})
+    expected = {Path(name).name: memory.cat(name) for name in (run_job(whole), memory.find("/whole"))[1]}
+    original, left = type(memory).mv, [moves]
+
+    def mv(self, a, b, **options):
+        if not left[0]:
+            raise OSError("gone")
+        left[0] -= 1
+        return original(self, a, b, **options)
+
+    with mock.patch.object(type(memory), "mv", mv), pytest.raises(TemporaryError):
+        run_job(remote)
+    assert not memory.exists("/out/_SUCCESS")
+    assert run_job(remote).status == "released"
+    assert {Path(name).name: memory.cat(name) for name in memory.find("/out")} == expected
+    assert not memory.exists("/.out.dpdask")
+
+
+def test_a_release_whose_success_file_was_removed_is_not_made_anew(tmp_path, memory):
+    """A second run would draw other noise for the same rows."""
+    for place in ("memory://out", "out"):
+        made = job(tmp_path, output={"path": place, "rows_per_shard": 70}, insecure_seed=None)
+        run_job(made)
+        output = Folder(made.output_url)
+        before = output.read(MANIFEST_NAME)
+        output.remove(SUCCESS_NAME)
+        assert run_job(made).status == "already released"
+        assert output.read(MANIFEST_NAME) == before
+
+
+# ---- what is kept and what is not
+
+
+def test_a_run_goes_on_from_every_stage_to_the_same_bytes(tmp_path):
+    made = job(tmp_path)
+    (tmp_path / "other").mkdir()
+    expected = run_job(job(tmp_path / "other")).manifest.shards
+    for place, stage in (("dpdask.engine.release.survey_input", None), ("dpdask.engine.randomise.write_all", "fitted"), ("dpdask.jobs.run.release_card", "fitted"), ("dpdask.io.storage.Folder.move_to", "staged")):
+        with crashing(place), pytest.raises(TemporaryError):
+            run_job(made)
+        reached = RunState(Folder(made.output_url)).read()
+        assert (reached.stage if reached else None) == stage
+        assert status(made.output_url).stage == (stage or "absent")
+    assert [shard.sha256 for shard in run_job(made).manifest.shards] == [shard.sha256 for shard in expected]
+    assert status(made.output_url).stage == "released"
+
+
+def test_a_secure_run_that_goes_on_keeps_its_key(tmp_path):
+    made = job(tmp_path, insecure_seed=None)
+    state = RunState(Folder(made.output_url))
+    with crashing("dpdask.jobs.run.release_card"), pytest.raises(TemporaryError):
+        run_job(made)
+    staged = {name: (state.publish.read(name)) for name in state.publish.names() if name.endswith(".parquet")}
+    run_job(made)
+    assert {name: state.output.read(name) for name in staged} == staged
+    assert not state.folder.exists()
+
+
+def test_two_secure_runs_draw_other_noise(tmp_path):
+    one = run_job(job(tmp_path, insecure_seed=None))
+    two = run_job(job(tmp_path, insecure_seed=None, output={"path": "two", "rows_per_shard": 70}))
+    assert {shard.sha256 for shard in one.manifest.shards}.isdisjoint({shard.sha256 for shard in two.manifest.shards})
+
+
+def test_the_digest_is_of_what_decides_the_bytes(tmp_path):
+    base = job(tmp_path)
+    same = [{"cluster": {"kind": "local", "workers": 3}}, {"output": {"path": "elsewhere", "rows_per_shard": 70}}]
+    other = [
+        {"privacy": {"epsilon": 2.0}},
+        {"insecure_seed": 4},
+        {"insecure_seed": None},
+        {"name": "b"},
+        {"output": {"path": "out", "rows_per_shard": 71}},
+        {"mechanism": {"kind": "dip", "reference": KNOWN}},
+        {"input": {"path": "data/part-0.parquet"}},
+    ]
+    assert all(job(tmp_path, **changed).digest == base.digest for changed in same)
+    digests = [job(tmp_path, **changed).digest for changed in other]
+    assert len({base.digest, *digests}) == len(digests) + 1
+
+
+# ---- the state
+
+
+def test_a_state_comes_back_private(tmp_path):
+    state = RunState(Folder(f"file://{tmp_path}/out"))
+    assert state.read() is None
+    opened = state.open("job", "input", None)
+    assert (opened.stage, state.read()) == ("opened", opened)
+    fitted = Progressed(job="job", input="input", stage="fitted", release_sha256="ab", n_released=(3, 0, 2))
+    state.write(fitted)
+    assert state.read() == fitted
+    key = tmp_path / ".out.dpdask" / "run.key"
+    assert len(key.read_bytes()) == 32
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
+    state.remove()
+    assert state.read() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"null", b"[]", b'"text"', b"\xff", b"{}", b'{"format": 99}', b'{"format": 1, "job": "a"}'])
+def test_a_state_that_is_none_is_refused_and_can_be_aborted(data, tmp_path):
+    made = job(tmp_path)
+    state = RunState(Folder(made.output_url))
+    state.open(made.digest, "input", None)
+    state.folder.write("run.json", data)
+    with pytest.raises(OutputError, match="the state of an unfinished run cannot be read.*abort"):
+        run_job(made)
+    assert abort(made.output_url)
+    assert run_job(made).status == "released"
+
+
+def test_one_driver_at_a_time(tmp_path):
+    made = job(tmp_path)
+    with RunState(Folder(made.output_url)).lock():
+        with pytest.raises(TemporaryError, match="another run is writing this output; wait"):
+            run_job(made)
+        with pytest.raises(TemporaryError, match="another run"):
+            abort(made.output_url)
+    assert run_job(made).status == "released"
+
+
+def test_abort_and_status(tmp_path):
+    made = job(tmp_path)
+    assert not abort(made.output_url)
+    assert status(made.output_url) == status(f"file://{tmp_path}/nowhere")
+    with crashing("dpdask.jobs.run.release_card"), pytest.raises(TemporaryError):
+        run_job(made)
+    found = status(made.output_url)
+    assert found.stage == "fitted"
+    assert found.n_shards > 2
+    assert abort(made.output_url)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "job.yaml", "schema.yaml"]
+    outcome = run_job(made)
+    assert status(made.output_url).n_shards == len(outcome.manifest.shards) == found.n_shards
+    with pytest.raises(OutputError, match="released already"):
+        abort(made.output_url)
+
+
+def test_a_wrong_fit_after_the_first_noise_leaves_nothing(tmp_path):
+    made = job(tmp_path, mechanism={"kind": "dip", "reference": KNOWN})
+    bad = table(100).set_column(1, "x", pa.array([1] * 99 + [9]))
+    pq.write_table(bad, tmp_path / "data" / "part-2.parquet")
+    with pytest.raises(DataError, match="outside its levels"):
+        run_job(made)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "job.yaml", "schema.yaml"]
+
+
+def test_another_jobs_run_is_not_touched(tmp_path):
+    with crashing("dpdask.jobs.run.release_card"), pytest.raises(TemporaryError):
+        run_job(job(tmp_path))
+    before = {path: path.read_bytes() for path in (tmp_path / ".out.dpdask").rglob("*") if path.is_file()}
+    with pytest.raises(OutputError, match="a run of another job is staged"):
+        run_job(job(tmp_path, privacy={"epsilon": 2.0}))
+    assert {path: path.read_bytes() for path in (tmp_path / ".out.dpdask").rglob("*") if path.is_file()} == before
+
+
+def test_an_input_that_changed_keeps_what_is_staged(tmp_path):
+    made = job(tmp_path)
+    with crashing("dpdask.jobs.run.release_card"), pytest.raises(TemporaryError):
+        run_job(made)
+    extra = tmp_path / "data" / "part-9.parquet"
+    pq.write_table(table(5), extra)
+    with pytest.raises(InputError, match="the input changed since the run began"):
+        run_job(made)
+    assert status(made.output_url).n_shards > 0
+    extra.unlink()
+    assert run_job(made).status == "released"
+
+
+# ---- the plan
+
+
+def test_a_plan_says_what_a_run_does(tmp_path):
+    made = job(tmp_path)
+    planned = plan_job(made)
+    assert (planned.n_fragments, planned.n_rows, planned.released_rows) == (9, 300, 225)
+    assert 0 < planned.n_bytes < sum(path.stat().st_size for path in (tmp_path / "data").iterdir())
+    assert planned.epsilons == {"x": 0.5, "y": 0.5}
+    assert (planned.kept, planned.dropped) == (("id",), ("note",))
+    assert planned.insecure
+    assert planned.output == made.output_url
+    assert "held-out rows" in planned.guarantee
+    assert planned.stages[0].startswith("survey: read x, y; choose the hold-out")
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / ".out.dpdask").exists()
+    outcome = run_job(made)
+    assert planned.n_shards is not None
+    assert len(outcome.manifest.shards) <= planned.n_shards
+    assert json.loads(json.dumps(planned.to_dict()))["n_rows"] == 300
+
+
+@pytest.mark.parametrize("rows_per_shard", [1, 7, 40, 299, 10_000])
+@pytest.mark.parametrize("reference", [HOLDOUT, KNOWN], ids=["holdout", "known"])
+def test_a_run_makes_no_more_shards_than_planned(reference, rows_per_shard, tmp_path):
+    made = job(tmp_path, mechanism={"kind": "dip", "reference": reference}, output={"path": "out", "rows_per_shard": rows_per_shard})
+    planned = plan_job(made)
+    outcome = run_job(made)
+    assert len(outcome.manifest.shards) <= (planned.n_shards or 0)
+    assert all(shard.n_rows <= rows_per_shard for shard in outcome.manifest.shards)
+    if reference is KNOWN:
+        assert outcome.manifest.n_rows == planned.released_rows == 300
+        assert len(planned.stages) == 3
+
+
+def test_a_plan_reads_no_rows(tmp_path):
+    made = job(tmp_path)
+    with mock.patch("dpdask.io.parquet.read_batches", side_effect=AssertionError("rows were read")):
+        plan_job(made)
+
+
+def test_a_csv_table_has_no_planned_rows(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.csv").write_text("id,x,y,note\n" + "1,2,0.5,n\n" * 50)
+    for reference in (HOLDOUT, KNOWN):
+        planned = plan_job(job(tmp_path, mechanism={"kind": "dip", "reference": reference}))
+        assert (planned.n_rows, planned.released_rows, planned.n_shards) == (None, None, None)
+        assert planned.stages[0].startswith("survey")
+    assert run_job(job(tmp_path, mechanism={"kind": "dip", "reference": KNOWN})).manifest.n_rows == 50
+
+
+def test_a_plan_of_a_public_reference_names_its_stage(tmp_path):
+    pq.write_table(table(50).select(["x", "y"]), tmp_path / "public.parquet")  # the columns that are privatised are enough
+    made = job(tmp_path, mechanism={"kind": "dip", "reference": {"kind": "public", "path": "public.parquet"}})
+    assert any(stage.startswith("reference: read x, y of the public table") for stage in plan_job(made).stages)
+    assert run_job(made).manifest.n_rows == 300
+
+
+def test_an_output_inside_the_public_reference_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="the output lies inside the input"):
+        job(tmp_path, mechanism={"kind": "dip", "reference": {"kind": "public", "path": "."}})
