@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from dpdask.kernels import channel as kernel
 
-_UNSEEN = 2.0**-44  # below this a level's weights could not be resolved in whole numbers
+_BISECTIONS = 45
+_LEAST_SCALE = 1e-3  # below it nothing is left of the noise for any ε that a budget allows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,14 +66,40 @@ def laplace(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bool
     ----------
     Bi and Shen, Distribution-invariant differential privacy, equations (3)-(4), as one closed-form channel.
     """
-    seen = np.flatnonzero(probabilities > _UNSEEN)
+    seen = np.flatnonzero(probabilities > kernel.UNSEEN)
     reference = probabilities[seen] / probabilities[seen].sum()
-    small = kernel.repaired_weights(kernel.laplace_channel(reference, 1.0 / epsilon), reference, epsilon)
-    weights = np.zeros((len(probabilities), len(probabilities)), dtype=np.uint64)
-    nearest = np.abs(np.arange(len(probabilities))[:, None] - seen[None, :]).argmin(axis=1)
+    weights = kernel.repaired_weights(kernel.laplace_channel(reference, 1.0 / epsilon), reference, epsilon)
+    return spread_over_unseen(weights, reference, seen, len(probabilities), epsilon, ordered=ordered)
+
+
+def calibrated(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bool) -> LevelChannel:
+    """Return the channel of Laplace noise on ranks whose scale is as small as ε allows.
+
+    The published scale 1/ε leaves part of ε unspent on few levels: ε* is 0.92 ε on half-star ratings and 0.43 ε on a
+    fair coin at ε = 1. Here the scale is bisected until ε* reaches ε, and never passes it.
+
+    Parameters, returns and privacy are those of `laplace`.
+    """
+    seen = np.flatnonzero(probabilities > kernel.UNSEEN)
+    reference = probabilities[seen] / probabilities[seen].sum()
+    low, high = min(_LEAST_SCALE, 1.0 / epsilon), 1.0 / epsilon  # ε* is not above ε at high
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        spent = kernel.exact_epsilon(kernel.integer_weights(kernel.laplace_channel(reference, middle)))
+        low, high = (low, middle) if spent <= Decimal(epsilon) else (middle, high)
+    weights = kernel.repaired_weights(kernel.laplace_channel(reference, high), reference, epsilon)
+    return spread_over_unseen(weights, reference, seen, len(probabilities), epsilon, ordered=ordered)
+
+
+def spread_over_unseen(
+    small: NDArray[np.uint64], reference: NDArray[np.float64], seen: NDArray[np.intp], n_levels: int, epsilon: float, *, ordered: bool
+) -> LevelChannel:
+    """Return a channel on all levels from one on those that the reference saw, as the notes of `laplace` say."""
+    weights = np.zeros((n_levels, n_levels), dtype=np.uint64)
+    nearest = np.abs(np.arange(n_levels)[:, None] - seen[None, :]).argmin(axis=1)
     rows = small[nearest]
     if not ordered:
-        unseen = np.setdiff1d(np.arange(len(probabilities)), seen)
+        unseen = np.setdiff1d(np.arange(n_levels), seen)
         rows[unseen] = kernel.integer_weights(reference[None, :])
     weights[:, seen] = rows
     bound = kernel.exact_epsilon(weights)

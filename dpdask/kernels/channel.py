@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dpdask.kernels.jit import jit
 
 TOTAL_BITS = 63
+UNSEEN = 2.0**-44  # below this probability a level's weights could not be resolved in whole numbers
 _EXACT = Context(prec=60)
 
 Floats = NDArray[np.float64]
