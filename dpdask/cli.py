@@ -63,7 +63,7 @@ def _fail(ctx: click.Context, line: str, code: int) -> NoReturn:
 @click.group(name="dpdask", cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 @click.version_option(__version__)
-def cli(debug: bool) -> None:  # noqa: ARG001 - read by the group, which catches what its verbs raise
+def cli(debug: bool) -> None:  # `debug` is read by the group, which catches what its verbs raise
     """Release privacy-protected versions of tables, from a Parquet lake to a Parquet lake."""
 
 

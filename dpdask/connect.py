@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import dask
 
@@ -51,8 +52,13 @@ def _local(cluster: Cluster) -> Iterator[str]:
     from distributed import Client, LocalCluster
 
     workers = cluster.workers or dask.system.CPU_COUNT
-    # nothing of a private table leaves this machine: loopback only, no dashboard
-    options = {"host": "127.0.0.1", "dashboard_address": None, "silence_logs": logging.CRITICAL}
+    # nothing of a private table leaves this machine: loopback only, no dashboard (None would mean port 8787, and a warning where it is taken)
+    options: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "dashboard_address": "127.0.0.1:0",
+        "scheduler_kwargs": {"dashboard": False},
+        "silence_logs": logging.CRITICAL,
+    }
     with LocalCluster(n_workers=workers, threads_per_worker=cluster.threads_per_worker, **options) as local, Client(local):
         yield f"{workers} local processes"
 

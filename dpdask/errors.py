@@ -75,3 +75,9 @@ class TemporaryError(DpdaskError):
     """A failure that may pass: run the same job again to resume (exit code 75)."""
 
     exit_code = 75
+
+
+class BudgetError(DpdaskError):
+    """The dataset's privacy budget does not allow the charge; nothing was drawn or charged (exit code 77)."""
+
+    exit_code = 77

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from typing import Any, get_args
 
 from dpdask.documents import validate
 from dpdask.engine.frames import Frame, frame_work, identity, randomise_frame, secret_folder, survey_frame
 from dpdask.engine.release import distributions, load_release, write_release
 from dpdask.engine.work import KEY_NAME, TableWork
 from dpdask.errors import DataError, SpecError
-from dpdask.mechanisms import fit_dip
+from dpdask.mechanisms import ChannelKind, Cost, fit_dip
 from dpdask.privacy import Budget, split_epsilon
 from dpdask.references import Holdout, Known, Public, Reference
 from dpdask.reports.card import release_card
@@ -34,7 +34,10 @@ class DIP:
         `Holdout(fraction=…)`, `Public()` or `Known(columns=…)`: where the reference distribution comes from, and
         therefore who is protected. There is no default.
     channel
-        `laplace`, as published.
+        `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
+        ε-private channel of least expected cost.
+    cost
+        What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over the levels.
     weights
         How ε is shared among the private columns; equally if not given.
     insecure_seed
@@ -70,7 +73,8 @@ class DIP:
     _: KW_ONLY
     epsilon: float
     reference: Reference
-    channel: Literal["laplace"] = "laplace"
+    channel: ChannelKind = "laplace"
+    cost: Mapping[str, Cost] | None = None
     weights: Mapping[str, float] | None = None
     insecure_seed: int | None = None
 
@@ -78,8 +82,8 @@ class DIP:
         validate(Budget, {"epsilon": self.epsilon}, "DIP")
         if not isinstance(self.reference, Holdout | Public | Known):
             raise SpecError("a reference must be named: it decides who is protected", "DIP", "give Holdout(...), Public() or Known(...)")
-        if self.channel != "laplace":
-            raise SpecError("there is no such channel", "DIP", "use 'laplace'")
+        if self.channel not in get_args(ChannelKind):
+            raise SpecError("there is no such channel", "DIP", f"use one of {', '.join(get_args(ChannelKind))}")
         if not self.schema.privatised:
             raise SpecError("the schema privatises no column", "DIP", "give at least one column the role privatise")
         split_epsilon(self.epsilon, self.schema.privatised, self.weights)
@@ -106,7 +110,7 @@ class DIP:
         folder.write(KEY_NAME, key.reveal(), private=True)
         work = frame_work(frame, self.schema, self.fraction, folder)
         statistics = {} if isinstance(self.reference, Known) else survey_frame(frame, work)
-        fitted = fit_dip(distributions(self.reference, work, statistics), work.codecs, self.epsilons)
+        fitted = fit_dip(distributions(self.reference, work, statistics), work.codecs, self.epsilons, self.channel, self.cost)
         return Release(dip=self, work=work, sha256=write_release(fitted, folder), fitted_on=identity(frame) if self.fraction is not None else None)
 
     @property
@@ -179,6 +183,7 @@ class Release:
                 name="frame",
                 budget=validate(Budget, {"epsilon": dip.epsilon}, "DIP"),
                 reference=dip.reference,
+                channel=dip.channel,
                 schema=dip.schema,
                 codecs=self.work.codecs,
                 epsilons=dip.epsilons,

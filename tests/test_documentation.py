@@ -142,8 +142,8 @@ def test_licence_is_whole():
     assert "END OF TERMS AND CONDITIONS" in text
 
 
-# written apart, so that this file may be searched too
-PLACES = re.compile(r"(?<![\w.~*$}\])/-])(?:file://)?/(?:" + "work|root|tmp|home|opt|mnt|Users" + r")/[\w.-]+")
+# written apart, so that this file may be searched too; a home of `somebody` is an example
+PLACES = re.compile(r"(?<![\w.~*$}\])/-])(?:file://)?/(?:" + "work|root|tmp|home|opt|mnt|Users" + r")/(?!somebody\b)[\w.-]+")
 HOSTS = re.compile(
     "|".join(
         [r"pypi\.(?:org|python)", r"files\.python" + "hosted", "pypi" + r"\.nvidia", "artifact" + "ory", "index-" + r"url[ =]", r"find-" + r"links"]

@@ -38,7 +38,10 @@ def guarded(function: Callable[Args, Result]) -> Callable[Args, Result]:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             failure = InternalError(f"{type(error).__name__} in {frame.name}, line {frame.lineno}", None, "please report it, without data")
         failure.__cause__ = failure.__context__ = None  # distributed pickles these too, and a library's message would go with them
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # or the traceback's frames, and the rows in them, would live until the garbage collector came
 
     return task
 

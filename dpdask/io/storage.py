@@ -158,7 +158,7 @@ class Folder:
         """Open a file to write that appears under its name when the block ends well, and not at all otherwise."""
         fs, path = self._resolve(name)
         if not self.is_local:
-            # whole, in one call: fsspec's transaction belongs to a file system that all threads of a process share
+            # whole, in one call: an fsspec transaction is its file system's, and of two files open in it one would be lost
             remote = io.BytesIO()
             yield remote
             with storage_faults(path):

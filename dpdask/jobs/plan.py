@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -72,7 +73,6 @@ def plan_job(job: Job) -> Plan:
     fraction = job.reference.fraction if isinstance(job.reference, Holdout) else None
     table_work(table, job.schema, fraction, Folder(job.output_url))  # checks the columns' types against their domains
     released = None if table.n_rows is None else round(table.n_rows * (1 - (fraction or 0.0)))
-    per_shard = job.file.output.rows_per_shard
     return Plan(
         name=job.file.name,
         n_fragments=len(table.fragments),
@@ -84,10 +84,20 @@ def plan_job(job: Job) -> Plan:
         dropped=tuple(name for name, column in job.schema.columns.items() if column.role == "drop"),
         guarantee=guarantee_text(job.file.privacy, job.reference.protected, job.reference.unprotected),
         released_rows=released,
-        n_shards=None if released is None else min(len(table.fragments), 2 * -(-released // per_shard)) + released // per_shard,
+        n_shards=None if table.n_rows is None else _most_shards(table.n_rows, fraction, len(table.fragments), job.file.output.rows_per_shard),
         output=job.output_url,
         insecure=job.file.insecure_seed is not None,
     )
+
+
+def _most_shards(n_rows: int, fraction: float | None, n_fragments: int, per_shard: int) -> int:
+    """Return how many shards `lay_out` makes at most; with a hold-out, but for a chance of exp(-40) (Hoeffding).
+
+    Two neighbouring tasks hold more than a shard together, so there are fewer than twice as many tasks as full shards; cutting
+    the large ones adds at most one shard for each full one.
+    """
+    most = n_rows if fraction is None else min(n_rows, math.ceil(n_rows * (1 - fraction) + math.sqrt(20 * n_rows)))
+    return min(n_fragments, 2 * -(-most // per_shard)) + most // per_shard
 
 
 def _stages(job: Job, uncounted: bool) -> tuple[str, ...]:

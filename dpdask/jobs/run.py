@@ -159,7 +159,7 @@ def _fit(job: Job, state: RunState, table: InputTable, work: TableWork, reached:
     if sum(found.n_released) == 0:
         raise DataError("no row would be released", job.file.input.path, "lower mechanism.reference.fraction, or check the input")
     source = release.survey_public(job.reference, job.schema, work, progress) if isinstance(job.reference, Public) else found
-    fitted = fit_dip(release.distributions(job.reference, work, source.statistics), work.codecs, job.epsilons)
+    fitted = fit_dip(release.distributions(job.reference, work, source.statistics), work.codecs, job.epsilons, job.file.mechanism.channel, job.file.mechanism.cost)
     sha256 = release.write_release(fitted, state.folder)
     reached = dataclasses.replace(reached, stage="fitted", release_sha256=sha256, n_released=found.n_released)
     state.write(reached)
@@ -171,6 +171,7 @@ def _stage_meta(job: Job, state: RunState, work: TableWork, reached: Progressed,
         name=job.file.name,
         budget=job.file.privacy,
         reference=job.reference,
+        channel=job.file.mechanism.channel,
         schema=job.schema,
         codecs=work.codecs,
         epsilons=job.epsilons,

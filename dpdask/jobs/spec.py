@@ -15,6 +15,7 @@ from dpdask.errors import SpecError
 from dpdask.io.fragments import takes_in
 from dpdask.io.storage import absolute_url
 from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
+from dpdask.mechanisms import ChannelKind, Cost
 from dpdask.privacy import Budget, split_epsilon
 from dpdask.references import Holdout, Known, Public
 from dpdask.schema import Schema
@@ -41,14 +42,18 @@ class Dip(Document):
     reference
         `holdout`, `public` or `known`; there is no default, because it decides who is protected.
     channel
-        `laplace`: as published.
+        `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
+        ε-private channel of least expected cost.
+    cost
+        What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over the levels.
     weights
         How ε is shared among the privatised columns; equally if not given.
     """
 
     kind: Literal["dip"]
     reference: Annotated[Holdout | Public | Known, Field(discriminator="kind")]
-    channel: Literal["laplace"] = "laplace"
+    channel: ChannelKind = "laplace"
+    cost: dict[str, Cost] | None = None
     weights: dict[str, float] | None = None
 
 
@@ -107,6 +112,8 @@ class Job:
         self._check_reference()
 
     def _check_epsilons(self) -> None:
+        if self.file.mechanism.channel == "optimal":
+            return  # on bins: no rank noise
         for name, epsilon in self.epsilons.items():
             if not self.schema.columns[name].has_levels and not MIN_EPSILON <= epsilon <= MAX_EPSILON:
                 what = f"a {self.schema.columns[name].kind} column takes an ε in [{MIN_EPSILON:g}, {MAX_EPSILON:g}]"

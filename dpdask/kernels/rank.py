@@ -306,7 +306,7 @@ def privatise(
     """
     law = noise.n_cells, noise.rate, noise.margin, np.uint64(noise.sign)
     ranks = _released_ranks(values, is_null, words, x, c, guide(x), lattice, *law, *tables)
-    return _values_at(ranks, x, c, guide(c), lattice)
+    return values_at(ranks, x, c, guide(c), lattice)
 
 
 @jit
@@ -357,7 +357,8 @@ def _noise(words: Weights, sign: np.uint64, thresholds: Weights, aliases: NDArra
 
 
 @jit
-def _values_at(ranks: Floats, x: Floats, c: Floats, guide: Guide, lattice: bool) -> tuple[Floats, NDArray[np.bool_]]:
+def values_at(ranks: Floats, x: Floats, c: Floats, guide: Guide, lattice: bool) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return the value, or null, at each rank; `guide` is that of c."""
     out = np.zeros(len(ranks), dtype=np.float64)
     is_null = ranks < c[0]
     for row in range(len(ranks)):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dpdask.channels import LevelChannel, laplace
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import SpecError
+from dpdask.kernels import bins as bins_kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
 from dpdask.references import Distribution, LevelDistribution, RankDistribution
@@ -66,7 +67,44 @@ class RankMechanism:
         return codec.decode(*released)
 
 
-ColumnMechanism = LevelMechanism | RankMechanism
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BinMechanism:
+    """A continuous or mixed column's channel on bins of ranks; inside its bin a released value follows the reference.
+
+    Attributes
+    ----------
+    channel
+        On the bins: null, each atom, and even slices of the ranks in between.
+    edges
+        float64 array, the bins' edges in ranks.
+    distribution
+        The reference.
+    thresholds, aliases
+        The channel's exact tables.
+    """
+
+    channel: LevelChannel
+    edges: NDArray[np.float64]
+    distribution: RankDistribution
+    thresholds: NDArray[np.uint64]
+    aliases: NDArray[np.uint16]
+
+    @property
+    def epsilon(self) -> float:
+        """ε*, exact: what follows the channel does not look at the value any more."""
+        return self.channel.epsilon
+
+    def randomise(self, codec: ValueCodec, array: pa.Array, rng: Generator) -> pa.Array:
+        """Return a released value for each value of `array`; consumes three words a row."""
+        values, is_null = codec.encode(array)
+        drawn = words(rng, len(values), 3)
+        x, c = self.distribution.x, self.distribution.c
+        cells = bins_kernel.cells_of(values, is_null, np.ascontiguousarray(drawn[:, 0]), x, c, self.edges, lattice=codec.lattice)
+        released = channel_kernel.sample(cells, np.ascontiguousarray(drawn[:, 1]), self.thresholds, self.aliases)
+        return codec.decode(*bins_kernel.draw_values(released, drawn[:, 2], x, c, self.edges, lattice=codec.lattice))
+
+
+ColumnMechanism = LevelMechanism | RankMechanism | BinMechanism
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,37 +169,3 @@ class DipRelease:
     def streams(self, key: RunKey, fragment_id: str) -> dict[str, Generator]:
         """Return the random stream of each column on one fragment, at its start."""
         return {name: stream(key, f"{MECHANISM_ID}/{name}", fragment_id) for name in self.columns}
-
-
-def fit_dip(distributions: Mapping[str, Distribution], codecs: Mapping[str, Codec], epsilons: Mapping[str, float]) -> DipRelease:
-    """Return the release that spends each column's ε on Laplace noise on ranks.
-
-    Parameters
-    ----------
-    distributions
-        The reference of each privatised column.
-    codecs
-        Its codec.
-    epsilons
-        Its ε.
-
-    Raises
-    ------
-    SpecError
-        If a continuous column's ε is above what the rank mechanism can resolve.
-    """
-    return DipRelease(columns={name: _fit(codecs[name], distributions[name], epsilon) for name, epsilon in epsilons.items()})
-
-
-def _fit(codec: Codec, distribution: Distribution, epsilon: float) -> ColumnMechanism:
-    if isinstance(distribution, LevelDistribution):
-        assert isinstance(codec, LevelCodec)
-        channel = laplace(distribution.probabilities, epsilon, ordered=codec.ordered)
-        thresholds, aliases = channel_kernel.alias_tables(channel.weights)
-        return LevelMechanism(channel=channel, thresholds=thresholds, aliases=aliases)
-    try:
-        noise = rank_kernel.rank_noise(epsilon)
-    except ValueError as error:
-        raise SpecError(str(error), f"column {codec.name!r}", "lower privacy.epsilon, or share it among more columns") from None
-    thresholds, aliases = rank_kernel.digit_tables(noise)
-    return RankMechanism(noise=noise, distribution=distribution, thresholds=thresholds, aliases=aliases)

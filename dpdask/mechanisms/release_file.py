@@ -11,7 +11,7 @@ import numpy as np
 from dpdask.channels import LevelChannel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
-from dpdask.mechanisms.dip import ColumnMechanism, DipRelease, LevelMechanism, RankMechanism
+from dpdask.mechanisms.dip import BinMechanism, ColumnMechanism, DipRelease, LevelMechanism, RankMechanism
 from dpdask.references import RankDistribution
 
 RELEASE_FORMAT = 1
@@ -31,7 +31,12 @@ def release_to_bytes(release: DipRelease) -> bytes:
             header.append({"name": name, "kind": "levels", "epsilon": mechanism.channel.epsilon})
             arrays[f"{index}_weights"] = mechanism.channel.weights
             continue
-        noise, reference = mechanism.noise, mechanism.distribution
+        reference = mechanism.distribution
+        if isinstance(mechanism, BinMechanism):
+            header.append({"name": name, "kind": "bins", "rank_error": reference.rank_error, "epsilon": mechanism.channel.epsilon})
+            arrays |= {f"{index}_weights": mechanism.channel.weights, f"{index}_x": reference.x, f"{index}_c": reference.c, f"{index}_edges": mechanism.edges}
+            continue
+        noise = mechanism.noise
         scalars = {key: getattr(noise, key) for key in ("n_cells", "rate", "margin", "sign", "epsilon")}
         header.append({"name": name, "kind": "ranks", "rank_error": reference.rank_error, "noise": scalars})
         arrays |= {f"{index}_weights": noise.weights, f"{index}_x": reference.x, f"{index}_c": reference.c}
@@ -54,6 +59,10 @@ def _mechanism(column: dict[str, Any], arrays: Any, index: int) -> ColumnMechani
     thresholds, aliases = channel_kernel.alias_tables(weights)
     if column["kind"] == "levels":
         return LevelMechanism(channel=LevelChannel(weights=weights, epsilon=column["epsilon"]), thresholds=thresholds, aliases=aliases)
-    noise = rank_kernel.RankNoise(weights=weights, **column["noise"])
     distribution = RankDistribution(arrays[f"{index}_x"], arrays[f"{index}_c"], column["rank_error"])
+    if column["kind"] == "bins":
+        channel = LevelChannel(weights=weights, epsilon=column["epsilon"])
+        edges = arrays[f"{index}_edges"]
+        return BinMechanism(channel=channel, edges=edges, distribution=distribution, thresholds=thresholds, aliases=aliases)
+    noise = rank_kernel.RankNoise(weights=weights, **column["noise"])
     return RankMechanism(noise=noise, distribution=distribution, thresholds=thresholds, aliases=aliases)

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from dpdask.codec import Codec, LevelCodec
-from dpdask.mechanisms import DipRelease, RankMechanism
+from dpdask.mechanisms import ChannelKind, DipRelease, LevelMechanism, RankMechanism
 from dpdask.mechanisms.dip import ColumnMechanism
 from dpdask.privacy import Budget, guarantee_text
 from dpdask.references import Holdout, Reference
@@ -25,6 +25,7 @@ def release_card(
     name: str,
     budget: Budget,
     reference: Reference,
+    channel: ChannelKind,
     schema: Schema,
     codecs: Mapping[str, Codec],
     epsilons: Mapping[str, float],
@@ -37,7 +38,7 @@ def release_card(
     ----------
     name
         The job's name.
-    budget, reference, schema, codecs, epsilons, release
+    budget, reference, channel, schema, codecs, epsilons, release
         What was promised and fitted.
     insecure
         Whether the noise came from a seed.
@@ -62,7 +63,7 @@ def release_card(
         "format": CARD_FORMAT,
         "name": name,
         "guarantee": guarantee,
-        "mechanism": {"kind": "dip", "channel": "laplace", "columns": "independent", "reference": _reference(reference)},
+        "mechanism": {"kind": "dip", "channel": channel, "columns": "independent", "reference": _reference(reference)},
         "columns": {
             column: {"role": "privatised", "epsilon": epsilons[column], **_column(schema, codecs[column], mechanism)}
             for column, mechanism in release.columns.items()
@@ -82,24 +83,15 @@ def _reference(reference: Reference) -> dict[str, Any]:
 
 def _column(schema: Schema, codec: Codec, mechanism: ColumnMechanism) -> dict[str, Any]:
     declared = schema.columns[codec.name]
+    common: dict[str, Any] = {"kind": declared.kind, "epsilon_exact": mechanism.epsilon}
+    if isinstance(mechanism, LevelMechanism):
+        assert isinstance(codec, LevelCodec)
+        return common | {"levels": [_plain(level) for level in codec.levels.to_pylist()], "channel": mechanism.channel.matrix.tolist()}
+    common |= {"bounds": declared.bounds, "atoms": [_plain(atom) for atom in declared.atoms or ()], "nulls": declared.nulls}
+    common |= {"reference": {"knots_at_most": 2**16, "rank_error_at_most": 2.0**-15}}
     if isinstance(mechanism, RankMechanism):
-        return {
-            "kind": declared.kind,
-            "epsilon_exact": mechanism.epsilon,
-            "bounds": declared.bounds,
-            "atoms": [_plain(atom) for atom in declared.atoms or ()],
-            "nulls": declared.nulls,
-            "ranks": mechanism.noise.n_cells,
-            "alpha_log": -mechanism.noise.rate,
-            "reference": {"knots_at_most": 2**16, "rank_error_at_most": 2.0**-15},
-        }
-    assert isinstance(codec, LevelCodec)
-    return {
-        "kind": declared.kind,
-        "epsilon_exact": mechanism.epsilon,
-        "levels": [_plain(level) for level in codec.levels.to_pylist()],
-        "channel": mechanism.channel.matrix.tolist(),
-    }
+        return common | {"ranks": mechanism.noise.n_cells, "alpha_log": -mechanism.noise.rate}
+    return common | {"rank_edges": mechanism.edges.tolist(), "channel": mechanism.channel.matrix.tolist()}
 
 
 def _plain(value: object) -> object:

@@ -55,7 +55,10 @@ JOB: dict[str, Any] = {
     "mechanism": {"kind": "dip", "reference": {"kind": "holdout", "fraction": 0.25}},
     "cluster": {"kind": "synchronous"},
 }
-KNOWN: dict[str, Any] = {"kind": "known", "columns": {"rating": {"probabilities": [0.2, 0.3, 0.5]}, "price": {"name": "uniform", "loc": 0, "scale": 100}}}
+KNOWN: dict[str, Any] = {
+    "kind": "known",
+    "columns": {"rating": {"probabilities": [0.2, 0.3, 0.5]}, "price": {"name": "uniform", "loc": 0, "scale": 100}},
+}
 Words = list[str]
 
 
@@ -123,7 +126,9 @@ def command(*words: str) -> Ended:
 
 def files(folder: Path) -> dict[str, str]:
     """Return the digest of every file below a folder, hidden ones too; of a folder its name alone."""
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "" for path in sorted(folder.rglob("*"))}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "" for path in sorted(folder.rglob("*"))
+    }
 
 
 def execute(case: Case, folder: Path) -> tuple[Ended, dict[str, str], dict[str, str]]:
@@ -170,7 +175,9 @@ def job(folder: Path, parts: Mapping[str, pa.Table] | None = None, *words: str, 
         for parent in parents:
             inner = inner.setdefault(parent, {})
         inner[last] = value
-    (folder / "schema.yaml").write_text(columns if isinstance(columns, str) else yaml.safe_dump({"columns": columns}, sort_keys=False), encoding="utf-8")
+    (folder / "schema.yaml").write_text(
+        columns if isinstance(columns, str) else yaml.safe_dump({"columns": columns}, sort_keys=False), encoding="utf-8"
+    )
     (folder / "job.yaml").write_text(yaml.safe_dump(written, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return [verb, str(folder / "job.yaml"), *words]
 
@@ -329,8 +336,16 @@ CASES: tuple[Case, ...] = (
     # ---- the job
     _case("an unknown key in the job", 64, r"unknown key 'mechanism\.chanel'; did you mean 'channel'\?", mechanism__chanel="laplace"),
     _case("an unknown key at the top", 64, r"unknown key 'privcy'; did you mean 'privacy'\?", privcy={"epsilon": 1.0}),
-    _case("an unknown key in the schema", 64, r"unknown key 'columns\.rating\.level'; did you mean 'levels'\?", columns=_columns(rating=_RATING | {"level": [1]})),
-    *(_case(f"ε = {text}", 64, r"job\.yaml, privacy\.epsilon: ", "--set", f"privacy.epsilon={text}") for text in ("0", "-1", ".nan", ".inf", "much", "101")),
+    _case(
+        "an unknown key in the schema",
+        64,
+        r"unknown key 'columns\.rating\.level'; did you mean 'levels'\?",
+        columns=_columns(rating=_RATING | {"level": [1]}),
+    ),
+    *(
+        _case(f"ε = {text}", 64, r"job\.yaml, privacy\.epsilon: ", "--set", f"privacy.epsilon={text}")
+        for text in ("0", "-1", ".nan", ".inf", "much", "101")
+    ),
     _case("no ε", 64, r"the key 'privacy\.epsilon' is missing; add it", privacy={}),
     *(
         _case(f"a hold-out fraction of {text}", 64, r"job\.yaml, mechanism\.reference\.fraction: ", "--set", f"mechanism.reference.fraction={text}")
@@ -344,22 +359,67 @@ CASES: tuple[Case, ...] = (
     _case("weights of wrong columns", 64, r"mechanism\.weights: weights must name exactly", mechanism__weights={"rating": 1.0, "userId": 1.0}),
     _case("a weight of 0", 64, r"mechanism\.weights: weights must be positive", mechanism__weights={"rating": 0.0, "price": 1.0}),
     _case("a continuous column's ε above the limit", 64, r"column 'price': .*\[1e-06, 16\]; change privacy\.epsilon", "--set", "privacy.epsilon=40"),
-    _case("a known reference without a column", 64, r"column 'price': has no declared distribution; add it", mechanism__reference={**KNOWN, "columns": {"rating": KNOWN["columns"]["rating"]}}),
-    _case("a known reference of a kept column", 64, r"columns\.userId: is not a privatised column; remove it", mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"userId": {"name": "norm"}}}),
-    _case("a known reference with too few probabilities", 64, r"column 'rating': there must be one probability per level", mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"rating": {"probabilities": [0.5, 0.5]}}}),
-    _case("probabilities that do not sum to 1", 64, r"column 'rating': .*sum to 1", mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"rating": {"probabilities": [0.5, 0.5, 0.5]}}}),
-    _case("a law that scipy does not have", 64, r"column 'price': scipy\.stats has no distribution 'unifrom'", mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"price": {"name": "unifrom"}}}),
+    _case(
+        "a known reference without a column",
+        64,
+        r"column 'price': has no declared distribution; add it",
+        mechanism__reference={**KNOWN, "columns": {"rating": KNOWN["columns"]["rating"]}},
+    ),
+    _case(
+        "a known reference of a kept column",
+        64,
+        r"columns\.userId: is not a privatised column; remove it",
+        mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"userId": {"name": "norm"}}},
+    ),
+    _case(
+        "a known reference with too few probabilities",
+        64,
+        r"column 'rating': there must be one probability per level",
+        mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"rating": {"probabilities": [0.5, 0.5]}}},
+    ),
+    _case(
+        "probabilities that do not sum to 1",
+        64,
+        r"column 'rating': .*sum to 1",
+        mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"rating": {"probabilities": [0.5, 0.5, 0.5]}}},
+    ),
+    _case(
+        "a law that scipy does not have",
+        64,
+        r"column 'price': scipy\.stats has no distribution 'unifrom'",
+        mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"price": {"name": "unifrom"}}},
+    ),
     _case("a public reference without a path", 64, r"the key 'mechanism\.reference\.path' is missing", mechanism__reference={"kind": "public"}),
-    _case("a public reference that is not there", 66, r"elsewhere: there is no Parquet or CSV file here", mechanism__reference={"kind": "public", "path": "elsewhere"}),
+    _case(
+        "a public reference that is not there",
+        66,
+        r"elsewhere: there is no Parquet or CSV file here",
+        mechanism__reference={"kind": "public", "path": "elsewhere"},
+    ),
     Case(
         name="a public reference without a column",
         code=65,
         says=r"column 'price': .*",
-        prepare=lambda folder: (job(folder, mechanism__reference={"kind": "public", "path": "public.parquet"}), pq.write_table(table(price=None), folder / "public.parquet"))[0],
+        prepare=lambda folder: (
+            job(folder, mechanism__reference={"kind": "public", "path": "public.parquet"}),
+            pq.write_table(table(price=None), folder / "public.parquet"),
+        )[0],
     ),
-    Case(name="the job's file is missing", code=64, says=r"nowhere\.yaml: the job cannot be read; check its path", prepare=lambda folder: ["run", str(folder / "nowhere.yaml")]),
-    Case(name="the schema's file is missing", code=64, says=r"schema\.yaml: the schema cannot be read; check the path", prepare=_without("schema.yaml")),
-    Case(name="a YAML syntax error in the job", code=64, says=r"job\.yaml, line 2: this is not valid YAML", prepare=lambda folder: (job(folder), (folder / "job.yaml").write_text("name: [a\ninput: }"))[0]),
+    Case(
+        name="the job's file is missing",
+        code=64,
+        says=r"nowhere\.yaml: the job cannot be read; check its path",
+        prepare=lambda folder: ["run", str(folder / "nowhere.yaml")],
+    ),
+    Case(
+        name="the schema's file is missing", code=64, says=r"schema\.yaml: the schema cannot be read; check the path", prepare=_without("schema.yaml")
+    ),
+    Case(
+        name="a YAML syntax error in the job",
+        code=64,
+        says=r"job\.yaml, line 2: this is not valid YAML",
+        prepare=lambda folder: (job(folder), (folder / "job.yaml").write_text("name: [a\ninput: }"))[0],
+    ),
     _case("a YAML syntax error in the schema", 64, r"schema\.yaml, line 2: this is not valid YAML", columns="columns: {a: [\nb: }"),
     _case("an empty schema", 64, r"schema\.yaml", columns=""),
     _case("--set without a value", 2, r"write key=value", "--set", "nonsense"),
@@ -381,12 +441,32 @@ CASES: tuple[Case, ...] = (
     ),
     # ---- the schema
     _case("duplicate levels", 64, r"columns\.rating: a level stands twice", columns=_columns(rating=_RATING | {"levels": [1.0, 2.0, 2.0]})),
-    _case("levels out of order", 64, r"columns\.rating: levels must be strictly increasing", columns=_columns(rating=_RATING | {"levels": [2.0, 1.0, 3.0]})),
+    _case(
+        "levels out of order",
+        64,
+        r"columns\.rating: levels must be strictly increasing",
+        columns=_columns(rating=_RATING | {"levels": [2.0, 1.0, 3.0]}),
+    ),
     _case("a column twice in the schema", 64, r"the key 'rating' stands twice; remove one of the two", columns=_TWICE),
-    _case("a schema that privatises nothing", 64, r"schema\.yaml: the schema privatises no column", columns=_columns(rating={"role": "keep"}, price={"role": "drop"})),
+    _case(
+        "a schema that privatises nothing",
+        64,
+        r"schema\.yaml: the schema privatises no column",
+        columns=_columns(rating={"role": "keep"}, price={"role": "drop"}),
+    ),
     _case("a column not declared", 65, r"column 'price': this column is not declared in the schema; declare it", columns=_columns(price=None)),
-    _case("a declared column not in the table", 65, r"column 'genre': this declared column is not in the table", columns=_columns(genre={"role": "keep"})),
-    _case("a text where a number is declared", 65, r"column 'rating': .* do not fit its type string", parts={"a.parquet": table(rating=pa.array([TEXT] * N_ROWS))}),
+    _case(
+        "a declared column not in the table",
+        65,
+        r"column 'genre': this declared column is not in the table",
+        columns=_columns(genre={"role": "keep"}),
+    ),
+    _case(
+        "a text where a number is declared",
+        65,
+        r"column 'rating': .* do not fit its type string",
+        parts={"a.parquet": table(rating=pa.array([TEXT] * N_ROWS))},
+    ),
     _case("a continuous column of texts", 65, r"column 'price': .*this one is string", parts={"a.parquet": table(price=pa.array([TEXT] * N_ROWS))}),
     # ---- values
     _bad_value("a value outside its levels", "rating", NUMBER, "holds a value outside its levels; add the level to the schema"),
@@ -403,17 +483,59 @@ CASES: tuple[Case, ...] = (
     # ---- the table
     _case("a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}),
     Case(name="a table of 0 row groups", code=65, says=r"data: the table has no rows", prepare=_empty_groups),
-    Case(name="an empty folder", code=66, says=r"data: there is no Parquet or CSV file here; check this path", prepare=lambda folder: ((folder / "data").mkdir(), job(folder, {}))[1]),
+    Case(
+        name="an empty folder",
+        code=66,
+        says=r"data: there is no Parquet or CSV file here; check this path",
+        prepare=lambda folder: ((folder / "data").mkdir(), job(folder, {}))[1],
+    ),
     Case(name="empty files among good ones", code=0, says="", prepare=_empty_file_among_good),
-    _case("a hold-out of 0 rows", 65, r"column 'rating': the reference has fewer than 2 rows; enlarge", parts={"a.parquet": table(3)}, mechanism__reference__fraction=1e-9),
+    _case(
+        "a hold-out of 0 rows",
+        65,
+        r"column 'rating': the reference has fewer than 2 rows; enlarge",
+        parts={"a.parquet": table(3)},
+        mechanism__reference__fraction=1e-9,
+    ),
     Case(name="a hold-out of 1 row", code=65, says=r"column 'rating': the reference has fewer than 2 rows", prepare=_one_held_out),
-    _case("a hold-out of all rows", 65, r"no row would be released; lower mechanism\.reference\.fraction", parts={"a.parquet": table(3)}, mechanism__reference__fraction=1 - 1e-9),
+    _case(
+        "a hold-out of all rows",
+        65,
+        r"no row would be released; lower mechanism\.reference\.fraction",
+        parts={"a.parquet": table(3)},
+        mechanism__reference__fraction=1 - 1e-9,
+    ),
     _case("a missing input", 66, r"nowhere: there is no Parquet or CSV file here; check this path in the job", input__path="nowhere"),
-    Case(name="a Parquet file cut in its footer", code=66, says=r"part-1\.parquet: this is no whole Parquet file", prepare=lambda folder: _edited(folder, lambda data: data[:-20])),
-    Case(name="a Parquet file of 3 bytes", code=66, says=r"part-1\.parquet: this is no whole Parquet file", prepare=lambda folder: _edited(folder, lambda data: data[:3])),
-    Case(name="a corrupt footer", code=66, says=r"part-1\.parquet: its Parquet footer cannot be read", prepare=lambda folder: _edited(folder, lambda data: data[:-300] + b"\xff" * 200 + data[-100:])),
-    Case(name="a Parquet file cut inside a page", code=66, says=r"part-1\.parquet, row group \d: this row group cannot be read", prepare=lambda folder: _edited(folder, _cut_inside)),
-    Case(name="a page overwritten", code=66, says=r"part-1\.parquet, row group 1: this row group cannot be read", prepare=lambda folder: _edited(folder, _page_overwritten)),
+    Case(
+        name="a Parquet file cut in its footer",
+        code=66,
+        says=r"part-1\.parquet: this is no whole Parquet file",
+        prepare=lambda folder: _edited(folder, lambda data: data[:-20]),
+    ),
+    Case(
+        name="a Parquet file of 3 bytes",
+        code=66,
+        says=r"part-1\.parquet: this is no whole Parquet file",
+        prepare=lambda folder: _edited(folder, lambda data: data[:3]),
+    ),
+    Case(
+        name="a corrupt footer",
+        code=66,
+        says=r"part-1\.parquet: its Parquet footer cannot be read",
+        prepare=lambda folder: _edited(folder, lambda data: data[:-300] + b"\xff" * 200 + data[-100:]),
+    ),
+    Case(
+        name="a Parquet file cut inside a page",
+        code=66,
+        says=r"part-1\.parquet, row group \d: this row group cannot be read",
+        prepare=lambda folder: _edited(folder, _cut_inside),
+    ),
+    Case(
+        name="a page overwritten",
+        code=66,
+        says=r"part-1\.parquet, row group 1: this row group cannot be read",
+        prepare=lambda folder: _edited(folder, _page_overwritten),
+    ),
     Case(
         name="one bit of a page flipped, with checksums",
         code=66,
@@ -421,18 +543,63 @@ CASES: tuple[Case, ...] = (
         prepare=lambda folder: _edited(folder, bit_flipped, compression="none", use_dictionary=False, write_page_checksum=True),
         kept=True,
     ),
-    Case(name="a column twice in the Parquet file", code=65, says=r"column 'rating': this column stands twice in the table", prepare=_duplicated_in_file),
-    _case("Parquet files of different types", 65, r"part-1\.parquet, column 'rating': its type, or its presence, differs", parts={**_BAD, "part-1.parquet": table(rating=pa.array([1] * N_ROWS))}),
-    _case("a Parquet file that lacks a column", 65, r"part-1\.parquet, column 'note': the first file has this column", parts={**_BAD, "part-1.parquet": table(note=None)}),
-    _case("a Parquet file with one column more", 65, r"part-1\.parquet, column 'more': its type, or its presence, differs", parts={**_BAD, "part-1.parquet": table(more=pa.array([1] * N_ROWS))}),
+    Case(
+        name="a column twice in the Parquet file",
+        code=65,
+        says=r"column 'rating': this column stands twice in the table",
+        prepare=_duplicated_in_file,
+    ),
+    _case(
+        "Parquet files of different types",
+        65,
+        r"part-1\.parquet, column 'rating': its type, or its presence, differs",
+        parts={**_BAD, "part-1.parquet": table(rating=pa.array([1] * N_ROWS))},
+    ),
+    _case(
+        "a Parquet file that lacks a column",
+        65,
+        r"part-1\.parquet, column 'note': the first file has this column",
+        parts={**_BAD, "part-1.parquet": table(note=None)},
+    ),
+    _case(
+        "a Parquet file with one column more",
+        65,
+        r"part-1\.parquet, column 'more': its type, or its presence, differs",
+        parts={**_BAD, "part-1.parquet": table(more=pa.array([1] * N_ROWS))},
+    ),
     _case("folders named key=value", 66, r"note=…: folders named key=value hold a column", parts={f"note={TEXT}/a.parquet": table(note=None)}),
     Case(name="Parquet and CSV in one folder", code=66, says=r"holds both Parquet and CSV files", prepare=_mixed_kinds),
     # ---- CSV
-    Case(name="a CSV file with a bad value", code=65, says=r"part-1\.csv, column 'price': a line or a value cannot be read", prepare=lambda folder: _csv(folder, _HEADER + _LINES, f"{_HEADER}1,2,{TEXT},x\n")),
-    Case(name="a CSV file with a ragged line", code=65, says=r"part-1\.csv: a line or a value cannot be read", prepare=lambda folder: _csv(folder, _HEADER + _LINES, f"{_HEADER}{_LINES}{TEXT}\n")),
-    Case(name="a CSV file without a header", code=65, says=r"part-0\.csv: its first line names no declared column", prepare=lambda folder: _csv(folder, f"{TEXT},1,{NUMBER},x\n{_LINES}")),
-    Case(name="a later CSV file without a header", code=65, says=r"part-1\.csv: its first line names no declared column", prepare=lambda folder: _csv(folder, _HEADER + _LINES, f"{TEXT},1,{NUMBER},x\n{_LINES}")),
-    Case(name="a CSV header that is not UTF-8", code=66, says=r"part-0\.csv: this CSV file has no readable header line", prepare=lambda folder: _csv(folder, "userId,rating,price,nöte\n".encode("latin-1") + _LINES.encode())),
+    Case(
+        name="a CSV file with a bad value",
+        code=65,
+        says=r"part-1\.csv, column 'price': a line or a value cannot be read",
+        prepare=lambda folder: _csv(folder, _HEADER + _LINES, f"{_HEADER}1,2,{TEXT},x\n"),
+    ),
+    Case(
+        name="a CSV file with a ragged line",
+        code=65,
+        says=r"part-1\.csv: a line or a value cannot be read",
+        prepare=lambda folder: _csv(folder, _HEADER + _LINES, f"{_HEADER}{_LINES}{TEXT}\n"),
+    ),
+    Case(
+        name="a CSV file without a header",
+        code=65,
+        says=r"part-0\.csv: its first line names no declared column",
+        prepare=lambda folder: _csv(folder, f"{TEXT},1,{NUMBER},x\n{_LINES}"),
+    ),
+    Case(
+        name="a later CSV file without a header",
+        code=65,
+        says=r"part-1\.csv: its first line names no declared column",
+        prepare=lambda folder: _csv(folder, _HEADER + _LINES, f"{TEXT},1,{NUMBER},x\n{_LINES}"),
+    ),
+    Case(
+        name="a CSV header that is not UTF-8",
+        code=66,
+        says=r"part-0\.csv: this CSV file has no readable header line",
+        prepare=lambda folder: _csv(folder, "userId,rating,price,nöte\n".encode("latin-1") + _LINES.encode()),
+    ),
     Case(
         name="a CSV value that is not UTF-8",
         code=65,
@@ -442,32 +609,72 @@ CASES: tuple[Case, ...] = (
     Case(name="an empty CSV file", code=66, says=r"part-0\.csv: this CSV file has no readable header line", prepare=lambda folder: _csv(folder, "")),
     Case(name="a CSV file of a header alone", code=65, says=r"no row would be released", prepare=lambda folder: _csv(folder, _HEADER)),
     Case(name="a CSV header alone among good files", code=0, says="", prepare=lambda folder: _csv(folder, _HEADER, _HEADER + _LINES)),
-    Case(name="a column twice in the CSV header", code=65, says=r"column 'rating': this column stands twice in the table", prepare=lambda folder: _csv(folder, "userId,rating,price,note,rating\n1,2,3,x,1\n")),
+    Case(
+        name="a column twice in the CSV header",
+        code=65,
+        says=r"column 'rating': this column stands twice in the table",
+        prepare=lambda folder: _csv(folder, "userId,rating,price,note,rating\n1,2,3,x,1\n"),
+    ),
     Case(name="a truncated gzip file", code=66, says=r"part\.csv\.gz: this file cannot be decompressed", prepare=_truncated_gzip),
     # ---- between two runs
-    Case(name="the input changed between crash and resume", code=66, says=r"data: the input changed since the run began; restore it", prepare=_input_changed, kept=True),
-    Case(name="the input lost a file between crash and resume", code=66, says=r"data: the input changed since the run began", prepare=_input_lost, kept=True),
+    Case(
+        name="the input changed between crash and resume",
+        code=66,
+        says=r"data: the input changed since the run began; restore it",
+        prepare=_input_changed,
+        kept=True,
+    ),
+    Case(
+        name="the input lost a file between crash and resume",
+        code=66,
+        says=r"data: the input changed since the run began",
+        prepare=_input_lost,
+        kept=True,
+    ),
     Case(name="a resume", code=0, says="", prepare=crashed),
-    Case(name="another job's unfinished run", code=73, says=r"a run of another job is staged for this output; `dpdask abort` it", prepare=_another_job_staged, kept=True),
+    Case(
+        name="another job's unfinished run",
+        code=73,
+        says=r"a run of another job is staged for this output; `dpdask abort` it",
+        prepare=_another_job_staged,
+        kept=True,
+    ),
     Case(name="another job's release", code=73, says=r"out: this output holds another job's release", prepare=_another_job_released),
     Case(name="the same job again", code=0, says="", prepare=_released),
     # ---- the output
-    Case(name="an output that is a file", code=73, says=r"out: this output exists and is not this run's", prepare=lambda folder: _output(folder, lambda path: path.write_text("mine"))),
-    Case(name="an output folder that holds something", code=73, says=r"out: this output exists and is not this run's; choose another output\.path", prepare=lambda folder: _output(folder, _filled)),
-    Case(name="an output with a broken manifest", code=73, says=r"_dpdask/manifest\.json: the manifest cannot be read", prepare=lambda folder: _output(folder, _broken_manifest)),
+    Case(
+        name="an output that is a file",
+        code=73,
+        says=r"out: this output exists and is not this run's",
+        prepare=lambda folder: _output(folder, lambda path: path.write_text("mine")),
+    ),
+    Case(
+        name="an output folder that holds something",
+        code=73,
+        says=r"out: this output exists and is not this run's; choose another output\.path",
+        prepare=lambda folder: _output(folder, _filled),
+    ),
+    Case(
+        name="an output with a broken manifest",
+        code=73,
+        says=r"_dpdask/manifest\.json: the manifest cannot be read",
+        prepare=lambda folder: _output(folder, _broken_manifest),
+    ),
     Case(name="an empty output folder", code=0, says="", prepare=lambda folder: _output(folder, lambda path: path.mkdir())),
     _case("an output below a file", 73, r"no folder can be made here; check output\.path", output__path="schema.yaml/out"),
     _case("an output where no folder can be made", 73, r"/proc/nowhere/\S+: no folder can be made here", output__path="/proc/nowhere/out"),
     _case("an output protocol that is not there", 73, r"nosuch://: no file system is installed for this URL", output__path="nosuch://x/out"),
     _case("an input protocol that is not there", 64, r"nosuch://: no file system is installed for this URL; install", input__path="nosuch://x"),
     _case("an output equal to the input", 64, r"output\.path: the output lies inside the input", output__path="data/"),
-    _case("an output inside the input", 64, r"output\.path: the output lies inside the input, .*; choose another folder", output__path="data/deep/out"),
+    _case(
+        "an output inside the input", 64, r"output\.path: the output lies inside the input, .*; choose another folder", output__path="data/deep/out"
+    ),
     _case("an output that the input's glob takes in", 64, r"output\.path: the output lies inside the input", input__path="**/*.parquet"),
     _case("an output beside the input's glob", 0, "", input__path="data/part-*.parquet", output__path="data/out"),
     _case("an output with a slash at its end", 0, "", output__path="out/"),
     _case("spaces and letters of all the world", 0, "", output__path="öut put/100 %/ 出力"),
     Case(name="a home folder", code=0, says="", prepare=lambda folder: job(folder, output__path="~/out"), env={"HOME": "{folder}/home"}),
-)  # fmt: skip
+)
 
 
 def rows() -> Iterator[tuple[Case, Ended]]:

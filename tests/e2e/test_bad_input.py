@@ -11,7 +11,13 @@ from e2e.bad_input import CASES, SECRETS, Case, bit_flipped, command, crashed, e
 
 FAILING = [case for case in CASES if case.code]
 WORKING = [case for case in CASES if not case.code]
-FROM_OUTSIDE = ("an unknown key in the job", "a value outside its levels", "a page overwritten", "an unknown option", "a scheduler that cannot be reached")
+FROM_OUTSIDE = (
+    "an unknown key in the job",
+    "a value outside its levels",
+    "a page overwritten",
+    "an unknown option",
+    "a scheduler that cannot be reached",
+)
 
 
 def ids(case: Case) -> str:
@@ -60,7 +66,9 @@ def test_a_process_ends_with_the_same_code_and_line(case: Case, tmp_path):
     words = case.prepare(tmp_path)
     before = files(tmp_path)
     environment = {**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "500ms"}
-    ended = subprocess.run([sys.executable, "-c", "from dpdask.cli import main; main()", *words], capture_output=True, text=True, env=environment, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", "from dpdask.cli import main; main()", *words], capture_output=True, text=True, env=environment, check=False
+    )
     assert ended.returncode == case.code
     check_line(case, [line for line in ended.stderr.splitlines() if not line.startswith('{"stage"')], ended.stdout, ended.stderr)
     assert files(tmp_path) == before

@@ -67,7 +67,10 @@ def lake(folder: Path, outside: bool = False) -> Path:
                 "note": pa.array([DROPPED] * N_ROWS),
             }
         )
-        described = pa.schema([field.with_metadata({"field": METADATA}) for field in table.schema], metadata={"file": METADATA, "pandas": json.dumps({"index": METADATA})})
+        described = pa.schema(
+            [field.with_metadata({"field": METADATA}) for field in table.schema],
+            metadata={"file": METADATA, "pandas": json.dumps({"index": METADATA})},
+        )
         with pq.ParquetWriter(folder / f"part-{part}.parquet", described, store_schema=True, write_page_index=True) as writer:
             writer.write_table(table.cast(described), row_group_size=N_ROWS)
             writer.add_key_value_metadata({"late": METADATA})
@@ -169,11 +172,13 @@ def test_a_footer_holds_the_fixed_schema_and_nothing_of_its_source(released):
                 chunk = metadata.row_group(group).column(number)
                 assert not chunk.file_path
                 assert chunk.compression == "ZSTD"
-                assert not (chunk.has_column_index or chunk.has_offset_index or chunk.bloom_filter_offset)
+                assert (chunk.has_column_index, chunk.has_offset_index, chunk.bloom_filter_offset) == (False, False, None)
 
 
 def test_row_groups_are_of_a_fixed_size_but_for_a_shards_last(large):
-    sizes = [[pq.read_metadata(path).row_group(group).num_rows for group in range(pq.read_metadata(path).num_row_groups)] for path in shards(large[0])]
+    sizes = [
+        [pq.read_metadata(path).row_group(group).num_rows for group in range(pq.read_metadata(path).num_row_groups)] for path in shards(large[0])
+    ]
     assert len(sizes) == 2
     assert sizes[0] == [ROW_GROUP_ROWS, ROW_GROUP_ROWS, 300_000 - 2 * ROW_GROUP_ROWS]
     assert sizes[1][:-1] == [ROW_GROUP_ROWS] * (len(sizes[1]) - 1)
@@ -195,7 +200,9 @@ def test_statistics_and_dictionaries_are_those_of_the_released_rows(which, reque
                 assert (statistics.min, statistics.max, statistics.null_count) == (extremes["min"], extremes["max"], rows.column(name).null_count)
                 assert statistics.distinct_count in (None, pc.count_distinct(rows.column(name)).as_py())
                 if name in strings:
-                    assert {entry for chunk in encoded.column(name).chunks for entry in chunk.dictionary.to_pylist()} == set(rows.column(name).to_pylist())
+                    assert {entry for chunk in encoded.column(name).chunks for entry in chunk.dictionary.to_pylist()} == set(
+                        rows.column(name).to_pylist()
+                    )
 
 
 def test_the_dictionary_page_of_numbers_has_one_entry_a_released_value(large):
@@ -296,7 +303,11 @@ def test_a_secret_outside_the_schema_fails_the_job_and_shows_nowhere(reference, 
     lake(tmp_path / "lake", outside=True)
     words = write_job(tmp_path, "lake")
     if reference == "known":  # found while shards are written
-        known = {"genre": {"probabilities": [0.2, 0.3, 0.5]}, "rating": {"probabilities": [0.2] * 5}, "price": {"name": "uniform", "loc": 0, "scale": 100}}
+        known = {
+            "genre": {"probabilities": [0.2, 0.3, 0.5]},
+            "rating": {"probabilities": [0.2] * 5},
+            "price": {"name": "uniform", "loc": 0, "scale": 100},
+        }
         words += ["--set", f"mechanism.reference={json.dumps({'kind': 'known', 'columns': known})}"]
     ended = command(*words)
     assert ended.code == 65

@@ -9,7 +9,7 @@ import dask.dataframe as dd
 import duckdb
 import numpy as np
 import pandas as pd
-import polars
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -72,7 +72,7 @@ def by_duckdb(out: Path) -> pd.DataFrame:
 
 
 def by_polars(out: Path) -> pd.DataFrame:
-    frame = polars.read_parquet(f"{out}/*.parquet")
+    frame = pl.read_parquet(f"{out}/*.parquet")
     return pd.DataFrame({name: frame[name].to_numpy() for name in frame.columns})
 
 
@@ -106,7 +106,11 @@ def test_types_nulls_and_texts_reach_every_reader(tmp_path):
         "seen": {"role": "keep"},
         "amount": {"role": "privatise", "kind": "mixed", "atoms": [0.0], "bounds": [0.0, 9.0], "nulls": "level"},
     }
-    job = yaml.safe_load(JOB.read_text()) | {"input": {"path": "table.parquet"}, "output": {"path": "out", "rows_per_shard": 100}, "cluster": {"kind": "synchronous"}}
+    job = yaml.safe_load(JOB.read_text()) | {
+        "input": {"path": "table.parquet"},
+        "output": {"path": "out", "rows_per_shard": 100},
+        "cluster": {"kind": "synchronous"},
+    }
     (tmp_path / "schema.yaml").write_text(yaml.safe_dump({"columns": columns}))
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     assert command("run", str(tmp_path / "job.yaml")).code == 0
@@ -116,7 +120,7 @@ def test_types_nulls_and_texts_reach_every_reader(tmp_path):
     assert expected.schema.equals(plain)
     rows = expected.to_pylist()
     assert {row["genre"] for row in rows} == {None, "comedy", "drama"}
-    assert polars.read_parquet(f"{out}/*.parquet").to_dicts() == rows
+    assert pl.read_parquet(f"{out}/*.parquet").to_dicts() == rows
     with duckdb.connect() as connection:
         found = connection.sql(f"SELECT * FROM read_parquet('{out}/*.parquet')")
         assert [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()] == rows
@@ -153,7 +157,14 @@ def test_released_rows_are_a_subsequence_of_the_input(folder, holdout):
 def test_natural_order_is_the_order_of_the_rows(tmp_path):
     (tmp_path / "ratings").mkdir()
     for number in range(12):
-        table = pa.table({"userId": pa.array([number] * 50, pa.int32()), "movieId": pa.array(range(50), pa.int32()), "rating": pa.array([3.0] * 50, pa.float32()), "timestamp": [0] * 50})
+        table = pa.table(
+            {
+                "userId": pa.array([number] * 50, pa.int32()),
+                "movieId": pa.array(range(50), pa.int32()),
+                "rating": pa.array([3.0] * 50, pa.float32()),
+                "timestamp": [0] * 50,
+            }
+        )
         pq.write_table(table, tmp_path / "ratings" / f"part.{number}.parquet")
     reference = "{kind: known, columns: {rating: {probabilities: [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]}}}"
     out = release(tmp_path, **{"mechanism.reference": reference, "output.rows_per_shard": 120})

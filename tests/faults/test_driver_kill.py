@@ -119,7 +119,9 @@ def test_killed_again_and_again(drivers: Drivers, job: Path, out: Path, quiet: d
     assert alone(out)
 
 
-def test_a_resumed_run_keeps_its_key_and_its_noise(source: Path, drivers: Drivers, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_its_key_and_its_noise(
+    source: Path, drivers: Drivers, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = write_job(tmp_path / "job", source, out, insecure_seed=None)
     drivers.run("run", job, point="some-shards")
     secret = (hidden(out) / "run.key").read_bytes()
@@ -129,9 +131,7 @@ def test_a_resumed_run_keeps_its_key_and_its_noise(source: Path, drivers: Driver
     assert digests(out) == digests(tmp_path / "undisturbed")
 
 
-def test_what_is_staged_is_not_written_again(
-    drivers: Drivers, job: Path, out: Path, quiet: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_staged_is_not_written_again(drivers: Drivers, job: Path, out: Path, quiet: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     drivers.run("run", job, point="some-shards")
     staged = {path.name for path in (hidden(out) / "publish").glob("*.parquet")}
     assert 3 <= len(staged) < sum(name.endswith(".parquet") for name in quiet)

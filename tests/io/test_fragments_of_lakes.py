@@ -44,7 +44,11 @@ def ids(path: Path | str) -> list[str]:
 
 
 def read(table: InputTable, columns: tuple[str, ...] = ("id",)) -> list[list]:
-    batches = [batch for fragment in table.fragments for batch in read_batches(fragment, list(columns), table.types if hasattr(table, "types") else table.schema)]
+    batches = [
+        batch
+        for fragment in table.fragments
+        for batch in read_batches(fragment, list(columns), table.types if hasattr(table, "types") else table.schema)
+    ]
     return [value for batch in batches for value in batch.column(0).to_pylist()]
 
 
@@ -217,7 +221,9 @@ def test_a_footer_above_64_kib_is_read(tmp_path):
     table = found(tmp_path)
     assert len(table.fragments) == 300
     assert table.n_rows == 300
-    assert [value for fragment in table.fragments[298:] for batch in read_batches(fragment, ["id"], table.schema) for value in batch.column(0).to_pylist()] == [298, 299]
+    assert [
+        value for fragment in table.fragments[298:] for batch in read_batches(fragment, ["id"], table.schema) for value in batch.column(0).to_pylist()
+    ] == [298, 299]
 
 
 def test_a_footer_about_as_long_as_the_first_read(tmp_path):
@@ -322,7 +328,11 @@ def test_csv_types_follow_from_the_schema(declared, type_):
         (lambda path: (path / "a.parquet").write_bytes(b""), InputError, "no whole Parquet file"),
         (lambda path: (path / "a.parquet").write_bytes(b"PAR1" * 3), InputError, "Parquet"),
         (lambda path: (path / "a.parquet").write_bytes(b"x" * 100 + b"\xff\xff\xff\x7fPAR1"), InputError, "no whole Parquet file"),
-        (lambda path: (path / "a.parquet").write_bytes(b"PAR1" + b"\x00" * 60 + (60).to_bytes(4, "little") + b"PAR1"), InputError, "footer cannot be read"),
+        (
+            lambda path: (path / "a.parquet").write_bytes(b"PAR1" + b"\x00" * 60 + (60).to_bytes(4, "little") + b"PAR1"),
+            InputError,
+            "footer cannot be read",
+        ),
         (lambda path: (path / "a.parquet").write_bytes(b"PAR1" + b"\x00" * 60 + (60).to_bytes(4, "little") + b"PARE"), InputError, "Parquet"),
         (lambda path: (write(path / "a.parquet"), (path / "b.csv").write_text("id,x,note\n")), InputError, "both Parquet and CSV"),
         (lambda path: write(path / "year=1815" / "month=12" / "a.parquet"), InputError, "year=…: folders named key=value"),

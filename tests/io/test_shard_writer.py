@@ -54,12 +54,7 @@ def test_a_discarded_shard_leaves_nothing_and_says_nothing(folder, tmp_path, cap
     writer = ShardWriter(folder, "a.parquet", SCHEMA)
     writer.write(batch(0, ROW_GROUP_ROWS + 5))
     error = ValueError("x")
-    with pytest.raises(ValueError, match="x"):
-        try:
-            raise error
-        except ValueError:
-            writer.discard(error)
-            raise
+    writer.discard(error)
     del writer
     gc.collect()  # pyarrow's own writer would write its footer now, into a closed file
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,6 @@
 """Runs on a file system without renames, the state of a run, status and abort, and the plan's numbers."""
 
+import hashlib
 import json
 import stat
 from pathlib import Path
@@ -91,7 +92,9 @@ def test_a_release_from_and_to_memory_is_the_local_one(tmp_path, memory):
     assert moved[-1].endswith("/released/out/_SUCCESS")
     assert [Path(name).name for name in moved[-3:-1]] == ["manifest.json", "release.json"]
     shards = [shard.sha256 for shard in outcome.manifest.shards]
-    assert shards == [shard.sha256 for shard in (Manifest.read(Folder(local.output_url)) or pytest.fail()).shards]
+    manifest = Manifest.read(Folder(local.output_url))
+    assert manifest is not None
+    assert shards == [shard.sha256 for shard in manifest.shards]
     assert memory.cat("/lake/released/out/_dpdask/release.json") == (tmp_path / "out" / "_dpdask" / "release.json").read_bytes()
     assert sorted(memory.ls("/lake/released", detail=False)) == ["/lake/released/out"]
     assert run_job(remote).status == "already released"
@@ -103,8 +106,7 @@ def test_threads_stage_every_shard_in_memory(tmp_path, memory):
         outcome = run_job(remote)
     assert len(outcome.manifest.shards) > 40
     for shard in outcome.manifest.shards:
-        assert memory.size(f"/out/{shard.name}") == shard.n_bytes
-    assert pq.read_table("out", filesystem=memory).num_rows == outcome.manifest.n_rows
+        assert hashlib.sha256(memory.cat(f"/out/{shard.name}")).hexdigest() == shard.sha256
 
 
 @pytest.mark.parametrize("moves", [0, 1, 4, 6])
@@ -147,7 +149,12 @@ def test_a_run_goes_on_from_every_stage_to_the_same_bytes(tmp_path):
     made = job(tmp_path)
     (tmp_path / "other").mkdir()
     expected = run_job(job(tmp_path / "other")).manifest.shards
-    for place, stage in (("dpdask.engine.release.survey_input", None), ("dpdask.engine.randomise.write_all", "fitted"), ("dpdask.jobs.run.release_card", "fitted"), ("dpdask.io.storage.Folder.move_to", "staged")):
+    for place, stage in (
+        ("dpdask.engine.release.survey_input", None),
+        ("dpdask.engine.randomise.write_all", "fitted"),
+        ("dpdask.jobs.run.release_card", "fitted"),
+        ("dpdask.io.storage.Folder.move_to", "staged"),
+    ):
         with crashing(place), pytest.raises(TemporaryError):
             run_job(made)
         reached = RunState(Folder(made.output_url)).read()
@@ -217,7 +224,7 @@ def test_a_state_that_is_none_is_refused_and_can_be_aborted(data, tmp_path):
     state = RunState(Folder(made.output_url))
     state.open(made.digest, "input", None)
     state.folder.write("run.json", data)
-    with pytest.raises(OutputError, match="the state of an unfinished run cannot be read.*abort"):
+    with pytest.raises(OutputError, match=r"the state of an unfinished run cannot be read.*abort"):
         run_job(made)
     assert abort(made.output_url)
     assert run_job(made).status == "released"

@@ -1,0 +1,170 @@
+"""What estimates need of a released frame: counts, and sums of products by released level, as pandas or Dask reduces them.
+
+A frame is a pandas.DataFrame or anything with its `groupby`, `assign` and `sum` whose results compute on demand, as
+Dask's do: only small tables of sums leave the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from dpdask.errors import DataError, SpecError
+
+Floats: TypeAlias = NDArray[np.float64]
+Frame: TypeAlias = Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
+
+_GROUPING = {"dropna": False, "observed": True}  # null is a level, and a category that never occurs is no group
+
+
+def _reduced(reduction: Any) -> Any:
+    """Return a reduction's result: a Dask one is computed here, in the analyst's own process, a pandas one is there already."""
+    finish = getattr(reduction, "compute", None)
+    return reduction if finish is None else finish()
+
+
+def _key(value: object) -> float | str | None:
+    """Return what a level of the card and a value of the frame share: numbers by value, all else by its text."""
+    if value is None or value is pd.NaT or value is pd.NA or value != value:  # NaN alone differs from itself
+        return None
+    if isinstance(value, bool | int | float | np.bool_ | np.number):
+        return float(value)
+    return str(value).removesuffix(" 00:00:00")  # a date read back as a timestamp is the same level
+
+
+def level_codes(values: Iterable[object], levels: Sequence[object], column: str) -> NDArray[np.int64]:
+    """Return the place of each value among the card's levels, int64 array.
+
+    Raises
+    ------
+    DataError
+        If a value is none of the levels.
+    """
+    places = {_key(level): place for place, level in enumerate(levels)}
+    codes = np.array([places.get(_key(value), -1) for value in values], dtype=np.int64)
+    if (codes < 0).any():
+        raise DataError("holds a value that is none of the card's levels", f"column {column!r}", "use the frame that the card was written for")
+    return codes
+
+
+def level_counts(counts: Any, levels: Sequence[object], column: str) -> Floats:
+    """Return how many rows have each level, float64 array of shape (s,).
+
+    Parameters
+    ----------
+    counts
+        A released frame; or counts by level (a Series such as `value_counts` gives, or a mapping); or counts in the
+        card's order.
+
+    Raises
+    ------
+    DataError
+        If counts are negative, not finite, of the wrong number, all zero, or of a value that is no level.
+    """
+    if hasattr(counts, "columns"):
+        counts = counts.groupby([column], **_GROUPING).size()
+    counts = _reduced(counts)
+    if isinstance(counts, Mapping | pd.Series):
+        codes = level_codes([key[0] if isinstance(key, tuple) else key for key in counts.keys()], levels, column)  # noqa: SIM118 - a Series iterates over values
+        found = np.bincount(
+            codes, weights=np.asarray(list(counts.values()) if isinstance(counts, Mapping) else counts, dtype=np.float64), minlength=len(levels)
+        )
+    else:
+        found = np.asarray(counts, dtype=np.float64)
+    if found.shape != (len(levels),) or not np.isfinite(found).all() or (found < 0).any() or found.sum() <= 0:
+        raise DataError("the counts must be non-negative, one per level, and not all zero", f"column {column!r}", "count the released rows by level")
+    return found
+
+
+def group_counts(frame: Frame, by: Sequence[str], levels: Sequence[object], column: str) -> tuple[pd.Index, Floats]:
+    """Return the groups of kept columns, sorted, and how many of their rows have each level: (G,) and (G, s)."""
+    sizes = _reduced(frame.groupby([*by, column], **_GROUPING).size())
+    codes = level_codes(sizes.index.get_level_values(-1), levels, column)
+    places, groups = pd.factorize(sizes.index.droplevel(-1), sort=True, use_na_sentinel=False)
+    table = np.zeros((len(groups), len(levels)))
+    np.add.at(table, (places, codes), sizes.to_numpy(dtype=np.float64))
+    return groups.set_names(by), table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """Sums of products of standardised kept columns, by released level.
+
+    Attributes
+    ----------
+    frame
+        Its columns `level` and `z1`, `z2`, … (standardised, without missing values) and `z0` = 1; not computed if it is Dask's.
+    n_columns
+        How many z there are, the constant included.
+    scale
+        What a kept column was divided by, float64 array of shape (n_columns - 1,).
+    products
+        Σ z_a z_b over the rows of level j, float64 array of shape (n_columns, n_columns, s).
+    """
+
+    frame: Frame
+    n_columns: int
+    scale: Floats
+    products: Floats
+
+    @property
+    def n_rows(self) -> float:
+        """How many rows have no missing value among the kept columns."""
+        return float(self.products[0, 0].sum())
+
+    def weighted(self, coefficients: Floats, n_weighted: int, levels: Sequence[object], column: str) -> Floats:
+        """Return Σ z_a z_b eᵐ by level for e = Σ_c coefficients_c z_c, m = 0, 1, 2 and the first `n_weighted` z, shape (3, w, w, s)."""
+        z = [self.frame[f"z{place}"] for place in range(self.n_columns)]
+        e = sum(float(coefficient) * z_ for coefficient, z_ in zip(coefficients, z, strict=True))
+        sums = {f"{a}-{b}-{power}": z[a] * z[b] * e**power for a in range(n_weighted) for b in range(a + 1) for power in (1, 2)}
+        found = _sums_by_level(self.frame, sums, levels, column)
+        result = np.zeros((3, n_weighted, n_weighted, len(levels)))
+        result[0] = self.products[:n_weighted, :n_weighted]
+        for a in range(n_weighted):
+            for b in range(a + 1):
+                for power in (1, 2):
+                    result[power, a, b] = result[power, b, a] = found[f"{a}-{b}-{power}"]
+        return result
+
+
+def moments(frame: Frame, kept: Sequence[str], levels: Sequence[object], column: str) -> Moments:
+    """Return the moments of kept numeric columns by released level; rows that lack one of them are left out.
+
+    Raises
+    ------
+    SpecError
+        If a kept column is not numeric, or does not vary.
+    """
+    names = [f"z{place}" for place in range(1, len(kept) + 1)]
+    kinds = frame[list(kept)].dtypes
+    if any(not pd.api.types.is_numeric_dtype(kind) for kind in kinds):
+        raise SpecError("a slope needs numeric kept columns", "slope", "give numbers, or indicator columns of the categories")
+    part = frame[[column, *kept]].rename(columns={column: "level", **dict(zip(kept, names, strict=True))})
+    part = part.dropna(subset=names).astype(dict.fromkeys(names, "float64"))
+    totals = _reduced(part[names].assign(z0=1.0, **{f"{name}²": part[name] ** 2 for name in names}).sum())
+    n = float(totals["z0"])
+    centre = np.array([float(totals[name]) for name in names]) / max(n, 1.0)
+    spread = np.sqrt(np.maximum(np.array([float(totals[f"{name}²"]) for name in names]) / max(n, 1.0) - centre**2, 0.0))
+    if n <= len(names) + 2 or (spread <= 1e-7 * np.abs(centre)).any():
+        raise SpecError("a kept column does not vary, or too few rows have them all", "slope", "leave it out: the constant is always there")
+    part = part.assign(z0=1.0, **{name: (part[name] - float(m)) / float(d) for name, m, d in zip(names, centre, spread, strict=True)})
+    places = range(len(names) + 1)
+    sums = _sums_by_level(part, {f"{a}-{b}": part[f"z{a}"] * part[f"z{b}"] for a in places for b in places if b <= a}, levels, column)
+    products = np.array([[sums[f"{max(a, b)}-{min(a, b)}"] for b in places] for a in places])
+    return Moments(frame=part, n_columns=len(names) + 1, scale=spread, products=products)
+
+
+def _sums_by_level(frame: Frame, terms: Mapping[str, Any], levels: Sequence[object], column: str) -> dict[str, Floats]:
+    """Return each term's sum over the rows of each level."""
+    table = _reduced(frame[["level"]].assign(**terms).groupby("level", **_GROUPING).sum())
+    codes = level_codes(table.index, levels, column)
+    return {name: _binned(codes, table[name].to_numpy(), len(levels)) for name in terms}
+
+
+def _binned(codes: NDArray[np.int64], weights: Floats, n_levels: int) -> Floats:
+    return np.bincount(codes, weights=weights, minlength=n_levels).astype(np.float64)

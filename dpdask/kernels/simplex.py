@@ -1,0 +1,47 @@
+"""The nearest point of a scaled simplex: what noisy counts become when they must be non-negative and sum to a known total."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def project(values: Floats, total: float) -> Floats:
+    """Return the non-negative vector with sum `total` that is nearest to `values` in Euclidean distance.
+
+    Parameters
+    ----------
+    values
+        float64 array of shape (n,), n >= 1, finite.
+    total
+        Positive and finite.
+
+    Returns
+    -------
+    float64 array of shape (n,): max(values - t, 0) for the one t at which it sums to `total`, up to rounding.
+
+    Raises
+    ------
+    ValueError
+        If there is no value, one is not finite, or the total is not positive and finite.
+
+    Notes
+    -----
+    Of the positions k of the sorted values, the support is the last at which the k-th largest still exceeds the t that
+    the k largest alone would need. The values are first shifted by their largest, so t is found without cancellation.
+
+    References
+    ----------
+    Held, Wolfe and Crowder, Validation of subgradient optimization (1974), section 2; Duchi, Shalev-Shwartz, Singer and
+    Chandra, Efficient projections onto the l1-ball (2008), figure 1.
+    """
+    if len(values) == 0 or not np.isfinite(values).all() or not 0 < total < np.inf:
+        raise ValueError("a projection needs finite values and a positive, finite total")
+    shifted = values - values.max()
+    descending = np.sort(shifted)[::-1]
+    needed = (np.cumsum(descending) - total) / np.arange(1, len(values) + 1)
+    last = np.flatnonzero(descending > needed)[-1]
+    result: Floats = np.maximum(shifted - needed[last], 0.0)
+    return result * (total / result.sum())

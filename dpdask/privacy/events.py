@@ -1,0 +1,195 @@
+"""What happened: the randomised calls of a job, without what they cost, as versioned JSON.
+
+An event says which noise was drawn, on how many independent quantities, and by how much one unit can move each. What it
+costs is `accountant`'s to say, so that a better accountant re-prices an old ledger without touching it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from dpdask.errors import SpecError
+
+FORMAT = 1
+
+Adjacency = Literal["replace-one", "add-remove"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRelease:
+    """Every row was randomised on its own, before anything was computed.
+
+    Attributes
+    ----------
+    epsilon
+        ε* of one row's release; positive and finite.
+    n
+        How many such releases of the same rows.
+
+    Privacy
+    -------
+    Unit: a row. Adjacency: replace-one (that a row is there at all is published). Any ε-private local randomiser counts.
+    """
+
+    epsilon: float
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        _check_positive("epsilon", self.epsilon)
+        _check_whole("n", self.n)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscreteLaplace:
+    """Discrete Laplace noise was added to vectors of whole numbers, Pr(e) ∝ exp(-|e| / scale), independently per entry.
+
+    Attributes
+    ----------
+    scale
+        Of the noise that was drawn, in counts; positive and finite.
+    sensitivity
+        The L1 sensitivity of one vector under `adjacency`, a whole number.
+    adjacency
+        For which `sensitivity` holds.
+    count
+        How many such vectors.
+
+    Notes
+    -----
+    A histogram under replace-one has sensitivity 2. Since one cell loses a row and another one gains it, each with noise
+    of its own, it is also two vectors of sensitivity 1; said so (`sensitivity=1`, twice the count) it costs the same at
+    δ = 0 and less at δ > 0.
+    """
+
+    scale: float
+    sensitivity: int
+    adjacency: Adjacency
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _check_positive("scale", self.scale)
+        _check_whole("sensitivity", self.sensitivity)
+        _check_adjacency(self.adjacency)
+        _check_whole("count", self.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscreteGaussian:
+    """Discrete Gaussian noise was added to vectors of whole numbers, Pr(e) ∝ exp(-e² / 2σ²), independently per entry.
+
+    Attributes
+    ----------
+    sigma
+        Of the noise that was drawn, in counts; positive and finite.
+    sensitivity
+        The L2 sensitivity of one vector under `adjacency`, at least 1: √2 for a histogram under replace-one.
+    adjacency
+        For which `sensitivity` holds.
+    count
+        How many such vectors.
+    """
+
+    sigma: float
+    sensitivity: float
+    adjacency: Adjacency
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _check_positive("sigma", self.sigma)
+        _check_positive("sensitivity", self.sensitivity)
+        if self.sensitivity < 1:
+            raise _wrong("sensitivity", "at least 1, for whole numbers that move at all")
+        _check_adjacency(self.adjacency)
+        _check_whole("count", self.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composed:
+    """All of these happened, in any order, each free to depend on what the earlier ones gave.
+
+    Attributes
+    ----------
+    events
+        What happened; none is allowed.
+    """
+
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.events, tuple) or not all(isinstance(event, get_args(Event)) for event in self.events):
+            raise _wrong("events", "a list of events")
+
+
+CentralEvent = DiscreteLaplace | DiscreteGaussian
+Event = LocalRelease | DiscreteLaplace | DiscreteGaussian | Composed
+
+_KINDS: dict[str, type[LocalRelease | DiscreteLaplace | DiscreteGaussian]] = {
+    "local-release": LocalRelease,
+    "discrete-laplace": DiscreteLaplace,
+    "discrete-gaussian": DiscreteGaussian,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+_COMPOSED = "composed"
+
+
+def leaves(event: Event) -> Iterator[LocalRelease | DiscreteLaplace | DiscreteGaussian]:
+    """Return the events inside an event that are not compositions, in order."""
+    if isinstance(event, Composed):
+        for inner in event.events:
+            yield from leaves(inner)
+    else:
+        yield event
+
+
+def to_dict(event: Event) -> dict[str, Any]:
+    """Return an event as a mapping that JSON can hold: `format`, `kind`, and its attributes."""
+    if isinstance(event, Composed):
+        return {"format": FORMAT, "kind": _COMPOSED, "events": [to_dict(inner) for inner in event.events]}
+    return {"format": FORMAT, "kind": _NAMES[type(event)], **{field.name: getattr(event, field.name) for field in fields(event)}}
+
+
+def from_dict(data: Mapping[str, Any]) -> Event:
+    """Return the event that a mapping from `to_dict` holds.
+
+    Raises
+    ------
+    SpecError
+        If its format or kind is unknown, a key is missing or unknown, or a value cannot be: what is not understood
+        cannot be priced, and is never priced at nothing.
+    """
+    if not isinstance(data, Mapping):
+        raise _wrong("event", "a mapping")
+    if type(data.get("format")) is not int or data["format"] != FORMAT:
+        raise SpecError(f"the event's format is not {FORMAT}", "event", "read it with the version of dpdask that wrote it, or a later one")
+    values = {key: value for key, value in data.items() if key not in ("format", "kind")}
+    kind = data.get("kind")
+    if kind == _COMPOSED and set(values) == {"events"} and isinstance(values["events"], list | tuple):
+        return Composed(events=tuple(from_dict(inner) for inner in values["events"]))
+    known = _KINDS.get(kind) if isinstance(kind, str) else None
+    if known is None and kind != _COMPOSED:
+        raise SpecError("the event's kind is unknown", "event", "read it with the version of dpdask that wrote it, or a later one")
+    if known is None or set(values) != {field.name for field in fields(known)}:
+        raise SpecError(f"an event of kind {kind!r} has other keys", "event", "correct the file it comes from")
+    return known(**values)
+
+
+def _wrong(name: str, expected: str) -> SpecError:
+    return SpecError(f"the event's {name} must be {expected}" if name != "event" else f"an event must be {expected}", "event")
+
+
+def _check_positive(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not (math.isfinite(value) and value > 0):
+        raise _wrong(name, "a positive, finite number")
+
+
+def _check_whole(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise _wrong(name, "a whole number, at least 1")
+
+
+def _check_adjacency(value: object) -> None:
+    if value not in get_args(Adjacency):
+        raise _wrong("adjacency", " or ".join(get_args(Adjacency)))

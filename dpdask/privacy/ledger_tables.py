@@ -1,0 +1,251 @@
+"""Where a ledger is kept: two tables in an SQLite file or a PostgreSQL database, their transactions, and the chain of their rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.pool import NullPool
+
+from dpdask.errors import DataError, DpdaskError, SpecError, TemporaryError
+
+Result = TypeVar("Result")
+
+_PATIENCE = 60  # seconds that a driver waits for the others
+_DRIVERS = {name: driver for driver in ("sqlite+pysqlite", "postgresql+psycopg") for name in (driver, driver.split("+")[0])}
+_CONNECT: dict[str, dict[str, Any]] = {
+    "sqlite": {"timeout": _PATIENCE},
+    "postgresql": {"connect_timeout": 10, "prepare_threshold": None, "application_name": "dpdask"},  # poolers lose prepared statements
+}
+_SPOKEN = "an SQLite or a PostgreSQL URL is expected", "ledger.url", "write sqlite:///ledger.db or postgresql://user@host/database"
+_INIT_LOCK = 0x6470_6461_736B  # "dpdask": PostgreSQL's CREATE TABLE IF NOT EXISTS races with itself
+_RETRIED_STATES = ("40001", "40P01")  # serialisation failure, deadlock
+
+# A driver that hangs must not keep the others out for ever, and a charge that was answered must survive a crash of the server.
+_POSTGRES_WRITE = f"""
+SELECT set_config('lock_timeout', '{_PATIENCE}s', true),
+       set_config('idle_in_transaction_session_timeout', '{10 * _PATIENCE}s', true),
+       set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true)
+"""
+
+_TABLES = sa.MetaData()
+DATASETS = sa.Table(
+    "dpdask_datasets",
+    _TABLES,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("format", sa.Integer, nullable=False),
+    sa.Column("epsilon", sa.Double, nullable=False),
+    sa.Column("delta", sa.Double, nullable=False),
+    sa.Column("created", sa.Text, nullable=False),
+    sa.Column("n_entries", sa.Integer, nullable=False),
+    sa.Column("head", sa.Text, nullable=False),
+)
+ENTRIES = sa.Table(  # times and events are texts: a database gives them back as they were hashed
+    "dpdask_entries",
+    _TABLES,
+    sa.Column("dataset", sa.Text, sa.ForeignKey(DATASETS.c.name), primary_key=True),
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("run_id", sa.Text, nullable=False),
+    sa.Column("event", sa.Text, nullable=False),
+    sa.Column("epsilon", sa.Double, nullable=False),
+    sa.Column("delta", sa.Double, nullable=False),
+    sa.Column("recorded", sa.Text, nullable=False),
+    sa.Column("previous", sa.Text, nullable=False),
+    sa.Column("digest", sa.Text, nullable=False),
+)
+
+
+class LedgerStore:
+    """The database of a ledger; a connection lives as long as a transaction.
+
+    Parameters
+    ----------
+    url
+        `sqlite:///ledger.db` or `postgresql://user:password@host/database`.
+
+    Attributes
+    ----------
+    place
+        The URL without its password and options, for messages.
+
+    Raises
+    ------
+    SpecError
+        If the URL is no such URL, or PostgreSQL's driver is not installed.
+
+    Notes
+    -----
+    SQLite: `BEGIN IMMEDIATE` lets one writer in at a time; `synchronous=EXTRA` makes an answered transaction survive a
+    power cut. The file must not lie on a network file system without locks. PostgreSQL: a writer locks the dataset's
+    row; a reader sees one snapshot.
+    """
+
+    def __init__(self, url: str) -> None:
+        parsed = _parse(url)
+        self.place = parsed.set(query={}).render_as_string(hide_password=True)  # libpq takes passwords as options too
+        self._file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
+        self._writer = _engine(parsed)
+        self._reader = self._writer.execution_options(dpdask_reads=True)
+        if self._file is None:
+            self._writer = self._writer.execution_options(isolation_level="READ COMMITTED")
+            self._reader = self._reader.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+    def create(self, work: Callable[[Connection], Result]) -> Result:
+        """Return what `work` returns in a transaction of its own, on tables that are made if they are not there."""
+        if self._file is not None and not self._file.parent.is_dir():
+            raise SpecError("the folder of the ledger does not exist", self.place, "make it")
+
+        def made(connection: Connection) -> Result:
+            if self._file is None:
+                connection.exec_driver_sql(_POSTGRES_WRITE)
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_INIT_LOCK)))
+            _TABLES.create_all(connection)
+            return work(connection)
+
+        return self._transact(self._writer, made)
+
+    def write(self, work: Callable[[Connection], Result]) -> Result:
+        """Return what `work` returns in a transaction that sees what every writer before it left, once it has a dataset's lock.
+
+        `work` may be called again, after a transaction that failed: it changes nothing but the database.
+        """
+
+        def prepared(connection: Connection) -> Result:
+            if self._file is None:
+                connection.exec_driver_sql(_POSTGRES_WRITE)
+            return self._known(connection, work)
+
+        self._require_file()
+        return self._transact(self._writer, prepared)
+
+    def read(self, work: Callable[[Connection], Result]) -> Result:
+        """Return what `work` returns in a transaction that sees one state of the ledger."""
+        self._require_file()
+        return self._transact(self._reader, lambda connection: self._known(connection, work))
+
+    def _known(self, connection: Connection, work: Callable[[Connection], Result]) -> Result:
+        if not sa.inspect(connection).has_table(DATASETS.name):
+            raise self._absent()
+        return work(connection)
+
+    def _require_file(self) -> None:
+        if self._file is not None and not self._file.is_file():
+            raise self._absent()  # SQLite would make an empty file
+
+    def _absent(self) -> SpecError:
+        return SpecError("there is no ledger here", self.place, "correct the URL, or make the ledger with `dpdask ledger init`")
+
+    def _transact(self, engine: Engine, work: Callable[[Connection], Result]) -> Result:
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                with engine.begin() as connection:
+                    return work(connection)
+            except exc.DBAPIError as error:
+                if not _contended(error) or time.monotonic() >= deadline:
+                    raise self._failure(error) from None
+                time.sleep(0.01)
+
+    def _failure(self, error: exc.DBAPIError) -> DpdaskError:
+        """Return the error in our words: a driver's own may quote what it was given."""
+        code = getattr(error.orig, "sqlite_errorname", None) or getattr(error.orig, "sqlstate", None) or type(error.orig).__name__
+        if isinstance(error, exc.OperationalError | exc.InterfaceError | exc.InternalError | exc.IntegrityError):
+            return TemporaryError(
+                f"the ledger cannot be reached or is busy ({code})", self.place, "check the server, the password and the access rights, and run again"
+            )
+        return SpecError(
+            f"the database refuses what a ledger asks ({code})", self.place, "check that it is a ledger and that its user may read and write it"
+        )
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a row; a float's shortest text is exact, and what JSON has no text for is not ours."""
+    return hashlib.sha256(json.dumps(dict(content), sort_keys=True, default=repr).encode()).hexdigest()
+
+
+def check_chain(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a chain that is not, link by link, what was appended to the dataset's record.
+
+    Parameters
+    ----------
+    record
+        The dataset's row.
+    rows
+        Its entries, in the order of their sequence numbers.
+
+    Raises
+    ------
+    DataError
+        Naming the first entry that is wrong.
+    """
+    digest = digest_of({key: record[key] for key in ("format", "name", "created", "epsilon", "delta")})
+    for sequence, row in enumerate(rows, start=1):
+        if row["sequence"] != sequence:
+            raise broken(f"the entry {sequence - 1} stands twice" if row["sequence"] == sequence - 1 else f"the entry {sequence} is missing")
+        if row["digest"] != digest_of({key: value for key, value in row.items() if key != "digest"}):
+            raise broken(f"the entry {sequence} was changed")
+        if row["previous"] != digest:  # this one is whole, so the one before it was rewritten
+            raise broken(f"the entry {sequence - 1} was replaced" if sequence > 1 else "the limit of the dataset was changed")
+        digest = row["digest"]
+    if len(rows) > record["n_entries"]:
+        raise broken(f"the entry {record['n_entries'] + 1} was added by another hand")
+    if len(rows) < record["n_entries"]:
+        raise broken(f"the entry {len(rows) + 1} is missing, the chain was cut")
+    if digest != record["head"]:
+        raise broken(f"the entry {len(rows)} was replaced" if rows else "the limit of the dataset was changed")
+
+
+def broken(what: str) -> DataError:
+    """Return the error that says what is wrong with a chain."""
+    return DataError(f"the chain is broken: {what}", None, "release nothing until the ledger is restored from a backup")
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except (exc.ArgumentError, ValueError, TypeError, AttributeError):  # their messages quote the URL
+        raise SpecError(*_SPOKEN) from None
+    if parsed.drivername not in _DRIVERS:
+        raise SpecError(*_SPOKEN)
+    if parsed.get_backend_name() == "sqlite" and (not parsed.database or parsed.database.startswith((":memory:", "file:"))):
+        raise SpecError("a ledger must outlive its process", "ledger.url", "name a file: sqlite:///ledger.db")
+    return parsed
+
+
+def _engine(url: URL) -> Engine:
+    backend = url.get_backend_name()
+    defaults = {name: value for name, value in _CONNECT[backend].items() if name not in url.query}
+    try:
+        engine = sa.create_engine(url.set(drivername=_DRIVERS[url.drivername]), poolclass=NullPool, hide_parameters=True, connect_args=defaults)
+    except ImportError:
+        raise SpecError("the driver of PostgreSQL is not installed", "ledger.url", "pip install 'dpdask[postgresql]'") from None
+    except (exc.ArgumentError, ValueError, TypeError):
+        raise SpecError("an option of the ledger's URL cannot be read", "ledger.url", "correct what follows the question mark") from None
+    if backend == "sqlite":
+        sa.event.listen(engine, "connect", _on_connect)
+        sa.event.listen(engine, "begin", _on_begin)
+    return engine
+
+
+def _on_connect(connection: sqlite3.Connection, _: object) -> None:
+    connection.isolation_level = None  # transactions are ours to begin, not the driver's
+    connection.execute("PRAGMA synchronous=EXTRA")
+
+
+def _on_begin(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN" if connection.get_execution_options().get("dpdask_reads") else "BEGIN IMMEDIATE")
+
+
+def _contended(error: exc.DBAPIError) -> bool:
+    """Return whether the transaction stood in another one's way: SQLite does not always wait before it says so."""
+    busy = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return busy or getattr(error.orig, "sqlstate", None) in _RETRIED_STATES

@@ -1,0 +1,174 @@
+"""Noise on counts: discrete Laplace and discrete Gaussian, exact in whole numbers, drawn by OpenDP from the system's entropy.
+
+Noise is drawn on the driver, once, after the accountant and the ledger have agreed, and what was drawn is written down
+before anything uses it. It is never drawn inside a Dask graph: a task may run twice, and two draws are two releases.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+
+import numpy as np
+import opendp.prelude as opendp
+from numpy.random import Generator
+from numpy.typing import NDArray
+from opendp.mod import enable_features
+
+from dpdask.errors import SpecError
+from dpdask.privacy.events import CentralEvent, DiscreteLaplace
+from dpdask.streams import words
+
+MAX_COUNT = 2**53
+MAX_SCALE = 2.0**48  # noise beyond 2**62 then has probability exp(-2**14): a saturated count never happens
+_CHUNK = 2**14
+
+Counts = NDArray[np.int64]
+Measurement = Callable[[Counts], list[int]]
+
+
+def laplace_scale(sensitivity: int, epsilon: float) -> float:
+    """Return sensitivity / epsilon rounded up: the scale at which discrete Laplace noise costs at most `epsilon`, at δ = 0."""
+    exact = Fraction(sensitivity) / Fraction(epsilon)
+    rounded = float(exact)
+    return rounded if Fraction(rounded) >= exact else math.nextafter(rounded, math.inf)
+
+
+def perturb(counts: Counts, event: CentralEvent, *, rng: Generator | None = None) -> Counts:
+    """Return counts with exactly the noise that an event tells of.
+
+    Parameters
+    ----------
+    counts
+        int64 array of any shape: all vectors of the event together.
+    event
+        What will have happened. Draw through this function, and what is accounted is what was drawn.
+    rng
+        As for `discrete_laplace`.
+    """
+    if isinstance(event, DiscreteLaplace):
+        return discrete_laplace(counts, event.scale, rng=rng)
+    return discrete_gaussian(counts, event.sigma, rng=rng)
+
+
+def discrete_laplace(counts: Counts, scale: float, *, rng: Generator | None = None) -> Counts:
+    """Return counts + e with independent e, Pr(e) = tanh(1 / 2·scale) · exp(-|e| / scale).
+
+    Parameters
+    ----------
+    counts
+        int64 array of any shape, within ±2**53.
+    scale
+        In counts, positive, at most 2**48; OpenDP takes the float as the fraction that it is.
+    rng
+        None: secure noise from the operating system, the only kind that protects anybody. A stream: INSECURE, whoever
+        holds its key can subtract the noise; for runs marked insecure and tests alone.
+
+    Returns
+    -------
+    int64 array of the same shape.
+
+    Raises
+    ------
+    SpecError
+        If the scale or a count is out of range; saturated arithmetic would give wrong counts in silence.
+
+    Privacy
+    -------
+    Unit, adjacency, sensitivity: the caller's, declared in a `DiscreteLaplace` event. Protected: every row counted, with
+    ε = sensitivity / scale.
+
+    References
+    ----------
+    Ghosh, Roughgarden and Sundararajan, Universally utility-maximizing privacy mechanisms (2012). Drawn exactly by the
+    sampler of Canonne, Kamath and Steinke, The discrete Gaussian for differential privacy (2020), Algorithm 2.
+    """
+    _check(counts, scale)
+    if rng is not None:
+        return counts + _keyed_laplace(rng, counts.size, scale).reshape(counts.shape)
+    space = opendp.vector_domain(opendp.atom_domain(T="i64")), opendp.l1_distance(T="i64")
+    enable_features("contrib")
+    return _secure(opendp.m.make_laplace(*space, scale=float(scale)), counts)
+
+
+def discrete_gaussian(counts: Counts, sigma: float, *, rng: Generator | None = None) -> Counts:
+    """Return counts + e with independent e, Pr(e) ∝ exp(-e² / 2σ²).
+
+    Parameters
+    ----------
+    counts
+        int64 array of any shape, within ±2**53.
+    sigma
+        In counts, positive, at most 2**48.
+    rng
+        As for `discrete_laplace`: None is secure, a stream is INSECURE.
+
+    Returns
+    -------
+    int64 array of the same shape.
+
+    Raises
+    ------
+    SpecError
+        If sigma or a count is out of range.
+
+    Privacy
+    -------
+    Unit, adjacency, sensitivity: the caller's, declared in a `DiscreteGaussian` event. Protected: every row counted, with
+    the ε that `accountant` finds for a δ; with none at δ = 0.
+
+    References
+    ----------
+    Canonne, Kamath and Steinke, The discrete Gaussian for differential privacy (2020), Algorithm 3.
+    """
+    _check(counts, sigma)
+    if rng is not None:
+        return counts + _keyed_gaussian(rng, counts.size, sigma).reshape(counts.shape)
+    space = opendp.vector_domain(opendp.atom_domain(T="i64")), opendp.l2_distance(T="f64")
+    enable_features("contrib")
+    return _secure(opendp.m.make_gaussian(*space, scale=float(sigma)), counts)
+
+
+def _check(counts: Counts, scale: float) -> None:
+    if counts.dtype != np.int64:
+        raise SpecError("noise is added to counts of type int64", "noise", "count in whole numbers")
+    if not 0 < scale <= MAX_SCALE:  # also refuses NaN
+        raise SpecError("the noise's scale must be positive and at most 2**48", "noise", "raise epsilon")
+    if counts.size and (counts.min() < -MAX_COUNT or counts.max() > MAX_COUNT):
+        raise SpecError("a count is beyond ±2**53", "noise", "no table has so many rows: count in whole rows")
+
+
+def _secure(measurement: Measurement, counts: Counts) -> Counts:
+    """Return the measurement of the counts, in chunks that run side by side: OpenDP draws without Python's lock."""
+    flat = counts.ravel()
+    chunks = [flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK)]
+    if not chunks:
+        return counts.copy()
+    with ThreadPoolExecutor(max_workers=min(len(chunks), os.cpu_count() or 1)) as pool:
+        drawn = list(pool.map(lambda chunk: np.array(measurement(chunk), dtype=np.int64), chunks))
+    return np.concatenate(drawn).reshape(counts.shape)
+
+
+def _uniforms(rng: Generator, n: int) -> NDArray[np.float64]:
+    """Return n uniform numbers in (0, 1], from one raw word each."""
+    return ((words(rng, n) >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53
+
+
+def _keyed_laplace(rng: Generator, n: int, scale: float) -> Counts:
+    """Return the difference of two geometric draws, which is discrete Laplace up to the rounding of a logarithm. Insecure."""
+    first, second = (np.floor(-scale * np.log(_uniforms(rng, n))) for _ in range(2))
+    return (first - second).astype(np.int64)
+
+
+def _keyed_gaussian(rng: Generator, n: int, sigma: float) -> Counts:
+    """Return discrete Gaussian draws by rejection from discrete Laplace ones (Canonne, Kamath and Steinke, Algorithm 3). Insecure."""
+    scale = math.floor(sigma) + 1.0
+    accepted = np.empty(0, dtype=np.int64)
+    while len(accepted) < n:
+        proposed = _keyed_laplace(rng, 2 * (n - len(accepted)) + 64, scale)
+        exponent = -((np.abs(proposed) - sigma * (sigma / scale)) ** 2) / (2.0 * sigma * sigma)
+        accepted = np.concatenate([accepted, proposed[_uniforms(rng, len(proposed)) <= np.exp(exponent)]])
+    return accepted[:n]

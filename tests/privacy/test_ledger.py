@@ -1,0 +1,593 @@
+"""The ledger, on SQLite and on PostgreSQL: what it charges, what it refuses, what it finds when another hand was in it."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpdask.errors import BudgetError, DataError, SpecError, TemporaryError
+from dpdask.privacy import ledger_tables
+from dpdask.privacy.ledger import Charge, Ledger, sum_charges
+from dpdask.privacy.ledger_tables import DATASETS, ENTRIES, digest_of
+
+pytest_plugins = ("privacy.ledger_worker",)
+
+HALF = Charge(epsilon=0.5, delta=2.0**-30, event={"version": 1, "mechanism": "laplace", "columns": ["rating"], "scale": 2.0})
+WORKER = Path(__file__).with_name("ledger_worker.py")
+
+
+@pytest.fixture
+def ledger(url: str) -> Ledger:
+    """A ledger with the dataset `ratings`: ε 2, δ 2⁻²⁰."""
+    made = Ledger(url)
+    assert made.init("ratings", 2.0, 2.0**-20)
+    return made
+
+
+def fill(ledger: Ledger, n_runs: int = 4) -> None:
+    for number in range(n_runs):
+        ledger.intend("ratings", f"run-{number}", HALF)
+    ledger.commit("ratings", "run-0")
+    ledger.void("ratings", "run-1")
+
+
+def kinds(ledger: Ledger) -> list[tuple[str, str]]:
+    return [(entry.kind, entry.run_id) for entry in ledger.show("ratings").entries]
+
+
+@contextmanager
+def another_hand(ledger: Ledger) -> Iterator[sa.Connection]:
+    with ledger._store._writer.begin() as connection:
+        yield connection
+
+
+# charging
+
+
+def test_an_intention_is_spent_and_recorded(ledger: Ledger) -> None:
+    entry = ledger.intend("ratings", "run-1", HALF)
+    assert (entry.sequence, entry.kind, entry.run_id, entry.charge) == (1, "intend", "run-1", HALF)
+    assert abs(datetime.fromisoformat(entry.recorded) - datetime.now(UTC)) < timedelta(minutes=1)
+    shown = ledger.show("ratings")
+    assert shown.entries == (entry,)
+    assert (shown.dataset, shown.head) == ("ratings", entry.digest)
+    balance = ledger.spent("ratings")
+    assert shown.balance == balance
+    assert (balance.epsilon_limit, balance.epsilon_spent, balance.epsilon_left) == (2.0, 0.5, 1.5)
+    assert (balance.delta_limit, balance.delta_spent, balance.delta_left) == (2.0**-20, 2.0**-30, 2.0**-20 - 2.0**-30)
+    assert balance.n_runs == 1
+
+
+def test_a_run_is_charged_once(ledger: Ledger) -> None:
+    first = ledger.intend("ratings", "run-1", HALF)
+    assert ledger.intend("ratings", "run-1", HALF) == first
+    committed = ledger.commit("ratings", "run-1")
+    assert ledger.commit("ratings", "run-1") == committed
+    assert ledger.intend("ratings", "run-1", HALF) == committed
+    assert ledger.spent("ratings").epsilon_spent == 0.5
+    assert kinds(ledger) == [("intend", "run-1"), ("commit", "run-1")]
+
+
+def test_a_run_is_found_again_when_the_budget_is_full(ledger: Ledger) -> None:
+    for number in range(4):
+        ledger.intend("ratings", f"run-{number}", HALF)
+    assert ledger.intend("ratings", "run-2", HALF).run_id == "run-2"
+    assert ledger.verify("ratings") == 4
+
+
+def test_a_void_gives_back_and_a_voided_run_is_charged_anew(ledger: Ledger) -> None:
+    ledger.intend("ratings", "run-1", HALF)
+    voided = ledger.void("ratings", "run-1")
+    assert ledger.void("ratings", "run-1") == voided
+    assert (ledger.spent("ratings").epsilon_spent, ledger.spent("ratings").n_runs) == (0.0, 0)
+    other = Charge(epsilon=2.0)
+    assert ledger.intend("ratings", "run-1", other).charge == other
+    assert ledger.spent("ratings").epsilon_left == 0.0
+    assert kinds(ledger) == [("intend", "run-1"), ("void", "run-1"), ("intend", "run-1")]
+    with pytest.raises(BudgetError):
+        ledger.intend("ratings", "run-2", HALF)
+
+
+def test_a_refusal_writes_nothing_and_says_what_is_left(ledger: Ledger) -> None:
+    ledger.intend("ratings", "run-1", Charge(epsilon=1.0000001))
+    before = ledger.show("ratings")
+    with pytest.raises(BudgetError) as refused:
+        ledger.intend("ratings", "run-2", Charge(epsilon=1.0))
+    assert refused.value.exit_code == 77
+    assert "asks for ε 1.0 and δ 0.0; ε 0.999999 and δ 9.53674E-7 are left of ε 2.0 and δ 9.5367431640625e-07" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert ledger.show("ratings") == before
+
+
+def test_delta_is_a_budget_too(ledger: Ledger) -> None:
+    ledger.intend("ratings", "run-1", Charge(epsilon=0.1, delta=2.0**-20))
+    assert ledger.spent("ratings").delta_left == 0.0
+    with pytest.raises(BudgetError):
+        ledger.intend("ratings", "run-2", Charge(epsilon=0.1, delta=5e-324))
+    ledger.intend("ratings", "run-3", Charge(epsilon=0.1))
+
+
+def test_sums_are_exact_and_rounded_against_the_releaser(url: str) -> None:
+    ledger = Ledger(url)
+    ledger.init("tenths", 1.0)
+    for number in range(9):
+        ledger.intend("tenths", f"run-{number}", Charge(epsilon=0.1))
+    with pytest.raises(BudgetError, match=r"ε 0\.0999999 and δ 0 are left"):  # ten floats 0.1 are 1 + 5.6e-16
+        ledger.intend("tenths", "run-9", Charge(epsilon=0.1))
+    assert ledger.spent("tenths").epsilon_spent == math.nextafter(0.9, 1)
+
+
+def test_datasets_have_their_own_budgets_and_chains(ledger: Ledger) -> None:
+    ledger.init("census", 0.5)
+    ledger.intend("ratings", "run-1", HALF)
+    ledger.intend("census", "run-1", Charge(epsilon=0.5))
+    assert (ledger.verify("ratings"), ledger.verify("census")) == (1, 1)
+    assert ledger.spent("census").epsilon_left == 0.0
+    assert ledger.spent("ratings").epsilon_left == 1.5
+
+
+def test_the_ledger_outlives_its_object(url: str, ledger: Ledger) -> None:
+    charge = Charge(epsilon=0.1 + 0.2, delta=math.nextafter(1e-9, 1), event={"text": "ε\x00\ud800 'quoted'", "deep": [[1, None, True, 1e-300]]})
+    entry = ledger.intend("ratings", "run ε '\"%s", charge)
+    again = Ledger(url)
+    assert again.show("ratings").entries == (entry,)
+    assert again.intend("ratings", "run ε '\"%s", charge) == entry
+
+
+def test_a_preview_charges_nothing(ledger: Ledger) -> None:
+    ledger.intend("ratings", "run-1", HALF)
+    assert ledger.spent("ratings", plus=HALF).epsilon_left == 1.0
+    assert ledger.spent("ratings", plus=Charge(epsilon=9.0)).epsilon_left == 0.0
+    assert ledger.spent("ratings", plus=Charge(epsilon=0.1, delta=0.5)).epsilon_spent == math.inf
+    assert ledger.verify("ratings") == 1
+
+
+def test_a_composer_takes_the_place_of_the_sum(url: str) -> None:
+    seen = []
+
+    def root(charges: Sequence[Charge], delta: float) -> float:
+        seen.append((list(charges), delta))
+        return math.sqrt(sum(charge.epsilon**2 for charge in charges))
+
+    ledger = Ledger(url, compose=root)
+    ledger.init("ratings", 1.0, 1e-9)
+    for number in range(4):
+        ledger.intend("ratings", f"run-{number}", HALF)
+    assert seen[-1] == ([HALF] * 4, 1e-9)
+    with pytest.raises(BudgetError):
+        ledger.intend("ratings", "run-4", HALF)
+    assert ledger.spent("ratings").epsilon_left == 0.0
+
+
+def test_a_composer_that_knows_no_number_charges_nothing(url: str) -> None:
+    ledger = Ledger(url, compose=lambda charges, delta: math.nan)
+    ledger.init("ratings", 1.0)
+    with pytest.raises(BudgetError):
+        ledger.intend("ratings", "run-1", HALF)
+    assert ledger.spent("ratings", plus=HALF).epsilon_spent == math.inf
+    assert ledger.verify("ratings") == 0
+
+
+def test_a_composer_that_fails_charges_nothing(url: str) -> None:
+    def fail(charges: Sequence[Charge], delta: float) -> float:
+        raise SpecError("no such event")
+
+    ledger = Ledger(url, compose=fail)
+    ledger.init("ratings", 1.0)
+    with pytest.raises(SpecError, match="no such event"):
+        ledger.intend("ratings", "run-1", HALF)
+    assert ledger.verify("ratings") == 0
+
+
+# numbers
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e300), st.floats(0, 1, exclude_max=True)), max_size=20), st.floats(0, 1, exclude_max=True))
+def test_the_sum_is_the_least_float_that_is_not_too_small(pairs: list[tuple[float, float]], limit: float) -> None:
+    total = sum_charges([Charge(epsilon=epsilon, delta=delta) for epsilon, delta in pairs], limit)
+    if sum(Fraction(delta) for _, delta in pairs) > Fraction(limit):
+        assert total == math.inf
+    else:
+        exact = sum(Fraction(epsilon) for epsilon, _ in pairs)
+        assert Fraction(total) >= exact
+        assert total == 0 or Fraction(math.nextafter(total, 0)) < exact
+
+
+def test_a_sum_beyond_floats_is_infinite() -> None:
+    assert sum_charges([Charge(epsilon=1.7e308)] * 2, 0.0) == math.inf
+
+
+def test_a_charge_keeps_its_own_copy_of_the_event() -> None:
+    event = {"columns": ("a", "b")}
+    charge = Charge(epsilon=1, delta=-0.0, event=event)
+    event["columns"] = ()
+    assert charge == Charge(epsilon=1.0, event={"columns": ["a", "b"]})
+    assert math.copysign(1, charge.delta) == 1
+
+
+@pytest.mark.parametrize("bad", [-1, math.nan, math.inf, True, "1", None, -5e-324, 10**400])
+def test_an_epsilon_out_of_range_is_refused(bad: Any, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="epsilon"):
+        Charge(epsilon=bad)
+    with pytest.raises(SpecError, match="epsilon"):
+        Ledger(f"sqlite:///{tmp_path / 'l.db'}").init("ratings", bad)
+
+
+@pytest.mark.parametrize("bad", [-1, math.nan, 1, 1.0, False, "1", None])
+def test_a_delta_out_of_range_is_refused(bad: Any, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="delta"):
+        Charge(epsilon=1.0, delta=bad)
+    with pytest.raises(SpecError, match="delta"):
+        Ledger(f"sqlite:///{tmp_path / 'l.db'}").init("ratings", 1.0, bad)
+
+
+def test_a_limit_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="allows no release"):
+        Ledger(f"sqlite:///{tmp_path / 'l.db'}").init("ratings", 0.0)
+
+
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize("bad", [{"a": math.nan}, {"a": {1}}, {"a": LOOP}, {1: 1, "1": 2}, 5, ["a"], None], ids=lambda bad: type(bad).__name__)
+def test_an_event_that_is_not_json_is_refused(bad: Any) -> None:
+    with pytest.raises(SpecError, match="event"):
+        Charge(epsilon=1.0, event=bad)
+
+
+@pytest.mark.parametrize("bad", ["", " ", "a ", "a\nb", "a\x00", "\ud800", "x" * 201, 5, None])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda ledger, name: ledger.init(name, 1.0),
+        lambda ledger, name: ledger.intend(name, "run", HALF),
+        lambda ledger, name: ledger.intend("ratings", name, HALF),
+        lambda ledger, name: ledger.commit("ratings", name),
+        lambda ledger, name: ledger.void("ratings", name),
+        lambda ledger, name: ledger.show(name),
+    ],
+)
+def test_a_name_that_is_not_one_is_refused(call: Callable[[Ledger, Any], object], bad: Any, tmp_path: Path) -> None:
+    ledger = Ledger(f"sqlite:///{tmp_path / 'l.db'}")
+    ledger.init("ratings", 1.0)
+    with pytest.raises(SpecError, match="a name is"):
+        call(ledger, bad)
+
+
+# the order of things
+
+
+def test_the_same_limit_again_changes_nothing(ledger: Ledger) -> None:
+    before = ledger.show("ratings")
+    assert not ledger.init("ratings", 2, 2.0**-20)
+    assert ledger.show("ratings") == before
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(3.0, 2.0**-20), (2.0, 0.0)])
+def test_another_limit_is_refused(ledger: Ledger, epsilon: float, delta: float) -> None:
+    with pytest.raises(SpecError, match=r"has a limit already: ε 2\.0 and δ 9\.5367431640625e-07"):
+        ledger.init("ratings", epsilon, delta)
+    assert ledger.spent("ratings").epsilon_limit == 2.0
+
+
+def test_another_charge_for_a_run_is_refused(ledger: Ledger) -> None:
+    ledger.intend("ratings", "run-1", HALF)
+    ledger.intend("ratings", "run-2", HALF)
+    ledger.commit("ratings", "run-2")
+    for run_id in ("run-1", "run-2"):
+        for other in (Charge(epsilon=0.25, delta=HALF.delta, event=HALF.event), Charge(epsilon=0.5, delta=HALF.delta)):
+            with pytest.raises(SpecError, match=f"{run_id}.* another charge"):
+                ledger.intend("ratings", run_id, other)
+    assert ledger.verify("ratings") == 3
+
+
+def test_a_commit_needs_a_standing_intention(ledger: Ledger) -> None:
+    with pytest.raises(SpecError, match="is not intended"):
+        ledger.commit("ratings", "run-1")
+    ledger.intend("ratings", "run-1", HALF)
+    ledger.void("ratings", "run-1")
+    with pytest.raises(SpecError, match="is voided"):
+        ledger.commit("ratings", "run-1")
+
+
+def test_a_void_needs_an_intention_that_is_not_committed(ledger: Ledger) -> None:
+    with pytest.raises(SpecError, match="is not intended"):
+        ledger.void("ratings", "run-1")
+    ledger.intend("ratings", "run-1", HALF)
+    ledger.commit("ratings", "run-1")
+    with pytest.raises(SpecError, match="is committed"):
+        ledger.void("ratings", "run-1")
+    assert ledger.spent("ratings").epsilon_spent == 0.5
+
+
+CALLS: list[Callable[[Ledger], object]] = [
+    lambda ledger: ledger.intend("unknown", "run", HALF),
+    lambda ledger: ledger.commit("unknown", "run"),
+    lambda ledger: ledger.void("unknown", "run"),
+    lambda ledger: ledger.spent("unknown"),
+    lambda ledger: ledger.show("unknown"),
+    lambda ledger: ledger.verify("unknown"),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_dataset_that_is_not_there_is_named(ledger: Ledger, call: Callable[[Ledger], object]) -> None:
+    with pytest.raises(SpecError, match=r"'unknown'.*dpdask ledger init --dataset unknown"):
+        call(ledger)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_ledger_that_is_not_there_is_not_made(url: str, call: Callable[[Ledger], object], tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"no ledger here.*dpdask ledger init"):
+        call(Ledger(url))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_ledger_of_another_version_is_refused(ledger: Ledger) -> None:
+    with another_hand(ledger) as connection:
+        connection.execute(sa.update(DATASETS), {"format": 2})
+    with pytest.raises(SpecError, match="another version"):
+        ledger.verify("ratings")
+
+
+# another hand
+
+
+def set_entry(sequence: int, **values: Any) -> Callable[[sa.Connection], object]:
+    return lambda connection: connection.execute(sa.update(ENTRIES).where(ENTRIES.c.sequence == sequence), values)
+
+
+def delete(*sequences: int) -> Callable[[sa.Connection], object]:
+    return lambda connection: connection.execute(sa.delete(ENTRIES).where(ENTRIES.c.sequence.in_(sequences)))
+
+
+def set_dataset(**values: Any) -> Callable[[sa.Connection], object]:
+    return lambda connection: connection.execute(sa.update(DATASETS), values)
+
+
+def change_two(connection: sa.Connection) -> None:
+    set_entry(5, epsilon=0.0)(connection)
+    set_entry(3, epsilon=0.0)(connection)
+
+
+def close_gap(connection: sa.Connection) -> None:
+    delete(2)(connection)
+    for sequence in range(3, 7):
+        set_entry(sequence, sequence=sequence - 1)(connection)
+    connection.execute(sa.update(DATASETS), {"n_entries": 5})
+
+
+def exchange(connection: sa.Connection) -> None:
+    for old, new in ((3, 0), (4, 3), (0, 4)):
+        set_entry(old, sequence=new)(connection)
+
+
+def rewrite(sequence: int, **values: Any) -> Callable[[sa.Connection], None]:
+    """Change an entry and make its own digest right again."""
+
+    def change(connection: sa.Connection) -> None:
+        row = dict(connection.execute(sa.select(ENTRIES).where(ENTRIES.c.sequence == sequence)).mappings().one()) | values
+        row["digest"] = digest_of({key: value for key, value in row.items() if key != "digest"})
+        set_entry(sequence, **row)(connection)
+
+    return change
+
+
+def add(connection: sa.Connection) -> None:
+    last = dict(connection.execute(sa.select(ENTRIES).where(ENTRIES.c.sequence == 6)).mappings().one())
+    row = last | {"sequence": 7, "kind": "void", "run_id": "run-2", "previous": last["digest"]}
+    row["digest"] = digest_of({key: value for key, value in row.items() if key != "digest"})
+    connection.execute(sa.insert(ENTRIES), row)
+
+
+def cut_and_forget(connection: sa.Connection) -> None:
+    delete(6)(connection)
+    connection.execute(sa.update(DATASETS), {"n_entries": 5})
+
+
+TAMPERED = {
+    "epsilon": (set_entry(2, epsilon=0.25), "entry 2 was changed"),
+    "delta": (set_entry(2, delta=0.0), "entry 2 was changed"),
+    "kind": (set_entry(1, kind="void"), "entry 1 was changed"),
+    "run": (set_entry(3, run_id="run-9"), "entry 3 was changed"),
+    "event": (set_entry(4, event="{}"), "entry 4 was changed"),
+    "time": (set_entry(4, recorded="2020-01-01T00:00:00+00:00"), "entry 4 was changed"),
+    "previous": (set_entry(5, previous="0" * 64), "entry 5 was changed"),
+    "digest": (set_entry(6, digest="0" * 64), "entry 6 was changed"),
+    "two": (change_two, "entry 3 was changed"),
+    "rewritten": (rewrite(2, epsilon=0.0), "entry 2 was replaced"),
+    "rewritten last": (rewrite(6, kind="commit"), "entry 6 was replaced"),
+    "deleted first": (delete(1), "entry 1 is missing"),
+    "deleted": (delete(4), "entry 4 is missing"),
+    "deleted, gap closed": (close_gap, "entry 2 was changed"),
+    "cut": (delete(6), "entry 6 is missing, the chain was cut"),
+    "cut twice": (delete(5, 6), "entry 5 is missing, the chain was cut"),
+    "cut, count mended": (cut_and_forget, "entry 5 was replaced"),
+    "emptied": (delete(*range(1, 7)), "entry 1 is missing"),
+    "exchanged": (exchange, "entry 3 was changed"),
+    "added": (add, "entry 7 was added"),
+    "limit": (set_dataset(epsilon=20.0), "the limit of the dataset was changed"),
+    "limit of delta": (set_dataset(delta=0.5), "the limit of the dataset was changed"),
+    "head": (set_dataset(head="0" * 64), "entry 6 was replaced"),
+}
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_tampering_is_found_and_named(ledger: Ledger, case: str) -> None:
+    tamper, named = TAMPERED[case]
+    fill(ledger)
+    assert ledger.verify("ratings") == 6
+    with another_hand(ledger) as connection:
+        tamper(connection)
+    for call in (ledger.verify, ledger.show, ledger.spent, lambda dataset: ledger.intend(dataset, "run-9", Charge(epsilon=0.0))):
+        with pytest.raises(DataError, match=f"dataset 'ratings': the chain is broken: .*{named}"):
+            call("ratings")
+
+
+def test_a_limit_changed_before_the_first_entry_is_found(ledger: Ledger) -> None:
+    with another_hand(ledger) as connection:
+        set_dataset(epsilon=20.0)(connection)
+    with pytest.raises(DataError, match="limit of the dataset was changed"):
+        ledger.intend("ratings", "run-1", HALF)
+
+
+def test_an_entry_that_stands_twice_is_found() -> None:
+    rows = [{"sequence": 1, "previous": "p"}, {"sequence": 1, "previous": "p"}]
+    record: dict[str, Any] = dict.fromkeys(("format", "name", "created", "epsilon", "delta"), 1) | {"n_entries": 2, "head": ""}
+    for row in rows:
+        row["previous"] = digest_of({key: record[key] for key in ("format", "name", "created", "epsilon", "delta")})
+        row["digest"] = digest_of(dict(row))
+    with pytest.raises(DataError, match="entry 1 stands twice"):
+        ledger_tables.check_chain(record, rows)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"kind": "gift"}, "is of no known kind"),
+        ({"epsilon": -1.0}, "holds no charge"),
+        ({"event": "{"}, "holds no charge"),
+        ({"event": "[1]"}, "holds no charge"),
+    ],
+)
+def test_an_entry_that_is_chained_and_still_none_is_refused(ledger: Ledger, values: dict[str, Any], named: str) -> None:
+    ledger.intend("ratings", "run-1", HALF)
+    with another_hand(ledger) as connection:
+        rewrite(1, **values)(connection)
+        digest = connection.execute(sa.select(ENTRIES.c.digest)).scalar_one()
+        set_dataset(head=digest)(connection)
+    with pytest.raises(DataError, match=f"entry 1 {named}"):
+        ledger.verify("ratings")
+
+
+# the database
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "",
+        "ledger.db",
+        "postgresql//user:s3cret@host/db",
+        "postgres://user:s3cret@host/db",
+        "mysql://user:s3cret@host/db",
+        "postgresql+asyncpg://user:s3cret@host/db",
+        "postgresql://user:s3cret@host:port/db",
+        "postgresql://user:s3c@ret@host:s3cret/db",
+        "sqlite+aiosqlite:///s3cret.db",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "sqlite:///file:s3cret?mode=memory&uri=true",
+        "sqlite://s3cret/ledger.db",
+        "sqlite:///ledger.db?timeout=s3cret",
+        None,
+        5,
+    ],
+)
+def test_a_bad_url_is_refused_without_showing_it(bad: Any) -> None:
+    with pytest.raises(SpecError, match=r"ledger\.url") as refused:
+        Ledger(bad)
+    assert "s3c" not in str(refused.value)
+    assert "ret" not in str(refused.value).replace("interpreted", "")
+
+
+def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(SpecError, match=r"pip install 'dpdask\[postgresql\]'"):
+        Ledger("postgresql://host/db")
+
+
+@pytest.mark.parametrize("call", [lambda ledger: ledger.init("ratings", 1.0), *CALLS])
+def test_a_server_that_is_away_is_a_temporary_failure_and_keeps_the_password(call: Callable[[Ledger], object]) -> None:
+    ledger = Ledger("postgresql://user:s3cret@127.0.0.1:1/db?password=0ther&sslpassword=th1rd&connect_timeout=5")
+    with pytest.raises(TemporaryError, match=r"postgresql://user:\*\*\*@127\.0\.0\.1:1/db: the ledger cannot be reached") as failed:
+        call(ledger)
+    assert failed.value.exit_code == 75
+    assert failed.value.__cause__ is None
+    for text in (str(failed.value), repr(failed.value), repr(ledger)):
+        assert not any(secret in text for secret in ("s3cret", "0ther", "th1rd"))
+
+
+def test_an_option_that_the_server_does_not_know_is_a_bad_spec() -> None:
+    with pytest.raises(SpecError, match="the database refuses") as refused:
+        Ledger("postgresql://user:s3cret@127.0.0.1:1/db?s3cret=1").verify("ratings")
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"absent/ledger\.db: the folder of the ledger does not exist"):
+        Ledger(f"sqlite:///{tmp_path / 'absent' / 'ledger.db'}").init("ratings", 1.0)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db").write_bytes(b"rows of somebody\n" * 100)
+    for call in (lambda ledger: ledger.init("ratings", 1.0), lambda ledger: ledger.verify("ratings")):
+        with pytest.raises(SpecError, match="SQLITE_NOTADB"):
+            call(Ledger(f"sqlite:///{tmp_path / 'ledger.db'}"))
+
+
+def test_a_database_without_a_ledger_is_not_one(url: str, tmp_path: Path) -> None:
+    ledger = Ledger(url)
+    with another_hand(ledger) as connection:
+        connection.exec_driver_sql("CREATE TABLE other (a INTEGER)")
+    with pytest.raises(SpecError, match="no ledger here"):
+        ledger.verify("ratings")
+
+
+def test_a_table_of_another_shape_is_refused(url: str) -> None:
+    ledger = Ledger(url)
+    with another_hand(ledger) as connection:
+        connection.exec_driver_sql("CREATE TABLE dpdask_datasets (a INTEGER)")
+    with pytest.raises((SpecError, TemporaryError), match=r"the database refuses|cannot be reached") as failed:
+        ledger.verify("ratings")
+    assert "SELECT" not in str(failed.value)
+
+
+def test_a_ledger_that_stays_busy_is_a_temporary_failure_that_charges_nothing(url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_tables, "_PATIENCE", 0.2)
+    monkeypatch.setitem(ledger_tables._CONNECT, "sqlite", {"timeout": 0.1})
+    monkeypatch.setattr(ledger_tables, "_POSTGRES_WRITE", ledger_tables._POSTGRES_WRITE.replace("'60s'", "'200ms'"))
+    with another_hand(ledger) as connection:
+        connection.execute(sa.select(DATASETS).with_for_update())
+        with pytest.raises(TemporaryError, match=r"is busy \((SQLITE_BUSY|55P03)\)"):
+            Ledger(url).intend("ratings", "run-1", HALF)
+        assert Ledger(url).verify("ratings") == 0  # readers do not wait
+    assert ledger.intend("ratings", "run-1", HALF).sequence == 1
+
+
+def test_an_answered_charge_is_on_the_disk(ledger: Ledger) -> None:
+    setting = "PRAGMA synchronous" if ledger._store._writer.dialect.name == "sqlite" else "SHOW synchronous_commit"
+    found = ledger._store.write(lambda connection: connection.exec_driver_sql(setting).scalar_one())
+    assert found in (3, "on")
+
+
+# kill -9
+
+
+@pytest.mark.parametrize(("moment", "charged"), [("composing", False), ("committing", False), ("intended", True)])
+def test_a_killed_run_is_charged_once_when_it_is_run_again(url: str, ledger: Ledger, moment: str, charged: bool, tmp_path: Path) -> None:
+    again = f"""[{{"runs": ["run-1"], "kill": {{"run-1": "{moment}"}}}}]"""
+    for plan in (again, again):  # killed, and killed again
+        done = subprocess.run(
+            [sys.executable, str(WORKER), url, "ratings", str(tmp_path), plan], capture_output=True, text=True, check=True, cwd=WORKER.parents[2]
+        )
+        assert f'"statuses": [-{signal.SIGKILL:d}]' in done.stdout
+    assert ledger.spent("ratings").n_runs == charged
+    plan = """[{"runs": ["run-1"]}]"""
+    subprocess.run([sys.executable, str(WORKER), url, "ratings", str(tmp_path), plan], check=True, capture_output=True, cwd=WORKER.parents[2])
+    assert kinds(ledger) == [("intend", "run-1"), ("commit", "run-1")]
+    assert ledger.spent("ratings").epsilon_spent == 0.25
