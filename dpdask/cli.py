@@ -156,7 +156,13 @@ def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int,
     """Write ratings of MovieLens-25M's shape: its rating frequencies, its activity of users and movies."""
     with _progress() as report:
         written = simulate_movielens(
-            out, n_rows=n_rows, n_users=n_users, n_movies=n_movies, seed=seed, rows_per_file=rows_per_file, on_file=lambda done, total: report("simulate", done, total)
+            out,
+            n_rows=n_rows,
+            n_users=n_users,
+            n_movies=n_movies,
+            seed=seed,
+            rows_per_file=rows_per_file,
+            on_file=lambda done, total: report("simulate", done, total),
         )
     click.echo(f"{out}: {written['rows']:,} simulated ratings of {written['users']:,} users in {written['files']} files")
 
@@ -181,7 +187,8 @@ def _outcome_text(job: Job, result: dict[str, Any]) -> str:
     lines = [
         f"{job.file.name}: {result['status']}" + (" (INSECURE: seeded, protects nobody)" if result["insecure"] else ""),
         f"  where     {result['output']}",
-        f"  what      {result['rows']:,} rows in {result['shards']} shards, {result['bytes'] / 1e6:,.1f} MB; {', '.join(job.schema.privatised)} randomised",
+        f"  what      {result['rows']:,} rows in {result['shards']} shards, {result['bytes'] / 1e6:,.1f} MB",
+        f"  how       {', '.join(job.schema.privatised)} randomised by the {job.file.mechanism.channel} channel",
         f"  promise   {promise}",
     ]
     return "\n".join(lines)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from dpdask.documents import validate
-from dpdask.engine.frames import Frame, frame_work, identity, randomise_frame, secret_folder, survey_frame
+from dpdask.engine.frames import Frame, bound_frame, frame_work, identity, randomise_frame, secret_folder, survey_frame
 from dpdask.engine.release import distributions, load_release, write_release
 from dpdask.engine.work import KEY_NAME, TableWork
 from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms import ChannelKind, Cost, fit_dip
-from dpdask.privacy import Budget, split_epsilon
+from dpdask.privacy import Budget, UnitColumn, split_epsilon
 from dpdask.references import Holdout, Known, Public, Reference
 from dpdask.reports.card import release_card
 from dpdask.schema import Schema
@@ -40,6 +40,9 @@ class DIP:
         What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over the levels.
     weights
         How ε is shared among the private columns; equally if not given.
+    unit
+        What is protected: `row`, or `UnitColumn(column=…, max_rows=…)`: all rows that share a column's value, of which at
+        most `max_rows` are released.
     insecure_seed
         For tests: noise from a seed, which protects nobody.
 
@@ -76,17 +79,20 @@ class DIP:
     channel: ChannelKind = "laplace"
     cost: Mapping[str, Cost] | None = None
     weights: Mapping[str, float] | None = None
+    unit: UnitColumn | Literal["row"] = "row"
     insecure_seed: int | None = None
 
     def __post_init__(self) -> None:
-        validate(Budget, {"epsilon": self.epsilon}, "DIP")
+        _ = self.budget
         if not isinstance(self.reference, Holdout | Public | Known):
             raise SpecError("a reference must be named: it decides who is protected", "DIP", "give Holdout(...), Public() or Known(...)")
         if self.channel not in get_args(ChannelKind):
             raise SpecError("there is no such channel", "DIP", f"use one of {', '.join(get_args(ChannelKind))}")
         if not self.schema.privatised:
             raise SpecError("the schema privatises no column", "DIP", "give at least one column the role privatise")
-        split_epsilon(self.epsilon, self.schema.privatised, self.weights)
+        _ = self.epsilons
+        if self.unit != "row" and isinstance(self.reference, Public):
+            raise SpecError("a public reference is fitted on a table that has no units to bound", "DIP", "run it as a job, or use another reference")
 
     def fit(self, frame: Frame, *, secrets: str | None = None) -> Release:
         """Compute the reference and return the fitted release: the one barrier.
@@ -108,10 +114,15 @@ class DIP:
         folder = secret_folder(secrets)
         key = RunKey.fresh() if self.insecure_seed is None else RunKey.insecure(self.insecure_seed)
         folder.write(KEY_NAME, key.reveal(), private=True)
-        work = frame_work(frame, self.schema, self.fraction, folder)
+        work = bound_frame(frame, frame_work(frame, self.schema, self.fraction, folder, self.budget.unit_column))
         statistics = {} if isinstance(self.reference, Known) else survey_frame(frame, work)
         fitted = fit_dip(distributions(self.reference, work, statistics), work.codecs, self.epsilons, self.channel, self.cost)
-        return Release(dip=self, work=work, sha256=write_release(fitted, folder), fitted_on=identity(frame) if self.fraction is not None else None)
+        return Release(
+            dip=self,
+            work=work,
+            sha256=write_release(fitted, folder),
+            fitted_on=None if self.fraction is None and work.unit is None else identity(frame),
+        )
 
     @property
     def fraction(self) -> float | None:
@@ -121,7 +132,12 @@ class DIP:
     @property
     def epsilons(self) -> dict[str, float]:
         """Each private column's part of ε."""
-        return split_epsilon(self.epsilon, self.schema.privatised, self.weights)
+        return split_epsilon(self.budget.row_epsilon, self.schema.privatised, self.weights)
+
+    @property
+    def budget(self) -> Budget:
+        """What is promised."""
+        return validate(Budget, {"epsilon": self.epsilon, "unit": self.unit}, "DIP")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -137,7 +153,7 @@ class Release:
     sha256
         Of the fitted release.
     fitted_on
-        The identity of the frame whose hold-out it is, or None without a hold-out.
+        The identity of the frame whose hold-out and units were chosen, or None without either.
     """
 
     dip: DIP
@@ -158,7 +174,7 @@ class Release:
         Raises
         ------
         SpecError
-            If the hold-out belongs to another frame, whose held-out rows would be released.
+            If the hold-out or the units were chosen in another frame, whose rows would be released unasked.
         DataError
             If the columns are not those of the schema, or (when computed) a value violates it.
 
@@ -168,7 +184,7 @@ class Release:
         otherwise are another release, and cost ε again.
         """
         if self.fitted_on is not None and identity(frame) != self.fitted_on:
-            raise SpecError("a hold-out release covers only the frame it was fitted on", "transform", "transform that very frame, or fit anew")
+            raise SpecError("a release with a hold-out or units covers only the frame it was fitted on", "transform", "transform it, or fit anew")
         found = frame_work(frame, self.dip.schema, self.dip.fraction, self.work.secrets)
         if not found.released.equals(self.work.released):
             raise DataError("the columns or their types differ from those of the fitted frame", "transform", "give both frames the same types")
@@ -181,7 +197,7 @@ class Release:
         card: dict[str, Any] = json.loads(
             release_card(
                 name="frame",
-                budget=validate(Budget, {"epsilon": dip.epsilon}, "DIP"),
+                budget=dip.budget,
                 reference=dip.reference,
                 channel=dip.channel,
                 schema=dip.schema,

@@ -93,7 +93,7 @@ def _on_cluster(client: Client, stage: str, tasks: Sequence[Any], progress: Prog
     futures = client.compute(list(tasks), retries=RETRIES, optimize_graph=False)
     try:
         for done, future in enumerate(as_completed(futures), start=1):
-            if future.status != "finished":
+            if future.status in ("error", "cancelled"):  # not `pending`: its worker may have died since it was done
                 raise future.exception()
             if progress is not None:
                 progress(stage, done, len(tasks))

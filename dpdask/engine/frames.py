@@ -5,29 +5,28 @@ from __future__ import annotations
 import atexit
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import dask.dataframe as dd
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 from dask import delayed
 from dask.base import tokenize
 
-from dpdask.codec import LevelCodec, codec_for
+from dpdask.codec import LevelCodec
+from dpdask.engine.choose import Chooser
 from dpdask.engine.compute import guarded, run_tasks, task_prefix
 from dpdask.engine.reduce import tree_reduce
-from dpdask.engine.release import load_release
-from dpdask.engine.survey import Statistic, Survey, merge_surveys, survey_batches
-from dpdask.engine.work import TableWork
+from dpdask.engine.release import load_release, with_bounds
+from dpdask.engine.survey import Statistic, Survey, merge_surveys, merge_unit_rows, survey_batches, unit_rows_of_batches
+from dpdask.engine.work import TableWork, table_work
 from dpdask.errors import DataError
 from dpdask.io.storage import Folder, absolute_url
+from dpdask.privacy import UnitColumn
 from dpdask.schema import Schema
-from dpdask.stats import holdout_mask
-from dpdask.stats.holdout import HOLDOUT_ID
-from dpdask.streams import stream
+from dpdask.stats.bounding import UnitRows
 
 Frame: TypeAlias = Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
 
@@ -55,14 +54,11 @@ def _parts(frame: Frame) -> list[tuple[str, Any]]:
     return [(blake2b(f"{name}:{number}".encode(), digest_size=16).hexdigest(), part) for number, part in enumerate(parts)]
 
 
-def frame_work(frame: Frame, schema: Schema, fraction: float | None, secrets: Folder) -> TableWork:
+def frame_work(frame: Frame, schema: Schema, fraction: float | None, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
     """Return the work on a frame whose columns were checked against the schema; nothing is computed."""
     meta = frame.head(0) if isinstance(frame, pd.DataFrame) else frame._meta
     schema.check_names(list(meta.columns))
-    types = pa.schema([pa.field(name, _arrow_type(meta[name])) for name in meta])
-    released = schema.released(types)
-    codecs = {name: codec_for(name, schema.columns[name], released.field(name).type) for name in schema.privatised}
-    return TableWork(types=types, released=released, codecs=codecs, fraction=fraction, secrets=secrets)
+    return table_work(pa.schema([pa.field(name, _arrow_type(meta[name])) for name in meta]), schema, fraction, secrets, unit)
 
 
 def _arrow_type(column: pd.Series) -> pa.DataType:
@@ -79,7 +75,7 @@ def survey_frame(frame: Frame, work: TableWork) -> Mapping[str, Statistic]:
         If a value violates the schema.
     """
     prefix, call = task_prefix("survey"), delayed(_survey_part, pure=False)
-    leaves = [call(part, fragment_id, work, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in enumerate(_parts(frame))]
+    leaves = [call(part, fragment_id, number, work, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in enumerate(_parts(frame))]
     [found] = run_tasks("survey", [tree_reduce(leaves, merge_surveys, f"{prefix}-merge")])
     assert isinstance(found, Survey)
     return found.statistics
@@ -91,38 +87,62 @@ def randomise_frame(frame: Frame, work: TableWork, release_sha256: str) -> Frame
     parts = _parts(frame)
     if isinstance(frame, pd.DataFrame):
         [(fragment_id, part)] = parts
-        return _randomise_part(part, fragment_id, work, release_sha256, meta)
+        return _randomise_part(part, fragment_id, 0, work, release_sha256, meta)
     prefix, call = task_prefix("transform"), delayed(_randomise_part, pure=False)
     calls = [
-        call(part, fragment_id, work, release_sha256, meta, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in enumerate(parts)
+        call(part, fragment_id, number, work, release_sha256, meta, dask_key_name=f"{prefix}-{number}")
+        for number, (fragment_id, part) in enumerate(parts)
     ]
     divisions = frame.divisions if frame.known_divisions else None
     return dd.from_delayed(calls, meta=meta, divisions=divisions, prefix=prefix, verify_meta=True)
 
 
-def _batch(part: pd.DataFrame, work: TableWork) -> pa.RecordBatch:
-    """Return the private columns of a partition as Arrow."""
-    wanted = pa.schema([pa.field(name, work.released.field(name).type) for name in work.codecs])
+def bound_frame(frame: Frame, work: TableWork) -> TableWork:
+    """Return the work with the bounds of the frame's units: a barrier, when the unit is not the row.
+
+    Raises
+    ------
+    DataError
+        If a row's unit is null.
+    """
+    if work.unit is None:
+        return work
+    prefix, call = task_prefix("units"), delayed(_units_of_part, pure=False)
+    leaves = [call(part, number, work, dask_key_name=f"{prefix}-{number}") for number, (_, part) in enumerate(_parts(frame))]
+    [rows] = run_tasks("units", [tree_reduce(leaves, merge_unit_rows, f"{prefix}-merge")])
+    return with_bounds(work, rows)
+
+
+def _batch(part: pd.DataFrame, columns: Sequence[str], types: pa.Schema) -> pa.RecordBatch:
+    """Return some columns of a partition as Arrow, without dictionaries."""
+    plain = [types.field(name).type.value_type if pa.types.is_dictionary(types.field(name).type) else types.field(name).type for name in columns]
     try:
-        return pa.RecordBatch.from_pandas(part[list(work.codecs)], schema=wanted, preserve_index=False)
+        wanted = pa.schema(list(zip(columns, plain, strict=True)))
+        return pa.RecordBatch.from_pandas(part[list(columns)], schema=wanted, preserve_index=False)
     except (pa.ArrowException, KeyError, TypeError, ValueError):  # these quote values
         raise DataError("a partition's values do not fit the frame's dtypes", "frame", "give every partition the dtypes of its meta") from None
 
 
 @guarded
-def _survey_part(part: pd.DataFrame, fragment_id: str, work: TableWork) -> Survey:
-    return survey_batches([_batch(part, work)], fragment_id, work)
+def _units_of_part(part: pd.DataFrame, number: int, work: TableWork) -> UnitRows:
+    return unit_rows_of_batches([_batch(part, work.unit_columns, work.types)], number, work)
 
 
 @guarded
-def _randomise_part(part: pd.DataFrame, fragment_id: str, work: TableWork, sha256: str, meta: pd.DataFrame) -> pd.DataFrame:
-    release, key = load_release(work.secrets, sha256), work.key()
-    if work.fraction is not None:
-        part = part[np.logical_not(holdout_mask(stream(key, HOLDOUT_ID, fragment_id), len(part), work.fraction))]
-    batch = release.randomise(_batch(part, work), work.codecs, release.streams(key, fragment_id))
-    released = part[list(meta.columns)].copy()
+def _survey_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork) -> Survey:
+    return survey_batches([_batch(part, [*work.codecs, *work.unit_columns], work.types)], fragment_id, number, work)
+
+
+@guarded
+def _randomise_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork, sha256: str, meta: pd.DataFrame) -> pd.DataFrame:
+    release = load_release(work.secrets, sha256)
+    batch = _batch(part, [*work.codecs, *work.unit_columns], work.types)
+    chosen, _ = Chooser(work, fragment_id, number).split(batch)
+    rows = batch.select(list(work.codecs)).filter(pa.array(chosen))
+    random = release.randomise(rows, work.codecs, release.streams(work.key(), fragment_id))
+    released = part.loc[chosen, list(meta.columns)].copy()
     for name in work.codecs:
-        released[name] = batch.column(name).to_pandas().set_axis(part.index).astype(meta[name].dtype)
+        released[name] = random.column(name).to_pandas().set_axis(released.index).astype(meta[name].dtype)
     return released
 
 

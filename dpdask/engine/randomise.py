@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
-import numpy as np
 import pyarrow as pa
 from dask import delayed
 
 from dpdask.codec import LevelCodec
+from dpdask.engine.choose import Chooser
 from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
 from dpdask.engine.release import load_release
 from dpdask.engine.work import ShardWork, TableWork
@@ -19,9 +19,6 @@ from dpdask.errors import DataError, InputError
 from dpdask.io.fragments import Fragment, read_batches
 from dpdask.io.shards import Shard, ShardWriter
 from dpdask.io.storage import Folder
-from dpdask.stats import holdout_mask
-from dpdask.stats.holdout import HOLDOUT_ID
-from dpdask.streams import stream
 
 
 def released_batches(fragment: Fragment, work: TableWork, release_sha256: str) -> Iterator[pa.RecordBatch]:
@@ -33,14 +30,14 @@ def released_batches(fragment: Fragment, work: TableWork, release_sha256: str) -
         If a value violates the schema.
     """
     release = load_release(work.secrets, release_sha256)
-    key = work.key()
-    rngs = release.streams(key, fragment.id)
-    held_out = stream(key, HOLDOUT_ID, fragment.id) if work.fraction is not None else None
+    rngs = release.streams(work.key(), fragment.id)
+    chooser = Chooser(work, fragment.id, fragment.number)
+    columns = list(dict.fromkeys([*work.released.names, *work.unit_columns]))
     try:
-        for batch in read_batches(fragment, work.released.names, work.types):
-            rows = batch
-            if held_out is not None and work.fraction is not None:
-                rows = batch.filter(pa.array(np.logical_not(holdout_mask(held_out, batch.num_rows, work.fraction))))
+        for batch in read_batches(fragment, columns, work.types):
+            chosen, _ = chooser.split(batch)
+            rows = batch.select(work.released.names)
+            rows = rows if chosen.all() else rows.filter(pa.array(chosen))
             yield release.randomise(rows, work.codecs, rngs).cast(work.released)
     except DataError as error:
         raise error.at(fragment.where) from None
@@ -110,7 +107,9 @@ def _staged(record: str, staging: Folder, actions: Folder) -> tuple[Shard, ...] 
     return shards
 
 
-def write_all(tasks: list[ShardWork], work: TableWork, release_sha256: str, staging: Folder, actions: Folder, progress: Progress | None = None) -> list[Shard]:
+def write_all(
+    tasks: list[ShardWork], work: TableWork, release_sha256: str, staging: Folder, actions: Folder, progress: Progress | None = None
+) -> list[Shard]:
     """Stage every shard of a release and return them in the order of the rows.
 
     Raises

@@ -8,8 +8,8 @@ import hashlib
 from collections.abc import Mapping
 
 from dpdask.engine.compute import Progress
-from dpdask.engine.survey import Statistic, Survey, survey
-from dpdask.engine.work import RELEASE_NAME, TableWork
+from dpdask.engine.survey import Statistic, Survey, survey, survey_units
+from dpdask.engine.work import BOUNDS_NAME, RELEASE_NAME, TableWork
 from dpdask.errors import DataError, InputError
 from dpdask.io.fragments import InputTable, discover
 from dpdask.io.storage import Folder
@@ -17,12 +17,26 @@ from dpdask.mechanisms import DipRelease
 from dpdask.mechanisms.release_file import release_from_bytes, release_to_bytes
 from dpdask.references import Distribution, Known, Public, Reference, from_statistic
 from dpdask.schema import Schema
+from dpdask.stats.bounding import UnitRows
+
+
+def bound_units(table: InputTable, work: TableWork, progress: Progress | None = None) -> TableWork:
+    """Return the work with its units' bounds computed and written beside the run key; as it is when the unit is a row."""
+    return work if work.unit is None else with_bounds(work, survey_units(table.fragments, work, progress))
+
+
+def with_bounds(work: TableWork, rows: UnitRows) -> TableWork:
+    """Write the units' bounds beside the run key and return the work that names them."""
+    assert work.unit is not None
+    data = rows.bounds().to_bytes()
+    work.secrets.write(BOUNDS_NAME, data, private=True)
+    return dataclasses.replace(work, unit=dataclasses.replace(work.unit, bounds_sha256=hashlib.sha256(data).hexdigest()))
 
 
 def survey_input(table: InputTable, work: TableWork, progress: Progress | None = None) -> Survey:
     """Return the survey of the private table; without a hold-out, footers that tell their rows save the pass."""
     rows = [fragment.n_rows for fragment in table.fragments]
-    if work.fraction is None and None not in rows:
+    if work.fraction is None and work.unit is None and None not in rows:
         return Survey(n_released=tuple(n for n in rows if n is not None), statistics={})
     return survey("survey", table.fragments, work, progress)
 
@@ -65,8 +79,10 @@ def distributions(reference: Reference, work: TableWork, statistics: Mapping[str
 def _public_work(public: InputTable, work: TableWork) -> TableWork:
     for name in work.codecs:
         if public.schema.names.count(name) != 1 or public.schema.field(name).type != work.released.field(name).type:
-            raise DataError("the public reference needs this column, once, with the input's type", f"column {name!r}", "correct mechanism.reference.path")
-    return dataclasses.replace(work, types=public.schema, fraction=None)
+            raise DataError(
+                "the public reference needs this column, once, with the input's type", f"column {name!r}", "correct mechanism.reference.path"
+            )
+    return dataclasses.replace(work, types=public.schema, fraction=None, unit=None)
 
 
 def write_release(release: DipRelease, secrets: Folder) -> str:

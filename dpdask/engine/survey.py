@@ -10,14 +10,14 @@ import pyarrow as pa
 from dask import delayed
 
 from dpdask.codec import Codec, LevelCodec
+from dpdask.engine.choose import Chooser, Hasher
 from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
 from dpdask.engine.reduce import TreeFold, tree_reduce
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
 from dpdask.io.fragments import Fragment, read_batches
-from dpdask.stats import LevelCounts, RankSummary, holdout_mask
-from dpdask.stats.holdout import HOLDOUT_ID
-from dpdask.streams import stream
+from dpdask.stats import LevelCounts, RankSummary
+from dpdask.stats.bounding import UnitRows
 
 Statistic = LevelCounts | RankSummary
 
@@ -48,21 +48,21 @@ def of_batch(codec: Codec, array: object, chosen: np.ndarray | None) -> Statisti
     return LevelCounts.of_batch(codec, array, chosen) if isinstance(codec, LevelCodec) else RankSummary.of_batch(codec, array, chosen)
 
 
-def survey_batches(batches: Iterable[pa.RecordBatch], fragment_id: str, work: TableWork) -> Survey:
-    """Return the survey of one fragment: with a hold-out, the reference rows are the held-out ones; else all rows.
+def survey_batches(batches: Iterable[pa.RecordBatch], fragment_id: str, number: int, work: TableWork) -> Survey:
+    """Return the survey of one fragment: with a hold-out, the reference rows are the held-out ones; else all released.
 
     Raises
     ------
     DataError
         If a value violates the schema.
     """
-    rng = stream(work.key(), HOLDOUT_ID, fragment_id) if work.fraction is not None else None
+    chooser = Chooser(work, fragment_id, number)
     fold = TreeFold(_merge_statistics)
     fold.add({name: identity(codec) for name, codec in work.codecs.items()})
     n_released = 0
     for batch in batches:
-        chosen = None if rng is None or work.fraction is None else holdout_mask(rng, batch.num_rows, work.fraction)
-        n_released += batch.num_rows - (0 if chosen is None else int(chosen.sum()))
+        released, chosen = chooser.split(batch)
+        n_released += int(released.sum())
         fold.add({name: of_batch(codec, batch.column(name), chosen) for name, codec in work.codecs.items()})
     return Survey(n_released=(n_released,), statistics=fold.result())
 
@@ -76,7 +76,7 @@ def _merge_statistics(parts: list[Mapping[str, Statistic]]) -> Mapping[str, Stat
 def survey_fragment(fragment: Fragment, work: TableWork) -> Survey:
     """Return the survey of one fragment of files."""
     try:
-        return survey_batches(read_batches(fragment, list(work.codecs), work.types), fragment.id, work)
+        return survey_batches(read_batches(fragment, [*work.codecs, *work.unit_columns], work.types), fragment.id, fragment.number, work)
     except DataError as error:
         raise error.at(fragment.where) from None
 
@@ -104,4 +104,58 @@ def survey(stage: str, fragments: tuple[Fragment, ...], work: TableWork, progres
     leaves = [call(fragment, shared, dask_key_name=f"{prefix}-{number}") for number, fragment in enumerate(fragments)]
     [result] = run_tasks(stage, [tree_reduce(leaves, merge_surveys, f"{prefix}-merge")], progress)
     assert isinstance(result, Survey)
+    return result
+
+
+def unit_rows_of_batches(batches: Iterable[pa.RecordBatch], number: int, work: TableWork) -> UnitRows:
+    """Return the unit statistic of one fragment.
+
+    Raises
+    ------
+    DataError
+        If a row's unit is null.
+    """
+    assert work.unit is not None
+    hasher = Hasher(work.key(), work.unit, number)
+    fold = TreeFold(_merge_units)
+    fold.add(UnitRows.identity(work.unit.max_rows))
+    for batch in batches:
+        hashes = hasher.hash(batch)
+        fold.add(UnitRows.of_batch(work.unit.max_rows, hashes.units, hashes.rows, hashes.positions))
+    return fold.result()
+
+
+def _merge_units(parts: list[UnitRows]) -> UnitRows:
+    return parts[0].merge(*parts[1:])
+
+
+@guarded
+def unit_rows_of_fragment(fragment: Fragment, work: TableWork) -> UnitRows:
+    """Return the unit statistic of one fragment of files."""
+    try:
+        return unit_rows_of_batches(read_batches(fragment, work.unit_columns, work.types), fragment.number, work)
+    except DataError as error:
+        raise error.at(fragment.where) from None
+
+
+@guarded
+def merge_unit_rows(parts: list[UnitRows]) -> UnitRows:
+    """Return the unit statistic of neighbouring fragments."""
+    return _merge_units(parts)
+
+
+def survey_units(fragments: tuple[Fragment, ...], work: TableWork, progress: Progress | None = None) -> UnitRows:
+    """Return the unit statistic of a table: one read of the unit's and the kept columns, merged in a tree.
+
+    Raises
+    ------
+    DataError, InputError
+        As `survey`.
+    """
+    prefix = task_prefix("units")
+    shared = delayed(work, pure=False, traverse=False, name=f"{prefix}-work")
+    call = delayed(unit_rows_of_fragment, pure=False)
+    leaves = [call(fragment, shared, dask_key_name=f"{prefix}-{number}") for number, fragment in enumerate(fragments)]
+    [result] = run_tasks("units", [tree_reduce(leaves, merge_unit_rows, f"{prefix}-merge")], progress)
+    assert isinstance(result, UnitRows)
     return result

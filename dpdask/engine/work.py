@@ -8,13 +8,38 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from dpdask.codec import Codec, codec_for
-from dpdask.io.fragments import Fragment, InputTable
+from dpdask.errors import SpecError
+from dpdask.io.fragments import Fragment
 from dpdask.io.storage import Folder
+from dpdask.privacy import UnitColumn
 from dpdask.schema import Schema
 from dpdask.streams import RunKey
 
 KEY_NAME = "run.key"
 RELEASE_NAME = "release.npz"
+BOUNDS_NAME = "bounds.npz"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitWork:
+    """The privacy unit, when it is more than a row.
+
+    Attributes
+    ----------
+    column
+        Whose value names the unit.
+    max_rows
+        How many rows of a unit are released at most.
+    public
+        The kept columns, by which the rows of a unit are told apart.
+    bounds_sha256
+        Of the bounds' file, once it is written.
+    """
+
+    column: str
+    max_rows: int
+    public: tuple[str, ...]
+    bounds_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +58,8 @@ class TableWork:
         The hold-out's fraction, or None.
     secrets
         The folder that holds the run key and the fitted release.
+    unit
+        The privacy unit, or None when it is the row.
     """
 
     types: pa.Schema
@@ -40,6 +67,12 @@ class TableWork:
     codecs: Mapping[str, Codec]
     fraction: float | None
     secrets: Folder
+    unit: UnitWork | None = None
+
+    @property
+    def unit_columns(self) -> list[str]:
+        """The columns that the unit's hashes need."""
+        return [] if self.unit is None else [self.unit.column, *self.unit.public]
 
     def key(self) -> RunKey:
         """Read the run key."""
@@ -68,17 +101,28 @@ class ShardWork:
     rows_per_shard: int
 
 
-def table_work(table: InputTable, schema: Schema, fraction: float | None, secrets: Folder) -> TableWork:
-    """Return the work on a table whose columns were checked against the schema.
+def table_work(types: pa.Schema, schema: Schema, fraction: float | None, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
+    """Return the work on a table of some Arrow types, checked against the schema.
 
     Raises
     ------
     DataError
         If a column's type does not fit its declared domain.
     """
-    released = schema.released(table.schema)
+    released = schema.released(types)
     codecs = {name: codec_for(name, schema.columns[name], released.field(name).type) for name in schema.privatised}
-    return TableWork(types=table.schema, released=released, codecs=codecs, fraction=fraction, secrets=secrets)
+    return TableWork(types=types, released=released, codecs=codecs, fraction=fraction, secrets=secrets, unit=_unit_work(unit, schema, types))
+
+
+def _unit_work(unit: UnitColumn | None, schema: Schema, types: pa.Schema) -> UnitWork | None:
+    if unit is None:
+        return None
+    if unit.column not in schema.columns or schema.columns[unit.column].role == "privatise":
+        raise SpecError(
+            "the unit's column must be declared, and kept or dropped", f"privacy.unit.column {unit.column!r}", "correct the job or the schema"
+        )
+    public = [name for name in schema.kept if name != unit.column and not pa.types.is_nested(types.field(name).type)]
+    return UnitWork(column=unit.column, max_rows=unit.max_rows, public=tuple(public))
 
 
 def lay_out(fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_per_shard: int) -> list[ShardWork]:
@@ -117,4 +161,3 @@ def lay_out(fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_p
             )
         )
     return works
-

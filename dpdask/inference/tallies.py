@@ -66,14 +66,13 @@ def level_counts(counts: Any, levels: Sequence[object], column: str) -> Floats:
     DataError
         If counts are negative, not finite, of the wrong number, all zero, or of a value that is no level.
     """
-    if hasattr(counts, "columns"):
+    if getattr(counts, "ndim", 1) == 2 and hasattr(counts, "groupby"):  # a Dask series too has `columns`
         counts = counts.groupby([column], **_GROUPING).size()
     counts = _reduced(counts)
-    if isinstance(counts, Mapping | pd.Series):
-        codes = level_codes([key[0] if isinstance(key, tuple) else key for key in counts.keys()], levels, column)  # noqa: SIM118 - a Series iterates over values
-        found = np.bincount(
-            codes, weights=np.asarray(list(counts.values()) if isinstance(counts, Mapping) else counts, dtype=np.float64), minlength=len(levels)
-        )
+    if isinstance(counts, Mapping):
+        counts = pd.Series(dict(counts))
+    if isinstance(counts, pd.Series):
+        found = _binned(level_codes(counts.index, levels, column), counts.to_numpy(dtype=np.float64), len(levels))
     else:
         found = np.asarray(counts, dtype=np.float64)
     if found.shape != (len(levels),) or not np.isfinite(found).all() or (found < 0).any() or found.sum() <= 0:

@@ -79,7 +79,11 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
     if _versions(fs, path)[1] != fragment.version:
         raise InputError("this file changed since the run began", fragment.name, "restore it and run again, or `dpdask abort` the run")
     convert = pa_csv.ConvertOptions(
-        column_types={field.name: field.type for field in types}, include_columns=columns, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+        column_types={field.name: field.type for field in types},
+        include_columns=columns,
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
     )
     read = pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)
     try:

@@ -7,6 +7,7 @@ table lies.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,8 @@ class Fragment:
         What is read, compressed.
     version
         A digest by which a changed file is noticed.
+    number
+        Its place in the table.
     """
 
     id: str
@@ -61,6 +64,7 @@ class Fragment:
     n_rows: int | None
     n_bytes: int
     version: str
+    number: int = 0
 
     @property
     def where(self) -> str:
@@ -131,7 +135,8 @@ def discover(url: str, schema: Schema) -> InputTable:
     dropped = {column for column, declared in schema.columns.items() if declared.role == "drop"}  # never read: of any type
     for fragments, found in parts:
         _check_same(first, found, dropped, fragments[0].name if fragments else "a file without row groups")
-    return InputTable(fragments=tuple(fragment for fragments, _ in parts for fragment in fragments), schema=first)
+    found = [fragment for fragments, _ in parts for fragment in fragments]
+    return InputTable(fragments=tuple(dataclasses.replace(fragment, number=number) for number, fragment in enumerate(found)), schema=first)
 
 
 def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -154,9 +159,11 @@ def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> It
         If a CSV value cannot be read as its column's type.
     """
     fs, path = fsspec.core.url_to_fs(fragment.url)
-    reader: Any = parquet if fragment.format == "parquet" else csv
     with storage_faults(fragment.where):
-        yield from reader.read_batches(fs, path, fragment, columns, types, BATCH_ROWS)
+        if fragment.format == "parquet":
+            yield from parquet.read_batches(fs, path, fragment, columns, BATCH_ROWS)
+        else:
+            yield from csv.read_batches(fs, path, fragment, columns, types, BATCH_ROWS)
 
 
 def takes_in(url: str, folder: str) -> bool:
@@ -206,7 +213,9 @@ def _inspect(fs: Any, path: str, name: str, format_: Literal["parquet", "csv"], 
     with storage_faults(name):
         if format_ == "csv":
             content, version, n_bytes, types = csv.inspect(fs, path, name, schema)
-            return [Fragment(id=_id(name, content, 0), url=url, name=name, format="csv", row_group=0, n_rows=None, n_bytes=n_bytes, version=version)], types
+            return [
+                Fragment(id=_id(name, content, 0), url=url, name=name, format="csv", row_group=0, n_rows=None, n_bytes=n_bytes, version=version)
+            ], types
         digest, metadata = parquet.footer(fs, path, name)
         groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
         fragments = [
@@ -232,7 +241,9 @@ def _id(name: str, digest: str, row_group: int) -> str:
 def _check_same(first: pa.Schema, found: pa.Schema, dropped: set[str], name: str) -> None:
     for field in found:
         if field.name not in first.names or (field.name not in dropped and first.field(field.name).type != field.type):
-            raise DataError("its type, or its presence, differs from that in the first file", f"{name}, column {field.name!r}", "write all files with one schema")
+            raise DataError(
+                "its type, or its presence, differs from that in the first file", f"{name}, column {field.name!r}", "write all files with one schema"
+            )
     for column in first.names:
         if column not in found.names:
             raise DataError("the first file has this column and this one does not", f"{name}, column {column!r}", "write all files with one schema")

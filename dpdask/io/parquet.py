@@ -50,7 +50,7 @@ def plain_schema(metadata: Any) -> pa.Schema:
     return pa.schema([pa.field(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type) for field in schema])
 
 
-def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], types: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
+def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Yield a row group's rows, after checking that the file is still the one whose footer was read first."""
     digest, metadata = footer(fs, path, fragment.name)
     if digest != fragment.version:

@@ -78,7 +78,8 @@ class ShardWriter:
         Its file name.
     schema
         The released columns and types. The footer holds them (also as an Arrow schema without metadata, so that every
-        type comes back), the row groups and the statistics of released values; no pandas metadata, no index, no dictionary but of values that are in the shard.
+        type comes back), the row groups and the statistics of released values; no pandas metadata, no index, no
+        dictionary but of values that are in the shard.
     few_valued
         The columns with few distinct values, which a dictionary makes smaller; elsewhere it would cost half the time of
         writing and be given up.
@@ -92,7 +93,9 @@ class ShardWriter:
         self._sink = _HashingSink(self._stack.enter_context(folder.replacing(name)))
         self._file = pa.PythonFile(self._sink, mode="w")
         whole = {field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type) and field.name not in few_valued}
-        dictionary = [field.name for field in schema if field.name not in whole and not (pa.types.is_floating(field.type) and field.name not in few_valued)]
+        dictionary = [
+            field.name for field in schema if field.name not in whole and not (pa.types.is_floating(field.type) and field.name not in few_valued)
+        ]
         self._writer = pq.ParquetWriter(
             self._file,
             schema,

@@ -74,7 +74,9 @@ class Folder:
         try:
             fs, path = fsspec.core.url_to_fs(self.url)
         except (ValueError, ImportError):
-            raise OutputError("no file system is installed for this URL", self.url.split("://")[0] + "://", "install the fsspec package for it") from None
+            raise OutputError(
+                "no file system is installed for this URL", self.url.split("://")[0] + "://", "install the fsspec package for it"
+            ) from None
         return fs, f"{path.rstrip('/')}/{name}" if name else path
 
     @property

@@ -70,8 +70,10 @@ def plan_job(job: Job) -> Plan:
         If the input cannot be found, or its columns are not those declared.
     """
     table = discover(job.input_url, job.schema)
-    fraction = job.reference.fraction if isinstance(job.reference, Holdout) else None
-    table_work(table, job.schema, fraction, Folder(job.output_url))  # checks the columns' types against their domains
+    fraction = job.fraction
+    table_work(
+        table.schema, job.schema, fraction, Folder(job.output_url), job.file.privacy.unit_column
+    )  # checks the columns' types against their domains
     released = None if table.n_rows is None else round(table.n_rows * (1 - (fraction or 0.0)))
     return Plan(
         name=job.file.name,
@@ -103,6 +105,9 @@ def _most_shards(n_rows: int, fraction: float | None, n_fragments: int, per_shar
 def _stages(job: Job, uncounted: bool) -> tuple[str, ...]:
     columns = ", ".join(job.schema.privatised)
     stages = []
+    unit = job.file.privacy.unit_column
+    if unit is not None:
+        stages.append(f"units: read {unit.column} and the kept columns; choose at most {unit.max_rows} rows of each {unit.column}, by a keyed hash")
     if isinstance(job.reference, Holdout):
         stages.append(f"survey: read {columns}; choose the hold-out; its distribution, merged in a tree")
     elif uncounted:

@@ -18,7 +18,7 @@ from dpdask.io.storage import Folder
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
 from dpdask.mechanisms import fit_dip
-from dpdask.references import Holdout, Public
+from dpdask.references import Public
 from dpdask.reports.card import release_card
 
 
@@ -73,7 +73,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     if finished is not None:
         return finished
     table = discover(job.input_url, job.schema)
-    work = table_work(table, job.schema, job.reference.fraction if isinstance(job.reference, Holdout) else None, state.folder)
+    work = table_work(table.schema, job.schema, job.fraction, state.folder, job.file.privacy.unit_column)
     if table.n_rows == 0 or not table.fragments:
         raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
     with state.lock():
@@ -132,6 +132,7 @@ def _advance(job: Job, state: RunState, table: InputTable, work: TableWork, prog
         raise InputError("the input changed since the run began", job.file.input.path, "restore it and run again, or `dpdask abort` the run")
     if reached.stage == "opened":
         reached = _fit(job, state, table, work, reached, progress)
+    work = _with_bounds(work, reached)
     tasks = lay_out(table.fragments, reached.n_released, job.file.output.rows_per_shard)
     shards = randomise.write_all(tasks, work, reached.release_sha256, state.publish, state.actions, progress)
     manifest = _stage_meta(job, state, work, reached, shards)
@@ -155,15 +156,23 @@ def _sweep(publish: Folder, manifest: Manifest) -> None:
 
 def _fit(job: Job, state: RunState, table: InputTable, work: TableWork, reached: Progressed, progress: Progress | None) -> Progressed:
     """Compute the reference and fit the release: the barrier before any row is randomised."""
+    work = release.bound_units(table, work, progress)
     found = release.survey_input(table, work, progress)
     if sum(found.n_released) == 0:
         raise DataError("no row would be released", job.file.input.path, "lower mechanism.reference.fraction, or check the input")
     source = release.survey_public(job.reference, job.schema, work, progress) if isinstance(job.reference, Public) else found
-    fitted = fit_dip(release.distributions(job.reference, work, source.statistics), work.codecs, job.epsilons, job.file.mechanism.channel, job.file.mechanism.cost)
+    fitted = fit_dip(
+        release.distributions(job.reference, work, source.statistics), work.codecs, job.epsilons, job.file.mechanism.channel, job.file.mechanism.cost
+    )
     sha256 = release.write_release(fitted, state.folder)
-    reached = dataclasses.replace(reached, stage="fitted", release_sha256=sha256, n_released=found.n_released)
+    bounds_sha256 = work.unit.bounds_sha256 if work.unit is not None else ""
+    reached = dataclasses.replace(reached, stage="fitted", release_sha256=sha256, bounds_sha256=bounds_sha256, n_released=found.n_released)
     state.write(reached)
     return reached
+
+
+def _with_bounds(work: TableWork, reached: Progressed) -> TableWork:
+    return work if work.unit is None else dataclasses.replace(work, unit=dataclasses.replace(work.unit, bounds_sha256=reached.bounds_sha256))
 
 
 def _stage_meta(job: Job, state: RunState, work: TableWork, reached: Progressed, shards: list[Shard]) -> Manifest:

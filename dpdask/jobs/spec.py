@@ -107,7 +107,7 @@ class Job:
         for table in (self.input_url, reference.path if isinstance(reference, Public) else None):
             if table is not None and takes_in(table, self.output_url):
                 raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
-        self.epsilons = split_epsilon(file.privacy.epsilon, schema.privatised, file.mechanism.weights)
+        self.epsilons = split_epsilon(file.privacy.row_epsilon, schema.privatised, file.mechanism.weights)
         self._check_epsilons()
         self._check_reference()
 
@@ -127,6 +127,11 @@ class Job:
             for name in self.reference.columns:
                 if name not in self.schema.privatised:
                     raise SpecError("is not a privatised column", f"mechanism.reference.columns.{name}", "remove it")
+
+    @property
+    def fraction(self) -> float | None:
+        """The hold-out's fraction, or None without a hold-out."""
+        return self.reference.fraction if isinstance(self.reference, Holdout) else None
 
     @property
     def digest(self) -> str:

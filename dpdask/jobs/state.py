@@ -38,6 +38,8 @@ class Progressed:
         `opened`: the key exists. `fitted`: the release is written. `staged`: all shards are staged.
     release_sha256
         Of the fitted release, from `fitted` on.
+    bounds_sha256
+        Of the units' bounds, from `fitted` on, where the unit is not the row.
     n_released
         Each fragment's released rows, from `fitted` on. Private: never published.
     """
@@ -46,6 +48,7 @@ class Progressed:
     input: str
     stage: Stage
     release_sha256: str = ""
+    bounds_sha256: str = ""
     n_released: tuple[int, ...] = ()
 
 

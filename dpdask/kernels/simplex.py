@@ -44,4 +44,5 @@ def project(values: Floats, total: float) -> Floats:
     needed = (np.cumsum(descending) - total) / np.arange(1, len(values) + 1)
     last = np.flatnonzero(descending > needed)[-1]
     result: Floats = np.maximum(shifted - needed[last], 0.0)
-    return result * (total / result.sum())
+    result *= total / result.sum()
+    return result

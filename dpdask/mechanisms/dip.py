@@ -12,13 +12,12 @@ import pyarrow as pa
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpdask.channels import LevelChannel, laplace
+from dpdask.channels import LevelChannel
 from dpdask.codec import Codec, LevelCodec, ValueCodec
-from dpdask.errors import SpecError
 from dpdask.kernels import bins as bins_kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
-from dpdask.references import Distribution, LevelDistribution, RankDistribution
+from dpdask.references import RankDistribution
 from dpdask.streams import RunKey, stream, words
 
 MECHANISM_ID = "dip"

@@ -65,7 +65,9 @@ def fit_dip(
     if unknown:
         raise SpecError("is not a privatised column", f"cost of {min(unknown)!r}", "remove it")
     wanted = given_costs or {}
-    return DipRelease(columns={name: _fit(codecs[name], distributions[name], epsilon, channel, wanted.get(name)) for name, epsilon in epsilons.items()})
+    return DipRelease(
+        columns={name: _fit(codecs[name], distributions[name], epsilon, channel, wanted.get(name)) for name, epsilon in epsilons.items()}
+    )
 
 
 def _fit(codec: Codec, distribution: Distribution, epsilon: float, channel: ChannelKind, cost: Cost | None) -> ColumnMechanism:

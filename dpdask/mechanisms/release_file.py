@@ -34,7 +34,12 @@ def release_to_bytes(release: DipRelease) -> bytes:
         reference = mechanism.distribution
         if isinstance(mechanism, BinMechanism):
             header.append({"name": name, "kind": "bins", "rank_error": reference.rank_error, "epsilon": mechanism.channel.epsilon})
-            arrays |= {f"{index}_weights": mechanism.channel.weights, f"{index}_x": reference.x, f"{index}_c": reference.c, f"{index}_edges": mechanism.edges}
+            arrays |= {
+                f"{index}_weights": mechanism.channel.weights,
+                f"{index}_x": reference.x,
+                f"{index}_c": reference.c,
+                f"{index}_edges": mechanism.edges,
+            }
             continue
         noise = mechanism.noise
         scalars = {key: getattr(noise, key) for key in ("n_cells", "rate", "margin", "sign", "epsilon")}

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeGuard
 
 from dp_accounting.pld import privacy_loss_distribution as pld  # type: ignore[import-untyped]  # it ships no types
 
@@ -25,30 +25,26 @@ _SAFETY = 1e-9  # relative, on results that went through floating-point logarith
 _SMOOTHING = 2.0  # r², the part of σ² that turns a continuous Gaussian into a discrete one
 _SMOOTHING_ERROR = 1e-16  # of ε, for each count that changes: above 4·2·exp(-2π²r²)
 _EXACT_SIGMA = 64.0  # below it a discrete Gaussian's own PLD is made; above it, one has 23 σ points and the bound is as good
+_MAX_ROUGH = 1e3  # no noise worth a distribution
 _TOLERANCE = 1e-7
 
 Atom = LocalRelease | DiscreteLaplace | DiscreteGaussian
 
 
 class Charged(Protocol):
-    """What the ledger holds of a release.
-
-    Attributes
-    ----------
-    epsilon, delta
-        What it was charged at.
-    event
-        `events.to_dict` of what happened; empty where only epsilon and delta are known.
-    """
+    """What the ledger holds of a release; the event is empty where only epsilon and delta are known."""
 
     @property
-    def epsilon(self) -> float: ...  # noqa: D102 - see the class
+    def epsilon(self) -> float:
+        """The ε charged."""
 
     @property
-    def delta(self) -> float: ...  # noqa: D102 - see the class
+    def delta(self) -> float:
+        """The δ charged."""
 
     @property
-    def event(self) -> Mapping[str, Any]: ...  # noqa: D102 - see the class
+    def event(self) -> Mapping[str, Any]:
+        """The event, as `events.to_dict` gives it."""
 
 
 def epsilon(events: Event | Iterable[Event], delta: float) -> float:
@@ -73,7 +69,8 @@ def epsilon(events: Event | Iterable[Event], delta: float) -> float:
 
     Privacy
     -------
-    Sensitivities are the events' own, for the adjacency that they name; nothing is scaled here.
+    Sensitivities are the events' own, for the adjacency that they name; nothing is scaled here. (dp_accounting's
+    PLDAccountant takes no Laplace event under replace-one, so its distributions are composed directly.)
 
     Notes
     -----
@@ -118,15 +115,14 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
         If an event is of an unknown format or kind, or the adjacencies differ.
     """
     atoms: list[Atom] = []
-    spent = Fraction(0)
+    left = Fraction(delta_limit)
     for charge in charges:
         if charge.event:
             atoms += leaves(from_dict(charge.event))
         else:
-            atoms += [LocalRelease(epsilon=charge.epsilon)] if charge.epsilon != 0 else []
-            spent += Fraction(charge.delta)
-    left = float(Fraction(delta_limit) - spent) if spent else delta_limit
-    return math.inf if left < 0 else _epsilon(atoms, left if not spent else max(0.0, math.nextafter(left, 0.0)))
+            atoms += [LocalRelease(epsilon=charge.epsilon)] if charge.epsilon else []
+            left -= Fraction(charge.delta)
+    return _epsilon(atoms, _rounded_down(left)) if left >= 0 else math.inf
 
 
 def noise_scale(
@@ -233,10 +229,14 @@ def _pure(counted: Mapping[Atom, int]) -> float:
         return math.inf
     exact = sum((n * _pure_of(atom) for atom, n in counted.items() if not isinstance(atom, DiscreteGaussian)), Fraction(0))
     try:
-        rounded = float(exact)
+        return -_rounded_down(-exact)
     except OverflowError:
         return math.inf
-    return rounded if Fraction(rounded) >= exact else math.nextafter(rounded, math.inf)
+
+
+def _rounded_down(exact: Fraction) -> float:
+    rounded = float(exact)
+    return rounded if Fraction(rounded) <= exact else math.nextafter(rounded, -math.inf)
 
 
 def _concentrated(counted: Mapping[Atom, int], delta: float) -> float:
@@ -248,23 +248,20 @@ def _concentrated(counted: Mapping[Atom, int], delta: float) -> float:
 
 def _by_pld(counted: Mapping[Atom, int], delta: float, rough: float) -> float:
     """Return ε at δ by composed privacy loss distributions; infinity where doubles cannot resolve δ or noise is too small."""
-    n_total = sum(counted.values())
-    resolved = delta - _DOUBLE_ERROR * (n_total + sum(_unit_shifts(atom) * n for atom, n in counted.items()))
-    if resolved <= 0 or not rough < 1e3:
+    convolved = {atom: 1 if _is_smoothed(atom) else n * _unit_shifts(atom) for atom, n in counted.items()}
+    resolved = delta - _DOUBLE_ERROR * (len(counted) + sum(convolved.values()))
+    if resolved <= 0 or not rough < _MAX_ROUGH or any(_is_smoothed(atom) and atom.sigma**2 <= _SMOOTHING for atom in counted):
         return math.inf
     step = max(_MIN_STEP, _GRID * rough)
     tail = _TAIL * delta / (2 * len(counted))
     total, slack = pld.identity(value_discretization_interval=step), 0.0
     for atom, n in counted.items():
-        if isinstance(atom, DiscreteGaussian) and not _is_exact(atom):
-            if atom.sigma**2 <= _SMOOTHING:
-                return math.inf
+        if _is_smoothed(atom):
             part = _smoothed(atom, n, step)
             slack += _SMOOTHING_ERROR * _unit_shifts(atom) * n
         else:
-            times = n * (_unit_shifts(atom) if isinstance(atom, DiscreteGaussian) else 1)
             part = _one(atom, step)
-            part = part.self_compose(times, tail_mass_truncation=tail) if times > 1 else part
+            part = part.self_compose(convolved[atom], tail_mass_truncation=tail) if convolved[atom] > 1 else part
         total = total.compose(part, tail_mass_truncation=tail)
     return float(total.get_epsilon_for_delta(resolved * (1.0 - slack))) * (1.0 + _SAFETY) + slack
 
@@ -274,8 +271,8 @@ def _unit_shifts(atom: Atom) -> int:
     return math.floor(atom.sensitivity**2 * (1.0 + 1e-9)) if isinstance(atom, DiscreteGaussian) else 1
 
 
-def _is_exact(atom: DiscreteGaussian) -> bool:
-    return _unit_shifts(atom) < 4 and atom.sigma <= _EXACT_SIGMA
+def _is_smoothed(atom: Atom) -> TypeGuard[DiscreteGaussian]:
+    return isinstance(atom, DiscreteGaussian) and (_unit_shifts(atom) >= 4 or atom.sigma > _EXACT_SIGMA)
 
 
 def _one(atom: Atom, step: float) -> Any:

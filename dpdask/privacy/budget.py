@@ -15,6 +15,13 @@ from dpdask.errors import SpecError
 MAX_EPSILON = 100.0
 
 
+class UnitColumn(Document):
+    """All rows that share a column's value, of which at most `max_rows` are released."""
+
+    column: str = Field(min_length=1)
+    max_rows: int = Field(ge=1)
+
+
 class Budget(Document):
     """What a job promises.
 
@@ -28,13 +35,24 @@ class Budget(Document):
         `replace-one`: tables are neighbours when one row has other private values. The number of rows and every kept
         column are public.
     unit
-        `row`: the thing protected is one row. A person with k rows is protected by k·ε only.
+        `row`: the thing protected is one row. A person with k rows is protected by k·ε only. `{column, max_rows}`: all
+        rows that share the column's value, a person for instance; at most `max_rows` of them are released.
     """
 
     epsilon: float = Field(gt=0, le=MAX_EPSILON, allow_inf_nan=False)
     delta: Literal[0] = 0
     adjacency: Literal["replace-one"] = "replace-one"
-    unit: Literal["row"] = "row"
+    unit: Literal["row"] | UnitColumn = "row"
+
+    @property
+    def unit_column(self) -> UnitColumn | None:
+        """The unit's column and bound, or None when the unit is the row."""
+        return self.unit if isinstance(self.unit, UnitColumn) else None
+
+    @property
+    def row_epsilon(self) -> float:
+        """What one row may spend so that its unit spends ε, rounded down."""
+        return self.epsilon if self.unit_column is None else _floor(Fraction(self.epsilon) / self.unit_column.max_rows)
 
 
 def split_epsilon(epsilon: float, columns: tuple[str, ...], weights: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -81,10 +99,15 @@ def guarantee_text(budget: Budget, protected: str, unprotected: str) -> str:
     """
     epsilon = repr(budget.epsilon).removesuffix(".0")  # every digit: a rounded ε could be less than what is paid
     power = min(100.0, math.ceil(50 * math.exp(budget.epsilon)) / 10)  # rounded up, it is a bound
+    unit = budget.unit_column
+    whose = "Each row's private values are" if unit is None else f"All private values of all rows that share a {unit.column} are"
+    what = "one row" if unit is None else f"the rows of one {unit.column}, of which at most {unit.max_rows} are released"
+    many = "a person with k rows is protected by k·ε" if unit is None else f"a person with several {unit.column} values is protected by ε for each"
+    tested = "a row" if unit is None else f"a {unit.column}'s rows"
     return (
-        f"Each row's private values are ε = {epsilon} differentially private (δ = 0, {budget.adjacency}, unit: one row). "
+        f"{whose} ε = {epsilon} differentially private (δ = 0, {budget.adjacency}, unit: {what}). "
         f"Protected: {protected}. Not protected: {unprotected}. "
-        "Kept columns, the number of rows and which rows are there are published as they are; a person with k rows is protected by k·ε. "
-        f"An attacker who tests at the 5 % level whether a row had one value rather than another is right with probability at most {power:.1f} %"
+        f"Kept columns, the number of rows and which rows are there are published as they are; {many}. "
+        f"An attacker who tests at the 5 % level whether {tested} had one value rather than another is right with probability at most {power:.1f} %"
         + (", which is no protection worth the name." if budget.epsilon >= 3 else ".")
     )

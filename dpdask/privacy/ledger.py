@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -47,7 +48,7 @@ class Charge:
     event: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", _number(self.epsilon, "epsilon", math.inf))
+        object.__setattr__(self, "epsilon", _number(self.epsilon, "epsilon", sys.float_info.max))
         object.__setattr__(self, "delta", _number(self.delta, "delta", 1.0))
         object.__setattr__(self, "event", json.loads(_event_text(self.event)))  # a copy, equal to what the ledger gives back
 
@@ -196,7 +197,7 @@ class Ledger:
             If the dataset has another budget, or a number is out of its range.
         """
         name = _name(dataset, "dataset")
-        limits = {"epsilon": _number(epsilon, "epsilon", math.inf), "delta": _number(delta, "delta", 1.0)}
+        limits = {"epsilon": _number(epsilon, "epsilon", sys.float_info.max), "delta": _number(delta, "delta", 1.0)}
         if not limits["epsilon"]:
             raise SpecError("a limit of ε = 0 allows no release", "epsilon", "give the dataset a budget above 0")
 
@@ -414,7 +415,7 @@ def _name(name: str, where: str) -> str:
 
 
 def _number(value: float, where: str, below: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
         raise SpecError("a number is out of its range", where, "use 0 ≤ δ < 1" if below == 1 else "use a finite ε, not below 0")
     return float(value) + 0.0  # -0 becomes 0, which is what databases give back
 

@@ -55,7 +55,7 @@ def release_card(
         "epsilon": budget.epsilon,
         "delta": budget.delta,
         "adjacency": budget.adjacency,
-        "unit": budget.unit,
+        "unit": budget.model_dump(mode="json")["unit"],
         "protected": {"who": reference.protected, "fraction": 1.0 - reference.fraction if isinstance(reference, Holdout) else 1.0},
         "unprotected": {"who": reference.unprotected, "fraction": reference.fraction if isinstance(reference, Holdout) else 0.0},
     }

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.helpers import HOLDOUT, KNOWN, MIXED_SCHEMA, hidden, lake, load, run_here, write_job
 
-from dpdask.engine import randomise, survey
+from dpdask.engine import choose, randomise, survey
 from dpdask.engine.compute import run_tasks
 from dpdask.errors import DataError, DpdaskError, InputError, InternalError
 from dpdask.jobs.run import run_job
@@ -87,7 +87,7 @@ def test_a_defect_in_the_survey_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     def broken(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(survey, "holdout_mask", broken)
+    monkeypatch.setattr(choose, "holdout_mask", broken)
     (tmp_path / "lake").mkdir()
     with pytest.raises(InternalError, match="ZeroDivisionError"):
         run_here(write_job(tmp_path, lake(tmp_path / "in", [400]), tmp_path / "lake" / "out"))

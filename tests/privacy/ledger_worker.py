@@ -1,8 +1,11 @@
 """Processes that charge a ledger at once, some of which are killed; and the private PostgreSQL server of the tests.
 
-As a program: `ledger_worker.py URL DATASET FOLDER PLAN`. The plan is a JSON list of workers: {"runs": [names], "kill": {name: moment},
-"kill_after": seconds}. Moments: `composing` holds the dataset's lock, `committing` has written and not yet committed, `intended` has charged.
-Every worker appends what it did, a line a run, to FOLDER/<number>; the program prints the exit status of each.
+As a program: `ledger_worker.py URL DATASET FOLDER PHASES`. PHASES is a JSON list of phases, one after the other, each a list of workers, all
+at once: {"init": limit, "runs": [names], "kill": {name: moment}, "kill_after": lines of its log}. Moments: `composing` holds the dataset's lock,
+`committing` has written and not yet committed, `intended` has charged. A worker appends what it did, a line a run, to
+FOLDER/<phase>-<worker>; the program prints for each phase its exit statuses, its seconds, and how many runs are charged after it.
+
+For pytest, it is also the plugin of the two ledger tests (PYTEST_DONT_REWRITE: they import it before it is one, and it asserts nothing).
 """
 
 from __future__ import annotations
@@ -30,16 +33,39 @@ from dpdask.privacy.ledger import Charge, Ledger, sum_charges
 CHARGE = Charge(epsilon=0.25, delta=2.0**-20, event={"version": 1, "kind": "race"})
 
 
-def main(url: str, dataset: str, folder: Path, plan: list[dict[str, Any]]) -> None:
+def main(url: str, dataset: str, folder: Path, phases: list[list[dict[str, Any]]]) -> None:
+    done = []
+    for number, workers in enumerate(phases):
+        logs = [folder / f"{number}-{worker}" for worker in range(len(workers))]
+        done.append({**_phase(url, dataset, logs, workers), "n_runs": Ledger(url).spent(dataset).n_runs})
+    sys.stdout.write(json.dumps(done))
+
+
+def run_phases(url: str, dataset: str, folder: Path, phases: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Run this file as a program, and return what it prints."""
+    command = [sys.executable, __file__, url, dataset, str(folder), json.dumps(phases)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+    return json.loads(done.stdout)
+
+
+def _phase(url: str, dataset: str, logs: list[Path], workers: list[dict[str, Any]]) -> dict[str, Any]:
     gate, opener = os.pipe()
-    pids = [_fork(url, dataset, folder / str(number), worker, (gate, opener)) for number, worker in enumerate(plan)]
+    pids = [_fork(url, dataset, log, worker, (gate, opener)) for log, worker in zip(logs, workers, strict=True)]
+    os.close(gate)
     os.close(opener)
     started = time.monotonic()
-    for seconds, pid in sorted((worker["kill_after"], pid) for worker, pid in zip(plan, pids, strict=True) if "kill_after" in worker):
-        time.sleep(max(0.0, started + seconds - time.monotonic()))
-        os.kill(pid, signal.SIGKILL)
+    for worker, pid, log in zip(workers, pids, logs, strict=True):
+        if "kill_after" in worker:
+            _kill_after(worker["kill_after"], pid, log)
     statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    sys.stdout.write(json.dumps({"statuses": statuses, "seconds": time.monotonic() - started}))
+    return {"statuses": statuses, "seconds": round(time.monotonic() - started, 3)}
+
+
+def _kill_after(n_lines: int, pid: int, log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (log.exists() and len(log.read_bytes().splitlines()) >= n_lines):
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGKILL)
 
 
 def _fork(url: str, dataset: str, log: Path, worker: dict[str, Any], pipe: tuple[int, int]) -> int:
@@ -49,16 +75,19 @@ def _fork(url: str, dataset: str, log: Path, worker: dict[str, Any], pipe: tuple
     try:
         os.close(pipe[1])
         os.read(pipe[0], 1)  # ends when the parent has started all
+        ledger = Ledger(url)
+        if "init" in worker:
+            ledger.init(dataset, worker["init"])
         with log.open("a", buffering=1) as lines:
             for run_id in worker["runs"]:
-                lines.write(f"{_charge(url, dataset, run_id, worker.get('kill', {}).get(run_id))} {run_id}\n")
+                moment = worker.get("kill", {}).get(run_id)
+                lines.write(f"{_charge(_doomed(url, moment) if moment else ledger, dataset, run_id, moment)} {run_id}\n")
         os._exit(0)
     finally:
         os._exit(1)
 
 
-def _charge(url: str, dataset: str, run_id: str, moment: str | None) -> str:
-    ledger = _doomed(url, moment)
+def _charge(ledger: Ledger, dataset: str, run_id: str, moment: str | None) -> str:
     try:
         ledger.intend(dataset, run_id, CHARGE)
     except BudgetError:
@@ -69,7 +98,7 @@ def _charge(url: str, dataset: str, run_id: str, moment: str | None) -> str:
     return "accepted"
 
 
-def _doomed(url: str, moment: str | None) -> Ledger:
+def _doomed(url: str, moment: str) -> Ledger:
     def compose(charges: Sequence[Charge], delta: float) -> float:
         if moment == "composing":
             _die()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
+from privacy.ledger_worker import run_phases
 
 from dpdask.errors import BudgetError, DataError, SpecError, TemporaryError
 from dpdask.privacy import ledger_tables
@@ -26,7 +26,6 @@ from dpdask.privacy.ledger_tables import DATASETS, ENTRIES, digest_of
 pytest_plugins = ("privacy.ledger_worker",)
 
 HALF = Charge(epsilon=0.5, delta=2.0**-30, event={"version": 1, "mechanism": "laplace", "columns": ["rating"], "scale": 2.0})
-WORKER = Path(__file__).with_name("ledger_worker.py")
 
 
 @pytest.fixture
@@ -218,7 +217,7 @@ def test_a_charge_keeps_its_own_copy_of_the_event() -> None:
     assert math.copysign(1, charge.delta) == 1
 
 
-@pytest.mark.parametrize("bad", [-1, math.nan, math.inf, True, "1", None, -5e-324, 10**400])
+@pytest.mark.parametrize("bad", [-1, math.nan, math.inf, True, "1", None, -5e-324, 10**400], ids=lambda bad: str(bad)[:9])
 def test_an_epsilon_out_of_range_is_refused(bad: Any, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="epsilon"):
         Charge(epsilon=bad)
@@ -347,7 +346,7 @@ def test_a_ledger_of_another_version_is_refused(ledger: Ledger) -> None:
 # another hand
 
 
-def set_entry(sequence: int, **values: Any) -> Callable[[sa.Connection], object]:
+def set_entry(sequence: int, /, **values: Any) -> Callable[[sa.Connection], object]:
     return lambda connection: connection.execute(sa.update(ENTRIES).where(ENTRIES.c.sequence == sequence), values)
 
 
@@ -376,7 +375,7 @@ def exchange(connection: sa.Connection) -> None:
         set_entry(old, sequence=new)(connection)
 
 
-def rewrite(sequence: int, **values: Any) -> Callable[[sa.Connection], None]:
+def rewrite(sequence: int, /, **values: Any) -> Callable[[sa.Connection], None]:
     """Change an entry and make its own digest right again."""
 
     def change(connection: sa.Connection) -> None:
@@ -578,16 +577,13 @@ def test_an_answered_charge_is_on_the_disk(ledger: Ledger) -> None:
 # kill -9
 
 
-@pytest.mark.parametrize(("moment", "charged"), [("composing", False), ("committing", False), ("intended", True)])
-def test_a_killed_run_is_charged_once_when_it_is_run_again(url: str, ledger: Ledger, moment: str, charged: bool, tmp_path: Path) -> None:
-    again = f"""[{{"runs": ["run-1"], "kill": {{"run-1": "{moment}"}}}}]"""
-    for plan in (again, again):  # killed, and killed again
-        done = subprocess.run(
-            [sys.executable, str(WORKER), url, "ratings", str(tmp_path), plan], capture_output=True, text=True, check=True, cwd=WORKER.parents[2]
-        )
-        assert f'"statuses": [-{signal.SIGKILL:d}]' in done.stdout
-    assert ledger.spent("ratings").n_runs == charged
-    plan = """[{"runs": ["run-1"]}]"""
-    subprocess.run([sys.executable, str(WORKER), url, "ratings", str(tmp_path), plan], check=True, capture_output=True, cwd=WORKER.parents[2])
-    assert kinds(ledger) == [("intend", "run-1"), ("commit", "run-1")]
-    assert ledger.spent("ratings").epsilon_spent == 0.25
+def test_a_killed_run_is_charged_once_when_it_is_run_again(url: str, ledger: Ledger, tmp_path: Path) -> None:
+    moments = {"composing": 0, "committing": 0, "intended": 1}  # and how many charges stand after it
+    phases = [[{"runs": [moment], "kill": {moment: killed}}] for moment in moments for killed in (moment, moment, None)]
+    done = run_phases(url, "ratings", tmp_path, phases)
+    for before, (charged, phase) in enumerate(zip(moments.values(), range(0, 9, 3), strict=True)):
+        killed, again, whole = done[phase : phase + 3]
+        assert [each["statuses"] for each in (killed, again, whole)] == [[-signal.SIGKILL], [-signal.SIGKILL], [0]]
+        assert [each["n_runs"] for each in (killed, again, whole)] == [before + charged, before + charged, before + 1]
+    assert kinds(ledger) == [(kind, moment) for moment in moments for kind in ("intend", "commit")]
+    assert ledger.spent("ratings").epsilon_spent == 0.75

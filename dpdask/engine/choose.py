@@ -1,0 +1,154 @@
+"""Which rows of a fragment are released and which are held out: by row, or by unit with a bound on its rows."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dpdask.engine.work import BOUNDS_NAME, TableWork, UnitWork
+from dpdask.errors import DataError, InputError
+from dpdask.io.storage import Folder
+from dpdask.kernels.siphash import siphash
+from dpdask.stats import holdout_mask
+from dpdask.stats.bounding import UnitBounds
+from dpdask.stats.holdout import HOLDOUT_ID
+from dpdask.streams import RunKey, stream, words
+
+Words = NDArray[np.uint64]
+_NULL = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hashes:
+    """The keyed hashes of some rows: uint64 arrays of one length."""
+
+    units: Words
+    rows: Words
+    positions: Words
+
+
+class Hasher:
+    """Hashes the units and rows of one fragment, batch by batch.
+
+    Parameters
+    ----------
+    key
+        The run's key.
+    unit
+        The unit's column, and the public columns that tell rows apart.
+    number
+        The fragment's place in the table.
+    """
+
+    def __init__(self, key: RunKey, unit: UnitWork, number: int) -> None:
+        self._unit = unit
+        self._unit_key = words(stream(key, "bounding/unit", ""), 2)
+        self._row_key = words(stream(key, "bounding/row", ""), 2)
+        self._holdout_key = words(stream(key, f"{HOLDOUT_ID}/unit", ""), 2)
+        self._next = number << 32
+
+    def hash(self, batch: pa.RecordBatch) -> Hashes:
+        """Return the hashes of the next rows.
+
+        Raises
+        ------
+        DataError
+            If a row's unit is null.
+        """
+        names = [self._unit.column, *self._unit.public]
+        if batch.column(self._unit.column).null_count:
+            raise DataError("holds a null, and the unit of every row must be known", f"column {self._unit.column!r}", "fill it, or drop these rows")
+        columns = np.column_stack([_as_words(batch.column(name)) for name in names])
+        positions = np.arange(self._next, self._next + batch.num_rows, dtype=np.uint64)
+        self._next += batch.num_rows
+        units = siphash(np.ascontiguousarray(columns[:, :1]), *self._unit_key)
+        return Hashes(units=units, rows=siphash(columns, *self._row_key), positions=positions)
+
+    def held_out(self, hashes: Hashes, fraction: float) -> NDArray[np.bool_]:
+        """Return which rows belong to a held-out unit."""
+        drawn = siphash(hashes.units.reshape(-1, 1), *self._holdout_key)
+        result: NDArray[np.bool_] = drawn < np.uint64(int(fraction * 2**64))
+        return result
+
+
+class Chooser:
+    """Splits one fragment's rows, batch by batch and in order: a pure function of the run key and the fragment.
+
+    Parameters
+    ----------
+    work
+        The work on the table.
+    fragment_id
+        Names the fragment.
+    number
+        The fragment's place in the table.
+    """
+
+    def __init__(self, work: TableWork, fragment_id: str, number: int) -> None:
+        key = work.key()
+        self._fraction = work.fraction
+        self._rng = stream(key, HOLDOUT_ID, fragment_id) if work.fraction is not None and work.unit is None else None
+        self._hasher = Hasher(key, work.unit, number) if work.unit is not None else None
+        self._bounds = load_bounds(work.secrets, work.unit.bounds_sha256) if work.unit is not None else None
+
+    def split(self, batch: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
+        """Return which of the next rows are released, and which shape the reference (None: all that are in the bound).
+
+        Raises
+        ------
+        DataError
+            If a row's unit is null.
+        """
+        n_rows = batch.num_rows
+        if self._hasher is not None and self._bounds is not None:
+            hashes = self._hasher.hash(batch)
+            within = self._bounds.released(hashes.units, hashes.rows, hashes.positions)
+            if self._fraction is None:
+                return within, within
+            held_out = self._hasher.held_out(hashes, self._fraction)
+            return within & ~held_out, within & held_out
+        if self._rng is None or self._fraction is None:
+            return np.ones(n_rows, dtype=bool), None
+        mask = holdout_mask(self._rng, n_rows, self._fraction)
+        return ~mask, mask
+
+
+@functools.lru_cache(maxsize=2)
+def load_bounds(secrets: Folder, sha256: str) -> UnitBounds:
+    """Return the units' bounds, read once by each process and checked against their digest.
+
+    Raises
+    ------
+    InputError
+        If the file is missing or another.
+    """
+    data = secrets.read(BOUNDS_NAME)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise InputError("the run's unit bounds are not those that were written", BOUNDS_NAME, "abort the run and begin again")
+    return UnitBounds.from_bytes(data)
+
+
+def _as_words(array: pa.Array) -> Words:
+    """Return a column as 64-bit words, equal where and only where the values are (texts: up to a 64-bit hash)."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_boolean(array.type) or pa.types.is_integer(array.type):
+        plain = np.asarray(array.cast(pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False)).view(np.uint64)
+    elif pa.types.is_floating(array.type):
+        plain = np.asarray(array.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)).view(np.uint64)
+    else:
+        encoded = array.dictionary_encode()
+        distinct = encoded.dictionary.to_pylist()
+        hashed = [int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little") for value in distinct]
+        codes = np.asarray(encoded.indices.fill_null(0).to_numpy(zero_copy_only=False))
+        plain = np.array(hashed or [0], dtype=np.uint64)[codes]
+    if array.null_count:
+        plain = np.where(np.asarray(pc.is_null(array).to_numpy(zero_copy_only=False)), _NULL, plain)
+    return np.ascontiguousarray(plain, dtype=np.uint64)

@@ -1,0 +1,96 @@
+"""Unit contributions: of each unit's rows the first by a keyed hash, wherever its rows lie."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UnitRows:
+    """Of each unit, its first `max_rows` + 1 rows in the order (hash, position); mergeable and exact.
+
+    Attributes
+    ----------
+    max_rows
+        How many rows of a unit may be released.
+    units, hashes, positions
+        uint64 arrays of one length, sorted by all three: a keyed hash of the unit, a keyed hash of the row's public
+        content, and the row's place in the table (which only decides between rows that are alike).
+    """
+
+    max_rows: int
+    units: Words
+    hashes: Words
+    positions: Words
+
+    @classmethod
+    def identity(cls, max_rows: int) -> Self:
+        """Return the statistic of no rows."""
+        none = np.empty(0, dtype=np.uint64)
+        return cls(max_rows=max_rows, units=none, hashes=none, positions=none)
+
+    @classmethod
+    def of_batch(cls, max_rows: int, units: Words, hashes: Words, positions: Words) -> Self:
+        """Return the statistic of some rows."""
+        order = np.lexsort((positions, hashes, units))
+        units, hashes, positions = units[order], hashes[order], positions[order]
+        starts = np.flatnonzero(np.append(True, units[1:] != units[:-1])) if len(units) else np.empty(0, dtype=np.intp)
+        place = np.arange(len(units)) - np.repeat(starts, np.diff(np.append(starts, len(units))))
+        kept = place <= max_rows
+        return cls(max_rows=max_rows, units=units[kept], hashes=hashes[kept], positions=positions[kept])
+
+    def merge(self, *others: Self) -> Self:
+        """Return the statistic of all of them."""
+        parts = (self, *others)
+        columns = [np.concatenate([getattr(part, name) for part in parts]) for name in ("units", "hashes", "positions")]
+        return self.of_batch(self.max_rows, *columns)
+
+    def bounds(self) -> UnitBounds:
+        """Return, for each unit that has too many rows, the first one that is not released."""
+        last = np.append(self.units[1:] != self.units[:-1], True) if len(self.units) else np.empty(0, dtype=bool)
+        counts = np.diff(np.flatnonzero(last), prepend=-1)
+        over = np.flatnonzero(last)[counts > self.max_rows]
+        return UnitBounds(units=self.units[over], hashes=self.hashes[over], positions=self.positions[over])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UnitBounds:
+    """For each unit with too many rows, the first that is not released; units that are not listed keep all of theirs.
+
+    Attributes
+    ----------
+    units, hashes, positions
+        uint64 arrays of one length, sorted by unit.
+    """
+
+    units: Words
+    hashes: Words
+    positions: Words
+
+    def released(self, units: Words, hashes: Words, positions: Words) -> NDArray[np.bool_]:
+        """Return which rows are released: those before their unit's bound."""
+        if not len(self.units):
+            return np.ones(len(units), dtype=bool)
+        found = np.minimum(np.searchsorted(self.units, units), len(self.units) - 1)
+        earlier = (hashes < self.hashes[found]) | ((hashes == self.hashes[found]) & (positions < self.positions[found]))
+        result: NDArray[np.bool_] = (self.units[found] != units) | earlier
+        return result
+
+    def to_bytes(self) -> bytes:
+        """Return the bounds as bytes: the same bounds, the same bytes."""
+        buffer = io.BytesIO()
+        np.savez(buffer, units=self.units, hashes=self.hashes, positions=self.positions)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Return the bounds that `to_bytes` wrote."""
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return cls(units=arrays["units"], hashes=arrays["hashes"], positions=arrays["positions"])

@@ -1,0 +1,390 @@
+"""Debiased estimates against the original column: unbiased, honest about their errors, exact without noise, and refused when lost."""
+
+from __future__ import annotations
+
+import datetime as dt
+import doctest
+import math
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import dpdask
+from dpdask.channels import laplace
+from dpdask.errors import DataError, SpecError
+from dpdask.inference import MAX_CONDITION, Estimate, ReleasedColumn, debias
+
+ALPHA = 1e-9
+LEVELS = (1.0, 2.0, 3.0, 5.0)
+P = np.array([0.1, 0.2, 0.4, 0.3])
+T = 0.5 * np.eye(4) + 0.5 * P[None, :]  # invertible, invariant: P·T = P
+MERGED = np.array([[0.6, 0.2, 0.1, 0.1], [0.6, 0.2, 0.1, 0.1], [0.1, 0.1, 0.5, 0.3], [0.1, 0.1, 0.3, 0.5]])
+
+
+def card(matrix: np.ndarray, levels: tuple[object, ...] = LEVELS, name: str = "rating") -> dict[str, object]:
+    return {"columns": {name: {"levels": list(levels), "channel": np.asarray(matrix).tolist()}, "kept": {"role": "kept"}}}
+
+
+def column(matrix: np.ndarray = T, levels: tuple[object, ...] = LEVELS, **options: object) -> ReleasedColumn:
+    return ReleasedColumn.from_card(card(matrix, levels), "rating", **options)
+
+
+def released(codes: np.ndarray, matrix: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return released codes by inversion of each row's cumulative probabilities."""
+    return (rng.random(len(codes))[:, None] > matrix.cumsum(axis=1)[codes, :-1]).sum(axis=1)
+
+
+def consistent(estimates: np.ndarray, truth: float) -> bool:
+    """Return whether the mean of independent estimates passes a t-test of being the truth."""
+    return bool(stats.ttest_1samp(estimates, truth).pvalue > ALPHA)
+
+
+def table(n: int, rng: np.random.Generator) -> pd.DataFrame:
+    """Return original codes that depend on a group and a number, as a released table holds them."""
+    group = rng.choice(["a", "b", "c"], n, p=[0.5, 0.3, 0.2])
+    x = rng.gamma(2.0, 3.0, n) + 100.0
+    shift = np.select([group == "a", group == "b"], [0.4, -0.3], 0.0) + 0.25 * (x - 106) / 4
+    codes = np.digitize(rng.normal(size=n) + shift, [-1.3, -0.5, 0.5])
+    y = 2.0 * np.array(LEVELS)[codes] + 0.5 * x + rng.normal(size=n) * (1 + 0.3 * codes)
+    return pd.DataFrame({"group": group, "x": x, "y": y, "code": codes})
+
+
+def release(frame: pd.DataFrame, matrix: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
+    return frame.drop(columns="code").assign(rating=np.array(LEVELS)[released(frame["code"].to_numpy(), matrix, rng)])
+
+
+def ols(frame: pd.DataFrame, response: np.ndarray, covariates: list[np.ndarray]) -> np.ndarray:
+    return np.linalg.lstsq(np.column_stack([np.ones(len(frame)), *covariates]), response, rcond=None)[0][1:]
+
+
+def test_the_worked_example_runs() -> None:
+    assert doctest.testmod(debias).failed == 0
+    assert doctest.testmod(debias).attempted >= 8
+
+
+# --- laws ---
+
+
+@st.composite
+def channels(draw: st.DrawFn) -> np.ndarray:
+    """Random invertible channels of 2 to 12 levels, with a diagonal share that bounds the condition number."""
+    s = draw(st.integers(2, 12))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    share = draw(st.floats(0.15, 1.0))
+    return share * np.eye(s) + (1 - share) * rng.dirichlet(np.full(s, draw(st.sampled_from([0.3, 1.0, 10.0]))), size=s)
+
+
+@settings(deadline=None, max_examples=150)
+@given(matrix=channels(), seed=st.integers(0, 2**32))
+def test_transform_solves_t_g_equals_f_or_refuses(matrix: np.ndarray, seed: int) -> None:
+    f = np.random.default_rng(seed).normal(size=len(matrix))
+    subject = column(matrix, tuple(range(len(matrix))))
+    if (matrix.max(axis=0) == 0).any() or subject.condition_number > MAX_CONDITION / 2:
+        return
+    np.testing.assert_allclose(matrix @ subject.transform_for(f), f, atol=1e-8)
+    np.testing.assert_allclose(subject.reference @ matrix, subject.reference, atol=1e-9)
+    assert subject.correlations[0] == pytest.approx(1.0, abs=1e-6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(matrix=channels(), seed=st.integers(0, 2**32))
+def test_exact_expected_counts_give_back_the_distribution(matrix: np.ndarray, seed: int) -> None:
+    original = np.random.default_rng(seed).dirichlet(np.ones(len(matrix)))
+    subject = column(matrix, tuple(range(len(matrix))))
+    if subject.condition_number > 1e4:
+        return
+    counts = 1e6 * original @ matrix
+    np.testing.assert_allclose(subject.distribution(counts).value, original, atol=1e-8)
+    np.testing.assert_allclose(subject.distribution(counts, simplex=True).value, original, atol=2e-4)
+
+
+def test_without_noise_every_estimate_is_the_plain_one() -> None:
+    rng = np.random.default_rng(1)
+    original = table(3000, rng)
+    frame = release(original, np.eye(4), rng)
+    subject = column(np.eye(4))
+    assert subject.condition_number == 1.0
+    shares = subject.distribution(frame)
+    plain = frame["rating"].value_counts(normalize=True).sort_index()
+    np.testing.assert_allclose(shares.value, plain)
+    np.testing.assert_allclose(shares.standard_error, np.sqrt(plain * (1 - plain) / 2999))
+    assert subject.mean(frame).value == pytest.approx(frame["rating"].mean())
+    assert subject.mean(frame).standard_error == pytest.approx(frame["rating"].sem())
+    means = subject.group_means(frame, "group")
+    np.testing.assert_allclose(means.value, frame.groupby("group")["rating"].mean())
+    np.testing.assert_allclose(means.standard_error, frame.groupby("group")["rating"].sem())
+    np.testing.assert_allclose(subject.crosstab(frame, "group").value, pd.crosstab(frame["group"], frame["rating"]), atol=1e-9)
+    rating, x, y = (frame[name].to_numpy() for name in ("rating", "x", "y"))
+    np.testing.assert_allclose(subject.slope(frame, covariates=["x", "y"]).value, ols(frame, rating, [x, y]))
+    np.testing.assert_allclose(subject.slope(frame, response="y", covariates=["x"]).value, ols(frame, y, [rating, x]))
+    design = np.column_stack([np.ones(3000), rating, x])
+    errors = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
+    bread = np.linalg.inv(design.T @ design)
+    sandwich = np.sqrt(np.diag(bread @ (design.T * errors**2) @ design @ bread) * 3000 / 2997)[1:]
+    np.testing.assert_allclose(subject.slope(frame, response="y", covariates=["x"]).standard_error, sandwich)
+
+
+# --- unbiased by simulation; the naive estimate fails the same test ---
+
+
+def test_distribution_is_unbiased_and_the_naive_one_is_not() -> None:
+    rng = np.random.default_rng(2)
+    original = np.array([0.5, 0.1, 0.1, 0.3])
+    draws = rng.multinomial(2000, original @ T, size=400)
+    estimates = np.array([column().distribution(counts).value for counts in draws])
+    for level in range(4):
+        assert consistent(estimates[:, level], original[level])
+    assert not consistent(draws[:, 0] / 2000, original[0])
+    np.testing.assert_allclose(estimates.sum(axis=1), 1.0)
+
+
+def test_group_means_crosstab_and_slopes_are_unbiased_and_the_naive_ones_are_not() -> None:
+    rng = np.random.default_rng(3)
+    original = table(1500, rng)
+    rating, x, y = np.array(LEVELS)[original["code"]], original["x"].to_numpy(), original["y"].to_numpy()
+    truth = {
+        "mean a": rating[original["group"] == "a"].mean(),
+        "b has 5": float((rating[original["group"] == "b"] == 5.0).sum()),
+        "on x": ols(original, rating, [x])[0],
+        "of y": ols(original, y, [rating, x])[0],
+    }
+    ours: dict[str, list[float]] = {name: [] for name in truth}
+    naive: dict[str, list[float]] = {name: [] for name in truth}
+    for _ in range(120):
+        frame = release(original, T, rng)
+        for subject, into in ((column(), ours), (column(np.eye(4)), naive)):
+            into["mean a"].append(subject.group_means(frame, "group").value["a"])
+            into["b has 5"].append(subject.crosstab(frame, "group").value.loc["b", 5.0])
+            into["on x"].append(subject.slope(frame, covariates=["x"]).value["x"])
+            into["of y"].append(subject.slope(frame, response="y", covariates=["x"]).value["rating"])
+    corrected = np.array(ours.pop("of y"))  # a ratio of estimates: consistent, with a bias of second order
+    assert abs(corrected.mean() - truth["of y"]) < 0.05 * truth["of y"]
+    assert abs(np.mean(naive["of y"]) - truth["of y"]) > 0.3 * truth["of y"]
+    for name, estimates in ours.items():
+        assert consistent(np.array(estimates), truth[name]), name
+        assert not consistent(np.array(naive[name]), truth[name]), name
+
+
+# --- standard errors ---
+
+
+def covers(estimate: Estimate, truth: object) -> np.ndarray:
+    low, high = estimate.interval(0.95)
+    return np.atleast_1d((np.asarray(low) <= np.asarray(truth)) & (np.asarray(truth) <= np.asarray(high)))
+
+
+def test_intervals_of_distributions_and_means_cover_as_they_promise() -> None:
+    rng = np.random.default_rng(4)
+    original = np.array([0.4, 0.2, 0.15, 0.25])
+    draws = rng.multinomial(1000, original @ T, size=1500)
+    of_shares = np.mean([covers(column().distribution(counts), original) for counts in draws], axis=0)
+    of_mean = np.mean([covers(column().mean(counts), original @ LEVELS) for counts in draws])
+    assert ((of_shares > 0.92) & (of_shares < 0.98)).all()
+    assert 0.92 < of_mean < 0.98
+
+
+def test_intervals_of_groups_and_slopes_cover_as_they_promise() -> None:
+    rng = np.random.default_rng(5)
+    population = table(400_000, rng)
+    rating, x, y = np.array(LEVELS)[population["code"]], population["x"].to_numpy(), population["y"].to_numpy()
+    by_group = pd.Series(rating).groupby(population["group"]).mean()
+    cross = pd.crosstab(population["group"], rating, normalize="index")
+    on_x, of_y = ols(population, rating, [x]), ols(population, y, [rating, x])
+    hits: dict[str, list[np.ndarray]] = {"means": [], "cells": [], "on x": [], "of y": []}
+    for _ in range(600):
+        frame = release(population.iloc[rng.integers(0, len(population), 1200)], T, rng)
+        hits["means"].append(covers(column().group_means(frame, "group"), by_group))
+        hits["cells"].append(covers(column().crosstab(frame, "group", normalise=True), cross).ravel())
+        hits["on x"].append(covers(column().slope(frame, covariates=["x"]), on_x))
+        hits["of y"].append(covers(column().slope(frame, response="y", covariates=["x"]), of_y))
+    for name, found in hits.items():
+        coverage = np.mean(found, axis=0)
+        assert ((coverage > 0.92) & (coverage < 0.98)).all(), (name, coverage)
+
+
+def test_a_group_of_one_row_has_no_standard_error() -> None:
+    means = column().group_means(pd.DataFrame({"g": ["a", "b", "b"], "rating": [1.0, 2.0, 3.0]}), "g")
+    assert math.isnan(means.standard_error["a"])
+    assert means.standard_error["b"] > 0
+
+
+# --- what the channel cannot tell ---
+
+
+def test_merged_levels_are_refused_unless_the_question_does_not_need_them() -> None:
+    subject = column(MERGED)
+    assert subject.condition_number > MAX_CONDITION
+    with pytest.raises(SpecError, match=r"tells only 3 of 4 directions apart \(condition number above 1e\+06\)"):
+        subject.distribution([1, 2, 3, 4])
+    with pytest.raises(SpecError, match="approximate=True"):
+        subject.transform_for([1, 0, 0, 0])
+    coarse = subject.transform_for([1, 1, 0, 0])  # the two merged levels together
+    np.testing.assert_allclose(MERGED @ coarse, [1, 1, 0, 0], atol=1e-9)
+    assert subject.mean([1, 2, 3, 4], [1, 1, 0, 0]).worst_bias == 0.0
+
+
+def test_approximate_reports_its_worst_bias_and_is_exact_in_the_reference_s_proportions() -> None:
+    subject = column(MERGED, approximate=True)
+    reference = subject.reference
+    original = reference * (MERGED @ np.array([3.0, 1.0, 0.2, 0.1]))  # merged levels as in the reference, the others not
+    original /= original.sum()
+    found = subject.distribution(1e6 * original @ MERGED)
+    np.testing.assert_allclose(found.value, original, atol=1e-9)
+    assert (found.worst_bias[[1.0, 2.0]] > 0.1).all()
+    assert (found.worst_bias[[3.0, 5.0]] == 0.0).all()
+    other = np.array([0.7, 0.0, 0.1, 0.2])
+    found = subject.distribution(1e6 * other @ MERGED)
+    wrong = np.abs(found.value - other)
+    assert wrong.max() > 0.05
+    assert (wrong <= found.worst_bias + 1e-9).all()
+    assert covers(found, other).all()
+    assert found.condition_number < MAX_CONDITION
+
+
+def test_approximate_slopes_stay_within_their_worst_bias() -> None:
+    rng = np.random.default_rng(7)
+    original = table(60_000, rng)
+    frame = release(original, MERGED, rng)
+    estimate = column(MERGED, approximate=True).slope(frame, covariates=["x"])
+    assert estimate.worst_bias["x"] > 0
+    assert covers(estimate, ols(original, np.array(LEVELS)[original["code"]], [original["x"].to_numpy()])).all()
+    assert math.isinf(column(MERGED, approximate=True).slope(frame, response="y").worst_bias["rating"])
+
+
+def test_a_lower_max_condition_trades_variance_for_a_reported_bias() -> None:
+    counts = [100, 200, 300, 400]
+    matrix = laplace(P, 4.0, ordered=True).matrix
+    exact, coarse = (column(matrix, approximate=True, max_condition=limit).mean(counts) for limit in (1e6, 10))
+    assert exact.worst_bias < 1e-6 < coarse.worst_bias
+    assert exact.condition_number > 10 >= coarse.condition_number
+    assert coarse.standard_error < exact.standard_error
+
+
+def test_a_constant_channel_tells_nothing() -> None:
+    with pytest.raises(SpecError, match="tells only 1 of 4"):
+        column(np.tile(P, (4, 1))).mean([1, 2, 3, 4])
+
+
+def test_levels_that_the_reference_never_saw_are_taken_not_to_occur() -> None:
+    matrix = laplace(np.array([0.3, 0.0, 0.3, 0.4]), 4.0, ordered=True).matrix
+    found = column(matrix).distribution([30, 0, 30, 40])
+    assert found.value[2.0] == 0.0
+    assert found.standard_error[2.0] == 0.0
+    assert found.value.sum() == pytest.approx(1.0)
+
+
+def test_simplex_gives_probabilities_where_the_unbiased_estimate_leaves_them() -> None:
+    counts = [90, 10, 20, 5]
+    assert column().distribution(counts).value.min() < 0
+    inside = column().distribution(counts, simplex=True).value
+    assert inside.min() >= 0
+    assert inside.sum() == pytest.approx(1.0)
+    frame = pd.DataFrame({"g": "a", "rating": np.repeat(LEVELS, counts)})
+    assert column().crosstab(frame, "g", simplex=True).value.to_numpy().min() >= 0
+
+
+def test_a_slope_on_a_column_that_is_all_noise_is_refused() -> None:
+    rng = np.random.default_rng(8)
+    weak = 0.02 * np.eye(4) + 0.98 * P[None, :]
+    frame = release(table(300, rng), weak, rng)
+    with pytest.raises(SpecError, match="cannot be told from zero"):
+        column(weak).slope(frame, response="y")
+
+
+# --- frames and inputs ---
+
+
+def test_dask_and_pandas_frames_give_the_same_estimates() -> None:
+    rng = np.random.default_rng(9)
+    frame = release(table(2000, rng), T, rng)
+    frame.loc[frame.index[:5], "x"] = np.nan
+    lazy = dd.from_pandas(frame, npartitions=3)
+    subject = column()
+    with dask.config.set(scheduler="synchronous"):
+        for ask in (
+            lambda f: subject.distribution(f).value,
+            lambda f: subject.distribution(f["rating"].value_counts()).standard_error,
+            lambda f: subject.mean(f).value,
+            lambda f: subject.group_means(f, ["group"]).standard_error,
+            lambda f: subject.crosstab(f, "group").value,
+            lambda f: subject.slope(f, covariates=["x"]).value,
+            lambda f: subject.slope(f, response="y", covariates=["x"]).standard_error,
+        ):
+            np.testing.assert_allclose(np.asarray(ask(lazy), dtype=float), np.asarray(ask(frame), dtype=float), rtol=1e-9)
+        assert subject.group_means(lazy, ["group"]).value.index.equals(subject.group_means(frame, "group").value.index)
+
+
+def test_rows_without_a_kept_value_are_left_out_of_slopes() -> None:
+    rng = np.random.default_rng(10)
+    frame = release(table(1000, rng), T, rng)
+    frame.loc[frame.index[::7], "x"] = np.nan
+    expected = column().slope(frame.dropna(), covariates=["x"])
+    np.testing.assert_allclose(column().slope(frame, covariates=["x"]).value, expected.value)
+
+
+@pytest.mark.parametrize("npartitions", [0, 2])
+def test_null_levels_dates_texts_and_categories_are_recognised(npartitions: int) -> None:
+    third = np.full((3, 3), 0.1) + 0.7 * np.eye(3)
+    for levels, values in (
+        ((None, "a", "b"), pd.Series([None, "a", "b", "a"])),
+        ((None, 1, 2), pd.Series([np.nan, 1.0, 2.0, 1.0])),
+        (("2020-01-01", "2020-01-02", "2020-01-03"), pd.to_datetime(pd.Series(["2020-01-01", "2020-01-02", "2020-01-03", "2020-01-02"]))),
+        (("2020-01-01", "2020-01-02", "2020-01-03"), pd.Series([dt.date(2020, 1, day) for day in (1, 2, 3, 2)])),
+        (("a", "b", "c"), pd.Series(pd.Categorical(["a", "b", "c", "b"], categories=["c", "b", "a", "z"]))),
+    ):
+        frame = pd.DataFrame({"rating": values, "group": ["u", "u", "v", None]})
+        asked = dd.from_pandas(frame, npartitions=npartitions) if npartitions else frame
+        with dask.config.set(scheduler="synchronous"):
+            counts = column(third, levels).crosstab(asked, "group").value.to_numpy()
+            shares = column(third, levels).distribution(asked).value
+        assert counts.shape == (3, 3)
+        np.testing.assert_allclose(shares, np.linalg.solve(third.T, [0.25, 0.5, 0.25]))
+
+
+def test_the_card_of_a_release_is_what_from_card_reads() -> None:
+    schema = dpdask.Schema.from_dict({"columns": {"g": {"role": "keep"}, "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
+    rng = np.random.default_rng(11)
+    g = rng.integers(0, 2, 20_000)
+    frame = pd.DataFrame({"g": g, "x": (rng.random(20_000) < 0.2 + 0.6 * g).astype(int)})
+    release_ = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Holdout(fraction=0.25), insecure_seed=3).fit(frame)
+    private = release_.transform(frame)
+    means = ReleasedColumn.from_card(release_.card, "x").group_means(private, "g")
+    assert (np.abs(means.value - [0.2, 0.8]) < 5 * means.standard_error + 0.03).all()
+    naive = private.groupby("g")["x"].mean()
+    assert (np.abs(naive - [0.2, 0.8]) > 0.2).all()
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: ReleasedColumn.from_card(card(T), "other"), "no such column"),
+        (lambda: ReleasedColumn.from_card(card(T), "kept"), "no channel on levels"),
+        (lambda: ReleasedColumn.from_card(card(T[:, :3]), "rating"), "not square"),
+        (lambda: ReleasedColumn.from_card({"columns": {"rating": {"levels": [1], "channel": [["x"]]}}}, "rating"), "no matrix of numbers"),
+        (lambda: column(2 * T), "not probabilities"),
+        (lambda: column(T, max_condition=1e9), "max_condition"),
+        (lambda: column(T, ("a", "b", "c", "d")).transform_for(), "not all numbers"),
+        (lambda: column(T).transform_for([1, 2]), "one per level"),
+        (lambda: column(T).transform_for([1, 2, 3, math.nan]), "one per level"),
+        (lambda: column(T).slope(pd.DataFrame({"rating": [1.0], "x": [1.0]})), "kept column"),
+        (lambda: column(T).slope(pd.DataFrame({"rating": [1.0] * 9, "x": [1.0] * 9}), covariates=["x"]), "does not vary"),
+        (lambda: column(T).slope(pd.DataFrame({"rating": [1.0] * 9, "x": ["a"] * 9}), covariates=["x"]), "numeric"),
+        (lambda: column(T).slope(pd.DataFrame({"rating": [1.0] * 9, "x": range(9), "y": range(9)}), covariates=["x", "y"]), "collinear"),
+    ],
+)
+def test_what_cannot_be_is_refused(act, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        act()
+
+
+@pytest.mark.parametrize("counts", [[1, 2, 3], [0, 0, 0, 0], [1, -1, 2, 3], [1, math.nan, 2, 3], {9.75: 3}, pd.Series({1.0: 1, 9.75: 2})])
+def test_counts_that_are_none_are_refused_without_a_value(counts: object) -> None:
+    with pytest.raises(DataError) as refused:
+        column().distribution(counts)
+    assert "9.75" not in str(refused.value)

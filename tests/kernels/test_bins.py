@@ -1,0 +1,70 @@
+"""Bins of ranks: null and atoms apart, the rest even; a round trip keeps the reference's distribution."""
+
+import numpy as np
+import pytest
+from scipy.stats import kstest
+
+from dpdask.kernels import bins, ecdf
+
+
+def reference(atoms: tuple[float, ...] = (), null: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    values = np.sort(np.random.default_rng(1).lognormal(size=5000))
+    x, c = ecdf.continualise(values, np.ones(5000), np.array(atoms), np.full(len(atoms), 2500.0), None, None)
+    c = null + (1 - null) * c
+    return x, c
+
+
+def raw(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.integers(0, 2**64 - 1, n, dtype=np.uint64, endpoint=True)
+
+
+def test_edges_of_a_smooth_cdf_are_even() -> None:
+    assert bins.bin_edges(*reference(), 48) == pytest.approx(np.linspace(0, 1, 49))
+
+
+def test_null_and_each_atom_are_bins_of_their_own() -> None:
+    x, c = reference(atoms=(0.0, 1.0), null=0.2)
+    edges = bins.bin_edges(x, c, 10)
+    assert edges[1] == pytest.approx(0.2)
+    for atom in (0.0, 1.0):
+        low, high = c[np.flatnonzero(x == atom)[[0, -1]]]
+        assert np.isclose(edges, low).any()
+        assert np.isclose(edges, high).any()
+        assert not ((edges > low + 1e-9) & (edges < high - 1e-9)).any()
+
+
+def test_values_fall_in_the_bin_of_their_rank_and_atoms_and_nulls_in_theirs() -> None:
+    rng = np.random.default_rng(2)
+    x, c = reference(atoms=(1.0,), null=0.25)
+    edges = bins.bin_edges(x, c, 12)
+    values = np.array([1.0, 0.0, np.exp(3.0), 0.0])
+    is_null = np.array([False, True, False, False])
+    cells = bins.cells_of(values, is_null, raw(rng, 4), x, c, edges, lattice=False)
+    low, high = c[np.flatnonzero(x == 1.0)[[0, -1]]]
+    assert edges[cells[0]] == pytest.approx(low)
+    assert edges[cells[0] + 1] == pytest.approx(high)
+    assert list(cells[1:]) == [0, len(edges) - 2, 1]
+
+
+def test_drawing_from_all_bins_gives_the_reference_back() -> None:
+    rng = np.random.default_rng(3)
+    x, c = reference()
+    edges = bins.bin_edges(x, c, 16)
+    n = 100_000
+    cells = np.repeat(np.arange(16, dtype=np.int32), n // 16)
+    values, is_null = bins.draw_values(cells, raw(rng, len(cells)), x, c, edges, lattice=False)
+    assert not is_null.any()
+    assert kstest(np.interp(values, x, c), "uniform").pvalue > 1e-6
+    back = bins.cells_of(values, is_null, raw(rng, len(cells)), x, c, edges, lattice=False)
+    assert (back == cells).mean() > 0.999
+    assert kstest(np.interp(values[: n // 2], x, c), "uniform").pvalue < 1e-6
+
+
+def test_atoms_and_nulls_come_back_exactly() -> None:
+    rng = np.random.default_rng(4)
+    x, c = reference(atoms=(1.0,), null=0.25)
+    edges = bins.bin_edges(x, c, 8)
+    atom = int(np.searchsorted(edges, c[np.flatnonzero(x == 1.0)[0]] + 1e-6) - 1)
+    values, is_null = bins.draw_values(np.array([0, atom], dtype=np.int32), raw(rng, 2), x, c, edges, lattice=False)
+    assert list(is_null) == [True, False]
+    assert values[1] == 1.0

@@ -1,0 +1,244 @@
+"""The accountant against exact sums, and against the numbers measured before the project began."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import signal
+
+from dpdask.errors import SpecError
+from dpdask.privacy.accountant import compose, epsilon, noise_scale
+from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, to_dict
+from dpdask.privacy.ledger import Charge, Compose
+
+DELTA = 2.0**-30
+
+
+def laplace(scale: float, sensitivity: int = 1, count: int = 1, adjacency: Any = "add-remove") -> DiscreteLaplace:
+    return DiscreteLaplace(scale=scale, sensitivity=sensitivity, adjacency=adjacency, count=count)
+
+
+def gaussian(sigma: float, sensitivity: float = 1.0, count: int = 1, adjacency: Any = "add-remove") -> DiscreteGaussian:
+    return DiscreteGaussian(sigma=sigma, sensitivity=sensitivity, adjacency=adjacency, count=count)
+
+
+def randomised_responses_delta(rate: float, n: int, at: float) -> float:
+    """The exact δ(ε) of n randomised responses, at 40 digits."""
+    with mpmath.workdps(40):
+        p = 1 / (1 + mpmath.exp(-mpmath.mpf(rate)))
+        terms = (mpmath.binomial(n, k) * (p ** (n - k) * (1 - p) ** k - mpmath.exp(at) * p**k * (1 - p) ** (n - k)) for k in range(n + 1))
+        return float(sum(term for term in terms if term > 0))
+
+
+def gaussian_delta(sigma: float, shifts: tuple[int, ...], at: float) -> float:
+    """The exact δ(ε) of a vector moved by whole shifts under discrete Gaussian noise: its loss, summed over every outcome."""
+    x = np.arange(-math.ceil(14 * sigma), math.ceil(14 * sigma) + 1)
+    law = np.exp(-(x**2) / (2 * sigma**2))
+    law /= law.sum()
+    moved = np.array([1.0])  # the law of Σ shift · noise: all that the loss depends on
+    for shift in shifts:
+        spread = np.zeros((len(x) - 1) * abs(shift) + 1)
+        spread[:: abs(shift)] = law
+        moved = np.maximum(signal.fftconvolve(moved, spread), 0.0)
+    position = np.arange(len(moved)) - (len(moved) - 1) / 2
+    loss = (2 * position + sum(shift**2 for shift in shifts)) / (2 * sigma**2)
+    return float((moved * np.maximum(-np.expm1(at - loss), 0.0))[loss > at].sum())
+
+
+@pytest.mark.parametrize(
+    ("kind", "sensitivity", "adjacency", "expected"),
+    [
+        ("laplace", 1, "add-remove", 77.6),
+        ("laplace", 2, "replace-one", 155.0),
+        ("gaussian", 1.0, "add-remove", 56.4),
+        ("gaussian", math.sqrt(2), "replace-one", 79.8),
+    ],
+)
+def test_the_noise_of_105_histograms_is_as_measured(kind, sensitivity, adjacency, expected):
+    scale = noise_scale(kind, 105, 1.0, DELTA, sensitivity, adjacency)
+    assert scale * (math.sqrt(2) if kind == "laplace" else 1.0) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_replaced_row_is_two_unit_changes_and_costs_less_said_so():
+    scale = noise_scale("laplace", 210, 1.0, DELTA, 1, "replace-one")
+    assert scale * math.sqrt(2) == pytest.approx(111.6, rel=0.01)
+
+
+@pytest.mark.parametrize(("rate", "n"), [(0.018, 105), (0.1, 20), (1.0, 5), (0.003, 400)])
+@pytest.mark.parametrize("delta", [1e-11, 1e-6, 1e-2])
+def test_randomised_responses_cost_what_the_exact_sum_says_and_not_less(rate, n, delta):
+    for event in (LocalRelease(epsilon=rate, n=n), laplace(1 / rate, count=n)):
+        found = epsilon(event, delta)
+        assert randomised_responses_delta(rate, n, found) <= delta
+        assert found == 0 or randomised_responses_delta(rate, n, 0.998 * found) > delta
+
+
+@pytest.mark.parametrize(
+    ("sigma", "sensitivity", "worst"),
+    [
+        (1.5, 1.0, [(1,)]),
+        (7.0, math.sqrt(2), [(1, -1), (1,)]),
+        (3.0, math.sqrt(3), [(1, 1, 1)]),
+        (20.0, 2.0, [(2,), (1, 1, 1, 1)]),
+        (12.0, 3.0, [(3,), (2, 2, 1), (1,) * 9, (2, 1, 1, 1, 1, 1)]),
+        (80.0, 1.0, [(1,)]),
+        (70.0, 20 * math.sqrt(2), [(20, -20)]),
+        (1.2, 2.0, [(2,), (1, 1, 1, 1)]),
+    ],
+)
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
+def test_the_discrete_gaussian_costs_no_less_than_the_exact_sum_and_little_more(sigma, sensitivity, worst, delta):
+    found = epsilon(gaussian(sigma, sensitivity), delta)
+    assert all(gaussian_delta(sigma, shifts, found) <= delta for shifts in worst)
+    room = 0.6 if sigma < 2 and sensitivity >= 2 else 1 - 2.1 / sigma**2 - 0.002  # what the stand-in's σ² - 2 gives away
+    assert found < 1e-12 or any(gaussian_delta(sigma, shifts, room * found) > delta for shifts in worst)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 4.0, 50.0])
+def test_one_moved_count_is_the_worst_that_an_l1_sensitivity_allows(scale):
+    """Both sides are linear in exp(ε) between the losses, so looking at the losses is looking at every ε."""
+    x = np.arange(-math.ceil(45 * scale) - 10, math.ceil(45 * scale) + 11)
+    law = np.exp(-np.abs(x) / scale)
+    law /= law.sum()
+
+    def losses(shift: int) -> np.ndarray:
+        """The law of the loss, in units of 1 / scale, from -shift to shift."""
+        steps = np.abs(x + shift) - np.abs(x)
+        return np.bincount(steps + shift, weights=law, minlength=2 * shift + 1)
+
+    def delta(mass: np.ndarray, at: int) -> float:
+        loss = np.arange(len(mass)) - len(mass) // 2
+        return float((mass * np.maximum(-np.expm1((at - loss) / scale), 0.0)).sum())
+
+    for total in range(2, 7):
+        alone = losses(total)
+        for n_parts in range(2, total + 1):
+            for parts in itertools.combinations_with_replacement(range(1, total), n_parts):
+                if sum(parts) != total:
+                    continue
+                together = np.array([1.0])
+                for part in parts:
+                    together = np.convolve(together, losses(part))
+                assert all(delta(together, at) <= delta(alone, at) + 1e-13 for at in range(-total, total + 1))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.floats(0.01, 3), st.integers(1, 30)), min_size=1, max_size=4))
+def test_pure_epsilons_add_up_rounded_up(parts):
+    events = [LocalRelease(epsilon=rate, n=n) for rate, n in parts]
+    exact = sum(Fraction(rate) * n for rate, n in parts)
+    found = epsilon(events, 0)
+    assert exact <= Fraction(found) <= exact * (1 + Fraction(1, 2**50))
+    assert epsilon(events, 1e-6) <= found
+    assert epsilon(Composed(events=tuple(events)), 1e-6) == epsilon(events, 1e-6)
+
+
+def test_less_delta_more_events_or_less_noise_never_cost_less():
+    deltas = [epsilon(gaussian(10.0, count=5), delta) for delta in (0.0, 1e-300, 1e-15, 1e-9, 1e-6, 1e-2, 0.5)]
+    assert deltas[0] == math.inf
+    assert all(tight >= loose for tight, loose in itertools.pairwise(deltas))
+    assert math.isfinite(deltas[1])  # where doubles resolve no distribution, concentrated privacy still bounds it
+    scales = [epsilon(gaussian(sigma, math.sqrt(2), 105, "replace-one"), DELTA) for sigma in (1.0, 2.0, 30.0, 63.9, 64.1, 200.0)]
+    assert all(less >= more for less, more in itertools.pairwise(scales))
+    counts = [epsilon(laplace(40.0, count=n), DELTA) for n in (1, 2, 10, 100)]
+    assert all(few <= many for few, many in itertools.pairwise(counts))
+
+
+def test_kinds_compose_together():
+    parts: list[Event] = [
+        gaussian(50.0, math.sqrt(2), 3, "replace-one"),
+        LocalRelease(epsilon=0.5),
+        laplace(8.0, 2, 3, "replace-one"),
+    ]
+    whole = epsilon(parts, 1e-9)
+    assert max(epsilon(part, 1e-9) for part in parts) < whole < sum(epsilon(part, 1e-9 / 3) for part in parts)
+
+
+def test_nothing_costs_nothing():
+    assert epsilon([], 0) == epsilon([], 1e-6) == epsilon(Composed(events=()), 1e-6) == 0
+
+
+@pytest.mark.parametrize("delta", [-1e-9, 1.0, math.nan])
+def test_a_delta_out_of_range_is_refused(delta):
+    with pytest.raises(SpecError):
+        epsilon(LocalRelease(epsilon=1.0), delta)
+
+
+def test_adjacencies_are_not_mixed():
+    for other in (LocalRelease(epsilon=1.0), laplace(2.0, adjacency="replace-one")):
+        with pytest.raises(SpecError, match="adjacenc"):
+            epsilon([laplace(2.0), other], 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "target", "delta", "sensitivity"),
+    [
+        ("laplace", 3, 0.7, 0.0, 2),
+        ("laplace", 40, 0.7, 1e-7, 2),
+        ("gaussian", 1, 3.0, 1e-9, 1.0),
+        ("gaussian", 7, 0.1, 1e-6, 5.0),
+        ("gaussian", 2, 20.0, 1e-6, 2.0),
+    ],
+)
+def test_the_scale_is_enough_and_hardly_more(kind, n, target, delta, sensitivity):
+    scale = noise_scale(kind, n, target, delta, sensitivity, "replace-one")
+    event = laplace if kind == "laplace" else gaussian
+    assert epsilon(event(scale, sensitivity, n, "replace-one"), delta) <= target
+    assert epsilon(event(scale * (1 - 1e-5), sensitivity, n, "replace-one"), delta) > target
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("gaussian", 1, 1.0, 0.0, 1.0, "add-remove"),
+        ("uniform", 1, 1.0, 0.0, 1, "add-remove"),
+        ("laplace", 1, 1.0, 0.0, 1.5, "add-remove"),
+        ("laplace", 1, 0.0, 0.0, 1, "add-remove"),
+        ("laplace", 1, math.inf, 0.0, 1, "add-remove"),
+        ("laplace", 1, 1.0, 1.0, 1, "add-remove"),
+        ("laplace", 0, 1.0, 1e-6, 1, "add-remove"),
+        ("laplace", 1, 1.0, 0.0, 1, "both"),
+    ],
+)
+def test_a_calibration_that_cannot_be_is_refused(arguments):
+    with pytest.raises(SpecError):
+        noise_scale(*arguments)
+
+
+def charge(epsilon: float, delta: float = 0.0, event: dict[str, Any] | None = None) -> Charge:
+    return Charge(epsilon=epsilon, delta=delta, event=event or {})
+
+
+def test_charges_with_events_compose_by_their_events():
+    event = gaussian(56.5, count=35)
+    charges = [charge(0.6, DELTA, to_dict(event))] * 3
+    assert compose(charges, DELTA) == epsilon([event] * 3, DELTA) <= 1.0
+    assert compose(charges, 0.0) == math.inf
+
+
+def test_charges_without_events_are_any_mechanism_of_their_epsilon_and_delta():
+    charges = [charge(0.3, 1e-7), charge(0.4, 2e-7)]
+    assert compose(charges, 1e-7) == math.inf  # the limit does not even cover their deltas
+    assert compose(charges, 4e-7) == pytest.approx(0.7, rel=1e-6)
+    assert compose([charge(0.0, 1e-7)], 1e-6) == 0
+    assert compose([charge(0.25), charge(0.5)], 0.0) == 0.75
+    spent = compose([charge(0.01)] * 1000 + [charge(1.0, 5e-7)], 1e-6)
+    assert spent >= epsilon([LocalRelease(epsilon=0.01, n=1000), LocalRelease(epsilon=1.0)], 1e-6)
+
+
+def test_a_charge_that_is_not_understood_is_refused():
+    with pytest.raises(SpecError):
+        compose([charge(1.0, 0.0, {"format": 2, "kind": "local-release", "epsilon": 1.0, "n": 1})], 0.0)
+
+
+def test_the_composer_is_one_that_the_ledger_takes():
+    composer: Compose = compose
+    assert composer([charge(1.0, 0.0, to_dict(LocalRelease(epsilon=0.5)))], 0.0) == 0.5

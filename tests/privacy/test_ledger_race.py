@@ -1,0 +1,87 @@
+"""Eight processes charge one budget at once, some of them killed: never overspent, none lost, the chain whole."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from privacy.ledger_worker import CHARGE, run_phases
+
+from dpdask.errors import BudgetError
+from dpdask.privacy.ledger import Charge, Ledger, Summary
+
+pytest_plugins = ("privacy.ledger_worker",)
+
+N_WORKERS, N_JOBS, N_FIT = 8, 200, 120
+LIMIT = N_FIT * CHARGE.epsilon
+RUNS = [[f"run-{number}" for number in range(worker, N_JOBS, N_WORKERS)] for worker in range(N_WORKERS)]
+
+
+def answers(folder: Path) -> dict[str, str]:
+    """What the callers were told, by run; a run that was told twice was told the same, unless it was refused before."""
+    told = [line.split() for log in sorted(folder.iterdir()) for line in log.read_text().splitlines()]
+    return {run_id: answer for answer, run_id in told}
+
+
+def check_chain(ledger: Ledger, accepted: set[str]) -> Summary:
+    shown = ledger.show("ratings")
+    kinds = Counter((entry.run_id, entry.kind) for entry in shown.entries)
+    assert set(kinds) == {(run_id, kind) for run_id in accepted for kind in ("intend", "commit")}
+    assert set(kinds.values()) == {1}
+    assert ledger.verify("ratings") == 2 * len(accepted)
+    return shown
+
+
+def test_racing_runs_fill_the_budget_and_never_overspend_it(url: str, tmp_path: Path) -> None:
+    ledger = Ledger(url)
+    ledger.init("ratings", LIMIT, 2.0**-10)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    [race] = run_phases(url, "ratings", logs, [[{"runs": runs} for runs in RUNS]])
+    told = answers(logs)
+    accepted = {run_id for run_id, answer in told.items() if answer == "accepted"}
+    assert race["statuses"] == [0] * N_WORKERS
+    assert len(told) == N_JOBS
+    assert len(accepted) == N_FIT
+    shown = check_chain(ledger, accepted)
+    assert (shown.balance.epsilon_spent, shown.balance.epsilon_left, shown.balance.n_runs) == (LIMIT, 0.0, N_FIT)
+    with pytest.raises(BudgetError):
+        ledger.intend("ratings", "one more", Charge(epsilon=5e-324))
+
+
+def test_a_race_in_which_workers_are_killed_charges_every_run_once(url: str, tmp_path: Path) -> None:
+    """Four workers die of themselves in every moment, two by another hand at any time; then all runs are run again."""
+    ledger = Ledger(url)
+    ledger.init("ratings", LIMIT, 2.0**-10)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    workers: list[dict[str, Any]] = [{"runs": runs} for runs in RUNS]
+    for number, moment in enumerate(("composing", "committing", "intended", "intended")):
+        workers[number]["kill"] = {RUNS[number][1]: moment}
+    workers[4]["kill_after"], workers[5]["kill_after"] = 2, 7
+    mixed, again = run_phases(url, "ratings", logs, [workers, [{"runs": runs} for runs in RUNS]])
+    for number, status in enumerate(mixed["statuses"][:4]):  # a worker that others kept out until the budget was full has no charge to die of
+        assert status == -signal.SIGKILL or f"refused {RUNS[number][1]}\n" in (logs / f"0-{number}").read_text()
+    assert set(mixed["statuses"][4:6]) <= {-signal.SIGKILL, 0}  # the other hand may come too late
+    assert mixed["statuses"][6:] == [0, 0]
+    assert again["statuses"] == [0] * N_WORKERS
+    assert mixed["n_runs"] <= N_FIT
+    told = answers(logs)
+    accepted = {run_id for run_id, answer in told.items() if answer == "accepted"}
+    assert len(told) == N_JOBS
+    assert len(accepted) == N_FIT
+    first = {line.split()[1] for log in logs.glob("0-*") for line in log.read_text().splitlines() if line.startswith("accepted")}
+    assert first <= accepted
+    shown = check_chain(ledger, accepted)
+    assert (shown.balance.epsilon_spent, shown.balance.n_runs) == (LIMIT, N_FIT)
+
+
+def test_racing_inits_make_one_ledger(url: str, tmp_path: Path) -> None:
+    workers = [{"runs": [], "init": 1.0 + number % 2} for number in range(N_WORKERS)]
+    [race] = run_phases(url, "ratings", tmp_path, [workers])
+    limit = Ledger(url).spent("ratings").epsilon_limit
+    assert limit in (1.0, 2.0)
+    assert [status == 0 for status in race["statuses"]] == [worker["init"] == limit for worker in workers]

@@ -1,0 +1,321 @@
+"""The histogram reference: public cells, exact counts, brute-forced sensitivity, noise as accounted, and a distribution at the end."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpdask.codec import LevelCodec, ValueCodec
+from dpdask.documents import validate
+from dpdask.errors import DataError, SpecError
+from dpdask.kernels import rank as rank_kernel
+from dpdask.privacy import noise
+from dpdask.privacy.accountant import epsilon as paid
+from dpdask.references import LevelDistribution, RankDistribution
+from dpdask.references.histogram import CellCounts, Cells, Histogram, cells, histogram_event, noisy_counts, noisy_distribution
+from dpdask.streams import RunKey, stream
+
+ALPHA = 1e-10
+
+
+def value_codec(**changes: Any) -> ValueCodec:
+    return ValueCodec(**{"name": "v", "type": pa.float64(), "bounds": (0.0, 10.0), "atoms": (), "nulls": False, **changes})
+
+
+def level_codec(levels: list[Any]) -> LevelCodec:
+    return LevelCodec(name="v", levels=pa.array(levels), ordered=True)
+
+
+def keyed(name: str) -> Any:
+    return stream(RunKey.insecure(5), "histogram", name)
+
+
+# The spec
+
+
+def test_a_spec_has_defaults_and_splits_epsilon_without_overspending():
+    spec = validate(Histogram, {"kind": "histogram"}, "job")
+    assert (spec.share, spec.bins) == (0.1, 1024)
+    for epsilon in (1.0, 0.1, 1e-9, 100.0, math.pi):
+        reference, row = spec.split(epsilon)
+        assert reference == pytest.approx(0.1 * epsilon)
+        assert paid([histogram_event(reference, "replace-one")], 0) <= reference
+        assert 0 <= epsilon - (reference + row) <= 1e-15 * epsilon
+
+
+@pytest.mark.parametrize(
+    "data", [{"share": 0}, {"share": 1.0}, {"share": -0.1}, {"share": math.nan}, {"bins": 1}, {"bins": 2**15 + 1}, {"bin": 4}, {"kind": "tree"}]
+)
+def test_a_spec_that_cannot_be_is_refused(data):
+    with pytest.raises(SpecError):
+        validate(Histogram, data, "job")
+
+
+# The cells
+
+
+def test_levels_are_their_own_cells():
+    codec = level_codec([None, 1, 2])
+    grid = cells(codec, 1024)
+    assert grid.n_cells == 3
+    assert CellCounts.of_batch(grid, pa.array([2, None, 2])).counts.tolist() == [1, 0, 2]
+
+
+def test_real_numbers_fall_in_equal_cells_that_hold_their_upper_edge():
+    grid = cells(value_codec(), 4)
+    assert grid.edges.tolist() == [0.0, 2.5, 5.0, 7.5, 10.0]
+    assert grid.index(pa.array([0.0, 2.5, 2.5000001, 5.0, 7.6, 10.0])).tolist() == [0, 0, 1, 1, 3, 3]
+
+
+def test_atoms_and_null_have_cells_of_their_own_and_cut_the_others():
+    grid = cells(value_codec(atoms=(0.0, 6.0), nulls=True), 2)
+    assert grid.edges.tolist() == [0.0, 5.0, 6.0, 10.0]
+    assert grid.index(pa.array([None, 0.0, 6.0, 0.1, 5.0, 5.5, 6.5, -0.0])).tolist() == [0, 1, 2, 3, 3, 4, 5, 1]
+    assert grid.possible.all()
+
+
+def test_whole_numbers_are_never_cut():
+    grid = cells(value_codec(type=pa.int32(), bounds=(1.0, 10.0)), 4)
+    assert grid.edges.tolist() == [0.0, 2.0, 5.0, 7.0, 10.0]
+    assert grid.index(pa.array([1, 2, 3, 5, 6, 7, 8, 10], type=pa.int32())).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert cells(value_codec(type=pa.int32(), bounds=(1.0, 10.0)), 1024).edges.tolist() == list(range(11))
+
+
+def test_where_an_atom_fills_a_whole_cell_no_row_can_be():
+    grid = cells(value_codec(type=pa.int32(), bounds=(0.0, 9.0), atoms=(0.0, 5.0)), 2)
+    assert grid.edges.tolist() == [-1.0, 0.0, 4.0, 5.0, 9.0]
+    assert grid.possible.tolist() == [True, True, False, True, False, True]
+
+
+@pytest.mark.parametrize("bounds", [(-1.7e308, 1.7e308), (0.0, 5e-324), (1.0, math.nextafter(1.0, 2.0)), (-(2.0**53), 2.0**53)])
+@pytest.mark.parametrize("type_", [pa.float64(), pa.int64()])
+def test_extreme_bounds_make_increasing_edges_within_them(bounds, type_):
+    if type_ == pa.int64():
+        bounds = tuple(float(round(max(-(2.0**53), min(2.0**53, bound)))) for bound in bounds)
+        bounds = bounds if bounds[0] < bounds[1] else (bounds[0], bounds[0] + 1)
+    grid = cells(value_codec(type=type_, bounds=bounds), 1000)
+    assert (np.diff(grid.edges) > 0).all()
+    assert (grid.edges[0], grid.edges[-1]) in {bounds, (bounds[0] - 1, bounds[1])}
+
+
+def test_a_column_without_bounds_is_refused_with_the_mend():
+    with pytest.raises(SpecError) as caught:
+        cells(value_codec(bounds=None), 1024)
+    assert caught.value.exit_code == 64
+    assert "bounds" in str(caught.value)
+    assert "'v'" in str(caught.value)
+
+
+def test_a_value_outside_the_domain_is_refused_even_where_it_is_not_chosen():
+    grid = cells(value_codec(), 4)
+    with pytest.raises(DataError):
+        CellCounts.of_batch(grid, pa.array([11.0, 1.0]), np.array([False, True]))
+
+
+# The counts
+
+ROWS = st.lists(st.one_of(st.none(), st.floats(0, 10), st.sampled_from([0.0, 2.5, 6.0, 10.0])), max_size=60)
+
+
+@settings(max_examples=100, deadline=None)
+@given(ROWS, st.integers(0, 60), st.integers(2, 40))
+def test_counts_are_exact_and_merge_like_sets_of_rows(rows, cut, bins):
+    grid = cells(value_codec(atoms=(0.0, 6.0), nulls=True), bins)
+    array = pa.array(rows, type=pa.float64())
+    whole = CellCounts.of_batch(grid, array)
+    line = [row for row in rows if row not in (None, 0.0, 6.0)]
+    oracle = [sum(low < row <= high or (k == 0 and row == low) for row in line) for k, (low, high) in enumerate(itertools.pairwise(grid.edges))]
+    assert whole.counts.tolist() == [rows.count(None), rows.count(0.0), rows.count(6.0), *oracle]
+    first, second = CellCounts.of_batch(grid, array[:cut]), CellCounts.of_batch(grid, array[cut:])
+    empty = CellCounts.identity(grid)
+    for merged in (first.merge(second), second.merge(first), empty.merge(first, second), whole.merge(empty)):
+        assert merged.counts.dtype == np.int64
+        assert merged.counts.tolist() == whole.counts.tolist()
+    assert whole.n_rows == len(rows)
+    chosen = np.arange(len(rows)) < cut
+    assert CellCounts.of_batch(grid, array, chosen).counts.tolist() == first.counts.tolist()
+
+
+# The sensitivity, by brute force
+
+GRIDS = [
+    (cells(level_codec([None, 1, 2]), 2), [None, 1, 2]),
+    (cells(value_codec(atoms=(5.0,), nulls=True), 2), [None, 5.0, 1.0, 2.0, 8.0]),
+    (cells(value_codec(type=pa.int32(), bounds=(0.0, 2.0), atoms=(1.0,)), 2), [0, 1, 2]),
+]
+
+
+def neighbours(table: tuple[Any, ...], domain: list[Any], adjacency: str) -> Any:
+    for position in range(len(table)):
+        rest = table[:position] + table[position + 1 :]
+        yield from [rest] if adjacency == "add-remove" else [(*rest, value) for value in domain]
+
+
+@pytest.mark.parametrize(("grid", "domain"), GRIDS, ids=["levels", "mixed", "lattice"])
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+def test_the_sensitivity_of_the_event_is_the_largest_change_of_the_counts(grid: Cells, domain, adjacency):
+    type_ = grid.codec.levels.type if isinstance(grid.codec, LevelCodec) else grid.codec.type
+
+    def counted(table: tuple[Any, ...]) -> np.ndarray:
+        return CellCounts.of_batch(grid, pa.array(table, type=type_)).counts[grid.possible]
+
+    worst = 0
+    for table in itertools.chain.from_iterable(itertools.product(domain, repeat=n) for n in (1, 2, 3)):
+        worst = max(worst, *(int(np.abs(counted(table) - counted(other)).sum()) for other in neighbours(table, domain, adjacency)))
+    assert worst == histogram_event(1.0, adjacency).sensitivity == {"replace-one": 2, "add-remove": 1}[adjacency]
+    assert histogram_event(1.0, adjacency, rows_per_unit=20).sensitivity == 20 * worst
+
+
+# The noise that is drawn, and what is accounted
+
+WIDE = cells(value_codec(), 20_000)
+
+
+def drawn_fits(scale_of_law: float, adjacency: Any, secure: bool) -> bool:
+    statistic = CellCounts(np.full(WIDE.n_cells, 100))
+    noisy, _ = noisy_counts(WIDE, statistic, 0.5, adjacency, rng=None if secure else keyed("draw"))
+    e = np.abs(noisy - 100)
+    ratio = math.exp(-1 / scale_of_law)
+    top = round(3 * scale_of_law)
+    expected = np.array([math.tanh(1 / (2 * scale_of_law)) * ratio**k * (2 if k else 1) for k in range(top)])
+    expected = np.append(expected, 1 - expected.sum()) * len(e)
+    observed = np.bincount(np.minimum(e, top), minlength=top + 1)
+    return bool(stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), top) > ALPHA)
+
+
+@pytest.mark.parametrize(("adjacency", "sensitivity"), [("replace-one", 2), ("add-remove", 1)])
+@pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
+def test_the_noise_drawn_costs_the_epsilon_accounted_and_neither_changes_alone(adjacency, sensitivity, secure, monkeypatch):
+    """The law is derived from the accountant's price of the event and the brute-forced sensitivity, never from the scale."""
+    event = histogram_event(0.5, adjacency)
+    assert paid(event, 0) == 0.5
+    assert drawn_fits(sensitivity / paid(event, 0), adjacency, secure)
+    for changed in (replace(event, scale=2 * event.scale), replace(event, scale=event.scale / 2), replace(event, sensitivity=3 - event.sensitivity)):
+        assert not drawn_fits(sensitivity / paid(changed, 0), adjacency, secure)
+    honest = noise.discrete_laplace
+    for factor in (0.5, 2.0):
+        with monkeypatch.context() as patch:
+            patch.setattr(noise, "discrete_laplace", lambda counts, scale, rng=None, factor=factor: honest(counts, scale * factor, rng=rng))
+            assert not drawn_fits(sensitivity / paid(event, 0), adjacency, secure)
+
+
+# The distribution
+
+
+def test_levels_become_probabilities_near_the_truth():
+    grid = cells(level_codec(["a", "b", "c"]), 2)
+    distribution, event = noisy_distribution(grid, CellCounts(np.array([70_000, 0, 30_000])), 0.5, "replace-one")
+    assert isinstance(distribution, LevelDistribution)
+    assert event == histogram_event(0.5, "replace-one")
+    assert distribution.probabilities == pytest.approx([0.7, 0.0, 0.3], abs=0.003)
+    assert distribution.probabilities.sum() == pytest.approx(1, abs=1e-15)
+    assert (distribution.probabilities >= 0).all()
+
+
+def exact(grid: Cells, counts: list[int], monkeypatch: pytest.MonkeyPatch) -> RankDistribution:
+    with monkeypatch.context() as patch:
+        patch.setattr(noise, "discrete_laplace", lambda counts, scale, rng=None: counts)
+        distribution, _ = noisy_distribution(grid, CellCounts(np.array(counts)), 1.0, "replace-one")
+    assert isinstance(distribution, RankDistribution)
+    return distribution
+
+
+def test_without_noise_the_cdf_is_the_histogram(monkeypatch):
+    grid = cells(value_codec(atoms=(0.0, 6.0), nulls=True), 2)
+    distribution = exact(grid, [10, 20, 0, 40, 10, 20], monkeypatch)
+    assert distribution.x.tolist() == [0, 0, 5, 6, 6, 10]
+    assert distribution.c == pytest.approx([0.1, 0.3, 0.7, 0.8, 0.8, 1.0])
+    assert distribution.rank_error == pytest.approx(0.4)
+
+
+def test_without_noise_the_cdf_of_whole_numbers_jumps_at_atoms_only(monkeypatch):
+    grid = cells(value_codec(type=pa.int32(), bounds=(0.0, 9.0), atoms=(0.0, 5.0)), 2)
+    distribution = exact(grid, [10, 30, 0, 20, 0, 40], monkeypatch)
+    assert distribution.x.tolist() == [-1, 0, 0, 4, 5, 5, 9]
+    assert distribution.c == pytest.approx([0, 0, 0.1, 0.3, 0.3, 0.6, 1])
+
+
+def test_an_empty_cell_stays_empty(monkeypatch):
+    distribution = exact(cells(value_codec(), 4), [0, 50, 0, 50], monkeypatch)
+    assert distribution.c == pytest.approx([0, 0, 0.5, 0.5, 1])
+
+
+DATES = value_codec(type=pa.date32(), bounds=(0.0, 400.0), atoms=(100.0,), nulls=True)
+MIXED = value_codec(bounds=(-3.0, 7.0), atoms=(-3.0, 0.0, 7.0), nulls=True)
+
+
+@pytest.mark.parametrize(
+    "codec", [value_codec(), MIXED, value_codec(type=pa.int64(), bounds=(-5.0, 90.0)), DATES], ids=["real", "mixed", "whole", "dates"]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_released_through_the_noisy_cdf_have_its_distribution(codec, seed):
+    """Ranks drawn uniformly and read through the cdf fall in each cell with its probability, in the domain, and on the lattice."""
+    rng = np.random.default_rng(seed)
+    grid = cells(codec, 16)
+    counts = CellCounts((rng.poisson(40, size=grid.n_cells) * grid.possible).astype(np.int64))
+    distribution, _ = noisy_distribution(grid, counts, 0.4, "replace-one", rng=keyed(f"law {seed}"))
+    assert isinstance(distribution, RankDistribution)
+    x, c = distribution.x, distribution.c
+    assert (np.diff(x) >= 0).all()
+    assert (np.diff(c) >= 0).all()
+    assert c[-1] == 1.0
+    values, is_null = rank_kernel.values_at(rng.random(20_000), x, c, rank_kernel.guide(c), codec.lattice)
+    found = grid.index(codec.decode(values, is_null))
+    jumps = np.diff(c, prepend=0.0)
+    probabilities = np.zeros(grid.n_cells)
+    offset = int(codec.nulls)
+    probabilities[0] += c[0]
+    for k in range(1, len(x)):
+        at_atom = x[k] == x[k - 1]
+        cell = offset + codec.atoms.index(x[k]) if at_atom else offset + len(codec.atoms) + int(np.searchsorted(grid.edges, x[k])) - 1
+        probabilities[cell] += jumps[k]
+    observed = np.bincount(found, minlength=grid.n_cells)
+    assert (observed[probabilities <= 1e-15] <= 1).all()
+    kept = probabilities > 1e-15
+    expected = probabilities[kept] * 20_000
+    assert stats.chi2.sf(((observed[kept] - expected) ** 2 / expected).sum(), kept.sum() - 1) > ALPHA
+
+
+def test_dates_are_decoded_within_their_bounds():
+    grid = cells(DATES, 16)
+    array = pa.array([dt.date(1970, 1, 1), dt.date(1970, 4, 11), None, dt.date(1971, 2, 5)], type=pa.date32())
+    assert grid.index(array).tolist() == [2, 1, 0, grid.n_cells - 1]
+
+
+def test_noise_that_drowns_everything_still_gives_a_distribution():
+    for codec in (level_codec([None, 1, 2]), MIXED, value_codec()):
+        grid = cells(codec, 8)
+        for trial in range(20):
+            for adjacency in ("replace-one", "add-remove"):
+                statistic = CellCounts(np.eye(grid.n_cells, dtype=np.int64)[0] * 2)
+                distribution, _ = noisy_distribution(grid, statistic, 1e-6, adjacency, rng=keyed(f"drown {trial}"))
+                if isinstance(distribution, LevelDistribution):
+                    assert distribution.probabilities.sum() == pytest.approx(1)
+                else:
+                    assert (distribution.c[-1], bool((np.diff(distribution.c) >= 0).all())) == (1.0, True)
+
+
+def test_under_add_remove_the_true_number_of_rows_is_not_used(monkeypatch):
+    """With the same noisy counts, tables of different sizes give the same distribution; also a table of none."""
+    grid = cells(level_codec([1, 2]), 2)
+    monkeypatch.setattr(noise, "discrete_laplace", lambda counts, scale, rng=None: np.array([30, 10]))
+    for counts in ([40, 0], [0, 0], [1000, 1000]):
+        distribution, _ = noisy_distribution(grid, CellCounts(np.array(counts)), 1.0, "add-remove")
+        assert isinstance(distribution, LevelDistribution)
+        assert distribution.probabilities.tolist() == [0.75, 0.25]
+
+
+@pytest.mark.parametrize("counts", [[0, 0], [1, 0]])
+def test_a_public_number_of_fewer_than_two_rows_is_refused(counts):
+    with pytest.raises(DataError, match="fewer than 2"):
+        noisy_distribution(cells(level_codec([1, 2]), 2), CellCounts(np.array(counts)), 1.0, "replace-one")
