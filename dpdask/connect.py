@@ -59,7 +59,12 @@ def _local(cluster: Cluster) -> Iterator[str]:
         "scheduler_kwargs": {"dashboard": False},
         "silence_logs": logging.CRITICAL,
     }
-    with LocalCluster(n_workers=workers, threads_per_worker=cluster.threads_per_worker, **options) as local, Client(local):
+    # Dask gives a worker that dies up for good unless it is back after 15 s; on a busy machine that ends with no workers
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"}),
+        LocalCluster(n_workers=workers, threads_per_worker=cluster.threads_per_worker, **options) as local,
+        Client(local),
+    ):
         yield f"{workers} local processes"
 
 
@@ -71,6 +76,8 @@ def _address(cluster: Cluster) -> Iterator[str]:
         raise SpecError("the key 'cluster.address' is missing", "cluster", "give the scheduler's address, such as tls://host:8786")
     try:
         client = Client(cluster.address, timeout=dask.config.get("distributed.comm.timeouts.connect"))
+    except TypeError:  # what distributed says of a tls:// address without certificates
+        raise SpecError("a tls:// address needs certificates", cluster.address, "set Dask's distributed.comm.tls configuration") from None
     except (OSError, TimeoutError, ValueError):
         raise TemporaryError("the scheduler cannot be reached", cluster.address, "check the address, and that it runs") from None
     with client:

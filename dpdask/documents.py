@@ -90,7 +90,9 @@ def validate(model: type[Model], data: Mapping[str, Any], where: str) -> Model:
 
 def _one_line(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], where: str) -> SpecError:
     issues = error.errors(include_url=False, include_input=False)
-    first = next((issue for issue in issues if issue["type"] == "extra_forbidden"), issues[0])
+    # of a key that may be one thing or another, the issue deepest inside the document speaks of the one that was meant
+    deepest = max(issues, key=lambda issue: len(_place(issue["loc"], data)))
+    first = next((issue for issue in issues if issue["type"] == "extra_forbidden"), deepest)
     keys = _place(first["loc"], data)
     if first["type"] == "missing":
         return SpecError(f"the key {'.'.join([*keys, str(first['loc'][-1])])!r} is missing", where, "add it")

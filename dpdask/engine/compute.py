@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import queue
+import queue
 import traceback
 import uuid
 from collections.abc import Callable, Sequence
@@ -11,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import dask
 from dask.base import get_scheduler
 from dask.callbacks import Callback
-from distributed import CancelledError, Client, KilledWorker, as_completed
+from distributed import CancelledError, Client, KilledWorker
 from distributed.comm import CommClosedError
 
 from dpdask.errors import DpdaskError, InternalError, TemporaryError
@@ -21,6 +23,10 @@ Result = TypeVar("Result")
 Progress = Callable[[str, int, int], None]
 
 RETRIES = 3
+LONELY_SECONDS = 120.0  # an adaptive cluster needs a while for its first worker
+_POLL_SECONDS = 5.0
+LONELY_SECONDS = 120.0  # an adaptive cluster needs a while for its first worker
+_POLL_SECONDS = 5.0
 
 
 def guarded(function: Callable[Args, Result]) -> Callable[Args, Result]:
@@ -91,8 +97,12 @@ def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None
 
 def _on_cluster(client: Client, stage: str, tasks: Sequence[Any], progress: Progress | None) -> list[Any]:
     futures = client.compute(list(tasks), retries=RETRIES, optimize_graph=False)
+    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for future in futures:
+        future.add_done_callback(ended.put)
     try:
-        for done, future in enumerate(as_completed(futures), start=1):
+        for done in range(1, len(futures) + 1):
+            future = _next_ended(client, ended)
             if future.status in ("error", "cancelled"):  # not `pending`: its worker may have died since it was done
                 raise future.exception()
             if progress is not None:
@@ -102,3 +112,20 @@ def _on_cluster(client: Client, stage: str, tasks: Sequence[Any], progress: Prog
         raise TemporaryError(f"the cluster lost its workers ({type(error).__name__})", stage, "run again to resume") from None
     finally:
         client.cancel(futures)
+
+
+def _next_ended(client: Client, ended: queue.SimpleQueue[Any]) -> Any:
+    """Wait for the next future to end, but not for ever on a cluster that has no worker left.
+
+    Raises
+    ------
+    TimeoutError
+        If there was no worker for two minutes.
+    """
+    alone = 0.0
+    while alone < LONELY_SECONDS:
+        try:
+            return ended.get(timeout=_POLL_SECONDS)
+        except queue.Empty:
+            alone = 0.0 if client.scheduler_info(n_workers=-1)["workers"] else alone + _POLL_SECONDS
+    raise TimeoutError

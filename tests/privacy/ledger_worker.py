@@ -30,7 +30,7 @@ import sqlalchemy as sa
 from dpdask.errors import BudgetError
 from dpdask.privacy.ledger import Charge, Ledger, sum_charges
 
-CHARGE = Charge(epsilon=0.25, delta=2.0**-20, event={"version": 1, "kind": "race"})
+CHARGE = Charge(epsilon=0.25, delta=2.0**-30, event={"version": 1, "kind": "race"})
 
 
 def main(url: str, dataset: str, folder: Path, phases: list[list[dict[str, Any]]]) -> None:
