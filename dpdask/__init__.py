@@ -1,16 +1,19 @@
 """dpdask releases privacy-protected versions of tables too big for one machine's memory, on Dask."""
 
-from dpdask.errors import DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
+from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.frames import DIP, Release
-from dpdask.references import Holdout, Known, Public
+from dpdask.privacy import UnitColumn
+from dpdask.references import Histogram, Holdout, Known, Public
 from dpdask.schema import Column, Schema
 from dpdask.version import __version__
 
 __all__ = [
     "DIP",
+    "BudgetError",
     "Column",
     "DataError",
     "DpdaskError",
+    "Histogram",
     "Holdout",
     "InputError",
     "Known",
@@ -20,5 +23,6 @@ __all__ = [
     "Schema",
     "SpecError",
     "TemporaryError",
+    "UnitColumn",
     "__version__",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,9 +18,12 @@ from dpdask.connect import connected
 from dpdask.errors import DpdaskError, UsageError
 from dpdask.io.storage import absolute_url
 from dpdask.jobs import run as runner
+from dpdask.jobs.auditing import audit_job
+from dpdask.jobs.charging import open_ledger
 from dpdask.jobs.plan import Plan, plan_job
 from dpdask.jobs.spec import Job, load_job
 from dpdask.privacy import guarantee_text
+from dpdask.privacy.ledger import Summary
 from dpdask.simulate import simulate_movielens
 from dpdask.version import __version__
 
@@ -140,6 +144,55 @@ def abort(out: str) -> None:
     click.echo(f"{out}: the unfinished run is removed" if removed else f"{out}: there is no unfinished run")
 
 
+@cli.command()
+@_job
+@_set
+@_json
+@click.option("--runs", "n_runs", type=click.IntRange(min=1000), default=20_000, show_default=True, help="Of each central measurement.")
+def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> None:
+    """Compute ε* of every channel exactly, and bound the central noise's ε from below; read footers only."""
+    found = audit_job(load_job(job, settings), n_runs=n_runs)
+    click.echo(json.dumps(found, ensure_ascii=False) if as_json else _audit_text(found))
+
+
+@cli.group()
+def ledger() -> None:
+    """The budget of a dataset: what its releases have spent, and what is left."""
+
+
+_url = click.option("--url", required=True, help="The ledger's database: sqlite:///ledger.db, or a PostgreSQL URL.")
+_dataset = click.option("--dataset", required=True, help="The dataset's name.")
+
+
+@ledger.command("init")
+@_url
+@_dataset
+@click.option("--epsilon", type=float, required=True, help="The most that all releases together may spend.")
+@click.option("--delta", type=float, default=0.0, show_default=True)
+def ledger_init(url: str, dataset: str, epsilon: float, delta: float) -> None:
+    """Give a dataset its budget."""
+    made = open_ledger(url).init(dataset, epsilon, delta)
+    click.echo(f"{dataset}: " + ("a budget of" if made else "has this budget already:") + f" ε {epsilon!r}, δ {delta!r}")
+
+
+@ledger.command("show")
+@_url
+@_dataset
+@_json
+def ledger_show(url: str, dataset: str, as_json: bool) -> None:
+    """Show what was spent, by which runs, and what is left."""
+    summary = open_ledger(url).show(dataset)
+    click.echo(json.dumps(asdict(summary), ensure_ascii=False) if as_json else _ledger_text(summary))
+
+
+@ledger.command("verify")
+@_url
+@_dataset
+def ledger_verify(url: str, dataset: str) -> None:
+    """Recompute the chain of entries; name the first that was tampered with."""
+    click.echo(f"{dataset}: {open_ledger(url).verify(dataset)} entries, and the chain holds")
+
+
 @cli.group()
 def simulate() -> None:
     """Write a table of a known shape, for demos and benchmarks."""
@@ -167,6 +220,36 @@ def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int,
     click.echo(f"{out}: {written['rows']:,} simulated ratings of {written['users']:,} users in {written['files']} files")
 
 
+def _audit_text(found: dict[str, Any]) -> str:
+    sound = "sound" if found["sound"] else "NOT SOUND: something is above its claim"
+    columns = (
+        f"  {name}: ε* = {column['epsilon_exact']!r} of {column['claimed']!r} claimed, for {column['reference']}"
+        for name, column in found["columns"].items()
+    )
+    measurements = (
+        f"  histogram noise of scale {one['scale']:.6g}: at least ε = {one['lower_bound']:.4g} (99.9 % confidence) of {one['claimed']!r} claimed"
+        for one in found["measurements"]
+    )
+    return "\n".join([f"{found['name']}: {sound}", *columns, *measurements])
+
+
+def _ledger_text(summary: Summary) -> str:
+    balance = summary.balance
+    power = min(1.0, 0.05 * math.exp(min(balance.epsilon_spent, 10.0)))
+    spent = f"ε {balance.epsilon_spent!r} of {balance.epsilon_limit!r} spent by {balance.n_runs} runs, {balance.epsilon_left!r} left"
+    entries = (
+        f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6} ε {entry.charge.epsilon!r} δ {entry.charge.delta!r} {entry.run_id}"
+        for entry in summary.entries
+    )
+    lines = [
+        f"{summary.dataset}: {spent}; δ {balance.delta_spent!r} of {balance.delta_limit!r}",
+        f"  an attacker who tests at the 5 % level what a row was, with all these releases in hand, is right with probability at most {power:.1%}",
+        *entries,
+        f"  head {summary.head}",
+    ]
+    return "\n".join(lines)
+
+
 def _plan_text(planned: Plan) -> str:
     rows = "an unknown number of" if planned.n_rows is None else f"{planned.n_rows:,}"
     released = "" if planned.released_rows is None else f"about {planned.released_rows:,} rows in at most {planned.n_shards} shards, "
@@ -175,11 +258,20 @@ def _plan_text(planned: Plan) -> str:
         f"  input     {rows} rows, {planned.n_bytes / 1e6:,.1f} MB, {planned.n_fragments} fragments",
         *(f"  stage {number}   {stage}" for number, stage in enumerate(planned.stages, start=1)),
         *(f"  ε         {name}: {epsilon:.6g}" for name, epsilon in planned.epsilons.items()),
+        *(f"  ε         {name}, noisy histogram: {epsilon:.6g}" for name, epsilon in planned.reference_epsilons.items()),
+        *_ledger_lines(planned.ledger),
         f"  kept      {', '.join(planned.kept) or 'nothing'}; dropped: {', '.join(planned.dropped) or 'nothing'}",
         f"  output    {released}{planned.output}",
         f"  promise   {planned.guarantee}",
     ]
     return "\n".join(lines)
+
+
+def _ledger_lines(ledger: dict[str, Any] | None) -> list[str]:
+    if ledger is None:
+        return []
+    verdict = "" if ledger["fits"] else ": THE RUN WILL BE REFUSED"
+    return [f"  ledger    ε {ledger['before']!r} spent by {ledger['runs']} runs, {ledger['after']!r} after this one, of {ledger['limit']!r}{verdict}"]
 
 
 def _outcome_text(job: Job, result: dict[str, Any]) -> str:

@@ -13,8 +13,9 @@ from dpdask.engine.release import distributions, load_release, write_release
 from dpdask.engine.work import KEY_NAME, TableWork
 from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms import ChannelKind, Cost, fit_dip
-from dpdask.privacy import Budget, UnitColumn, split_epsilon
-from dpdask.references import Holdout, Known, Public, Reference
+from dpdask.mechanisms.spending import Spending, spend
+from dpdask.privacy import Budget, UnitColumn
+from dpdask.references import Histogram, Holdout, Known, Public, Reference
 from dpdask.reports.card import release_card
 from dpdask.schema import Schema
 from dpdask.streams import RunKey
@@ -31,7 +32,7 @@ class DIP:
     epsilon
         ε of a row, in (0, 100]; shared among its private columns.
     reference
-        `Holdout(fraction=…)`, `Public()` or `Known(columns=…)`: where the reference distribution comes from, and
+        `Holdout(fraction=…)`, `Histogram()`, `Public()` or `Known(columns=…)`: where the reference distribution comes from, and
         therefore who is protected. There is no default.
     channel
         `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
@@ -54,8 +55,8 @@ class DIP:
     Privacy
     -------
     Unit: a row. Adjacency: replace-one. Protected: the values of the released rows. Not protected: held-out rows (they
-    shape the output and are not released), kept columns, the number of rows. Central noise: none. Row noise is a
-    function of the run key, the column and the partition, so recomputing a lazy frame repeats the same noise. ε is spent
+    shape the output and are not released), kept columns, the number of rows. Central noise: that of a `Histogram`, drawn by
+    `fit`. Row noise is a function of the run key, the column and the partition, so recomputing a lazy frame repeats the same noise. ε is spent
     again by every new `fit` on the same rows.
 
     References
@@ -84,13 +85,13 @@ class DIP:
 
     def __post_init__(self) -> None:
         _ = self.budget
-        if not isinstance(self.reference, Holdout | Public | Known):
-            raise SpecError("a reference must be named: it decides who is protected", "DIP", "give Holdout(...), Public() or Known(...)")
+        if not isinstance(self.reference, Holdout | Public | Known | Histogram):
+            raise SpecError("a reference must be named: it decides who is protected", "DIP", "give Holdout(...), Histogram(), Public() or Known(...)")
         if self.channel not in get_args(ChannelKind):
             raise SpecError("there is no such channel", "DIP", f"use one of {', '.join(get_args(ChannelKind))}")
         if not self.schema.privatised:
             raise SpecError("the schema privatises no column", "DIP", "give at least one column the role privatise")
-        _ = self.epsilons
+        _ = self.spending
         if self.unit != "row" and isinstance(self.reference, Public):
             raise SpecError("a public reference is fitted on a table that has no units to bound", "DIP", "run it as a job, or use another reference")
 
@@ -114,9 +115,11 @@ class DIP:
         folder = secret_folder(secrets)
         key = RunKey.fresh() if self.insecure_seed is None else RunKey.insecure(self.insecure_seed)
         folder.write(KEY_NAME, key.reveal(), private=True)
-        work = bound_frame(frame, frame_work(frame, self.schema, self.fraction, folder, self.budget.unit_column))
+        work = bound_frame(frame, frame_work(frame, self.schema, self.reference, folder, self.budget.unit_column))
         statistics = {} if isinstance(self.reference, Known) else survey_frame(frame, work)
-        fitted = fit_dip(distributions(self.reference, work, statistics), work.codecs, self.epsilons, self.channel, self.cost)
+        insecure = self.insecure_seed is not None
+        references = distributions(self.reference, work, statistics, self.spending, self.budget.adjacency, insecure=insecure)
+        fitted = fit_dip(references, work.codecs, self.spending.row, self.channel, self.cost)
         return Release(
             dip=self,
             work=work,
@@ -130,9 +133,9 @@ class DIP:
         return self.reference.fraction if isinstance(self.reference, Holdout) else None
 
     @property
-    def epsilons(self) -> dict[str, float]:
-        """Each private column's part of ε."""
-        return split_epsilon(self.budget.row_epsilon, self.schema.privatised, self.weights)
+    def spending(self) -> Spending:
+        """How ε is spent on the reference and on each column of a row."""
+        return spend(self.budget, self.reference, self.schema.privatised, self.weights)
 
     @property
     def budget(self) -> Budget:
@@ -185,7 +188,7 @@ class Release:
         """
         if self.fitted_on is not None and identity(frame) != self.fitted_on:
             raise SpecError("a release with a hold-out or units covers only the frame it was fitted on", "transform", "transform it, or fit anew")
-        found = frame_work(frame, self.dip.schema, self.dip.fraction, self.work.secrets)
+        found = frame_work(frame, self.dip.schema, self.dip.reference, self.work.secrets)
         if not found.released.equals(self.work.released):
             raise DataError("the columns or their types differ from those of the fitted frame", "transform", "give both frames the same types")
         return randomise_frame(frame, self.work, self.sha256)
@@ -202,7 +205,7 @@ class Release:
                 channel=dip.channel,
                 schema=dip.schema,
                 codecs=self.work.codecs,
-                epsilons=dip.epsilons,
+                spending=dip.spending,
                 release=release,
                 insecure=dip.insecure_seed is not None,
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import queue
-import queue
 import traceback
 import uuid
 from collections.abc import Callable, Sequence

@@ -25,6 +25,7 @@ from dpdask.engine.work import TableWork, table_work
 from dpdask.errors import DataError
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.privacy import UnitColumn
+from dpdask.references import Reference
 from dpdask.schema import Schema
 from dpdask.stats.bounding import UnitRows
 
@@ -54,11 +55,11 @@ def _parts(frame: Frame) -> list[tuple[str, Any]]:
     return [(blake2b(f"{name}:{number}".encode(), digest_size=16).hexdigest(), part) for number, part in enumerate(parts)]
 
 
-def frame_work(frame: Frame, schema: Schema, fraction: float | None, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
+def frame_work(frame: Frame, schema: Schema, reference: Reference, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
     """Return the work on a frame whose columns were checked against the schema; nothing is computed."""
     meta = frame.head(0) if isinstance(frame, pd.DataFrame) else frame._meta
     schema.check_names(list(meta.columns))
-    return table_work(pa.schema([pa.field(name, _arrow_type(meta[name])) for name in meta]), schema, fraction, secrets, unit)
+    return table_work(pa.schema([pa.field(name, _arrow_type(meta[name])) for name in meta]), schema, reference, secrets, unit)
 
 
 def _arrow_type(column: pd.Series) -> pa.DataType:

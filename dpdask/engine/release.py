@@ -15,9 +15,12 @@ from dpdask.io.fragments import InputTable, discover
 from dpdask.io.storage import Folder
 from dpdask.mechanisms import DipRelease
 from dpdask.mechanisms.release_file import release_from_bytes, release_to_bytes
-from dpdask.references import Distribution, Known, Public, Reference, from_statistic
+from dpdask.mechanisms.spending import Spending
+from dpdask.privacy.events import Adjacency
+from dpdask.references import CellCounts, Distribution, Histogram, Known, Public, Reference, from_statistic, noisy_distribution
 from dpdask.schema import Schema
 from dpdask.stats.bounding import UnitRows
+from dpdask.streams import stream
 
 
 def bound_units(table: InputTable, work: TableWork, progress: Progress | None = None) -> TableWork:
@@ -36,7 +39,7 @@ def with_bounds(work: TableWork, rows: UnitRows) -> TableWork:
 def survey_input(table: InputTable, work: TableWork, progress: Progress | None = None) -> Survey:
     """Return the survey of the private table; without a hold-out, footers that tell their rows save the pass."""
     rows = [fragment.n_rows for fragment in table.fragments]
-    if work.fraction is None and work.unit is None and None not in rows:
+    if work.fraction is None and work.unit is None and not work.cells and None not in rows:
         return Survey(n_released=tuple(n for n in rows if n is not None), statistics={})
     return survey("survey", table.fragments, work, progress)
 
@@ -54,8 +57,10 @@ def survey_public(reference: Public, schema: Schema, work: TableWork, progress: 
     return survey("reference", public.fragments, _public_work(public, work), progress)
 
 
-def distributions(reference: Reference, work: TableWork, statistics: Mapping[str, Statistic]) -> Mapping[str, Distribution]:
-    """Return the reference distribution of every privatised column.
+def distributions(
+    reference: Reference, work: TableWork, statistics: Mapping[str, Statistic], spending: Spending, adjacency: Adjacency, *, insecure: bool
+) -> Mapping[str, Distribution]:
+    """Return the reference distribution of every privatised column; a `Histogram` draws its noise here, on the driver.
 
     Parameters
     ----------
@@ -65,15 +70,32 @@ def distributions(reference: Reference, work: TableWork, statistics: Mapping[str
         The table's columns.
     statistics
         Of the reference rows; not looked at when the distribution is known.
+    spending, adjacency
+        What a noisy histogram may cost, and who are neighbours.
+    insecure
+        Whether noise comes from the run key instead of the operating system.
 
     Raises
     ------
     SpecError, DataError
         If the reference does not fit the columns, or is too small.
+
+    Privacy
+    -------
+    The noise of a histogram is drawn once, outside any graph, and kept with the fitted release: a resumed run does not
+    draw it again. Charge the ledger before.
     """
     if isinstance(reference, Known):
         return {name: reference.distribution(codec) for name, codec in work.codecs.items()}
-    return {name: from_statistic(codec, statistics[name]) for name, codec in work.codecs.items()}
+    if not isinstance(reference, Histogram):
+        return {name: from_statistic(codec, statistics[name]) for name, codec in work.codecs.items()}  # type: ignore[arg-type]  # no cells, no counts of them
+    found: dict[str, Distribution] = {}
+    for name, cells in work.cells.items():
+        statistic = statistics[name]
+        assert isinstance(statistic, CellCounts)
+        rng = stream(work.key(), f"reference/{name}", "") if insecure else None
+        found[name], _ = noisy_distribution(cells, statistic, spending.reference[name], adjacency, rows_per_unit=spending.rows_per_unit, rng=rng)
+    return found
 
 
 def _public_work(public: InputTable, work: TableWork) -> TableWork:
@@ -82,7 +104,7 @@ def _public_work(public: InputTable, work: TableWork) -> TableWork:
             raise DataError(
                 "the public reference needs this column, once, with the input's type", f"column {name!r}", "correct mechanism.reference.path"
             )
-    return dataclasses.replace(work, types=public.schema, fraction=None, unit=None)
+    return dataclasses.replace(work, types=public.schema, fraction=None, unit=None, cells={})
 
 
 def write_release(release: DipRelease, secrets: Folder) -> str:

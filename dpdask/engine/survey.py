@@ -9,17 +9,18 @@ import numpy as np
 import pyarrow as pa
 from dask import delayed
 
-from dpdask.codec import Codec, LevelCodec
+from dpdask.codec import LevelCodec
 from dpdask.engine.choose import Chooser, Hasher
 from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
 from dpdask.engine.reduce import TreeFold, tree_reduce
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
 from dpdask.io.fragments import Fragment, read_batches
+from dpdask.references import CellCounts
 from dpdask.stats import LevelCounts, RankSummary
 from dpdask.stats.bounding import UnitRows
 
-Statistic = LevelCounts | RankSummary
+Statistic = LevelCounts | RankSummary | CellCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +39,19 @@ class Survey:
     statistics: Mapping[str, Statistic]
 
 
-def identity(codec: Codec) -> Statistic:
-    """Return the statistic of no rows."""
+def identity(name: str, work: TableWork) -> Statistic:
+    """Return a column's statistic of no rows."""
+    if name in work.cells:
+        return CellCounts.identity(work.cells[name])
+    codec = work.codecs[name]
     return LevelCounts.identity(codec) if isinstance(codec, LevelCodec) else RankSummary.identity(codec)
 
 
-def of_batch(codec: Codec, array: object, chosen: np.ndarray | None) -> Statistic:
+def of_batch(name: str, array: pa.Array, chosen: np.ndarray | None, work: TableWork) -> Statistic:
     """Return the statistic of the chosen rows of one column's batch."""
+    if name in work.cells:
+        return CellCounts.of_batch(work.cells[name], array, chosen)
+    codec = work.codecs[name]
     return LevelCounts.of_batch(codec, array, chosen) if isinstance(codec, LevelCodec) else RankSummary.of_batch(codec, array, chosen)
 
 
@@ -58,12 +65,12 @@ def survey_batches(batches: Iterable[pa.RecordBatch], fragment_id: str, number: 
     """
     chooser = Chooser(work, fragment_id, number)
     fold = TreeFold(_merge_statistics)
-    fold.add({name: identity(codec) for name, codec in work.codecs.items()})
+    fold.add({name: identity(name, work) for name in work.codecs})
     n_released = 0
     for batch in batches:
         released, chosen = chooser.split(batch)
         n_released += int(released.sum())
-        fold.add({name: of_batch(codec, batch.column(name), chosen) for name, codec in work.codecs.items()})
+        fold.add({name: of_batch(name, batch.column(name), chosen, work) for name in work.codecs})
     return Survey(n_released=(n_released,), statistics=fold.result())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -12,6 +12,7 @@ from dpdask.errors import SpecError
 from dpdask.io.fragments import Fragment
 from dpdask.io.storage import Folder
 from dpdask.privacy import UnitColumn
+from dpdask.references import Cells, Histogram, Holdout, Reference, cells
 from dpdask.schema import Schema
 from dpdask.streams import RunKey
 
@@ -60,6 +61,8 @@ class TableWork:
         The folder that holds the run key and the fitted release.
     unit
         The privacy unit, or None when it is the row.
+    cells
+        Where the reference is a noisy histogram, the public cells of each privatised column.
     """
 
     types: pa.Schema
@@ -68,6 +71,7 @@ class TableWork:
     fraction: float | None
     secrets: Folder
     unit: UnitWork | None = None
+    cells: Mapping[str, Cells] = field(default_factory=dict)
 
     @property
     def unit_columns(self) -> list[str]:
@@ -101,17 +105,27 @@ class ShardWork:
     rows_per_shard: int
 
 
-def table_work(types: pa.Schema, schema: Schema, fraction: float | None, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
+def table_work(types: pa.Schema, schema: Schema, reference: Reference, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
     """Return the work on a table of some Arrow types, checked against the schema.
 
     Raises
     ------
     DataError
         If a column's type does not fit its declared domain.
+    SpecError
+        If the unit's column, or the reference, does not fit the columns.
     """
     released = schema.released(types)
     codecs = {name: codec_for(name, schema.columns[name], released.field(name).type) for name in schema.privatised}
-    return TableWork(types=types, released=released, codecs=codecs, fraction=fraction, secrets=secrets, unit=_unit_work(unit, schema, types))
+    return TableWork(
+        types=types,
+        released=released,
+        codecs=codecs,
+        fraction=reference.fraction if isinstance(reference, Holdout) else None,
+        secrets=secrets,
+        unit=_unit_work(unit, schema, types),
+        cells={name: cells(codec, reference.bins) for name, codec in codecs.items()} if isinstance(reference, Histogram) else {},
+    )
 
 
 def _unit_work(unit: UnitColumn | None, schema: Schema, types: pa.Schema) -> UnitWork | None:

@@ -9,9 +9,10 @@ from typing import Any
 from dpdask.engine.work import table_work
 from dpdask.io.fragments import discover
 from dpdask.io.storage import Folder
+from dpdask.jobs import charging
 from dpdask.jobs.spec import Job
 from dpdask.privacy import guarantee_text
-from dpdask.references import Holdout, Known, Public
+from dpdask.references import Histogram, Holdout, Known, Public
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,11 @@ class Plan:
     stages
         In order, in words.
     epsilons
-        Each privatised column's part of ε.
+        What each privatised column of one row may cost.
+    reference_epsilons
+        What each column's noisy histogram costs, if the reference is one.
+    ledger
+        The dataset's ε spent before and after the run, its limit, and whether the run fits; None without a ledger.
     kept, dropped
         The other columns.
     guarantee
@@ -48,6 +53,8 @@ class Plan:
     n_bytes: int
     stages: tuple[str, ...]
     epsilons: dict[str, float]
+    reference_epsilons: dict[str, float]
+    ledger: dict[str, Any] | None
     kept: tuple[str, ...]
     dropped: tuple[str, ...]
     guarantee: str
@@ -71,9 +78,8 @@ def plan_job(job: Job) -> Plan:
     """
     table = discover(job.input_url, job.schema)
     fraction = job.fraction
-    table_work(
-        table.schema, job.schema, fraction, Folder(job.output_url), job.file.privacy.unit_column
-    )  # checks the columns' types against their domains
+    # checks the columns' types against their domains
+    table_work(table.schema, job.schema, job.reference, Folder(job.output_url), job.file.privacy.unit_column)
     released = None if table.n_rows is None else round(table.n_rows * (1 - (fraction or 0.0)))
     return Plan(
         name=job.file.name,
@@ -81,7 +87,9 @@ def plan_job(job: Job) -> Plan:
         n_rows=table.n_rows,
         n_bytes=table.n_bytes,
         stages=_stages(job, table.n_rows is None),
-        epsilons=dict(job.epsilons),
+        epsilons=dict(job.spending.row),
+        reference_epsilons=dict(job.spending.reference),
+        ledger=_ledger(job),
         kept=job.schema.kept,
         dropped=tuple(name for name, column in job.schema.columns.items() if column.role == "drop"),
         guarantee=guarantee_text(job.file.privacy, job.reference.protected, job.reference.unprotected),
@@ -102,6 +110,15 @@ def _most_shards(n_rows: int, fraction: float | None, n_fragments: int, per_shar
     return min(n_fragments, 2 * -(-most // per_shard)) + most // per_shard
 
 
+def _ledger(job: Job) -> dict[str, Any] | None:
+    found = charging.balances(job)
+    if found is None:
+        return None
+    before, after = found
+    fits = after.epsilon_spent <= after.epsilon_limit and after.delta_spent <= after.delta_limit
+    return {"limit": before.epsilon_limit, "before": before.epsilon_spent, "after": after.epsilon_spent, "runs": before.n_runs, "fits": fits}
+
+
 def _stages(job: Job, uncounted: bool) -> tuple[str, ...]:
     columns = ", ".join(job.schema.privatised)
     stages = []
@@ -110,6 +127,8 @@ def _stages(job: Job, uncounted: bool) -> tuple[str, ...]:
         stages.append(f"units: read {unit.column} and the kept columns; choose at most {unit.max_rows} rows of each {unit.column}, by a keyed hash")
     if isinstance(job.reference, Holdout):
         stages.append(f"survey: read {columns}; choose the hold-out; its distribution, merged in a tree")
+    elif isinstance(job.reference, Histogram):
+        stages.append(f"survey: read {columns}; count all rows in public cells")
     elif uncounted:
         stages.append(f"survey: read {columns}; count the rows")
     if isinstance(job.reference, Public):

@@ -10,11 +10,12 @@ from typing import Literal
 from dpdask.engine import randomise, release
 from dpdask.engine.compute import Progress
 from dpdask.engine.work import TableWork, lay_out, table_work
-from dpdask.errors import DataError, DpdaskError, InputError, OutputError, SpecError
+from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError
 from dpdask.io.fragments import InputTable, discover
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
+from dpdask.jobs import charging
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
 from dpdask.mechanisms import fit_dip
@@ -73,7 +74,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     if finished is not None:
         return finished
     table = discover(job.input_url, job.schema)
-    work = table_work(table.schema, job.schema, job.fraction, state.folder, job.file.privacy.unit_column)
+    work = table_work(table.schema, job.schema, job.reference, state.folder, job.file.privacy.unit_column)
     if table.n_rows == 0 or not table.fragments:
         raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
     with state.lock():
@@ -83,8 +84,8 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
         try:
             return _advance(job, state, table, work, progress)
         except DpdaskError as error:
-            if isinstance(error, SpecError | DataError) or _nothing_drawn(state, job):
-                state.remove()
+            if isinstance(error, SpecError | DataError | BudgetError) or _nothing_drawn(state, job):
+                _forget(job, state)
             raise
 
 
@@ -106,8 +107,19 @@ def _finished(job: Job, state: RunState) -> Outcome | None:
     if not state.output.exists(SUCCESS_NAME) and _publishing(state):
         return None
     if state.folder.exists():
+        reached = state.read()
+        if reached is not None and reached.job == job.digest:
+            charging.commit(job, reached.run_id)
         state.remove()
     return Outcome(status="already released", output=job.output_url, manifest=manifest)
+
+
+def _forget(job: Job, state: RunState) -> None:
+    """Remove a run that can never be released: with its key and all that it staged gone, nobody saw its noise."""
+    reached = state.read()
+    state.remove()
+    if reached is not None and reached.job == job.digest:
+        charging.void(job, reached.run_id)
 
 
 def _nothing_drawn(state: RunState, job: Job) -> bool:
@@ -139,6 +151,7 @@ def _advance(job: Job, state: RunState, table: InputTable, work: TableWork, prog
     state.write(dataclasses.replace(reached, stage="staged"))
     _sweep(state.publish, manifest)
     state.publish.move_to(state.output)
+    charging.commit(job, reached.run_id)
     state.remove()
     return Outcome(status="released", output=job.output_url, manifest=manifest)
 
@@ -161,9 +174,10 @@ def _fit(job: Job, state: RunState, table: InputTable, work: TableWork, reached:
     if sum(found.n_released) == 0:
         raise DataError("no row would be released", job.file.input.path, "lower mechanism.reference.fraction, or check the input")
     source = release.survey_public(job.reference, job.schema, work, progress) if isinstance(job.reference, Public) else found
-    fitted = fit_dip(
-        release.distributions(job.reference, work, source.statistics), work.codecs, job.epsilons, job.file.mechanism.channel, job.file.mechanism.cost
-    )
+    charging.intend(job, reached.run_id)  # before any noise: from here on the run stays charged, unless nobody saw anything of it
+    insecure = job.file.insecure_seed is not None
+    references = release.distributions(job.reference, work, source.statistics, job.spending, job.file.privacy.adjacency, insecure=insecure)
+    fitted = fit_dip(references, work.codecs, job.spending.row, job.file.mechanism.channel, job.file.mechanism.cost)
     sha256 = release.write_release(fitted, state.folder)
     bounds_sha256 = work.unit.bounds_sha256 if work.unit is not None else ""
     reached = dataclasses.replace(reached, stage="fitted", release_sha256=sha256, bounds_sha256=bounds_sha256, n_released=found.n_released)
@@ -183,7 +197,7 @@ def _stage_meta(job: Job, state: RunState, work: TableWork, reached: Progressed,
         channel=job.file.mechanism.channel,
         schema=job.schema,
         codecs=work.codecs,
-        epsilons=job.epsilons,
+        spending=job.spending,
         release=release.load_release(state.folder, reached.release_sha256),
         insecure=job.file.insecure_seed is not None,
     )

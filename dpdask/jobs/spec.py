@@ -16,8 +16,9 @@ from dpdask.io.fragments import takes_in
 from dpdask.io.storage import absolute_url
 from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
 from dpdask.mechanisms import ChannelKind, Cost
-from dpdask.privacy import Budget, split_epsilon
-from dpdask.references import Holdout, Known, Public
+from dpdask.mechanisms.spending import spend
+from dpdask.privacy import Budget
+from dpdask.references import Histogram, Holdout, Known, Public
 from dpdask.schema import Schema
 
 
@@ -40,7 +41,7 @@ class Dip(Document):
     Attributes
     ----------
     reference
-        `holdout`, `public` or `known`; there is no default, because it decides who is protected.
+        `holdout`, `histogram`, `public` or `known`; there is no default, because it decides who is protected.
     channel
         `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
         ε-private channel of least expected cost.
@@ -51,7 +52,7 @@ class Dip(Document):
     """
 
     kind: Literal["dip"]
-    reference: Annotated[Holdout | Public | Known, Field(discriminator="kind")]
+    reference: Annotated[Holdout | Public | Known | Histogram, Field(discriminator="kind")]
     channel: ChannelKind = "laplace"
     cost: dict[str, Cost] | None = None
     weights: dict[str, float] | None = None
@@ -66,6 +67,13 @@ class Cluster(Document):
     address: str | None = None
 
 
+class LedgerPlace(Document):
+    """The dataset that the job is charged to, and the database that holds its budget: SQLite or PostgreSQL."""
+
+    url: str = Field(min_length=1)
+    dataset: str = Field(min_length=1)
+
+
 class JobFile(Document):
     """A job as it stands in its file."""
 
@@ -75,6 +83,7 @@ class JobFile(Document):
     schema_path: str = Field(alias="schema", min_length=1)
     privacy: Budget
     mechanism: Dip
+    ledger: LedgerPlace | None = None
     cluster: Cluster = Cluster()
     insecure_seed: int | None = None
 
@@ -107,14 +116,15 @@ class Job:
         for table in (self.input_url, reference.path if isinstance(reference, Public) else None):
             if table is not None and takes_in(table, self.output_url):
                 raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
-        self.epsilons = split_epsilon(file.privacy.row_epsilon, schema.privatised, file.mechanism.weights)
+        self.spending = spend(file.privacy, reference, schema.privatised, file.mechanism.weights)
+        self.ledger = file.ledger and file.ledger.model_copy(update={"url": _beside(file.ledger.url, base)})
         self._check_epsilons()
         self._check_reference()
 
     def _check_epsilons(self) -> None:
         if self.file.mechanism.channel == "optimal":
             return  # on bins: no rank noise
-        for name, epsilon in self.epsilons.items():
+        for name, epsilon in self.spending.row.items():
             if not self.schema.columns[name].has_levels and not MIN_EPSILON <= epsilon <= MAX_EPSILON:
                 what = f"a {self.schema.columns[name].kind} column takes an ε in [{MIN_EPSILON:g}, {MAX_EPSILON:g}]"
                 raise SpecError(what, f"column {name!r}", "change privacy.epsilon, or its division by mechanism.weights")
@@ -137,11 +147,17 @@ class Job:
     def digest(self) -> str:
         """A digest of all that decides the output's bytes, but for the input's content.
 
-        The cluster is left out: the same job on another scheduler is the same job. So is the output's place.
+        The cluster is left out: the same job on another scheduler is the same job. So are the ledger and the output's place.
         """
-        content = self.file.model_dump(mode="json", by_alias=True, exclude={"cluster": True, "output": {"path"}, "schema_path": True})
+        content = self.file.model_dump(mode="json", by_alias=True, exclude={"cluster": True, "ledger": True, "output": {"path"}, "schema_path": True})
         whole = {"job": content, "schema": self.schema.model_dump(mode="json"), "input": self.input_url}
         return blake2b(json.dumps(whole, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _beside(url: str, base: Path) -> str:
+    """Return a ledger's URL; a relative SQLite file is relative to `base`."""
+    prefix = "sqlite:///"
+    return url if not url.startswith(prefix) or url.startswith(f"{prefix}/") else f"{prefix}{base / url.removeprefix(prefix)}"
 
 
 def load_job(path: str | Path, settings: Mapping[str, str] | None = None) -> Job:

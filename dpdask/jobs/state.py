@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -30,6 +31,8 @@ class Progressed:
 
     Attributes
     ----------
+    run_id
+        Names the run in a ledger; random, and says nothing of the key.
     job
         The job's digest.
     input
@@ -44,6 +47,7 @@ class Progressed:
         Each fragment's released rows, from `fitted` on. Private: never published.
     """
 
+    run_id: str
     job: str
     input: str
     stage: Stage
@@ -111,7 +115,7 @@ class RunState:
         self.folder.write(KEY_NAME, key.reveal(), private=True)
         for folder in (self.publish, self.meta, self.actions):
             folder.create()
-        reached = Progressed(job=job, input=fingerprint, stage="opened")
+        reached = Progressed(run_id=uuid.uuid4().hex, job=job, input=fingerprint, stage="opened")
         self.write(reached)
         return reached
 

@@ -49,11 +49,6 @@ class Budget(Document):
         """The unit's column and bound, or None when the unit is the row."""
         return self.unit if isinstance(self.unit, UnitColumn) else None
 
-    @property
-    def row_epsilon(self) -> float:
-        """What one row may spend so that its unit spends ε, rounded down."""
-        return self.epsilon if self.unit_column is None else _floor(Fraction(self.epsilon) / self.unit_column.max_rows)
-
 
 def split_epsilon(epsilon: float, columns: tuple[str, ...], weights: Mapping[str, float] | None = None) -> dict[str, float]:
     """Return each column's part of ε, rounded down so that the parts never sum to more than ε.

@@ -1,6 +1,23 @@
 """Where the reference distribution comes from, and therefore who is protected."""
 
 from dpdask.references.distribution import Distribution, LevelDistribution, RankDistribution, from_statistic
-from dpdask.references.sources import Holdout, Known, Public, Reference
+from dpdask.references.histogram import CellCounts, Cells, Histogram, cells, noisy_distribution
+from dpdask.references.sources import Holdout, Known, Public
 
-__all__ = ["Distribution", "Holdout", "Known", "LevelDistribution", "Public", "RankDistribution", "Reference", "from_statistic"]
+Reference = Holdout | Public | Known | Histogram
+
+__all__ = [
+    "CellCounts",
+    "Cells",
+    "Distribution",
+    "Histogram",
+    "Holdout",
+    "Known",
+    "LevelDistribution",
+    "Public",
+    "RankDistribution",
+    "Reference",
+    "cells",
+    "from_statistic",
+    "noisy_distribution",
+]

@@ -1,4 +1,4 @@
-"""The three sources of a reference distribution; the job must name one, because it decides who is protected."""
+"""Sources of a reference distribution that cost no ε; the job must name one, because it decides who is protected."""
 
 from __future__ import annotations
 
@@ -141,9 +141,6 @@ class Known(Document):
         if known is None:
             raise SpecError("has no declared distribution", f"column {codec.name!r}", "add it to the reference's columns")
         return _of_levels(codec, known) if isinstance(codec, LevelCodec) else _of_values(codec, known)
-
-
-Reference = Holdout | Public | Known
 
 
 def _of_levels(codec: LevelCodec, known: KnownColumn) -> Distribution:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from fractions import Fraction
 from importlib.metadata import version
 from typing import Any
 
 from dpdask.codec import Codec, LevelCodec
 from dpdask.mechanisms import ChannelKind, DipRelease, LevelMechanism, RankMechanism
 from dpdask.mechanisms.dip import ColumnMechanism
+from dpdask.mechanisms.spending import Spending
 from dpdask.privacy import Budget, guarantee_text
+from dpdask.privacy.events import to_dict
 from dpdask.references import Holdout, Reference
 from dpdask.schema import Schema
 from dpdask.streams import STREAM_FORMAT
@@ -28,7 +32,7 @@ def release_card(
     channel: ChannelKind,
     schema: Schema,
     codecs: Mapping[str, Codec],
-    epsilons: Mapping[str, float],
+    spending: Spending,
     release: DipRelease,
     insecure: bool,
 ) -> bytes:
@@ -38,7 +42,7 @@ def release_card(
     ----------
     name
         The job's name.
-    budget, reference, channel, schema, codecs, epsilons, release
+    budget, reference, channel, schema, codecs, spending, release
         What was promised and fitted.
     insecure
         Whether the noise came from a seed.
@@ -65,16 +69,29 @@ def release_card(
         "guarantee": guarantee,
         "mechanism": {"kind": "dip", "channel": channel, "columns": "independent", "reference": _reference(reference)},
         "columns": {
-            column: {"role": "privatised", "epsilon": epsilons[column], **_column(schema, codecs[column], mechanism)}
+            column: {"role": "privatised", "epsilon": spending.row[column], **_column(schema, codecs[column], mechanism)}
             for column, mechanism in release.columns.items()
         }
         | {column: {"role": "kept"} for column in schema.kept},
-        "accounting": {"composition": "sum over columns", "epsilon_exact": release.epsilon, "releases": 1},
+        "accounting": _accounting(budget, spending, release),
         "order": "rows keep the order of the input, which is public",
         "insecure": insecure,
         "versions": {"dpdask": __version__, "streams": STREAM_FORMAT, **{library: version(library) for library in _LIBRARIES}},
     }
     return (json.dumps(card, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _accounting(budget: Budget, spending: Spending, release: DipRelease) -> dict[str, Any]:
+    """Return what was spent: never more than was promised, because every part was rounded down."""
+    exact = sum((Fraction(part) for part in spending.reference.values()), Fraction(0)) + spending.rows_per_unit * Fraction(release.epsilon)
+    total = float(exact)
+    return {
+        "composition": "sum over columns, and over the rows of a unit",
+        "epsilon_exact": total if Fraction(total) >= exact else math.nextafter(total, math.inf),
+        "epsilon_reference": dict(spending.reference),
+        "rows_per_unit": spending.rows_per_unit,
+        "events": to_dict(spending.events(budget)),
+    }
 
 
 def _reference(reference: Reference) -> dict[str, Any]:
@@ -88,7 +105,7 @@ def _column(schema: Schema, codec: Codec, mechanism: ColumnMechanism) -> dict[st
         assert isinstance(codec, LevelCodec)
         return common | {"levels": [_plain(level) for level in codec.levels.to_pylist()], "channel": mechanism.channel.matrix.tolist()}
     common |= {"bounds": declared.bounds, "atoms": [_plain(atom) for atom in declared.atoms or ()], "nulls": declared.nulls}
-    common |= {"reference": {"knots_at_most": 2**16, "rank_error_at_most": 2.0**-15}}
+    common |= {"reference": {"knots": len(mechanism.distribution.x), "rank_error_at_most": max(2.0**-15, mechanism.distribution.rank_error)}}
     if isinstance(mechanism, RankMechanism):
         return common | {"ranks": mechanism.noise.n_cells, "alpha_log": -mechanism.noise.rate}
     return common | {"rank_edges": mechanism.edges.tolist(), "channel": mechanism.channel.matrix.tolist()}
