@@ -139,10 +139,9 @@ def _as_words(array: pa.Array) -> Words:
     """Return a column as 64-bit words, equal where and only where the values are (texts: up to a 64-bit hash)."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if pa.types.is_boolean(array.type) or pa.types.is_integer(array.type):
-        plain = np.asarray(array.cast(pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False)).view(np.uint64)
-    elif pa.types.is_floating(array.type):
-        plain = np.asarray(array.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)).view(np.uint64)
+    if pa.types.is_boolean(array.type) or pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
+        numbers = array.cast(pa.float64() if pa.types.is_floating(array.type) else pa.int64(), safe=False)
+        plain = np.asarray((numbers.fill_null(0) if numbers.null_count else numbers).to_numpy(zero_copy_only=False)).view(np.uint64)
     else:
         encoded = array.dictionary_encode()
         distinct = encoded.dictionary.to_pylist()

@@ -34,6 +34,14 @@ def _round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tuple[
 
 
 @jit
+def _same(one: Words, other: Words) -> bool:
+    for position in range(len(one)):  # noqa: SIM110 - numba compiles no generator
+        if one[position] != other[position]:
+            return False
+    return True
+
+
+@jit
 def siphash(rows: Words, key0: np.uint64, key1: np.uint64) -> Words:
     """Return the SipHash-2-4 of each row.
 
@@ -51,6 +59,9 @@ def siphash(rows: Words, key0: np.uint64, key1: np.uint64) -> Words:
     out = np.empty(len(rows), dtype=np.uint64)
     length = np.uint64((rows.shape[1] * 8) & 255) << np.uint64(56)
     for row in range(len(rows)):
+        if row > 0 and _same(rows[row], rows[row - 1]):  # tables are often sorted by their units
+            out[row] = out[row - 1]
+            continue
         v0 = key0 ^ np.uint64(0x736F6D6570736575)
         v1 = key1 ^ np.uint64(0x646F72616E646F6D)
         v2 = key0 ^ np.uint64(0x6C7967656E657261)

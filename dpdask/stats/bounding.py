@@ -9,6 +9,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dpdask.kernels import units as kernel
+
 Words = NDArray[np.uint64]
 
 
@@ -21,8 +23,9 @@ class UnitRows:
     max_rows
         How many rows of a unit may be released.
     units, hashes, positions
-        uint64 arrays of one length, sorted by all three: a keyed hash of the unit, a keyed hash of the row's public
-        content, and the row's place in the table (which only decides between rows that are alike).
+        uint64 arrays of one length: a keyed hash of the unit, a keyed hash of the row's public content, and the row's
+        place in the table (which only decides between rows that are alike). The rows of a unit stand together; where
+        there are `max_rows` + 1 of them, the last of these comes first.
     """
 
     max_rows: int
@@ -39,12 +42,9 @@ class UnitRows:
     @classmethod
     def of_batch(cls, max_rows: int, units: Words, hashes: Words, positions: Words) -> Self:
         """Return the statistic of some rows."""
-        order = np.lexsort((positions, hashes, units))
-        units, hashes, positions = units[order], hashes[order], positions[order]
-        starts = np.flatnonzero(np.append(True, units[1:] != units[:-1])) if len(units) else np.empty(0, dtype=np.intp)
-        place = np.arange(len(units)) - np.repeat(starts, np.diff(np.append(starts, len(units))))
-        kept = place <= max_rows
-        return cls(max_rows=max_rows, units=units[kept], hashes=hashes[kept], positions=positions[kept])
+        group, n_groups = kernel.groups(units)
+        first = kernel.first_rows(group, n_groups, hashes, positions, max_rows + 1)
+        return cls(max_rows=max_rows, units=units[first], hashes=hashes[first], positions=positions[first])
 
     def merge(self, *others: Self) -> Self:
         """Return the statistic of all of them."""
@@ -54,9 +54,10 @@ class UnitRows:
 
     def bounds(self) -> UnitBounds:
         """Return, for each unit that has too many rows, the first one that is not released."""
-        last = np.append(self.units[1:] != self.units[:-1], True) if len(self.units) else np.empty(0, dtype=bool)
-        counts = np.diff(np.flatnonzero(last), prepend=-1)
-        over = np.flatnonzero(last)[counts > self.max_rows]
+        starts = np.flatnonzero(np.append(self.units[:1] == self.units[:1], self.units[1:] != self.units[:-1]))
+        counts = np.diff(starts, append=len(self.units))
+        over = starts[counts > self.max_rows]
+        over = over[np.argsort(self.units[over])]
         return UnitBounds(units=self.units[over], hashes=self.hashes[over], positions=self.positions[over])
 
 
@@ -76,12 +77,7 @@ class UnitBounds:
 
     def released(self, units: Words, hashes: Words, positions: Words) -> NDArray[np.bool_]:
         """Return which rows are released: those before their unit's bound."""
-        if not len(self.units):
-            return np.ones(len(units), dtype=bool)
-        found = np.minimum(np.searchsorted(self.units, units), len(self.units) - 1)
-        earlier = (hashes < self.hashes[found]) | ((hashes == self.hashes[found]) & (positions < self.positions[found]))
-        result: NDArray[np.bool_] = (self.units[found] != units) | earlier
-        return result
+        return kernel.before_bounds(units, hashes, positions, self.units, self.hashes, self.positions)
 
     def to_bytes(self) -> bytes:
         """Return the bounds as bytes: the same bounds, the same bytes."""

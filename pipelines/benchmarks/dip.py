@@ -1,6 +1,7 @@
 """The main job against a plain Dask copy of the same table: seconds, their ratio, and each worker's peak memory.
 
     python pipelines/benchmarks/dip.py --rows 25000095 --pairs 3 --json dip.json
+    python pipelines/benchmarks/dip.py --job units --against dip
 
 Runs are interleaved (copy, DIP, copy, DIP, …) on one local cluster of two processes, so that a noisy machine disturbs
 both alike; the figures are medians. Memory is read on a cluster of its own that never made a copy. Needs the `test` extra.
@@ -44,11 +45,24 @@ def copy(source: Path, target: Path) -> None:
     dd.read_parquet(source).to_parquet(target)
 
 
-def dip(source: Path, target: Path) -> None:
-    # the main job drops the timestamp; here it is kept, so that both sides write all four columns
-    schema = source.parent / "schema.yaml"
-    schema.write_text((JOB.parent / "schema.yaml").read_text().replace("timestamp: {role: drop}", "timestamp: {role: keep}"))
-    run_job(load_job(JOB, {"input.path": str(source), "output.path": str(target), "schema": str(schema)}))
+def job(settings: dict[str, str]) -> Callable[[Path, Path], None]:
+    """Return a step that runs the main job with some settings."""
+
+    def step(source: Path, target: Path) -> None:
+        # the main job drops the timestamp; here it is kept, so that both sides write all four columns
+        schema = source.parent / "schema.yaml"
+        schema.write_text((JOB.parent / "schema.yaml").read_text().replace("timestamp: {role: drop}", "timestamp: {role: keep}"))
+        run_job(load_job(JOB, {"input.path": str(source), "output.path": str(target), "schema": str(schema), **settings}))
+
+    return step
+
+
+STEPS: dict[str, Callable[[Path, Path], None]] = {
+    "copy": copy,
+    "dip": job({}),
+    "histogram": job({"mechanism.reference": "{kind: histogram}", "mechanism.channel": "optimal"}),
+    "units": job({"privacy.unit": "{column: userId, max_rows: 20}"}),
+}
 
 
 def seconds(step: Callable[[Path, Path], None], source: Path, target: Path) -> float:
@@ -79,32 +93,32 @@ def peak_bytes(client: Client, step: Callable[[], None]) -> list[int]:
     return peaks
 
 
-def measure(rows: int, pairs: int, folder: Path) -> dict[str, object]:
+def measure(rows: int, pairs: int, folder: Path, name: str, against: str) -> dict[str, object]:
     source, target = folder / "ratings", folder / "out"
     simulate_movielens(str(source), n_rows=rows)
-    copies, dips = [], []
+    ours: list[float] = []
+    theirs: list[float] = []
     if pairs:
         with cluster():
-            seconds(dip, source, target)  # compiles the kernels, warms the page cache
-            seconds(copy, source, target)
+            for step in (name, against):  # compiles the kernels, warms the page cache
+                seconds(STEPS[step], source, target)
             for _ in range(pairs):
-                copies.append(seconds(copy, source, target))
-                dips.append(seconds(dip, source, target))
+                theirs.append(seconds(STEPS[against], source, target))
+                ours.append(seconds(STEPS[name], source, target))
     with cluster() as client:
         begin = time.perf_counter()
-        peaks = peak_bytes(client, lambda: dip(source, folder / "out-memory"))
+        peaks = peak_bytes(client, lambda: STEPS[name](source, folder / "out-memory"))
         alone = time.perf_counter() - begin
-    result: dict[str, object] = {"rows": rows, "workers": WORKERS, "pairs": pairs, "peak_mib": [round(peak / 2**20) for peak in peaks]}
-    result["dip_on_fresh_cluster_seconds"] = round(alone, 2)
+    result: dict[str, object] = {"job": name, "against": against, "rows": rows, "workers": WORKERS, "pairs": pairs}
+    result |= {"worker_peak_mib": [round(peak / 2**20) for peak in peaks], "seconds_on_a_fresh_cluster": round(alone, 2)}
     if pairs:
-        ratios = [ours / theirs for ours, theirs in zip(dips, copies, strict=True)]
         result |= {
-            "copy_seconds": [round(value, 2) for value in copies],
-            "dip_seconds": [round(value, 2) for value in dips],
-            "copy_median_seconds": round(statistics.median(copies), 2),
-            "dip_median_seconds": round(statistics.median(dips), 2),
-            "ratio_of_medians": round(statistics.median(dips) / statistics.median(copies), 3),
-            "ratios": [round(ratio, 3) for ratio in ratios],
+            "seconds": [round(value, 2) for value in ours],
+            "seconds_against": [round(value, 2) for value in theirs],
+            "median_seconds": round(statistics.median(ours), 2),
+            "median_seconds_against": round(statistics.median(theirs), 2),
+            "ratio_of_medians": round(statistics.median(ours) / statistics.median(theirs), 3),
+            "ratios": [round(one / other, 3) for one, other in zip(ours, theirs, strict=True)],
         }
     return result
 
@@ -113,11 +127,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=25_000_095)
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--job", choices=sorted(STEPS), default="dip")
+    parser.add_argument("--against", choices=sorted(STEPS), default="copy")
     parser.add_argument("--folder", type=Path, help="Where the tables go; a temporary folder by default.")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        result = measure(arguments.rows, arguments.pairs, Path(folder))
+        result = measure(arguments.rows, arguments.pairs, Path(folder), arguments.job, arguments.against)
     text = json.dumps(result, indent=1)
     if arguments.json:
         arguments.json.write_text(text + "\n")
