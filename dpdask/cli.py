@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dpdask.connect import connected
-from dpdask.errors import DpdaskError, UsageError
+from dpdask.errors import DpdaskError, InternalError, UsageError
 from dpdask.io.storage import absolute_url
 from dpdask.jobs import run as runner
 from dpdask.jobs.auditing import audit_job
@@ -153,6 +153,8 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
     """Compute ε* of every channel exactly, and bound the central noise's ε from below; read footers only."""
     found = audit_job(load_job(job, settings), n_runs=n_runs)
     click.echo(json.dumps(found, ensure_ascii=False) if as_json else _audit_text(found))
+    if not found["sound"]:
+        raise InternalError("the audit found more ε than is claimed", found["name"], "release nothing with this version, and report it")
 
 
 @cli.group()

@@ -18,6 +18,7 @@ from dpdask.errors import DataError
 from dpdask.schema import Column, Level
 
 _EXACT = 2**53
+_LARGEST = 2.0**1021
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,8 @@ class ValueCodec:
         Raises
         ------
         DataError
-            On a null that is no level, NaN, infinity, a value outside the bounds, or a whole number beyond 2**53.
+            On a null that is no level, NaN, infinity, a number beyond 2**1021, a value outside the bounds, or a whole number
+            beyond 2**53.
         """
         array = _plain(array, self.name, self.type)
         if array.null_count and not self.nulls:
@@ -125,6 +127,8 @@ class ValueCodec:
         values = self._numbers(array)
         if not np.isfinite(values).all():
             raise _refused(self.name, "NaN or an infinity", "store a missing value as null")
+        if len(values) and max(float(values.max()), -float(values.min())) > _LARGEST:
+            raise _refused(self.name, "a number beyond ±2**1021, where differences overflow", "store it in a larger unit")
         if self.bounds is not None and bool((((values < self.bounds[0]) | (values > self.bounds[1])) & ~is_null).any()):
             raise _refused(self.name, "a value outside its bounds", "widen the schema's bounds, or mend the data")
         return values, is_null
@@ -133,7 +137,9 @@ class ValueCodec:
         """Return numbers (whole ones for a lattice column) as the column's Arrow type, null where `is_null`."""
         values = np.where(is_null, 0.0, values)  # Arrow keeps what lies under a null
         if not self.lattice:
-            return pa.array(values.astype(self.type.to_pandas_dtype()), mask=is_null)
+            kind = self.type.to_pandas_dtype()
+            most = float(np.finfo(kind).max)
+            return pa.array(np.clip(values, -most, most).astype(kind), mask=is_null)
         counted = _counted(self.type)
         return pa.array(values.astype(np.int64), mask=is_null).cast(_whole(counted)).cast(counted).cast(self.type)
 

@@ -75,10 +75,11 @@ def _address(cluster: Cluster) -> Iterator[str]:
     if cluster.address is None:
         raise SpecError("the key 'cluster.address' is missing", "cluster", "give the scheduler's address, such as tls://host:8786")
     try:
-        client = Client(cluster.address, timeout=dask.config.get("distributed.comm.timeouts.connect"))
+        # not the default client of this process: one that could not be reached would stay it
+        client = Client(cluster.address, timeout=dask.config.get("distributed.comm.timeouts.connect"), set_as_default=False)
     except TypeError:  # what distributed says of a tls:// address without certificates
         raise SpecError("a tls:// address needs certificates", cluster.address, "set Dask's distributed.comm.tls configuration") from None
     except (OSError, TimeoutError, ValueError):
         raise TemporaryError("the scheduler cannot be reached", cluster.address, "check the address, and that it runs") from None
-    with client:
+    with client, dask.config.set(scheduler=client):
         yield f"the scheduler at {cluster.address}"

@@ -183,8 +183,10 @@ class Release:
 
         Privacy
         -------
-        Transforming the same frame again repeats the same noise and costs nothing more. The same rows in a frame built
-        otherwise are another release, and cost ε again.
+        Transforming the same frame again repeats the same noise and costs nothing more: a partition whose rows are not
+        those that were first seen is refused, so that no noise meets two values. The same rows in a frame built
+        otherwise are another release, and cost ε again. Two frames of equal content give equal outputs, so equal
+        outputs of one release tell that its inputs were equal.
         """
         if self.fitted_on is not None and identity(frame) != self.fitted_on:
             raise SpecError("a release with a hold-out or units covers only the frame it was fitted on", "transform", "transform it, or fit anew")
@@ -213,5 +215,6 @@ class Release:
         return card
 
     def close(self) -> None:
-        """Destroy the run key: frames that are not yet computed can no longer be."""
+        """Destroy the run key, the reference and the units' bounds: frames that are not yet computed can no longer be."""
         self.work.secrets.remove(KEY_NAME)
+        self.work.secrets.remove()

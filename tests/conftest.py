@@ -6,9 +6,21 @@ from collections.abc import Iterator
 
 import dask
 import pytest
+from faults.drivers import Drivers, serving
+from hypothesis import settings
+
+# the same examples everywhere, and no deadline on machines that are shared
+settings.register_profile("dpdask", deadline=None, derandomize=True, database=None)
+settings.load_profile("dpdask")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _dask_in_tmp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with dask.config.set({"temporary-directory": str(tmp_path_factory.mktemp("dask"))}):
         yield
+
+
+@pytest.fixture(scope="session")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
+    """Drivers that can be killed; importing once is most of a small run."""
+    yield from serving(tmp_path_factory.mktemp("log") / "driver.log")

@@ -1,7 +1,10 @@
 """The command line: each verb's words, the shapes of its JSON, its exit codes, and what stands on which stream."""
 
+import contextlib
+import functools
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +18,9 @@ from e2e.bad_input import Ended, command, job
 
 from dpdask.cli import cli
 from dpdask.errors import TemporaryError
+from dpdask.jobs import auditing
+from dpdask.privacy.audit import audit_event
+from dpdask.streams import RunKey, stream
 from dpdask.version import __version__
 
 
@@ -59,6 +65,8 @@ def test_plan_as_json(tmp_path):
         "n_bytes": int,
         "stages": list,
         "epsilons": dict,
+        "reference_epsilons": dict,
+        "ledger": type(None),
         "kept": list,
         "dropped": list,
         "guarantee": str,
@@ -69,6 +77,103 @@ def test_plan_as_json(tmp_path):
     }
     assert found["output"] == f"file://{tmp_path}/out"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "job.yaml", "schema.yaml"]
+
+
+def with_ledger(folder: Path, verb: str = "run", epsilon: str = "1", dataset: str = "ratings", **changed: Any) -> list[str]:
+    url = f"sqlite:///{folder / 'ledger.db'}"
+    return [*job(folder, verb=verb, ledger={"url": url, "dataset": dataset}, **changed), "--set", f"privacy.epsilon={epsilon}"]
+
+
+def ledger(folder: Path, verb: str, *more: str, dataset: str = "ratings") -> Ended:
+    return command("ledger", verb, "--url", f"sqlite:///{folder / 'ledger.db'}", "--dataset", dataset, *more)
+
+
+def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
+    made = ledger(tmp_path, "init", "--epsilon", "2")
+    assert (made.code, made.out, made.err) == (0, "ratings: a budget of ε 2.0, δ 0.0\n", "")
+    assert ledger(tmp_path, "init", "--epsilon", "2").out == "ratings: has this budget already: ε 2.0, δ 0.0\n"
+    other = ledger(tmp_path, "init", "--epsilon", "3")
+    assert (other.code, other.out) == (64, "")
+    assert "has a limit already: ε 2.0 and δ 0.0" in other.err
+    assert ledger(tmp_path, "verify").out == "ratings: 0 entries, and the chain holds\n"
+    assert "ε 0.0 of 2.0 spent by 0 runs, 2.0 left" in ledger(tmp_path, "show").out
+
+    plan = with_ledger(tmp_path, "plan", "1.5")
+    assert "ledger    ε 0.0 spent by 0 runs, 1.5 after this one, of 2.0\n" in command(*plan).out
+    assert command(*with_ledger(tmp_path, "run", "1.5")).code == 0
+    again = with_ledger(tmp_path, "plan", "1.5", output={"path": "second"})
+    assert "ledger    ε 1.5 spent by 1 runs, 3.0 after this one, of 2.0: THE RUN WILL BE REFUSED\n" in command(*again).out
+    found = json.loads(command(*again, "--json").out)["ledger"]
+    assert found == {"limit": 2.0, "before": 1.5, "after": 3.0, "runs": 1, "fits": False}
+    refused = command(*with_ledger(tmp_path, "run", "1.5", output={"path": "second"}))
+    assert (refused.code, refused.out, len(refused.lines)) == (77, "", 1)
+    assert "asks for ε 1.5 and δ 0.0; ε 0.5 and δ 0 are left of ε 2.0 and δ 0.0" in refused.lines[0]
+    assert not (tmp_path / "second").exists()
+    assert not (tmp_path / ".second.dpdask").exists()
+
+    shown = ledger(tmp_path, "show").out
+    assert "ratings: ε 1.5 of 2.0 spent by 1 runs, 0.5 left; δ 0.0 of 0.0\n" in shown
+    assert "is right with probability at most 22.4%" in shown  # 0.05 · exp(1.5)
+    assert [line.split()[2] for line in shown.splitlines()[2:4]] == ["intend", "commit"]
+    summary = json.loads(ledger(tmp_path, "show", "--json").out)
+    assert summary["balance"]["epsilon_spent"] == 1.5
+    assert [entry["kind"] for entry in summary["entries"]] == ["intend", "commit"]
+    assert shown.endswith(f"  head {summary['head']}\n")
+    assert ledger(tmp_path, "verify").out == "ratings: 2 entries, and the chain holds\n"
+
+
+def test_a_tampered_ledger_is_found_and_named(tmp_path):
+    ledger(tmp_path, "init", "--epsilon", "2")
+    assert command(*with_ledger(tmp_path)).code == 0
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as connection, connection:
+        connection.execute("UPDATE dpdask_entries SET epsilon = 0.5 WHERE sequence = 2")
+    for verb in ("verify", "show"):
+        ended = ledger(tmp_path, verb)
+        assert (ended.code, ended.out, len(ended.lines)) == (65, "", 1)
+        assert "the chain is broken: the entry 2 was changed" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "says"),
+    [
+        (["ledger"], 2, "Usage"),
+        (["ledger", "show"], 2, "--url"),
+        (["ledger", "init", "--url", "sqlite:///x.db", "--dataset", "a"], 2, "--epsilon"),
+        (["ledger", "init", "--url", "sqlite:///{folder}/x.db", "--dataset", "a", "--epsilon", "0"], 64, "allows no release"),
+        (["ledger", "init", "--url", "sqlite:///{folder}/x.db", "--dataset", "a", "--epsilon", "-1"], 64, "out of its range"),
+        (["ledger", "init", "--url", "sqlite:///{folder}/x.db", "--dataset", "a", "--epsilon", "nan"], 64, "out of its range"),
+        (["ledger", "init", "--url", "sqlite:///{folder}/no/x.db", "--dataset", "a", "--epsilon", "1"], 64, "folder of the ledger"),
+        (["ledger", "show", "--url", "sqlite:///{folder}/x.db", "--dataset", "a"], 64, "there is no ledger here"),
+        (["ledger", "verify", "--url", "mysql://x/y", "--dataset", "a"], 64, "an SQLite or a PostgreSQL URL"),
+    ],
+)
+def test_ledger_verbs_that_cannot_be(given, code, says, tmp_path):
+    ended = command(*(word.format(folder=tmp_path) for word in given))
+    assert ended.code == code
+    assert says in ended.err
+    assert "Traceback" not in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_audit_as_text_and_as_json(tmp_path, monkeypatch):
+    monkeypatch.setattr(auditing, "audit_event", functools.partial(audit_event, rng=stream(RunKey.insecure(1), "audit", "")))
+    given = words(tmp_path, "audit", "--runs", "2000")
+    ended = command(*given)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("bad-input: sound\n  rating: ε* = ")
+    assert " of 0.5 claimed, for a uniform stand-in\n" in ended.out
+    found = json.loads(command(*given, "--json", "--set", "mechanism.reference={kind: histogram}").out)
+    assert set(found) == {"name", "columns", "measurements", "sound"}
+    assert (found["sound"], set(found["columns"]), len(found["measurements"])) == (True, {"rating", "price"}, 2)
+    assert "histogram noise of scale 40: at least ε = " in command(*given, "--set", "mechanism.reference={kind: histogram}").out
+    assert not (tmp_path / "out").exists()
+    assert command(*words(tmp_path, "audit", "--runs", "10")).code == 2
+
+
+def test_an_audit_that_finds_too_much_says_so(tmp_path, monkeypatch):
+    fit = auditing.fit_dip
+    monkeypatch.setattr(auditing, "fit_dip", lambda r, c, e, *rest: fit(r, c, {name: 3 * part for name, part in e.items()}, *rest))
+    assert command(*words(tmp_path, "audit")).out.startswith("bad-input: NOT SOUND: something is above its claim\n")
 
 
 def test_run_as_json_and_again(tmp_path):

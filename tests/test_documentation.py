@@ -6,6 +6,7 @@ import inspect
 import re
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import click
 import pytest
@@ -14,7 +15,10 @@ import yaml
 import dpdask
 from dpdask import cli, errors
 from dpdask.jobs.spec import load_job
+from dpdask.mechanisms import ChannelKind
+from dpdask.references import Histogram, Holdout, Known, Public
 from dpdask.schema import Schema
+from pipelines.movielens import correlations
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -50,22 +54,55 @@ def tracked() -> list[Path]:
 def test_python_example_runs(text):
     names: dict[str, object] = {}
     exec(compile(text, "README.md", "exec"), names)
-    assert len(names["private"]) == pytest.approx(75_000, abs=1_000)
+    assert len(names["private"]) == 100_000
     assert names["frequencies"].loc[5] == pytest.approx(0.4, abs=0.03)
-    assert "Not protected: the held-out rows" in names["promise"]
+    assert names["fives"].value == pytest.approx(0.4, abs=0.04)  # eight standard errors
+    assert names["fives"].worst_bias == 0.0
+    assert "Not protected: nobody" in names["promise"]
 
 
 def test_there_is_a_python_example():
     assert len(blocks("python")) == 1
 
 
-def test_job_and_schema_examples_validate(tmp_path):
+def with_options(text: str) -> str:
+    """A job with its commented keys in force."""
+    return re.sub(r"^( *)# (\w+: \{)", r"\1\2", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("change", [str, with_options], ids=["as it stands", "with its options"])
+def test_job_and_schema_examples_validate(change, tmp_path):
     by_name = {text.split(".yaml")[0].removeprefix("# "): text for text in blocks("yaml")}
-    for name in ("job", "schema"):
-        (tmp_path / f"{name}.yaml").write_text(by_name[name], encoding="utf-8")
+    (tmp_path / "job.yaml").write_text(change(by_name["job"]), encoding="utf-8")
+    (tmp_path / "schema.yaml").write_text(by_name["schema"], encoding="utf-8")
     job = load_job(tmp_path / "job.yaml")
     assert job.schema.privatised == ("rating", "genre", "seconds", "spent")
-    assert sum(job.epsilons.values()) <= job.file.privacy.epsilon
+    assert sum(job.spending.reference.values()) + sum(job.spending.row.values()) <= job.file.privacy.epsilon
+    optional = (job.ledger, job.file.mechanism.weights, job.file.mechanism.cost)
+    assert all((part is None) == (change is str) for part in optional)
+
+
+def test_the_commented_ledger_of_the_users_job_is_a_ledger(tmp_path):
+    folder = ROOT / "pipelines" / "movielens"
+    text = with_options((folder / "job-users.yaml").read_text(encoding="utf-8"))
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    (tmp_path / "schema.yaml").write_bytes((folder / "schema.yaml").read_bytes())
+    job = load_job(tmp_path / "job.yaml")
+    assert job.ledger is not None
+    assert job.ledger.url == f"sqlite:///{tmp_path / 'ledger.db'}"
+
+
+def test_listed_references_and_channels_are_those_of_a_job():
+    assert {cell.strip("`") for cell in rows("reference")} == {kind.model_fields["kind"].default for kind in (Holdout, Histogram, Public, Known)}
+    assert {cell.strip("`") for cell in rows("channel")} == set(get_args(ChannelKind))
+
+
+def test_listed_correlations_are_computed():
+    listed = re.findall(r"^\| `([a-z-]+)` \| (0\.\d+) \| (0\.\d+) \| (0\.\d+) \| (0\.\d+) \|$", README, re.MULTILINE)
+    computed = {(row["channel"], row["epsilon"]): row["correlation"] for row in correlations.table()}
+    assert {(channel, epsilon): float(cell) for channel, *cells in listed for epsilon, cell in enumerate(cells, start=1)} == {
+        key: pytest.approx(value, abs=6e-4) for key, value in computed.items()
+    }
 
 
 @pytest.mark.parametrize("path", YAML_FILES, ids=lambda path: str(path.relative_to(ROOT)))

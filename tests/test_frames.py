@@ -10,7 +10,8 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
+from e2e.helpers import processes
 
 import dpdask
 
@@ -57,7 +58,7 @@ def table() -> pd.DataFrame:
             "colour": pd.Categorical(rng.choice(["red", "green", "blue", None], n), categories=["red", "green", "blue", "unused"]),
             "note": ["secret"] * n,
         },
-        index=pd.Index(np.arange(n) * 2 + 1, name="row"),
+        index=pd.Index(np.arange(n) * 2 + 1),
     )
 
 
@@ -105,7 +106,6 @@ def test_rows_keep_index_order_dtypes_and_kept_columns(holdout: dpdask.DIP, fram
     assert list(released.columns) == ["user", "rating", "price", "count", "colour"]
     assert released.dtypes.astype(str).to_dict() == lazy.dtypes.astype(str).to_dict()
     assert released.index.is_monotonic_increasing
-    assert released.index.name == "row"
     assert (released["user"] == table.loc[released.index, "user"]).all()
     assert released["rating"].dtype == np.float32
     assert released["count"].dtype == np.int16
@@ -136,13 +136,58 @@ def test_recomputing_selecting_and_slicing_repeat_the_same_noise(holdout: dpdask
 
 def test_a_partition_keeps_its_noise_when_dask_would_join_files(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
     for number in range(20):
-        table.iloc[number * 200 : (number + 1) * 200].reset_index().to_parquet(tmp_path / f"part.{number}.parquet")
-    frame = dd.read_parquet(tmp_path).drop(columns="row").astype({"colour": "string"})
+        table.iloc[number * 200 : (number + 1) * 200].to_parquet(tmp_path / f"part.{number}.parquet")
+    frame = dd.read_parquet(tmp_path).astype({"colour": "string"})
     release = dpdask.DIP(schema, epsilon=2.0, reference=dpdask.Holdout(fraction=0.5)).fit(frame)
     lazy = release.transform(frame)
     whole = lazy.compute()
     pd.testing.assert_series_equal(lazy["rating"].compute().reset_index(drop=True), whole["rating"].reset_index(drop=True))
     assert len(whole) == len(set(whole["user"]))
+
+
+def test_an_index_is_published_only_if_it_is_row_numbers_or_declared(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    public = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public())
+    for index in (table["rating"].rename("secret"), table["price"].rename(None), pd.MultiIndex.from_frame(table[["user", "count"]])):
+        with pytest.raises(dpdask.DataError):
+            public.fit(table.set_index(pd.Index(index)))
+    with pytest.raises(dpdask.DataError, match="not keep"):
+        public.fit(table.set_index("count", drop=False))
+    declared = table.set_index("user")
+    declared.attrs["secret"] = 1
+    released = public.fit(declared).transform(declared)
+    assert list(released.index) == list(range(4000))
+    assert "user" not in released.columns
+    assert released.attrs == {}
+
+
+def test_a_private_category_never_brings_its_values_along(table: pd.DataFrame) -> None:
+    columns = {"price": {"role": "privatise", "kind": "continuous"}}
+    prices = table[["price"]].astype("category")
+    released = dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Public()).fit(prices).transform(prices)
+    assert released["price"].dtype == np.float64
+
+
+def test_whole_numbers_beyond_2_to_the_53_come_out_exactly() -> None:
+    levels = [2**60 + 1, 2**60 + 3, 2**60 + 5]
+    columns = {"n": {"role": "privatise", "kind": "discrete", "levels": levels, "nulls": "level"}}
+    table = pd.DataFrame({"n": pd.array([*levels, None] * 50, dtype="Int64")})
+    released = dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Public()).fit(table).transform(table)
+    assert set(released["n"].dropna()) == set(levels)
+
+
+def test_noise_never_meets_other_rows(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
+    """A lazy frame whose source changed, or whose rows come in another order, is refused: its noise was for the first rows."""
+    path = tmp_path / "rows.parquet"
+    table.astype({"colour": "string"}).to_parquet(path)
+    frame = dd.from_map(pd.read_parquet, [path])
+    release = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Holdout(fraction=0.25)).fit(frame)
+    lazy = release.transform(frame)
+    first = lazy.compute(scheduler="synchronous")
+    pd.testing.assert_frame_equal(lazy.compute(scheduler="synchronous"), first)
+    for changed in (table.assign(rating=np.float32(4.0)), table.iloc[::-1]):
+        changed.astype({"colour": "string"}).to_parquet(path)
+        with pytest.raises(dpdask.DataError, match="not those that were first seen"):
+            lazy.compute(scheduler="synchronous")
 
 
 def test_pandas_frames_work_too(holdout: dpdask.DIP, table: pd.DataFrame) -> None:
@@ -198,8 +243,7 @@ def test_two_columns_with_the_same_values_get_different_noise() -> None:
 def test_the_same_bytes_on_processes(holdout: dpdask.DIP, frame: dd.DataFrame) -> None:
     release = holdout.fit(frame)
     here = release.transform(frame).compute(scheduler="synchronous")
-    options = {"host": "127.0.0.1", "dashboard_address": None}
-    with LocalCluster(n_workers=2, threads_per_worker=1, **options) as cluster, Client(cluster):
+    with processes(2) as cluster, Client(cluster):
         pd.testing.assert_frame_equal(release.transform(frame).compute(), here)
 
 
@@ -239,7 +283,7 @@ def test_values_that_do_not_fit_are_refused_without_being_shown(schema: dpdask.S
         ({"epsilon": float("inf")}, "epsilon"),
         ({"epsilon": "one"}, "epsilon"),
         ({"reference": "holdout"}, "reference must be named"),
-        ({"channel": "optimal"}, "no such channel"),
+        ({"channel": "optimum"}, "no such channel"),
         ({"weights": {"rating": 1.0}}, "exactly the privatised columns"),
         ({"schema": dpdask.Schema.from_dict({"columns": {"user": {"role": "keep"}}})}, "privatises no column"),
     ],

@@ -59,7 +59,7 @@ def optimal(probabilities: Floats, epsilon: float, cost: Floats, *, ordered: boo
     seen = np.flatnonzero(probabilities > kernel.UNSEEN)
     if len(seen) > MAX_OPTIMAL_LEVELS:
         raise SpecError(
-            f"the optimal channel is solved for at most {MAX_OPTIMAL_LEVELS} levels, and {len(seen)} have positive probability",
+            f"the optimal channel is solved for at most {MAX_OPTIMAL_LEVELS} levels, and more have positive probability",
             "channel optimal",
             "declare the column continuous, which bins it, or take the channel laplace-calibrated",
         )

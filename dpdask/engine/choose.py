@@ -139,9 +139,13 @@ def _as_words(array: pa.Array) -> Words:
     """Return a column as 64-bit words, equal where and only where the values are (texts: up to a 64-bit hash)."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if pa.types.is_temporal(array.type):
+        array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
     if pa.types.is_boolean(array.type) or pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
-        numbers = array.cast(pa.float64() if pa.types.is_floating(array.type) else pa.int64(), safe=False)
-        plain = np.asarray((numbers.fill_null(0) if numbers.null_count else numbers).to_numpy(zero_copy_only=False)).view(np.uint64)
+        floating = pa.types.is_floating(array.type)
+        numbers = array.cast(pa.float64() if floating else pa.int64(), safe=False)
+        found = np.asarray((numbers.fill_null(0) if numbers.null_count else numbers).to_numpy(zero_copy_only=False))
+        plain = (np.where(np.isnan(found), np.nan, found + 0.0) if floating else found).view(np.uint64)  # one zero, one NaN
     else:
         encoded = array.dictionary_encode()
         distinct = encoded.dictionary.to_pylist()

@@ -24,8 +24,6 @@ Progress = Callable[[str, int, int], None]
 RETRIES = 3
 LONELY_SECONDS = 120.0  # an adaptive cluster needs a while for its first worker
 _POLL_SECONDS = 5.0
-LONELY_SECONDS = 120.0  # an adaptive cluster needs a while for its first worker
-_POLL_SECONDS = 5.0
 
 
 def guarded(function: Callable[Args, Result]) -> Callable[Args, Result]:
@@ -101,20 +99,21 @@ def _on_cluster(client: Client, stage: str, tasks: Sequence[Any], progress: Prog
         future.add_done_callback(ended.put)
     try:
         for done in range(1, len(futures) + 1):
-            future = _next_ended(client, ended)
+            future = _patiently(client, lambda: ended.get(timeout=_POLL_SECONDS))
             if future.status in ("error", "cancelled"):  # not `pending`: its worker may have died since it was done
                 raise future.exception()
             if progress is not None:
                 progress(stage, done, len(tasks))
-        return list(client.gather(futures))
+        # one by one: `gather` would wait for ever for a result that was lost with the last worker
+        return [_patiently(client, functools.partial(future.result, timeout=_POLL_SECONDS)) for future in futures]
     except (KilledWorker, CancelledError, CommClosedError, TimeoutError) as error:
         raise TemporaryError(f"the cluster lost its workers ({type(error).__name__})", stage, "run again to resume") from None
     finally:
         client.cancel(futures)
 
 
-def _next_ended(client: Client, ended: queue.SimpleQueue[Any]) -> Any:
-    """Wait for the next future to end, but not for ever on a cluster that has no worker left.
+def _patiently(client: Client, step: Callable[[], Any]) -> Any:
+    """Return what a step returns, trying again while it times out, but not for ever on a cluster that has no worker left.
 
     Raises
     ------
@@ -124,7 +123,7 @@ def _next_ended(client: Client, ended: queue.SimpleQueue[Any]) -> Any:
     alone = 0.0
     while alone < LONELY_SECONDS:
         try:
-            return ended.get(timeout=_POLL_SECONDS)
-        except queue.Empty:
+            return step()
+        except (queue.Empty, TimeoutError):
             alone = 0.0 if client.scheduler_info(n_workers=-1)["workers"] else alone + _POLL_SECONDS
     raise TimeoutError

@@ -15,11 +15,12 @@ import pyarrow as pa
 from dask import delayed
 from dask.base import tokenize
 
-from dpdask.codec import LevelCodec
+from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.engine.choose import Chooser
 from dpdask.engine.compute import guarded, run_tasks, task_prefix
 from dpdask.engine.reduce import tree_reduce
 from dpdask.engine.release import load_release, with_bounds
+from dpdask.engine.seal import check_part
 from dpdask.engine.survey import Statistic, Survey, merge_surveys, merge_unit_rows, survey_batches, unit_rows_of_batches
 from dpdask.engine.work import TableWork, table_work
 from dpdask.errors import DataError
@@ -58,7 +59,15 @@ def _parts(frame: Frame) -> list[tuple[str, Any]]:
 def frame_work(frame: Frame, schema: Schema, reference: Reference, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
     """Return the work on a frame whose columns were checked against the schema; nothing is computed."""
     meta = frame.head(0) if isinstance(frame, pd.DataFrame) else frame._meta
-    schema.check_names(list(meta.columns))
+    index: list[Any] = list(meta.index.names)
+    if len(index) > 1 or (index[0] is None and not pd.api.types.is_integer_dtype(meta.index.dtype)):
+        raise DataError("its index has no name to be declared by", "frame", "name it and declare it, or reset_index(drop=True)")
+    named = [] if index[0] is None or index[0] in meta.columns else [index[0]]
+    schema.check_names([*named, *meta.columns])
+    if index[0] is not None and schema.columns[index[0]].role != "keep":
+        raise DataError("the index is published with the rows, and its role is not keep", f"index {index[0]!r}", "reset_index(drop=True)")
+    if named:
+        schema = Schema(columns={name: column for name, column in schema.columns.items() if name not in named})
     return table_work(pa.schema([pa.field(name, _arrow_type(meta[name])) for name in meta]), schema, reference, secrets, unit)
 
 
@@ -131,20 +140,31 @@ def _units_of_part(part: pd.DataFrame, number: int, work: TableWork) -> UnitRows
 
 @guarded
 def _survey_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork) -> Survey:
+    check_part(part, work.secrets, fragment_id)
     return survey_batches([_batch(part, [*work.codecs, *work.unit_columns], work.types)], fragment_id, number, work)
 
 
 @guarded
 def _randomise_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork, sha256: str, meta: pd.DataFrame) -> pd.DataFrame:
+    check_part(part, work.secrets, fragment_id)
     release = load_release(work.secrets, sha256)
     batch = _batch(part, [*work.codecs, *work.unit_columns], work.types)
     chosen, _ = Chooser(work, fragment_id, number).split(batch)
     rows = batch.select(list(work.codecs)).filter(pa.array(chosen))
     random = release.randomise(rows, work.codecs, release.streams(work.key(), fragment_id))
     released = part.loc[chosen, list(meta.columns)].copy()
+    released.attrs = {}
     for name in work.codecs:
-        released[name] = random.column(name).to_pandas().set_axis(released.index).astype(meta[name].dtype)
+        released[name] = _series(random.column(name), meta[name].dtype, released.index)
     return released
+
+
+def _series(array: pa.Array, dtype: Any, index: pd.Index) -> pd.Series:
+    """Return an Arrow array as a column of a dtype, every value exactly: nullable dtypes take no way round by floats."""
+    if hasattr(dtype, "__from_arrow__"):
+        return pd.Series(dtype.__from_arrow__(array), index=index)
+    column: pd.Series = array.to_pandas().set_axis(index).astype(dtype)
+    return column
 
 
 def _released_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
@@ -154,4 +174,7 @@ def _released_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
         if isinstance(codec, LevelCodec) and isinstance(released[name].dtype, pd.CategoricalDtype):
             levels = codec.levels.drop_null().to_pandas()
             released[name] = released[name].astype(pd.CategoricalDtype(levels, ordered=codec.ordered))
-    return released  # type: ignore[no-any-return]  # pandas is untyped here
+        elif isinstance(codec, ValueCodec) and isinstance(released[name].dtype, pd.CategoricalDtype):
+            released[name] = released[name].astype(released[name].dtype.categories.dtype)  # the categories are private values
+    result: pd.DataFrame = released  # whether pandas is typed depends on what is installed
+    return result

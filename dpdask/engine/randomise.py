@@ -14,6 +14,7 @@ from dpdask.codec import LevelCodec
 from dpdask.engine.choose import Chooser
 from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
 from dpdask.engine.release import load_release
+from dpdask.engine.seal import Seal
 from dpdask.engine.work import ShardWork, TableWork
 from dpdask.errors import DataError, InputError
 from dpdask.io.fragments import Fragment, read_batches
@@ -28,19 +29,24 @@ def released_batches(fragment: Fragment, work: TableWork, release_sha256: str) -
     ------
     DataError
         If a value violates the schema.
+    InputError
+        At the end, if the fragment is not what it was when it was first seen: then nothing of it may be kept.
     """
     release = load_release(work.secrets, release_sha256)
     rngs = release.streams(work.key(), fragment.id)
     chooser = Chooser(work, fragment.id, fragment.number)
+    seal = Seal(work.sealed)
     columns = list(dict.fromkeys([*work.released.names, *work.unit_columns]))
     try:
         for batch in read_batches(fragment, columns, work.types):
+            seal.add(batch)
             chosen, _ = chooser.split(batch)
             rows = batch.select(work.released.names)
             rows = rows if chosen.all() else rows.filter(pa.array(chosen))
             yield release.randomise(rows, work.codecs, rngs).cast(work.released)
     except DataError as error:
         raise error.at(fragment.where) from None
+    seal.check(work.secrets, fragment.id, fragment.where)
 
 
 @guarded

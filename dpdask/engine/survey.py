@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from dpdask.codec import LevelCodec
 from dpdask.engine.choose import Chooser, Hasher
 from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
 from dpdask.engine.reduce import TreeFold, tree_reduce
+from dpdask.engine.seal import Seal
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
 from dpdask.io.fragments import Fragment, read_batches
@@ -81,11 +82,20 @@ def _merge_statistics(parts: list[Mapping[str, Statistic]]) -> Mapping[str, Stat
 
 @guarded
 def survey_fragment(fragment: Fragment, work: TableWork) -> Survey:
-    """Return the survey of one fragment of files."""
+    """Return the survey of one fragment of files, and seal it."""
+    seal = Seal(work.sealed)
     try:
-        return survey_batches(read_batches(fragment, [*work.codecs, *work.unit_columns], work.types), fragment.id, fragment.number, work)
+        found = survey_batches(_sealed(read_batches(fragment, work.sealed, work.types), seal), fragment.id, fragment.number, work)
     except DataError as error:
         raise error.at(fragment.where) from None
+    seal.check(work.secrets, fragment.id, fragment.where)
+    return found
+
+
+def _sealed(batches: Iterable[pa.RecordBatch], seal: Seal) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        seal.add(batch)
+        yield batch
 
 
 @guarded

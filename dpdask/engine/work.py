@@ -78,6 +78,11 @@ class TableWork:
         """The columns that the unit's hashes need."""
         return [] if self.unit is None else [self.unit.column, *self.unit.public]
 
+    @property
+    def sealed(self) -> list[str]:
+        """The columns that a fragment's seal covers: the private ones, and those that the unit's hashes need."""
+        return [*self.codecs, *self.unit_columns]
+
     def key(self) -> RunKey:
         """Read the run key."""
         return RunKey(self.secrets.read(KEY_NAME))
@@ -135,6 +140,8 @@ def _unit_work(unit: UnitColumn | None, schema: Schema, types: pa.Schema) -> Uni
         raise SpecError(
             "the unit's column must be declared, and kept or dropped", f"privacy.unit.column {unit.column!r}", "correct the job or the schema"
         )
+    if pa.types.is_nested(types.field(unit.column).type):
+        raise SpecError("the unit's column holds lists or the like", f"privacy.unit.column {unit.column!r}", "name a column of plain values")
     public = [name for name in schema.kept if name != unit.column and not pa.types.is_nested(types.field(name).type)]
     return UnitWork(column=unit.column, max_rows=unit.max_rows, public=tuple(public))
 

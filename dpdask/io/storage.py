@@ -155,6 +155,26 @@ class Folder:
         with self.replacing(name, mode=0o600 if private else 0o666) as file:
             file.write(data)
 
+    def claim(self, name: str, data: bytes) -> bytes:
+        """Write a private file unless it is there, and return what it then holds: whoever comes first decides."""
+        if self.exists(name):
+            return self.read(name)
+        fs, path = self._resolve(name)
+        if not self.is_local:
+            self.write(name, data, private=True)
+            return data
+        with storage_faults(path):
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            temporary = Path(f"{path}.{uuid.uuid4().hex}.tmp")
+            try:
+                with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(data)
+                with suppress(FileExistsError):
+                    os.link(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        return self.read(name)
+
     @contextmanager
     def replacing(self, name: str, mode: int = 0o666) -> Iterator[IO[bytes]]:
         """Open a file to write that appears under its name when the block ends well, and not at all otherwise."""
@@ -208,7 +228,12 @@ class Folder:
         with storage_faults(destination):
             if self.is_local and target.is_local:
                 Path(destination).parent.mkdir(parents=True, exist_ok=True)
-                Path(path).replace(destination)
+                try:
+                    Path(path).replace(destination)
+                except OSError as error:
+                    if error.errno in (errno.EBUSY, errno.EXDEV):
+                        raise OutputError("the output is a mount point, which no folder can replace", destination, "choose a folder in it") from None
+                    raise
                 return
             files = sorted(map(str, fs.find(path)), key=lambda file: (Path(file).name == "_SUCCESS", "/_dpdask/" in file, file))
             for file in files:

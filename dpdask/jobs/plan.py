@@ -38,7 +38,7 @@ class Plan:
     guarantee
         Who is protected by what, and who is not.
     released_rows
-        About how many rows come out, or None.
+        About how many rows come out; None where no footer tells, or units are bounded.
     n_shards
         At most how many shards, or None.
     output
@@ -80,7 +80,8 @@ def plan_job(job: Job) -> Plan:
     fraction = job.fraction
     # checks the columns' types against their domains
     table_work(table.schema, job.schema, job.reference, Folder(job.output_url), job.file.privacy.unit_column)
-    released = None if table.n_rows is None else round(table.n_rows * (1 - (fraction or 0.0)))
+    bounded = job.file.privacy.unit_column is not None  # then how many rows the units have decides, and no footer tells
+    released = None if table.n_rows is None or bounded else round(table.n_rows * (1 - (fraction or 0.0)))
     return Plan(
         name=job.file.name,
         n_fragments=len(table.fragments),
@@ -94,7 +95,9 @@ def plan_job(job: Job) -> Plan:
         dropped=tuple(name for name, column in job.schema.columns.items() if column.role == "drop"),
         guarantee=guarantee_text(job.file.privacy, job.reference.protected, job.reference.unprotected),
         released_rows=released,
-        n_shards=None if table.n_rows is None else _most_shards(table.n_rows, fraction, len(table.fragments), job.file.output.rows_per_shard),
+        n_shards=None
+        if table.n_rows is None
+        else _most_shards(table.n_rows, None if bounded else fraction, len(table.fragments), job.file.output.rows_per_shard),
         output=job.output_url,
         insecure=job.file.insecure_seed is not None,
     )

@@ -84,7 +84,8 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
         try:
             return _advance(job, state, table, work, progress)
         except DpdaskError as error:
-            if isinstance(error, SpecError | DataError | BudgetError) or _nothing_drawn(state, job):
+            published = Manifest.read(state.output) is not None  # then only the ledger's commit is wanting: never take the charge back
+            if not published and (isinstance(error, SpecError | DataError | BudgetError) or _nothing_drawn(state, job)):
                 _forget(job, state)
             raise
 
@@ -115,10 +116,10 @@ def _finished(job: Job, state: RunState) -> Outcome | None:
 
 
 def _forget(job: Job, state: RunState) -> None:
-    """Remove a run that can never be released: with its key and all that it staged gone, nobody saw its noise."""
+    """Remove a run that can never be released; take its charge back only if it had kept no noise yet."""
     reached = state.read()
     state.remove()
-    if reached is not None and reached.job == job.digest:
+    if reached is not None and reached.job == job.digest and reached.stage == "opened":
         charging.void(job, reached.run_id)
 
 
@@ -130,8 +131,10 @@ def _nothing_drawn(state: RunState, job: Job) -> bool:
 
 def _publishing(state: RunState) -> bool:
     """Return whether this run's own publication, file by file on an object store, was interrupted."""
+    if state.folder.is_local:
+        return False
     reached = state.read()
-    return not state.folder.is_local and reached is not None and reached.stage == "staged"
+    return reached is not None and reached.stage == "staged"
 
 
 def _advance(job: Job, state: RunState, table: InputTable, work: TableWork, progress: Progress | None) -> Outcome:
@@ -144,13 +147,16 @@ def _advance(job: Job, state: RunState, table: InputTable, work: TableWork, prog
         raise InputError("the input changed since the run began", job.file.input.path, "restore it and run again, or `dpdask abort` the run")
     if reached.stage == "opened":
         reached = _fit(job, state, table, work, reached, progress)
+    else:
+        charging.intend(job, reached.run_id)  # charged already, unless the job got its ledger, or another one, since
+    publish = state.publish(reached.run_id)
     work = _with_bounds(work, reached)
     tasks = lay_out(table.fragments, reached.n_released, job.file.output.rows_per_shard)
-    shards = randomise.write_all(tasks, work, reached.release_sha256, state.publish, state.actions, progress)
+    shards = randomise.write_all(tasks, work, reached.release_sha256, publish, state.actions(reached.run_id), progress)
     manifest = _stage_meta(job, state, work, reached, shards)
     state.write(dataclasses.replace(reached, stage="staged"))
-    _sweep(state.publish, manifest)
-    state.publish.move_to(state.output)
+    _sweep(publish, manifest)
+    publish.move_to(state.output)
     charging.commit(job, reached.run_id)
     state.remove()
     return Outcome(status="released", output=job.output_url, manifest=manifest)
@@ -201,10 +207,11 @@ def _stage_meta(job: Job, state: RunState, work: TableWork, reached: Progressed,
         release=release.load_release(state.folder, reached.release_sha256),
         insecure=job.file.insecure_seed is not None,
     )
-    state.publish.write(CARD_NAME, card)
+    publish = state.publish(reached.run_id)
+    publish.write(CARD_NAME, card)
     manifest = Manifest(job=job.digest, shards=tuple(shards), card_sha256=hashlib.sha256(card).hexdigest())
-    state.meta.write("manifest.json", manifest.to_bytes())
-    state.publish.write(SUCCESS_NAME, b"")
+    publish.write(MANIFEST_NAME, manifest.to_bytes())
+    publish.write(SUCCESS_NAME, b"")
     return manifest
 
 
@@ -233,7 +240,7 @@ def status(output_url: str) -> Status:
     reached = state.read()
     if reached is None:
         return Status(stage="absent", n_shards=0)
-    return Status(stage=reached.stage, n_shards=sum(name.endswith(".parquet") for name in state.publish.names()))
+    return Status(stage=reached.stage, n_shards=sum(name.endswith(".parquet") for name in state.publish(reached.run_id).names()))
 
 
 def abort(output_url: str) -> bool:
@@ -242,7 +249,7 @@ def abort(output_url: str) -> bool:
     Raises
     ------
     OutputError
-        If the output is released: what is published cannot be taken back.
+        If the output is released, or its publication has begun: what is published cannot be taken back.
     TemporaryError
         If a driver is at work on it.
     """
@@ -252,5 +259,7 @@ def abort(output_url: str) -> bool:
             raise OutputError("this output is released already", output_url, "remove the folder yourself, if you must")
         return False
     with state.lock():
+        if _publishing(state) and state.output.names():
+            raise OutputError("its publication has begun, and what is visible cannot be taken back", output_url, "run the job again to finish it")
         state.remove()
     return True

@@ -21,6 +21,8 @@ from dpdask.privacy import Budget
 from dpdask.references import Histogram, Holdout, Known, Public
 from dpdask.schema import Schema
 
+_BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"}
+
 
 class Input(Document):
     """Where the table is: a file, a folder or a glob, as a path or any fsspec URL."""
@@ -116,10 +118,23 @@ class Job:
         for table in (self.input_url, reference.path if isinstance(reference, Public) else None):
             if table is not None and takes_in(table, self.output_url):
                 raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
+        self._check_unit()
         self.spending = spend(file.privacy, reference, schema.privatised, file.mechanism.weights)
         self.ledger = file.ledger and file.ledger.model_copy(update={"url": _beside(file.ledger.url, base)})
+        if file.mechanism.cost and file.mechanism.channel != "optimal":
+            raise SpecError("a cost belongs to the optimal channel", "mechanism.cost", "set mechanism.channel: optimal, or remove it")
         self._check_epsilons()
         self._check_reference()
+
+    def _check_unit(self) -> None:
+        unit = self.file.privacy.unit_column
+        if unit is not None and (unit.column not in self.schema.columns or self.schema.columns[unit.column].role == "privatise"):
+            raise SpecError(
+                "the unit's column must be declared, and kept or dropped", f"privacy.unit.column {unit.column!r}", "correct one of the two"
+            )
+        place, _, rest = self.output_url.partition("://")
+        if place in _BUCKETS and "/" not in rest:
+            raise SpecError("a bucket itself cannot be the output: the run's state lies beside it", "output.path", "name a folder in it")
 
     def _check_epsilons(self) -> None:
         if self.file.mechanism.channel == "optimal":

@@ -73,9 +73,18 @@ class RunState:
     def __init__(self, output: Folder) -> None:
         self.output = output
         self.folder = output.sibling(".", ".dpdask")
-        self.publish = self.folder.child("publish")
-        self.meta = self.publish.child(META)
-        self.actions = self.folder.child("actions")
+
+    def publish(self, run_id: str) -> Folder:
+        """Return where a run stages what it will publish.
+
+        The folder is the run's own: a task of an aborted run that is still at work somewhere finds its folder gone, and
+        can never write into another run's release.
+        """
+        return self.folder.child(f"publish-{run_id}")
+
+    def actions(self, run_id: str) -> Folder:
+        """Return where a run records its staged shards."""
+        return self.folder.child(f"actions-{run_id}")
 
     def read(self) -> Progressed | None:
         """Return what the run has reached, or None if there is no run.
@@ -108,14 +117,15 @@ class RunState:
         interrupted left is removed: it holds the noise of another key.
         """
         self.folder.create(private=True)
-        self.folder.remove(_STATE)
-        self.publish.remove()
-        self.actions.remove()
+        for name in sorted(self.folder.names(), key=lambda name: name != _STATE):
+            if name != _LOCK:
+                self.folder.child(name).remove()
         key = RunKey.fresh() if seed is None else RunKey.insecure(seed)
         self.folder.write(KEY_NAME, key.reveal(), private=True)
-        for folder in (self.publish, self.meta, self.actions):
+        run_id = uuid.uuid4().hex
+        for folder in (self.publish(run_id), self.publish(run_id).child(META), self.actions(run_id)):
             folder.create()
-        reached = Progressed(run_id=uuid.uuid4().hex, job=job, input=fingerprint, stage="opened")
+        reached = Progressed(run_id=run_id, job=job, input=fingerprint, stage="opened")
         self.write(reached)
         return reached
 

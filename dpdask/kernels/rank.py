@@ -230,7 +230,7 @@ def _between(value: float, right: int, x: Floats, c: Floats) -> float:
         return float(c[0])
     if right == len(x):
         return float(c[-1])
-    share = (value - x[right - 1]) / (x[right] - x[right - 1])
+    share = (value / 2 - x[right - 1] / 2) / (x[right] / 2 - x[right - 1] / 2)  # halved: knots may be the largest floats
     return float(c[right - 1] + (c[right] - c[right - 1]) * share)
 
 
@@ -242,11 +242,12 @@ def value_at(rank: float, x: Floats, c: Floats, guide: Guide, lattice: bool) -> 
     """
     k = min(max(first_knot(rank, c, guide), 1), len(c) - 1)
     width = c[k] - c[k - 1]
-    gap = x[k] - x[k - 1]
-    step = gap * (min(max((rank - c[k - 1]) / width, 0.0), 1.0) if width > 0 else 1.0)
+    share = min(max((rank - c[k - 1]) / width, 0.0), 1.0) if width > 0 else 1.0
     if lattice:  # whole steps are added to a whole number: no rounding, however large the numbers
-        step = min(max(math.ceil(step), 1.0), gap)
-    return float(min(x[k - 1] + step, x[k]))  # rounding must not pass the knot, which may be the column's bound
+        gap = x[k] - x[k - 1]
+        return float(x[k - 1] + min(max(math.ceil(gap * share), 1.0), gap))
+    half = (x[k] / 2 - x[k - 1] / 2) * share  # halved: the gap between the largest floats is no float
+    return float(min((x[k - 1] + half) + half, x[k]))  # rounding must not pass the knot, which may be the column's bound
 
 
 @jit
@@ -331,7 +332,7 @@ def _released_ranks(
     for row in range(len(values)):
         low, high = (0.0, c[0]) if is_null[row] else rank_interval(values[row], x, c, guide, lattice)
         uniform = (words[row, 0] >> np.uint64(11)) * unit
-        rank = min(int(n_cells * (low + uniform * (high - low))), n_cells - 1)
+        rank = min(max(int(n_cells * (low + uniform * (high - low))), 0), n_cells - 1)
         w = min(max(rank + _noise(words[row], sign, thresholds, aliases), -margin), n_cells - 1 + margin)
         below, above = cell_interval(w, rate, n_cells)
         if w == -margin:

@@ -40,8 +40,9 @@ class Spending:
 
     def events(self, budget: Budget) -> Composed:
         """Return what will happen: a noisy histogram of each column, if there is one, and the rows' own releases."""
+        unit = "row" if budget.unit_column is None else f"column {budget.unit_column.column}"
         histograms: list[DiscreteLaplace] = [histogram_event(epsilon, budget.adjacency, self.rows_per_unit) for epsilon in self.reference.values()]
-        return Composed(events=(*histograms, LocalRelease(epsilon=self.row_total, n=self.rows_per_unit)))
+        return Composed(events=(*histograms, LocalRelease(epsilon=self.row_total, n=self.rows_per_unit, unit=unit)))
 
 
 def spend(budget: Budget, reference: Reference, columns: tuple[str, ...], weights: Mapping[str, float] | None = None) -> Spending:

@@ -116,13 +116,22 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
     """
     atoms: list[Atom] = []
     left = Fraction(delta_limit)
-    for charge in charges:
-        if charge.event:
-            atoms += leaves(from_dict(charge.event))
-        else:
-            atoms += [LocalRelease(epsilon=charge.epsilon)] if charge.epsilon else []
+    listed = list(charges)
+    named = [leaf.unit for charge in listed if charge.event for leaf in leaves(from_dict(charge.event)) if isinstance(leaf, LocalRelease)]
+    unit = named[0] if named else "row"
+    for charge in listed:
+        priced = list(leaves(from_dict(charge.event))) if charge.event else []
+        if priced:
+            atoms += priced
+        else:  # nothing says what happened: only the declared numbers can be believed
+            atoms += [LocalRelease(epsilon=charge.epsilon, unit=unit)] if charge.epsilon else []
             left -= Fraction(charge.delta)
-    return _epsilon(atoms, _rounded_down(left)) if left >= 0 else math.inf
+    if left < 0:
+        return math.inf
+    counted = _counted(atoms, _rounded_down(left))
+    # a later job is chosen by who has seen the earlier releases: sums and concentrated bounds hold then, a PLD does not
+    pure = _pure(counted)
+    return pure if left == 0 or pure == 0 else min(pure, _concentrated(counted, _rounded_down(left)))
 
 
 def noise_scale(
@@ -194,15 +203,23 @@ def _closed_form(kind: str, n_queries: int, epsilon: float, delta: float, sensit
     return concentrated if kind == "gaussian" else min(pure, concentrated)
 
 
-def _epsilon(atoms: list[Atom], delta: float) -> float:
+def _counted(atoms: list[Atom], delta: float) -> Counter[Atom]:
+    """Return how often each single event happens, after checking that they can be composed at a delta."""
     if not 0 <= delta < 1:
         raise SpecError("delta must be in [0, 1)", "accountant")
     if len({atom.adjacency if not isinstance(atom, LocalRelease) else "replace-one" for atom in atoms}) > 1:
         raise SpecError("events of different adjacencies cannot be composed", "accountant", "keep one adjacency for a dataset")
+    if len({atom.unit for atom in atoms if isinstance(atom, LocalRelease)}) > 1:
+        raise SpecError("what different units pay cannot be added up", "accountant", "charge a dataset of its own for each privacy.unit")
     counted: Counter[Atom] = Counter()
     for atom in atoms:
         one, n = _single(atom)
         counted[one] += n
+    return counted
+
+
+def _epsilon(atoms: list[Atom], delta: float) -> float:
+    counted = _counted(atoms, delta)
     pure = _pure(counted)
     if delta == 0 or pure == 0:
         return pure

@@ -95,14 +95,16 @@ def guarantee_text(budget: Budget, protected: str, unprotected: str) -> str:
     epsilon = repr(budget.epsilon).removesuffix(".0")  # every digit: a rounded ε could be less than what is paid
     power = min(100.0, math.ceil(50 * math.exp(budget.epsilon)) / 10)  # rounded up, it is a bound
     unit = budget.unit_column
-    whose = "Each row's private values are" if unit is None else f"All private values of all rows that share a {unit.column} are"
-    what = "one row" if unit is None else f"the rows of one {unit.column}, of which at most {unit.max_rows} are released"
-    many = "a person with k rows is protected by k·ε" if unit is None else f"a person with several {unit.column} values is protected by ε for each"
-    tested = "a row" if unit is None else f"a {unit.column}'s rows"
+    whose, what, many, tested = "Each released row's private values", "one row", "a person with k released rows is protected by k·ε", "a row"
+    if unit is not None:
+        whose = f"All private values of all released rows that share a {unit.column}"
+        what = f"the rows of one {unit.column}, of which at most {unit.max_rows} are released"
+        many = f"a person with several {unit.column} values is protected by ε for each"
+        tested = f"a {unit.column}'s rows"
     return (
-        f"{whose} ε = {epsilon} differentially private (δ = 0, {budget.adjacency}, unit: {what}). "
+        f"{whose} are ε = {epsilon} differentially private (δ = 0, {budget.adjacency}, unit: {what}). "
         f"Protected: {protected}. Not protected: {unprotected}. "
-        f"Kept columns, the number of rows and which rows are there are published as they are; {many}. "
+        f"Kept columns, the number of rows, their order and which rows are there are published as they are; {many}. "
         f"An attacker who tests at the 5 % level whether {tested} had one value rather than another is right with probability at most {power:.1f} %"
         + (", which is no protection worth the name." if budget.epsilon >= 3 else ".")
     )

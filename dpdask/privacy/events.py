@@ -27,19 +27,24 @@ class LocalRelease:
     epsilon
         ε* of one row's release; positive and finite.
     n
-        How many such releases of the same rows.
+        How many such releases the unit pays for: of the same row, or of its several rows.
+    unit
+        Whose: `row`, or `column NAME` for all rows that share a column's value.
 
     Privacy
     -------
-    Unit: a row. Adjacency: replace-one (that a row is there at all is published). Any ε-private local randomiser counts.
+    Unit: `unit`. Adjacency: replace-one (that a row is there at all is published). Any ε-private local randomiser counts.
     """
 
     epsilon: float
     n: int = 1
+    unit: str = "row"
 
     def __post_init__(self) -> None:
         _check_positive("epsilon", self.epsilon)
         _check_whole("n", self.n)
+        if not isinstance(self.unit, str) or not (self.unit == "row" or self.unit.startswith("column ")):
+            raise _wrong("unit", "'row' or 'column NAME'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,8 +43,9 @@ class Holdout(Document):
     def unprotected(self) -> str:
         """Who has no ε, in words."""
         return (
-            f"the held-out rows, {self.fraction:g} of the table: they are not released, but they shape the output and no ε covers them; "
-            "the published channel reveals their frequencies"
+            f"the held-out rows, {self.fraction:g} of the table (whole units, where the unit is more than a row): they are not released, but "
+            "they shape the output and no ε covers them; a level column's published channel reveals exactly how many of them have each level, "
+            "and released values of a continuous or mixed column are interpolated between values of theirs, which can be read off nearly verbatim"
         )
 
 
@@ -166,12 +167,26 @@ def _of_values(codec: ValueCodec, known: KnownColumn) -> Distribution:
         if masses[~inside].sum() > _SLACK:
             raise SpecError("has probability outside the column's bounds", where, "correct one of the two")
         values, masses = values[inside], masses[inside]
+    low, high = _limits(codec.type)
+    if len(values) and (values[0] < low or values[-1] > high):
+        raise SpecError(f"has values that the column's type {codec.type} cannot hold", where, "give the column bounds, or another type")
     apart = ~np.isin(values, codec.atoms)
     values, masses = values[apart], masses[apart]
     if rest > _SLACK and len(values) == 0:
         raise SpecError("has no probability apart from the atoms, but the atoms' probabilities leave some", where, "make them sum to 1")
     scale = max(rest, 0.0) / masses.sum() if len(values) else 0.0
     return continuous(codec, values, masses * scale, atoms, known.null, 1.0 / _GRID)
+
+
+def _limits(type_: pa.DataType) -> tuple[float, float]:
+    """Return the range of a column's type, in the codec's numbers."""
+    if pa.types.is_integer(type_):
+        limits = np.iinfo(type_.to_pandas_dtype())
+        return max(float(limits.min), -(2.0**53)), min(float(limits.max), 2.0**53)
+    if pa.types.is_floating(type_):
+        most = float(np.finfo(type_.to_pandas_dtype()).max)
+        return -most, most
+    return (-(2.0**31), 2.0**31 - 1) if pa.types.is_date(type_) else (-(2.0**53), 2.0**53)
 
 
 def _sample_points(law: Any, lattice: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

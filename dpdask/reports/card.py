@@ -53,6 +53,8 @@ def release_card(
     hold-out's frequencies (P·T = P), and the card says so. Knots of a continuous reference are never in it: with a
     hold-out they are rows' values.
     """
+    held_out = reference.fraction if isinstance(reference, Holdout) else 0.0
+    of = "rows" if budget.unit_column is None else "units; of each, the rows beyond the bound are not released"
     guarantee = {
         "text": ("INSECURE: the noise is reproducible from a seed, so this release protects nobody. " if insecure else "")
         + guarantee_text(budget, reference.protected, reference.unprotected),
@@ -60,8 +62,8 @@ def release_card(
         "delta": budget.delta,
         "adjacency": budget.adjacency,
         "unit": budget.model_dump(mode="json")["unit"],
-        "protected": {"who": reference.protected, "fraction": 1.0 - reference.fraction if isinstance(reference, Holdout) else 1.0},
-        "unprotected": {"who": reference.unprotected, "fraction": reference.fraction if isinstance(reference, Holdout) else 0.0},
+        "protected": {"who": reference.protected, "fraction": 1.0 - held_out, "of": of},
+        "unprotected": {"who": reference.unprotected, "fraction": held_out, "of": of},
     }
     card: dict[str, Any] = {
         "format": CARD_FORMAT,
@@ -105,7 +107,7 @@ def _column(schema: Schema, codec: Codec, mechanism: ColumnMechanism) -> dict[st
         assert isinstance(codec, LevelCodec)
         return common | {"levels": [_plain(level) for level in codec.levels.to_pylist()], "channel": mechanism.channel.matrix.tolist()}
     common |= {"bounds": declared.bounds, "atoms": [_plain(atom) for atom in declared.atoms or ()], "nulls": declared.nulls}
-    common |= {"reference": {"knots": len(mechanism.distribution.x), "rank_error_at_most": max(2.0**-15, mechanism.distribution.rank_error)}}
+    common |= {"reference": {"knots_at_most": 2**16, "rank_error_at_most": max(2.0**-15, mechanism.distribution.rank_error)}}
     if isinstance(mechanism, RankMechanism):
         return common | {"ranks": mechanism.noise.n_cells, "alpha_log": -mechanism.noise.rate}
     return common | {"rank_edges": mechanism.edges.tolist(), "channel": mechanism.channel.matrix.tolist()}

@@ -31,6 +31,7 @@ import yaml
 from dpdask.cli import main
 from dpdask.errors import TemporaryError
 from dpdask.io.fragments import discover
+from dpdask.jobs.charging import open_ledger
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import load_job
 from dpdask.schema import Schema
@@ -314,6 +315,12 @@ def _truncated_gzip(folder: Path) -> Words:
     return words
 
 
+def _charged(folder: Path, epsilon: float, dataset: str = "ratings", verb: str = "run") -> Words:
+    """Return the words of a job that is charged to a dataset with a budget, on a ledger that knows `ratings`."""
+    open_ledger(f"sqlite:///{folder}/ledger.db").init("ratings", epsilon)
+    return job(folder, verb=verb, ledger={"url": "sqlite:///ledger.db", "dataset": dataset})
+
+
 def _columns(**changed: Any) -> dict[str, Any]:
     return {name: column for name, column in (COLUMNS | changed).items() if column is not None}
 
@@ -357,6 +364,75 @@ CASES: tuple[Case, ...] = (
     _case("a unit of no rows", 64, r"max_rows", "--set", "privacy.unit={column: userId, max_rows: 0}"),
     _case("a unit's column that is not declared", 64, r"privacy\.unit\.column", "--set", "privacy.unit={column: nobody, max_rows: 20}"),
     _case("a unit's column that is private", 64, r"privacy\.unit\.column", "--set", "privacy.unit={column: rating, max_rows: 20}"),
+    _case(
+        "a row without its unit",
+        65,
+        r"part-1\.parquet, row group 1, column 'userId': holds a null, and the unit of every row must be known",
+        parts={**_BAD, "part-1.parquet": with_value("userId", None)},
+        privacy__unit={"column": "userId", "max_rows": 5},
+    ),
+    _case("a unit", 0, "", privacy__unit={"column": "userId", "max_rows": 5}),
+    _case("a noisy histogram", 0, "", mechanism__reference={"kind": "histogram"}),
+    _case(
+        "a noisy histogram of a column without bounds",
+        64,
+        r"column 'price': a column without bounds has no public cells to count in; give it bounds",
+        columns=COLUMNS | {"price": {"role": "privatise", "kind": "continuous"}},
+        mechanism__reference={"kind": "histogram"},
+    ),
+    *(
+        _case(
+            f"a histogram's share of {text}",
+            64,
+            r"job\.yaml, mechanism\.reference\S*\.share: ",
+            mechanism__reference={"kind": "histogram", "share": share},
+        )
+        for text, share in (("0", 0), ("1", 1), ("NaN", float("nan")))
+    ),
+    _case("a cost of another channel", 64, r"mechanism\.cost: a cost belongs to the optimal channel", mechanism__cost={"rating": "rank"}),
+    _case("a cost that no validation lets pass", 64, r"belongs to the optimal channel", verb="validate", mechanism__cost={"rating": "rank"}),
+    _case(
+        "a cost that categories do not have",
+        64,
+        r"cost of 'rating': categories have no value",
+        columns=COLUMNS | {"rating": {"role": "privatise", "kind": "categorical", "levels": [1.0, 2.0, 3.0]}},
+        mechanism__channel="optimal",
+        mechanism__cost={"rating": "value"},
+    ),
+    _case(
+        "a cost of a column that is not private", 64, r"is not a privatised column", mechanism__channel="optimal", mechanism__cost={"note": "rank"}
+    ),
+    # ---- the ledger
+    Case(name="a budget that is large enough", code=0, says="", prepare=lambda folder: _charged(folder, 1.0)),
+    Case(
+        name="a budget that is too small",
+        code=77,
+        says=r"ledger\.db: the budget of the dataset 'ratings' is too small",
+        prepare=lambda folder: _charged(folder, 0.5),
+    ),
+    Case(
+        name="a dataset that the ledger does not know",
+        code=64,
+        says=r"does not know the dataset 'other'",
+        prepare=lambda folder: _charged(folder, 9.0, "other"),
+    ),
+    Case(
+        name="a plan for a dataset that the ledger does not know",
+        code=64,
+        says=r"does not know the dataset",
+        prepare=lambda folder: _charged(folder, 9.0, "other", "plan"),
+    ),
+    _case("a ledger that is not there", 64, r"ledger\.db: there is no ledger here", ledger={"url": "sqlite:///ledger.db", "dataset": "ratings"}),
+    _case(
+        "a ledger of another kind", 64, r"ledger\.url: an SQLite or a PostgreSQL URL is expected", ledger={"url": "mysql://x/y", "dataset": "ratings"}
+    ),
+    _case("a ledger without a dataset", 64, r"the key 'ledger\.dataset' is missing; add it", ledger={"url": "sqlite:///ledger.db"}),
+    _case(
+        "a PostgreSQL that cannot be reached",
+        75,
+        r"postgresql://nobody:\*\*\*@127\.0\.0\.1:1/none: the ledger cannot be reached or is busy",
+        ledger={"url": f"postgresql://nobody:{TEXT}@127.0.0.1:1/none", "dataset": "ratings"},
+    ),
     _case("no reference", 64, r"the key 'mechanism\.reference' is missing; add it", mechanism={"kind": "dip"}),
     _case("an unknown kind of reference", 64, r"mechanism\.reference: ", mechanism__reference={"kind": "guess"}),
     _case("weights of wrong columns", 64, r"mechanism\.weights: weights must name exactly", mechanism__weights={"rating": 1.0, "userId": 1.0}),

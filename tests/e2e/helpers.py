@@ -117,7 +117,9 @@ def run_here(job: Path, progress: Progress | None = None, **settings: Any) -> Ou
 def processes(workers: int) -> LocalCluster:
     """Return a cluster of worker processes, on free ports of this machine alone (a second cluster on 8787 would warn)."""
     quiet = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
-    return LocalCluster(n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, scheduler_kwargs=quiet)
+    # Dask gives a killed worker up for good unless it is back after 15 s, which a busy machine may not manage
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"}):
+        return LocalCluster(n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", scheduler_kwargs=quiet)
 
 
 def command(*arguments: str | Path) -> list[str]:

@@ -226,7 +226,7 @@ CARD_KEYS = {
     "": {"format", "name", "guarantee", "mechanism", "columns", "accounting", "order", "insecure", "versions"},
     "guarantee": {"text", "epsilon", "delta", "adjacency", "unit", "protected", "unprotected"},
     "mechanism": {"kind", "channel", "columns", "reference"},
-    "accounting": {"composition", "epsilon_exact", "releases"},
+    "accounting": {"composition", "epsilon_exact", "epsilon_reference", "rows_per_unit", "events"},
     "versions": {"dpdask", "streams", "numpy", "pyarrow", "randomgen"},
 }
 LEVEL_KEYS = {"role", "kind", "epsilon", "epsilon_exact", "levels", "channel"}
@@ -375,7 +375,7 @@ def test_an_unfinished_run_keeps_no_secret_but_the_reference(tmp_path):
     assert state.stat().st_mode & 0o777 == 0o700
     for name in ("run.key", "run.json", "release.npz"):
         assert (state / name).stat().st_mode & 0o077 == 0, name
-    staged = {value for path in (state / "publish").glob("*.parquet") for value in pq.read_table(path).column("id").to_pylist()}
+    staged = {value for path in next(state.glob("publish-*")).glob("*.parquet") for value in pq.read_table(path).column("id").to_pylist()}
     held_out = {HELD_OUT.format(f"{part}-{row:04}") for part in range(2) for row in range(N_ROWS)} - staged
     assert held_out
     for path in state.rglob("*"):

@@ -231,6 +231,6 @@ def test_worker_logs_hold_no_private_count(cluster: LocalCluster, tmp_path: Path
 def test_a_cluster_without_workers_ends_in_75_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpdask.engine.compute.LONELY_SECONDS", 0.5)
     monkeypatch.setattr("dpdask.engine.compute._POLL_SECONDS", 0.2)
-    options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "processes": False}
+    options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "processes": False, "protocol": "tcp"}
     with LocalCluster(n_workers=0, **options) as cluster, Client(cluster), pytest.raises(TemporaryError, match="lost its workers"):
         run_tasks("stage", [dask.delayed(abs)(-1)])

@@ -156,7 +156,7 @@ def test_4_our_identities_stay(twenty: Path, tmp_path: Path) -> None:
 
 def test_5_a_broadcast_decays() -> None:
     quiet = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
-    threads = LocalCluster(n_workers=4, threads_per_worker=1, processes=False, dashboard_address=None, scheduler_kwargs=quiet)
+    threads = LocalCluster(n_workers=4, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0", scheduler_kwargs=quiet)
     with threads as cluster, Client(cluster) as client:
         client.wait_for_workers(4)
         future = client.scatter(np.arange(1000), broadcast=True)

@@ -22,7 +22,7 @@ from dpdask import cli
 from dpdask.engine import randomise, release, survey
 from dpdask.io import shards
 from dpdask.io.storage import Folder
-from dpdask.jobs import run
+from dpdask.jobs import charging, run
 from dpdask.jobs.state import RunState
 
 Strike = Callable[[], None]
@@ -74,6 +74,8 @@ POINTS: dict[str, Callable[[Strike], None]] = {
     "key-written": lambda s: at(Folder, "write", s, when=named("run.key")),
     "opened": lambda s: at(RunState, "open", s),
     "surveying": lambda s: at(survey, "survey_fragment", s, nth=2),
+    "intended": lambda s: at(charging, "intend", s),
+    "drawn": lambda s: at(release, "distributions", s),
     "surveyed": lambda s: at(run, "fit_dip", s, after=False),
     "release-written": lambda s: at(release, "write_release", s),
     "fitted": lambda s: at(RunState, "write", s, when=reached("fitted")),
@@ -88,12 +90,15 @@ POINTS: dict[str, Callable[[Strike], None]] = {
     "staged": lambda s: at(RunState, "write", s, when=reached("staged")),
     "before-move": lambda s: at(Folder, "move_to", s, after=False),
     "after-move": lambda s: at(Folder, "move_to", s),
+    "uncommitted": lambda s: at(charging, "commit", s, after=False),
+    "committed": lambda s: at(charging, "commit", s),
     "key-removed": lambda s: at(Folder, "remove", s, when=named("run.key")),
     "half-removed": lambda s: at(shutil, "rmtree", lambda: at(os, "unlink", s, nth=2), after=False),
     "removed": lambda s: at(RunState, "remove", s),
 }
 BEFORE_COMMIT = list(POINTS)[: list(POINTS).index("after-move")]
 AFTER_COMMIT = list(POINTS)[list(POINTS).index("after-move") :]
+POINTS["bounded"] = lambda s: at(release, "with_bounds", s)  # of jobs whose unit is a column
 
 
 def obey(request: dict[str, Any]) -> None:

@@ -2,62 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from e2e.helpers import command, digests, hidden, lake, run_here, write_job
 from faults.driver import AFTER_COMMIT, BEFORE_COMMIT
+from faults.drivers import Drivers
 
 from dpdask.errors import InputError, OutputError, TemporaryError
 from dpdask.io import shards
 from dpdask.jobs.run import abort, status
 from dpdask.streams import RunKey
-
-
-class Drivers:
-    """Runs the command line in processes that strike themselves."""
-
-    def __init__(self, server: subprocess.Popen[str], log: Path) -> None:
-        self._server, self._log = server, log
-
-    def start(self, *arguments: str | Path, point: str | None = None, strike: str = "kill", sign: Path | None = None) -> int:
-        request = {"arguments": [*map(str, arguments)], "point": point, "strike": strike, "log": str(self._log), "sign": str(sign or "")}
-        assert self._server.stdin is not None
-        self._server.stdin.write(json.dumps(request) + "\n")
-        self._server.stdin.flush()
-        return int(self._answer()["pid"])
-
-    def wait(self) -> tuple[int, str]:
-        code = self._answer()["code"]
-        lines = [line for line in self._log.read_text().splitlines() if not line.startswith("{")]
-        return code, "\n".join(lines)
-
-    def run(self, *arguments: str | Path, point: str | None = None, strike: str = "kill") -> tuple[int, str]:
-        self.start(*arguments, point=point, strike=strike)
-        return self.wait()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._server.stdout is not None
-        answer: dict[str, Any] = json.loads(self._server.stdout.readline())
-        return answer
-
-
-@pytest.fixture(scope="module")
-def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
-    script = Path(__file__).with_name("driver.py")
-    with subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        yield Drivers(server, tmp_path_factory.mktemp("log") / "driver.log")
-        assert server.stdin is not None
-        server.stdin.close()
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +94,7 @@ def test_a_resumed_run_keeps_its_key_and_its_noise(
 
 def test_what_is_staged_is_not_written_again(drivers: Drivers, job: Path, out: Path, quiet: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     drivers.run("run", job, point="some-shards")
-    staged = {path.name for path in (hidden(out) / "publish").glob("*.parquet")}
+    staged = {path.name for path in next(hidden(out).glob("publish-*")).glob("*.parquet")}
     assert 3 <= len(staged) < sum(name.endswith(".parquet") for name in quiet)
     written = []
     close = shards.ShardWriter.close
@@ -146,10 +107,10 @@ def test_what_is_staged_is_not_written_again(drivers: Drivers, job: Path, out: P
 @pytest.mark.parametrize("harm", ["flip", "truncate", "remove", "record"])
 def test_a_staged_shard_that_was_harmed_is_written_again(harm: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]) -> None:
     drivers.run("run", job, point="some-shards")
-    victim = next((hidden(out) / "publish").glob("*.parquet"))
+    victim = next(next(hidden(out).glob("publish-*")).glob("*.parquet"))
     data = victim.read_bytes()
     if harm == "record":
-        next((hidden(out) / "actions").iterdir()).write_text("[{")
+        next(next(hidden(out).glob("actions-*")).iterdir()).write_text("[{")
     elif harm == "remove":
         victim.unlink()
     else:
@@ -283,7 +244,7 @@ def test_nothing_of_a_half_removed_run_is_used(point: str, changes: dict[str, st
     drivers.run("run", job, "--set", "insecure_seed=99", point="all-shards")
     assert drivers.run("abort", out, point=point)[0] == -signal.SIGKILL
     assert not (hidden(out) / "run.key").exists()
-    assert (hidden(out) / "publish").exists()
+    assert next(hidden(out).glob("publish-*")).exists()
     words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     assert drivers.run("run", job, *words)[0] == 0
     assert drivers.run("run", job, *words, "--set", f"output.path={tmp_path / 'quiet'}")[0] == 0

@@ -1,5 +1,6 @@
 """Runs on a file system without renames, the state of a run, status and abort, and the plan's numbers."""
 
+import dataclasses
 import hashlib
 import json
 import stat
@@ -21,7 +22,7 @@ from dpdask.io.storage import Folder
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort, run_job, status
 from dpdask.jobs.spec import Job, load_job
-from dpdask.jobs.state import Progressed, RunState
+from dpdask.jobs.state import RunState
 
 SCHEMA = """
 columns:
@@ -169,7 +170,8 @@ def test_a_secure_run_that_goes_on_keeps_its_key(tmp_path):
     state = RunState(Folder(made.output_url))
     with crashing("dpdask.jobs.run.release_card"), pytest.raises(TemporaryError):
         run_job(made)
-    staged = {name: (state.publish.read(name)) for name in state.publish.names() if name.endswith(".parquet")}
+    publish = state.publish(state.read().run_id)
+    staged = {name: publish.read(name) for name in publish.names() if name.endswith(".parquet")}
     run_job(made)
     assert {name: state.output.read(name) for name in staged} == staged
     assert not state.folder.exists()
@@ -206,9 +208,10 @@ def test_a_state_comes_back_private(tmp_path):
     assert state.read() is None
     opened = state.open("job", "input", None)
     assert (opened.stage, state.read()) == ("opened", opened)
-    fitted = Progressed(job="job", input="input", stage="fitted", release_sha256="ab", n_released=(3, 0, 2))
+    fitted = dataclasses.replace(opened, stage="fitted", release_sha256="ab", bounds_sha256="cd", n_released=(3, 0, 2))
     state.write(fitted)
     assert state.read() == fitted
+    assert fitted.run_id
     key = tmp_path / ".out.dpdask" / "run.key"
     assert len(key.read_bytes()) == 32
     assert stat.S_IMODE(key.stat().st_mode) == 0o600

@@ -136,22 +136,36 @@ def _private_server(binaries: Path) -> Iterator[str]:
         identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
         os.chown(folder, user.pw_uid, user.pw_gid)
 
-    def run(*command: str) -> None:
-        with (folder / "out").open("ab") as out:
-            subprocess.run(
-                [str(binaries / command[0]), *command[1:]], check=True, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out, **identity
-            )
-
-    data = str(folder / "data")
+    data, url = folder / "data", f"postgresql://dpdask@/postgres?host={folder}"
     try:
-        run("initdb", "-D", data, "-U", "dpdask", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
-        run("pg_ctl", "-D", data, "-w", "-l", str(folder / "log"), "-o", f"-c listen_addresses='' -k {folder}", "start")
-        try:
-            yield f"postgresql://dpdask@/postgres?host={folder}"
-        finally:
-            run("pg_ctl", "-D", data, "-w", "-m", "immediate", "stop")
+        with (folder / "out").open("ab") as out:
+            init = [str(binaries / "initdb"), "-D", str(data), "-U", "dpdask", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+            subprocess.run(init, check=True, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out, **identity)
+            start = ["sh", "-c", _GUARD, str(binaries / "postgres"), str(data), str(folder)]
+            guard = subprocess.Popen(start, cwd=folder, stdin=subprocess.PIPE, stdout=out, stderr=out, **identity)
+        with guard:  # its end closes the pipe that the guard reads
+            _await(url)
+            yield url
     finally:
         shutil.rmtree(folder)
+
+
+# The server ends with pytest, even with one that is killed: then the pipe closes too.
+_GUARD = """"$0" -D "$1" -c listen_addresses= -k "$2" </dev/null & read -r _; kill -QUIT $!; wait $!; rm -rf "$1" """
+
+
+def _await(url: str) -> None:
+    engine = sa.create_engine(sa.make_url(url).set(drivername="postgresql+psycopg"), poolclass=sa.NullPool)
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            engine.connect().close()
+        except sa.exc.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

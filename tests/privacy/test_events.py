@@ -36,7 +36,7 @@ def test_the_format_does_not_change_unnoticed():
     assert to_dict(Composed(events=(LocalRelease(epsilon=1.0),))) == {
         "format": 1,
         "kind": "composed",
-        "events": [{"format": 1, "kind": "local-release", "epsilon": 1.0, "n": 1}],
+        "events": [{"format": 1, "kind": "local-release", "epsilon": 1.0, "n": 1, "unit": "row"}],
     }
     sigma = {"sigma": 3.0, "sensitivity": math.sqrt(2), "adjacency": "add-remove", "count": 1}
     assert to_dict(DiscreteGaussian(sigma=3.0, sensitivity=math.sqrt(2), adjacency="add-remove")) == {

@@ -587,7 +587,7 @@ def test_a_reader_sees_one_state_while_another_driver_writes(url: str, ledger: L
         if "FROM dpdask_datasets" in arguments[2]:
             ledger.intend("ratings", f"run-{len(statements)}", HALF)
 
-    sa.event.listen(reader._store._writer, "after_cursor_execute", write_between)
+    sa.event.listen(reader._store._reader, "after_cursor_execute", write_between)
     assert reader.verify("ratings") == 1
     assert ledger.verify("ratings") == 2
 

@@ -232,3 +232,16 @@ def test_every_reference_says_who_is_protected_and_who_is_not() -> None:
         assert reference.protected
         assert reference.unprotected
     assert "0.25" in Holdout(fraction=0.25).unprotected
+
+
+@pytest.mark.parametrize(
+    ("type_", "column"),
+    [
+        (pa.int8(), {"name": "poisson", "mu": 500}),
+        (pa.uint16(), {"name": "norm", "loc": 0.0, "scale": 9.0}),
+        (pa.float16(), {"name": "norm", "scale": 1e6}),
+    ],
+)
+def test_a_law_whose_values_the_columns_type_cannot_hold_is_refused(type_: pa.DataType, column: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="cannot hold"):
+        known(value_codec(type=type_), **column)

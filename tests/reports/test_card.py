@@ -2,7 +2,8 @@
 
 import json
 import math
-from typing import Any
+from fractions import Fraction
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +11,11 @@ import pytest
 
 from dpdask.codec import codec_for
 from dpdask.mechanisms import fit_dip
-from dpdask.privacy import Budget, split_epsilon
-from dpdask.references import Holdout, Known, Public, Reference, from_statistic
+from dpdask.mechanisms.spending import spend
+from dpdask.privacy import Budget, UnitColumn, split_epsilon
+from dpdask.privacy.accountant import epsilon as epsilon_of
+from dpdask.privacy.events import DiscreteLaplace, LocalRelease, from_dict, leaves
+from dpdask.references import Histogram, Holdout, Known, Public, Reference, from_statistic
 from dpdask.reports import release_card
 from dpdask.schema import Schema
 from dpdask.stats import LevelCounts, RankSummary
@@ -43,21 +47,24 @@ HOLDOUT = Holdout(fraction=0.25)
 HELD_OUT_VALUE = 7.123456789
 
 
-def card(reference: Reference = HOLDOUT, epsilon: float = 1.0, insecure: bool = False, release: Any = None) -> dict[str, Any]:
-    return json.loads(raw(reference, epsilon, insecure, release))
+def card(*given: Any, **named: Any) -> dict[str, Any]:
+    return json.loads(raw(*given, **named))
 
 
-def raw(reference: Reference = HOLDOUT, epsilon: float = 1.0, insecure: bool = False, release: Any = None) -> bytes:
-    epsilons = split_epsilon(epsilon, SCHEMA.privatised)
+def raw(
+    reference: Reference = HOLDOUT, epsilon: float = 1.0, insecure: bool = False, release: Any = None, unit: Literal["row"] | UnitColumn = "row"
+) -> bytes:
+    budget = Budget(epsilon=epsilon, unit=unit)
+    spending = spend(budget, reference, SCHEMA.privatised)
     return release_card(
         name="test",
-        budget=Budget(epsilon=epsilon),
+        budget=budget,
         reference=reference,
         channel="laplace",
         schema=SCHEMA,
         codecs=CODECS,
-        epsilons=epsilons,
-        release=release or fit_dip({name: KNOWN.distribution(codec) for name, codec in CODECS.items()}, CODECS, epsilons),
+        spending=spending,
+        release=release or fit_dip({name: KNOWN.distribution(codec) for name, codec in CODECS.items()}, CODECS, spending.row),
         insecure=insecure,
     )
 
@@ -92,9 +99,9 @@ def test_the_text_names_who_is_not_protected():
     text = card(HOLDOUT)["guarantee"]["text"]
     assert "ε = 1 differentially private" in text
     assert "Protected: the values of the released rows." in text
-    assert "Not protected: the held-out rows, 0.25 of the table: they are not released" in text
-    assert "the published channel reveals their frequencies" in text
-    assert "a person with k rows is protected by k·ε" in text
+    assert "Not protected: the held-out rows, 0.25 of the table" in text
+    assert "a level column's published channel reveals exactly how many of them have each level" in text
+    assert "a person with k released rows is protected by k·ε" in text
     found = card(HOLDOUT)["guarantee"]
     assert found["protected"] == {"who": "the values of the released rows", "fraction": 0.75}
     assert found["unprotected"]["fraction"] == 0.25
@@ -106,10 +113,40 @@ def test_the_text_names_who_is_not_protected():
 )
 def test_all_rows_are_protected_by_a_reference_from_elsewhere(reference, who):
     found = card(reference)
-    assert found["guarantee"]["protected"] == {"who": "the values of all rows", "fraction": 1.0}
+    assert found["guarantee"]["protected"] == {"who": "the values of all rows", "fraction": 1.0, "of": "rows"}
     assert found["guarantee"]["unprotected"]["fraction"] == 0.0
     assert f"Not protected: {who}" in found["guarantee"]["text"]
     assert "zebulon" not in json.dumps(found)
+
+
+def test_a_histogram_covers_all_rows_and_its_epsilon_is_in_the_sum():
+    found = card(Histogram(share=0.25), epsilon=2.0)
+    assert found["guarantee"]["protected"] == {"who": "the values of all rows", "fraction": 1.0, "of": "rows"}
+    assert found["guarantee"]["unprotected"]["fraction"] == 0.0
+    assert found["mechanism"]["reference"] == {"kind": "histogram", "share": 0.25, "bins": 1024}
+    accounting = found["accounting"]
+    assert sum(map(Fraction, accounting["epsilon_reference"].values())) <= Fraction(0.5)
+    assert math.isclose(math.fsum(accounting["epsilon_reference"].values()), 0.5)
+    assert accounting["rows_per_unit"] == 1
+    assert 0.5 < accounting["epsilon_exact"] <= 2.0
+    *histograms, rows = leaves(from_dict(accounting["events"]))
+    assert [type(event) for event in (*histograms, rows)] == [DiscreteLaplace] * 3 + [LocalRelease]
+    assert accounting["epsilon_exact"] <= epsilon_of([*histograms, rows], 0.0) <= 2.0
+
+
+def test_the_events_cost_what_is_promised_to_a_unit_of_many_rows():
+    found = card(Histogram(), epsilon=2.0, unit=UnitColumn(column="id", max_rows=7))
+    assert found["guarantee"]["unit"] == {"column": "id", "max_rows": 7}
+    assert found["accounting"]["rows_per_unit"] == 7
+    parts = [found["columns"][name]["epsilon"] for name in SCHEMA.privatised]
+    assert math.isclose(7 * math.fsum(parts), 1.8)
+    exact = sum(map(Fraction, found["accounting"]["epsilon_reference"].values()))
+    exact += 7 * sum(Fraction(found["columns"][name]["epsilon_exact"]) for name in SCHEMA.privatised)
+    assert exact <= Fraction(found["accounting"]["epsilon_exact"])
+    assert math.isclose(exact, found["accounting"]["epsilon_exact"])
+    assert found["accounting"]["epsilon_exact"] <= epsilon_of(from_dict(found["accounting"]["events"]), 0.0) <= 2.0
+    assert "All private values of all released rows that share a id" in found["guarantee"]["text"]
+    assert "at most 7 are released" in found["guarantee"]["text"]
 
 
 def test_a_seeded_release_is_marked_in_its_first_word():

@@ -1,0 +1,72 @@
+"""Seals: a digest of what a fragment held when it was first seen, so that its noise is never drawn for anything else.
+
+A stream is named by its fragment, not by the fragment's content. If the content changed between two passes, two attempts
+or two computations of a lazy frame, the same noise would meet other values, and the difference of the two outputs would
+show which: a second look that no ε covers. So the first task that sees a fragment seals it, and every later one compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+import pandas as pd
+import pyarrow as pa
+
+from dpdask.errors import DataError, InputError
+from dpdask.io.storage import Folder
+
+_SEALS = "seals"
+
+
+class Seal:
+    """The running digest of one fragment's batches.
+
+    Parameters
+    ----------
+    columns
+        The columns that are sealed: the private ones, and those that name the unit.
+    """
+
+    def __init__(self, columns: Iterable[str]) -> None:
+        self._columns = list(columns)
+        self._digest = blake2b(digest_size=16)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take the next batch."""
+        arrays = [batch.column(name) for name in self._columns]
+        plain = [array.dictionary_decode() if pa.types.is_dictionary(array.type) else array for array in arrays]
+        self._digest.update(pa.RecordBatch.from_arrays(plain, names=self._columns).serialize())
+
+    def check(self, secrets: Folder, fragment_id: str, where: str) -> None:
+        """Seal the fragment, or compare it with its seal.
+
+        Raises
+        ------
+        InputError
+            If it held something else before.
+        """
+        if not _same(secrets, fragment_id, self._digest.digest()):
+            raise InputError("this file changed since the run began", where, "restore it and run again, or `dpdask abort` the run")
+
+
+def check_part(part: pd.DataFrame, secrets: Folder, fragment_id: str) -> None:
+    """Seal a frame's partition, or compare it with its seal: the same rows, in the same order.
+
+    Raises
+    ------
+    DataError
+        If it held something else before.
+    """
+    digest = blake2b(str(len(part)).encode(), digest_size=16)
+    for name in part.columns:
+        try:
+            digest.update(pd.util.hash_pandas_object(part[name], index=False).to_numpy().tobytes())
+        except TypeError:
+            continue  # a column of lists or the like has no hash; the others tell the rows apart
+    if not _same(secrets, fragment_id, digest.digest()):
+        raise DataError("a partition's rows are not those that were first seen", "frame", "persist the frame before `fit`, or fit anew")
+
+
+def _same(secrets: Folder, fragment_id: str, digest: bytes) -> bool:
+    return secrets.claim(f"{_SEALS}/{fragment_id}", digest) == digest

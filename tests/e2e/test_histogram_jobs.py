@@ -1,0 +1,193 @@
+"""Jobs whose reference is a noisy histogram: every row released and covered, the noise drawn once and as large as accounted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+from distributed import Client
+from e2e.helpers import LEVELS, RATINGS_SCHEMA, digests, hidden, lake, load, processes, run_here, write_job
+from faults.drivers import Drivers
+
+from dpdask.engine import release as engine_release
+from dpdask.engine.work import KEY_NAME, table_work
+from dpdask.io.storage import Folder
+from dpdask.jobs.run import run_job
+from dpdask.mechanisms.release_file import release_from_bytes
+from dpdask.mechanisms.spending import spend
+from dpdask.privacy import Budget, UnitColumn, noise
+from dpdask.privacy.events import DiscreteLaplace, from_dict, leaves
+from dpdask.references import CellCounts, Histogram
+from dpdask.schema import Schema
+from dpdask.streams import RunKey
+
+HISTOGRAM: dict[str, Any] = {"kind": "histogram", "share": 0.25, "bins": 64}
+SIZES = [150, 90, 1200, 300]
+
+
+def job(folder: Path, source: Path, **changed: Any) -> Path:
+    return write_job(folder / "job", source, folder / "out", **{"mechanism__reference": HISTOGRAM, **changed})
+
+
+def card(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
+    return found
+
+
+def read(folder: Path) -> pa.Table:
+    return pads.dataset(folder, exclude_invalid_files=False, ignore_prefixes=["_", "."]).to_table()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lake(tmp_path_factory.mktemp("source") / "in", SIZES)
+
+
+@pytest.fixture(scope="module")
+def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("quiet")
+    run_here(job(base, source))
+    return base
+
+
+def test_every_row_is_released_and_every_row_is_covered(source: Path, quiet: Path) -> None:
+    assert read(quiet / "out")["userId"].to_pylist() == read(source)["userId"].to_pylist()
+    found = card(quiet)["guarantee"]
+    assert found["protected"] == {"who": "the values of all rows", "fraction": 1.0}
+    assert found["unprotected"]["fraction"] == 0.0
+    assert found["unprotected"]["who"].startswith("nobody")
+    accounting = card(quiet)["accounting"]
+    assert math.isclose(math.fsum(accounting["epsilon_reference"].values()), 1.0)
+    assert accounting["epsilon_exact"] <= 4.0
+    assert len(list(leaves(from_dict(accounting["events"])))) == 6  # five columns' histograms, and the rows
+
+
+@pytest.mark.parametrize("channel", ["laplace", "laplace-calibrated", "optimal"])
+def test_the_noise_drawn_is_the_noise_in_the_card(channel: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[Any, int]] = []
+    perturb = noise.perturb
+
+    def spy(counts: np.ndarray, event: Any, **rest: Any) -> np.ndarray:
+        drawn.append((event, int(counts.sum())))
+        return perturb(counts, event, **rest)
+
+    monkeypatch.setattr(noise, "perturb", spy)
+    run_here(job(tmp_path, source, mechanism__channel=channel, privacy__unit={"column": "userId", "max_rows": 3}))
+    *histograms, rows = leaves(from_dict(card(tmp_path)["accounting"]["events"]))
+    assert [event for event, _ in drawn] == histograms
+    assert {event.sensitivity for event in histograms if isinstance(event, DiscreteLaplace)} == {6}
+    assert {total for _, total in drawn} == {read(tmp_path / "out").num_rows}  # the rows in the bound, and no others
+    assert getattr(rows, "n", None) == 3
+
+
+def test_the_same_bytes_on_every_scheduler(source: Path, quiet: Path, tmp_path: Path) -> None:
+    made = load(job(tmp_path, source))
+    with dask.config.set(scheduler="threads", num_workers=3):
+        run_job(made)
+    assert digests(tmp_path / "out") == digests(quiet / "out")
+    with processes(2) as cluster, Client(cluster):
+        run_job(load(job(tmp_path, source), output__path=tmp_path / "processes"))
+    assert digests(tmp_path / "processes") == digests(quiet / "out")
+
+
+@pytest.mark.parametrize("point", ["intended", "drawn", "surveyed", "fitted"])
+def test_a_seeded_run_killed_around_its_noise_ends_in_the_same_bytes(point: str, source: Path, quiet: Path, drivers: Drivers, tmp_path: Path) -> None:
+    made = job(tmp_path, source)
+    assert drivers.run("run", made, point=point)[0] == -signal.SIGKILL
+    assert (hidden(tmp_path / "out") / "release.npz").exists() == (point == "fitted")
+    run_here(made)
+    assert digests(tmp_path / "out") == digests(quiet / "out")
+
+
+def test_secure_noise_is_drawn_once(source: Path, drivers: Drivers, tmp_path: Path) -> None:
+    made = job(tmp_path, source, insecure_seed=None)
+    state = hidden(tmp_path / "out")
+    assert drivers.run("run", made, point="fitted")[0] == -signal.SIGKILL
+    fitted = (state / "release.npz").read_bytes()
+    assert json.loads((state / "run.json").read_text())["release_sha256"] == hashlib.sha256(fitted).hexdigest()
+    for point in ("some-shards", "staged"):
+        assert drivers.run("run", made, point=point)[0] == -signal.SIGKILL
+        assert (state / "release.npz").read_bytes() == fitted
+    run_here(made)
+    matrix = release_from_bytes(fitted).columns["rating"].channel.matrix  # type: ignore[union-attr]  # levels have one
+    assert card(tmp_path)["columns"]["rating"]["channel"] == matrix.tolist()
+    assert card(tmp_path)["insecure"] is False
+
+
+def test_secure_noise_differs_from_run_to_run(source: Path, tmp_path: Path) -> None:
+    matrices = []
+    for name in ("a", "b"):
+        run_here(job(tmp_path / name, source, insecure_seed=None))
+        matrices.append(card(tmp_path / name)["columns"]["rating"]["channel"])
+    assert matrices[0] != matrices[1]
+
+
+@pytest.mark.parametrize("channel", ["laplace", "optimal"])
+def test_the_released_distribution_is_that_of_the_original(channel: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    n_rows = 40_000
+    table = pa.table({"rating": rng.choice(LEVELS, n_rows, p=np.arange(1, 11) / 55), "price": rng.beta(2, 5, n_rows)})
+    (tmp_path / "in").mkdir()
+    pq.write_table(table, tmp_path / "in" / "part.parquet")
+    schema = {"rating": RATINGS_SCHEMA["rating"], "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]}}
+    run_here(job(tmp_path, tmp_path / "in", schema=schema, mechanism__channel=channel, privacy__epsilon=1.0))
+    found = read(tmp_path / "out")
+    for name, edges in (("rating", np.arange(0.25, 5.5, 0.5)), ("price", np.linspace(0, 1, 11))):
+        before, after = (np.histogram(part[name].to_numpy(), edges)[0] / n_rows for part in (table, found))
+        assert np.abs(before - after).sum() / 2 < 0.03  # sampling alone gives about 0.01, noise of scale 16 less than 0.002
+    assert (found["rating"].to_numpy() == table["rating"].to_numpy()).mean() < 0.6
+
+
+# ---- as much noise as accounted, no less and no more
+
+
+def noises(unit: Any, n_keys: int, folder: Path) -> tuple[np.ndarray, DiscreteLaplace]:
+    """Return the noise that the driver draws for one column under many run keys, and the event that is accounted for it."""
+    budget = Budget(epsilon=1.0, unit=unit)
+    reference = Histogram(share=0.5)
+    schema = Schema.from_dict({"columns": {"user": {"role": "keep"}, "x": {"role": "privatise", "kind": "discrete", "levels": LEVELS}}})
+    types = pa.schema([("user", pa.int64()), ("x", pa.float64())])
+    secrets = Folder(folder.as_uri())
+    work = table_work(types, schema, reference, secrets, budget.unit_column)
+    spending = spend(budget, reference, ("x",))
+    statistic = CellCounts(np.full(10, 1000, dtype=np.int64))
+    found: list[np.ndarray] = []
+    perturb = noise.perturb
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(noise, "perturb", lambda counts, event, **rest: found.append(perturb(counts, event, **rest) - counts) or counts + found[-1])
+        for seed in range(n_keys):
+            secrets.write(KEY_NAME, RunKey.insecure(seed).reveal(), private=True)
+            engine_release.distributions(reference, work, {"x": statistic}, spending, budget.adjacency, insecure=True)
+    [event] = [event for event in spending.events(budget).events if isinstance(event, DiscreteLaplace)]
+    return np.concatenate(found), event
+
+
+def as_accounted(found: np.ndarray, scale: float) -> bool:
+    """Return whether noise has the variance of discrete Laplace noise of a scale, within 5.2 standard errors (alpha 2e-7)."""
+    q = math.exp(-1.0 / scale)
+    variance = 2 * q / (1 - q) ** 2
+    error = math.sqrt(5.5 / len(found))  # (kurtosis - 1) / n: 5 for Laplace noise, a little more on the whole numbers
+    return abs(float(np.mean(found.astype(float) ** 2)) / variance - 1) < 5.2 * error and abs(float(found.mean())) < 5.2 * math.sqrt(
+        variance / len(found)
+    )
+
+
+@pytest.mark.parametrize("unit", ["row", UnitColumn(column="user", max_rows=20)], ids=["row", "user"])
+def test_noise_half_or_twice_as_large_is_noticed(unit: Any, tmp_path: Path) -> None:
+    found, event = noises(unit, 300, tmp_path)
+    assert len(found) == 3000
+    assert event.scale == (4.0 if unit == "row" else 80.0)
+    assert as_accounted(found, event.scale)
+    for factor in (0.5, 2.0):
+        assert not as_accounted(found, event.scale * factor)
+        assert not as_accounted(np.round(found * factor), event.scale)

@@ -1,0 +1,327 @@
+"""Jobs with a ledger: charged before any noise, once whatever happens, and refused before anything is drawn."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from e2e.helpers import RATINGS_SCHEMA, digests, hidden, lake, load, mixed_table, run_here, write_job
+from faults.drivers import Drivers
+from pyarrow import parquet as pq
+
+from dpdask.engine import randomise
+from dpdask.engine import release as engine_release
+from dpdask.errors import BudgetError, DataError, InputError, SpecError, TemporaryError
+from dpdask.jobs import charging, run
+from dpdask.jobs.plan import plan_job
+from dpdask.jobs.run import abort
+from dpdask.privacy import noise
+from dpdask.privacy.events import to_dict
+from dpdask.privacy.ledger import Balance
+
+HISTOGRAM = {"kind": "histogram"}
+LIMIT = 4.0
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lake(tmp_path_factory.mktemp("source") / "in", [150, 90, 900, 40], schema=RATINGS_SCHEMA)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "lake" / "out"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    made = f"sqlite:///{tmp_path / 'ledger.db'}"
+    assert charging.open_ledger(made).init("ratings", LIMIT)
+    return made
+
+
+@pytest.fixture
+def job(source: Path, tmp_path: Path, out: Path, url: str) -> Path:
+    """A job of ε 4: all that its dataset has."""
+    return written(tmp_path, source, out, url)
+
+
+@pytest.fixture(autouse=True)
+def _here() -> Iterator[None]:
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+def written(folder: Path, source: Path, out: Path, url: str, **changed: Any) -> Path:
+    place = {"url": url, "dataset": "ratings"}
+    given = {"schema": RATINGS_SCHEMA, "ledger": place, "mechanism__reference": HISTOGRAM, **changed}
+    return write_job(folder / "job", source, out, **given)
+
+
+def kinds(url: str) -> list[str]:
+    """Return the kinds of a whole chain's entries; all are of one run, unless they are said to be of more."""
+    ledger = charging.open_ledger(url)
+    entries = ledger.show("ratings").entries
+    assert ledger.verify("ratings") == len(entries)
+    return [entry.kind for entry in entries]
+
+
+def runs(url: str) -> set[str]:
+    return {entry.run_id for entry in charging.open_ledger(url).show("ratings").entries}
+
+
+def balance(url: str) -> Balance:
+    return charging.open_ledger(url).spent("ratings")
+
+
+# ---- before any noise
+
+
+@pytest.mark.parametrize("reference", [HISTOGRAM, {"kind": "holdout", "fraction": 0.25}], ids=["histogram", "holdout"])
+def test_it_is_charged_before_anything_is_drawn(
+    reference: dict[str, Any], tmp_path: Path, source: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def watched(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def charged(*given: Any, **rest: Any) -> Any:
+            seen.append(name)
+            assert kinds(url) == ["intend"], name
+            return function(*given, **rest)
+
+        monkeypatch.setattr(owner, name, charged)
+
+    for owner, name in ((noise, "perturb"), (engine_release, "distributions"), (run, "fit_dip"), (engine_release, "write_release")):
+        watched(owner, name)
+    watched(randomise, "write_all")
+    made = written(tmp_path, source, out, url, mechanism__reference=reference)
+    run_here(made)
+    drawn = ["perturb"] if reference is HISTOGRAM else []
+    assert seen == ["distributions", *drawn, "fit_dip", "write_release", "write_all"]
+    assert kinds(url) == ["intend", "commit"]
+    [entry, _] = charging.open_ledger(url).show("ratings").entries
+    loaded = load(made)
+    assert entry.charge.event == to_dict(loaded.spending.events(loaded.file.privacy))
+    assert (entry.charge.epsilon, entry.charge.delta) == (4.0, 0.0)
+    assert LIMIT * (1 - 1e-12) <= balance(url).epsilon_spent <= LIMIT
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_drawn(job: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(*_: Any, **__: Any) -> Any:
+        raise AssertionError("noise was drawn")
+
+    for owner, name in ((noise, "perturb"), (engine_release, "distributions"), (run, "fit_dip"), (randomise, "write_all")):
+        monkeypatch.setattr(owner, name, drawn)
+    with pytest.raises(BudgetError, match="the budget of the dataset 'ratings' is too small") as caught:
+        run_here(job, privacy__epsilon=4.0000001)
+    assert caught.value.exit_code == 77
+    assert kinds(url) == []
+    assert not out.exists()
+    assert not hidden(out).exists()
+    monkeypatch.undo()
+    run_here(job)  # the refused one left nothing in the way
+    assert kinds(url) == ["intend", "commit"]
+
+
+def test_two_jobs_fill_the_budget_and_the_third_is_refused(tmp_path: Path, source: Path, url: str) -> None:
+    for number in range(3):
+        made = written(tmp_path / str(number), source, tmp_path / f"out-{number}", url, privacy__epsilon=2.0, name=f"job {number}")
+        ledger = plan_job(load(made)).ledger
+        assert ledger is not None
+        assert (ledger["limit"], ledger["runs"], ledger["fits"]) == (LIMIT, number, number < 2)
+        assert ledger["before"] == pytest.approx(2.0 * number, rel=1e-12)
+        assert ledger["after"] == pytest.approx(2.0 * (number + 1), rel=1e-12)
+        if number < 2:
+            run_here(made)
+        else:
+            with pytest.raises(BudgetError):
+                run_here(made)
+    assert kinds(url) == ["intend", "commit", "intend", "commit"]
+    assert len(runs(url)) == 2
+    assert not (tmp_path / "out-2").exists()
+
+
+def test_a_plan_charges_nothing_and_a_job_without_a_ledger_has_none(job: Path, url: str) -> None:
+    plan_job(load(job))
+    assert kinds(url) == []
+    assert plan_job(load(job, ledger="null")).ledger is None
+
+
+def test_the_ledger_is_no_part_of_the_jobs_digest(job: Path) -> None:
+    assert load(job).digest == load(job, ledger="null").digest == load(job, ledger__dataset="other").digest
+
+
+def test_a_relative_ledger_lies_beside_the_job(tmp_path: Path, source: Path, out: Path) -> None:
+    made = load(written(tmp_path, source, out, "sqlite:///deep/ledger.db"))
+    assert made.ledger is not None
+    assert made.ledger.url == f"sqlite:///{(tmp_path / 'job').resolve()}/deep/ledger.db"
+
+
+# ---- once
+
+
+BETWEEN = ["intended", "drawn", "surveyed", "fitted", "some-shards", "staged", "before-move", "after-move", "uncommitted", "committed", "key-removed"]
+
+
+@pytest.mark.parametrize("point", BETWEEN)
+def test_a_killed_run_is_charged_once(point: str, job: Path, out: Path, url: str, drivers: Drivers) -> None:
+    assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL
+    done = BETWEEN.index(point) >= BETWEEN.index("committed")
+    assert kinds(url) == (["intend", "commit"] if done else ["intend"])
+    assert balance(url).n_runs == 1
+    run_here(job)
+    assert kinds(url) == ["intend", "commit"]
+    assert len(runs(url)) == 1
+    assert run_here(job).status == "already released"
+    assert kinds(url) == ["intend", "commit"]
+    assert not hidden(out).exists()
+
+
+def test_killed_again_and_again(job: Path, out: Path, url: str, drivers: Drivers) -> None:
+    for point in ("intended", "drawn", "fitted", "some-shards", "staged", "uncommitted"):
+        assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL
+        assert kinds(url) == ["intend"], point
+    assert drivers.run("run", job)[0] == 0
+    assert kinds(url) == ["intend", "commit"]
+    assert len(runs(url)) == 1
+
+
+def test_killed_before_the_charge_nothing_is_charged(job: Path, url: str, drivers: Drivers) -> None:
+    drivers.run("run", job, point="surveying")
+    assert kinds(url) == []
+    run_here(job)
+    assert kinds(url) == ["intend", "commit"]
+
+
+def test_the_ledger_and_its_refusals_change_no_byte(job: Path, out: Path, url: str, tmp_path: Path) -> None:
+    run_here(job)
+    run_here(job, output__path=tmp_path / "without", ledger="null")
+    assert digests(out) == digests(tmp_path / "without")
+    assert kinds(url) == ["intend", "commit"]
+
+
+# ---- given back, and not given back
+
+
+@pytest.mark.parametrize("place", ["write_all", "stage_meta"])
+def test_an_error_that_ends_a_run_for_good_gives_its_charge_back(place: str, job: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: Any, **__: Any) -> Any:
+        assert kinds(url) == ["intend"]
+        raise DataError("a value is wrong")
+
+    monkeypatch.setattr(*((randomise, "write_all", wrong) if place == "write_all" else (run, "_stage_meta", wrong)))
+    with pytest.raises(DataError):
+        run_here(job)
+    assert kinds(url) == ["intend", "void"]
+    assert balance(url).epsilon_spent == 0
+    assert not hidden(out).exists()
+    monkeypatch.undo()
+    run_here(job)  # mended: a run of its own, and there is room for it
+    assert kinds(url) == ["intend", "void", "intend", "commit"]
+    assert len(runs(url)) == 2
+
+
+def test_a_wrong_value_found_while_writing_gives_the_charge_back(tmp_path: Path, source: Path, out: Path, url: str) -> None:
+    """With a known reference no pass comes before the writing one: the value is found when shards are staged."""
+    mine = shutil.copytree(source, tmp_path / "in")
+    bad = pq.read_table(mine / "part.2.parquet").to_pandas()
+    bad.loc[len(bad) - 1, "rating"] = 3.25
+    bad.to_parquet(mine / "part.2.parquet", row_group_size=400, index=False)
+    known = {"kind": "known", "columns": {"rating": {"probabilities": [0.1] * 10}}}
+    made = written(tmp_path, mine, out, url, mechanism__reference=known)
+    with pytest.raises(DataError, match="rating"):
+        run_here(made)
+    assert kinds(url) == ["intend", "void"]
+    assert not out.exists()
+    assert not hidden(out).exists()
+
+
+def test_a_failure_that_may_pass_keeps_the_charge(job: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: Any, **__: Any) -> Any:
+        raise TemporaryError("a worker died")
+
+    monkeypatch.setattr(randomise, "write_all", crash)
+    with pytest.raises(TemporaryError):
+        run_here(job)
+    assert kinds(url) == ["intend"]
+    monkeypatch.undo()
+    run_here(job)
+    assert kinds(url) == ["intend", "commit"]
+    assert len(runs(url)) == 1
+
+
+def test_an_aborted_run_stays_charged(job: Path, out: Path, url: str, drivers: Drivers) -> None:
+    drivers.run("run", job, point="some-shards")
+    assert abort(out.as_uri())
+    assert kinds(url) == ["intend"]
+    with pytest.raises(BudgetError):
+        run_here(job)
+
+
+def test_an_input_that_changed_keeps_the_charge(job: Path, tmp_path: Path, source: Path, out: Path, url: str, drivers: Drivers) -> None:
+    mine = shutil.copytree(source, tmp_path / "in")
+    made = written(tmp_path, mine, out, url)
+    drivers.run("run", made, point="some-shards")
+    pq.write_table(mixed_table(150, np.random.default_rng(9), RATINGS_SCHEMA), mine / "part.0.parquet")
+    with pytest.raises(InputError):
+        run_here(made)
+    assert kinds(url) == ["intend"]
+
+
+@pytest.mark.parametrize("error", [SpecError, DataError, TemporaryError])
+def test_a_ledger_that_fails_after_the_release_never_gives_the_charge_back(
+    error: type[Exception], job: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> None:
+        raise error("the ledger is not well")
+
+    monkeypatch.setattr(charging, "commit", failing)
+    with pytest.raises(error):
+        run_here(job)
+    assert (out / "_SUCCESS").exists()
+    assert kinds(url) == ["intend"]
+    monkeypatch.undo()
+    assert run_here(job).status == "already released"
+    assert kinds(url) == ["intend", "commit"]
+    assert not hidden(out).exists()
+
+
+# ---- a ledger that comes, goes or changes between a crash and the resume
+
+
+@pytest.mark.parametrize("point", ["fitted", "some-shards", "staged"])
+def test_a_ledger_that_a_job_gets_later_is_charged_before_the_release(point: str, job: Path, out: Path, url: str, drivers: Drivers) -> None:
+    drivers.run("run", job, "--set", "ledger=null", point=point)
+    assert kinds(url) == []
+    run_here(job)
+    assert kinds(url) == ["intend", "commit"]
+
+
+def test_a_ledger_that_a_job_gets_later_can_refuse_it(job: Path, out: Path, url: str, drivers: Drivers) -> None:
+    charging.open_ledger(url).init("small", 1.0)
+    drivers.run("run", job, "--set", "ledger=null", point="staged")
+    with pytest.raises(BudgetError):
+        run_here(job, ledger__dataset="small")
+    assert not out.exists()
+    assert not hidden(out).exists()
+
+
+def test_a_tampered_ledger_releases_nothing(job: Path, out: Path, url: str, drivers: Drivers) -> None:
+    drivers.run("run", job, point="fitted")
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE dpdask_entries SET epsilon = 0.5")
+    engine.dispose()
+    code, line = drivers.run("run", job)
+    assert code == 65
+    assert "the chain is broken: the entry 1 was changed" in line
+    assert not out.exists()

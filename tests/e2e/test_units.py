@@ -1,0 +1,270 @@
+"""The privacy unit: of each user at most `max_rows` rows are released, the same ones however the lake is written."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+from e2e.helpers import HOLDOUT, LEVELS, digests, hidden, lake, load, run_here, write_job
+from faults.drivers import Drivers
+
+import dpdask
+from dpdask.engine import survey
+from dpdask.engine.choose import Chooser
+from dpdask.jobs.plan import plan_job
+from dpdask.jobs.run import run_job
+
+N_ROWS, MAX_ROWS = 1500, 7
+SCHEMA: dict[str, Any] = {
+    "userId": {"role": "keep", "type": "int64"},
+    "time": {"role": "keep", "type": "int64"},
+    "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS, "type": "float64"},
+}
+UNIT = {"column": "userId", "max_rows": MAX_ROWS}
+HISTOGRAM = {"kind": "histogram"}
+
+
+def users(n_rows: int = N_ROWS) -> pd.DataFrame:
+    """Return ratings of users from one row to hundreds, scattered over the table; `time` names the row."""
+    rng = np.random.default_rng(11)
+    user = np.minimum(rng.zipf(1.4, n_rows), 200)
+    return pd.DataFrame({"userId": user, "time": rng.permutation(n_rows), "rating": rng.choice(LEVELS, n_rows)})
+
+
+def written(folder: Path, table: pd.DataFrame, sizes: list[int], row_group: int = 10_000) -> Path:
+    folder.mkdir(parents=True)
+    start = 0
+    for number, size in enumerate(sizes):
+        part = pa.Table.from_pandas(table.iloc[start : start + size], preserve_index=False)
+        pq.write_table(part, folder / f"part-{number:03}.parquet", row_group_size=row_group)
+        start += size
+    assert start == len(table)
+    return folder
+
+
+def job(folder: Path, source: Path, **changed: Any) -> Path:
+    return write_job(folder / "job", source, folder / "out", **{"schema": SCHEMA, "privacy__unit": UNIT, **changed})
+
+
+def released(folder: Path, source: Path, **changed: Any) -> pd.DataFrame:
+    run_here(job(folder, source, **changed))
+    return pads.dataset(folder / "out", exclude_invalid_files=False).to_table().to_pandas()
+
+
+PARTITIONINGS = {
+    "one file": ([N_ROWS], 10_000),
+    "one row group a hundred rows": ([N_ROWS], 100),
+    "files of all sizes": ([3, 700, 1, 290, 6, 500], 10_000),
+    "many files": ([50] * 30, 10_000),
+}
+
+
+@pytest.mark.parametrize("reference", [HISTOGRAM, HOLDOUT], ids=["histogram", "holdout"])
+def test_the_same_rows_however_the_lake_is_written(reference: dict[str, Any], tmp_path: Path) -> None:
+    table = users()
+    chosen: dict[str, set[tuple[int, int]]] = {}
+    for name, (sizes, row_group) in PARTITIONINGS.items():
+        found = released(tmp_path / name, written(tmp_path / name / "in", table, sizes, row_group), mechanism__reference=reference)
+        chosen[name] = set(zip(found["userId"], found["time"], strict=True))
+        assert len(chosen[name]) == len(found)
+    shuffled = table.sample(frac=1, random_state=3)
+    found = released(tmp_path / "shuffled", written(tmp_path / "shuffled" / "in", shuffled, [800, 700]), mechanism__reference=reference)
+    chosen["shuffled"] = set(zip(found["userId"], found["time"], strict=True))
+    assert all(rows == chosen["one file"] for rows in chosen.values())
+    assert chosen["one file"] <= set(zip(table["userId"], table["time"], strict=True))
+
+
+def test_a_user_has_all_rows_or_max_rows_or_none(tmp_path: Path) -> None:
+    table = users()
+    source = written(tmp_path / "in", table, [400, 1100])
+    given = table.groupby("userId").size()
+    whole = released(tmp_path / "all", source, mechanism__reference=HISTOGRAM).groupby("userId").size()
+    assert whole.equals(np.minimum(given, MAX_ROWS))
+    assert (given > MAX_ROWS).sum() > 10
+    kept = released(tmp_path / "most", source, mechanism__reference=HOLDOUT).groupby("userId").size()
+    assert kept.equals(np.minimum(given, MAX_ROWS)[kept.index])
+    assert 0.55 < len(kept) / len(given) < 0.92  # of 200 users three quarters, 5 standard deviations
+    other = released(tmp_path / "other", source, mechanism__reference=HISTOGRAM, insecure_seed=8)
+    assert set(other["time"]) != set(released(tmp_path / "again", source, mechanism__reference=HISTOGRAM)["time"])  # the hash is keyed
+
+
+def test_no_user_is_both_held_out_and_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+
+    class Spy(Chooser):
+        def split(self, batch: Any) -> Any:
+            kept, shaping = super().split(batch)
+            assert shaping is not None
+            seen.append((batch.column("userId").to_numpy(), kept, shaping))
+            return kept, shaping
+
+    monkeypatch.setattr(survey, "Chooser", Spy)
+    released(tmp_path, written(tmp_path / "in", users(), [500, 1000], 200))
+    user, kept, shaping = (np.concatenate(part) for part in zip(*seen, strict=True))
+    assert not set(user[kept]) & set(user[shaping])
+    assert 10 < len(set(user[shaping])) < 100
+    assert np.unique(user[shaping], return_counts=True)[1].max() == MAX_ROWS  # the reference is bounded too
+
+
+@pytest.mark.parametrize("reference", [HISTOGRAM, HOLDOUT], ids=["histogram", "holdout"])
+def test_the_units_column_may_be_dropped(reference: dict[str, Any], tmp_path: Path) -> None:
+    table = users()
+    source = written(tmp_path / "in", table, [700, 800], 300)
+    kept = released(tmp_path / "kept", source, mechanism__reference=reference)
+    found = released(tmp_path / "drop", source, mechanism__reference=reference, schema=SCHEMA | {"userId": {"role": "drop"}})
+    assert list(found.columns) == ["time", "rating"]
+    assert found["time"].tolist() == kept["time"].tolist()
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        lambda user: pa.array([f"user {number}" for number in user]),
+        lambda user: pa.array([f"user {number}" for number in user]).dictionary_encode(),
+        lambda user: pa.array(user.astype(np.float64)),
+        lambda user: pa.array(user.astype(np.uint64) + np.uint64(2**63)),
+        lambda user: pa.array(user, pa.timestamp("us")),
+    ],
+    ids=["text", "dictionary", "float", "uint64", "timestamp"],
+)
+def test_units_of_any_type(ids: Any, tmp_path: Path) -> None:
+    table = users(600)
+    columns = pa.Table.from_pandas(table, preserve_index=False).set_column(0, "userId", ids(table["userId"].to_numpy()))
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        pq.write_table(columns.slice(200 * number, 200), tmp_path / "in" / f"{number}.parquet")
+    schema = SCHEMA | {"userId": {"role": "keep"}}
+    found = released(tmp_path, tmp_path / "in", schema=schema, mechanism__reference=HISTOGRAM).groupby("userId").size()
+    assert sorted(found) == sorted(np.minimum(table.groupby("userId").size(), MAX_ROWS))
+
+
+def test_duplicated_rows_are_bounded_all_the_same(tmp_path: Path) -> None:
+    table = pd.DataFrame({"userId": [1] * 50 + [2] * 3, "time": [0] * 53, "rating": [1.0] * 53})
+    for name, sizes in {"one": [53], "many": [10] * 5 + [3]}.items():
+        found = released(tmp_path / name, written(tmp_path / name / "in", table, sizes), mechanism__reference=HISTOGRAM)
+        assert found.groupby("userId").size().to_dict() == {1: MAX_ROWS, 2: 3}
+
+
+@pytest.mark.parametrize("role", ["keep", "drop"])
+def test_a_row_without_a_unit_is_refused(role: str, tmp_path: Path) -> None:
+    table = users().astype({"userId": "Int64"})
+    table.loc[900, "userId"] = pd.NA
+    source = written(tmp_path / "in", table, [700, 800])
+    made = job(tmp_path, source, schema=SCHEMA | {"userId": {"role": role}})
+    with pytest.raises(dpdask.DataError, match=r"part-001\.parquet.*'userId'.*holds a null") as caught, dask.config.set(scheduler="synchronous"):
+        run_job(load(made))
+    assert caught.value.exit_code == 65
+    assert not hidden(tmp_path / "out").exists()
+
+
+def test_the_card_says_who_the_unit_is_and_what_a_row_gets(tmp_path: Path) -> None:
+    source = written(tmp_path / "in", users(), [1500])
+    planned = plan_job(load(job(tmp_path, source)))
+    assert planned.epsilons["rating"] * MAX_ROWS <= 4.0
+    assert planned.stages[0].startswith("units: ")
+    assert f"of which at most {MAX_ROWS} are released" in planned.guarantee
+
+
+# ---- resuming
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("units") / "in", users(), [500, 300, 700], 200)
+
+
+@pytest.fixture(scope="module")
+def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    base = tmp_path_factory.mktemp("quiet")
+    run_here(job(base, source, mechanism__reference=HISTOGRAM, output__rows_per_shard=60))
+    return digests(base / "out")
+
+
+@pytest.mark.parametrize("point", ["bounded", "surveying", "fitted", "some-shards", "staged"])
+def test_a_killed_run_goes_on_with_the_same_bounds_to_the_same_bytes(
+    point: str, source: Path, quiet: dict[str, str], drivers: Drivers, tmp_path: Path
+) -> None:
+    made = job(tmp_path, source, mechanism__reference=HISTOGRAM, output__rows_per_shard=60)
+    assert drivers.run("run", made, point=point)[0] == -signal.SIGKILL
+    bounds = hidden(tmp_path / "out") / "bounds.npz"
+    before = bounds.read_bytes()
+    assert bounds.stat().st_mode & 0o777 == 0o600
+    assert drivers.run("run", made, point="all-shards")[0] in (-signal.SIGKILL, 0)
+    assert not bounds.exists() or bounds.read_bytes() == before
+    run_here(made)
+    assert digests(tmp_path / "out") == quiet
+    assert not hidden(tmp_path / "out").exists()
+
+
+def test_bounds_that_are_not_those_written_are_refused(source: Path, drivers: Drivers, tmp_path: Path) -> None:
+    made = job(tmp_path, source, mechanism__reference=HISTOGRAM)
+    drivers.run("run", made, point="fitted")
+    path = hidden(tmp_path / "out") / "bounds.npz"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    code, line = drivers.run("run", made)
+    assert (code, "not those that were written" in line) == (66, True), line
+
+
+def test_a_large_lake_of_helpers_keeps_its_bound(tmp_path: Path) -> None:
+    source = lake(tmp_path / "in", [3000, 10, 2000])  # every kind of column, a thousand users
+    made = write_job(tmp_path / "job", source, tmp_path / "out", privacy__unit={"column": "userId", "max_rows": 2}, mechanism__reference=HISTOGRAM)
+    run_here(made)
+    found = pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table(columns=["userId"]).to_pandas()
+    given = pads.dataset(source).to_table(columns=["userId"]).to_pandas()
+    assert found.groupby("userId").size().equals(np.minimum(given.groupby("userId").size(), 2))
+
+
+# ---- frames
+
+
+@pytest.fixture
+def _frames() -> Iterator[None]:
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+def fitted(frame: Any, reference: dpdask.Histogram | dpdask.Holdout, **changed: Any) -> Any:
+    given = {"unit": dpdask.UnitColumn(column="userId", max_rows=MAX_ROWS), "insecure_seed": 7, **changed}
+    schema = dpdask.Schema.from_dict({"columns": {name: {k: v for k, v in column.items() if k != "type"} for name, column in SCHEMA.items()}})
+    return dpdask.DIP(schema, epsilon=4.0, reference=reference, **given).fit(frame)
+
+
+@pytest.mark.usefixtures("_frames")
+@pytest.mark.parametrize("reference", [dpdask.Histogram(), dpdask.Holdout(fraction=0.25)], ids=["histogram", "holdout"])
+def test_frames_are_bounded_alike(reference: Any, source: Path, tmp_path: Path) -> None:
+    table = users()
+    given = table.groupby("userId").size()
+    chosen = []
+    for frame in (table, dd.from_pandas(table, npartitions=1), dd.from_pandas(table, npartitions=6), table.sample(frac=1, random_state=5)):
+        found = fitted(frame, reference).transform(frame)
+        found = found if isinstance(found, pd.DataFrame) else found.compute()
+        sizes = found.groupby("userId").size()
+        assert sizes.equals(np.minimum(given, MAX_ROWS)[sizes.index])
+        chosen.append(set(found["time"]))
+    assert all(rows == chosen[0] for rows in chosen)
+    files = released(tmp_path, source, mechanism__reference=reference.model_dump())
+    assert set(files["time"]) == chosen[0]  # a job and a frame choose alike
+
+
+@pytest.mark.usefixtures("_frames")
+def test_frames_with_wrong_units_are_refused() -> None:
+    table = users()
+    with pytest.raises(dpdask.DataError, match="holds a null"):
+        fitted(table.astype({"userId": "Int64"}).mask(table["time"] == 5), dpdask.Histogram())
+    with pytest.raises(dpdask.SpecError, match="kept or dropped"):
+        fitted(table, dpdask.Histogram(), unit=dpdask.UnitColumn(column="rating", max_rows=2))
+    with pytest.raises(dpdask.SpecError, match="no units to bound"):
+        fitted(table, dpdask.Public())  # type: ignore[arg-type]  # wrong on purpose
+    release = fitted(table, dpdask.Histogram())
+    with pytest.raises(dpdask.SpecError, match="only the frame it was fitted on"):
+        release.transform(table.head(100))

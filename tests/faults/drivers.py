@@ -1,0 +1,47 @@
+"""Drivers that strike themselves, for the fixture `drivers` of conftest: one server of forks for the whole session."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class Drivers:
+    """Runs the command line in processes that strike themselves."""
+
+    def __init__(self, server: subprocess.Popen[str], log: Path) -> None:
+        self._server, self._log = server, log
+
+    def start(self, *arguments: str | Path, point: str | None = None, strike: str = "kill", sign: Path | None = None) -> int:
+        request = {"arguments": [*map(str, arguments)], "point": point, "strike": strike, "log": str(self._log), "sign": str(sign or "")}
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        return int(self._answer()["pid"])
+
+    def wait(self) -> tuple[int, str]:
+        code = self._answer()["code"]
+        lines = [line for line in self._log.read_text().splitlines() if not line.startswith("{")]
+        return code, "\n".join(lines)
+
+    def run(self, *arguments: str | Path, point: str | None = None, strike: str = "kill") -> tuple[int, str]:
+        self.start(*arguments, point=point, strike=strike)
+        return self.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._server.stdout is not None
+        answer: dict[str, Any] = json.loads(self._server.stdout.readline())
+        return answer
+
+
+def serving(log: Path) -> Iterator[Drivers]:
+    """Yield drivers of one server, which ends with them."""
+    script = Path(__file__).with_name("driver.py")
+    with subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        yield Drivers(server, log)
+        assert server.stdin is not None
+        server.stdin.close()

@@ -1,0 +1,112 @@
+"""Unit bounds against sorting in plain Python: at most `max_rows` of a unit, the same ones however the rows are parted."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpdask.stats.bounding import UnitBounds, UnitRows
+
+Rows = list[tuple[int, int]]
+TOP = 2**64 - 1
+numbers = st.integers(0, 3) | st.sampled_from([TOP, TOP - 1, 2**63])  # few, so that units and hashes collide; and the ends of uint64
+tables = st.lists(st.tuples(numbers, numbers), max_size=30)  # (unit, hash of the row); its position is its place
+max_rows = st.integers(1, 4)
+
+
+def statistic(rows: Rows, places: list[int], bound: int) -> UnitRows:
+    units, hashes = (np.array([rows[place][column] for place in places], dtype=np.uint64) for column in (0, 1))
+    return UnitRows.of_batch(bound, units, hashes, np.array(places, dtype=np.uint64))
+
+
+def kept(found: UnitRows) -> list[tuple[int, int, int]]:
+    return sorted(zip(found.units.tolist(), found.hashes.tolist(), found.positions.tolist(), strict=True))
+
+
+def same(one: UnitRows, other: UnitRows) -> bool:
+    """Return whether two statistics say the same; in which order the units stand says nothing."""
+    return one.max_rows == other.max_rows and kept(one) == kept(other)
+
+
+def released(bounds: UnitBounds, rows: Rows) -> list[bool]:
+    arrays = [np.array(column, dtype=np.uint64) for column in ([u for u, _ in rows], [h for _, h in rows], range(len(rows)))]
+    return bounds.released(*arrays).tolist()
+
+
+def oracle(rows: Rows, bound: int) -> list[bool]:
+    """Return the first `bound` rows of each unit, in the order (hash, position)."""
+    chosen: set[int] = set()
+    for unit in {unit for unit, _ in rows}:
+        own = sorted((hash_, place) for place, (owner, hash_) in enumerate(rows) if owner == unit)
+        chosen |= {place for _, place in own[:bound]}
+    return [place in chosen for place in range(len(rows))]
+
+
+def parted(draw_owner: list[int], n_parts: int = 4) -> list[list[int]]:
+    return [[place for place, owner in enumerate(draw_owner) if owner == part] for part in range(n_parts)]
+
+
+@st.composite
+def partitions(draw: st.DrawFn) -> tuple[Rows, list[list[int]]]:
+    rows = draw(tables)
+    return rows, parted(draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))))
+
+
+@given(partitions(), max_rows)
+def test_the_choice_is_the_oracles_for_any_partitioning(case, bound):
+    rows, places = case
+    first, *others = [statistic(rows, part, bound) for part in places]
+    bounds = first.merge(*others).bounds()
+    found = released(bounds, rows)
+    assert found == oracle(rows, bound)
+    assert found == released(statistic(rows, list(range(len(rows))), bound).bounds(), rows)
+    for unit in {unit for unit, _ in rows}:
+        own = [released_ for (owner, _), released_ in zip(rows, found, strict=True) if owner == unit]
+        assert sum(own) == min(len(own), bound)
+    assert len(bounds.units) == sum(sum(owner == unit for owner, _ in rows) > bound for unit in {unit for unit, _ in rows})
+
+
+@given(partitions(), max_rows)
+def test_merging_is_associative_and_commutative_with_an_identity(case, bound):
+    rows, places = case
+    a, b, c, d = (statistic(rows, part, bound) for part in places)
+    whole = a.merge(b, c, d)
+    assert same(a.merge(b).merge(c.merge(d)), whole)
+    assert all(same(one.merge(*rest), whole) for one, *rest in itertools.permutations([a, b, c, d]))
+    assert same(whole.merge(UnitRows.identity(bound)), whole)
+    assert same(UnitRows.identity(bound).merge(whole), whole)
+    assert same(whole.merge(), whole)
+
+
+@given(tables, max_rows)
+def test_it_keeps_one_row_more_than_is_released_of_each_unit_and_no_more(rows, bound):
+    found = statistic(rows, list(range(len(rows))), bound)
+    assert kept(found) == sorted((u, h, place) for place, ((u, h), first) in enumerate(zip(rows, oracle(rows, bound + 1), strict=True)) if first)
+    groups = [
+        (unit, list(group)) for unit, group in itertools.groupby(zip(found.units, found.hashes, found.positions, strict=True), lambda row: row[0])
+    ]
+    assert len({unit for unit, _ in groups}) == len(groups)  # the rows of a unit stand together
+    assert all(group[0] == max(group) for _, group in groups if len(group) > bound)
+
+
+@given(tables, max_rows)
+def test_bounds_come_back_from_bytes_and_the_same_bounds_have_the_same_bytes(rows, bound):
+    made = statistic(rows, list(range(len(rows))), bound).bounds()
+    data = made.to_bytes()
+    again = UnitBounds.from_bytes(data)
+    assert released(again, rows) == released(made, rows)
+    assert again.to_bytes() == data == statistic(rows, list(range(len(rows)))[::-1], bound).bounds().to_bytes()
+
+
+def test_no_rows():
+    bounds = UnitRows.identity(2).bounds()
+    assert released(bounds, []) == []
+    assert released(bounds, [(1, 1), (1, 1), (1, 1)]) == [True] * 3  # of units that were not seen, nothing is known
+
+
+@pytest.mark.parametrize("bound", [1, 20])
+def test_one_unit_with_all_rows(bound):
+    rows = [(7, 5)] * 1000  # all alike: the position decides
+    assert sum(released(statistic(rows, list(range(1000)), bound).bounds(), rows)) == bound
