@@ -95,6 +95,7 @@ def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None
 def _on_cluster(client: Client, stage: str, tasks: Sequence[Any], progress: Progress | None) -> list[Any]:
     futures = client.compute(list(tasks), retries=RETRIES, optimize_graph=False)
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    results: dict[Any, Any] = {}
     for future in futures:
         future.add_done_callback(ended.put)
     try:
@@ -102,10 +103,11 @@ def _on_cluster(client: Client, stage: str, tasks: Sequence[Any], progress: Prog
             future = _patiently(client, lambda: ended.get(timeout=_POLL_SECONDS))
             if future.status in ("error", "cancelled"):  # not `pending`: its worker may have died since it was done
                 raise future.exception()
+            # one by one: `gather` would wait for ever for a result that was lost with the last worker
+            results[future.key] = _patiently(client, functools.partial(future.result, timeout=_POLL_SECONDS))
             if progress is not None:
                 progress(stage, done, len(tasks))
-        # one by one: `gather` would wait for ever for a result that was lost with the last worker
-        return [_patiently(client, functools.partial(future.result, timeout=_POLL_SECONDS)) for future in futures]
+        return [results[future.key] for future in futures]
     except (KilledWorker, CancelledError, CommClosedError, TimeoutError) as error:
         raise TemporaryError(f"the cluster lost its workers ({type(error).__name__})", stage, "run again to resume") from None
     finally:

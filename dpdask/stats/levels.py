@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.codec import LevelCodec
+from dpdask.kernels import counts as kernel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +34,7 @@ class LevelCounts:
             If any row, chosen or not, holds no level.
         """
         codes = codec.encode(array)
-        return cls(np.bincount(codes if chosen is None else codes[chosen], minlength=codec.n_levels).astype(np.int64))
+        return cls(kernel.count_all(codes, codec.n_levels) if chosen is None else kernel.count_chosen(codes, chosen, codec.n_levels))
 
     def merge(self, *others: Self) -> Self:
         """Return the counts of all of them."""

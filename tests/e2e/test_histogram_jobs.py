@@ -63,7 +63,7 @@ def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_row_is_released_and_every_row_is_covered(source: Path, quiet: Path) -> None:
     assert read(quiet / "out")["userId"].to_pylist() == read(source)["userId"].to_pylist()
     found = card(quiet)["guarantee"]
-    assert found["protected"] == {"who": "the values of all rows", "fraction": 1.0}
+    assert found["protected"] == {"who": "the values of all rows", "fraction": 1.0, "of": "rows"}
     assert found["unprotected"]["fraction"] == 0.0
     assert found["unprotected"]["who"].startswith("nobody")
     accounting = card(quiet)["accounting"]

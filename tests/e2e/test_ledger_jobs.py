@@ -212,25 +212,37 @@ def test_the_ledger_and_its_refusals_change_no_byte(job: Path, out: Path, url: s
 # ---- given back, and not given back
 
 
-@pytest.mark.parametrize("place", ["write_all", "stage_meta"])
-def test_an_error_that_ends_a_run_for_good_gives_its_charge_back(place: str, job: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+PLACES = {"distributions": engine_release, "fit_dip": run, "write_release": engine_release, "write_all": randomise, "_stage_meta": run}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("error", [SpecError, DataError])
+def test_only_a_run_that_kept_no_noise_gets_its_charge_back(
+    error: type[Exception], place: str, job: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def wrong(*_: Any, **__: Any) -> Any:
         assert kinds(url) == ["intend"]
-        raise DataError("a value is wrong")
+        raise error("a value is wrong")
 
-    monkeypatch.setattr(*((randomise, "write_all", wrong) if place == "write_all" else (run, "_stage_meta", wrong)))
-    with pytest.raises(DataError):
+    monkeypatch.setattr(PLACES[place], place, wrong)
+    with pytest.raises(error):
         run_here(job)
-    assert kinds(url) == ["intend", "void"]
-    assert balance(url).epsilon_spent == 0
+    nothing_kept = place in ("distributions", "fit_dip", "write_release")
+    assert kinds(url) == (["intend", "void"] if nothing_kept else ["intend"])
+    assert balance(url).n_runs == (not nothing_kept)
     assert not hidden(out).exists()
+    assert not out.exists()
     monkeypatch.undo()
-    run_here(job)  # mended: a run of its own, and there is room for it
-    assert kinds(url) == ["intend", "void", "intend", "commit"]
-    assert len(runs(url)) == 2
+    if nothing_kept:
+        run_here(job)  # mended: a run of its own, and there is room for it
+        assert kinds(url) == ["intend", "void", "intend", "commit"]
+        assert len(runs(url)) == 2
+    else:
+        with pytest.raises(BudgetError):
+            run_here(job)
 
 
-def test_a_wrong_value_found_while_writing_gives_the_charge_back(tmp_path: Path, source: Path, out: Path, url: str) -> None:
+def test_a_wrong_value_found_while_writing_keeps_the_charge(tmp_path: Path, source: Path, out: Path, url: str) -> None:
     """With a known reference no pass comes before the writing one: the value is found when shards are staged."""
     mine = shutil.copytree(source, tmp_path / "in")
     bad = pq.read_table(mine / "part.2.parquet").to_pandas()
@@ -240,7 +252,7 @@ def test_a_wrong_value_found_while_writing_gives_the_charge_back(tmp_path: Path,
     made = written(tmp_path, mine, out, url, mechanism__reference=known)
     with pytest.raises(DataError, match="rating"):
         run_here(made)
-    assert kinds(url) == ["intend", "void"]
+    assert kinds(url) == ["intend"]
     assert not out.exists()
     assert not hidden(out).exists()
 

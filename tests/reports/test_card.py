@@ -103,7 +103,7 @@ def test_the_text_names_who_is_not_protected():
     assert "a level column's published channel reveals exactly how many of them have each level" in text
     assert "a person with k released rows is protected by k·ε" in text
     found = card(HOLDOUT)["guarantee"]
-    assert found["protected"] == {"who": "the values of the released rows", "fraction": 0.75}
+    assert found["protected"] == {"who": "the values of the released rows", "fraction": 0.75, "of": "rows"}
     assert found["unprotected"]["fraction"] == 0.25
     assert found["unprotected"]["who"] in text
 
@@ -146,6 +146,7 @@ def test_the_events_cost_what_is_promised_to_a_unit_of_many_rows():
     assert math.isclose(exact, found["accounting"]["epsilon_exact"])
     assert found["accounting"]["epsilon_exact"] <= epsilon_of(from_dict(found["accounting"]["events"]), 0.0) <= 2.0
     assert "All private values of all released rows that share a id" in found["guarantee"]["text"]
+    assert found["guarantee"]["protected"]["of"].startswith("units; ")
     assert "at most 7 are released" in found["guarantee"]["text"]
 
 
