@@ -229,7 +229,7 @@ def _audit_text(found: dict[str, Any]) -> str:
         for name, column in found["columns"].items()
     )
     measurements = (
-        f"  histogram noise of scale {one['scale']:.6g}: at least ε = {one['lower_bound']:.4g} (99.9 % confidence) of {one['claimed']!r} claimed"
+        f"  histogram noise of scale {one['scale']:.6g}: at least ε = {one['lower_bound']:.4g} (99.9999 % confidence) of {one['claimed']!r} claimed"
         for one in found["measurements"]
     )
     return "\n".join([f"{found['name']}: {sound}", *columns, *measurements])

@@ -6,7 +6,7 @@ import dask
 import psutil
 import pytest
 from dask.base import get_scheduler
-from distributed import Client, LocalCluster, get_client
+from distributed import Client, LocalCluster, get_client, get_worker
 
 from dpdask.connect import connected
 from dpdask.errors import SpecError, TemporaryError
@@ -65,7 +65,14 @@ def test_an_address_is_taken_from_the_job_or_the_command_line():
         ):
             with connected(block, scheduler) as description:
                 assert description == f"the scheduler at {address}"
-                assert isinstance(get_client(), Client)
+                client = dask.config.get("scheduler")
+                assert isinstance(client, Client)
+                assert client.scheduler.address == address
+                [worker] = cluster.workers.values()
+                assert dask.delayed(lambda: get_worker().address)().compute() == worker.address
+                with pytest.raises(ValueError, match=r"No clients found|No global client"):
+                    get_client()  # it is nobody's default: one that is lost would stay it
+            assert dask.config.get("scheduler", None) is not client
 
 
 def test_an_address_must_be_given():
