@@ -50,7 +50,11 @@ def guarded(function: Callable[Args, Result]) -> Callable[Args, Result]:
 
 
 def task_prefix(stage: str) -> str:
-    """Return a prefix for task names that no other run on the same scheduler has; it says nothing of the data."""
+    """Return a prefix for task names that no other run on the same scheduler has; it says nothing of the data.
+
+    Dask groups tasks by the words of their names, and spreads a group evenly over the workers only if it does not depend
+    on itself: what a stage's tasks share, and what merges them, need a stage of their own.
+    """
     return f"dpdask-{stage}-{uuid.uuid4().hex[:12]}"
 
 

@@ -86,7 +86,7 @@ def survey_frame(frame: Frame, work: TableWork) -> Mapping[str, Statistic]:
     """
     prefix, call = task_prefix("survey"), delayed(_survey_part, pure=False)
     leaves = [call(part, fragment_id, number, work, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in enumerate(_parts(frame))]
-    [found] = run_tasks("survey", [tree_reduce(leaves, merge_surveys, f"{prefix}-merge")])
+    [found] = run_tasks("survey", [tree_reduce(leaves, merge_surveys, task_prefix("merge"))])
     assert isinstance(found, Survey)
     return found.statistics
 
@@ -119,7 +119,7 @@ def bound_frame(frame: Frame, work: TableWork) -> TableWork:
         return work
     prefix, call = task_prefix("units"), delayed(_units_of_part, pure=False)
     leaves = [call(part, number, work, dask_key_name=f"{prefix}-{number}") for number, (_, part) in enumerate(_parts(frame))]
-    [rows] = run_tasks("units", [tree_reduce(leaves, merge_unit_rows, f"{prefix}-merge")])
+    [rows] = run_tasks("units", [tree_reduce(leaves, merge_unit_rows, task_prefix("merge"))])
     return with_bounds(work, rows)
 
 

@@ -124,7 +124,7 @@ def write_all(
         The first failure; what is staged stays, and a second run goes on from it.
     """
     prefix = task_prefix("write")
-    shared = delayed(work, pure=False, traverse=False, name=f"{prefix}-work")
+    shared = delayed(work, pure=False, traverse=False, name=task_prefix("work"))
     call = delayed(write_shards, pure=False)
     calls = [call(task, shared, release_sha256, staging, actions, dask_key_name=f"{prefix}-{number}") for number, task in enumerate(tasks)]
     return [shard for shards in run_tasks("write", calls, progress) for shard in shards]

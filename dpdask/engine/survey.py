@@ -116,10 +116,10 @@ def survey(stage: str, fragments: tuple[Fragment, ...], work: TableWork, progres
         If a file is missing, unreadable, or changed.
     """
     prefix = task_prefix(stage)
-    shared = delayed(work, pure=False, traverse=False, name=f"{prefix}-work")
+    shared = delayed(work, pure=False, traverse=False, name=task_prefix("work"))
     call = delayed(survey_fragment, pure=False)
     leaves = [call(fragment, shared, dask_key_name=f"{prefix}-{number}") for number, fragment in enumerate(fragments)]
-    [result] = run_tasks(stage, [tree_reduce(leaves, merge_surveys, f"{prefix}-merge")], progress)
+    [result] = run_tasks(stage, [tree_reduce(leaves, merge_surveys, task_prefix("merge"))], progress)
     assert isinstance(result, Survey)
     return result
 
@@ -170,9 +170,9 @@ def survey_units(fragments: tuple[Fragment, ...], work: TableWork, progress: Pro
         As `survey`.
     """
     prefix = task_prefix("units")
-    shared = delayed(work, pure=False, traverse=False, name=f"{prefix}-work")
+    shared = delayed(work, pure=False, traverse=False, name=task_prefix("work"))
     call = delayed(unit_rows_of_fragment, pure=False)
     leaves = [call(fragment, shared, dask_key_name=f"{prefix}-{number}") for number, fragment in enumerate(fragments)]
-    [result] = run_tasks("units", [tree_reduce(leaves, merge_unit_rows, f"{prefix}-merge")], progress)
+    [result] = run_tasks("units", [tree_reduce(leaves, merge_unit_rows, task_prefix("merge"))], progress)
     assert isinstance(result, UnitRows)
     return result

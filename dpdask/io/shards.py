@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from dpdask.io.storage import Folder
 
 ROW_GROUP_ROWS = 2**17
+_BUFFER_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,8 @@ class ShardWriter:
         self._n_pending = self._n_rows = 0
         self._stack = ExitStack()
         self._sink = _HashingSink(self._stack.enter_context(folder.replacing(name)))
-        self._file = pa.PythonFile(self._sink, mode="w")
+        # Parquet writes page by page; a buffer spares as many calls back into Python
+        self._file = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _BUFFER_BYTES)
         whole = {field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type) and field.name not in few_valued}
         dictionary = [
             field.name for field in schema if field.name not in whole and not (pa.types.is_floating(field.type) and field.name not in few_valued)
@@ -99,8 +101,7 @@ class ShardWriter:
         self._writer = pq.ParquetWriter(
             self._file,
             schema,
-            compression="zstd",
-            compression_level=1,
+            compression="snappy",
             version="2.6",
             use_dictionary=dictionary,
             column_encoding=whole,
