@@ -65,7 +65,9 @@ class Hasher:
         names = [self._unit.column, *self._unit.public]
         if batch.column(self._unit.column).null_count:
             raise DataError("holds a null, and the unit of every row must be known", f"column {self._unit.column!r}", "fill it, or drop these rows")
-        columns = np.column_stack([_as_words(batch.column(name)) for name in names])
+        columns = np.empty((batch.num_rows, len(names)), dtype=np.uint64)
+        for place, name in enumerate(names):
+            columns[:, place] = _as_words(batch.column(name))
         positions = np.arange(self._next, self._next + batch.num_rows, dtype=np.uint64)
         self._next += batch.num_rows
         units = siphash(np.ascontiguousarray(columns[:, :1]), *self._unit_key)

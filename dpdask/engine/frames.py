@@ -21,7 +21,7 @@ from dpdask.engine.compute import guarded, run_tasks, task_prefix
 from dpdask.engine.reduce import tree_reduce
 from dpdask.engine.release import load_release, with_bounds
 from dpdask.engine.seal import check_part
-from dpdask.engine.survey import Statistic, Survey, merge_surveys, merge_unit_rows, survey_batches, unit_rows_of_batches
+from dpdask.engine.survey import Statistic, Survey, merge_surveys, reduce_units, survey_batches, unit_rows_of_batches
 from dpdask.engine.work import TableWork, table_work
 from dpdask.errors import DataError
 from dpdask.io.storage import Folder, absolute_url
@@ -119,8 +119,7 @@ def bound_frame(frame: Frame, work: TableWork) -> TableWork:
         return work
     prefix, call = task_prefix("units"), delayed(_units_of_part, pure=False)
     leaves = [call(part, number, work, dask_key_name=f"{prefix}-{number}") for number, (_, part) in enumerate(_parts(frame))]
-    [rows] = run_tasks("units", [tree_reduce(leaves, merge_unit_rows, task_prefix("merge"))])
-    return with_bounds(work, rows)
+    return with_bounds(work, reduce_units(leaves))
 
 
 def _batch(part: pd.DataFrame, columns: Sequence[str], types: pa.Schema) -> pa.RecordBatch:

@@ -19,7 +19,7 @@ from dpdask.mechanisms.spending import Spending
 from dpdask.privacy.events import Adjacency
 from dpdask.references import CellCounts, Distribution, Histogram, Known, Public, Reference, from_statistic, noisy_distribution
 from dpdask.schema import Schema
-from dpdask.stats.bounding import UnitRows
+from dpdask.stats.bounding import UnitBounds
 from dpdask.streams import stream
 
 
@@ -28,10 +28,10 @@ def bound_units(table: InputTable, work: TableWork, progress: Progress | None = 
     return work if work.unit is None else with_bounds(work, survey_units(table.fragments, work, progress))
 
 
-def with_bounds(work: TableWork, rows: UnitRows) -> TableWork:
+def with_bounds(work: TableWork, bounds: UnitBounds) -> TableWork:
     """Write the units' bounds beside the run key and return the work that names them."""
     assert work.unit is not None
-    data = rows.bounds().to_bytes()
+    data = bounds.to_bytes()
     work.secrets.write(BOUNDS_NAME, data, private=True)
     return dataclasses.replace(work, unit=dataclasses.replace(work.unit, bounds_sha256=hashlib.sha256(data).hexdigest()))
 

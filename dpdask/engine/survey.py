@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +20,14 @@ from dpdask.errors import DataError
 from dpdask.io.fragments import Fragment, read_batches
 from dpdask.references import CellCounts
 from dpdask.stats import LevelCounts, RankSummary
-from dpdask.stats.bounding import UnitRows
+from dpdask.stats.bounding import UnitBounds, UnitRows
+
+UNIT_PARTS = 8
 
 Statistic = LevelCounts | RankSummary | CellCounts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a task that failed
 class Survey:
     """What one pass finds; private, and kept by the driver.
 
@@ -156,13 +159,40 @@ def unit_rows_of_fragment(fragment: Fragment, work: TableWork) -> UnitRows:
 
 
 @guarded
+def units_of_part(rows: UnitRows, part: int) -> UnitRows:
+    """Return the unit statistic of one part of the units: those whose hashes begin alike."""
+    return rows.part(part, UNIT_PARTS)
+
+
+@guarded
 def merge_unit_rows(parts: list[UnitRows]) -> UnitRows:
     """Return the unit statistic of neighbouring fragments."""
     return _merge_units(parts)
 
 
-def survey_units(fragments: tuple[Fragment, ...], work: TableWork, progress: Progress | None = None) -> UnitRows:
-    """Return the unit statistic of a table: one read of the unit's and the kept columns, merged in a tree.
+@guarded
+def bounds_of(rows: UnitRows) -> UnitBounds:
+    """Return the bounds of the units of a whole table's statistic."""
+    return rows.bounds()
+
+
+def reduce_units(leaves: Sequence[Any], progress: Progress | None = None) -> UnitBounds:
+    """Return the units' bounds from the delayed unit statistics of all fragments.
+
+    Each part of the units is merged in a tree of its own, so that no worker holds all units, and the driver gets bounds
+    alone.
+    """
+    split, bound = delayed(units_of_part, pure=False), delayed(bounds_of, pure=False)
+    name = task_prefix("part")
+    ends = []
+    for part in range(UNIT_PARTS):
+        pieces = [split(leaf, part, dask_key_name=f"{name}-{part}-{number}") for number, leaf in enumerate(leaves)]
+        ends.append(bound(tree_reduce(pieces, merge_unit_rows, task_prefix("merge")), dask_key_name=f"{task_prefix('bounds')}-{part}"))
+    return UnitBounds.concatenated(run_tasks("units", ends, progress))
+
+
+def survey_units(fragments: tuple[Fragment, ...], work: TableWork, progress: Progress | None = None) -> UnitBounds:
+    """Return the units' bounds of a table: one read of the unit's and the kept columns.
 
     Raises
     ------
@@ -172,7 +202,4 @@ def survey_units(fragments: tuple[Fragment, ...], work: TableWork, progress: Pro
     prefix = task_prefix("units")
     shared = delayed(work, pure=False, traverse=False, name=task_prefix("work"))
     call = delayed(unit_rows_of_fragment, pure=False)
-    leaves = [call(fragment, shared, dask_key_name=f"{prefix}-{number}") for number, fragment in enumerate(fragments)]
-    [result] = run_tasks("units", [tree_reduce(leaves, merge_unit_rows, task_prefix("merge"))], progress)
-    assert isinstance(result, UnitRows)
-    return result
+    return reduce_units([call(fragment, shared, dask_key_name=f"{prefix}-{number}") for number, fragment in enumerate(fragments)], progress)

@@ -19,6 +19,7 @@ from dpdask.streams import RunKey
 KEY_NAME = "run.key"
 RELEASE_NAME = "release.npz"
 BOUNDS_NAME = "bounds.npz"
+_MOST_READ = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ class ShardWork:
     """
 
     fragments: tuple[Fragment, ...]
-    n_released: tuple[int, ...]
+    n_released: tuple[int, ...] = field(repr=False)  # Dask logs the arguments of a task that failed
     names: tuple[str, ...]
     rows_per_shard: int
 
@@ -149,6 +150,9 @@ def _unit_work(unit: UnitColumn | None, schema: Schema, types: pa.Schema) -> Uni
 def lay_out(fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_per_shard: int) -> list[ShardWork]:
     """Return the writing tasks: neighbours share a shard while they fit, and a large fragment is cut into several.
 
+    Where most rows are not released (a bound on units), a task reads at most four times `rows_per_shard` rows all the
+    same, so that the work stays spread.
+
     Parameters
     ----------
     fragments, n_released
@@ -157,13 +161,14 @@ def lay_out(fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_p
         The most rows of a shard.
     """
     groups: list[list[int]] = []
-    room = 0
+    room = taken = 0
     for index, rows in enumerate(n_released):
-        if not groups or rows > room:
+        read = max(rows, fragments[index].n_rows or 0)
+        if not groups or rows > room or taken + read > _MOST_READ * rows_per_shard:
             groups.append([])
-            room = rows_per_shard
+            room, taken = rows_per_shard, 0
         groups[-1].append(index)
-        room -= rows
+        room, taken = room - rows, taken + read
     works: list[ShardWork] = []
     first = 0
     for group in groups:

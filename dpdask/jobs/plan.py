@@ -106,11 +106,11 @@ def plan_job(job: Job) -> Plan:
 def _most_shards(n_rows: int, fraction: float | None, n_fragments: int, per_shard: int) -> int:
     """Return how many shards `lay_out` makes at most; with a hold-out, but for a chance of exp(-40) (Hoeffding).
 
-    Two neighbouring tasks hold more than a shard together, so there are fewer than twice as many tasks as full shards; cutting
-    the large ones adds at most one shard for each full one.
+    Two neighbouring tasks hold more than a shard together, or read more than four shards' rows, so there are fewer than
+    twice as many tasks as that fills; cutting the large ones adds at most one shard for each full one.
     """
     most = n_rows if fraction is None else min(n_rows, math.ceil(n_rows * (1 - fraction) + math.sqrt(20 * n_rows)))
-    return min(n_fragments, 2 * -(-most // per_shard)) + most // per_shard
+    return min(n_fragments, 2 * -(-most // per_shard) + 2 * -(-n_rows // (4 * per_shard))) + most // per_shard
 
 
 def _ledger(job: Job) -> dict[str, Any] | None:

@@ -14,14 +14,14 @@ from dpdask.stats.levels import LevelCounts
 from dpdask.stats.ranks import MAX_KNOTS, MAX_RANK_ERROR, RankSummary
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LevelDistribution:
     """The probability of each level: float64 array of shape (n_levels,), summing to 1, zeros allowed."""
 
     probabilities: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RankDistribution:
     """A continualised cdf.
 

@@ -146,7 +146,7 @@ def cells(codec: Codec, bins: int) -> Cells:
     return Cells(codec=codec, edges=edges, possible=np.concatenate([single, possible]))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed
 class CellCounts:
     """How many rows lie in each public cell: int64 array of shape (n_cells,), exact."""
 

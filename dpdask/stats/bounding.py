@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,7 +15,7 @@ from dpdask.kernels import units as kernel
 Words = NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed
 class UnitRows:
     """Of each unit, its first `max_rows` + 1 rows in the order (hash, position); mergeable and exact.
 
@@ -52,6 +53,11 @@ class UnitRows:
         columns = [np.concatenate([getattr(part, name) for part in parts]) for name in ("units", "hashes", "positions")]
         return self.of_batch(self.max_rows, *columns)
 
+    def part(self, part: int, n_parts: int) -> Self:
+        """Return the rows of those units whose hash lies in the part-th of `n_parts` equal ranges (a power of two)."""
+        chosen = self.units >> np.uint64(64 - (n_parts - 1).bit_length()) == part if n_parts > 1 else np.ones(len(self.units), dtype=bool)
+        return type(self)(max_rows=self.max_rows, units=self.units[chosen], hashes=self.hashes[chosen], positions=self.positions[chosen])
+
     def bounds(self) -> UnitBounds:
         """Return, for each unit that has too many rows, the first one that is not released."""
         starts = np.flatnonzero(np.append(self.units[:1] == self.units[:1], self.units[1:] != self.units[:-1]))
@@ -61,7 +67,7 @@ class UnitRows:
         return UnitBounds(units=self.units[over], hashes=self.hashes[over], positions=self.positions[over])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class UnitBounds:
     """For each unit with too many rows, the first that is not released; units that are not listed keep all of theirs.
 
@@ -74,6 +80,12 @@ class UnitBounds:
     units: Words
     hashes: Words
     positions: Words
+
+    @classmethod
+    def concatenated(cls, parts: Sequence[UnitBounds]) -> Self:
+        """Return the bounds of all parts, which follow one another in the order of their units."""
+        names = ("units", "hashes", "positions")
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
     def released(self, units: Words, hashes: Words, positions: Words) -> NDArray[np.bool_]:
         """Return which rows are released: those before their unit's bound."""

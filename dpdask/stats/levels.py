@@ -13,7 +13,7 @@ from dpdask.codec import LevelCodec
 from dpdask.kernels import counts as kernel
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed
 class LevelCounts:
     """How many rows have each level: int64 array of shape (n_levels,), exact."""
 

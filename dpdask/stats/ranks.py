@@ -17,7 +17,7 @@ MAX_KNOTS = 2**16
 MAX_RANK_ERROR = 2.0**-15
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed
 class RankSummary:
     """A weighted sample that stands for the rows of one column.
 

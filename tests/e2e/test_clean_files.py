@@ -171,7 +171,7 @@ def test_a_footer_holds_the_fixed_schema_and_nothing_of_its_source(released):
             for number in range(metadata.num_columns):
                 chunk = metadata.row_group(group).column(number)
                 assert not chunk.file_path
-                assert chunk.compression == "ZSTD"
+                assert chunk.compression == "SNAPPY"
                 assert (chunk.has_column_index, chunk.has_offset_index, chunk.bloom_filter_offset) == (False, False, None)
 
 
@@ -205,6 +205,19 @@ def test_statistics_and_dictionaries_are_those_of_the_released_rows(which, reque
                     )
 
 
+def snappy_page(data: bytes, size: int) -> bytes:
+    """Return the page behind its header: a snappy block begins with its size, here one byte."""
+    starts = [start for start in range(len(data)) if data[start] == size]
+    for start in starts:
+        try:
+            page = pa.decompress(data[start:], decompressed_size=size, codec="snappy").to_pybytes()
+        except OSError:
+            continue
+        if len(page) == size:
+            return page
+    raise AssertionError("no dictionary page is here")
+
+
 def test_the_dictionary_page_of_numbers_has_one_entry_a_released_value(large):
     """Read from the pages themselves: pyarrow shows no dictionary of numbers."""
     for path in shards(large[0]):
@@ -214,7 +227,7 @@ def test_the_dictionary_page_of_numbers_has_one_entry_a_released_value(large):
             with path.open("rb") as raw:
                 raw.seek(chunk.dictionary_page_offset)
                 data = raw.read(chunk.data_page_offset - chunk.dictionary_page_offset)
-            page = pa.decompress(data[data.index(b"\x28\xb5\x2f\xfd") :], decompressed_size=40, codec="zstd").to_pybytes()
+            page = snappy_page(data, size=40)
             assert set(np.frombuffer(page, np.float32)) == set(file.read_row_group(group).column("rating").to_pylist())
 
 

@@ -168,9 +168,9 @@ def test_task_names_tell_stages_and_numbers_only(tmp_path: Path, monkeypatch: py
     source = lake(tmp_path / "in", [300] * 9)
     run_here(write_job(tmp_path / "a", source, tmp_path / "out-a"))
     run_here(write_job(tmp_path / "b", source, tmp_path / "out-b", mechanism__reference=public))
-    assert {name.split("-")[1] for name in names} == {"survey", "reference", "write"}
+    assert {name.split("-")[1] for name in names} == {"survey", "reference", "merge", "work", "write"}
     for name in names:
-        assert re.fullmatch(r"dpdask-(survey|reference|write)-[0-9a-f]{12}-(work|\d+|merge-\d+-\d+)", name), name
+        assert re.fullmatch(r"dpdask-(survey|reference|write|merge|work)-[0-9a-f]{12}(-\d+){0,2}", name), name
 
 
 def test_progress_of_a_run_is_complete(tmp_path: Path) -> None:
@@ -224,6 +224,7 @@ def test_worker_logs_hold_no_private_count(cluster: LocalCluster, tmp_path: Path
         logs = str(client.get_worker_logs()) + str(client.get_scheduler_logs()) + "".join(capfd.readouterr())
     assert len(counts) == 3
     assert "Compute Failed" in logs
+    logs = re.sub(r"\d\d:\d\d:\d\d,\d{3}", "", logs)  # a time may hold any number
     assert not [count for count in counts if re.search(rf"\b{count}\b", logs)]
     assert "n_released" not in logs
 
