@@ -54,10 +54,13 @@ class DIP:
 
     Privacy
     -------
-    Unit: a row. Adjacency: replace-one. Protected: the values of the released rows. Not protected: held-out rows (they
-    shape the output and are not released), kept columns, the number of rows. Central noise: that of a `Histogram`, drawn by
-    `fit`. Row noise is a function of the run key, the column and the partition, so recomputing a lazy frame repeats the same noise. ε is spent
-    again by every new `fit` on the same rows.
+    Unit: a row, or with `unit` all rows that share a column's value. Adjacency: replace-one. Protected: the values of the
+    released rows. Not protected: held-out rows (they shape the output and are not released), kept columns, the number and
+    the order of rows. Sensitivity: none for the rows, each is randomised on its own; 2 for a `Histogram`'s counts (2 ·
+    max_rows with a unit). Event: one local release of every row, and one discrete Laplace measurement of every private
+    column where the reference is a `Histogram`; that noise is drawn by `fit`. Row noise is a function of the run key, the
+    column and the partition, so recomputing a lazy frame repeats the same noise. ε is spent again by every new `fit` on
+    the same rows.
 
     References
     ----------
@@ -102,7 +105,7 @@ class DIP:
         ----------
         frame
             A Dask or pandas frame. With `Holdout`, the table to release; with `Public`, the public table; with `Known`,
-            any frame of the table's columns (nothing of it is computed).
+            any frame of the table's columns (nothing of it is computed, unless a unit is bounded: then the table itself).
         secrets
             A private folder, as a path or URL, that every worker can read; by default a new temporary one of this
             machine (mode 0700), removed when Python ends.

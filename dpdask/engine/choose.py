@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from dpdask.stats.holdout import HOLDOUT_ID
 from dpdask.streams import RunKey, stream, words
 
 Words = NDArray[np.uint64]
+_CHOSEN = "chosen"
 _NULL = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -95,10 +97,11 @@ class Chooser:
 
     def __init__(self, work: TableWork, fragment_id: str, number: int) -> None:
         key = work.key()
-        self._fraction = work.fraction
+        self._work, self._fragment_id = work, fragment_id
         self._rng = stream(key, HOLDOUT_ID, fragment_id) if work.fraction is not None and work.unit is None else None
         self._hasher = Hasher(key, work.unit, number) if work.unit is not None else None
         self._bounds = load_bounds(work.secrets, work.unit.bounds_sha256) if work.unit is not None else None
+        self._split: list[NDArray[np.bool_]] = []
 
     def split(self, batch: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
         """Return which of the next rows are released, and which shape the reference (None: all that are in the bound).
@@ -108,18 +111,41 @@ class Chooser:
         DataError
             If a row's unit is null.
         """
-        n_rows = batch.num_rows
+        fraction = self._work.fraction
         if self._hasher is not None and self._bounds is not None:
             hashes = self._hasher.hash(batch)
             within = self._bounds.released(hashes.units, hashes.rows, hashes.positions)
-            if self._fraction is None:
-                return within, within
-            held_out = self._hasher.held_out(hashes, self._fraction)
-            return within & ~held_out, within & held_out
-        if self._rng is None or self._fraction is None:
-            return np.ones(n_rows, dtype=bool), None
-        mask = holdout_mask(self._rng, n_rows, self._fraction)
+            held_out = self._hasher.held_out(hashes, fraction) if fraction is not None else np.zeros(batch.num_rows, dtype=bool)
+            self._split.append(within & ~held_out)
+            return self._split[-1], within if fraction is None else within & held_out
+        if self._rng is None or fraction is None:
+            return np.ones(batch.num_rows, dtype=bool), None
+        mask = holdout_mask(self._rng, batch.num_rows, fraction)
         return ~mask, mask
+
+    def keep(self) -> None:
+        """Keep which rows are released beside the run key, so that the writing stage need not hash them again."""
+        if self._hasher is not None:
+            released = np.concatenate([*self._split, np.zeros(0, dtype=bool)])
+            self._work.secrets.claim(f"{_CHOSEN}/{self._fragment_id}", np.packbits(released).tobytes())
+
+    def released(self) -> Callable[[Any], NDArray[np.bool_]]:
+        """Return a function that tells, batch by batch, which rows are released: as kept, or computed anew."""
+        name = f"{_CHOSEN}/{self._fragment_id}"
+        if self._hasher is None or not self._work.secrets.exists(name):
+            return lambda batch: self.split(batch)[0]
+        bits = np.unpackbits(np.frombuffer(self._work.secrets.read(name), dtype=np.uint8)).view(bool)
+        start = 0
+
+        def read(batch: Any) -> NDArray[np.bool_]:
+            nonlocal start
+            start += batch.num_rows
+            chosen: NDArray[np.bool_] = bits[start - batch.num_rows : start]
+            if len(chosen) != batch.num_rows:
+                raise InputError("a fragment has other rows than when the run began", None, "restore it and run again, or `dpdask abort` the run")
+            return chosen
+
+        return read
 
 
 @functools.lru_cache(maxsize=2)

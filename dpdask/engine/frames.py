@@ -140,7 +140,7 @@ def _units_of_part(part: pd.DataFrame, number: int, work: TableWork) -> UnitRows
 @guarded
 def _survey_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork) -> Survey:
     check_part(part, work.secrets, fragment_id)
-    return survey_batches([_batch(part, [*work.codecs, *work.unit_columns], work.types)], fragment_id, number, work)
+    return survey_batches([_batch(part, [*work.codecs, *work.unit_columns], work.types)], Chooser(work, fragment_id, number), work)
 
 
 @guarded

@@ -34,13 +34,13 @@ def released_batches(fragment: Fragment, work: TableWork, release_sha256: str) -
     """
     release = load_release(work.secrets, release_sha256)
     rngs = release.streams(work.key(), fragment.id)
-    chooser = Chooser(work, fragment.id, fragment.number)
+    released = Chooser(work, fragment.id, fragment.number).released()
     seal = Seal(work.sealed)
     columns = list(dict.fromkeys([*work.released.names, *work.unit_columns]))
     try:
         for batch in read_batches(fragment, columns, work.types):
             seal.add(batch)
-            chosen, _ = chooser.split(batch)
+            chosen = released(batch)
             rows = batch.select(work.released.names)
             rows = rows if chosen.all() else rows.filter(pa.array(chosen))
             yield release.randomise(rows, work.codecs, rngs).cast(work.released)

@@ -13,7 +13,7 @@ from dask import delayed
 from dpdask.codec import LevelCodec
 from dpdask.engine.choose import Chooser, Hasher
 from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
-from dpdask.engine.reduce import TreeFold, tree_reduce
+from dpdask.engine.reduce import FAN_IN, TreeFold, tree_reduce
 from dpdask.engine.seal import Seal
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
@@ -21,8 +21,6 @@ from dpdask.io.fragments import Fragment, read_batches
 from dpdask.references import CellCounts
 from dpdask.stats import LevelCounts, RankSummary
 from dpdask.stats.bounding import UnitBounds, UnitRows
-
-UNIT_PARTS = 8
 
 Statistic = LevelCounts | RankSummary | CellCounts
 
@@ -59,7 +57,7 @@ def of_batch(name: str, array: pa.Array, chosen: np.ndarray | None, work: TableW
     return LevelCounts.of_batch(codec, array, chosen) if isinstance(codec, LevelCodec) else RankSummary.of_batch(codec, array, chosen)
 
 
-def survey_batches(batches: Iterable[pa.RecordBatch], fragment_id: str, number: int, work: TableWork) -> Survey:
+def survey_batches(batches: Iterable[pa.RecordBatch], chooser: Chooser, work: TableWork) -> Survey:
     """Return the survey of one fragment: with a hold-out, the reference rows are the held-out ones; else all released.
 
     Raises
@@ -67,7 +65,6 @@ def survey_batches(batches: Iterable[pa.RecordBatch], fragment_id: str, number: 
     DataError
         If a value violates the schema.
     """
-    chooser = Chooser(work, fragment_id, number)
     fold = TreeFold(_merge_statistics)
     fold.add({name: identity(name, work) for name in work.codecs})
     n_released = 0
@@ -88,10 +85,12 @@ def survey_fragment(fragment: Fragment, work: TableWork) -> Survey:
     """Return the survey of one fragment of files, and seal it."""
     seal = Seal(work.sealed)
     try:
-        found = survey_batches(_sealed(read_batches(fragment, work.sealed, work.types), seal), fragment.id, fragment.number, work)
+        chooser = Chooser(work, fragment.id, fragment.number)
+        found = survey_batches(_sealed(read_batches(fragment, work.sealed, work.types), seal), chooser, work)
     except DataError as error:
         raise error.at(fragment.where) from None
     seal.check(work.secrets, fragment.id, fragment.where)
+    chooser.keep()
     return found
 
 
@@ -159,21 +158,15 @@ def unit_rows_of_fragment(fragment: Fragment, work: TableWork) -> UnitRows:
 
 
 @guarded
-def units_of_part(rows: UnitRows, part: int) -> UnitRows:
-    """Return the unit statistic of one part of the units: those whose hashes begin alike."""
-    return rows.part(part, UNIT_PARTS)
+def merge_part(parts: list[UnitRows], part: int, n_parts: int) -> UnitRows:
+    """Return the unit statistic of neighbouring fragments for one part of the units: those whose hashes begin alike."""
+    return _merge_units([rows.part(part, n_parts) for rows in parts])
 
 
 @guarded
-def merge_unit_rows(parts: list[UnitRows]) -> UnitRows:
-    """Return the unit statistic of neighbouring fragments."""
-    return _merge_units(parts)
-
-
-@guarded
-def bounds_of(rows: UnitRows) -> UnitBounds:
-    """Return the bounds of the units of a whole table's statistic."""
-    return rows.bounds()
+def bounds_of(parts: list[UnitRows]) -> UnitBounds:
+    """Return the bounds of one part of a whole table's units."""
+    return _merge_units(parts).bounds()
 
 
 def reduce_units(leaves: Sequence[Any], progress: Progress | None = None) -> UnitBounds:
@@ -182,12 +175,18 @@ def reduce_units(leaves: Sequence[Any], progress: Progress | None = None) -> Uni
     Each part of the units is merged in a tree of its own, so that no worker holds all units, and the driver gets bounds
     alone.
     """
-    split, bound = delayed(units_of_part, pure=False), delayed(bounds_of, pure=False)
-    name = task_prefix("part")
+    n_parts = 4
+    while n_parts < min(64, len(leaves) // 16):
+        n_parts *= 2
+    first, last = delayed(merge_part, pure=False), delayed(bounds_of, pure=False)
+    groups = [list(leaves[start : start + FAN_IN]) for start in range(0, len(leaves), FAN_IN)]
+    name, end = task_prefix("part"), task_prefix("bounds")
     ends = []
-    for part in range(UNIT_PARTS):
-        pieces = [split(leaf, part, dask_key_name=f"{name}-{part}-{number}") for number, leaf in enumerate(leaves)]
-        ends.append(bound(tree_reduce(pieces, merge_unit_rows, task_prefix("merge")), dask_key_name=f"{task_prefix('bounds')}-{part}"))
+    for part in range(n_parts):
+        merged = [first(group, part, n_parts, dask_key_name=f"{name}-{part}-{number}") for number, group in enumerate(groups)]
+        while len(merged) > FAN_IN:
+            merged = [tree_reduce(merged[start : start + FAN_IN], _merge_units, task_prefix("merge")) for start in range(0, len(merged), FAN_IN)]
+        ends.append(last(merged, dask_key_name=f"{end}-{part}"))
     return UnitBounds.concatenated(run_tasks("units", ends, progress))
 
 

@@ -22,10 +22,11 @@ from pathlib import Path
 
 import dask.dataframe as dd
 import psutil
-from distributed import Client, LocalCluster
+from distributed import Client, default_client
 
+from dpdask.connect import connected
 from dpdask.jobs.run import run_job
-from dpdask.jobs.spec import load_job
+from dpdask.jobs.spec import Cluster, load_job
 from dpdask.simulate import simulate_movielens
 
 JOB = Path(__file__).parent.parent / "movielens" / "job.yaml"
@@ -34,11 +35,9 @@ WORKERS = 2
 
 @contextmanager
 def cluster() -> Iterator[Client]:
-    with (
-        LocalCluster(n_workers=WORKERS, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as local,
-        Client(local) as client,
-    ):
-        yield client
+    """Start the cluster that a job's `cluster: {kind: local, workers: 2}` starts; both sides run on it."""
+    with connected(Cluster(kind="local", workers=WORKERS)):
+        yield default_client()
 
 
 def copy(source: Path, target: Path) -> None:
