@@ -153,7 +153,7 @@ def _advance(job: Job, state: RunState, table: InputTable, work: TableWork, prog
     work = _with_bounds(work, reached)
     tasks = lay_out(table.fragments, reached.n_released, job.file.output.rows_per_shard)
     shards = randomise.write_all(tasks, work, reached.release_sha256, publish, state.actions(reached.run_id), progress)
-    manifest = _stage_meta(job, state, work, reached, shards)
+    manifest = _stage_meta(job, state, work, reached, shards, table.n_rows)
     state.write(dataclasses.replace(reached, stage="staged"))
     _sweep(publish, manifest)
     publish.move_to(state.output)
@@ -195,7 +195,7 @@ def _with_bounds(work: TableWork, reached: Progressed) -> TableWork:
     return work if work.unit is None else dataclasses.replace(work, unit=dataclasses.replace(work.unit, bounds_sha256=reached.bounds_sha256))
 
 
-def _stage_meta(job: Job, state: RunState, work: TableWork, reached: Progressed, shards: list[Shard]) -> Manifest:
+def _stage_meta(job: Job, state: RunState, work: TableWork, reached: Progressed, shards: list[Shard], n_rows: int | None) -> Manifest:
     card = release_card(
         name=job.file.name,
         budget=job.file.privacy,
@@ -206,6 +206,7 @@ def _stage_meta(job: Job, state: RunState, work: TableWork, reached: Progressed,
         spending=job.spending,
         release=release.load_release(state.folder, reached.release_sha256),
         insecure=job.file.insecure_seed is not None,
+        released_share=sum(reached.n_released) / n_rows if n_rows else None,
     )
     publish = state.publish(reached.run_id)
     publish.write(CARD_NAME, card)

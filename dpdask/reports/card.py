@@ -35,6 +35,7 @@ def release_card(
     spending: Spending,
     release: DipRelease,
     insecure: bool,
+    released_share: float | None = None,
 ) -> bytes:
     """Return the card as canonical JSON: the same release, the same bytes.
 
@@ -46,6 +47,8 @@ def release_card(
         What was promised and fitted.
     insecure
         Whether the noise came from a seed.
+    released_share
+        Which part of the rows is released, where a unit's bound drops some; given as a whole percentage.
 
     Privacy
     -------
@@ -65,6 +68,9 @@ def release_card(
         "protected": {"who": reference.protected, "fraction": 1.0 - held_out, "of": of},
         "unprotected": {"who": reference.unprotected, "fraction": held_out, "of": of},
     }
+    if budget.unit_column is not None and released_share is not None:
+        # public under replace-one, where the number of rows of a unit is; whole percents say no more than is needed
+        guarantee["released_percent_of_rows"] = round(100 * released_share)
     card: dict[str, Any] = {
         "format": CARD_FORMAT,
         "name": name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,6 +174,9 @@ def test_the_card_says_who_the_unit_is_and_what_a_row_gets(tmp_path: Path) -> No
     assert planned.epsilons["rating"] * MAX_ROWS <= 4.0
     assert planned.stages[0].startswith("units: ")
     assert f"of which at most {MAX_ROWS} are released" in planned.guarantee
+    outcome = run_here(job(tmp_path, source))
+    card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
+    assert card["guarantee"]["released_percent_of_rows"] == round(100 * outcome.manifest.n_rows / len(users()))
 
 
 # ---- resuming
