@@ -118,7 +118,7 @@ def bound_frame(frame: Frame, work: TableWork) -> TableWork:
     if work.unit is None:
         return work
     prefix, call = task_prefix("units"), delayed(_units_of_part, pure=False)
-    leaves = [call(part, number, work, dask_key_name=f"{prefix}-{number}") for number, (_, part) in enumerate(_parts(frame))]
+    leaves = [call(part, fragment_id, number, work, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in enumerate(_parts(frame))]
     return with_bounds(work, reduce_units(leaves))
 
 
@@ -133,7 +133,8 @@ def _batch(part: pd.DataFrame, columns: Sequence[str], types: pa.Schema) -> pa.R
 
 
 @guarded
-def _units_of_part(part: pd.DataFrame, number: int, work: TableWork) -> UnitRows:
+def _units_of_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork) -> UnitRows:
+    check_part(part, work.secrets, fragment_id)
     return unit_rows_of_batches([_batch(part, work.unit_columns, work.types)], number, work)
 
 

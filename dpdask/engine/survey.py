@@ -150,11 +150,14 @@ def _merge_units(parts: list[UnitRows]) -> UnitRows:
 
 @guarded
 def unit_rows_of_fragment(fragment: Fragment, work: TableWork) -> UnitRows:
-    """Return the unit statistic of one fragment of files."""
+    """Return the unit statistic of one fragment of files, and seal it: bounds hold for the rows they were made of alone."""
+    seal = Seal(work.sealed)
     try:
-        return unit_rows_of_batches(read_batches(fragment, work.unit_columns, work.types), fragment.number, work)
+        rows = unit_rows_of_batches(_sealed(read_batches(fragment, work.sealed, work.types), seal), fragment.number, work)
     except DataError as error:
         raise error.at(fragment.where) from None
+    seal.check(work.secrets, fragment.id, fragment.where)
+    return rows
 
 
 @guarded
