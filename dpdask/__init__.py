@@ -5,14 +5,17 @@ from dpdask.frames import DIP, Release
 from dpdask.privacy import UnitColumn
 from dpdask.references import Histogram, Holdout, Known, Public
 from dpdask.schema import Column, Schema
+from dpdask.synthesis import CopulaRelease, GaussianCopula, marginals
 from dpdask.version import __version__
 
 __all__ = [
     "DIP",
     "BudgetError",
     "Column",
+    "CopulaRelease",
     "DataError",
     "DpdaskError",
+    "GaussianCopula",
     "Histogram",
     "Holdout",
     "InputError",
@@ -25,4 +28,5 @@ __all__ = [
     "TemporaryError",
     "UnitColumn",
     "__version__",
+    "marginals",
 ]

@@ -22,9 +22,8 @@ from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.charging import open_ledger
 from dpdask.jobs.plan import Plan, plan_job
 from dpdask.jobs.spec import Job, load_job
-from dpdask.privacy import guarantee_text
 from dpdask.privacy.ledger import Summary
-from dpdask.simulate import simulate_movielens
+from dpdask.simulate import CENSUS_ATTRIBUTES, simulate_census, simulate_movielens
 from dpdask.version import __version__
 
 _INTERRUPTED = 130
@@ -120,8 +119,10 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
         "shards": len(outcome.manifest.shards),
         "bytes": sum(shard.n_bytes for shard in outcome.manifest.shards),
         "epsilon": loaded.file.privacy.epsilon,
-        "protected": loaded.reference.protected,
-        "unprotected": loaded.reference.unprotected,
+        "delta": loaded.file.privacy.delta,
+        "warnings": outcome.warnings,
+        "protected": loaded.kind.protected,
+        "unprotected": loaded.kind.unprotected,
         "insecure": loaded.file.insecure_seed is not None,
     }
     click.echo(json.dumps(result, ensure_ascii=False) if as_json else _outcome_text(loaded, result))
@@ -222,6 +223,32 @@ def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int,
     click.echo(f"{out}: {written['rows']:,} simulated ratings of {written['users']:,} users in {written['files']} files")
 
 
+@simulate.command()
+@click.option("--rows", "n_rows", type=int, required=True, help="People to write.")
+@click.option("--attributes", "n_attributes", type=int, default=CENSUS_ATTRIBUTES, show_default=True, help="Columns.")
+@click.option("--levels", "n_levels", type=int, help="Levels of all attributes together; by default in proportion to 674 for 27.")
+@click.option("--binary", is_flag=True, help="Two levels for every attribute.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--rows-per-file", type=int, default=1 << 20, show_default=True)
+@click.option("--out", required=True, help="A new folder; the schema is written beside it.")
+def census(n_rows: int, n_attributes: int, n_levels: int | None, binary: bool, seed: int, rows_per_file: int, out: str) -> None:
+    """Write people of a census's shape: strong, weak and no dependence, pairs of levels that never occur."""
+    if binary and n_levels is not None:
+        raise UsageError("it fixes the levels, and so does --levels", "--binary", "give one of the two")
+    with _progress() as report:
+        written = simulate_census(
+            out,
+            n_rows=n_rows,
+            n_attributes=n_attributes,
+            n_levels=2 * n_attributes if binary else n_levels,
+            seed=seed,
+            rows_per_file=rows_per_file,
+            on_file=lambda done, total: report("simulate", done, total),
+        )
+    size = f"{written['rows']:,} simulated people, {written['attributes']:,} attributes of {written['levels']:,} levels"
+    click.echo(f"{out}: {size}, in {written['files']} files; schema {written['schema']}")
+
+
 def _audit_text(found: dict[str, Any]) -> str:
     sound = "sound" if found["sound"] else "NOT SOUND: something is above its claim"
     columns = (
@@ -229,15 +256,19 @@ def _audit_text(found: dict[str, Any]) -> str:
         for name, column in found["columns"].items()
     )
     measurements = (
-        f"  histogram noise of scale {one['scale']:.6g}: at least ε = {one['lower_bound']:.4g} (99.9999 % confidence) of {one['claimed']!r} claimed"
+        f"  histogram noise of {_size_text(one)}: at least ε = {one['lower_bound']:.4g} (99.9999 % confidence) of {one['claimed']!r} claimed"
         for one in found["measurements"]
     )
     return "\n".join([f"{found['name']}: {sound}", *columns, *measurements])
 
 
+def _size_text(measurement: dict[str, Any]) -> str:
+    return f"scale {measurement['scale']:.6g}" if "scale" in measurement else f"σ {measurement['sigma']:.6g}"
+
+
 def _ledger_text(summary: Summary) -> str:
     balance = summary.balance
-    power = min(1.0, 0.05 * math.exp(min(balance.epsilon_spent, 10.0)))
+    power = min(1.0, 0.05 * math.exp(min(balance.epsilon_spent, 10.0)) + balance.delta_limit)  # the ε spent is that at the limit's δ
     spent = f"ε {balance.epsilon_spent!r} of {balance.epsilon_limit!r} spent by {balance.n_runs} runs, {balance.epsilon_left!r} left"
     entries = (
         f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6} ε {entry.charge.epsilon!r} δ {entry.charge.delta!r} {entry.run_id}"
@@ -265,6 +296,7 @@ def _plan_text(planned: Plan) -> str:
         f"  kept      {', '.join(planned.kept) or 'nothing'}; dropped: {', '.join(planned.dropped) or 'nothing'}",
         f"  output    {released}{planned.output}",
         f"  promise   {planned.guarantee}",
+        *(f"  WARNING   {warning}" for warning in planned.warnings),
     ]
     return "\n".join(lines)
 
@@ -277,13 +309,13 @@ def _ledger_lines(ledger: dict[str, Any] | None) -> list[str]:
 
 
 def _outcome_text(job: Job, result: dict[str, Any]) -> str:
-    promise = guarantee_text(job.file.privacy, job.reference.protected, job.reference.unprotected)
     lines = [
         f"{job.file.name}: {result['status']}" + (" (INSECURE: seeded, protects nobody)" if result["insecure"] else ""),
         f"  where     {result['output']}",
         f"  what      {result['rows']:,} rows in {result['shards']} shards, {result['bytes'] / 1e6:,.1f} MB",
-        f"  how       {', '.join(job.schema.privatised)} randomised by the {job.file.mechanism.channel} channel",
-        f"  promise   {promise}",
+        f"  how       {job.kind.how}",
+        f"  promise   {job.kind.guarantee}",
+        *(f"  WARNING   {warning}" for warning in result["warnings"]),
     ]
     return "\n".join(lines)
 

@@ -94,11 +94,12 @@ def _one_line(error: ValidationError, model: type[BaseModel], data: Mapping[str,
     deepest = max(issues, key=lambda issue: len(_place(issue["loc"], data)))
     first = next((issue for issue in issues if issue["type"] == "extra_forbidden"), deepest)
     keys = _place(first["loc"], data)
-    if first["type"] == "missing":
-        return SpecError(f"the key {'.'.join([*keys, str(first['loc'][-1])])!r} is missing", where, "add it")
+    if first["type"] in ("missing", "union_tag_not_found"):
+        missing = str(first["loc"][-1]) if first["type"] == "missing" else first["ctx"]["discriminator"].strip("'")
+        return SpecError(f"the key {'.'.join([*keys, missing])!r} is missing", where, "add it")
     path = ".".join(keys)
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(keys[-1], _known_keys(model, keys[:-1]), n=1, cutoff=0.0)
+        near = difflib.get_close_matches(keys[-1], _known_keys(model, keys[:-1], data), n=1, cutoff=0.0)
         return SpecError(f"unknown key {path!r}", where, f"did you mean {near[0]!r}?" if near else None)
     message = first["msg"].removeprefix("Value error, ")
     return SpecError(message, f"{where}, {path}" if path else where)
@@ -115,13 +116,23 @@ def _place(location: Sequence[str | int], data: Any) -> list[str]:
     return keys
 
 
-def _known_keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """Return the keys that are known at a path inside a model; names in a mapping and positions in a list lead no deeper."""
+def _known_keys(model: type[BaseModel], path: Sequence[str], data: Any) -> list[str]:
+    """Return the keys that are known at a path inside a model; names in a mapping and positions in a list lead no deeper.
+
+    Where models of several kinds may stand, the one whose kind the data names is meant.
+    """
     models = [model]
     for key in path:
+        data = data[int(key)] if isinstance(data, list | tuple) else data[key]
         fields = [each.model_fields[key] for each in models if key in each.model_fields]
         models = [inner for field in fields for inner in _models_in(field.annotation)] or models
+        models = [each for each in models if _is_named(each, data)] or models
     return [name for each in models for name in each.model_fields]
+
+
+def _is_named(model: type[BaseModel], data: Any) -> bool:
+    kind = model.model_fields.get("kind")
+    return kind is not None and isinstance(data, Mapping) and data.get("kind") in getattr(kind.annotation, "__args__", ())
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

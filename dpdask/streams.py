@@ -68,6 +68,11 @@ class RunKey:
         raise TypeError("a run key is never tokenised: seeds and tokens are apart")
 
 
+def fresh_seed() -> int:
+    """Return a new 64-bit seed, for draws that need no secret: synthetic records are post-processing."""
+    return secrets.randbits(64)
+
+
 def stream(key: RunKey, mechanism_id: str, fragment_id: str) -> Generator:
     """Return the random stream of one mechanism on one fragment.
 

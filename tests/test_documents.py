@@ -152,13 +152,14 @@ def test_a_valid_document_is_immutable():
         ({"title": "t", "layers": {"a": {"kind": "circle", "radius": 1, "title": 1}}}, "layers.a.title", None),
         ({"title": "t", "stack": ({"kind": "circle", "radius": 1}, {"kind": "circle", "radius": 1, "knd": 1})}, "stack.1.knd", "kind"),
         ({"title": "t", "shape": {"kind": "square", "side_lenght": 1}}, "shape.side_lenght", "side_length"),
+        ({"title": "t", "shape": {"kind": "square", "radius": 1}}, "shape.radius", None),  # a circle's key is none of a square's
     ],
 )
 def test_an_unknown_key_is_answered_with_the_nearest_one_that_is_known_there(data, path, nearest):
     error = check(**data)
     assert error.what == f"unknown key {path!r}"
     suggested = error.mend.removeprefix("did you mean ").strip("'?")
-    model = Drawing if "." not in path else Square if "side" in path else Circle
+    model = Drawing if "." not in path else Square if path.startswith("shape") else Circle
     assert suggested in model.model_fields
     assert nearest in (None, suggested)
 
@@ -166,6 +167,7 @@ def test_an_unknown_key_is_answered_with_the_nearest_one_that_is_known_there(dat
 def test_a_missing_key_is_named_where_it_is_missing():
     assert str(check()) == "job.yaml: the key 'title' is missing; add it"
     assert str(check(title="t", shape={"kind": "circle"})) == "job.yaml: the key 'shape.radius' is missing; add it"
+    assert str(check(title="t", shape={"radius": 1.0})) == "job.yaml: the key 'shape.kind' is missing; add it"
     assert str(check(title="t", layers={"a": {"kind": "circle"}})) == "job.yaml: the key 'layers.a.radius' is missing; add it"
 
 

@@ -49,16 +49,22 @@ def identity(frame: Frame) -> str:
     return str(tokenize(frame)) if isinstance(frame, pd.DataFrame) else str(frame._name)
 
 
-def _parts(frame: Frame) -> list[tuple[str, Any]]:
+def parts_of(frame: Frame) -> list[tuple[str, Any]]:
     """Return each partition with its fragment id, fixed now: a partition's number may change when Dask optimises."""
     parts = [frame] if isinstance(frame, pd.DataFrame) else frame.to_delayed(optimize_graph=False)
     name = identity(frame)
     return [(blake2b(f"{name}:{number}".encode(), digest_size=16).hexdigest(), part) for number, part in enumerate(parts)]
 
 
-def frame_work(frame: Frame, schema: Schema, reference: Reference, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
-    """Return the work on a frame whose columns were checked against the schema; nothing is computed."""
-    meta = frame.head(0) if isinstance(frame, pd.DataFrame) else frame._meta
+def declared_schema(frame: Frame, schema: Schema) -> Schema:
+    """Return the schema without the frame's index, after checking that exactly the frame's columns are declared.
+
+    Raises
+    ------
+    DataError
+        If a column is not declared, or the index has no name and no meaning, or is not kept.
+    """
+    meta = _meta(frame)
     index: list[Any] = list(meta.index.names)
     if len(index) > 1 or (index[0] is None and not pd.api.types.is_integer_dtype(meta.index.dtype)):
         raise DataError("its index has no name to be declared by", "frame", "name it and declare it, or reset_index(drop=True)")
@@ -66,9 +72,22 @@ def frame_work(frame: Frame, schema: Schema, reference: Reference, secrets: Fold
     schema.check_names([*named, *meta.columns])
     if index[0] is not None and schema.columns[index[0]].role != "keep":
         raise DataError("the index is published with the rows, and its role is not keep", f"index {index[0]!r}", "reset_index(drop=True)")
-    if named:
-        schema = Schema(columns={name: column for name, column in schema.columns.items() if name not in named})
-    return table_work(pa.schema([pa.field(name, _arrow_type(meta[name])) for name in meta]), schema, reference, secrets, unit)
+    return Schema(columns={name: column for name, column in schema.columns.items() if name not in named}) if named else schema
+
+
+def frame_types(frame: Frame) -> pa.Schema:
+    """Return the Arrow types of a frame's columns; nothing is computed."""
+    meta = _meta(frame)
+    return pa.schema([pa.field(name, _arrow_type(meta[name])) for name in meta])
+
+
+def _meta(frame: Frame) -> pd.DataFrame:
+    return frame.head(0) if isinstance(frame, pd.DataFrame) else frame._meta
+
+
+def frame_work(frame: Frame, schema: Schema, reference: Reference, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
+    """Return the work on a frame whose columns were checked against the schema; nothing is computed."""
+    return table_work(frame_types(frame), declared_schema(frame, schema), reference, secrets, unit)
 
 
 def _arrow_type(column: pd.Series) -> pa.DataType:
@@ -85,7 +104,7 @@ def survey_frame(frame: Frame, work: TableWork) -> Mapping[str, Statistic]:
         If a value violates the schema.
     """
     prefix, call = task_prefix("survey"), delayed(_survey_part, pure=False)
-    leaves = [call(part, fragment_id, number, work, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in enumerate(_parts(frame))]
+    leaves = [call(part, fragment_id, number, work, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in enumerate(parts_of(frame))]
     [found] = run_tasks("survey", [tree_reduce(leaves, merge_surveys, task_prefix("merge"))])
     assert isinstance(found, Survey)
     return found.statistics
@@ -93,8 +112,8 @@ def survey_frame(frame: Frame, work: TableWork) -> Mapping[str, Statistic]:
 
 def randomise_frame(frame: Frame, work: TableWork, release_sha256: str) -> Frame:
     """Return a frame's released rows: lazily for Dask, at once for pandas; the same frame, the same noise."""
-    meta = _released_meta(frame.head(0) if isinstance(frame, pd.DataFrame) else frame._meta, work)
-    parts = _parts(frame)
+    meta = _released_meta(_meta(frame), work)
+    parts = parts_of(frame)
     if isinstance(frame, pd.DataFrame):
         [(fragment_id, part)] = parts
         return _randomise_part(part, fragment_id, 0, work, release_sha256, meta)
@@ -118,11 +137,11 @@ def bound_frame(frame: Frame, work: TableWork) -> TableWork:
     if work.unit is None:
         return work
     prefix, call = task_prefix("units"), delayed(_units_of_part, pure=False)
-    leaves = [call(part, fragment_id, number, work, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in enumerate(_parts(frame))]
+    leaves = [call(part, fragment_id, number, work, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in enumerate(parts_of(frame))]
     return with_bounds(work, reduce_units(leaves))
 
 
-def _batch(part: pd.DataFrame, columns: Sequence[str], types: pa.Schema) -> pa.RecordBatch:
+def batch_of(part: pd.DataFrame, columns: Sequence[str], types: pa.Schema) -> pa.RecordBatch:
     """Return some columns of a partition as Arrow, without dictionaries."""
     plain = [types.field(name).type.value_type if pa.types.is_dictionary(types.field(name).type) else types.field(name).type for name in columns]
     try:
@@ -135,20 +154,20 @@ def _batch(part: pd.DataFrame, columns: Sequence[str], types: pa.Schema) -> pa.R
 @guarded
 def _units_of_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork) -> UnitRows:
     check_part(part, work.secrets, fragment_id)
-    return unit_rows_of_batches([_batch(part, work.unit_columns, work.types)], number, work)
+    return unit_rows_of_batches([batch_of(part, work.unit_columns, work.types)], number, work)
 
 
 @guarded
 def _survey_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork) -> Survey:
     check_part(part, work.secrets, fragment_id)
-    return survey_batches([_batch(part, [*work.codecs, *work.unit_columns], work.types)], Chooser(work, fragment_id, number), work)
+    return survey_batches([batch_of(part, [*work.codecs, *work.unit_columns], work.types)], Chooser(work, fragment_id, number), work)
 
 
 @guarded
 def _randomise_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork, sha256: str, meta: pd.DataFrame) -> pd.DataFrame:
     check_part(part, work.secrets, fragment_id)
     release = load_release(work.secrets, sha256)
-    batch = _batch(part, [*work.codecs, *work.unit_columns], work.types)
+    batch = batch_of(part, [*work.codecs, *work.unit_columns], work.types)
     chosen, _ = Chooser(work, fragment_id, number).split(batch)
     rows = batch.select(list(work.codecs)).filter(pa.array(chosen))
     random = release.randomise(rows, work.codecs, release.streams(work.key(), fragment_id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 import pyarrow as pa
@@ -57,32 +57,62 @@ def write_shards(task: ShardWork, work: TableWork, release_sha256: str, staging:
     -------
     The shards, as they are in the staging folder.
     """
-    record = f"{task.names[0]}.json"
-    staged = _staged(record, staging, actions)
+    staged = recorded(task.names[0], staging, actions)
     if staged is not None:
         return staged
     few_valued = [name for name, codec in work.codecs.items() if isinstance(codec, LevelCodec)]
+    return stage(_checked(task, work, release_sha256), work.released, few_valued, task.names, task.rows_per_shard, staging, actions)
+
+
+def stage(
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    few_valued: Collection[str],
+    names: Sequence[str],
+    rows_per_shard: int,
+    staging: Folder,
+    actions: Folder,
+) -> tuple[Shard, ...]:
+    """Write batches as shards of at most `rows_per_shard` rows, and record them when all are whole.
+
+    Parameters
+    ----------
+    batches
+        The rows; if they fail, the shard that was being written is discarded.
+    schema, few_valued
+        As for `ShardWriter`.
+    names
+        The shards, as many as the rows need, at least one.
+    rows_per_shard
+        The most rows of a shard.
+    staging, actions
+        Where shards and their record go.
+    """
     shards: list[Shard] = []
-    names = iter(task.names)
+    rest = iter(names)
     writer: ShardWriter | None = None
     room = 0
     try:
-        for batch in _checked(task, work, release_sha256):
+        for batch in batches:
             start = 0
             while start < batch.num_rows:
                 if writer is None or room == 0:
                     shards += [writer.close()] if writer is not None else []
-                    writer, room = ShardWriter(staging, next(names), work.released, few_valued), task.rows_per_shard
+                    writer, room = ShardWriter(staging, next(rest), schema, few_valued), rows_per_shard
                 taken = min(room, batch.num_rows - start)
                 writer.write(batch.slice(start, taken))
                 start, room = start + taken, room - taken
-        shards.append((writer or ShardWriter(staging, next(names), work.released, few_valued)).close())
+        shards.append((writer or ShardWriter(staging, next(rest), schema, few_valued)).close())
     except BaseException as error:
         if writer is not None:
             writer.discard(error)
         raise
-    actions.write(record, json.dumps([asdict(shard) for shard in shards]).encode())
+    actions.write(_record(names[0]), json.dumps([asdict(shard) for shard in shards]).encode())
     return tuple(shards)
+
+
+def _record(first_name: str) -> str:
+    return f"{first_name}.json"
 
 
 def _checked(task: ShardWork, work: TableWork, release_sha256: str) -> Iterator[pa.RecordBatch]:
@@ -96,8 +126,9 @@ def _checked(task: ShardWork, work: TableWork, release_sha256: str) -> Iterator[
             raise InputError("this file changed since the run began", fragment.where, "restore it and run again, or `dpdask abort` the run")
 
 
-def _staged(record: str, staging: Folder, actions: Folder) -> tuple[Shard, ...] | None:
-    """Return a task's recorded shards if each is staged with the recorded digest."""
+def recorded(first_name: str, staging: Folder, actions: Folder) -> tuple[Shard, ...] | None:
+    """Return the recorded shards of the task whose first shard is named, if each is staged with the recorded digest."""
+    record = _record(first_name)
     if not actions.exists(record):
         return None
     try:

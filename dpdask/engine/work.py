@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from dpdask.codec import Codec, codec_for
+from dpdask.cells import DEFAULT_BINS, Cells, cells
+from dpdask.codec import Codec, LevelCodec, codec_for
 from dpdask.errors import SpecError
 from dpdask.io.fragments import Fragment
 from dpdask.io.storage import Folder
 from dpdask.privacy import UnitColumn
-from dpdask.references import Cells, Histogram, Holdout, Reference, cells
+from dpdask.references import Histogram, Holdout, Reference
 from dpdask.schema import Schema
 from dpdask.streams import RunKey
 
@@ -111,7 +112,7 @@ class ShardWork:
     rows_per_shard: int
 
 
-def table_work(types: pa.Schema, schema: Schema, reference: Reference, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
+def table_work(types: pa.Schema, schema: Schema, reference: Reference | None, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
     """Return the work on a table of some Arrow types, checked against the schema.
 
     Raises
@@ -132,6 +133,33 @@ def table_work(types: pa.Schema, schema: Schema, reference: Reference, secrets: 
         unit=_unit_work(unit, schema, types),
         cells={name: cells(codec, reference.bins) for name, codec in codecs.items()} if isinstance(reference, Histogram) else {},
     )
+
+
+def tabulated_work(
+    types: pa.Schema, schema: Schema, bins: Mapping[str, int | Sequence[float]] | int, secrets: Folder, unit: UnitColumn | None = None
+) -> TableWork:
+    """Return the work on a table whose privatised columns are counted in public cells, checked against the schema.
+
+    Parameters
+    ----------
+    types, schema, secrets, unit
+        As for `table_work`.
+    bins
+        How continuous and mixed columns are cut: a number of cells for all, or for each column that number or the first
+        value of each cell (`cells.cells`).
+
+    Raises
+    ------
+    DataError, SpecError
+        As `table_work`; also if bins name a column that is not cut.
+    """
+    work = table_work(types, schema, None, secrets, unit)
+    given = {} if isinstance(bins, int) else bins
+    for name in given:
+        if name not in work.codecs or isinstance(work.codecs[name], LevelCodec):
+            raise SpecError("is not a continuous or mixed column that is privatised", f"mechanism.bins.{name}", "remove it")
+    usual = bins if isinstance(bins, int) else DEFAULT_BINS
+    return replace(work, cells={name: cells(codec, given.get(name, usual)) for name, codec in work.codecs.items()})
 
 
 def _unit_work(unit: UnitColumn | None, schema: Schema, types: pa.Schema) -> UnitWork | None:

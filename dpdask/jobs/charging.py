@@ -9,8 +9,8 @@ from dpdask.privacy.ledger import Balance, Charge, Ledger
 
 
 def charge_of(job: Job) -> Charge:
-    """Return what a job costs its dataset: its ε, and the events by which an accountant prices it."""
-    return Charge(epsilon=job.file.privacy.epsilon, delta=0.0, event=to_dict(job.spending.events(job.file.privacy)))
+    """Return what a job costs its dataset: its ε and δ, and the events by which an accountant prices it."""
+    return Charge(epsilon=job.file.privacy.epsilon, delta=job.file.privacy.delta, event=to_dict(job.kind.event))
 
 
 def open_ledger(url: str) -> Ledger:

@@ -7,10 +7,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
-from dpdask.engine import randomise, release
 from dpdask.engine.compute import Progress
-from dpdask.engine.work import TableWork, lay_out, table_work
-from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError
+from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, InternalError, OutputError, SpecError
 from dpdask.io.fragments import InputTable, discover
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.shards import Shard
@@ -18,9 +16,6 @@ from dpdask.io.storage import Folder
 from dpdask.jobs import charging
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
-from dpdask.mechanisms import fit_dip
-from dpdask.references import Public
-from dpdask.reports.card import release_card
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +30,14 @@ class Outcome:
         The output's URL.
     manifest
         The committed shards.
+    warnings
+        What the plan warns of.
     """
 
     status: Literal["released", "already released"]
     output: str
     manifest: Manifest
+    warnings: tuple[str, ...] = ()
 
 
 def run_job(job: Job, progress: Progress | None = None) -> Outcome:
@@ -74,7 +72,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     if finished is not None:
         return finished
     table = discover(job.input_url, job.schema)
-    work = table_work(table.schema, job.schema, job.reference, state.folder, job.file.privacy.unit_column)
+    job.kind.check(table.schema, state.folder)
     if table.n_rows == 0 or not table.fragments:
         raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
     with state.lock():
@@ -82,7 +80,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
         if finished is not None:
             return finished
         try:
-            return _advance(job, state, table, work, progress)
+            return _advance(job, state, table, progress)
         except DpdaskError as error:
             published = Manifest.read(state.output) is not None  # then only the ledger's commit is wanting: never take the charge back
             if not published and (isinstance(error, SpecError | DataError | BudgetError) or _nothing_drawn(state, job)):
@@ -137,7 +135,7 @@ def _publishing(state: RunState) -> bool:
     return reached is not None and reached.stage == "staged"
 
 
-def _advance(job: Job, state: RunState, table: InputTable, work: TableWork, progress: Progress | None) -> Outcome:
+def _advance(job: Job, state: RunState, table: InputTable, progress: Progress | None) -> Outcome:
     reached = state.read()
     if reached is None:
         reached = state.open(job.digest, table.fingerprint, job.file.insecure_seed)
@@ -146,20 +144,20 @@ def _advance(job: Job, state: RunState, table: InputTable, work: TableWork, prog
     if reached.input != table.fingerprint:
         raise InputError("the input changed since the run began", job.file.input.path, "restore it and run again, or `dpdask abort` the run")
     if reached.stage == "opened":
-        reached = _fit(job, state, table, work, reached, progress)
+        reached = _fit(job, state, table, reached, progress)
     else:
         charging.intend(job, reached.run_id)  # charged already, unless the job got its ledger, or another one, since
     publish = state.publish(reached.run_id)
-    work = _with_bounds(work, reached)
-    tasks = lay_out(table.fragments, reached.n_released, job.file.output.rows_per_shard)
-    shards = randomise.write_all(tasks, work, reached.release_sha256, publish, state.actions(reached.run_id), progress)
-    manifest = _stage_meta(job, state, work, reached, shards, table.n_rows)
+    actions = state.actions(reached.run_id)
+    shards = job.kind.write(table, reached.fitted, state.folder, publish, actions, job.file.output.rows_per_shard, progress)
+    manifest = _stage_meta(job, state, table, reached, shards)
     state.write(dataclasses.replace(reached, stage="staged"))
     _sweep(publish, manifest)
     publish.move_to(state.output)
     charging.commit(job, reached.run_id)
     state.remove()
-    return Outcome(status="released", output=job.output_url, manifest=manifest)
+    warnings = job.kind.expect(table, job.file.output.rows_per_shard).warnings
+    return Outcome(status="released", output=job.output_url, manifest=manifest, warnings=warnings)
 
 
 def _sweep(publish: Folder, manifest: Manifest) -> None:
@@ -173,41 +171,25 @@ def _sweep(publish: Folder, manifest: Manifest) -> None:
             publish.child(META).remove(name)
 
 
-def _fit(job: Job, state: RunState, table: InputTable, work: TableWork, reached: Progressed, progress: Progress | None) -> Progressed:
-    """Compute the reference and fit the release: the barrier before any row is randomised."""
-    work = release.bound_units(table, work, progress)
-    found = release.survey_input(table, work, progress)
-    if sum(found.n_released) == 0:
-        raise DataError("no row would be released", job.file.input.path, "lower mechanism.reference.fraction, or check the input")
-    source = release.survey_public(job.reference, job.schema, work, progress) if isinstance(job.reference, Public) else found
-    charging.intend(job, reached.run_id)  # before any noise: from here on the run stays charged, unless nobody saw anything of it
-    insecure = job.file.insecure_seed is not None
-    references = release.distributions(job.reference, work, source.statistics, job.spending, job.file.privacy.adjacency, insecure=insecure)
-    fitted = fit_dip(references, work.codecs, job.spending.row, job.file.mechanism.channel, job.file.mechanism.cost)
-    sha256 = release.write_release(fitted, state.folder)
-    bounds_sha256 = work.unit.bounds_sha256 if work.unit is not None else ""
-    reached = dataclasses.replace(reached, stage="fitted", release_sha256=sha256, bounds_sha256=bounds_sha256, n_released=found.n_released)
+def _fit(job: Job, state: RunState, table: InputTable, reached: Progressed, progress: Progress | None) -> Progressed:
+    """Bring a run over its barrier: charged before any noise, and recorded once the fitted release is written."""
+    charged = False
+
+    def charge() -> None:
+        nonlocal charged
+        charging.intend(job, reached.run_id)  # from here on the run stays charged, unless nobody saw anything of it
+        charged = True
+
+    fitted = job.kind.fit(table, state.folder, charge, progress, insecure=job.file.insecure_seed is not None)
+    if not charged:
+        raise InternalError("this mechanism drew its noise without a charge", job.file.name, "report it")
+    reached = reached.with_fitted(fitted)
     state.write(reached)
     return reached
 
 
-def _with_bounds(work: TableWork, reached: Progressed) -> TableWork:
-    return work if work.unit is None else dataclasses.replace(work, unit=dataclasses.replace(work.unit, bounds_sha256=reached.bounds_sha256))
-
-
-def _stage_meta(job: Job, state: RunState, work: TableWork, reached: Progressed, shards: list[Shard], n_rows: int | None) -> Manifest:
-    card = release_card(
-        name=job.file.name,
-        budget=job.file.privacy,
-        reference=job.reference,
-        channel=job.file.mechanism.channel,
-        schema=job.schema,
-        codecs=work.codecs,
-        spending=job.spending,
-        release=release.load_release(state.folder, reached.release_sha256),
-        insecure=job.file.insecure_seed is not None,
-        released_share=sum(reached.n_released) / n_rows if n_rows else None,
-    )
+def _stage_meta(job: Job, state: RunState, table: InputTable, reached: Progressed, shards: list[Shard]) -> Manifest:
+    card = job.kind.card(table, reached.fitted, state.folder, insecure=job.file.insecure_seed is not None)
     publish = state.publish(reached.run_id)
     publish.write(CARD_NAME, card)
     manifest = Manifest(job=job.digest, shards=tuple(shards), card_sha256=hashlib.sha256(card).hexdigest())

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -14,11 +14,8 @@ from dpdask.documents import Document, parse_value, parse_yaml, validate
 from dpdask.errors import SpecError
 from dpdask.io.fragments import takes_in
 from dpdask.io.storage import absolute_url
-from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
-from dpdask.mechanisms import ChannelKind, Cost
-from dpdask.mechanisms.spending import spend
+from dpdask.jobs.kinds import Mechanism, Parts, Terms, kind_of
 from dpdask.privacy import Budget
-from dpdask.references import Histogram, Holdout, Known, Public
 from dpdask.schema import Schema
 
 _BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"}
@@ -35,29 +32,6 @@ class Output(Document):
 
     path: str = Field(min_length=1)
     rows_per_shard: int = Field(default=1_000_000, ge=1)
-
-
-class Dip(Document):
-    """Distribution-invariant privatisation.
-
-    Attributes
-    ----------
-    reference
-        `holdout`, `histogram`, `public` or `known`; there is no default, because it decides who is protected.
-    channel
-        `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
-        ε-private channel of least expected cost.
-    cost
-        What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over the levels.
-    weights
-        How ε is shared among the privatised columns; equally if not given.
-    """
-
-    kind: Literal["dip"]
-    reference: Annotated[Holdout | Public | Known | Histogram, Field(discriminator="kind")]
-    channel: ChannelKind = "laplace"
-    cost: dict[str, Cost] | None = None
-    weights: dict[str, float] | None = None
 
 
 class Cluster(Document):
@@ -84,14 +58,14 @@ class JobFile(Document):
     output: Output
     schema_path: str = Field(alias="schema", min_length=1)
     privacy: Budget
-    mechanism: Dip
+    mechanism: Mechanism
     ledger: LedgerPlace | None = None
     cluster: Cluster = Cluster()
     insecure_seed: int | None = None
 
 
 class Job:
-    """A job with its schema, its paths made absolute.
+    """A job with its schema and its mechanism, its paths made absolute.
 
     Parameters
     ----------
@@ -101,30 +75,30 @@ class Job:
         The declared columns.
     base
         The folder that relative paths are relative to.
+
+    Attributes
+    ----------
+    kind
+        The mechanism: what it charges, promises, computes and writes.
+
+    Raises
+    ------
+    SpecError
+        If the parts of the job do not fit each other.
     """
 
     def __init__(self, file: JobFile, schema: Schema, base: Path) -> None:
         self.file, self.schema = file, schema
         self.input_url = absolute_url(file.input.path, base)
         self.output_url = absolute_url(file.output.path, base)
-        reference = file.mechanism.reference
-        if isinstance(reference, Public):
-            if reference.path is None:
-                raise SpecError("the key 'mechanism.reference.path' is missing", file.name, "add it")
-            reference = Public(path=absolute_url(reference.path, base))
-        self.reference = reference
         if not schema.privatised:
             raise SpecError("the schema privatises no column", file.schema_path, "give at least one column the role privatise")
-        for table in (self.input_url, reference.path if isinstance(reference, Public) else None):
-            if table is not None and takes_in(table, self.output_url):
-                raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
+        if takes_in(self.input_url, self.output_url):
+            raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
         self._check_unit()
-        self.spending = spend(file.privacy, reference, schema.privatised, file.mechanism.weights)
         self.ledger = file.ledger and file.ledger.model_copy(update={"url": _beside(file.ledger.url, base)})
-        if file.mechanism.cost and file.mechanism.channel != "optimal":
-            raise SpecError("a cost belongs to the optimal channel", "mechanism.cost", "set mechanism.channel: optimal, or remove it")
-        self._check_epsilons()
-        self._check_reference()
+        terms = Terms(name=file.name, budget=file.privacy, schema=schema, base=base, input_path=file.input.path, output_url=self.output_url)
+        self.kind = kind_of(file.mechanism, terms)
 
     def _check_unit(self) -> None:
         unit = self.file.privacy.unit_column
@@ -136,27 +110,10 @@ class Job:
         if place in _BUCKETS and "/" not in rest:
             raise SpecError("a bucket itself cannot be the output: the run's state lies beside it", "output.path", "name a folder in it")
 
-    def _check_epsilons(self) -> None:
-        if self.file.mechanism.channel == "optimal":
-            return  # on bins: no rank noise
-        for name, epsilon in self.spending.row.items():
-            if not self.schema.columns[name].has_levels and not MIN_EPSILON <= epsilon <= MAX_EPSILON:
-                what = f"a {self.schema.columns[name].kind} column takes an ε in [{MIN_EPSILON:g}, {MAX_EPSILON:g}]"
-                raise SpecError(what, f"column {name!r}", "change privacy.epsilon, or its division by mechanism.weights")
-
-    def _check_reference(self) -> None:
-        if isinstance(self.reference, Known):
-            for name in self.schema.privatised:
-                if name not in self.reference.columns:
-                    raise SpecError("has no declared distribution", f"column {name!r}", "add it to mechanism.reference.columns")
-            for name in self.reference.columns:
-                if name not in self.schema.privatised:
-                    raise SpecError("is not a privatised column", f"mechanism.reference.columns.{name}", "remove it")
-
     @property
-    def fraction(self) -> float | None:
-        """The hold-out's fraction, or None without a hold-out."""
-        return self.reference.fraction if isinstance(self.reference, Holdout) else None
+    def spending(self) -> Parts:
+        """How ε is shared, as far as it is shared by name."""
+        return self.kind.spending
 
     @property
     def digest(self) -> str:

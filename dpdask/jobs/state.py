@@ -8,7 +8,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +16,7 @@ from dpdask.engine.work import KEY_NAME
 from dpdask.errors import InputError, OutputError, TemporaryError
 from dpdask.io.manifest import META
 from dpdask.io.storage import Folder, storage_faults
+from dpdask.jobs.kinds import Fitted
 from dpdask.streams import RunKey
 
 STATE_FORMAT = 1
@@ -44,7 +45,7 @@ class Progressed:
     bounds_sha256
         Of the units' bounds, from `fitted` on, where the unit is not the row.
     n_released
-        Each fragment's released rows, from `fitted` on. Private: never published.
+        The released rows of each fragment or writing task, from `fitted` on. Private: never published.
     """
 
     run_id: str
@@ -54,6 +55,15 @@ class Progressed:
     release_sha256: str = ""
     bounds_sha256: str = ""
     n_released: tuple[int, ...] = ()
+
+    @property
+    def fitted(self) -> Fitted:
+        """What the barrier left, from `fitted` on."""
+        return Fitted(release_sha256=self.release_sha256, bounds_sha256=self.bounds_sha256, n_released=self.n_released)
+
+    def with_fitted(self, fitted: Fitted) -> Progressed:
+        """Return the record of a run whose barrier is behind it."""
+        return replace(self, stage="fitted", release_sha256=fitted.release_sha256, bounds_sha256=fitted.bounds_sha256, n_released=fitted.n_released)
 
 
 class RunState:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from decimal import ROUND_UP, Context, Decimal
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, PlainSerializer
 
 from dpdask.documents import Document
 from dpdask.errors import SpecError
+from dpdask.privacy.events import Adjacency
 
 MAX_EPSILON = 100.0
 
@@ -22,6 +24,14 @@ class UnitColumn(Document):
     max_rows: int = Field(ge=1)
 
 
+def _whole_zero(delta: float) -> float:
+    return delta or 0  # not 0.0: a card and a job's digest are bytes, and say `0`
+
+
+def _as_it_is(delta: float) -> Any:
+    return delta
+
+
 class Budget(Document):
     """What a job promises.
 
@@ -30,18 +40,18 @@ class Budget(Document):
     epsilon
         ε, in (0, 100].
     delta
-        δ; the row mechanisms need none, so it must be 0.
+        δ, in [0, 1). Mechanisms that release rows one by one need none, and take none.
     adjacency
         `replace-one`: tables are neighbours when one row has other private values. The number of rows and every kept
-        column are public.
+        column are public. `add-remove`: when one of them lacks a row of the other; the number of rows is private.
     unit
         `row`: the thing protected is one row. A person with k rows is protected by k·ε only. `{column, max_rows}`: all
         rows that share the column's value, a person for instance; at most `max_rows` of them are released.
     """
 
     epsilon: float = Field(gt=0, le=MAX_EPSILON, allow_inf_nan=False)
-    delta: Literal[0] = 0
-    adjacency: Literal["replace-one"] = "replace-one"
+    delta: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), AfterValidator(_whole_zero), PlainSerializer(_as_it_is)] = 0
+    adjacency: Adjacency = "replace-one"
     unit: Literal["row"] | UnitColumn = "row"
 
     @property
@@ -85,15 +95,13 @@ def _floor(exact: Fraction) -> float:
 
 
 def guarantee_text(budget: Budget, protected: str, unprotected: str) -> str:
-    """Return the promise in words, with who is not covered in the same breath.
+    """Return the promise of a release row by row in words, with who is not covered in the same breath.
 
     Notes
     -----
     The attacker's power is Lemma 1 of Bi & Shen (after Wasserman & Zhou 2010): testing "this row had value a, not b" at
     level γ on one ε-private release has power at most γ·exp(ε).
     """
-    epsilon = repr(budget.epsilon).removesuffix(".0")  # every digit: a rounded ε could be less than what is paid
-    power = min(100.0, math.ceil(50 * math.exp(budget.epsilon)) / 10)  # rounded up, it is a bound
     unit = budget.unit_column
     whose, what, many, tested = "Each released row's private values", "one row", "a person with k released rows is protected by k·ε", "a row"
     if unit is not None:
@@ -102,9 +110,67 @@ def guarantee_text(budget: Budget, protected: str, unprotected: str) -> str:
         many = f"a person with several {unit.column} values is protected by ε for each"
         tested = f"a {unit.column}'s rows"
     return (
-        f"{whose} are ε = {epsilon} differentially private (δ = 0, {budget.adjacency}, unit: {what}). "
+        f"{whose} are ε = {_epsilon_text(budget.epsilon)} differentially private (δ = 0, {budget.adjacency}, unit: {what}). "
         f"Protected: {protected}. Not protected: {unprotected}. "
         f"Kept columns, the number of rows, their order and which rows are there are published as they are; {many}. "
-        f"An attacker who tests at the 5 % level whether {tested} had one value rather than another is right with probability at most {power:.1f} %"
-        + (", which is no protection worth the name." if budget.epsilon >= 3 else ".")
+        + _attacker_text(budget, f"{tested} had one value rather than another")
     )
+
+
+def central_guarantee_text(budget: Budget, protected: str, unprotected: str, *, n_rows_public: bool) -> str:
+    """Return the promise, in words, of a release that is computed from noisy statistics alone.
+
+    Parameters
+    ----------
+    budget
+        What is promised.
+    protected, unprotected
+        Who is covered, and who is not.
+    n_rows_public
+        Whether the release tells the table's number of rows exactly.
+
+    Raises
+    ------
+    SpecError
+        If it does under add-remove, whose promise it would break.
+
+    Notes
+    -----
+    Testing "the table was A, not its neighbour B" at level γ on one (ε, δ)-private release has power at most γ·exp(ε) + δ
+    (Wasserman and Zhou 2010, Theorem 2.4; Kairouz, Oh and Viswanath 2015, Theorem 2.1). A group of k units is covered by
+    (k·ε, k·exp((k-1)·ε)·δ) (Dwork and Roth 2014, after Theorem 2.2).
+    """
+    replaced = budget.adjacency == "replace-one"
+    if n_rows_public and not replaced:
+        raise SpecError("add-remove hides how many rows there are, so they cannot be published", "privacy.adjacency", "set it to replace-one")
+    unit = budget.unit_column
+    one, who, tested = "one row", "one row", "a row had one value rather than another" if replaced else "a row is there"
+    many = "a person with k rows is protected by k·ε" + (" and k·exp((k-1)·ε)·δ" if budget.delta else "")
+    if unit is not None:
+        one, who = f"the rows of one {unit.column}, of which at most {unit.max_rows} are used", f"one {unit.column}"
+        tested = f"a {unit.column}'s rows " + ("had one value rather than another" if replaced else "are there")
+        many = f"a person with several {unit.column} values is protected by ε" + (" and δ" if budget.delta else "") + " for each"
+    neighbours = f"{who}'s values change" if replaced else f"{who} is there or not"
+    count = "is published as it is" if n_rows_public else "is public" if replaced else "is private"
+    return (
+        f"All that is released is computed from noisy statistics, which are ε = {_epsilon_text(budget.epsilon)} differentially private "
+        f"(δ = {_delta_text(budget.delta)}, {budget.adjacency}: {neighbours}, unit: {one}). "
+        f"Protected: {protected}. Not protected: {unprotected}. "
+        f"The number of rows {count}; {many}. " + _attacker_text(budget, tested)
+    )
+
+
+def _epsilon_text(epsilon: float) -> str:
+    return repr(epsilon).removesuffix(".0")  # every digit: a rounded ε could be less than what is paid
+
+
+def _delta_text(delta: float) -> str:
+    """Return δ in three digits, rounded up; as it was written where that takes no more."""
+    rounded = Context(prec=3, rounding=ROUND_UP).plus(Decimal(repr(delta))).normalize()
+    return f"{rounded:e}" if 0 < rounded < Decimal("0.001") else str(rounded)
+
+
+def _attacker_text(budget: Budget, what: str) -> str:
+    power = min(100.0, math.ceil(50 * math.exp(budget.epsilon) + 1000 * budget.delta) / 10)  # rounded up, it is a bound
+    suffix = ", which is no protection worth the name." if budget.epsilon >= 3 else "."
+    return f"An attacker who tests at the 5 % level whether {what} is right with probability at most {power:.1f} %{suffix}"

@@ -1,14 +1,13 @@
 """Where the reference distribution comes from, and therefore who is protected."""
 
 from dpdask.references.distribution import Distribution, LevelDistribution, RankDistribution, from_statistic
-from dpdask.references.histogram import CellCounts, Cells, Histogram, cells, noisy_distribution
+from dpdask.references.histogram import CellCounts, Histogram, noisy_distribution
 from dpdask.references.sources import Holdout, Known, Public
 
 Reference = Holdout | Public | Known | Histogram
 
 __all__ = [
     "CellCounts",
-    "Cells",
     "Distribution",
     "Histogram",
     "Holdout",
@@ -17,7 +16,6 @@ __all__ = [
     "Public",
     "RankDistribution",
     "Reference",
-    "cells",
     "from_statistic",
     "noisy_distribution",
 ]

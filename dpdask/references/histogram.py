@@ -13,9 +13,10 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.cells import Cells
+from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.documents import Document
-from dpdask.errors import DataError, SpecError
+from dpdask.errors import DataError
 from dpdask.kernels import simplex
 from dpdask.privacy import noise
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
@@ -59,91 +60,6 @@ class Histogram(Document):
 def _rounded_down(exact: Fraction) -> float:
     rounded = float(exact)
     return math.nextafter(rounded, 0.0) if Fraction(rounded) > exact else rounded
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cells:
-    """The public cells of one column: null (where it is a level), then the atoms, then the cells of the line; or the levels.
-
-    Attributes
-    ----------
-    codec
-        The column's codec.
-    edges
-        float64 array, increasing: line cell k holds what lies in (edges[k], edges[k+1]] and is no atom, the first one
-        its lower edge too. Every atom is an edge. On a lattice the edges are whole and begin one step below the bound.
-        Empty for a level column.
-    possible
-        bool array of shape (n_cells,): False where no value can be, as between an atom and the whole number below it.
-    """
-
-    codec: Codec
-    edges: Floats
-    possible: NDArray[np.bool_]
-
-    @property
-    def n_cells(self) -> int:
-        """How many cells there are, the impossible ones included."""
-        return len(self.possible)
-
-    def index(self, array: pa.Array) -> NDArray[np.intp]:
-        """Return the cell of each value.
-
-        Raises
-        ------
-        DataError
-            If a value violates the schema.
-        """
-        if isinstance(self.codec, LevelCodec):
-            return self.codec.encode(array).astype(np.intp)
-        values, is_null = self.codec.encode(array)
-        atoms = np.array(self.codec.atoms)
-        offset = int(self.codec.nulls)
-        found: NDArray[np.intp] = offset + len(atoms) + np.searchsorted(self.edges[1:-1], values, side="left")
-        is_atom = np.isin(values, atoms)
-        found[is_atom] = offset + np.searchsorted(atoms, values[is_atom])
-        found[is_null] = 0
-        return found
-
-
-def cells(codec: Codec, bins: int) -> Cells:
-    """Return the public cells of a column: they come from the schema, never from the data.
-
-    Parameters
-    ----------
-    codec
-        The column's codec.
-    bins
-        How many cells between the bounds of a continuous or mixed column; fewer where there are fewer whole numbers, a
-        few more where atoms cut some.
-
-    Raises
-    ------
-    SpecError
-        If a continuous or mixed column has no bounds: then there is no public range to cut.
-    """
-    if isinstance(codec, LevelCodec):
-        return Cells(codec=codec, edges=np.empty(0), possible=np.ones(codec.n_levels, dtype=np.bool_))
-    if codec.bounds is None:
-        mend = "give it bounds in the schema, or take another reference"
-        raise SpecError("a column without bounds has no public cells to count in", f"column {codec.name!r}", mend)
-    atoms = np.array(codec.atoms)
-    low, high = codec.bounds
-    if codec.lattice:
-        start, n_values = int(low) - 1, int(high) - int(low) + 1
-        n_bins = min(bins, n_values)
-        cuts = np.array([float(start + k * n_values // n_bins) for k in range(n_bins + 1)])  # Python's whole numbers do not overflow
-        edges = np.unique(np.concatenate([cuts, atoms - 1.0, atoms]))
-        n_atoms = np.diff(np.searchsorted(atoms, edges, side="right"))
-        possible = np.diff(edges) > n_atoms
-    else:
-        t = np.arange(bins + 1) / bins
-        cuts = np.clip(low * (1.0 - t) + high * t, low, high)  # high - low may overflow
-        cuts[0], cuts[-1] = low, high
-        edges = np.unique(np.concatenate([cuts, atoms]))
-        possible = np.ones(len(edges) - 1, dtype=np.bool_)
-    single = np.ones(int(codec.nulls) + len(atoms), dtype=np.bool_)
-    return Cells(codec=codec, edges=edges, possible=np.concatenate([single, possible]))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed

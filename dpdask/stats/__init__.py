@@ -1,10 +1,11 @@
-"""Mergeable statistics: identity, of_batch, merge; exact whole numbers, no randomness, no noise.
+"""Mergeable statistics: identity, of_batch or of_codes, merge; exact whole numbers, no randomness, no noise.
 
 They are computed on workers and merged in a tree. They are private: nothing of them leaves the run but through a mechanism.
 """
 
 from dpdask.stats.holdout import holdout_mask
 from dpdask.stats.levels import LevelCounts
+from dpdask.stats.marginals import Clique, Domain, MarginalCounter, Marginals
 from dpdask.stats.ranks import RankSummary
 
-__all__ = ["LevelCounts", "RankSummary", "holdout_mask"]
+__all__ = ["Clique", "Domain", "LevelCounts", "MarginalCounter", "Marginals", "RankSummary", "holdout_mask"]

@@ -33,9 +33,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpdask import channels
+from dpdask.cells import cells
 from dpdask.codec import LevelCodec
 from dpdask.inference import ReleasedColumn
-from dpdask.references import CellCounts, cells, noisy_distribution
+from dpdask.references import CellCounts, noisy_distribution
 
 RATINGS = np.arange(1.0, 6.0)
 N_FACTORS, SWEEPS, BIAS_SWEEPS = 8, 8, 6

@@ -358,8 +358,27 @@ CASES: tuple[Case, ...] = (
         _case(f"a hold-out fraction of {text}", 64, r"job\.yaml, mechanism\.reference\.fraction: ", "--set", f"mechanism.reference.fraction={text}")
         for text in ("0", "1", "1.5", "-0.1", ".nan")
     ),
-    _case("δ > 0", 64, r"privacy\.delta: .*\b0\b", "--set", "privacy.delta=1e-6"),
-    _case("adjacency add-remove", 64, r"privacy\.adjacency: .*replace-one", "--set", "privacy.adjacency=add-remove"),
+    _case("δ > 0", 64, r"privacy\.delta: .* spends no δ; set it to 0, or remove it$", "--set", "privacy.delta=1e-6"),
+    _case("δ > 0 that no validation lets pass", 64, r"privacy\.delta: .* spends no δ", "--set", "privacy.delta=1e-6", verb="validate"),
+    *(
+        _case(f"δ = {text}", 64, r"job\.yaml, privacy\.delta: Input should be ", "--set", f"privacy.delta={text}")
+        for text in ("1", "-1e-9", ".nan", ".inf", "tiny", "true", "null")
+    ),
+    _case(
+        "adjacency add-remove",
+        64,
+        r"privacy\.adjacency: .*cannot hide that a row is there; set it to replace-one$",
+        "--set",
+        "privacy.adjacency=add-remove",
+    ),
+    _case("an unknown adjacency", 64, r"job\.yaml, privacy\.adjacency: .*'replace-one' or 'add-remove'$", "--set", "privacy.adjacency=row"),
+    _case("an unknown mechanism", 64, r"job\.yaml, mechanism: .*'guess'.*expected tags: .*'dip'", mechanism={"kind": "guess"}),
+    _case("no kind of mechanism", 64, r"the key 'mechanism\.kind' is missing; add it", mechanism={"reference": {"kind": "histogram"}}),
+    _case("a mechanism that is no mapping", 64, r"job\.yaml, mechanism: Input should be ", mechanism="dip"),
+    _case("a wrong value in the mechanism", 64, r"job\.yaml, mechanism\.channel: Input should be ", mechanism__channel="best"),
+    _case(
+        "a wrong value deep in the mechanism", 64, r"job\.yaml, mechanism\.weights\.rating: Input should be ", mechanism__weights={"rating": "all"}
+    ),
     _case("a unit that is no unit", 64, r"privacy\.unit", "--set", "privacy.unit=person"),
     _case("a unit of no rows", 64, r"max_rows", "--set", "privacy.unit={column: userId, max_rows: 0}"),
     _case("a unit's column that is not declared", 64, r"privacy\.unit\.column", "--set", "privacy.unit={column: nobody, max_rows: 20}"),

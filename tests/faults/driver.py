@@ -22,7 +22,8 @@ from dpdask import cli
 from dpdask.engine import randomise, release, survey
 from dpdask.io import shards
 from dpdask.io.storage import Folder
-from dpdask.jobs import charging, run
+from dpdask.jobs import charging
+from dpdask.jobs.kinds import dip
 from dpdask.jobs.state import RunState
 
 Strike = Callable[[], None]
@@ -76,7 +77,7 @@ POINTS: dict[str, Callable[[Strike], None]] = {
     "surveying": lambda s: at(survey, "survey_fragment", s, nth=2),
     "intended": lambda s: at(charging, "intend", s),
     "drawn": lambda s: at(release, "distributions", s),
-    "surveyed": lambda s: at(run, "fit_dip", s, after=False),
+    "surveyed": lambda s: at(dip, "fit_dip", s, after=False),
     "release-written": lambda s: at(release, "write_release", s),
     "fitted": lambda s: at(RunState, "write", s, when=reached("fitted")),
     "first-shard-begun": lambda s: at(shards.ShardWriter, "write", s, nth=1),

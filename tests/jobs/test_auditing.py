@@ -15,6 +15,7 @@ from e2e.helpers import HOLDOUT, KNOWN, MIXED_SCHEMA, lake, load, run_here, writ
 from dpdask.channels import laplace
 from dpdask.jobs import auditing
 from dpdask.jobs.auditing import audit_job
+from dpdask.jobs.kinds import dip
 from dpdask.kernels.channel import exact_epsilon
 from dpdask.mechanisms import fit_dip
 from dpdask.privacy import audit, noise
@@ -99,7 +100,7 @@ def test_a_fit_that_spends_more_than_its_part_is_not_sound(channel: str, source:
     def generous(references: Any, codecs: Any, epsilons: Any, *rest: Any) -> Any:
         return fit_dip(references, codecs, {name: 3 * epsilon for name, epsilon in epsilons.items()}, *rest)
 
-    monkeypatch.setattr(auditing, "fit_dip", generous)
+    monkeypatch.setattr(dip, "fit_dip", generous)
     found = audit_job(load(job(tmp_path, source, mechanism__channel=channel)))
     assert found["sound"] is False
     assert all(column["epsilon_exact"] > column["claimed"] for column in found["columns"].values())
@@ -114,7 +115,7 @@ def test_a_fit_that_only_says_less_than_it_spends_is_not_sound(source: Path, tmp
             object.__setattr__(fitted.columns[name].channel, "epsilon", 0.01)  # type: ignore[union-attr]  # levels have one
         return fitted
 
-    monkeypatch.setattr(auditing, "fit_dip", lying)
+    monkeypatch.setattr(dip, "fit_dip", lying)
     found = audit_job(load(job(tmp_path, source)))
     assert found["sound"] is False
     weights = laplace(np.full(10, 0.1), 3 * found["columns"]["rating"]["claimed"], ordered=True).weights

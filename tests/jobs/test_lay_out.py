@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from dpdask.engine.work import ShardWork, lay_out
 from dpdask.io.fragments import Fragment
-from dpdask.jobs.plan import _most_shards
+from dpdask.jobs.kinds.dip import most_shards
 
 n_released = st.lists(st.integers(0, 40) | st.sampled_from([0, 1, 1000]), min_size=1, max_size=40).filter(any)
 per_shard = st.integers(1, 50) | st.just(10_000)
@@ -52,7 +52,7 @@ def test_every_row_has_one_place_in_order(rows, most):
 @given(n_released, per_shard)
 def test_the_plans_number_of_shards_is_an_upper_bound(rows, most):
     works = lay_out(fragments(len(rows)), tuple(rows), most)
-    assert sum(len(work.names) for work in works) <= _most_shards(sum(rows), None, len(rows), most)
+    assert sum(len(work.names) for work in works) <= most_shards(sum(rows), None, len(rows), most)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
@@ -60,13 +60,13 @@ def test_the_plans_number_of_shards_is_an_upper_bound(rows, most):
 def test_the_bound_grows_with_the_rows(rows, most, more):
     """So a bound of the rows is a bound of the shards."""
     total, count = sum(rows), len(rows)
-    assert _most_shards(total, None, count, most) <= _most_shards(total + more, None, count, most)
+    assert most_shards(total, None, count, most) <= most_shards(total + more, None, count, most)
 
 
 def test_with_a_hold_out_the_bound_leaves_room_for_chance():
-    assert _most_shards(100, 0.5, 1, 1) == 1 + 95  # 50 expected, and √(20·100)
-    assert _most_shards(10_000_000, 0.25, 1, 1_000_000) == 1 + 7
-    assert _most_shards(3, 0.5, 1, 1) == 1 + 3
+    assert most_shards(100, 0.5, 1, 1) == 1 + 95  # 50 expected, and √(20·100)
+    assert most_shards(10_000_000, 0.25, 1, 1_000_000) == 1 + 7
+    assert most_shards(3, 0.5, 1, 1) == 1 + 3
 
 
 def test_neighbours_share_a_shard_while_they_fit():

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from dpdask.cells import cells
 from dpdask.codec import codec_for
 from dpdask.errors import SpecError
 from dpdask.mechanisms import fit_dip, spending
 from dpdask.mechanisms.spending import Spending, spend
 from dpdask.privacy import Budget, UnitColumn, accountant, noise
 from dpdask.privacy.events import DiscreteLaplace, LocalRelease
-from dpdask.references import CellCounts, Histogram, Holdout, Known, Reference, cells, histogram, noisy_distribution
+from dpdask.references import CellCounts, Histogram, Holdout, Known, Reference, histogram, noisy_distribution
 from dpdask.schema import Schema
 
 COLUMNS = ("a", "b", "c")

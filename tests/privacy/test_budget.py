@@ -1,3 +1,4 @@
+import json
 import math
 from fractions import Fraction
 
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from dpdask.documents import parse_yaml, validate
 from dpdask.errors import SpecError
-from dpdask.privacy import Budget, guarantee_text, split_epsilon
+from dpdask.privacy import Budget, UnitColumn, central_guarantee_text, guarantee_text, split_epsilon
 
 
 def budget(text: str) -> Budget:
@@ -23,8 +24,8 @@ def test_a_positive_epsilon_is_accepted(written, epsilon):
     ("key", "value"),
     [
         *(("epsilon", value) for value in ("text", "'1'", "true", "null", "[1]", ".nan", ".inf", "-.inf", "0", "-1", "-1e-9", "100.1", "1e400")),
-        *(("delta", value) for value in ("1e-9", "1", "-1", ".nan", "text", "null")),
-        *(("adjacency", value) for value in ("add-remove", "replace_one", "1", "null")),
+        *(("delta", value) for value in ("1", "1.5", "-1", "-1e-300", ".nan", ".inf", "-.inf", "true", "'0'", "[0]", "text", "null")),
+        *(("adjacency", value) for value in ("add_remove", "replace_one", "1", "null")),
         *(("unit", value) for value in ("user", "null")),
         ("unit.max_rows", "{column: userId, max_rows: 0}"),
     ],
@@ -41,6 +42,20 @@ def test_a_budget_that_cannot_be_kept_is_refused_at_its_key(key, value):
 def test_a_budget_without_epsilon_is_refused():
     with pytest.raises(SpecError, match="the key 'epsilon' is missing; add it"):
         budget("delta: 0")
+
+
+@pytest.mark.parametrize(("written", "delta"), [("0", 0.0), ("0.0", 0.0), ("-0.0", 0.0), ("1e-9", 1e-9), ("0.999", 0.999), ("5e-324", 5e-324)])
+def test_a_delta_below_1_is_accepted(written, delta):
+    assert budget(f"epsilon: 1\ndelta: {written}").delta == delta
+    assert budget(f"epsilon: 1\ndelta: {written}\nadjacency: add-remove").adjacency == "add-remove"
+
+
+@pytest.mark.parametrize("written", ["", "delta: 0", "delta: 0.0", "delta: -0.0"])
+def test_no_delta_is_one_text(written):
+    """Cards and the digests of jobs are made of it."""
+    made = budget(f"epsilon: 1\n{written}")
+    assert repr(made.delta) == "0"
+    assert json.dumps(made.model_dump(mode="json")) == '{"epsilon": 1.0, "delta": 0, "adjacency": "replace-one", "unit": "row"}'
 
 
 @settings(max_examples=200, derandomize=True, deadline=None, database=None)
@@ -105,3 +120,68 @@ def test_the_guarantee_says_who_is_not_covered_in_the_same_breath():
     assert "at most 13.6 %." in text
     assert "worth the name" not in text
     assert guarantee_text(Budget(epsilon=3.0), "a", "b").endswith("at most 100.0 %, which is no protection worth the name.")
+
+
+def central(*, n_rows_public: bool = False, **budget: object) -> str:
+    return central_guarantee_text(validate(Budget, budget, "job.yaml"), "all rows", "nobody", n_rows_public=n_rows_public)
+
+
+def test_a_central_guarantee_says_all_of_the_promise():
+    assert central(epsilon=1.0, delta=2.0**-30, n_rows_public=True) == (
+        "All that is released is computed from noisy statistics, which are ε = 1 differentially private "
+        "(δ = 9.32e-10, replace-one: one row's values change, unit: one row). Protected: all rows. Not protected: nobody. "
+        "The number of rows is published as it is; a person with k rows is protected by k·ε and k·exp((k-1)·ε)·δ. "
+        "An attacker who tests at the 5 % level whether a row had one value rather than another is right with probability at most 13.6 %."
+    )
+    assert central(epsilon=3.0, adjacency="add-remove") == (
+        "All that is released is computed from noisy statistics, which are ε = 3 differentially private "
+        "(δ = 0, add-remove: one row is there or not, unit: one row). Protected: all rows. Not protected: nobody. "
+        "The number of rows is private; a person with k rows is protected by k·ε. "
+        "An attacker who tests at the 5 % level whether a row is there is right with probability at most 100.0 %, "
+        "which is no protection worth the name."
+    )
+    assert "The number of rows is public;" in central(epsilon=1.0)
+
+
+def test_a_central_guarantee_of_a_unit_names_the_unit_and_its_bound():
+    unit = UnitColumn(column="userId", max_rows=20)
+    text = central(epsilon=0.5, delta=1e-6, unit=unit)
+    assert "(δ = 1e-6, replace-one: one userId's values change, unit: the rows of one userId, of which at most 20 are used)" in text
+    assert "a person with several userId values is protected by ε and δ for each." in text
+    assert "whether a userId's rows had one value rather than another" in text
+    text = central(epsilon=0.5, unit=unit, adjacency="add-remove")
+    assert "add-remove: one userId is there or not" in text
+    assert "protected by ε for each. " in text
+    assert "whether a userId's rows are there is right" in text
+
+
+def test_a_number_of_rows_that_is_private_is_not_published():
+    with pytest.raises(SpecError, match="cannot be published") as caught:
+        central(epsilon=1.0, adjacency="add-remove", n_rows_public=True)
+    assert caught.value.where == "privacy.adjacency"
+
+
+@pytest.mark.parametrize(
+    ("delta", "text"),
+    [(0, "0"), (1e-5, "1e-5"), (1e-6, "1e-6"), (2.0**-30, "9.32e-10"), (1.001e-7, "1.01e-7"), (0.01, "0.01"), (0.1234, "0.124"), (0.99999, "1")],
+)
+def test_delta_is_printed_in_three_digits_rounded_up(delta, text):
+    assert f"(δ = {text}, " in central(epsilon=1.0, delta=delta)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None, database=None)
+@given(st.floats(1e-9, 100), st.floats(0, 1, exclude_max=True), st.sampled_from(["replace-one", "add-remove"]))
+def test_a_central_guarantee_never_prints_less_than_is_paid(epsilon, delta, adjacency):
+    text = central(epsilon=epsilon, delta=delta, adjacency=adjacency)
+    assert float(text.split("ε = ")[1].split(" ")[0]) == epsilon
+    assert delta <= float(text.split("δ = ")[1].split(",")[0]) <= delta * 1.01 + 1e-323
+    percent = float(text.split("with probability at most ")[1].split(" %")[0])
+    exact = min(100.0, 5 * math.exp(epsilon) + 100 * delta)
+    assert exact - 1e-12 <= percent <= exact + 0.1 + 1e-9
+    assert text.endswith(", which is no protection worth the name.") == (epsilon >= 3)
+
+
+def test_without_delta_both_guarantees_give_the_attacker_the_same_power():
+    for epsilon in (0.01, 1.0, 2.9, 3.0, 50.0):
+        row, all_ = guarantee_text(Budget(epsilon=epsilon), "a", "b"), central(epsilon=epsilon)
+        assert row[row.index("An attacker") :] == all_[all_.index("An attacker") :]

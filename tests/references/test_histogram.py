@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from dpdask.cells import Cells, cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.documents import validate
 from dpdask.errors import DataError, SpecError
@@ -22,7 +23,7 @@ from dpdask.kernels import rank as rank_kernel
 from dpdask.privacy import noise
 from dpdask.privacy.accountant import epsilon as paid
 from dpdask.references import LevelDistribution, RankDistribution
-from dpdask.references.histogram import CellCounts, Cells, Histogram, cells, histogram_event, noisy_counts, noisy_distribution
+from dpdask.references.histogram import CellCounts, Histogram, histogram_event, noisy_counts, noisy_distribution
 from dpdask.streams import RunKey, stream
 
 ALPHA = 1e-10

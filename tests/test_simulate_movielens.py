@@ -10,9 +10,8 @@ import pytest
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
-from dpdask import simulate
 from dpdask.errors import OutputError, UsageError
-from dpdask.simulate import ML25M_MOVIES, ML25M_RATING_COUNTS, ML25M_ROWS, ML25M_USERS, simulate_movielens
+from dpdask.simulate import ML25M_MOVIES, ML25M_RATING_COUNTS, ML25M_ROWS, ML25M_USERS, movielens, simulate_movielens
 
 N_ROWS = 300_000
 SHARES = np.array(ML25M_RATING_COUNTS) / ML25M_ROWS
@@ -106,27 +105,27 @@ def test_popularity_is_skewed_at_a_scaled_size(table: pa.Table):
 
 
 def test_shape_at_the_scale_of_the_original():
-    counts = simulate._activity(ML25M_ROWS, ML25M_USERS, Generator(PCG64(0)))
+    counts = movielens._activity(ML25M_ROWS, ML25M_USERS, Generator(PCG64(0)))
     assert counts.sum() == ML25M_ROWS
     assert counts.min() >= 20
     assert 69 <= np.median(counts) <= 73
     assert 10_000 < counts.max() < 40_000
-    expected = simulate._movie_shares(ML25M_MOVIES) * ML25M_ROWS
+    expected = movielens._movie_shares(ML25M_MOVIES) * ML25M_ROWS
     assert expected.sum() == pytest.approx(ML25M_ROWS)
     assert expected[0] / ML25M_ROWS == pytest.approx(0.0033, abs=1e-4)
     assert 4 < np.median(expected) < 9
 
 
 def test_movies_are_drawn_in_their_shares():
-    shares = simulate._movie_shares(500)
+    shares = movielens._movie_shares(500)
     n = 1_000_000
-    drawn = np.bincount(simulate._movie_rank((np.arange(n) + 0.5) / n, 500), minlength=500)
+    drawn = np.bincount(movielens._movie_rank((np.arange(n) + 0.5) / n, 500), minlength=500)
     assert np.abs(drawn - n * shares).max() < 2
 
 
 def test_effects_are_standardised_under_their_weights():
-    weights = simulate._movie_shares(5_000)
-    effects, variance = simulate._effects(weights, 0.25, Generator(PCG64(0)))
+    weights = movielens._movie_shares(5_000)
+    effects, variance = movielens._effects(weights, 0.25, Generator(PCG64(0)))
     assert abs(np.average(effects, weights=weights)) < 1e-6
     assert variance == pytest.approx(0.25, rel=0.01)
     assert abs(np.corrcoef(effects, np.arange(5_000))[0, 1]) < 0.06

@@ -1,4 +1,4 @@
-"""Tables of the papers' shapes at any scale, for demos and benchmarks: simulated, public, holding no person's data.
+"""A table of MovieLens-25M's shape, of any length.
 
 Every file is drawn from its own stream, a pure function of (seed, file number), beside tables of one number per user
 and per movie: memory does not grow with the number of files.
@@ -18,7 +18,7 @@ from numpy.random import PCG64, Generator, SeedSequence
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from dpdask.errors import OutputError, UsageError
+from dpdask.simulate.output import SEEDS, check_local, check_ranges, claim, staged
 
 ML25M_ROWS: Final = 25_000_095
 ML25M_USERS: Final = 162_541
@@ -132,31 +132,11 @@ def _rows(population: _Population, first: int, last: int, rng: Generator) -> pa.
 
 
 def _write(table: pa.Table, path: Path) -> int:
-    """Write one file under a temporary name, rename it, and return its bytes."""
-    staged = path.with_name(f".{path.name}.tmp")
-    try:
+    """Write one file and return its bytes."""
+    with staged(path) as temporary:
         repetitive = table.column_names[:3]  # a dictionary of the timestamps would only cost time
-        pq.write_table(table, staged, compression="zstd", row_group_size=len(table), use_dictionary=repetitive, store_schema=False)
-        bytes_ = staged.stat().st_size
-        staged.replace(path)
-    except OSError as error:
-        raise OutputError(f"cannot be written ({type(error).__name__})", str(path), "delete the folder, make room, run again") from error
-    finally:
-        staged.unlink(missing_ok=True)
-    return bytes_
-
-
-def _claim(out: str) -> Path:
-    """Create the output folder and its parents, or refuse."""
-    folder = Path(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        occupied = next(folder.iterdir(), None) is not None
-    except OSError as error:
-        raise OutputError(f"is no folder that can be made or read ({type(error).__name__})", out, "choose another") from error
-    if occupied:
-        raise OutputError("exists and is not empty", out, "choose another folder, or delete it")
-    return folder
+        pq.write_table(table, temporary, compression="zstd", row_group_size=len(table), use_dictionary=repetitive, store_schema=False)
+        return temporary.stat().st_size
 
 
 def simulate_movielens(
@@ -228,13 +208,10 @@ def simulate_movielens(
     if n_movies is None:
         n_movies = round(ML25M_MOVIES * (min(max(n_rows, 1), ML25M_ROWS) / ML25M_ROWS) ** 0.6)
     ranges = {"n_rows": (n_rows, 1, 1 << 53), "n_users": (n_users, 1, min(n_rows, _INT32_MAX)), "n_movies": (n_movies, 1, _INT32_MAX)}
-    ranges |= {"seed": (seed, 0, (1 << 64) - 1), "rows_per_file": (rows_per_file, 1, _MAX_ROWS_PER_FILE)}
-    for name, (value, low, high) in ranges.items():
-        if not low <= value <= high:
-            raise UsageError(f"{value} is not in {low}..{high}", name, "give one that is")
-    if "://" in out:
-        raise UsageError("simulated tables are written to local folders only", out, "give a path")
-    folder = _claim(out)
+    ranges |= {"seed": (seed, *SEEDS), "rows_per_file": (rows_per_file, 1, _MAX_ROWS_PER_FILE)}
+    check_ranges(ranges)
+    check_local(out)
+    folder = claim(out)
     population = _population(n_rows, n_users, n_movies, seed)
     n_files = -(-n_rows // rows_per_file)
     rated = np.zeros(n_movies + 1, np.bool_)

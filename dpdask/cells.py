@@ -1,0 +1,174 @@
+"""The public cells of a column: levels, atoms, and the pieces into which the range of a continuous column is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.errors import SpecError
+
+Floats = NDArray[np.float64]
+
+DEFAULT_BINS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cells:
+    """The public cells of one column: null (where it is a level), then the atoms, then the cells of the line; or the levels.
+
+    Attributes
+    ----------
+    codec
+        The column's codec.
+    edges
+        float64 array, increasing: line cell k holds what lies in (edges[k], edges[k+1]] and is no atom, the first one
+        its lower edge too. Every atom is an edge. On a lattice the edges are whole and begin one step below the bound.
+        Empty for a level column.
+    possible
+        bool array of shape (n_cells,): False where no value can be, as between an atom and the whole number below it.
+    """
+
+    codec: Codec
+    edges: Floats
+    possible: NDArray[np.bool_]
+
+    @property
+    def n_cells(self) -> int:
+        """How many cells there are, the impossible ones included."""
+        return len(self.possible)
+
+    def index(self, array: pa.Array) -> NDArray[np.intp]:
+        """Return the cell of each value.
+
+        Raises
+        ------
+        DataError
+            If a value violates the schema.
+        """
+        if isinstance(self.codec, LevelCodec):
+            return self.codec.encode(array).astype(np.intp)
+        values, is_null = self.codec.encode(array)
+        atoms = np.array(self.codec.atoms)
+        offset = int(self.codec.nulls)
+        found: NDArray[np.intp] = offset + len(atoms) + np.searchsorted(self.edges[1:-1], values, side="left")
+        is_atom = np.isin(values, atoms)
+        found[is_atom] = offset + np.searchsorted(atoms, values[is_atom])
+        found[is_null] = 0
+        return found
+
+    @property
+    def size(self) -> int:
+        """How many possible cells there are: the levels of the column as an attribute."""
+        return int(self.possible.sum())
+
+    def codes(self, array: pa.Array) -> NDArray[np.intp]:
+        """Return the number of each value's cell among the possible ones, 0..size-1.
+
+        Raises
+        ------
+        DataError
+            If a value violates the schema.
+        """
+        index = self.index(array)
+        return index if self.possible.all() else (np.cumsum(self.possible) - 1)[index]
+
+    def draw(self, codes: NDArray[np.integer], words: NDArray[np.uint64]) -> pa.Array:
+        """Return a value of each cell, in the column's Arrow type: uniform inside a cell of the line.
+
+        Parameters
+        ----------
+        codes
+            Of the possible cells, integers in 0..size-1.
+        words
+            uint64 array of the same shape, uniform; not looked at where a cell is a single value.
+        """
+        index = np.flatnonzero(self.possible)[codes]
+        if isinstance(self.codec, LevelCodec):
+            return self.codec.decode(index)
+        singles = int(self.codec.nulls) + len(self.codec.atoms)
+        line = np.maximum(index - singles, 0)
+        low, high = self.edges[line], self.edges[line + 1]
+        if self.codec.lattice:  # a whole number in (low, high]; cells are narrower than 2**53, so the remainder is even to 2**-11
+            values = high - (words % np.maximum(high - low, 1.0).astype(np.uint64)).astype(np.float64)
+        else:
+            share = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+            values = np.clip(high * (1.0 - share) + low * share, low, high)
+        values = np.where(index < singles, np.array([*([0.0] * self.codec.nulls), *self.codec.atoms, 0.0])[np.minimum(index, singles)], values)
+        is_null = (index == 0) if self.codec.nulls else np.zeros(len(index), dtype=np.bool_)
+        if self.codec.bounds is not None:
+            values = np.clip(values, *self.codec.bounds)
+        return self.codec.decode(values, is_null)
+
+    def labels(self) -> list[str]:
+        """Return the possible cells in words: a level, an atom, or a range such as `(10.0, 20.0]`; `null` for null."""
+        if isinstance(self.codec, LevelCodec):
+            return ["null" if level is None else str(level) for level in self.codec.levels.to_pylist()]
+        singles = [*(["null"] * self.codec.nulls), *map(str, self.codec.atoms)]
+        line = [f"({low!r}, {high!r}]" for low, high in zip(self.edges[:-1].tolist(), self.edges[1:].tolist(), strict=True)]
+        return [label for label, possible in zip([*singles, *line], self.possible, strict=True) if possible]
+
+
+def cells(codec: Codec, bins: int | Sequence[float]) -> Cells:
+    """Return the public cells of a column: they come from the schema and the job, never from the data.
+
+    Parameters
+    ----------
+    codec
+        The column's codec.
+    bins
+        How many cells of one width between the bounds of a continuous or mixed column; fewer where there are fewer whole
+        numbers, a few more where atoms cut some. Or the first value of each cell, increasing and within the bounds; what
+        lies before the first of them is a cell too. Not looked at for levels.
+
+    Raises
+    ------
+    SpecError
+        If a continuous or mixed column has no bounds: then there is no public range to cut. If the cuts do not increase,
+        or leave the bounds.
+    """
+    if isinstance(codec, LevelCodec):
+        return Cells(codec=codec, edges=np.empty(0), possible=np.ones(codec.n_levels, dtype=np.bool_))
+    if codec.bounds is None:
+        mend = "give it bounds in the schema, or take another reference"
+        raise SpecError("a column without bounds has no public cells to count in", f"column {codec.name!r}", mend)
+    atoms = np.array(codec.atoms)
+    cuts = _even(codec, codec.bounds, bins) if isinstance(bins, int) else _declared(codec, codec.bounds, bins)
+    if codec.lattice:
+        edges = np.unique(np.concatenate([cuts, atoms - 1.0, atoms]))
+        possible = np.diff(edges) > np.diff(np.searchsorted(atoms, edges, side="right"))
+    else:
+        edges = np.unique(np.concatenate([cuts, atoms]))
+        possible = np.ones(len(edges) - 1, dtype=np.bool_)
+    single = np.ones(int(codec.nulls) + len(atoms), dtype=np.bool_)
+    return Cells(codec=codec, edges=edges, possible=np.concatenate([single, possible]))
+
+
+def _even(codec: ValueCodec, bounds: tuple[float, float], bins: int) -> Floats:
+    low, high = bounds
+    if codec.lattice:
+        start, n_values = int(low) - 1, int(high) - int(low) + 1
+        n_bins = min(bins, n_values)
+        return np.array([float(start + k * n_values // n_bins) for k in range(n_bins + 1)])  # Python's whole numbers do not overflow
+    t = np.arange(bins + 1) / bins
+    cuts = np.clip(low * (1.0 - t) + high * t, low, high)  # high - low may overflow
+    cuts[0], cuts[-1] = low, high
+    return cuts
+
+
+def _declared(codec: ValueCodec, bounds: tuple[float, float], firsts: Sequence[float]) -> Floats:
+    """Return the edges (a, b] of cells that begin with declared values: one step before each."""
+    low, high = bounds
+    first = np.array(firsts, dtype=np.float64)
+    where, mend = f"bins of {codec.name!r}", "list the first value of each cell, within the column's bounds"
+    if not len(first) or not np.isfinite(first).all() or (np.diff(first) <= 0).any() or first[0] < low or first[-1] > high:
+        raise SpecError("the first values of the cells must increase within the column's bounds", where, mend)
+    if codec.lattice and (first != np.round(first)).any():
+        raise SpecError("the cells of a column of whole numbers must begin with whole numbers", where, "round them")
+    before = first - 1.0 if codec.lattice else np.nextafter(first, -np.inf)
+    start = low - 1.0 if codec.lattice else low
+    return np.concatenate([[start], before[before > start], [high]])

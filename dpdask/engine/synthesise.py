@@ -1,0 +1,122 @@
+"""Synthetic records written partition by partition: each shard is a function of the fitted copula, the run key and its number."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from dask import delayed
+from numpy.random import Generator
+
+from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
+from dpdask.engine.randomise import recorded, stage
+from dpdask.engine.work import KEY_NAME, RELEASE_NAME
+from dpdask.errors import InputError
+from dpdask.io.shards import Shard
+from dpdask.io.storage import Folder
+from dpdask.mechanisms.copula import CHUNK_ROWS
+from dpdask.mechanisms.copula_file import FittedCopula, copula_from_bytes, copula_to_bytes
+from dpdask.streams import RunKey, words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticShard:
+    """One task: a shard of synthetic records.
+
+    Attributes
+    ----------
+    number
+        Its place; it names the stream.
+    n_rows
+        Its records.
+    """
+
+    number: int
+    n_rows: int
+
+    @property
+    def name(self) -> str:
+        """The shard's file."""
+        return f"part-{self.number:05d}.parquet"
+
+
+def lay_out_records(n_rows: int, rows_per_shard: int) -> list[SyntheticShard]:
+    """Return the shards of n_rows synthetic records, each but the last of `rows_per_shard`."""
+    starts = range(0, n_rows, rows_per_shard)
+    return [SyntheticShard(number=number, n_rows=min(rows_per_shard, n_rows - start)) for number, start in enumerate(starts)]
+
+
+def write_copula(fitted: FittedCopula, secrets: Folder) -> str:
+    """Write a fitted copula beside the run key and return its sha256."""
+    data = copula_to_bytes(fitted)
+    secrets.write(RELEASE_NAME, data, private=True)
+    return hashlib.sha256(data).hexdigest()
+
+
+@functools.lru_cache(maxsize=2)
+def load_copula(secrets: Folder, sha256: str) -> FittedCopula:
+    """Return a fitted copula, read once by each process and checked against its digest.
+
+    Raises
+    ------
+    InputError
+        If the file is missing or another.
+    """
+    data = secrets.read(RELEASE_NAME)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise InputError("the run's fitted release is not the one that was written", RELEASE_NAME, "abort the run and begin again")
+    return copula_from_bytes(data, RELEASE_NAME)
+
+
+def record_batches(fitted: FittedCopula, n_rows: int, stream: Callable[[str], Generator]) -> Iterator[pa.RecordBatch]:
+    """Yield synthetic records in the released columns and types.
+
+    Parameters
+    ----------
+    fitted
+        The copula.
+    n_rows
+        How many records.
+    stream
+        Gives the random stream of a purpose: one for the records, one for each column's values inside its cells.
+    """
+    columns = fitted.cells()
+    rng = stream("records")
+    inside = {name: stream(f"values/{name}") for name in columns}
+    for start in range(0, n_rows, CHUNK_ROWS):
+        n = min(CHUNK_ROWS, n_rows - start)
+        codes = fitted.model.sample(n, rng)
+        arrays = {name: column.draw(codes[place], words(inside[name], n)) for place, (name, column) in enumerate(columns.items())}
+        yield pa.RecordBatch.from_arrays([arrays[name] for name in fitted.types.names], schema=fitted.types)
+
+
+@guarded
+def write_records(task: SyntheticShard, sha256: str, secrets: Folder, staging: Folder, actions: Folder) -> tuple[Shard, ...]:
+    """Stage one shard and record it; one that is staged already is only checked."""
+    staged = recorded(task.name, staging, actions)
+    if staged is not None:
+        return staged
+    fitted = load_copula(secrets, sha256)
+    key = RunKey(secrets.read(KEY_NAME))
+    batches = record_batches(fitted, task.n_rows, lambda purpose: fitted.model.stream(key, f"{task.name}/{purpose}"))
+    few_valued = [name for name, column in fitted.schema.columns.items() if column.has_levels]
+    return stage(batches, fitted.types, few_valued, (task.name,), task.n_rows, staging, actions)
+
+
+def write_all_records(
+    tasks: list[SyntheticShard], sha256: str, secrets: Folder, staging: Folder, actions: Folder, progress: Progress | None = None
+) -> list[Shard]:
+    """Stage every shard and return them in order.
+
+    Raises
+    ------
+    InputError, TemporaryError
+        The first failure; what is staged stays, and a second run goes on from it.
+    """
+    prefix = task_prefix("write")
+    call = delayed(write_records, pure=False)
+    calls = [call(task, sha256, secrets, staging, actions, dask_key_name=f"{prefix}-{task.number}") for task in tasks]
+    return [shard for shards in run_tasks("write", calls, progress) for shard in shards]

@@ -1,0 +1,100 @@
+"""Dask and pandas frames counted at once, and synthetic records as a lazy frame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.dataframe as dd
+import pandas as pd
+import pyarrow as pa
+from dask import delayed
+
+from dpdask.engine.choose import Chooser
+from dpdask.engine.compute import guarded, task_prefix
+from dpdask.engine.frames import Frame, batch_of, declared_schema, frame_types, parts_of
+from dpdask.engine.seal import check_part
+from dpdask.engine.synthesise import load_copula, record_batches
+from dpdask.engine.tabulate import Tables, domain_of, merged, tabulate_batches
+from dpdask.engine.work import TableWork, tabulated_work
+from dpdask.io.storage import Folder
+from dpdask.mechanisms.copula_file import FittedCopula
+from dpdask.privacy import UnitColumn
+from dpdask.schema import Schema
+from dpdask.stats import MarginalCounter, Marginals
+from dpdask.streams import RunKey
+
+
+def frame_tables_work(frame: Frame, schema: Schema, bins: Any, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
+    """Return the work on a frame whose privatised columns are counted, checked against the schema; nothing is computed."""
+    return tabulated_work(frame_types(frame), declared_schema(frame, schema), bins, secrets, unit)
+
+
+def tabulate_frame(frame: Frame, work: TableWork, tables: Tables) -> Marginals:
+    """Return the exact tables of a frame: the barrier.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema.
+    """
+    prefix, call = task_prefix("tabulate"), delayed(_tabulate_part, pure=False)
+    leaves = [
+        call(part, fragment_id, number, work, tables, dask_key_name=f"{prefix}-{number}")
+        for number, (fragment_id, part) in enumerate(parts_of(frame))
+    ]
+    return merged(leaves)
+
+
+@guarded
+def _tabulate_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork, tables: Tables) -> Marginals:
+    if work.unit is not None:
+        check_part(part, work.secrets, fragment_id)
+    counter = MarginalCounter(domain_of(work.cells), tables.cliques, two_way=tables.two_way)
+    tabulate_batches([batch_of(part, [*work.codecs, *work.unit_columns], work.types)], Chooser(work, fragment_id, number), work, counter)
+    return counter.result()
+
+
+def sample_frame(fitted: FittedCopula, folder: Folder, sha256: str, n_rows: int, rows_per_partition: int, seed: int) -> Frame:
+    """Return a lazy Dask frame of synthetic records.
+
+    Parameters
+    ----------
+    fitted
+        The copula, for its columns.
+    folder, sha256
+        Where the workers read it.
+    n_rows, rows_per_partition
+        How many records, in partitions of how many.
+    seed
+        Decides the records; no secret, because they are post-processing.
+    """
+    prefix, call = task_prefix("sample"), delayed(_sample_part, pure=False)
+    starts = range(0, n_rows, rows_per_partition)
+    calls = [
+        call(folder, sha256, min(rows_per_partition, n_rows - start), start, seed, number, dask_key_name=f"{prefix}-{number}")
+        for number, start in enumerate(starts)
+    ]
+    ends = [*starts, n_rows - 1]
+    return dd.from_delayed(calls, meta=_frame_of(fitted, fitted.types.empty_table(), 0), divisions=tuple(ends), prefix=prefix, verify_meta=True)
+
+
+@guarded
+def _sample_part(folder: Folder, sha256: str, n_rows: int, start: int, seed: int, number: int) -> pd.DataFrame:
+    fitted = load_copula(folder, sha256)
+    key = RunKey.insecure(seed)
+    batches = record_batches(fitted, n_rows, lambda purpose: fitted.model.stream(key, f"{number}/{purpose}"))
+    return _frame_of(fitted, pa.Table.from_batches(batches, fitted.types), start)
+
+
+def _frame_of(fitted: FittedCopula, table: pa.Table, start: int) -> pd.DataFrame:
+    """Return records as a frame; whole numbers and truth values that may be null keep their type by Arrow's own dtypes."""
+    exact = {
+        field.name: pd.ArrowDtype(field.type)
+        for field in fitted.types
+        if fitted.schema.columns[field.name].nulls == "level" and (pa.types.is_integer(field.type) or pa.types.is_boolean(field.type))
+    }
+    plain = table.to_pandas().set_axis(pd.RangeIndex(start, start + table.num_rows))
+    for name, dtype in exact.items():
+        plain[name] = pd.Series(dtype.__from_arrow__(table.column(name)), index=plain.index)
+    result: pd.DataFrame = plain
+    return result

@@ -1,0 +1,171 @@
+"""One pass over a table for all its contingency tables: exact counts, merged in a tree, for the driver alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from dask import delayed
+from numpy.typing import NDArray
+
+from dpdask.cells import Cells
+from dpdask.codec import LevelCodec
+from dpdask.engine.choose import Chooser
+from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
+from dpdask.engine.reduce import tree_reduce
+from dpdask.engine.seal import Seal
+from dpdask.engine.work import TableWork
+from dpdask.errors import DataError, SpecError
+from dpdask.io.fragments import Fragment, read_batches
+from dpdask.stats import Clique, Domain, MarginalCounter, Marginals
+
+MAX_CELLS = 2**27  # a gigabyte of counts; each worker holds a few such
+_MAX_TABLE = 2**24
+_LARGE_CELLS = 2**20
+_LARGE_ROWS = 2**19
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """Which tables to count.
+
+    Attributes
+    ----------
+    cliques
+        Chosen ones, of any number of attributes.
+    two_way
+        Whether all pairs are counted.
+    """
+
+    cliques: tuple[Clique, ...] = ()
+    two_way: bool = True
+
+
+def domain_of(cells: Mapping[str, Cells]) -> Domain:
+    """Return the attributes and their numbers of levels."""
+    return Domain(names=tuple(cells), sizes=tuple(column.size for column in cells.values()))
+
+
+def check_size(domain: Domain, tables: Tables) -> None:
+    """Check that the tables can be held.
+
+    Raises
+    ------
+    SpecError
+        If one table, or all together, are too large; the line names the largest and says how to bin it.
+    """
+    sizes = sorted(zip(domain.sizes, domain.names, strict=True), reverse=True)
+    chosen = [(domain.size_of(clique), clique) for clique in tables.cliques]
+    if tables.two_way and len(sizes) > 1:
+        chosen.append((sizes[0][0] * sizes[1][0], (sizes[0][1], sizes[1][1])))
+    largest, clique = max(chosen, default=(sizes[0][0], (sizes[0][1],)))
+    total = sum(size for size, _ in chosen[: len(tables.cliques)])
+    if tables.two_way:
+        total += (sum(domain.sizes) ** 2 - sum(size * size for size in domain.sizes)) // 2
+    if largest <= _MAX_TABLE and total <= MAX_CELLS:
+        return
+    named = " x ".join(repr(name) for name in clique)
+    what = f"has {largest:,} cells" if largest > _MAX_TABLE else f"and the others have {total:,} cells together"
+    limit = _MAX_TABLE if largest > _MAX_TABLE else MAX_CELLS
+    raise SpecError(f"{what}, and {limit:,} can be held", f"the table {named}", "declare fewer bins or levels for its columns, or drop one")
+
+
+def encoded(batch: pa.RecordBatch, cells: Mapping[str, Cells], domain: Domain, chosen: NDArray[np.bool_]) -> NDArray[np.uint8] | NDArray[np.uint16]:
+    """Return the codes of the chosen rows of a batch, shape (n_attributes, n_chosen), after checking every row.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema.
+    """
+    every = bool(chosen.all())
+    codes = np.empty((domain.n_attributes, batch.num_rows if every else int(chosen.sum())), dtype=domain.code_dtype)
+    for place, (name, column) in enumerate(cells.items()):
+        array = batch.column(name)
+        found = column.codec.encode(array) if isinstance(column.codec, LevelCodec) else column.codes(array)
+        codes[place] = found if every else found[chosen]
+    return codes
+
+
+def tabulate_batches(batches: Iterable[pa.RecordBatch], chooser: Chooser, work: TableWork, counter: MarginalCounter) -> None:
+    """Count the chosen rows of one fragment.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema, or a row's unit is null.
+    """
+    domain = domain_of(work.cells)
+    for batch in batches:
+        released, _ = chooser.split(batch)
+        counter.add(encoded(batch, work.cells, domain, released))
+
+
+@guarded
+def tabulate_fragments(fragments: tuple[Fragment, ...], work: TableWork, tables: Tables) -> Marginals:
+    """Return the tables of neighbouring fragments of files; with units, each fragment is sealed."""
+    counter = MarginalCounter(domain_of(work.cells), tables.cliques, two_way=tables.two_way)
+    for fragment in fragments:
+        seal = Seal(work.sealed if work.unit is not None else [])
+        batches = read_batches(fragment, work.sealed, work.types)
+        try:
+            tabulate_batches(_sealed(batches, seal) if work.unit is not None else batches, Chooser(work, fragment.id, fragment.number), work, counter)
+        except DataError as error:
+            raise error.at(fragment.where) from None
+        if work.unit is not None:  # else one pass is all that sees the rows
+            seal.check(work.secrets, fragment.id, fragment.where)
+    return counter.result()
+
+
+def _sealed(batches: Iterable[pa.RecordBatch], seal: Seal) -> Iterable[pa.RecordBatch]:
+    for batch in batches:
+        seal.add(batch)
+        yield batch
+
+
+@guarded
+def merge_tables(parts: list[Marginals]) -> Marginals:
+    """Return the tables of neighbouring fragments together."""
+    return parts[0].merge(*parts[1:])
+
+
+def tabulate(fragments: tuple[Fragment, ...], work: TableWork, tables: Tables, progress: Progress | None = None) -> Marginals:
+    """Return the tables of a whole table of files: one read of the privatised columns.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema.
+    InputError
+        If a file is missing, unreadable, or changed.
+    """
+    prefix = task_prefix("tabulate")
+    shared = delayed(work, pure=False, traverse=False, name=task_prefix("work"))
+    call = delayed(tabulate_fragments, pure=False)
+    groups = _grouped(fragments, domain_of(work.cells))
+    leaves = [call(group, shared, tables, dask_key_name=f"{prefix}-{number}") for number, group in enumerate(groups)]
+    return merged(leaves, progress)
+
+
+def merged(leaves: Sequence[object], progress: Progress | None = None) -> Marginals:
+    """Compute delayed tables and return them together: the barrier."""
+    [result] = run_tasks("tabulate", [tree_reduce(leaves, merge_tables, task_prefix("merge"))], progress)
+    assert isinstance(result, Marginals)
+    return result
+
+
+def _grouped(fragments: tuple[Fragment, ...], domain: Domain) -> list[tuple[Fragment, ...]]:
+    """Return the fragments as tasks: one each, or where the tables are large, enough rows to be worth their merging."""
+    large = (sum(domain.sizes) ** 2) // 2 > _LARGE_CELLS
+    groups: list[list[Fragment]] = []
+    rows = 0
+    for fragment in fragments:
+        size = _LARGE_ROWS if fragment.n_rows is None else fragment.n_rows
+        if not groups or not large or rows + size > _LARGE_ROWS:
+            groups.append([])
+            rows = 0
+        groups[-1].append(fragment)
+        rows += size
+    return [tuple(group) for group in groups]

@@ -1,0 +1,150 @@
+"""What kinds that release nothing but noisy statistics share: how columns are cut, the pass over the table, the warning of δ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Annotated, Any
+
+import pyarrow as pa
+from pydantic import BeforeValidator
+
+from dpdask.engine import release, tabulate
+from dpdask.engine.compute import Progress
+from dpdask.engine.work import KEY_NAME, RELEASE_NAME, TableWork, tabulated_work
+from dpdask.errors import InputError, SpecError
+from dpdask.io.fragments import InputTable
+from dpdask.io.storage import Folder
+from dpdask.jobs.kinds.kind import Terms
+from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, measure
+from dpdask.mechanisms.marginals_file import noisy_from_bytes, noisy_to_bytes
+from dpdask.privacy import central_guarantee_text
+from dpdask.references.histogram import MAX_BINS
+from dpdask.schema import Schema
+from dpdask.stats import Marginals
+from dpdask.streams import RunKey, stream
+
+PROTECTED = "every row of the table"
+UNPROTECTED = "nobody: all that is released comes from noisy counts of all rows"
+
+
+def _as_firsts(value: object) -> object:
+    if not isinstance(value, list | tuple) or not value or any(type(first) not in (int, float) for first in value):
+        raise ValueError("a number of cells, or a list of the first value of each cell, is expected")
+    return tuple(float(first) for first in value)
+
+
+def _as_count(value: object) -> object:
+    if type(value) is not int or not 1 <= value <= MAX_BINS:
+        raise ValueError(f"a number of cells is a whole number from 1 to {MAX_BINS:,}")
+    return value
+
+
+def _as_bins(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {name: _as_firsts(bins) if isinstance(bins, list | tuple) else _as_count(bins) for name, bins in value.items()}
+    return _as_count(value)
+
+
+Bins = Annotated[int | dict[str, int | tuple[float, ...]], BeforeValidator(_as_bins)]
+
+
+@dataclass(frozen=True, slots=True)
+class NoParts:
+    """The parts of an ε that is shared by no name: noise is the same on all tables."""
+
+    row: Mapping[str, float] = field(default_factory=dict)
+    reference: Mapping[str, float] = field(default_factory=dict)
+
+
+def check_schema(schema: Schema, what: str) -> None:
+    """Check that no column is to be passed through.
+
+    Raises
+    ------
+    SpecError
+        If one is: what is released has no row that it could stand in.
+    """
+    if schema.kept:
+        raise SpecError(f"{what}, so no column can be kept", f"column {schema.kept[0]!r}", "give it the role privatise, or drop")
+
+
+def guarantee(terms: Terms) -> str:
+    """Return the promise in words."""
+    return central_guarantee_text(terms.budget, PROTECTED, UNPROTECTED, n_rows_public=terms.budget.adjacency == "replace-one")
+
+
+def work_on(types: pa.Schema, terms: Terms, bins: Any, secrets: Folder) -> TableWork:
+    """Return the work on a table of some Arrow types, checked against the schema and the bins.
+
+    Raises
+    ------
+    DataError, SpecError
+        If they do not fit.
+    """
+    return tabulated_work(types, terms.schema, bins, secrets, terms.budget.unit_column)
+
+
+def count(table: InputTable, work: TableWork, tables: tabulate.Tables, progress: Progress | None) -> Marginals:
+    """Return the exact tables of all rows, or with units of the rows within their bounds: private, for the driver alone."""
+    return tabulate.tabulate(table.fragments, release.bound_units(table, work, progress), tables, progress)
+
+
+def draw(counts: Marginals, planned: MarginalNoise, terms: Terms, secrets: Folder, charge: Callable[[], None], *, insecure: bool) -> NoisyMarginals:
+    """Charge, then draw the noise: on the driver, once; whoever resumes finds it drawn, or draws it again unseen.
+
+    Raises
+    ------
+    BudgetError
+        From `charge`.
+    """
+    charge()
+    rng = stream(RunKey(secrets.read(KEY_NAME)), "marginals/noise", "") if insecure else None
+    return measure(counts, planned, n_rows_public=terms.budget.adjacency == "replace-one", rng=rng)
+
+
+def write_noisy(noisy: NoisyMarginals, secrets: Folder) -> str:
+    """Write noisy tables beside the run key and return their sha256."""
+    data = noisy_to_bytes(noisy)
+    secrets.write(RELEASE_NAME, data, private=True)
+    return sha256(data).hexdigest()
+
+
+def load_noisy(secrets: Folder, digest: str) -> NoisyMarginals:
+    """Return noisy tables, checked against their digest.
+
+    Raises
+    ------
+    InputError
+        If the file is missing or another.
+    """
+    data = secrets.read(RELEASE_NAME)
+    if sha256(data).hexdigest() != digest:
+        raise InputError("the run's noisy tables are not those that were written", RELEASE_NAME, "abort the run and begin again")
+    return noisy_from_bytes(data, RELEASE_NAME)
+
+
+def warnings(terms: Terms, n_rows: int | None) -> tuple[str, ...]:
+    """Return what a steward should be told before a run: a δ that would allow to publish somebody's row as it is."""
+    delta = terms.budget.delta
+    if n_rows is None or delta * n_rows < 1:
+        return ()
+    return (f"δ = {delta:g} is not below 1 / the number of rows: to publish somebody's row as it is would be as private; lower privacy.delta",)
+
+
+def unit_stage(terms: Terms) -> tuple[str, ...]:
+    """Return the stage that bounds the units, in words; none when the unit is the row."""
+    unit = terms.budget.unit_column
+    return () if unit is None else (f"units: read {unit.column}; choose at most {unit.max_rows} rows of each {unit.column}",)
+
+
+def check_counts(work: TableWork, tables: tabulate.Tables) -> None:
+    """Check that the tables can be held.
+
+    Raises
+    ------
+    SpecError
+        If they cannot.
+    """
+    tabulate.check_size(tabulate.domain_of(work.cells), tables)

@@ -1,0 +1,327 @@
+"""Distribution-invariant privatisation as a job: every released row is randomised on its own, after one barrier for the reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from dpdask.codec import LevelCodec
+from dpdask.documents import Document
+from dpdask.engine import randomise, release
+from dpdask.engine.compute import Progress
+from dpdask.engine.work import TableWork, lay_out, table_work
+from dpdask.errors import DataError, SpecError
+from dpdask.io.fragments import InputTable, takes_in
+from dpdask.io.shards import Shard
+from dpdask.io.storage import Folder, absolute_url
+from dpdask.jobs.kinds.kind import Expected, Fitted, Terms
+from dpdask.kernels.channel import TOTAL_BITS
+from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
+from dpdask.mechanisms import ChannelKind, Cost, RankMechanism, fit_dip
+from dpdask.mechanisms.dip import ColumnMechanism
+from dpdask.mechanisms.spending import Spending, spend
+from dpdask.privacy import Budget, guarantee_text
+from dpdask.privacy.audit import channel_epsilon, rank_epsilon
+from dpdask.privacy.events import Composed
+from dpdask.references import Distribution, Histogram, Holdout, Known, LevelDistribution, Public, RankDistribution, Reference
+from dpdask.reports.card import release_card
+
+N_KNOTS = 2**10
+
+
+class Dip(Document):
+    """Distribution-invariant privatisation.
+
+    Attributes
+    ----------
+    reference
+        `holdout`, `histogram`, `public` or `known`; there is no default, because it decides who is protected.
+    channel
+        `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
+        ε-private channel of least expected cost.
+    cost
+        What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over the levels.
+    weights
+        How ε is shared among the privatised columns; equally if not given.
+    """
+
+    kind: Literal["dip"]
+    reference: Annotated[Holdout | Public | Known | Histogram, Field(discriminator="kind")]
+    channel: ChannelKind = "laplace"
+    cost: dict[str, Cost] | None = None
+    weights: dict[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DipKind:
+    """A DIP job's `Kind`; made by `of`.
+
+    Attributes
+    ----------
+    spec
+        The mechanism as the job writes it.
+    terms
+        What the job says beside it.
+    reference
+        The spec's, its path made absolute.
+    spending
+        How ε is spent on the reference and on each column of a row.
+    """
+
+    spec: Dip
+    terms: Terms
+    reference: Reference
+    spending: Spending
+
+    @classmethod
+    def of(cls, spec: Dip, terms: Terms) -> DipKind:
+        """Return the kind of a DIP job.
+
+        Raises
+        ------
+        SpecError
+            If the mechanism fits neither the budget, nor the schema, nor the output.
+        """
+        _check_budget(terms.budget)
+        reference = _placed(spec.reference, terms)
+        kind = cls(spec=spec, terms=terms, reference=reference, spending=spend(terms.budget, reference, terms.schema.privatised, spec.weights))
+        if spec.cost and spec.channel != "optimal":
+            raise SpecError("a cost belongs to the optimal channel", "mechanism.cost", "set mechanism.channel: optimal, or remove it")
+        kind._check_epsilons()
+        kind._check_reference()
+        return kind
+
+    def _check_epsilons(self) -> None:
+        if self.spec.channel == "optimal":
+            return  # on bins: no rank noise
+        columns = self.terms.schema.columns
+        for name, epsilon in self.spending.row.items():
+            if not columns[name].has_levels and not MIN_EPSILON <= epsilon <= MAX_EPSILON:
+                what = f"a {columns[name].kind} column takes an ε in [{MIN_EPSILON:g}, {MAX_EPSILON:g}]"
+                raise SpecError(what, f"column {name!r}", "change privacy.epsilon, or its division by mechanism.weights")
+
+    def _check_reference(self) -> None:
+        if isinstance(self.reference, Known):
+            privatised = self.terms.schema.privatised
+            for name in privatised:
+                if name not in self.reference.columns:
+                    raise SpecError("has no declared distribution", f"column {name!r}", "add it to mechanism.reference.columns")
+            for name in self.reference.columns:
+                if name not in privatised:
+                    raise SpecError("is not a privatised column", f"mechanism.reference.columns.{name}", "remove it")
+
+    @property
+    def event(self) -> Composed:
+        """A noisy histogram of each column, if there is one, and the rows' own releases."""
+        return self.spending.events(self.terms.budget)
+
+    @property
+    def protected(self) -> str:
+        """Who is covered, in words: the reference decides."""
+        return self.reference.protected
+
+    @property
+    def unprotected(self) -> str:
+        """Who is not, in words."""
+        return self.reference.unprotected
+
+    @property
+    def guarantee(self) -> str:
+        """The promise in words."""
+        return guarantee_text(self.terms.budget, self.protected, self.unprotected)
+
+    @property
+    def how(self) -> str:
+        """What was done, in a few words."""
+        return f"{', '.join(self.terms.schema.privatised)} randomised by the {self.spec.channel} channel"
+
+    @property
+    def fraction(self) -> float | None:
+        """The hold-out's fraction, or None without a hold-out."""
+        return self.reference.fraction if isinstance(self.reference, Holdout) else None
+
+    def check(self, types: pa.Schema, secrets: Folder) -> None:
+        """Check a table's Arrow types against the declared domains; nothing is read or written.
+
+        Raises
+        ------
+        DataError, SpecError
+            If they do not fit.
+        """
+        self._work(types, secrets)
+
+    def _work(self, types: pa.Schema, secrets: Folder, fitted: Fitted | None = None) -> TableWork:
+        work = table_work(types, self.terms.schema, self.reference, secrets, self.terms.budget.unit_column)
+        if fitted is None or work.unit is None:
+            return work
+        return dataclasses.replace(work, unit=dataclasses.replace(work.unit, bounds_sha256=fitted.bounds_sha256))
+
+    def expect(self, table: InputTable, rows_per_shard: int) -> Expected:
+        """Return what a run on a table would do; no row is read."""
+        stages = self._stages(table.n_rows is None)
+        if table.n_rows is None:
+            return Expected(stages=stages, n_rows=None, n_shards=None)
+        bounded = self.terms.budget.unit_column is not None  # then how many rows the units have decides, and no footer tells
+        return Expected(
+            stages=stages,
+            n_rows=None if bounded else round(table.n_rows * (1 - (self.fraction or 0.0))),
+            n_shards=most_shards(table.n_rows, None if bounded else self.fraction, len(table.fragments), rows_per_shard),
+        )
+
+    def _stages(self, uncounted: bool) -> tuple[str, ...]:
+        columns = ", ".join(self.terms.schema.privatised)
+        stages = []
+        unit = self.terms.budget.unit_column
+        if unit is not None:
+            stages.append(
+                f"units: read {unit.column} and the kept columns; choose at most {unit.max_rows} rows of each {unit.column}, by a keyed hash"
+            )
+        if isinstance(self.reference, Holdout):
+            stages.append(f"survey: read {columns}; choose the hold-out; its distribution, merged in a tree")
+        elif isinstance(self.reference, Histogram):
+            stages.append(f"survey: read {columns}; count all rows in public cells")
+        elif uncounted:
+            stages.append(f"survey: read {columns}; count the rows")
+        if isinstance(self.reference, Public):
+            stages.append(f"reference: read {columns} of the public table; its distribution, merged in a tree")
+        source = "the declared reference" if isinstance(self.reference, Known) else "the reference"
+        stages.append(f"fit: {source} and each column's channel, on the driver, written once")
+        stages.append("write: randomise each fragment and stage its shards")
+        return tuple(stages)
+
+    def fit(self, table: InputTable, secrets: Folder, charge: Callable[[], None], progress: Progress | None, *, insecure: bool) -> Fitted:
+        """Compute the reference and fit the release: the barrier before any row is randomised.
+
+        Raises
+        ------
+        DataError, SpecError
+            If a value violates the schema, no row would be released, or the reference does not fit.
+        BudgetError
+            From `charge`.
+
+        Privacy
+        -------
+        Exact statistics of the hold-out, or of all rows, are on the driver before `charge`; noise is drawn after it.
+        """
+        work = release.bound_units(table, self._work(table.schema, secrets), progress)
+        found = release.survey_input(table, work, progress)
+        if sum(found.n_released) == 0:
+            raise DataError("no row would be released", self.terms.input_path, "lower mechanism.reference.fraction, or check the input")
+        source = release.survey_public(self.reference, self.terms.schema, work, progress) if isinstance(self.reference, Public) else found
+        charge()
+        references = release.distributions(self.reference, work, source.statistics, self.spending, self.terms.budget.adjacency, insecure=insecure)
+        fitted = fit_dip(references, work.codecs, self.spending.row, self.spec.channel, self.spec.cost)
+        sha256 = release.write_release(fitted, secrets)
+        bounds_sha256 = work.unit.bounds_sha256 if work.unit is not None else ""
+        return Fitted(release_sha256=sha256, bounds_sha256=bounds_sha256, n_released=found.n_released)
+
+    def write(
+        self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None
+    ) -> list[Shard]:
+        """Stage every shard and return them in the order of the rows; doing it twice changes nothing.
+
+        Raises
+        ------
+        DataError, InputError, TemporaryError
+            The first failure; what is staged stays.
+        """
+        tasks = lay_out(table.fragments, fitted.n_released, rows_per_shard)
+        work = self._work(table.schema, secrets, fitted)
+        return randomise.write_all(tasks, work, fitted.release_sha256, publish, actions, progress)
+
+    def card(self, table: InputTable, fitted: Fitted, secrets: Folder, *, insecure: bool) -> bytes:
+        """Return the release card: the same release, the same bytes."""
+        return release_card(
+            name=self.terms.name,
+            budget=self.terms.budget,
+            reference=self.reference,
+            channel=self.spec.channel,
+            schema=self.terms.schema,
+            codecs=self._work(table.schema, secrets).codecs,
+            spending=self.spending,
+            release=release.load_release(secrets, fitted.release_sha256),
+            insecure=insecure,
+            released_share=sum(fitted.n_released) / table.n_rows if table.n_rows else None,
+        )
+
+    def audit(self, types: pa.Schema, secrets: Folder, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+        """Return for each privatised column its `claimed` part of ε, its exact ε* and the `reference` that this holds for.
+
+        That is the released channel where the job is released, the declared distribution, or a uniform one.
+        """
+        work = self._work(types, secrets)
+        return self._released(card) or self._fitted(work)
+
+    def _released(self, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+        """Return the audit of a finished job's own channels, from its card; empty if it is not released, or has others."""
+        if card is None or "columns" not in card:
+            return {}
+        columns, found = card["columns"], {}
+        for name, claimed in self.spending.row.items():
+            if "channel" not in columns[name]:
+                return {}
+            weights = (np.array(columns[name]["channel"]) * 2.0**TOTAL_BITS).astype(np.uint64)
+            # the card's numbers have 53 bits: its ε* can differ from the drawn one's in the last places
+            epsilon = min(channel_epsilon(weights), claimed) if channel_epsilon(weights) <= claimed * (1 + 1e-9) else channel_epsilon(weights)
+            found[name] = {"claimed": claimed, "epsilon_exact": epsilon, "reference": "the released channel"}
+        return found
+
+    def _fitted(self, work: TableWork) -> dict[str, dict[str, Any]]:
+        source = "the declared distribution" if isinstance(self.reference, Known) else "a uniform stand-in"
+        references = {name: self._stand_in(work, name) for name in work.codecs}
+        claims = self.spending.row
+        fitted = fit_dip(references, work.codecs, claims, self.spec.channel, self.spec.cost)
+        return {name: {"claimed": claims[name], "epsilon_exact": _exact(found), "reference": source} for name, found in fitted.columns.items()}
+
+    def _stand_in(self, work: TableWork, name: str) -> Distribution:
+        codec = work.codecs[name]
+        if isinstance(self.reference, Known):
+            return self.reference.distribution(codec)
+        if isinstance(codec, LevelCodec):
+            return LevelDistribution(np.full(codec.n_levels, 1.0 / codec.n_levels))
+        low, high = codec.bounds or (0.0, float(N_KNOTS))
+        return RankDistribution(np.linspace(low, high, N_KNOTS + 1), np.linspace(0.0, 1.0, N_KNOTS + 1), 0.0)
+
+
+def _check_budget(budget: Budget) -> None:
+    if budget.delta:
+        raise SpecError("distribution-invariant privatisation is pure ε and spends no δ", "privacy.delta", "set it to 0, or remove it")
+    if budget.adjacency != "replace-one":
+        raise SpecError(
+            "distribution-invariant privatisation releases one row for each row, so it cannot hide that a row is there",
+            "privacy.adjacency",
+            "set it to replace-one",
+        )
+
+
+def _placed(reference: Reference, terms: Terms) -> Reference:
+    """Return the reference with its path made absolute; a public table is an input too, so the output may not lie in it."""
+    if not isinstance(reference, Public):
+        return reference
+    if reference.path is None:
+        raise SpecError("the key 'mechanism.reference.path' is missing", terms.name, "add it")
+    url = absolute_url(reference.path, terms.base)
+    if takes_in(url, terms.output_url):
+        raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
+    return Public(path=url)
+
+
+def most_shards(n_rows: int, fraction: float | None, n_fragments: int, per_shard: int) -> int:
+    """Return how many shards `lay_out` makes at most; with a hold-out, but for a chance of exp(-40) (Hoeffding).
+
+    Two neighbouring tasks hold more than a shard together, or read more than four shards' rows, so there are fewer than
+    twice as many tasks as that fills; cutting the large ones adds at most one shard for each full one.
+    """
+    most = n_rows if fraction is None else min(n_rows, math.ceil(n_rows * (1 - fraction) + math.sqrt(20 * n_rows)))
+    return min(n_fragments, 2 * -(-most // per_shard) + 2 * -(-n_rows // (4 * per_shard))) + most // per_shard
+
+
+def _exact(mechanism: ColumnMechanism) -> float:
+    return rank_epsilon(mechanism.noise) if isinstance(mechanism, RankMechanism) else channel_epsilon(mechanism.channel.weights)

@@ -1,0 +1,240 @@
+"""From latent variables to levels: one level for each row and attribute, in the numbers that the model asks for.
+
+An attribute's levels have one latent variable and one offset each; a row takes the level of the largest sum. Offsets
+belong to groups of rows (the value of the attribute's parent in the tree). Within a block of rows every group gets each
+level as often as its probabilities say, up to a rounding that is drawn once: rows that the rounding leaves over move to
+the level that costs them the least.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpdask.kernels.jit import jit
+
+Codes = NDArray[np.uint16]
+
+_STEPS = 60
+_ROUNDS = 64
+
+
+@jit
+def quotas(probabilities: NDArray[np.float64], n_of_group: NDArray[np.int64], uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return how many rows of each group take each level: systematic rounding of what the probabilities ask for.
+
+    Parameters
+    ----------
+    probabilities
+        float64 array of shape (n_groups, n_levels); each row sums to 1.
+    n_of_group
+        int64 array, the rows of each group.
+    uniforms
+        float64 array in [0, 1), one for each group; with uniform ones, a quota's expectation is exactly what is asked for.
+
+    Returns
+    -------
+    int64 array of shape (n_groups, n_levels); each row sums to the group's rows, and is less than 1 off what is asked for.
+    """
+    n_groups, n_levels = probabilities.shape
+    result = np.zeros((n_groups, n_levels), dtype=np.int64)
+    for group in range(n_groups):
+        n, total, taken = n_of_group[group], 0.0, 0
+        last = 0
+        for level in range(n_levels):
+            if probabilities[group, level] > 0.0:
+                last = level
+        for level in range(last + 1):
+            total += probabilities[group, level]
+            upto = min(np.int64(np.floor(total * n + uniforms[group])), n) if level < last else n
+            result[group, level] = max(upto - taken, 0)
+            taken = max(upto, taken)
+    return result
+
+
+@jit
+def _choose(utilities: NDArray[np.float32], offsets: NDArray[np.float32], groups: Codes, chosen: Codes) -> NDArray[np.int64]:
+    """Write each row's best level, and return how many rows of each group chose each."""
+    n_levels, n = utilities.shape
+    best = np.empty(n, dtype=np.float32)
+    for i in range(n):
+        best[i] = utilities[0, i] + offsets[groups[i], 0]
+        chosen[i] = 0
+    for level in range(1, n_levels):
+        for i in range(n):
+            value = utilities[level, i] + offsets[groups[i], level]
+            if value > best[i]:
+                best[i] = value
+                chosen[i] = level
+    counts = np.zeros(offsets.shape, dtype=np.int64)
+    for i in range(n):
+        counts[groups[i], chosen[i]] += 1
+    return counts
+
+
+@jit
+def _regret(utilities: NDArray[np.float32], offsets: NDArray[np.float32], wanting: NDArray[np.bool_], row: int, level: int) -> tuple[float, int]:
+    """Return the least cost of another level for a row, and that level, among the levels that want rows."""
+    best, other = -np.inf, -1
+    for candidate in range(len(wanting)):
+        if wanting[candidate]:
+            value = utilities[candidate, row] + offsets[candidate]
+            if value > best or other < 0:
+                best, other = value, candidate
+    return np.float64(utilities[level, row] + offsets[level]) - np.float64(best), other
+
+
+@jit
+def _settle(
+    utilities: NDArray[np.float32],
+    offsets: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    quota: NDArray[np.int64],
+    chosen: Codes,
+    counts: NDArray[np.int64],
+) -> None:
+    """Move rows of one group from levels that have too many to levels that have too few, the cheapest moves first."""
+    n_levels = len(quota)
+    for attempt in range(_ROUNDS + 1):
+        surplus = 0
+        for level in range(n_levels):
+            surplus += max(counts[level] - quota[level], 0)
+        if surplus == 0:
+            return
+        wanting = counts < quota
+        crowd = rows[np.array([counts[chosen[row]] > quota[chosen[row]] for row in rows])]
+        costs = np.empty(len(crowd))
+        others = np.empty(len(crowd), dtype=np.int64)
+        for place in range(len(crowd)):
+            costs[place], others[place] = _regret(utilities, offsets, wanting, crowd[place], chosen[crowd[place]])
+        # all moves of a round are among the cheapest of their levels; a few more than needed, for those whose goal is full
+        n_best = min(len(crowd), 4 * surplus + 16) if attempt < _ROUNDS else len(crowd)
+        limit = np.partition(costs, n_best - 1)[n_best - 1]
+        near = np.flatnonzero(costs <= limit)
+        for place in near[np.argsort(costs[near], kind="mergesort")]:
+            row, old, new = crowd[place], chosen[crowd[place]], others[place]
+            if counts[old] <= quota[old]:
+                continue
+            if attempt == _ROUNDS:  # whatever is left goes where there is room
+                new = np.argmax(quota - counts)
+            if counts[new] < quota[new]:
+                chosen[row] = new
+                counts[old] -= 1
+                counts[new] += 1
+
+
+@jit
+def _rows_by_group(groups: Codes, n_groups: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows sorted by group, in order, and where each group begins."""
+    starts = np.zeros(n_groups + 1, dtype=np.int64)
+    for group in groups:
+        starts[group + 1] += 1
+    starts = np.cumsum(starts)
+    filled = starts.copy()
+    order = np.empty(len(groups), dtype=np.int64)
+    for row in range(len(groups)):
+        order[filled[groups[row]]] = row
+        filled[groups[row]] += 1
+    return order, starts
+
+
+@jit
+def decode(
+    utilities: NDArray[np.float32],
+    offsets: NDArray[np.float32],
+    probabilities: NDArray[np.float64],
+    groups: Codes,
+    uniforms: NDArray[np.float64],
+) -> Codes:
+    """Return each row's level: the largest utility plus offset, with every group's quotas kept exactly.
+
+    Parameters
+    ----------
+    utilities
+        float32 array of shape (n_levels, n): each level's latent variable in each row.
+    offsets
+        float32 array of shape (n_groups, n_levels).
+    probabilities
+        float64 array of shape (n_groups, n_levels).
+    groups
+        uint16 array of shape (n,): the group of each row.
+    uniforms
+        float64 array of shape (n_groups,), for the rounding of the quotas.
+
+    Returns
+    -------
+    uint16 array of shape (n,).
+    """
+    n_groups = len(offsets)
+    chosen = np.empty(len(groups), dtype=np.uint16)
+    counts = _choose(utilities, offsets, groups, chosen)
+    order, starts = _rows_by_group(groups, n_groups)
+    quota = quotas(probabilities, starts[1:] - starts[:-1], uniforms)
+    for group in range(n_groups):
+        if starts[group + 1] > starts[group]:
+            _settle(utilities, offsets[group], order[starts[group] : starts[group + 1]], quota[group], chosen, counts[group])
+    return chosen
+
+
+@jit
+def calibrate(utilities: NDArray[np.float32], probabilities: NDArray[np.float64], start: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the offsets at which the largest sum falls on each level as often as asked, for the rows of one group.
+
+    Parameters
+    ----------
+    utilities
+        float32 array of shape (n_levels, n).
+    probabilities
+        float64 array of shape (n_levels,), summing to 1. A level of probability 0 gets an offset that no latent reaches.
+    start
+        float32 array of shape (n_levels,), where to begin.
+
+    Notes
+    -----
+    The offsets minimise a convex function (they are the prices of an optimal transport from the rows to the levels), so
+    steps of each offset by the logarithm of wanted over found frequency, halved when they change direction, end near the
+    one minimum; `decode` moves the few rows that they leave over.
+    """
+    n_levels, n = utilities.shape
+    offsets = np.where(probabilities > 0.0, start, np.float32(-1e9)).astype(np.float32).reshape(1, n_levels)
+    step, before = np.full(n_levels, 0.5), np.zeros(n_levels)
+    groups, chosen = np.zeros(n, dtype=np.uint16), np.empty(n, dtype=np.uint16)
+    for _ in range(_STEPS):
+        counts = _choose(utilities, offsets, groups, chosen)[0]
+        for level in range(n_levels):
+            if probabilities[level] > 0.0:
+                change = np.log((probabilities[level] * n + 0.25) / (counts[level] + 0.25))
+                if change * before[level] < 0.0:
+                    step[level] *= 0.7
+                before[level] = change
+                offsets[0, level] += np.float32(step[level] * min(max(change, -1.0), 1.0))
+    found: NDArray[np.float32] = offsets[0]
+    return found
+
+
+@jit
+def calibrate_groups(
+    utilities: NDArray[np.float32], probabilities: NDArray[np.float64], groups: Codes, start: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return `calibrate` for every group of rows; a group without rows keeps where it began.
+
+    Parameters
+    ----------
+    utilities
+        float32 array of shape (n_levels, n).
+    probabilities, start
+        Arrays of shape (n_groups, n_levels), float64 and float32.
+    groups
+        uint16 array of shape (n,).
+    """
+    order, starts = _rows_by_group(groups, len(probabilities))
+    offsets = start.copy()
+    for group in range(len(probabilities)):
+        rows = order[starts[group] : starts[group + 1]]
+        if len(rows):
+            part = np.empty((len(utilities), len(rows)), dtype=np.float32)
+            for level in range(len(utilities)):
+                for place in range(len(rows)):
+                    part[level, place] = utilities[level, rows[place]]
+            offsets[group] = calibrate(part, probabilities[group], start[group])
+    return offsets

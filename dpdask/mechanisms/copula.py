@@ -1,0 +1,151 @@
+"""The Gaussian copula with valid records: correlated latent variables, decoded along a tree into one level per attribute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from dpdask.kernels import decode as decode_kernel
+from dpdask.kernels import latent as latent_kernel
+from dpdask.stats import Domain
+from dpdask.streams import RunKey, stream, words
+
+MECHANISM_ID = "copula"
+CHUNK_ROWS = 2**15  # rows that are decoded together; what the memory of a worker depends on
+
+Codes = NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Node:
+    """One attribute in the tree.
+
+    Attributes
+    ----------
+    attribute
+        Its place in the domain.
+    parent
+        The place in the order of its parent, or -1.
+    levels
+        uint16 array: the levels that a record can have; an empty level has no latent variable.
+    first
+        Its first latent variable. There is one for each level; for two levels, one, of the second.
+    probabilities
+        float64 array of shape (n_groups, len(levels)): the levels' probabilities given each level of the parent.
+    offsets
+        float32 array of the same shape: what calibration adds to the latent variables.
+    """
+
+    attribute: int
+    parent: int
+    levels: NDArray[np.uint16]
+    first: int
+    probabilities: NDArray[np.float64]
+    offsets: NDArray[np.float32]
+
+    @property
+    def n_latents(self) -> int:
+        """How many latent variables it has."""
+        return n_latents_of(len(self.levels))
+
+    def utilities(self, latents: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the latent variables of its levels, float32 of shape (len(levels), n)."""
+        if self.n_latents == len(self.levels):
+            return latents[self.first : self.first + self.n_latents]
+        result = np.zeros((len(self.levels), latents.shape[1]), dtype=np.float32)
+        result[len(self.levels) - self.n_latents :] = latents[self.first : self.first + self.n_latents]
+        return result
+
+
+def n_latents_of(n_levels: int) -> int:
+    """Return how many latent variables an attribute of so many possible levels has: two levels are one question."""
+    return n_levels if n_levels > 2 else n_levels - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CopulaModel:
+    """A fitted copula: everything that sampling needs, and nothing that is not a function of the noisy tables.
+
+    Attributes
+    ----------
+    domain
+        The attributes and their levels.
+    n_rows
+        How many rows the table has: exact where it is public, otherwise an estimate.
+    nodes
+        The attributes, each after its parent.
+    factor
+        float32 array of shape (n_latents, n_latents): the Cholesky factor of the latent variables' correlations.
+
+    Privacy
+    -------
+    Post-processing of `NoisyMarginals`: it costs nothing more, may be published, and any number of records may be drawn.
+
+    References
+    ----------
+    Asghar, Ding, Rakotoarivelo, Mrabet and Kaafar, Differentially private release of high-dimensional datasets using the
+    Gaussian copula, section 3.3; its thresholds, one for each dummy, are here one choice for each attribute.
+    """
+
+    domain: Domain
+    n_rows: float
+    nodes: tuple[Node, ...]
+    factor: NDArray[np.float32]
+
+    @property
+    def n_latents(self) -> int:
+        """How many latent variables there are."""
+        return len(self.factor)
+
+    def sample(self, n: int, rng: Generator) -> Codes:
+        """Return records.
+
+        Parameters
+        ----------
+        n
+            How many, at least 0.
+        rng
+            A stream; the records are a function of it and of `n`.
+
+        Returns
+        -------
+        uint16 array of shape (n_attributes, n), every code below its attribute's size.
+        """
+        parts = [self._chunk(min(CHUNK_ROWS, n - start), rng) for start in range(0, n, CHUNK_ROWS)]
+        return np.concatenate([np.empty((self.domain.n_attributes, 0), dtype=np.uint16), *parts], axis=1)
+
+    def _chunk(self, n: int, rng: Generator) -> Codes:
+        drawn = draw_latents(self.factor, n, rng)
+        found: list[Codes] = []
+        result = np.empty((self.domain.n_attributes, n), dtype=np.uint16)
+        for node in self.nodes:
+            groups = np.zeros(n, dtype=np.uint16) if node.parent < 0 else found[node.parent]
+            uniforms = draw_uniforms(rng, len(node.offsets))
+            found.append(decode_kernel.decode(node.utilities(drawn), node.offsets, node.probabilities, groups, uniforms))
+            result[node.attribute] = node.levels[found[-1]]
+        return result
+
+    def stream(self, key: RunKey, partition: str) -> Generator:
+        """Return the random stream of one partition of synthetic records, at its start."""
+        return stream(key, MECHANISM_ID, partition)
+
+
+def draw_latents(factor: NDArray[np.float32], n: int, rng: Generator) -> NDArray[np.float32]:
+    """Return n rows of correlated latent variables, float32 of shape (n_latents, n)."""
+    block = latent_kernel.BLOCK_ROWS
+    n_blocks = -(-n // block)
+    result = np.empty((len(factor), n_blocks * block), dtype=np.float32)
+    part = np.empty((len(factor), block), dtype=np.float32)
+    for index in range(n_blocks if len(factor) else 0):
+        latent_kernel.latents(factor, words(rng, latent_kernel.words_per_block(len(factor))), part)
+        result[:, index * block : (index + 1) * block] = part
+    return result[:, :n]
+
+
+def draw_uniforms(rng: Generator, n: int) -> NDArray[np.float64]:
+    """Return n uniform numbers in [0, 1)."""
+    result: NDArray[np.float64] = (words(rng, n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return result

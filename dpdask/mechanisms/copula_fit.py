@@ -1,0 +1,211 @@
+"""Fitting a copula to noisy tables alone: post-processing, from the counts to the factor and the offsets."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from dpdask.kernels import correlation as correlation_kernel
+from dpdask.kernels import decode as decode_kernel
+from dpdask.kernels import marginals as marginals_kernel
+from dpdask.kernels import normal as normal_kernel
+from dpdask.mechanisms.copula import CHUNK_ROWS, CopulaModel, Node, draw_latents, draw_uniforms, n_latents_of
+from dpdask.mechanisms.denoise import Denoised, PairGroup, denoise, dependence_tree
+from dpdask.mechanisms.marginals import NoisyMarginals
+
+Floats = NDArray[np.float64]
+
+_FLOOR = 1e-3  # of the correlations' eigenvalues: what the float32 factor resolves, with room
+_EMPTY = 1e-9  # a level's share below which it is never drawn
+_MOST_REFINED = 1200  # latent variables: beyond, a refinement costs more than the fit
+_REFINEMENT_GAIN = 0.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopulaOptions:
+    """What of the fit can be switched off, to see what it is worth; the defaults are what it is for.
+
+    Attributes
+    ----------
+    consistency
+        Whether one-way counts are averaged with the sums of the two-way tables.
+    shrinkage
+        Whether the noise is taken out of each two-way table's singular values.
+    significance
+        Whether a cell's correlation is kept only where its departure from independence exceeds the noise's standard deviation.
+    tree
+        Whether attributes are decoded along the tree of the strongest dependence, each given its parent.
+    refinements
+        How often the correlations are corrected by what a sample of the model shows.
+    """
+
+    consistency: bool = True
+    shrinkage: bool = True
+    significance: bool = True
+    tree: bool = True
+    refinements: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitReport:
+    """What the fit met; computed from noisy tables, so safe to publish.
+
+    Attributes
+    ----------
+    n_latents
+        The latent variables.
+    kept_share
+        The part of the correlations that are kept as significant.
+    moved
+        The root mean square by which the nearest correlation matrix differs from the wanted one.
+    n_iterations, residual
+        Of the search for it, the last time.
+    """
+
+    n_latents: int
+    kept_share: float
+    moved: float
+    n_iterations: int
+    residual: float
+
+
+def fit_copula(noisy: NoisyMarginals, rng: Generator, options: CopulaOptions | None = None) -> tuple[CopulaModel, FitReport]:
+    """Return the copula that fits noisy one- and two-way tables.
+
+    Parameters
+    ----------
+    noisy
+        The tables; nothing else is looked at.
+    rng
+        A stream, for the sample on which the offsets are calibrated.
+    options
+        What to leave out.
+
+    Notes
+    -----
+    1. `denoise`: margins, tables, and which cells' dependence is more than noise. 2. The correlation of two levels' latent
+    variables is the one at which two standard normals exceed their thresholds Φ⁻¹(1-μ) together as often as the levels
+    meet (tetrachoric); 0 where nothing significant is there, and between the levels of one attribute. 3. The nearest
+    correlation matrix and its Cholesky factor. 4. On a sample of latent variables, attribute after attribute along the
+    tree: offsets at which a record takes each level as often as its parent's level asks for. 5. Where a pair's table in
+    that sample is not what it should be, its wanted probabilities are moved by the difference, and 2-4 are done again.
+
+    References
+    ----------
+    Asghar et al., section 3.3. The calibrated choice of one level is not in the paper.
+    """
+    options = options or CopulaOptions()
+    cleaned = denoise(noisy, consistency=options.consistency, shrinkage=options.shrinkage, significance=options.significance)
+    tree = dependence_tree(cleaned) if options.tree else [(attribute, -1) for attribute in range(noisy.domain.n_attributes)]
+    fit = _Fit(cleaned, tree)
+    wanted = [group.tables for group in cleaned.groups]
+    model, report, codes = fit.model(wanted, rng)
+    if all(len(levels) <= 2 for levels in fit.levels) or report.n_latents > _MOST_REFINED:
+        return model, report  # thresholds of single latent variables meet every pair already
+    for _ in range(options.refinements):
+        found = marginals_kernel.count_pairs(codes, np.array(noisy.domain.sizes, dtype=np.int64)) * (noisy.n_rows / codes.shape[1])
+        wanted = [group.corrected(tables, found, _REFINEMENT_GAIN) for group, tables in zip(cleaned.groups, wanted, strict=True)]
+        model, report, codes = fit.model(wanted, rng)
+    return model, report
+
+
+class _Fit:
+    """What does not change between refinements: the levels that live, their latent variables, the tree."""
+
+    def __init__(self, cleaned: Denoised, tree: list[tuple[int, int]]) -> None:
+        self.cleaned, self.tree = cleaned, tree
+        shares = [counts / cleaned.n_rows for counts in cleaned.one_way]
+        self.levels = [np.flatnonzero(share > _EMPTY).astype(np.uint16) for share in shares]
+        self._latent = np.full(sum(cleaned.domain.sizes), -1, dtype=np.int64)  # of each level: its variable, or none
+        self._starts = np.concatenate([[0], np.cumsum(cleaned.domain.sizes)[:-1]])
+        n = 0
+        for attribute, _ in tree:
+            count = n_latents_of(len(self.levels[attribute]))
+            self._latent[self._starts[attribute] + self.levels[attribute][len(self.levels[attribute]) - count :]] = np.arange(n, n + count)
+            n += count
+        self._n_latents = n
+        self._cuts = normal_kernel.normal_quantile(1.0 - np.clip(np.concatenate(shares), 1e-12, 1.0 - 1e-12))
+
+    def model(self, wanted: list[Floats], rng: Generator) -> tuple[CopulaModel, FitReport, NDArray[np.uint16]]:
+        """Return the model whose latent variables have the wanted pair counts, what it met, and its calibration sample."""
+        matrix, kept = self._correlations(wanted)
+        nearest = correlation_kernel.nearest_correlation(matrix, floor=_FLOOR, tolerance=1e-6) if self._n_latents else None
+        factor = correlation_kernel.cholesky(nearest.matrix).astype(np.float32) if nearest is not None else np.zeros((0, 0), dtype=np.float32)
+        nodes, codes = self._calibrated(factor, rng)
+        report = FitReport(
+            n_latents=self._n_latents,
+            kept_share=kept,
+            moved=nearest.distance / self._n_latents if nearest is not None else 0.0,
+            n_iterations=nearest.n_iterations if nearest is not None else 0,
+            residual=nearest.residual if nearest is not None else 0.0,
+        )
+        return CopulaModel(domain=self.cleaned.domain, n_rows=self.cleaned.n_rows, nodes=tuple(nodes), factor=factor), report, codes
+
+    def _correlations(self, wanted: list[Floats]) -> tuple[Floats, float]:
+        matrix = np.eye(self._n_latents)
+        n_cells = n_kept = 0
+        for group, tables in zip(self.cleaned.groups, wanted, strict=True):
+            _, m, n = tables.shape
+            rows = self._starts[group.first][:, None] + np.arange(m)
+            columns = self._starts[group.second][:, None] + np.arange(n)
+            i, j = np.broadcast_arrays(self._latent[rows][:, :, None], self._latent[columns][:, None, :])
+            possible = (i >= 0) & (j >= 0)
+            kept = possible & group.significant
+            h, k = np.broadcast_arrays(self._cuts[rows][:, :, None], self._cuts[columns][:, None, :])
+            values = normal_kernel.tetrachoric(h[kept], k[kept], tables[kept] / self.cleaned.n_rows, n_threads=os.cpu_count() or 1)
+            matrix[i[kept], j[kept]] = matrix[j[kept], i[kept]] = values
+            n_cells, n_kept = n_cells + int(possible.sum()), n_kept + int(kept.sum())
+        return matrix, n_kept / max(1, n_cells)
+
+    def _calibrated(self, factor: NDArray[np.float32], rng: Generator) -> tuple[list[Node], NDArray[np.uint16]]:
+        n = CHUNK_ROWS
+        drawn = draw_latents(factor, n, rng)
+        place = {attribute: index for index, (attribute, _) in enumerate(self.tree)}
+        nodes: list[Node] = []
+        found: list[NDArray[np.uint16]] = []
+        codes = np.empty((len(self.tree), n), dtype=np.uint16)
+        first = 0
+        for attribute, parent in self.tree:
+            levels = self.levels[attribute]
+            probabilities = self._conditionals(attribute, parent)
+            draft = Node(
+                attribute=attribute,
+                parent=place[parent] if parent >= 0 else -1,
+                levels=levels,
+                first=first,
+                probabilities=probabilities,
+                offsets=normal_kernel.normal_quantile(np.clip(probabilities, 1e-7, 1.0 - 1e-7)).astype(np.float32),
+            )
+            first += draft.n_latents
+            groups = np.zeros(n, dtype=np.uint16) if draft.parent < 0 else found[draft.parent]
+            utilities = draft.utilities(drawn)
+            node = Node(
+                attribute=attribute,
+                parent=draft.parent,
+                levels=levels,
+                first=draft.first,
+                probabilities=probabilities,
+                offsets=decode_kernel.calibrate_groups(utilities, probabilities, groups, draft.offsets),
+            )
+            nodes.append(node)
+            found.append(decode_kernel.decode(utilities, node.offsets, probabilities, groups, draw_uniforms(rng, len(probabilities))))
+            codes[attribute] = levels[found[-1]]
+        return nodes, codes
+
+    def _conditionals(self, attribute: int, parent: int) -> Floats:
+        """Return the probabilities of an attribute's levels given each level of its parent, shape (n_groups, n_levels)."""
+        own = self.cleaned.one_way[attribute][self.levels[attribute]]
+        share: Floats = (own / own.sum()).reshape(1, -1)
+        if parent < 0:
+            return share
+        table = self.cleaned.table(parent, attribute)[np.ix_(self.levels[parent], self.levels[attribute])]
+        sums = table.sum(axis=1, keepdims=True)
+        found: Floats = np.where(sums > 0.0, table / np.where(sums > 0.0, sums, 1.0), share)
+        return found
+
+
+__all__ = ["CopulaOptions", "FitReport", "PairGroup", "fit_copula"]

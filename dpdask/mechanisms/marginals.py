@@ -1,0 +1,235 @@
+"""Contingency tables of all rows with noise of known size: what the copula is fitted to, and a release of its own."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from dpdask.errors import SpecError
+from dpdask.privacy import Budget, noise
+from dpdask.privacy.accountant import epsilon, scaled
+from dpdask.privacy.events import Adjacency, CentralEvent, Composed, DiscreteGaussian, DiscreteLaplace
+from dpdask.stats import Clique, Domain, Marginals
+
+Counts = NDArray[np.int64]
+
+_NORMAL_95 = 1.959963984540054
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarginalNoise:
+    """The noise of every table, decided before any is drawn.
+
+    Attributes
+    ----------
+    one_way, pairs
+        The noise of each attribute's own table, and of each two-way table; None if these are not measured.
+    cliques
+        The noise of each further table.
+
+    Privacy
+    -------
+    Unit and adjacency: the budget's. Sensitivity of one table: a row replaced takes 1 from a cell and adds 1 to another
+    (L1 2, L2 √2), a row added or removed changes one by 1; a unit of k rows does so k times, and all may fall on the same
+    cells. Composition over all tables: by `accountant`.
+    """
+
+    one_way: CentralEvent | None
+    pairs: CentralEvent | None
+    cliques: Mapping[Clique, CentralEvent]
+
+    @property
+    def event(self) -> Composed:
+        """What will happen."""
+        return Composed(events=tuple(event for event in (self.one_way, self.pairs, *self.cliques.values()) if event is not None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NoisyMarginals:
+    """Noisy tables; safe to publish.
+
+    Attributes
+    ----------
+    domain
+        The attributes and their numbers of levels.
+    n_rows
+        The number of rows: exact where it is public (replace-one), otherwise estimated from the noisy tables.
+    noise
+        What was drawn.
+    one_way
+        int64 array, the attributes' tables one after the other; empty if they were not measured.
+    pairs
+        int64 array, the two-way tables in the domain's order of pairs; empty if they were not measured.
+    cliques
+        The further tables, int64 arrays of their shapes.
+    """
+
+    domain: Domain
+    n_rows: float
+    noise: MarginalNoise
+    one_way: Counts
+    pairs: Counts
+    cliques: Mapping[Clique, Counts]
+
+    def table(self, clique: Clique) -> Counts:
+        """Return the noisy table of one measured clique, an int64 array with an axis for each of its attributes; may be negative.
+
+        Raises
+        ------
+        KeyError
+            If it was not measured.
+        """
+        if clique in self.cliques:
+            return self.cliques[clique]
+        if len(clique) == 1 and self.one_way.size:
+            place = self.domain.position(clique[0])
+            start = sum(self.domain.sizes[:place])
+            return self.one_way[start : start + self.domain.sizes[place]]
+        if len(clique) == 2 and clique[0] != clique[1] and self.pairs.size:
+            first, second = (self.domain.position(name) for name in clique)
+            if first > second:
+                return self.table(clique[::-1]).T
+            sizes = self.domain.sizes
+            start = sum(sizes[a] * sum(sizes[a + 1 :]) for a in range(first)) + sizes[first] * sum(sizes[first + 1 : second])
+            return self.pairs[start : start + sizes[first] * sizes[second]].reshape(sizes[first], sizes[second])
+        raise KeyError(clique)
+
+    def margin(self, clique: Clique) -> float:
+        """Return the half-width, in counts, of a 95 % interval for one cell of a measured table.
+
+        Raises
+        ------
+        KeyError
+            If it was not measured.
+        """
+        if clique in self.noise.cliques:
+            return margin_95(self.noise.cliques[clique])
+        event = {1: self.noise.one_way, 2: self.noise.pairs}.get(len(clique))
+        if event is None:
+            raise KeyError(clique)
+        return margin_95(event)
+
+
+def margin_95(event: CentralEvent) -> float:
+    """Return m with Pr(|noise| > m) <= 5 %: what a cell's count may be off, in counts."""
+    if isinstance(event, DiscreteGaussian):
+        return _NORMAL_95 * event.sigma + 1.0
+    # Pr(|e| >= j) = 2 α^j / (1 + α), α = exp(-1 / scale)
+    return max(0.0, math.ceil(event.scale * math.log(2.0 / (0.05 * (1.0 + math.exp(-1.0 / event.scale))))) - 1.0)
+
+
+def deviation(event: CentralEvent) -> float:
+    """Return the standard deviation of an event's noise, in counts."""
+    if isinstance(event, DiscreteGaussian):
+        return event.sigma
+    return math.sqrt(0.5) / math.sinh(0.5 / event.scale)  # √(2α) / (1-α), without cancellation
+
+
+def plan_noise(
+    budget: Budget, n_attributes: int, *, one_way: float = 1.0, pairs: float = 1.0, cliques: Mapping[Clique, float] | None = None
+) -> MarginalNoise:
+    """Return the noise that spends a budget on tables: Gaussian if there is a δ, otherwise Laplace.
+
+    Parameters
+    ----------
+    budget
+        ε, δ, adjacency and unit.
+    n_attributes
+        How many attributes there are. How many levels they have changes no price.
+    one_way, pairs
+        The weight of each one-way and of each two-way table: its share of the budget, relative to the other tables; 0 to
+        leave them out.
+    cliques
+        The weight of each further table, positive.
+
+    Raises
+    ------
+    SpecError
+        If there is nothing to measure.
+    """
+    chosen = dict(cliques or {})
+    rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
+    counted = ((one_way, n_attributes), (pairs, n_attributes * (n_attributes - 1) // 2), *((weight, 1) for weight in chosen.values()))
+    if not any(weight > 0 and count for weight, count in counted):
+        raise SpecError("there is no table to measure", "mechanism", "give at least one a weight")
+    events = _planned(budget.epsilon, budget.delta, budget.adjacency, rows, counted)
+    named = {clique: event for clique, event in zip(chosen, events[2:], strict=True) if event is not None}
+    return MarginalNoise(one_way=events[0], pairs=events[1], cliques=named)
+
+
+@functools.lru_cache(maxsize=64)
+def _planned(
+    epsilon: float, delta: float, adjacency: Adjacency, rows: int, counted: tuple[tuple[float, int], ...]
+) -> tuple[CentralEvent | None, ...]:
+    """Return the event of each kind of table, or None for those that are left out."""
+    drafts = [_draft(delta, adjacency, rows, weight, count) if weight > 0 and count else None for weight, count in counted]
+    found = iter(scaled([draft for draft in drafts if draft is not None], epsilon, delta))
+    return tuple(next(found) if draft is not None else None for draft in drafts)
+
+
+def _draft(delta: float, adjacency: Adjacency, rows: int, weight: float, count: int) -> CentralEvent:
+    """Return the event of some tables of one weight, up to the factor that all noise has in common."""
+    replaced = adjacency == "replace-one"
+    if delta > 0:
+        sensitivity = rows * (math.nextafter(math.sqrt(2.0), 2.0) if replaced else 1.0)
+        return DiscreteGaussian(sigma=1.0 / math.sqrt(weight), sensitivity=sensitivity, adjacency=adjacency, count=count)
+    return DiscreteLaplace(scale=1.0 / weight, sensitivity=rows * (2 if replaced else 1), adjacency=adjacency, count=count)
+
+
+def spent(noise_: MarginalNoise, budget: Budget) -> float:
+    """Return the ε, at the budget's δ, of what is drawn: never above the budget's."""
+    return epsilon(noise_.event, budget.delta)
+
+
+def measure(counts: Marginals, planned: MarginalNoise, *, n_rows_public: bool, rng: Generator | None = None) -> NoisyMarginals:
+    """Return the tables with their noise: on the driver, once, after the ledger was charged.
+
+    Parameters
+    ----------
+    counts
+        Exact.
+    planned
+        The noise; each table of `planned.cliques` must be among the counts' cliques.
+    n_rows_public
+        Whether neighbours have the same number of rows.
+    rng
+        None: secure noise. A stream: INSECURE, for runs marked so; see `privacy.noise`.
+
+    Privacy
+    -------
+    Unit, sensitivity, event: `MarginalNoise`. Protected: every row counted.
+    """
+    domain = counts.domain
+    none = np.zeros(0, dtype=np.int64)
+    noisy_one = noise.perturb(counts.one_way, planned.one_way, rng=rng) if planned.one_way is not None else none
+    noisy_pairs = noise.perturb(counts.pairs, planned.pairs, rng=rng) if planned.pairs is not None else none
+    further = {clique: noise.perturb(counts.table(clique), event, rng=rng) for clique, event in planned.cliques.items()}
+    total = float(counts.n_rows) if n_rows_public else _total(domain, planned, noisy_one, noisy_pairs, further)
+    return NoisyMarginals(domain=domain, n_rows=total, noise=planned, one_way=noisy_one, pairs=noisy_pairs, cliques=further)
+
+
+def _total(domain: Domain, planned: MarginalNoise, one_way: Counts, pairs: Counts, cliques: Mapping[Clique, Counts]) -> float:
+    """Return the number of rows from the noisy tables alone, each table's sum weighted by its inverse variance; at least 1."""
+    sums: list[tuple[float, float]] = []
+    if planned.one_way is not None:
+        starts = np.concatenate([[0], np.cumsum(domain.sizes)[:-1]])
+        sums += zip(np.add.reduceat(one_way, starts), deviation(planned.one_way) ** 2 * np.array(domain.sizes), strict=True)
+    if planned.pairs is not None:
+        cells = pair_cells(domain)
+        sums += zip(np.add.reduceat(pairs, np.concatenate([[0], np.cumsum(cells)[:-1]])), deviation(planned.pairs) ** 2 * cells, strict=True)
+    sums += [(float(table.sum()), deviation(planned.cliques[clique]) ** 2 * table.size) for clique, table in cliques.items()]
+    weights = np.array([1.0 / variance for _, variance in sums])
+    return max(1.0, float(np.dot(weights, np.array([float(value) for value, _ in sums])) / weights.sum()))
+
+
+def pair_cells(domain: Domain) -> NDArray[np.int64]:
+    """Return the number of cells of each two-way table, in the domain's order: int64 array of shape (n_pairs,)."""
+    sizes = np.array(domain.sizes, dtype=np.int64)
+    first, second = np.triu_indices(len(sizes), k=1)
+    return sizes[first] * sizes[second]

@@ -1,0 +1,185 @@
+"""The nearest correlation matrix against Higham's published example, his own algorithm and the optimality conditions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from dpdask.kernels import correlation
+from dpdask.kernels.correlation import cholesky, nearest_correlation
+
+FLOOR = 1e-6
+
+
+def noisy(n, noise, seed):
+    """A factor model's correlations, disturbed and clipped to [-1, 1]."""
+    rng = np.random.default_rng(seed)
+    loadings = rng.normal(size=(n, 3))
+    matrix = loadings @ loadings.T + np.diag(rng.uniform(0.2, 1, n))
+    scale = 1 / np.sqrt(np.diagonal(matrix))
+    disturbance = np.triu(rng.normal(size=(n, n)) * noise, 1)
+    matrix = np.clip(matrix * scale * scale[:, None] + disturbance + disturbance.T, -1, 1)
+    np.fill_diagonal(matrix, 1)
+    return (matrix + matrix.T) / 2
+
+
+def projected(matrix, floor, steps):
+    """Higham's alternating projections with Dykstra's correction, as published: the oracle."""
+    current, correction = matrix.copy(), np.zeros_like(matrix)
+    for _ in range(steps):
+        moved = current - correction
+        values, vectors = np.linalg.eigh(moved)
+        inside = (vectors * np.maximum(values, floor)) @ vectors.T
+        correction = inside - moved
+        current = inside.copy()
+        np.fill_diagonal(current, 1)
+    return current
+
+
+def assert_is_correlation(found, floor=FLOOR):
+    assert (found == found.T).all()
+    assert (np.diagonal(found) == 1).all()
+    assert np.abs(found).max() <= 1
+    assert np.linalg.eigvalsh(found)[0] >= floor * (1 - 1e-5) - 1e-13
+
+
+def test_highams_example():
+    found = nearest_correlation(np.array([[1.0, 1, 0], [1, 1, 1], [0, 1, 1]]), floor=0)
+    assert_allclose(found.matrix, [[1, 0.7607, 0.1573], [0.7607, 1, 0.7607], [0.1573, 0.7607, 1]], atol=5e-5)
+    assert found.distance == pytest.approx(0.5278, abs=5e-5)
+    assert found.converged
+
+
+def test_highams_tridiagonal_example():
+    given = 2 * np.eye(4) - np.eye(4, k=1) - np.eye(4, k=-1)
+    expected = [[1, -0.8084, 0.1916, 0.1068], [-0.8084, 1, -0.6562, 0.1916], [0.1916, -0.6562, 1, -0.8084], [0.1068, 0.1916, -0.8084, 1]]
+    found = nearest_correlation(given, floor=0)
+    assert_allclose(found.matrix, expected, atol=5e-5)
+    assert math.hypot(found.distance, 2) == pytest.approx(2.13, abs=5e-3)  # his distance counts the diagonal of twos, too
+
+
+@pytest.mark.parametrize("floor", [0, 1e-6, 0.05])
+@pytest.mark.parametrize("seed", range(3))
+def test_it_agrees_with_alternating_projections(seed, floor):
+    given = noisy(12, 0.3, seed)
+    found = nearest_correlation(given, floor=floor, tolerance=1e-11)
+    assert found.n_iterations > 0
+    assert_allclose(found.matrix, projected(given, floor, 3000), atol=1e-7)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(2, 25), st.floats(0.05, 2), st.integers(0, 2**32 - 1), st.sampled_from([1e-6, 1e-3, 0.2]))
+def test_the_result_meets_the_conditions_of_the_nearest_matrix(n, noise, seed, floor):
+    given = noisy(n, noise, seed)
+    found = nearest_correlation(given, floor=floor, tolerance=1e-10)
+    assert found.converged
+    assert_is_correlation(found.matrix, floor)
+    assert found.distance == pytest.approx(np.linalg.norm(found.matrix - given), abs=1e-12)
+    if found.n_iterations:
+        # found - given = diag(y) + S with S >= 0 and S (found - floor·I) = 0: y is read off the rows that S leaves
+        inside = found.matrix - floor * np.eye(n)
+        y = np.diagonal((found.matrix - given) @ inside) / np.diagonal(inside)
+        slack = found.matrix - given - np.diag(y)
+        assert np.linalg.eigvalsh(slack)[0] >= -1e-6
+        assert np.abs(slack @ inside).max() <= 1e-6
+
+
+@pytest.mark.parametrize("matrix", [np.eye(1), np.eye(5), noisy(20, 0, 1), np.array([[1, -0.999], [-0.999, 1]])])
+def test_a_correlation_matrix_stays_to_the_bit(matrix):
+    found = nearest_correlation(matrix)
+    assert (found.matrix == matrix).all()
+    assert (found.distance, found.residual, found.n_iterations, found.converged) == (0, 0, 0, True)
+
+
+def test_a_result_is_its_own_nearest():
+    once = nearest_correlation(noisy(60, 0.3, 4))
+    again = nearest_correlation(once.matrix)
+    assert again.n_iterations == 0
+    assert (again.matrix == once.matrix).all()
+
+
+def test_the_diagonal_of_the_input_does_not_matter():
+    given = noisy(15, 0.4, 2)
+    other = given + np.diag(np.arange(15.0))
+    assert (nearest_correlation(given).matrix == nearest_correlation(other).matrix).all()
+
+
+@pytest.mark.parametrize("n", [2, 3, 30, 150])
+def test_levels_that_exclude_each_other_share_the_correlation_evenly(n):
+    found = nearest_correlation(2 * np.eye(n) - np.ones((n, n)))
+    assert found.converged
+    assert_is_correlation(found.matrix)
+    assert_allclose(found.matrix[~np.eye(n, dtype=bool)], (FLOOR - 1) / (n - 1), rtol=1e-6)
+
+
+def test_all_ones_stay_almost_all_ones():
+    found = nearest_correlation(np.ones((40, 40)))
+    assert_is_correlation(found.matrix)
+    assert found.distance < 40 * 40 * FLOOR
+
+
+def test_a_few_hundred_very_noisy_variables_converge():
+    given = noisy(200, 0.7, 5)
+    found = nearest_correlation(given)
+    assert found.converged
+    assert found.n_iterations <= 15
+    assert_is_correlation(found.matrix)
+    factor = cholesky(found.matrix)
+    assert_allclose(factor @ factor.T, found.matrix, atol=1e-12)
+    assert (nearest_correlation(given).matrix == found.matrix).all()
+
+
+def test_a_search_cut_short_says_so_and_gives_a_correlation_matrix():
+    given = noisy(50, 0.5, 6)
+    found = nearest_correlation(given, max_iterations=1)
+    assert not found.converged
+    assert found.residual > 1e-7
+    assert found.n_iterations == 1
+    assert_is_correlation(found.matrix, FLOOR / 10)
+    assert found.distance >= nearest_correlation(given).distance
+
+
+def test_the_hessian_is_the_derivative_of_the_gradient():
+    given, rng = noisy(30, 0.5, 7), np.random.default_rng(0)
+    for shift in (-0.5, 0.0, 1.5):  # mostly negative, mixed and mostly positive eigenvalues
+        y, d, step = np.full(30, shift), rng.normal(size=30), 1e-6
+        apply, diagonal = correlation._hessian(correlation._evaluate(given, y, 1.0))
+        ahead, behind = (correlation._evaluate(given, y + sign * step * d, 1.0) for sign in (1, -1))
+        assert_allclose(apply(d), (ahead.gradient - behind.gradient) / (2 * step), atol=1e-6)
+        assert_allclose(diagonal, [apply(unit)[i] for i, unit in enumerate(np.eye(30))], atol=1e-10)
+        assert (ahead.dual - behind.dual) / (2 * step) == pytest.approx(correlation._evaluate(given, y, 1.0).gradient @ d, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        (np.ones(3), "square"),
+        (np.ones((2, 3)), "square"),
+        (np.ones((0, 0)), "square"),
+        (np.array([[1, 0.2], [0.3, 1]]), "symmetric"),
+        (np.array([[1, np.nan], [np.nan, 1]]), "finite"),
+        (np.array([[1, np.inf], [np.inf, 1]]), "finite"),
+    ],
+)
+def test_what_is_no_symmetric_matrix_is_refused(matrix, message):
+    for function in (nearest_correlation, cholesky):
+        with pytest.raises(ValueError, match=message):
+            function(matrix)
+
+
+@pytest.mark.parametrize(
+    "settings_", [{"floor": -0.1}, {"floor": 1.0}, {"floor": np.nan}, {"tolerance": 0.0}, {"tolerance": np.nan}, {"max_iterations": 0}]
+)
+def test_settings_out_of_range_are_refused(settings_):
+    with pytest.raises(ValueError, match="floor"):
+        nearest_correlation(np.eye(2), **settings_)
+
+
+def test_an_indefinite_matrix_has_no_factor():
+    with pytest.raises(ValueError, match="positive definite"):
+        cholesky(np.array([[1.0, 2.0], [2.0, 1.0]]))

@@ -1,0 +1,190 @@
+"""The bivariate normal against quadrature in 20 digits, its identities, and the correlation found back."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+from scipy import stats
+
+from dpdask.kernels import normal
+from dpdask.kernels.normal import density, normal_cdf, normal_quantile, tetrachoric, upper_orthant
+
+INF = math.inf
+CUTS = st.floats(-6, 6)
+ANGLES = st.floats(-math.pi / 2, math.pi / 2)
+PAIRS = [(-8, 8), (-8, -8), (8, 8), (-4, 1.5), (-1.3, -1.3), (-0.2, 0.4), (0, 0), (0.7, 0.7), (0.7, -0.7), (1, 2.5), (3, 3.001), (-2, 5)]
+CORRELATIONS = [-0.999999, -0.97, -0.926, -0.924, -0.8, -0.31, -0.29, 0.0, 0.1, 0.5, 0.74, 0.76, 0.924, 0.926, 0.9999, 0.999999]
+
+
+@cache
+def exact(h, k, r):
+    """Pr(X > h, Y > k) as the integral of φ(x) Φ((rx - k) / (1 - r²)^½) over x > h, in 20 digits."""
+    with mpmath.workdps(20):
+        h, k, r = mpmath.mpf(h), mpmath.mpf(k), mpmath.mpf(r)
+        spread = mpmath.sqrt((1 - r) * (1 + r))
+        middle = k / r if abs(r) > 0.1 else mpmath.mpf(0)
+        edges = {h, mpmath.mpf(14), *(middle + step * spread for step in (-12, -3, 0, 3, 12)), *map(mpmath.mpf, (-8, -3, 0, 3, 8))}
+        edges = sorted(edge for edge in edges if h <= edge <= 14)
+        return mpmath.quad(lambda x: mpmath.npdf(x) * mpmath.ncdf((r * x - k) / spread), edges)
+
+
+@pytest.mark.parametrize("r", CORRELATIONS)
+def test_the_orthant_agrees_with_quadrature(r):
+    for h, k in PAIRS:
+        assert abs(exact(h, k, r) - float(upper_orthant(h, k, r))) <= 1e-15
+
+
+@pytest.mark.parametrize("r", np.linspace(-1, 1, 41))
+def test_cuts_in_the_middle_have_a_closed_form(r):
+    assert_allclose(upper_orthant(0, 0, r), 0.25 + math.asin(r) / (2 * math.pi), rtol=0, atol=1e-16)
+
+
+@given(CUTS, CUTS, st.floats(-1, 1))
+@settings(deadline=None)
+def test_the_four_quadrants_make_one_and_the_axes_are_alike(h, k, r):
+    value = float(upper_orthant(h, k, r))
+    assert value == float(upper_orthant(k, h, r))
+    assert_allclose(value + upper_orthant(h, -k, -r), normal_cdf(-h), rtol=0, atol=1e-15)
+    assert_allclose(value + normal_cdf(h) + normal_cdf(k) - upper_orthant(-h, -k, r), 1, rtol=0, atol=1e-15)
+    assert 0 <= value <= min(normal_cdf(-h), normal_cdf(-k)) + 1e-16
+
+
+@given(CUTS, CUTS)
+@settings(deadline=None)
+def test_the_orthant_grows_with_the_correlation(h, k):
+    values = upper_orthant(h, k, np.sin(np.linspace(-math.pi / 2, math.pi / 2, 2001)))
+    assert (np.diff(values) >= -1e-15).all()
+
+
+@pytest.mark.parametrize(("h", "k"), PAIRS)
+def test_perfect_correlations_give_the_frechet_bounds(h, k):
+    a, b = normal_cdf(-h), normal_cdf(-k)
+    assert_allclose(upper_orthant(h, k, [-1, 0, 1]), [max(0, a + b - 1), a * b, min(a, b)], rtol=0, atol=2e-16)
+
+
+@pytest.mark.parametrize("r", [-1, -0.95, -0.3, 0, 0.3, 0.95, 1])
+def test_infinite_cuts_leave_one_variable_or_none(r):
+    expected = [0, 0, 0, normal_cdf(-0.5), 1]
+    assert_allclose(upper_orthant([INF, INF, 0.5, -INF, -INF], [0.5, -INF, INF, 0.5, -INF], r), expected, rtol=0, atol=2e-16)
+    assert density([INF, 0.5, INF], [0.5, -INF, INF], r).tolist() == [0, 0, 0]
+
+
+def test_huge_cuts_do_not_overflow():
+    with np.errstate(all="raise"):
+        orthants = upper_orthant([1e200, -1e200, 37], [1e200, 1.0, 37], [[-0.99], [0.5]])
+        assert_allclose(orthants, [[0, normal_cdf(-1), 0]] * 2, rtol=0, atol=1e-16)
+        assert density([1e200, 1e200], [-1e200, 3.0], [[-0.99], [0.5]]).tolist() == [[0, 0]] * 2
+
+
+def test_arguments_broadcast():
+    assert upper_orthant(np.zeros((3, 1)), np.zeros(4), 0.2).shape == (3, 4)
+    assert density(np.zeros((3, 1)), np.zeros(4), 0.2).shape == (3, 4)
+    assert tetrachoric(np.zeros((3, 1)), np.zeros(4), 0.2).shape == (3, 4)
+    assert tetrachoric(0.0, 0.0, 0.25).shape == ()
+    assert upper_orthant([], 0.0, 0.1).shape == (0,)
+    assert tetrachoric([], 0.0, 0.1, n_threads=2).shape == (0,)
+
+
+@pytest.mark.parametrize("r", [-0.999, -0.6, 0, 0.3, 0.98])
+def test_the_density_agrees_with_scipy_and_is_the_derivative(r):
+    for h, k in PAIRS[3:]:
+        assert_allclose(density(h, k, r), stats.multivariate_normal([0, 0], [[1, r], [r, 1]]).pdf([h, k]), rtol=1e-9, atol=1e-360)
+        step = 1e-6
+        slope = float(upper_orthant(h, k, r + step) - upper_orthant(h, k, r - step)) / (2 * step)
+        assert slope == pytest.approx(float(density(h, k, r)), rel=1e-4, abs=1e-8)
+
+
+def test_the_density_of_perfect_correlation_is_its_limit():
+    assert density([1, 1, 1], [1, -1, -1], [1, 1, -1]).tolist() == [INF, 0, INF]
+
+
+@pytest.mark.parametrize("x", [-37.0, -8.0, -1.0, 0.0, 2.5, 8.0])
+def test_the_normal_cdf_keeps_its_relative_accuracy(x):
+    assert_allclose(normal_cdf(x), float(mpmath.ncdf(x)), rtol=1e-12)
+    assert_allclose(normal.upper_tail(-x), float(mpmath.ncdf(x)), rtol=1e-12)
+    if x < 5:
+        assert_allclose(normal_quantile(normal_cdf(x)), x, rtol=1e-12, atol=1e-15)
+
+
+def test_quantiles_of_the_ends_are_infinite():
+    assert normal_quantile([0, 0.5, 1]).tolist() == [-INF, 0, INF]
+
+
+@settings(max_examples=500, deadline=None)
+@given(CUTS, CUTS, ANGLES)
+def test_the_correlation_is_found_back(h, k, angle):
+    r = math.sin(angle)
+    p = upper_orthant(h, k, r)
+    found = float(tetrachoric(h, k, p))
+    assert abs(upper_orthant(h, k, found) - p) <= 2e-15
+    if density(h, k, r) > 1e-5 and abs(found) < 1:
+        assert found == pytest.approx(r, abs=1e-9)
+
+
+@settings(max_examples=500, deadline=None)
+@given(CUTS, CUTS, st.floats(0, 1))
+def test_any_probability_between_the_bounds_is_met(h, k, share):
+    a, b = float(normal_cdf(-h)), float(normal_cdf(-k))
+    low, high = max(0, a + b - 1), min(a, b)
+    p = low + share * (high - low)
+    found = float(tetrachoric(h, k, p))
+    # between two neighbouring floats next to ±1, the orthant may move by more than 1e-12
+    reach = abs(upper_orthant(h, k, np.clip(found + 2e-16, -1, 1)) - upper_orthant(h, k, np.clip(found - 2e-16, -1, 1)))
+    assert abs(upper_orthant(h, k, found) - p) <= 1e-14 + reach
+
+
+@pytest.mark.parametrize(
+    ("h", "k", "p"),
+    [(0.3, -0.6, 0.31), (2.5, 2.4, 0.004), (-1.0, 1.5, 0.05), (3.0, 3.0, 1e-9), (0.1, 0.1, 0.4601), (0.1, -0.1, 1e-5), (-2.0, -2.2, 0.97)],
+)
+def test_the_true_correlation_lies_next_to_the_one_found(h, k, p):
+    found = float(tetrachoric(h, k, p))
+    assert exact(h, k, found - 1e-9) < p < exact(h, k, found + 1e-9)
+
+
+@pytest.mark.parametrize(("h", "k"), [(0.5, 1.2), (-0.5, 1.2), (0.5, -1.2), (-0.5, -1.2), (0.0, 0.0), (4.0, 4.0)])
+def test_beyond_the_frechet_bounds_the_correlation_is_perfect(h, k):
+    a, b = float(normal_cdf(-h)), float(normal_cdf(-k))
+    low, high = max(0.0, a + b - 1), min(a, b)
+    assert tetrachoric(h, k, [-1, low - 1e-9, low, high, high + 1e-9, 2]).tolist() == [-1, -1, -1, 1, 1, 1]
+    assert tetrachoric(h, k, a * b) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("h", "k"), [(INF, 0.3), (0.3, -INF), (INF, INF), (-INF, INF), (9.0, 0.3), (0.3, -9.0)])
+def test_constant_columns_have_no_correlation(h, k):
+    assert tetrachoric(h, k, [0, 0.2, 1]).tolist() == [0, 0, 0]
+
+
+def test_threads_change_nothing():
+    rng = np.random.default_rng(0)
+    h, k = rng.normal(size=(2, 50_000))
+    p = upper_orthant(h, k, rng.uniform(-1, 1, 50_000))
+    assert (tetrachoric(h, k, p) == tetrachoric(h, k, p, n_threads=3)).all()
+
+
+@pytest.mark.parametrize(("h", "k", "r"), [(math.nan, 0, 0), (0, math.nan, 0), (0, 0, math.nan), (0, 0, 1.0000001), (0, 0, -2)])
+def test_what_is_no_bivariate_normal_is_refused(h, k, r):
+    for function in (upper_orthant, density):
+        with pytest.raises(ValueError, match="bivariate"):
+            function(h, k, r)
+
+
+@pytest.mark.parametrize(
+    ("h", "k", "p", "n_threads"), [(math.nan, 0, 0.2, 1), (0, math.nan, 0.2, 1), (0, 0, math.nan, 1), (0, 0, INF, 1), (0, 0, 0.2, 0)]
+)
+def test_what_has_no_tetrachoric_correlation_is_refused(h, k, p, n_threads):
+    with pytest.raises(ValueError, match="tetrachoric"):
+        tetrachoric(h, k, p, n_threads=n_threads)
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, math.nan])
+def test_what_is_no_probability_has_no_quantile(p):
+    with pytest.raises(ValueError, match="probabilities"):
+        normal_quantile([0.5, p])

@@ -1,0 +1,173 @@
+"""Marginals of code matrices against pandas, their merge laws, and what they refuse."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpdask.stats import Clique, Domain, MarginalCounter, Marginals
+
+DOMAIN = Domain(names=("sex", "age", "one", "income"), sizes=(2, 5, 1, 3))
+TRIPLE: Clique = ("income", "sex", "age")
+
+
+def random_codes(domain: Domain, n_rows: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.stack([rng.integers(0, size, n_rows) for size in domain.sizes]).astype(domain.code_dtype)
+
+
+def expected_table(domain: Domain, codes: np.ndarray, clique: Clique) -> np.ndarray:
+    """Return a clique's table by pandas."""
+    frame = pd.DataFrame(dict(zip(domain.names, codes.astype(int), strict=True)))
+    index = pd.MultiIndex.from_product([range(size) for size in domain.shape_of(clique)])
+    counts = frame.groupby(list(clique)).size()
+    counts.index = pd.MultiIndex.from_arrays([counts.index.get_level_values(i) for i in range(len(clique))])
+    return counts.reindex(index, fill_value=0).to_numpy(dtype=np.int64).reshape(domain.shape_of(clique))
+
+
+def plain(marginals: Marginals) -> object:
+    cliques = {clique: counts.tolist() for clique, counts in marginals.cliques.items()}
+    return marginals.domain, marginals.n_rows, marginals.one_way.tolist(), marginals.pairs.tolist(), cliques
+
+
+def all_cliques(domain: Domain) -> list[Clique]:
+    """Return all cliques of one or two attributes, in both orders."""
+    return [(name,) for name in domain.names] + [clique for pair in domain.pairs() for clique in (pair, pair[::-1])]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    sizes=st.lists(st.one_of(st.integers(1, 6), st.sampled_from([2, 255, 256, 257])), min_size=1, max_size=5),
+    n_rows=st.integers(0, 150),
+    seed=st.integers(0, 2**32),
+)
+def test_every_table_equals_pandas(sizes: list[int], n_rows: int, seed: int) -> None:
+    domain = Domain(names=tuple(f"c{i}" for i in range(len(sizes))), sizes=tuple(sizes))
+    codes = random_codes(domain, n_rows, seed)
+    marginals = Marginals.of_codes(domain, codes)
+    assert marginals.n_rows == n_rows
+    for clique in all_cliques(domain):
+        table = marginals.table(clique)
+        assert table.dtype == np.int64
+        np.testing.assert_array_equal(table, expected_table(domain, codes, clique))
+
+
+@pytest.mark.parametrize("two_way", [True, False])
+def test_a_chosen_clique_is_found_in_any_order_of_its_attributes(two_way: bool) -> None:
+    codes = random_codes(DOMAIN, 500)
+    marginals = Marginals.of_codes(DOMAIN, codes, [TRIPLE, ("age", "sex"), TRIPLE], two_way=two_way)
+    assert list(marginals.cliques) == [TRIPLE, ("age", "sex")]
+    for clique in [TRIPLE, ("age", "income", "sex"), ("age", "sex"), ("sex", "age"), *((name,) for name in DOMAIN.names)]:
+        np.testing.assert_array_equal(marginals.table(clique), expected_table(DOMAIN, codes, clique))
+
+
+def test_what_was_not_counted_is_refused() -> None:
+    marginals = Marginals.of_codes(DOMAIN, random_codes(DOMAIN, 9), two_way=False)
+    assert marginals.pairs.shape == (0,)
+    for clique in [("sex", "age"), TRIPLE]:
+        with pytest.raises(ValueError, match="not counted"):
+            marginals.table(clique)
+    for clique in [(), ("sex", "sex")]:
+        with pytest.raises(ValueError, match="distinct attributes"):
+            marginals.table(clique)
+    with pytest.raises(ValueError, match="'height' is not an attribute"):
+        marginals.table(("height",))
+
+
+@pytest.mark.parametrize("two_way", [True, False])
+@settings(deadline=None, max_examples=30)
+@given(n_rows=st.lists(st.integers(0, 20), min_size=1, max_size=5))
+def test_merged_marginals_are_those_of_all_rows_in_any_grouping(two_way: bool, n_rows: list[int]) -> None:
+    batches = [random_codes(DOMAIN, n, seed) for seed, n in enumerate(n_rows)]
+    parts = [Marginals.of_codes(DOMAIN, batch, [TRIPLE], two_way=two_way) for batch in batches]
+    identity = Marginals.identity(DOMAIN, [TRIPLE], two_way=two_way)
+    before = [plain(part) for part in parts]
+    forward, backward = identity, identity
+    for part in parts:
+        forward = forward.merge(part)
+    for part in reversed(parts):
+        backward = part.merge(backward)
+    expected = plain(Marginals.of_codes(DOMAIN, np.concatenate(batches, axis=1), [TRIPLE], two_way=two_way))
+    assert plain(forward) == plain(backward) == plain(identity.merge(*parts)) == plain(parts[0].merge(*parts[1:])) == expected
+    assert [plain(part) for part in parts] == before
+    assert plain(identity)[1] == 0
+
+
+def test_a_counter_adds_batches_and_starts_again_after_its_result() -> None:
+    codes = random_codes(DOMAIN, 700)
+    counter = MarginalCounter(DOMAIN, [TRIPLE])
+    for batch in np.split(codes, [100, 100, 350], axis=1):
+        counter.add(np.ascontiguousarray(batch))
+    first = counter.result()
+    assert plain(first) == plain(Marginals.of_codes(DOMAIN, codes, [TRIPLE]))
+    assert plain(counter.result()) == plain(Marginals.identity(DOMAIN, [TRIPLE]))
+    assert first.n_rows == first.table(TRIPLE).sum() == 700
+
+
+def test_one_attribute_has_one_way_counts_alone() -> None:
+    domain = Domain(names=("only",), sizes=(300,))
+    codes = random_codes(domain, 1000)
+    marginals = Marginals.of_codes(domain, codes)
+    assert marginals.pairs.shape == (0,)
+    np.testing.assert_array_equal(marginals.table(("only",)), np.bincount(codes[0], minlength=300))
+
+
+def test_codes_that_are_no_levels_or_of_another_shape_are_refused() -> None:
+    for two_way in (True, False):
+        counter = MarginalCounter(DOMAIN, two_way=two_way)
+        with pytest.raises(ValueError, match="attribute 2"):
+            counter.add(np.ones((4, 3), dtype=np.uint8))
+        with pytest.raises(ValueError, match="sizes"):
+            counter.add(np.zeros((3, 3), dtype=np.uint8))
+
+
+def test_marginals_of_other_domains_or_cliques_do_not_merge() -> None:
+    marginals = Marginals.identity(DOMAIN)
+    other = Domain(names=("a", "b", "c", "d"), sizes=DOMAIN.sizes)
+    for part in [Marginals.identity(other), Marginals.identity(DOMAIN, [TRIPLE]), Marginals.identity(DOMAIN, two_way=False)]:
+        with pytest.raises(ValueError, match="cannot be merged"):
+            marginals.merge(part)
+
+
+@pytest.mark.parametrize("clique", [(), ("sex", "sex"), ("height",)])
+def test_cliques_that_are_none_are_refused(clique: Clique) -> None:
+    with pytest.raises(ValueError, match="attribute"):
+        Marginals.identity(DOMAIN, [clique])
+
+
+def test_a_domain_knows_its_attributes_and_cliques() -> None:
+    assert DOMAIN.n_attributes == 4
+    assert DOMAIN.position("one") == 2
+    assert (DOMAIN.shape_of(TRIPLE), DOMAIN.size_of(TRIPLE)) == ((3, 2, 5), 30)
+    assert DOMAIN.pairs() == tuple(combinations(DOMAIN.names, 2))
+    assert DOMAIN.code_dtype == np.uint8
+    assert Domain(names=("a",), sizes=(256,)).code_dtype == np.uint8
+    assert Domain(names=("a", "b"), sizes=(257, 2)).code_dtype == np.uint16
+    assert Domain(names=("a",), sizes=(65_536,)).code_dtype == np.uint16
+
+
+@pytest.mark.parametrize(
+    ("names", "sizes", "message"),
+    [
+        ((), (), "at least one"),
+        (("a", "a"), (2, 2), "distinct"),
+        (("a", "b"), (2,), "2 sizes"),
+        (("a",), (0,), "0 levels"),
+        (("a",), (65_537,), "65537 levels"),
+    ],
+)
+def test_a_domain_that_is_none_is_refused(names: tuple[str, ...], sizes: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Domain(names=names, sizes=sizes)
+
+
+def test_marginals_travel_and_show_no_counts() -> None:
+    marginals = Marginals.of_codes(DOMAIN, random_codes(DOMAIN, 50), [TRIPLE])
+    assert plain(pickle.loads(pickle.dumps(marginals))) == plain(marginals)
+    assert "array" not in repr(marginals)
