@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -97,7 +98,8 @@ class Cells:
             values = high - (words % np.maximum(high - low, 1.0).astype(np.uint64)).astype(np.float64)
         else:
             share = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-            values = np.clip(high * (1.0 - share) + low * share, low, high)
+            first, last = _ends(self.codec, self.edges)
+            values = np.clip(_typed(self.codec, high * (1.0 - share) + low * share), first[line], last[line])
         values = np.where(index < singles, np.array([*([0.0] * self.codec.nulls), *self.codec.atoms, 0.0])[np.minimum(index, singles)], values)
         is_null = (index == 0) if self.codec.nulls else np.zeros(len(index), dtype=np.bool_)
         if self.codec.bounds is not None:
@@ -105,12 +107,34 @@ class Cells:
         return self.codec.decode(values, is_null)
 
     def labels(self) -> list[str]:
-        """Return the possible cells in words: a level, an atom, or a range such as `(10.0, 20.0]`; `null` for null."""
+        """Return the possible cells in words: a level, an atom, `10..19` of whole numbers and dates, `[10.0, 20.0)` of others.
+
+        Null is `null`, or where that is a level itself, `(null)`.
+        """
         if isinstance(self.codec, LevelCodec):
-            return ["null" if level is None else str(level) for level in self.codec.levels.to_pylist()]
-        singles = [*(["null"] * self.codec.nulls), *map(str, self.codec.atoms)]
-        line = [f"({low!r}, {high!r}]" for low, high in zip(self.edges[:-1].tolist(), self.edges[1:].tolist(), strict=True)]
+            levels = [None if level is None else str(level) for level in self.codec.levels.to_pylist()]
+            null = "(null)" if "null" in levels else "null"
+            return [null if level is None else level for level in levels]
+        singles = [*(["null"] * self.codec.nulls), *map(str, self._values(np.array(self.codec.atoms)))]
+        line = self._whole_ranges() if self.codec.lattice else list(map(_range, self.edges[:-1].tolist(), self.edges[1:].tolist()))
         return [label for label, possible in zip([*singles, *line], self.possible, strict=True) if possible]
+
+    def _whole_ranges(self) -> list[str]:
+        first, last = self._values(self.edges[:-1] + 1.0), self._values(self.edges[1:])
+        return [str(low) if low == high else f"{low}..{high}" for low, high in zip(first, last, strict=True)]
+
+    def _values(self, numbers: Floats) -> list[object]:
+        """Return numbers as the column's own values."""
+        assert not isinstance(self.codec, LevelCodec)
+        values: list[object] = self.codec.decode(numbers, np.zeros(len(numbers), dtype=np.bool_)).to_pylist()
+        return values
+
+
+def _range(low: float, high: float) -> str:
+    """Return the range (low, high]; where it was declared by its first values, as [first, next first)."""
+    first, following = math.nextafter(low, math.inf), math.nextafter(high, math.inf)
+    begin = f"[{first!r}" if len(repr(first)) < len(repr(low)) else f"({low!r}"
+    return begin + (f", {following!r})" if len(repr(following)) < len(repr(high)) else f", {high!r}]")
 
 
 def cells(codec: Codec, bins: int | Sequence[float]) -> Cells:
@@ -134,7 +158,7 @@ def cells(codec: Codec, bins: int | Sequence[float]) -> Cells:
     if isinstance(codec, LevelCodec):
         return Cells(codec=codec, edges=np.empty(0), possible=np.ones(codec.n_levels, dtype=np.bool_))
     if codec.bounds is None:
-        mend = "give it bounds in the schema, or take another reference"
+        mend = "give it bounds in the schema, or drop it; in a DIP job, another reference would do too"
         raise SpecError("a column without bounds has no public cells to count in", f"column {codec.name!r}", mend)
     atoms = np.array(codec.atoms)
     cuts = _even(codec, codec.bounds, bins) if isinstance(bins, int) else _declared(codec, codec.bounds, bins)
@@ -143,7 +167,7 @@ def cells(codec: Codec, bins: int | Sequence[float]) -> Cells:
         possible = np.diff(edges) > np.diff(np.searchsorted(atoms, edges, side="right"))
     else:
         edges = np.unique(np.concatenate([cuts, atoms]))
-        possible = np.ones(len(edges) - 1, dtype=np.bool_)
+        possible = np.less_equal(*_ends(codec, edges))
     single = np.ones(int(codec.nulls) + len(atoms), dtype=np.bool_)
     return Cells(codec=codec, edges=edges, possible=np.concatenate([single, possible]))
 
@@ -160,15 +184,40 @@ def _even(codec: ValueCodec, bounds: tuple[float, float], bins: int) -> Floats:
     return cuts
 
 
+def _typed(codec: ValueCodec, values: Floats) -> Floats:
+    """Return the numbers of a floating column's own type that are nearest; infinity where it has none."""
+    with np.errstate(over="ignore"):
+        nearest: Floats = values.astype(codec.type.to_pandas_dtype()).astype(np.float64)
+    return nearest
+
+
+def _step(codec: ValueCodec, values: Floats, towards: float) -> Floats:
+    """Return the next numbers of a floating column's own type."""
+    kind = codec.type.to_pandas_dtype()
+    following: Floats = np.nextafter(values.astype(kind), kind(towards)).astype(np.float64)
+    return following
+
+
+def _ends(codec: ValueCodec, edges: Floats) -> tuple[Floats, Floats]:
+    """Return the first and the last value of each line cell of a floating column, atoms left out; crossed if there is none."""
+    nearest, is_atom = _typed(codec, edges), np.isin(edges, np.array(codec.atoms))
+    first = np.where(nearest <= edges, _step(codec, nearest, np.inf), nearest)[:-1]
+    if not is_atom[0]:
+        first[0] = edges[0]
+    last = np.where((nearest > edges) | is_atom, _step(codec, nearest, -np.inf), nearest)[1:]
+    return first, last
+
+
 def _declared(codec: ValueCodec, bounds: tuple[float, float], firsts: Sequence[float]) -> Floats:
     """Return the edges (a, b] of cells that begin with declared values: one step before each."""
     low, high = bounds
     first = np.array(firsts, dtype=np.float64)
+    first = first if codec.lattice else _typed(codec, first)  # 0.7 is no float32: the column holds its neighbour
     where, mend = f"bins of {codec.name!r}", "list the first value of each cell, within the column's bounds"
     if not len(first) or not np.isfinite(first).all() or (np.diff(first) <= 0).any() or first[0] < low or first[-1] > high:
         raise SpecError("the first values of the cells must increase within the column's bounds", where, mend)
     if codec.lattice and (first != np.round(first)).any():
         raise SpecError("the cells of a column of whole numbers must begin with whole numbers", where, "round them")
-    before = first - 1.0 if codec.lattice else np.nextafter(first, -np.inf)
+    before = first - 1.0 if codec.lattice else _step(codec, first, -np.inf)
     start = low - 1.0 if codec.lattice else low
     return np.concatenate([[start], before[before > start], [high]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -17,7 +18,7 @@ from dpdask.engine.synthesise import write_copula
 from dpdask.engine.synthetic_frames import frame_tables_work, sample_frame, tabulate_frame
 from dpdask.engine.tabulate import Tables, check_size, domain_of
 from dpdask.engine.work import KEY_NAME
-from dpdask.errors import InputError, SpecError
+from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.copula_file import FittedCopula, bins_by_column, copula_from_bytes, copula_to_bytes
 from dpdask.mechanisms.copula_fit import CopulaOptions, fit_copula
@@ -111,6 +112,9 @@ class GaussianCopula:
             raise SpecError(
                 "a synthetic record is nobody's, so no column can be kept", f"column {self.schema.kept[0]!r}", "give it the role privatise, or drop"
             )
+        for name, weight in (("one_way", self.one_way), ("two_way", self.two_way)):
+            if not 0 <= weight < math.inf or (name == "two_way" and weight == 0):
+                raise SpecError("a weight must be finite and positive; that of the one-way tables may be 0", f"GaussianCopula, {name}")
         _ = self.noise
 
     @property
@@ -137,9 +141,9 @@ class GaussianCopula:
         Raises
         ------
         DataError
-            If the frame violates the schema.
+            If the frame violates the schema, or has no rows.
         SpecError
-            If a table is too large to hold.
+            If the bins are none, or a table is too large to hold.
 
         Warns
         -----
@@ -152,6 +156,8 @@ class GaussianCopula:
         work = frame_tables_work(frame, self.schema, self.bins, place, self.budget.unit_column)
         check_size(domain_of(work.cells), _ALL_PAIRS)
         counts = tabulate_frame(frame, bound_frame(frame, work), _ALL_PAIRS)
+        if counts.n_rows == 0:
+            raise DataError("the frame has no rows", "GaussianCopula", "give it some")
         if self.delta * counts.n_rows >= 1:
             warnings.warn("δ is not below 1 / the number of rows: to publish somebody's row as it is would be as private", stacklevel=2)
         rng = stream(key, "marginals/noise", "") if self.insecure_seed is not None else None
@@ -214,7 +220,10 @@ class CopulaRelease:
         for name, value in (("n_rows", wanted), ("rows_per_partition", rows_per_partition)):
             if type(value) is not int or value < 1:
                 raise SpecError("must be a whole number, at least 1", name)
-        return sample_frame(self.fitted, self.folder, self.sha256, wanted, rows_per_partition, fresh_seed() if seed is None else seed)
+        seed = fresh_seed() if seed is None else seed
+        if type(seed) is not int or not 0 <= seed < 2**64:
+            raise SpecError("must be a whole number, at least 0 and below 2**64", "seed")
+        return sample_frame(self.fitted, self.folder, self.sha256, wanted, rows_per_partition, seed)
 
     @property
     def correlation(self) -> pd.DataFrame:
@@ -274,7 +283,7 @@ class CopulaRelease:
 
 
 def marginals(
-    frame: Frame, schema: Schema, cliques: Iterable[Clique] | None = None, *, bins: int | Mapping[str, int | Sequence[float]] = DEFAULT_BINS
+    frame: Frame, schema: Schema, cliques: Iterable[Sequence[str]] | None = None, *, bins: int | Mapping[str, int | Sequence[float]] = DEFAULT_BINS
 ) -> Marginals:
     """Return the EXACT contingency tables of a frame, in one pass: private, for those who may see the rows.
 
@@ -306,13 +315,21 @@ def marginals(
     place = secret_folder(None)
     try:
         work = frame_tables_work(frame, schema, bins, place)
-        chosen = tuple(tuple(clique) for clique in cliques) if cliques is not None else ()
-        for clique in chosen:
-            for name in clique:
-                if name not in work.cells:
-                    raise SpecError("is not a privatised column", f"marginals, {name!r}", "correct its name, or its role in the schema")
+        chosen = _checked_cliques(cliques, tuple(work.cells)) if cliques is not None else ()
         tables = Tables(cliques=chosen, two_way=cliques is None)
         check_size(domain_of(work.cells), tables)
         return tabulate_frame(frame, work, tables)
     finally:
         place.remove()
+
+
+def _checked_cliques(cliques: Iterable[Sequence[str]], columns: tuple[str, ...]) -> tuple[Clique, ...]:
+    chosen = []
+    for clique in cliques:
+        if isinstance(clique, str) or not clique or len(set(clique)) < len(clique):
+            raise SpecError("a table is a tuple of one or more different columns", f"marginals, {clique!r}", "correct it")
+        for name in clique:
+            if name not in columns:
+                raise SpecError("is not a privatised column", f"marginals, {name!r}", "correct its name, or its role in the schema")
+        chosen.append(tuple(clique))
+    return tuple(chosen)

@@ -96,10 +96,9 @@ class Chooser:
     """
 
     def __init__(self, work: TableWork, fragment_id: str, number: int) -> None:
-        key = work.key()
         self._work, self._fragment_id = work, fragment_id
-        self._rng = stream(key, HOLDOUT_ID, fragment_id) if work.fraction is not None and work.unit is None else None
-        self._hasher = Hasher(key, work.unit, number) if work.unit is not None else None
+        self._rng = stream(work.key(), HOLDOUT_ID, fragment_id) if work.fraction is not None and work.unit is None else None
+        self._hasher = Hasher(work.key(), work.unit, number) if work.unit is not None else None
         self._bounds = load_bounds(work.secrets, work.unit.bounds_sha256) if work.unit is not None else None
         self._split: list[NDArray[np.bool_]] = []
 

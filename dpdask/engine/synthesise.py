@@ -89,7 +89,10 @@ def record_batches(fitted: FittedCopula, n_rows: int, stream: Callable[[str], Ge
     for start in range(0, n_rows, CHUNK_ROWS):
         n = min(CHUNK_ROWS, n_rows - start)
         codes = fitted.model.sample(n, rng)
-        arrays = {name: column.draw(codes[place], words(inside[name], n)) for place, (name, column) in enumerate(columns.items())}
+        arrays = {
+            name: column.draw(codes[place], words(inside[name], n if len(column.edges) else 0))
+            for place, (name, column) in enumerate(columns.items())
+        }
         yield pa.RecordBatch.from_arrays([arrays[name] for name in fitted.types.names], schema=fitted.types)
 
 

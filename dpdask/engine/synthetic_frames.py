@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import dask.dataframe as dd
@@ -11,22 +12,52 @@ from dask import delayed
 
 from dpdask.engine.choose import Chooser
 from dpdask.engine.compute import guarded, task_prefix
-from dpdask.engine.frames import Frame, batch_of, declared_schema, frame_types, parts_of
+from dpdask.engine.frames import Frame, batch_of, frame_types, parts_of
 from dpdask.engine.seal import check_part
 from dpdask.engine.synthesise import load_copula, record_batches
 from dpdask.engine.tabulate import Tables, domain_of, merged, tabulate_batches
 from dpdask.engine.work import TableWork, tabulated_work
+from dpdask.errors import DataError, SpecError
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.copula_file import FittedCopula
 from dpdask.privacy import UnitColumn
+from dpdask.references.histogram import MAX_BINS
 from dpdask.schema import Schema
 from dpdask.stats import MarginalCounter, Marginals
 from dpdask.streams import RunKey
 
 
 def frame_tables_work(frame: Frame, schema: Schema, bins: Any, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
-    """Return the work on a frame whose privatised columns are counted, checked against the schema; nothing is computed."""
-    return tabulated_work(frame_types(frame), declared_schema(frame, schema), bins, secrets, unit)
+    """Return the work on a frame whose privatised columns are counted, checked against the schema; nothing is computed.
+
+    Raises
+    ------
+    DataError, SpecError
+        If the frame does not fit the schema, or the bins are none.
+    """
+    for each in bins.values() if isinstance(bins, Mapping) else [bins]:
+        listed = isinstance(bins, Mapping) and isinstance(each, list | tuple) and all(type(first) in (int, float) for first in each)
+        if not listed and (type(each) is not int or not 1 <= each <= MAX_BINS):
+            what = f"a number of cells from 1 to {MAX_BINS:,} is expected, or of a named column a list of the first value of each cell"
+            raise SpecError(what, "bins", "correct them")
+    return tabulated_work(frame_types(frame), _counted_schema(frame, schema), bins, secrets, unit)
+
+
+def _counted_schema(frame: Frame, schema: Schema) -> Schema:
+    """Return the schema without the frame's index, which is neither counted nor released, so that any will do if it is declared.
+
+    Raises
+    ------
+    DataError
+        If a column is not declared, or the index is to be privatised.
+    """
+    meta = frame.head(0) if isinstance(frame, pd.DataFrame) else frame._meta
+    index = [name for name in meta.index.names if name is not None and name not in meta.columns]
+    schema.check_names([*index, *meta.columns])
+    for name in index:
+        if name in schema.privatised:
+            raise DataError("an index is not counted, and its role is privatise", f"index {name!r}", "make it a column: reset_index()")
+    return Schema(columns={name: column for name, column in schema.columns.items() if name not in index}) if index else schema
 
 
 def tabulate_frame(frame: Frame, work: TableWork, tables: Tables) -> Marginals:

@@ -19,6 +19,7 @@ from dpdask.engine.seal import Seal
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError, SpecError
 from dpdask.io.fragments import Fragment, read_batches
+from dpdask.kernels.marginals import MAX_LEVELS
 from dpdask.stats import Clique, Domain, MarginalCounter, Marginals
 
 MAX_CELLS = 2**27  # a gigabyte of counts; each worker holds a few such
@@ -44,7 +45,16 @@ class Tables:
 
 
 def domain_of(cells: Mapping[str, Cells]) -> Domain:
-    """Return the attributes and their numbers of levels."""
+    """Return the attributes and their numbers of levels.
+
+    Raises
+    ------
+    SpecError
+        If one has more cells than a code can tell apart.
+    """
+    for name, column in cells.items():
+        if column.size > MAX_LEVELS:
+            raise SpecError(f"has {column.size:,} cells, and {MAX_LEVELS:,} can be told apart", f"column {name!r}", "declare fewer bins for it")
     return Domain(names=tuple(cells), sizes=tuple(column.size for column in cells.values()))
 
 
@@ -66,10 +76,12 @@ def check_size(domain: Domain, tables: Tables) -> None:
         total += (sum(domain.sizes) ** 2 - sum(size * size for size in domain.sizes)) // 2
     if largest <= _MAX_TABLE and total <= MAX_CELLS:
         return
-    named = " x ".join(repr(name) for name in clique)
-    what = f"has {largest:,} cells" if largest > _MAX_TABLE else f"and the others have {total:,} cells together"
-    limit = _MAX_TABLE if largest > _MAX_TABLE else MAX_CELLS
-    raise SpecError(f"{what}, and {limit:,} can be held", f"the table {named}", "declare fewer bins or levels for its columns, or drop one")
+    where = "the table " + " x ".join(repr(name) for name in clique)
+    if largest > _MAX_TABLE:
+        what = f"it has {largest:,} cells, and {_MAX_TABLE:,} can be held"
+    else:
+        where, what = f"{where} and the others", f"they have {total:,} cells together, and {MAX_CELLS:,} can be held"
+    raise SpecError(what, where, "lower mechanism.bins for its columns, declare fewer levels, or drop a column")
 
 
 def encoded(batch: pa.RecordBatch, cells: Mapping[str, Cells], domain: Domain, chosen: NDArray[np.bool_]) -> NDArray[np.uint8] | NDArray[np.uint16]:

@@ -16,6 +16,7 @@ from dpdask.kernels.jit import jit
 Codes = NDArray[np.uint16]
 
 _STEPS = 60
+_MISPLACED = 2.0**-9  # the share of rows that calibration may leave for `decode` to move
 _ROUNDS = 64
 
 
@@ -73,15 +74,33 @@ def _choose(utilities: NDArray[np.float32], offsets: NDArray[np.float32], groups
 
 
 @jit
-def _regret(utilities: NDArray[np.float32], offsets: NDArray[np.float32], wanting: NDArray[np.bool_], row: int, level: int) -> tuple[float, int]:
-    """Return the least cost of another level for a row, and that level, among the levels that want rows."""
-    best, other = -np.inf, -1
-    for candidate in range(len(wanting)):
-        if wanting[candidate]:
-            value = utilities[candidate, row] + offsets[candidate]
-            if value > best or other < 0:
-                best, other = value, candidate
-    return np.float64(utilities[level, row] + offsets[level]) - np.float64(best), other
+def _crowd(rows: NDArray[np.int64], chosen: Codes, full: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the rows whose level has too many."""
+    crowd = np.empty(len(rows), dtype=np.int64)
+    n = 0
+    for row in rows:
+        crowd[n] = row
+        n += full[chosen[row]]
+    return crowd[:n]
+
+
+@jit
+def _moves(
+    utilities: NDArray[np.float32], offsets: NDArray[np.float32], crowd: NDArray[np.int64], wanting: NDArray[np.bool_], chosen: Codes
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return for each row of the crowd its best level among those that want rows, and what moving there costs."""
+    best = np.empty(len(crowd), dtype=np.float32)
+    others = np.full(len(crowd), -1, dtype=np.int64)
+    for level in range(len(wanting)):  # level by level: the rows of one level lie together in memory
+        if wanting[level]:
+            for place in range(len(crowd)):
+                value = utilities[level, crowd[place]] + offsets[level]
+                if others[place] < 0 or value > best[place]:
+                    best[place], others[place] = value, level
+    for place in range(len(crowd)):
+        level = chosen[crowd[place]]
+        best[place] = utilities[level, crowd[place]] + offsets[level] - best[place]
+    return best, others
 
 
 @jit
@@ -101,12 +120,8 @@ def _settle(
             surplus += max(counts[level] - quota[level], 0)
         if surplus == 0:
             return
-        wanting = counts < quota
-        crowd = rows[np.array([counts[chosen[row]] > quota[chosen[row]] for row in rows])]
-        costs = np.empty(len(crowd))
-        others = np.empty(len(crowd), dtype=np.int64)
-        for place in range(len(crowd)):
-            costs[place], others[place] = _regret(utilities, offsets, wanting, crowd[place], chosen[crowd[place]])
+        crowd = _crowd(rows, chosen, counts > quota)
+        costs, others = _moves(utilities, offsets, crowd, counts < quota, chosen)
         # all moves of a round are among the cheapest of their levels; a few more than needed, for those whose goal is full
         n_best = min(len(crowd), 4 * surplus + 16) if attempt < _ROUNDS else len(crowd)
         limit = np.partition(costs, n_best - 1)[n_best - 1]
@@ -201,6 +216,11 @@ def calibrate(utilities: NDArray[np.float32], probabilities: NDArray[np.float64]
     groups, chosen = np.zeros(n, dtype=np.uint16), np.empty(n, dtype=np.uint16)
     for _ in range(_STEPS):
         counts = _choose(utilities, offsets, groups, chosen)[0]
+        misplaced = 0.0
+        for level in range(n_levels):
+            misplaced += abs(probabilities[level] * n - counts[level]) / 2.0
+        if misplaced <= _MISPLACED * n:
+            break
         for level in range(n_levels):
             if probabilities[level] > 0.0:
                 change = np.log((probabilities[level] * n + 0.25) / (counts[level] + 0.25))

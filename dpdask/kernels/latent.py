@@ -26,8 +26,10 @@ def _pieces() -> NDArray[np.float32]:
     starts = ((np.arange(_N_PIECES, dtype=np.uint32) + np.uint32(_FIRST)) << np.uint32(16)).view(np.float32).astype(np.float64)
     ends = np.append(starts[1:], starts[-1] * (129.0 / 128.0))
     thirds = np.arange(4) / 3.0
-    values = ndtri((starts[:, None] + (ends - starts)[:, None] * thirds) * 2.0**-32)
-    return np.linalg.solve(np.vander(thirds, increasing=True), values.T).T.astype(np.float32)
+    a, b, c, d = ndtri((starts[:, None] + (ends - starts)[:, None] * thirds) * 2.0**-32).T
+    # the cubic through four values, written out: a library's solver would round as the processor likes
+    terms = (a, -5.5 * a + 9.0 * b - 4.5 * c + d, 9.0 * a - 22.5 * b + 18.0 * c - 4.5 * d, 4.5 * (d - a) + 13.5 * (b - c))
+    return np.stack(terms, axis=1).astype(np.float32)
 
 
 _PIECES = _pieces()

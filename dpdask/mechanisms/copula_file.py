@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -13,14 +14,15 @@ import pyarrow as pa
 
 from dpdask.cells import DEFAULT_BINS, Cells, cells
 from dpdask.codec import codec_for
-from dpdask.errors import InputError, SpecError
+from dpdask.errors import InputError
 from dpdask.mechanisms.copula import CopulaModel, Node
 from dpdask.mechanisms.copula_fit import FitReport
 from dpdask.mechanisms.marginals import NoisyMarginals
-from dpdask.mechanisms.marginals_file import noisy_from_arrays, noisy_to_arrays
+from dpdask.mechanisms.marginals_file import UNREADABLE, noisy_from_arrays, noisy_to_arrays
 from dpdask.schema import Schema
 
 COPULA_FORMAT = 1
+_DATE = "date of a level"
 
 Bins = Mapping[str, int | Sequence[float]]
 
@@ -74,11 +76,11 @@ def copula_to_bytes(fitted: FittedCopula) -> bytes:
     header = {
         "format": COPULA_FORMAT,
         "bins": {name: bins if isinstance(bins, int) else list(bins) for name, bins in fitted.bins.items()},
-        "schema": fitted.schema.model_dump(mode="json", exclude_none=True),
+        "schema": fitted.schema.model_dump(exclude_none=True),
         "report": asdict(fitted.report),
     }
     arrays: dict[str, Any] = {
-        "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
+        "header": np.frombuffer(json.dumps(header, default=_tagged).encode(), dtype=np.uint8),
         "types": np.frombuffer(fitted.types.serialize().to_pybytes(), dtype=np.uint8),
         **noisy_to_arrays(fitted.noisy),
         "factor": model.factor[np.tril_indices(model.n_latents)],
@@ -110,12 +112,12 @@ def copula_from_bytes(data: bytes, where: str | None = None) -> FittedCopula:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return _read({name: arrays[name] for name in arrays.files})
-    except (ValueError, KeyError, TypeError, OSError, EOFError, IndexError, pa.ArrowException, SpecError):
+    except (*UNREADABLE, pa.ArrowException):
         raise InputError("this is no fitted copula of this version", where, "save it again with `.save`") from None
 
 
 def _read(arrays: Mapping[str, Any]) -> FittedCopula:
-    header = json.loads(arrays["header"].tobytes())
+    header = json.loads(arrays["header"].tobytes(), object_hook=_untagged)
     if header["format"] != COPULA_FORMAT:
         raise ValueError("another format")
     noisy = noisy_from_arrays(arrays)
@@ -123,6 +125,8 @@ def _read(arrays: Mapping[str, Any]) -> FittedCopula:
     factor = np.zeros((n_latents, n_latents), dtype=np.float32)
     factor[np.tril_indices(n_latents)] = arrays["factor"]
     model = CopulaModel(domain=noisy.domain, n_rows=noisy.n_rows, nodes=_nodes(arrays), factor=factor)
+    if model.nodes[-1].first + model.nodes[-1].n_latents != n_latents:
+        raise ValueError("the factor is of another model")
     return FittedCopula(
         schema=Schema.from_dict(header["schema"]),
         types=pa.ipc.read_schema(pa.py_buffer(arrays["types"].tobytes())),
@@ -150,6 +154,17 @@ def _nodes(arrays: Mapping[str, Any]) -> tuple[Node, ...]:
         )
         level, cell = level + n_levels, end
     return tuple(nodes)
+
+
+def _tagged(value: object) -> dict[str, str]:
+    """Return a date, which JSON does not have, as a mapping that `_untagged` knows."""
+    if not isinstance(value, dt.date):
+        raise TypeError(type(value).__name__)
+    return {_DATE: value.isoformat()}
+
+
+def _untagged(value: dict[str, Any]) -> object:
+    return dt.date.fromisoformat(value[_DATE]) if set(value) == {_DATE} else value
 
 
 def _joined(parts: Sequence[Any], dtype: Any) -> Any:

@@ -107,8 +107,8 @@ def fit_copula(noisy: NoisyMarginals, rng: Generator, options: CopulaOptions | N
     if all(len(levels) <= 2 for levels in fit.levels) or report.n_latents > _MOST_REFINED:
         return model, report  # thresholds of single latent variables meet every pair already
     for _ in range(options.refinements):
-        found = marginals_kernel.count_pairs(codes, np.array(noisy.domain.sizes, dtype=np.int64)) * (noisy.n_rows / codes.shape[1])
-        wanted = [group.corrected(tables, found, _REFINEMENT_GAIN) for group, tables in zip(cleaned.groups, wanted, strict=True)]
+        found = marginals_kernel.count_pairs(codes, np.array(noisy.domain.sizes, dtype=np.int64))
+        wanted = [group.corrected(tables, found, codes.shape[1], _REFINEMENT_GAIN) for group, tables in zip(cleaned.groups, wanted, strict=True)]
         model, report, codes = fit.model(wanted, rng)
     return model, report
 
@@ -128,6 +128,7 @@ class _Fit:
             self._latent[self._starts[attribute] + self.levels[attribute][len(self.levels[attribute]) - count :]] = np.arange(n, n + count)
             n += count
         self._n_latents = n
+        self._offsets: dict[int, NDArray[np.float32]] = {}
         self._cuts = normal_kernel.normal_quantile(1.0 - np.clip(np.concatenate(shares), 1e-12, 1.0 - 1e-12))
 
     def model(self, wanted: list[Floats], rng: Generator) -> tuple[CopulaModel, FitReport, NDArray[np.uint16]]:
@@ -156,7 +157,8 @@ class _Fit:
             possible = (i >= 0) & (j >= 0)
             kept = possible & group.significant
             h, k = np.broadcast_arrays(self._cuts[rows][:, :, None], self._cuts[columns][:, None, :])
-            values = normal_kernel.tetrachoric(h[kept], k[kept], tables[kept] / self.cleaned.n_rows, n_threads=os.cpu_count() or 1)
+            met = group.towards_independence(tables)[kept] / self.cleaned.n_rows
+            values = normal_kernel.tetrachoric(h[kept], k[kept], met, n_threads=os.cpu_count() or 1)
             matrix[i[kept], j[kept]] = matrix[j[kept], i[kept]] = values
             n_cells, n_kept = n_cells + int(possible.sum()), n_kept + int(kept.sum())
         return matrix, n_kept / max(1, n_cells)
@@ -178,7 +180,7 @@ class _Fit:
                 levels=levels,
                 first=first,
                 probabilities=probabilities,
-                offsets=normal_kernel.normal_quantile(np.clip(probabilities, 1e-7, 1.0 - 1e-7)).astype(np.float32),
+                offsets=self._begin(attribute, probabilities),
             )
             first += draft.n_latents
             groups = np.zeros(n, dtype=np.uint16) if draft.parent < 0 else found[draft.parent]
@@ -192,9 +194,16 @@ class _Fit:
                 offsets=decode_kernel.calibrate_groups(utilities, probabilities, groups, draft.offsets),
             )
             nodes.append(node)
+            self._offsets[attribute] = node.offsets
             found.append(decode_kernel.decode(utilities, node.offsets, probabilities, groups, draw_uniforms(rng, len(probabilities))))
             codes[attribute] = levels[found[-1]]
         return nodes, codes
+
+    def _begin(self, attribute: int, probabilities: Floats) -> NDArray[np.float32]:
+        """Return where calibration begins: at what it found last, or at the normal quantiles of the probabilities."""
+        if attribute not in self._offsets:
+            self._offsets[attribute] = normal_kernel.normal_quantile(np.clip(probabilities, 1e-7, 1.0 - 1e-7)).astype(np.float32)
+        return self._offsets[attribute]
 
     def _conditionals(self, attribute: int, parent: int) -> Floats:
         """Return the probabilities of an attribute's levels given each level of its parent, shape (n_groups, n_levels)."""

@@ -15,6 +15,9 @@ from dpdask.stats import Domain
 
 Floats = NDArray[np.float64]
 
+_CHANCE = 2.0  # standard deviations, the usual 95 %
+_DOUBT = 0.5  # standard deviations of a cell's noise: three cells in five are farther off
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairGroup:
@@ -30,6 +33,8 @@ class PairGroup:
         float64 array of shape (k, m, n): the counts that are believed.
     significant
         bool array of that shape: where the departure from independence is more than noise.
+    doubt
+        How far, in counts, a table may be moved towards independence without contradicting what was measured.
     """
 
     first: NDArray[np.int64]
@@ -37,24 +42,42 @@ class PairGroup:
     starts: NDArray[np.int64]
     tables: Floats
     significant: NDArray[np.bool_]
+    doubt: float
 
-    def corrected(self, wanted: Floats, found: Floats, gain: float) -> Floats:
+    def towards_independence(self, wanted: Floats) -> Floats:
+        """Return wanted counts moved towards independence by the doubt, and not beyond: float64 of shape (k, m, n).
+
+        Next to a Fréchet bound a correlation runs to ±1 for a fraction of a count, and many such cannot hold together.
+        """
+        rows, columns = self.tables.sum(axis=2), self.tables.sum(axis=1)
+        independent = rows[:, :, None] * columns[:, None, :] / rows.sum(axis=1)[:, None, None]
+        departure = wanted - independent
+        moved: Floats = independent + np.sign(departure) * np.maximum(np.abs(departure) - self.doubt, 0.0)
+        return moved
+
+    def corrected(self, wanted: Floats, found: NDArray[np.int64], n_sampled: int, gain: float) -> Floats:
         """Return wanted counts moved against what a sample shows too much or too little of, within their Fréchet bounds.
+
+        A difference that the sample's own chance explains (two standard deviations of a count) is left alone.
 
         Parameters
         ----------
         wanted
             float64 array of shape (k, m, n).
         found
-            float64 array: all two-way tables of the sample, scaled to the number of rows.
+            int64 array: all two-way tables of the sample.
+        n_sampled
+            The sample's records.
         gain
             How much of the difference is taken.
         """
-        shown = stacked(found, self.starts, self.tables.shape[1:])
         rows, columns = self.tables.sum(axis=2, keepdims=True), self.tables.sum(axis=1, keepdims=True)
         total = self.tables.sum(axis=(1, 2), keepdims=True)
+        shown = stacked(found, self.starts, self.tables.shape[1:])
+        missing = self.tables - shown * (total / n_sampled)
+        missing[np.abs(missing) <= _CHANCE * np.sqrt(np.maximum(shown, 1.0)) * (total / n_sampled)] = 0.0
         lower, upper = np.maximum(rows + columns - total, 0.0), np.minimum(rows, columns)
-        moved: Floats = np.minimum(np.maximum(wanted + gain * (self.tables - shown), lower), upper)
+        moved: Floats = np.minimum(np.maximum(wanted + gain * missing, lower), upper)
         return moved
 
 
@@ -136,7 +159,7 @@ def denoise(noisy: NoisyMarginals, *, consistency: bool = True, shrinkage: bool 
         believed = tables_kernel.rake(believed, rows, columns)
         departure = np.abs(believed - tables_kernel.independence(rows, columns, noisy.n_rows))
         kept = departure > sigma if significance else np.ones(departure.shape, dtype=bool)
-        groups.append(PairGroup(first=first, second=second, starts=starts, tables=believed, significant=kept))
+        groups.append(PairGroup(first=first, second=second, starts=starts, tables=believed, significant=kept, doubt=_DOUBT * sigma))
     return Denoised(domain=noisy.domain, n_rows=noisy.n_rows, one_way=one_way, groups=tuple(groups))
 
 

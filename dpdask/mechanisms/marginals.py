@@ -80,18 +80,22 @@ class NoisyMarginals:
     def table(self, clique: Clique) -> Counts:
         """Return the noisy table of one measured clique, an int64 array with an axis for each of its attributes; may be negative.
 
+        The clique's attributes may come in any order; the table's axes come in the same.
+
         Raises
         ------
         KeyError
             If it was not measured.
         """
-        if clique in self.cliques:
-            return self.cliques[clique]
+        self._check(clique)
+        chosen = self._chosen(clique)
+        if chosen is not None:
+            return self.cliques[chosen].transpose([chosen.index(name) for name in clique])
         if len(clique) == 1 and self.one_way.size:
             place = self.domain.position(clique[0])
             start = sum(self.domain.sizes[:place])
             return self.one_way[start : start + self.domain.sizes[place]]
-        if len(clique) == 2 and clique[0] != clique[1] and self.pairs.size:
+        if len(clique) == 2 and self.pairs.size:
             first, second = (self.domain.position(name) for name in clique)
             if first > second:
                 return self.table(clique[::-1]).T
@@ -108,12 +112,22 @@ class NoisyMarginals:
         KeyError
             If it was not measured.
         """
-        if clique in self.noise.cliques:
-            return margin_95(self.noise.cliques[clique])
+        self._check(clique)
+        chosen = self._chosen(clique)
+        if chosen is not None:
+            return margin_95(self.noise.cliques[chosen])
         event = {1: self.noise.one_way, 2: self.noise.pairs}.get(len(clique))
         if event is None:
             raise KeyError(clique)
         return margin_95(event)
+
+    def _check(self, clique: Clique) -> None:
+        if len(set(clique)) != len(clique) or not set(clique) <= set(self.domain.names):
+            raise KeyError(clique)
+
+    def _chosen(self, clique: Clique) -> Clique | None:
+        """Return the further table of these attributes: in this order, or else in another."""
+        return clique if clique in self.cliques else next((chosen for chosen in self.cliques if set(chosen) == set(clique)), None)
 
 
 def margin_95(event: CentralEvent) -> float:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from dpdask.errors import InputError
+from dpdask.errors import InputError, SpecError
 from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals
 from dpdask.privacy.events import CentralEvent, DiscreteGaussian, DiscreteLaplace, from_dict, to_dict
 from dpdask.stats import Domain
 
 MARGINALS_FORMAT = 1
+
+# what reading the bytes of something else, or half of the right ones, may raise
+UNREADABLE = (ValueError, KeyError, TypeError, IndexError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error, SpecError)
 
 
 def noisy_to_arrays(noisy: NoisyMarginals) -> dict[str, Any]:
@@ -76,7 +81,7 @@ def noisy_from_bytes(data: bytes, where: str | None = None) -> NoisyMarginals:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return noisy_from_arrays({name: arrays[name] for name in arrays.files})
-    except (ValueError, KeyError, TypeError, OSError, EOFError):
+    except UNREADABLE:
         raise InputError("these are no noisy tables of this version", where, "abort the run and begin again") from None
 
 

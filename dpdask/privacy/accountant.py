@@ -132,7 +132,18 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
     counted = _counted(atoms, _rounded_down(left))
     # a later job is chosen by who has seen the earlier releases: sums and concentrated bounds hold then, a PLD does not
     pure = _pure(counted)
-    return pure if left == 0 or pure == 0 else min(pure, _concentrated(counted, _rounded_down(left)))
+    composed = pure if left == 0 or pure == 0 else min(pure, _concentrated(counted, _rounded_down(left)))
+    return min(composed, _declared(listed, delta_limit))
+
+
+def _declared(charges: list[Charged], delta_limit: float) -> float:
+    """Return the sum of the declared ε, rounded up, where the sum of the declared δ is within the limit; else infinity.
+
+    Each charge is (ε, δ)-private as a whole, and ε and δ add up whoever chooses the next one, with whatever in hand.
+    """
+    if sum((Fraction(charge.delta) for charge in charges), Fraction(0)) > Fraction(delta_limit):
+        return math.inf
+    return -_rounded_down(-sum((Fraction(charge.epsilon) for charge in charges), Fraction(0)))
 
 
 def noise_scale(

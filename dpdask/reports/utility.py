@@ -75,6 +75,43 @@ class ErrorProfile:
         return " · ".join(f"{_short(average)}/{maximum:.0f}" for average, maximum in zip(self.average, self.maximum, strict=True))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answers:
+    """Answers to the queries, in counts of `n_rows` rows; confidential where they come from private rows.
+
+    Attributes
+    ----------
+    n_rows
+        How many rows the counts are of.
+    one_way, two_way
+        Integer or float64 arrays in the order of `one_way_counts` and `two_way_counts`.
+    three_way
+        The same in the order of the queries; None where they are not answered.
+    """
+
+    n_rows: float
+    one_way: Counts | Floats
+    two_way: Counts | Floats
+    three_way: Counts | Floats | None
+
+    @classmethod
+    def of_codes(cls, codes: Codes, sizes: Sequence[int], queries: Counts) -> Self:
+        """Return the answers of a table; confidential for private rows.
+
+        Parameters
+        ----------
+        codes, sizes, queries
+            As of `three_way_counts`.
+
+        Raises
+        ------
+        ValueError
+            As of `three_way_counts`.
+        """
+        one_way, two_way = one_way_counts(codes, sizes), two_way_counts(codes, sizes)
+        return cls(n_rows=codes.shape[1], one_way=one_way, two_way=two_way, three_way=three_way_counts(codes, sizes, queries))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UtilityReport:
     """Errors of a released table against the original; confidential: read from private rows.
@@ -122,14 +159,42 @@ def compare(original: Codes, released: Codes, sizes: Sequence[int], *, n_queries
     ValueError
         If a table is not such a matrix, a code is outside its attribute's levels, or n_queries is not positive.
     """
-    one_way = one_way_errors(original, released, sizes)
-    two_way = two_way_errors(original, released, sizes)
-    three_way = three_way_errors(original, released, sizes, n_queries=n_queries, rng=rng)
-    variation = _variations(two_way, [a * b for a, b in combinations(sizes, 2)], original.shape[1])
+    queries = three_way_queries(sizes, n_queries=n_queries, rng=rng)
+    return compare_answers(Answers.of_codes(original, sizes, queries), Answers.of_codes(released, sizes, queries), sizes)
+
+
+def compare_answers(true: Answers, given: Answers, sizes: Sequence[int]) -> UtilityReport:
+    """Return how far answers are from the true counts, whether or not any table of records gives them; confidential: the counts are private.
+
+    Parameters
+    ----------
+    true, given
+        Answers to the same queries; those of another number of rows are scaled first.
+    sizes
+        How many levels each attribute has, s_1 .. s_m.
+
+    Returns
+    -------
+    UtilityReport
+        A profile is None where nothing was asked, or three-way where nothing was answered. Where the cells of a two-way
+        table do not sum to the number of rows, its total variation is half the sum of the differences all the same.
+
+    Raises
+    ------
+    ValueError
+        As of `errors_of_answers`.
+    """
+    factor = np.float64(true.n_rows / given.n_rows)
+    one_way = errors_of_answers(true.one_way, given.one_way * factor)
+    two_way = errors_of_answers(true.two_way, given.two_way * factor)
+    three_way = None
+    if true.three_way is not None and given.three_way is not None and len(true.three_way):
+        three_way = errors_of_answers(true.three_way, given.three_way * factor)
+    variation = _variations(two_way, [a * b for a, b in combinations(sizes, 2)], true.n_rows)
     return UtilityReport(
         one_way=ErrorProfile.of(one_way),
         two_way=ErrorProfile.of(two_way) if len(two_way) else None,
-        three_way=ErrorProfile.of(three_way) if len(three_way) else None,
+        three_way=ErrorProfile.of(three_way) if three_way is not None else None,
         mean_total_variation=float(variation.mean()) if len(variation) else None,
     )
 
@@ -344,7 +409,7 @@ def _starts(sizes: Sequence[int]) -> Counts:
     return np.cumsum(np.array([0, *sizes], dtype=np.int64))[:-1]
 
 
-def _variations(errors: Floats, n_cells: Sequence[int], n_rows: int) -> Floats:
+def _variations(errors: Floats, n_cells: Sequence[int], n_rows: float) -> Floats:
     """Return half the absolute difference of the frequencies, summed over each table's cells."""
     if not len(n_cells):
         return np.zeros(0)

@@ -338,6 +338,198 @@ def _bad_value(name: str, column: str, value: Any, says: str) -> Case:
 
 
 _RATING = COLUMNS["rating"]
+_PRICE = COLUMNS["price"]
+_NOBODYS = COLUMNS | {"userId": {"role": "drop"}}
+_WIDE = {f"p{place}": _PRICE for place in range(5)} | {name: {"role": "drop"} for name in COLUMNS}
+_NULLS = pa.nulls(N_ROWS, pa.float64())
+
+
+def _copula(name: str, code: int, says: str, *words: str, parts: Mapping[str, pa.Table] | None = None, columns: Any = None, **changed: Any) -> Case:
+    """Return a case of a copula job: its mechanism's keys begin with `mechanism__`, the other changes are as in `job`."""
+    given = {"mechanism": {"kind": "copula", "bins": 6}, **changed}
+    return _case(f"copula: {name}", code, says, *words, parts=parts, columns=columns or _NOBODYS, **given)
+
+
+def _marginals(
+    name: str, code: int, says: str, *words: str, columns: Any = None, parts: Mapping[str, pa.Table] | None = None, **mechanism: Any
+) -> Case:
+    """Return a case of a marginals job."""
+    given = {"kind": "marginals", "cliques": [["rating"], ["rating", "price"]], **mechanism}
+    return _case(f"marginals: {name}", code, says, *words, parts=parts, columns=columns or _NOBODYS, mechanism=given)
+
+
+def _wide() -> dict[str, pa.Table]:
+    prices = pa.array(np.linspace(0.0, 100.0, N_ROWS))
+    return {"part-0.parquet": table(**dict.fromkeys(_WIDE.keys() - COLUMNS.keys(), prices))}
+
+
+NOISY_TABLES: tuple[Case, ...] = (
+    _copula("a column to be kept", 64, r"column 'userId': a synthetic record is nobody's, so no column can be kept; give it", columns=COLUMNS),
+    *(
+        _copula(
+            f"n_rows {text}",
+            64,
+            r"job\.yaml, mechanism\.n_rows: a whole number, at least 1, is expected, or `input`$",
+            "--set",
+            f"mechanism.n_rows={text}",
+        )
+        for text in ("0", "-1", "1.5", "all")
+    ),
+    _copula("δ = 1", 64, r"job\.yaml, privacy\.delta: Input should be less than 1", "--set", "privacy.delta=1"),
+    _copula("a δ of 1 / rows and more", 0, "", "--set", "privacy.delta=0.01"),
+    _copula("add-remove", 0, "", "--set", "privacy.adjacency=add-remove"),
+    _copula("ε = 1e-6", 0, "", "--set", "privacy.epsilon=1e-6"),
+    _copula("ε = 1e-6 and a δ", 0, "", "--set", "privacy.epsilon=1e-6", "--set", "privacy.delta=1e-9"),
+    _copula("ε = 100", 0, "", "--set", "privacy.epsilon=100"),
+    _copula(
+        "one level",
+        0,
+        "",
+        columns=_NOBODYS | {"rating": _RATING | {"levels": [1.0]}},
+        parts={"a.parquet": table(rating=pa.array([1.0] * N_ROWS))},
+    ),
+    _copula(
+        "one column of one level",
+        0,
+        "",
+        columns=_NOBODYS | {"rating": _RATING | {"levels": [1.0]}, "price": {"role": "drop"}},
+        parts={"a.parquet": table(rating=pa.array([1.0] * N_ROWS))},
+    ),
+    _copula("one row", 0, "", parts={"a.parquet": table(1)}),
+    _copula("no numeric columns", 0, "", columns=_NOBODYS | {"price": {"role": "drop"}}),
+    _copula("no columns of levels", 0, "", columns=_NOBODYS | {"rating": {"role": "drop"}}),
+    _copula(
+        "a column of nulls, a level",
+        0,
+        "",
+        columns=_NOBODYS | {"rating": _RATING | {"nulls": "level"}, "price": _PRICE | {"nulls": "level"}},
+        parts={"a.parquet": table(rating=_NULLS, price=_NULLS)},
+    ),
+    _copula(
+        "a column of nulls, refused",
+        65,
+        r"a\.parquet, row group \d, column 'rating': holds a null",
+        parts={"a.parquet": table(rating=_NULLS)},
+    ),
+    _copula(
+        "a value outside its levels",
+        65,
+        r"part-1\.parquet, row group 1, column 'rating': holds a value outside its levels",
+        parts={**_BAD, "part-1.parquet": with_value("rating", NUMBER)},
+    ),
+    _copula(
+        "a value outside its bounds",
+        65,
+        r"part-1\.parquet, row group 1, column 'price': holds a value outside its bounds",
+        parts={**_BAD, "part-1.parquet": with_value("price", NUMBER)},
+    ),
+    _copula("a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}),
+    Case(
+        name="copula: a CSV file of a header alone",
+        code=65,
+        says=r"data: the table has no rows",
+        prepare=lambda folder: _csv(folder, _HEADER, columns=_NOBODYS, mechanism={"kind": "copula"}),
+    ),
+    _copula(
+        "ten thousand levels",
+        64,
+        r"schema\.yaml, columns\.rating: between 1 and 2,048 levels are possible; declare a finer column continuous, or bin it",
+        columns="columns: {userId: {role: drop}, note: {role: drop}, price: {role: drop}, rating: {role: privatise, kind: discrete, levels: "
+        f"{list(range(10_000))}}}}}",
+    ),
+    _copula(
+        "a table too large to hold",
+        64,
+        r"the table 'p4' x 'p3': it has 1,073,741,824 cells, and 16,777,216 can be held; lower mechanism\.bins for its columns",
+        columns=_WIDE,
+        parts=_wide(),
+        mechanism__bins=32_768,
+    ),
+    _copula(
+        "tables too large to hold, found by the plan",
+        64,
+        r"the table 'p4' x 'p3' and the others: they have 167,772,160 cells together, and 134,217,728 can be held; lower mechanism\.bins",
+        columns=_WIDE,
+        parts=_wide(),
+        mechanism__bins=4096,
+        verb="plan",
+    ),
+    _copula(
+        "more cells than codes",
+        64,
+        r"column 'price': has 70,001 cells, and 65,536 can be told apart; declare fewer bins for it",
+        "--set",
+        f"mechanism.bins={{price: {[place / 1000 + 0.001 for place in range(70_000)]}}}",
+    ),
+    _copula(
+        "a column without bounds",
+        64,
+        r"column 'price': a column without bounds has no public cells to count in; give it bounds in the schema, or drop it",
+        columns=_NOBODYS | {"price": {"role": "privatise", "kind": "continuous"}},
+    ),
+    _copula("bins of a column that has levels", 64, r"mechanism\.bins\.rating: is not a continuous or mixed column", mechanism__bins={"rating": 3}),
+    _copula("bins of an unknown column", 64, r"mechanism\.bins\.nobody: is not a continuous or mixed column", mechanism__bins={"nobody": 3}),
+    *(
+        _copula(f"bins {text}", 64, r"job\.yaml, mechanism\.bins: .*from 1 to 32,768", "--set", f"mechanism.bins={text}")
+        for text in ("0", "-3", "2.5", "true", "40000")
+    ),
+    _copula("bins 0 of one column", 64, r"job\.yaml, mechanism\.bins\S*: of the column 'price': a number of cells", mechanism__bins={"price": 0}),
+    _copula(
+        "bins that are a list of texts", 64, r"mechanism\.bins\S*: of the column 'price': .*a list of the first", mechanism__bins={"price": ["a"]}
+    ),
+    *(
+        _copula(f"bins {text}", 64, r"bins of 'price': the first values of the cells must increase within the column's bounds", mechanism__bins=bins)
+        for text, bins in (
+            ("that do not increase", {"price": [0, 50, 20]}),
+            ("outside the bounds", {"price": [0, 101]}),
+            ("below the bounds", {"price": [-1, 20]}),
+            ("of NaN", {"price": [0.0, float("nan")]}),
+        )
+    ),
+    _copula(
+        "an unknown key of the weights", 64, r"unknown key 'mechanism\.weights\.oneway'; did you mean 'one_way'\?", mechanism__weights={"oneway": 1}
+    ),
+    _copula("pairs that weigh nothing", 64, r"mechanism\.weights\.two_way: Input should be greater than 0", mechanism__weights={"two_way": 0}),
+    _copula("a negative weight", 64, r"mechanism\.weights\.one_way: Input should be ", mechanism__weights={"one_way": -1}),
+    _copula("a reference", 64, r"unknown key 'mechanism\.reference'", mechanism__reference={"kind": "histogram"}),
+    _marginals("tables", 0, ""),
+    _marginals("a column to be kept", 64, r"column 'userId': a cell of a table is nobody's, so no column can be kept", columns=COLUMNS),
+    _marginals("no tables", 64, r"job\.yaml, mechanism\.cliques: a list of tables is expected, each a list of columns", cliques=[]),
+    _marginals("a table of no columns", 64, r"job\.yaml, mechanism\.cliques: a list of tables is expected", cliques=[["rating"], []]),
+    _marginals("columns instead of tables", 64, r"job\.yaml, mechanism\.cliques: a list of tables is expected", cliques=["rating"]),
+    _case("marginals: no cliques", 64, r"the key 'mechanism\.cliques' is missing; add it", columns=_NOBODYS, mechanism={"kind": "marginals"}),
+    _marginals("an unknown column", 64, r"mechanism\.cliques, 'rate': is not a privatised column; correct its name", cliques=[["rate"]]),
+    _marginals("a dropped column", 64, r"mechanism\.cliques, 'userId': is not a privatised column", cliques=[["userId"]]),
+    _marginals("a column twice", 64, r"mechanism\.cliques, rating x rating: a column, or a table, stands twice", cliques=[["rating", "rating"]]),
+    _marginals("a table twice", 64, r"mechanism\.cliques, price x rating: .* stands twice", cliques=[["rating", "price"], ["price", "rating"]]),
+    _marginals("too few weights", 64, r"mechanism\.weights: there must be one weight for each table; give 2$", weights=[1]),
+    _marginals("a weight of 0", 64, r"mechanism\.weights: a list of positive weights is expected", weights=[1, 0]),
+    _marginals(
+        "a column called count",
+        64,
+        r"column 'count': the released tables have a column of that name themselves; rename it",
+        columns=_NOBODYS | {"count": _PRICE},
+        parts={"a.parquet": table(count=pa.array(np.linspace(0.0, 100.0, N_ROWS)))},
+        cliques=[["count"]],
+    ),
+    _marginals(
+        "a column called count in no table",
+        0,
+        "",
+        columns=_NOBODYS | {"count": _PRICE},
+        parts={"a.parquet": table(count=pa.array(np.linspace(0.0, 100.0, N_ROWS)))},
+    ),
+    _marginals(
+        "a table too large to hold",
+        64,
+        r"the table 'p0' x 'p1' x 'p2': it has 27,000,000 cells",
+        columns=_WIDE,
+        parts=_wide(),
+        bins=300,
+        cliques=[["p0", "p1", "p2"]],
+    ),
+    _marginals("a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}),
+)
 
 CASES: tuple[Case, ...] = (
     # ---- the job
@@ -771,6 +963,7 @@ CASES: tuple[Case, ...] = (
     _case("an output beside the input's glob", 0, "", input__path="data/part-*.parquet", output__path="data/out"),
     _case("an output with a slash at its end", 0, "", output__path="out/"),
     _case("spaces and letters of all the world", 0, "", output__path="öut put/100 %/ 出力"),
+    *NOISY_TABLES,
     Case(name="a home folder", code=0, says="", prepare=lambda folder: job(folder, output__path="~/out"), env={"HOME": "{folder}/home"}),
 )
 

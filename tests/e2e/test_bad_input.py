@@ -6,8 +6,12 @@ import subprocess
 import sys
 from unittest import mock
 
+import pyarrow.dataset as pads
 import pytest
-from e2e.bad_input import CASES, SECRETS, Case, bit_flipped, command, crashed, execute, files
+from e2e.bad_input import CASES, NOISY_TABLES, SECRETS, Case, bit_flipped, command, crashed, execute, files
+
+from dpdask.codec import codec_for
+from dpdask.jobs.spec import load_job
 
 FAILING = [case for case in CASES if case.code]
 WORKING = [case for case in CASES if not case.code]
@@ -77,6 +81,32 @@ def test_a_process_ends_with_the_same_code_and_line(case: Case, tmp_path):
 def test_from_outside_names_cases():
     assert set(FROM_OUTSIDE) <= {case.name for case in CASES}
     assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("name", ["a δ of 1 / rows and more", "ε = 1e-6"])
+def test_a_plan_and_a_run_warn_of_a_large_delta(name: str, tmp_path):
+    [case] = [case for case in CASES if case.name == f"copula: {name}"]
+    words = case.prepare(tmp_path)
+    warned = name.startswith("a δ")
+    for verb in ("plan", "run"):
+        ended = command(verb, *words[1:])
+        assert (ended.code, ended.lines, "WARNING" in ended.out) == (0, [], warned)
+        assert ("δ = 0.01 is not below 1 / the number of rows" in ended.out) is warned
+
+
+@pytest.mark.parametrize("case", [case for case in NOISY_TABLES if not case.code], ids=ids)
+def test_what_works_is_valid(case: Case, tmp_path):
+    words = case.prepare(tmp_path)
+    assert command(*words).code == 0
+    made = load_job(words[1])
+    released = pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table()
+    assert released.num_rows >= 1
+    if case.name.startswith("marginals"):
+        return
+    for name in made.schema.privatised:
+        codec = codec_for(name, made.schema.columns[name], released.schema.field(name).type)
+        for chunk in released.column(name).chunks:
+            codec.encode(chunk)
 
 
 def test_a_restored_input_lets_a_kept_run_go_on(tmp_path):

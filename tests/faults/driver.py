@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from dpdask import cli
-from dpdask.engine import randomise, release, survey
+from dpdask.engine import randomise, release, survey, synthesise, tabulate
 from dpdask.io import shards
 from dpdask.io.storage import Folder
 from dpdask.jobs import charging
-from dpdask.jobs.kinds import dip
+from dpdask.jobs.kinds import central, copula, dip, marginals
 from dpdask.jobs.state import RunState
 
 Strike = Callable[[], None]
@@ -100,6 +100,17 @@ POINTS: dict[str, Callable[[Strike], None]] = {
 BEFORE_COMMIT = list(POINTS)[: list(POINTS).index("after-move")]
 AFTER_COMMIT = list(POINTS)[list(POINTS).index("after-move") :]
 POINTS["bounded"] = lambda s: at(release, "with_bounds", s)  # of jobs whose unit is a column
+POINTS |= {  # of jobs that release nothing but noisy statistics, or what is made of them
+    "tabulating": lambda s: at(tabulate, "tabulate_fragments", s, nth=2),
+    "counted": lambda s: at(tabulate, "tabulate", s),
+    "measured": lambda s: at(central, "measure", s),
+    "copula-fitted": lambda s: at(copula, "fit_copula", s),
+    "copula-written": lambda s: at(synthesise, "write_copula", s),
+    "tables-written": lambda s: at(central, "write_noisy", s),
+    "some-records": lambda s: at(synthesise, "write_records", s, nth=3),
+    "all-records": lambda s: at(synthesise, "write_all_records", s),
+    "tables-staged": lambda s: at(marginals, "stage", s),
+}
 
 
 def obey(request: dict[str, Any]) -> None:

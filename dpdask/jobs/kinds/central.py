@@ -13,7 +13,7 @@ from pydantic import BeforeValidator
 from dpdask.engine import release, tabulate
 from dpdask.engine.compute import Progress
 from dpdask.engine.work import KEY_NAME, RELEASE_NAME, TableWork, tabulated_work
-from dpdask.errors import InputError, SpecError
+from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.fragments import InputTable
 from dpdask.io.storage import Folder
 from dpdask.jobs.kinds.kind import Terms
@@ -43,8 +43,15 @@ def _as_count(value: object) -> object:
 
 def _as_bins(value: object) -> object:
     if isinstance(value, Mapping):
-        return {name: _as_firsts(bins) if isinstance(bins, list | tuple) else _as_count(bins) for name, bins in value.items()}
+        return {name: _as_bins_of(name, bins) for name, bins in value.items()}
     return _as_count(value)
+
+
+def _as_bins_of(name: object, value: object) -> object:
+    try:
+        return _as_firsts(value) if isinstance(value, list | tuple) else _as_count(value)
+    except ValueError as error:
+        raise ValueError(f"of the column {name!r}: {error}") from None
 
 
 Bins = Annotated[int | dict[str, int | tuple[float, ...]], BeforeValidator(_as_bins)]
@@ -86,9 +93,18 @@ def work_on(types: pa.Schema, terms: Terms, bins: Any, secrets: Folder) -> Table
     return tabulated_work(types, terms.schema, bins, secrets, terms.budget.unit_column)
 
 
-def count(table: InputTable, work: TableWork, tables: tabulate.Tables, progress: Progress | None) -> Marginals:
-    """Return the exact tables of all rows, or with units of the rows within their bounds: private, for the driver alone."""
-    return tabulate.tabulate(table.fragments, release.bound_units(table, work, progress), tables, progress)
+def count(table: InputTable, work: TableWork, tables: tabulate.Tables, terms: Terms, progress: Progress | None) -> Marginals:
+    """Return the exact tables of all rows, or with units of the rows within their bounds: private, for the driver alone.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema; if there is no row (a CSV file tells so only when it is read).
+    """
+    counts = tabulate.tabulate(table.fragments, release.bound_units(table, work, progress), tables, progress)
+    if counts.n_rows == 0:
+        raise DataError("the table has no rows", terms.input_path, "check the job's input.path")
+    return counts
 
 
 def draw(counts: Marginals, planned: MarginalNoise, terms: Terms, secrets: Folder, charge: Callable[[], None], *, insecure: bool) -> NoisyMarginals:
@@ -102,6 +118,15 @@ def draw(counts: Marginals, planned: MarginalNoise, terms: Terms, secrets: Folde
     charge()
     rng = stream(RunKey(secrets.read(KEY_NAME)), "marginals/noise", "") if insecure else None
     return measure(counts, planned, n_rows_public=terms.budget.adjacency == "replace-one", rng=rng)
+
+
+def drawn_before(secrets: Folder) -> str | None:
+    """Return the sha256 of the fitted release of a driver that died before it could record it, or None.
+
+    What it drew is then kept: noise drawn a second time on the same counts would be a second look, though nobody should have
+    seen the first.
+    """
+    return sha256(secrets.read(RELEASE_NAME)).hexdigest() if secrets.exists(RELEASE_NAME) else None
 
 
 def write_noisy(noisy: NoisyMarginals, secrets: Folder) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import pyarrow as pa
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from dpdask.cells import DEFAULT_BINS
 from dpdask.documents import Document
@@ -28,6 +28,12 @@ from dpdask.reports.central_card import copula_card
 from dpdask.streams import RunKey, stream
 
 _ALL_PAIRS = tabulate.Tables()
+
+
+def _as_n_rows(value: object) -> object:
+    if value != "input" and (type(value) is not int or value < 1):
+        raise ValueError("a whole number, at least 1, is expected, or `input`")
+    return value
 
 
 class Weights(Document):
@@ -52,7 +58,7 @@ class Copula(Document):
     """
 
     kind: Literal["copula"]
-    n_rows: Literal["input"] | Annotated[int, Field(ge=1)] = "input"
+    n_rows: Annotated[Literal["input"] | int, BeforeValidator(_as_n_rows)] = "input"
     bins: Bins = DEFAULT_BINS
     weights: Weights = Weights()
 
@@ -157,15 +163,21 @@ class CopulaKind:
         -------
         Exact counts reach the driver and go no further; what is written is a function of the noisy tables.
         """
+        drawn = central.drawn_before(secrets)
+        if drawn is not None:
+            charge()
+            return self._fitted(synthesise.load_copula(secrets, drawn), drawn)
         work = central.work_on(table.schema, self.terms, self.spec.bins, secrets)
-        counts = central.count(table, work, _ALL_PAIRS, progress)
+        counts = central.count(table, work, _ALL_PAIRS, self.terms, progress)
         noisy = central.draw(counts, self.noise, self.terms, secrets, charge, insecure=insecure)
         model, report = fit_copula(noisy, stream(RunKey(secrets.read(KEY_NAME)), "copula/calibration", ""))
         bins = bins_by_column(self.spec.bins, work.cells)
-        bins = bins_by_column(self.spec.bins, work.cells)
         fitted = FittedCopula(schema=self.terms.schema, types=work.released, bins=bins, noisy=noisy, model=model, report=report)
-        n_rows = max(1, round(model.n_rows)) if self.spec.n_rows == "input" else self.spec.n_rows
-        return Fitted(release_sha256=synthesise.write_copula(fitted, secrets), n_released=(n_rows,))
+        return self._fitted(fitted, synthesise.write_copula(fitted, secrets))
+
+    def _fitted(self, fitted: FittedCopula, digest: str) -> Fitted:
+        n_rows = max(1, round(fitted.model.n_rows)) if self.spec.n_rows == "input" else self.spec.n_rows
+        return Fitted(release_sha256=digest, n_released=(n_rows,))
 
     def write(
         self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None

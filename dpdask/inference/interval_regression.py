@@ -1,0 +1,363 @@
+"""Regression when the response is known only as ranges: any scikit-learn regressor, refitted to expected responses.
+
+Scikit-learn is an optional dependency, and this module the only one that imports it; nothing in dpdask imports this
+module by itself. What is done here is post-processing of ranges that were already reported: it reveals nothing further.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpdask.kernels import truncated
+
+try:
+    from sklearn.base import BaseEstimator, RegressorMixin, clone  # type: ignore[import-untyped, unused-ignore]  # it ships no types
+    from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped, unused-ignore]  # as above
+    from sklearn.linear_model import LinearRegression  # type: ignore[import-untyped, unused-ignore]  # as above
+    from sklearn.utils import check_random_state, get_tags  # type: ignore[import-untyped, unused-ignore]  # as above
+    from sklearn.utils import validation as checks  # type: ignore[import-untyped, unused-ignore]  # as above
+except ModuleNotFoundError as error:
+    if (error.name or "").split(".")[0] != "sklearn":
+        raise
+    raise ModuleNotFoundError("interval regression needs scikit-learn; install dpdask[inference]", name="sklearn") from error
+
+Floats = NDArray[np.float64]
+
+_START_STEPS = 50  # of a constant fit, which only has to land near the data
+_SMALLEST = 1e-6  # of the starting σ: a learner that can follow every range would otherwise divide by a σ of 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Ranges:
+    """Responses as ranges; a point has low == high, a ring low > high."""
+
+    low: Floats
+    high: Floats
+
+    @property
+    def point(self) -> NDArray[np.bool_]:
+        return np.asarray(self.low == self.high, dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Expected:
+    """Each row's E(Y | range) and Var(Y | range), float64 arrays of shape (n,), and the mean log-likelihood of the ranges."""
+
+    mean: Floats
+    variance: Floats
+    objective: float
+
+
+class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+    """A regression Y = f(X) + ε fitted to ranges that contain Y: Algorithm 1 around any scikit-learn regressor.
+
+    Parameters
+    ----------
+    estimator
+        A scikit-learn regressor for f; None: `LinearRegression()`. It is cloned and refitted at every iteration. It also
+        judges X: missing values, sparse matrices and frames are allowed where it allows them.
+    noise
+        The law of ε, of mean 0: "gaussian" or "logistic".
+    sigma
+        The standard deviation of ε (of both laws), positive. None: estimated.
+    initial
+        Where f̂ begins, a constant; the paper's is 0.0. None: the constant that fits the ranges best, so that the result
+        does not depend on where Y has its zero.
+    max_iterations
+        At most this many refits.
+    tolerance
+        Converged when the fitted values (root mean square) and σ̂ change by at most this part of σ̂.
+    damping
+        In [0, 1): how much of the previous expected responses is kept. 0 is Algorithm 1; more calms a learner whose fit
+        jumps.
+    random_state
+        Seeds the estimator's `random_state` parameters that are None, once, so that refits differ by their responses
+        alone. An int gives the same result at every fit.
+
+    Attributes
+    ----------
+    estimator_
+        The estimator fitted last.
+    sigma_
+        σ as given or estimated.
+    n_iter_, converged_
+        How many refits there were, and whether the last met the tolerance.
+    objective_path_
+        Mean log-likelihood of the ranges (of a point: of its density) before the first refit and after each, float64 array
+        of shape (n_iter_ + 1,); of shape (1,) where all responses are points. It never falls when ε is Gaussian,
+        `damping` is 0 and the estimator is least squares: then this is an EM algorithm.
+    responses_
+        The expected responses ỹ that the last refit was given, float64 array of shape (n,).
+    n_features_in_, feature_names_in_
+        As in scikit-learn.
+
+    Notes
+    -----
+    Repeats ỹ = f̂(x) + E(ε | ε in range - f̂(x)), f̂ = fit(x, ỹ) (equation (13)). The mechanism that chose the ranges need
+    not be known, as long as it looked at Y only to pick a range.
+
+    σ̂² is the mean of (ỹ - f̂(x))² + Var(ε | range). The paper's suggestion (Remark 5), the mean of squared differences
+    alone, leaves out the second term: the spread that ỹ, a conditional mean, no longer has. It is too small. The logistic
+    law's σ is its standard deviation here, so its scale is σ√3/π; the supplement calls the scale σ.
+
+    With logistic noise σ̂ solves E[E(ε² | range)] = σ², which is not the likelihood's equation, but unbiased as well. A
+    learner that follows single rows (a deep tree) fits inside every range and makes σ̂ too small: limit its depth, or give
+    `sigma`.
+
+    Where ranges say little, convergence is slow (linear, at the rate of the missing information).
+
+    Examples
+    --------
+    Of ten incomes two were reported exactly, the others above or below an anchor:
+
+    >>> X = [[1], [2], [3], [4], [5], [6], [7], [8], [9], [10]]
+    >>> low = [-np.inf, 15, 31, -np.inf, 45, -np.inf, 62, 80, -np.inf, 85]
+    >>> high = [14, np.inf, 31, 46, np.inf, 66, np.inf, 80, 99, np.inf]
+    >>> model = IntervalRegressor(sigma=3.0).fit(X, np.column_stack([low, high]))
+    >>> model.predict([[5], [20]]).round(0).tolist()
+    [50.0, 200.0]
+
+    References
+    ----------
+    Ding and Ding, Interval privacy: a framework for privacy-preserving data collection, section III-E, Algorithm 1,
+    equations (10)-(13), Remark 5, supplement S2; Buckley and James, Linear regression with censored data, 1979.
+    """
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        noise: truncated.Law = "gaussian",
+        sigma: float | None = None,
+        initial: float | None = None,
+        max_iterations: int = 200,
+        tolerance: float = 1e-4,
+        damping: float = 0.0,
+        random_state: Any = None,
+    ) -> None:
+        self.estimator = estimator
+        self.noise = noise
+        self.sigma = sigma
+        self.initial = initial
+        self.max_iterations = max_iterations
+        self.tolerance = tolerance
+        self.damping = damping
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Fit f and, unless it is given, σ.
+
+        Parameters
+        ----------
+        X
+            Covariates, n rows, as the estimator takes them.
+        y
+            Shape (n, 2), a range (lower, upper] in each row: ends may be -inf and inf; lower == upper is an exact value;
+            lower > upper, both finite, is the ring (-inf, upper] ∪ (lower, inf). Or shape (n,): exact values.
+
+        Returns
+        -------
+        The fitted regressor.
+
+        Raises
+        ------
+        ValueError
+            If a parameter is out of its range; if a range is empty or an end is NaN; if the ranges do not identify f
+            (none is bounded from above, or none from below) or σ (they share one end), so that no answer is right.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If `max_iterations` refits did not meet the tolerance.
+        """
+        self._check_parameters()
+        ranges = _ranges(y)
+        checks.check_consistent_length(X, ranges.low)
+        checks.validate_data(self, X, skip_check_array=True)
+        template = _seeded(LinearRegression() if self.estimator is None else clone(self.estimator), self.random_state)
+        if ranges.point.all():
+            return self._fit_points(template, X, ranges.low)
+        _refuse_unidentified(ranges, sigma_known=self.sigma is not None)
+        return self._iterate(template, X, ranges)
+
+    def predict(self, X: Any) -> Floats:
+        """Return f̂(X), float64 array of shape (n,)."""
+        checks.check_is_fitted(self)
+        return np.asarray(self.estimator_.predict(X))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return R² where y has shape (n,), exact values; where it holds ranges, their mean log-likelihood.
+
+        Parameters
+        ----------
+        X, y
+            As for `fit`.
+        sample_weight
+            Weights of the rows, shape (n,).
+
+        Notes
+        -----
+        R² needs the exact responses. Without them the likelihood compares models on held-out ranges; as in every score,
+        more is better.
+        """
+        if np.asarray(y).ndim == 2 and np.asarray(y).shape[1] == 2:
+            fitted = self.predict(X)
+            each = _log_likelihood(self.noise, _ranges(y), fitted, self.sigma_)
+            return float(np.average(each, weights=sample_weight))
+        return float(super().score(X, y, sample_weight))
+
+    def __sklearn_tags__(self) -> Any:
+        """Return scikit-learn's tags; what X may be is for the inner estimator to say."""
+        tags = super().__sklearn_tags__()
+        inner = get_tags(LinearRegression() if self.estimator is None else self.estimator)
+        tags.input_tags = inner.input_tags
+        tags.regressor_tags.poor_score = inner.regressor_tags.poor_score if inner.regressor_tags else False
+        tags.non_deterministic = inner.non_deterministic
+        return tags
+
+    def _check_parameters(self) -> None:
+        if self.noise not in ("gaussian", "logistic"):
+            raise ValueError('noise must be "gaussian" or "logistic"')
+        if self.sigma is not None and not 0 < self.sigma < math.inf:
+            raise ValueError("sigma must be positive and finite, or None")
+        if self.initial is not None and not math.isfinite(self.initial):
+            raise ValueError("initial must be finite, or None")
+        if self.max_iterations < 1 or not 0 < self.tolerance < math.inf or not 0 <= self.damping < 1:
+            raise ValueError("max_iterations must be at least 1, tolerance positive and damping in [0, 1)")
+
+    def _fit_points(self, template: Any, X: Any, y: Floats) -> Self:
+        """Fit exact values: the estimator as it is, once."""
+        self.estimator_ = template.fit(X, y)
+        fitted = np.asarray(self.estimator_.predict(X), dtype=np.float64)
+        self.sigma_ = float(np.sqrt(np.mean((y - fitted) ** 2))) if self.sigma is None else float(self.sigma)
+        self.n_iter_, self.converged_, self.responses_ = 1, True, y
+        each = _log_likelihood(self.noise, _Ranges(low=y, high=y), fitted, self.sigma_) if self.sigma_ > 0 else math.inf
+        self.objective_path_ = np.array([np.mean(each)])
+        return self
+
+    def _iterate(self, template: Any, X: Any, ranges: _Ranges) -> Self:
+        centre, sigma = _start(self.noise, ranges, self.sigma, self.initial)
+        smallest = _SMALLEST * sigma
+        fitted = np.full(len(ranges.low), centre)
+        expected = _expect(self.noise, ranges, fitted, sigma)
+        responses, path, self.converged_ = expected.mean, [expected.objective], False
+        for _ in range(self.max_iterations):
+            responses = self.damping * responses + (1 - self.damping) * expected.mean
+            self.estimator_ = clone(template).fit(X, responses)
+            before, fitted = fitted, np.asarray(self.estimator_.predict(X), dtype=np.float64)
+            previous = sigma
+            if self.sigma is None:
+                sigma = max(_spread(expected, fitted), smallest)
+            expected = _expect(self.noise, ranges, fitted, sigma)
+            path.append(expected.objective)
+            moved = max(float(np.sqrt(np.mean((fitted - before) ** 2))), abs(sigma - previous))
+            if moved <= self.tolerance * sigma:
+                self.converged_ = True
+                break
+        self.sigma_, self.n_iter_, self.responses_ = float(sigma), len(path) - 1, responses
+        self.objective_path_ = np.array(path)
+        if not self.converged_:
+            warnings.warn(
+                f"interval regression did not converge in {self.n_iter_} refits: the last moved the fit by {moved / sigma:.1e} of sigma; "
+                "allow more iterations, a larger tolerance, or damping",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        return self
+
+
+def _ranges(y: Any) -> _Ranges:
+    """Return responses of shape (n,) or (n, 2) as ranges, or refuse them."""
+    if y is None:
+        raise ValueError("IntervalRegressor requires y to be passed, but the target y is None")
+    shape = np.asarray(y).shape
+    if len(shape) != 2 or shape[1] == 1:
+        exact = checks.check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+        exact = np.array(checks.column_or_1d(exact, warn=True), dtype=np.float64)
+        return _Ranges(low=exact, high=exact)
+    pairs = checks.check_array(y, dtype=np.float64, ensure_all_finite=False, input_name="y")
+    if pairs.shape[1] != 2:
+        raise ValueError("y must have shape (n,), exact values, or (n, 2), the lower and upper ends of ranges")
+    low, high = pairs[:, 0].copy(), pairs[:, 1].copy()
+    if np.isnan(pairs).any():
+        raise ValueError("y has an end that is NaN; use -inf and inf for open ends")
+    if (low == math.inf).any() or (high == -math.inf).any():
+        raise ValueError("y has an empty range: a lower end of inf or an upper end of -inf")
+    return _Ranges(low=low, high=high)
+
+
+def _refuse_unidentified(ranges: _Ranges, *, sigma_known: bool) -> None:
+    """Refuse ranges under which f̂ could run away, or under which f and σ can be scaled together.
+
+    Notes
+    -----
+    A ring bounds neither side: its likelihood is largest with f at ±∞. One shared anchor tells Pr(Y <= u | x) and no
+    more, which is the same for u - c(u - f) and cσ.
+    """
+    interval = ranges.low <= ranges.high
+    if not (interval & (ranges.low > -math.inf)).any() or not (interval & (ranges.high < math.inf)).any():
+        raise ValueError("the ranges do not identify f: at least one interval must be bounded from below, and one from above")
+    ends = np.concatenate([ranges.low, ranges.high])
+    if not sigma_known and len(np.unique(ends[np.isfinite(ends)])) < 2:
+        raise ValueError("the ranges do not identify sigma: all have the same end; give sigma, or use random anchors")
+
+
+def _seeded(estimator: Any, random_state: Any) -> Any:
+    """Return the estimator with seeds in the place of every random_state that is None."""
+    generator = check_random_state(random_state)
+    names = sorted(name for name, value in estimator.get_params(deep=True).items() if value is None and name.rpartition("__")[2] == "random_state")
+    return estimator.set_params(**{name: int(generator.randint(2**31 - 1)) for name in names})
+
+
+def _scaled(noise: truncated.Law, sigma: float) -> float:
+    """Return the scale at which the standard law has standard deviation σ."""
+    return sigma / math.sqrt(truncated.variance(noise))
+
+
+def _expect(noise: truncated.Law, ranges: _Ranges, fitted: Floats, sigma: float) -> _Expected:
+    """Return what the ranges tell about Y when f = `fitted`, float64 array of shape (n,)."""
+    scale = _scaled(noise, sigma)
+    found = truncated.truncated(noise, (ranges.low - fitted) / scale, (ranges.high - fitted) / scale)
+    mean = np.where(ranges.point, ranges.low, fitted + scale * found.mean)
+    spread = np.where(ranges.point, 0.0, scale**2 * np.maximum(found.square - found.mean**2, 0.0))
+    return _Expected(mean=mean, variance=spread, objective=float(np.mean(_likelihoods(noise, ranges, fitted, scale, found.log_probability))))
+
+
+def _likelihoods(noise: truncated.Law, ranges: _Ranges, fitted: Floats, scale: float, log_probability: Floats) -> Floats:
+    """Return each row's log probability, or, of a point, its log density."""
+    result = log_probability.copy()
+    point = ranges.point
+    result[point] = truncated.log_density(noise, (ranges.low[point] - fitted[point]) / scale) - math.log(scale)
+    return result
+
+
+def _log_likelihood(noise: truncated.Law, ranges: _Ranges, fitted: Floats, sigma: float) -> Floats:
+    scale = _scaled(noise, sigma)
+    found = truncated.truncated(noise, (ranges.low - fitted) / scale, (ranges.high - fitted) / scale)
+    return _likelihoods(noise, ranges, fitted, scale, found.log_probability)
+
+
+def _spread(expected: _Expected, fitted: Floats) -> float:
+    """Return the root of the mean of E[(Y - f)² | range]."""
+    return float(np.sqrt(np.mean((expected.mean - fitted) ** 2 + expected.variance)))
+
+
+def _start(noise: truncated.Law, ranges: _Ranges, sigma: float | None, initial: float | None) -> tuple[float, float]:
+    """Return a constant f and its σ, by the same iteration; what is given stays as given."""
+    ends = np.concatenate([ranges.low, ranges.high])
+    ends = ends[np.isfinite(ends)]
+    centre = float(np.median(ends)) if initial is None else float(initial)
+    spread = float(np.sqrt(np.mean((ends - centre) ** 2))) if sigma is None else float(sigma)
+    for _ in range(_START_STEPS):
+        expected = _expect(noise, ranges, np.full(len(ranges.low), centre), spread)
+        if initial is None:
+            centre = float(expected.mean.mean())
+        if sigma is None:
+            spread = _spread(expected, np.full(len(ranges.low), centre))
+    return centre, spread

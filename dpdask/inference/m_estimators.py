@@ -1,0 +1,386 @@
+"""M-estimators from a weighted sample, such as the cells of a perturbed histogram: arg min over θ of Σ w·m(x, θ).
+
+Everything here needs the release and its card alone. It is post-processing: it costs no ε. Weights may be negative where
+the objective still has a minimum; where it has none, or none can be told, the fit is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import optimize, special
+
+from dpdask.errors import SpecError
+
+Floats = NDArray[np.float64]
+Contrast = Callable[[Floats, Floats], tuple[Floats, Floats]]
+"""(points of shape (n, d), θ of shape (p,)) -> (m of shape (n,), its gradient in θ of shape (n, p))."""
+
+EXTRA = "estimators"
+_SINGULAR = 1e-10  # of the largest eigenvalue of a standardised Gram matrix
+_CURVED = 1e-8
+_STEEP = 1e-6
+_FAR = 1e100
+MEND = "release with the threshold positive or enhanced, or with fewer cells"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WeightedSample:
+    """Points with weights, and what is explained at each of them.
+
+    Attributes
+    ----------
+    features
+        float64 array of shape (n, d).
+    response
+        float64 array of shape (n,).
+    weights
+        float64 array of shape (n,): counts, noisy ones too, which may be negative. Their sum is positive.
+    names
+        The features' names, if they have any.
+
+    Raises
+    ------
+    SpecError
+        If the shapes differ, a number is not finite, or the weights do not sum to more than 0.
+    """
+
+    features: Floats
+    response: Floats
+    weights: Floats
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        n = len(self.weights)
+        if self.features.ndim != 2 or len(self.features) != n or self.response.shape != (n,) or self.weights.shape != (n,):
+            raise SpecError("features, response and weights must be one row each of the same points", "sample", "check their shapes")
+        _check_weights(self.weights)
+        if not (np.isfinite(self.features).all() and np.isfinite(self.response).all()):
+            raise SpecError("a feature or response is null, NaN or infinite", "sample", "leave out cells of missing values first")
+
+    @classmethod
+    def of_frame(cls, frame: pd.DataFrame, response: str, features: Sequence[str], *, weight: str = "weight") -> WeightedSample:
+        """Return a sample from a frame of cells: columns that are not numbers become one indicator for each level but the first.
+
+        Parameters
+        ----------
+        frame
+            As `PerturbedHistogram.to_table(...).to_pandas()` gives it.
+        response, features, weight
+            Names of its columns.
+
+        Raises
+        ------
+        SpecError
+            If a column is missing, the response is not a number, or as for the class.
+        """
+        for name in (response, weight, *features):
+            if name not in frame.columns:
+                raise SpecError("the frame has no such column", f"column {name!r}", "check its name")
+        if not pd.api.types.is_numeric_dtype(frame[response]):
+            raise SpecError("the response must be a number", f"column {response!r}", "code it in numbers first")
+        wide = pd.get_dummies(frame[list(features)], drop_first=True, dtype=float)
+        return cls(
+            features=wide.to_numpy(dtype=np.float64),
+            response=frame[response].to_numpy(dtype=np.float64),
+            weights=frame[weight].to_numpy(dtype=np.float64),
+            names=tuple(map(str, wide.columns)),
+        )
+
+
+def _check_weights(weights: Floats) -> None:
+    if not np.isfinite(weights).all():
+        raise SpecError("a weight is not finite", "weights", "use the released weights as they are")
+    if not weights.sum() > 0:
+        raise SpecError("the weights sum to nothing, so they hold no sample", "weights", "release with a larger epsilon, or fewer cells")
+
+
+def least_squares(sample: WeightedSample, *, intercept: bool = True) -> Floats:
+    """Return the coefficients of least squares, in closed form.
+
+    Parameters
+    ----------
+    sample
+        Weights may be negative as long as the weighted Gram matrix is positive definite: then the objective is convex.
+    intercept
+        Whether the first coefficient is a constant.
+
+    Returns
+    -------
+    float64 array of shape (d + intercept,).
+
+    Raises
+    ------
+    SpecError
+        If the Gram matrix is not positive definite: collinear features, or too much negative weight.
+    """
+    z, centre, spread = _standardised(sample, intercept=intercept)
+    weighted = z * (sample.weights / np.abs(sample.weights).sum())[:, None]
+    gram = z.T @ weighted
+    values = np.linalg.eigvalsh(gram)
+    if not values[0] > _SINGULAR * values[-1]:
+        raise _ill_posed(sample.weights, "the weighted Gram matrix is not positive definite", "least squares")
+    return _restored(np.linalg.solve(gram, weighted.T @ sample.response), centre, spread, intercept=intercept)
+
+
+def logistic(sample: WeightedSample, *, intercept: bool = True) -> Floats:
+    """Return the coefficients of logistic regression of a response in {0, 1}; unpenalised.
+
+    Weights of one sign are fitted by scikit-learn. With negative ones among them, the local minimum next to the fit of
+    the positive parts is sought, which is what the paper's Theorem 4 is about.
+
+    Raises
+    ------
+    SpecError
+        If the response is not 0 or 1; there is no (local) minimum, as with separable responses; scikit-learn is missing.
+
+    References
+    ----------
+    Lei, Differentially private M-estimators (2011), section 3.1, example.
+    """
+    if not np.isin(sample.response, (0.0, 1.0)).all():
+        raise SpecError("the response of a logistic regression must be 0 or 1", "logistic", "code its two levels so")
+
+    def parts(eta: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
+        mean = special.expit(eta)
+        return np.logaddexp(0.0, eta) - y * eta, mean - y, mean * (1.0 - mean)
+
+    return _generalised(
+        "LogisticRegression", {"C": math.inf, "solver": "newton-cholesky", "max_iter": 200, "tol": 1e-9}, parts, sample, intercept=intercept
+    )
+
+
+def poisson(sample: WeightedSample, *, intercept: bool = True) -> Floats:
+    """Return the coefficients of Poisson regression with the logarithmic link; as `logistic`, of a non-negative response."""
+    if (sample.response < 0).any():
+        raise SpecError("the response of a Poisson regression must not be negative", "poisson", "take another estimator")
+
+    def parts(eta: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
+        mean = np.exp(np.minimum(eta, 500.0))
+        return mean - y * eta, mean - y, mean
+
+    return _generalised(
+        "PoissonRegressor", {"alpha": 0.0, "solver": "newton-cholesky", "max_iter": 200, "tol": 1e-9}, parts, sample, intercept=intercept
+    )
+
+
+def huber(sample: WeightedSample, *, threshold: float = 1.35, intercept: bool = True) -> Floats:
+    """Return the coefficients of Huber's robust regression, its scale estimated along with them (scikit-learn's HuberRegressor).
+
+    Parameters
+    ----------
+    sample
+        Without negative weights.
+    threshold
+        Residuals beyond so many scales count linearly; above 1.
+    intercept
+        As in `least_squares`.
+
+    Raises
+    ------
+    SpecError
+        On negative weights, with which it has no guaranteed minimum; if it does not converge; scikit-learn is missing.
+    """
+    _refuse_negative(sample.weights, "huber")
+    scale = float(np.sqrt(np.cov(sample.response, aweights=sample.weights))) or 1.0
+    scaled = replace(sample, response=sample.response / scale)  # its convergence is told in absolute terms
+    settings = {"epsilon": threshold, "alpha": 0.0, "max_iter": 2000, "tol": 1e-8}
+    return scale * _fitted("HuberRegressor", settings, scaled, intercept=intercept)
+
+
+def quantile_regression(sample: WeightedSample, tau: float = 0.5, *, intercept: bool = True) -> Floats:
+    """Return the coefficients of the regression of the τ-quantile, by linear programming (scikit-learn's QuantileRegressor).
+
+    Raises
+    ------
+    SpecError
+        On negative weights, with which the objective is not convex; if τ is not in (0, 1); scikit-learn is missing.
+
+    References
+    ----------
+    Koenker and Hallock, Quantile regression (2001).
+    """
+    _refuse_negative(sample.weights, "quantile regression")
+    _check_tau(tau)
+    return _fitted("QuantileRegressor", {"quantile": tau, "alpha": 0.0, "solver": "highs"}, sample, intercept=intercept)
+
+
+def quantile(values: Floats, weights: Floats, tau: float = 0.5) -> float:
+    """Return the τ-quantile of weighted values, the smallest θ that minimises Σ w·ρ_τ(x - θ); τ = 1/2 is the median.
+
+    Parameters
+    ----------
+    values
+        float64 array of shape (n,). For a column on the whole line, the centres of its cells on the line: the transform
+        is monotone, so this is log(q / (1-q)) of the quantile q of the transformed cells.
+    weights
+        float64 array of that shape; negative ones are allowed, since the objective grows to both sides while their sum is
+        positive: then the global minimum is taken.
+    tau
+        In (0, 1).
+
+    Raises
+    ------
+    SpecError
+        If τ is out of range, the weights do not sum to more than 0, or a number is not finite.
+
+    References
+    ----------
+    Lei (2011), section 3.2 and Corollary 6.
+    """
+    _check_tau(tau)
+    _check_weights(weights)
+    if values.shape != weights.shape or not np.isfinite(values).all():
+        raise SpecError("values must be finite numbers, one for each weight", "quantile", "leave out cells of missing values first")
+    x, place = np.unique(values, return_inverse=True)
+    w = np.bincount(place, weights=weights, minlength=len(x))
+    slope = np.cumsum(w) - tau * w.sum()  # of the objective, behind each value
+    if (w >= 0).all():
+        return float(x[np.argmax(slope >= 0)])
+    rise = np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(x))])
+    return float(x[np.argmin(rise)])
+
+
+def minimise(contrast: Contrast, points: Floats, weights: Floats, start: Floats) -> Floats:
+    """Return the θ next to a start that minimises Σ w·m(x, θ) for any smooth contrast m.
+
+    Parameters
+    ----------
+    contrast
+        Gives m and its gradient at all points; see `Contrast`.
+    points
+        float64 array of shape (n, d).
+    weights
+        float64 array of shape (n,).
+    start
+        float64 array of shape (p,).
+
+    Returns
+    -------
+    float64 array of shape (p,).
+
+    Raises
+    ------
+    SpecError
+        If the contrast gives NaN or other shapes; if no minimum is reached; if, with negative weights, what was reached is
+        not a strict minimum.
+
+    References
+    ----------
+    Lei (2011), Algorithm 1 and Theorem 4 (a local minimiser near the parameter exists with high probability).
+    """
+    _check_weights(weights)
+    used = weights != 0
+    x, w = points[used], weights[used] / weights.sum()
+
+    def objective(theta: Floats) -> tuple[float, Floats]:
+        if not np.abs(theta).max(initial=0.0) < _FAR:  # else the search runs away until infinities cancel
+            raise _ill_posed(weights, "no minimum of the objective was reached", "the contrast")
+        m, gradient = contrast(x, theta)
+        if np.shape(m) != (len(x),) or np.shape(gradient) != (len(x), len(theta)):
+            raise SpecError("must give m of shape (n,) and its gradient of shape (n, p)", "the contrast", "return both for all points at once")
+        if np.isnan(m).any() or np.isnan(gradient).any():
+            raise SpecError("gives NaN", "the contrast", "define it at every point and every θ, or begin elsewhere")
+        return float(w @ m), w @ gradient
+
+    with np.errstate(all="ignore"):
+        found = optimize.minimize(objective, np.asarray(start, dtype=np.float64), jac=True, method="BFGS", options={"gtol": 1e-8, "maxiter": 2000})
+        value, gradient = objective(found.x)
+    scale = 1.0 + float(np.abs(found.x).max(initial=0.0))
+    if not np.isfinite(found.x).all() or not float(np.abs(gradient).max()) * scale <= _STEEP * 100 * (1.0 + abs(value)):
+        raise _ill_posed(weights, "no minimum of the objective was reached", "the contrast")
+    if (weights < 0).any():
+        steps = 1e-5 * (1.0 + np.abs(found.x))
+        rows = [(objective(found.x + step)[1] - objective(found.x - step)[1]) / (2 * step.max()) for step in np.diag(steps)]
+        if not np.linalg.eigvalsh((np.array(rows) + np.array(rows).T) / 2)[0] > 0:
+            raise _ill_posed(weights, "what was reached is no strict minimum of the objective", "the contrast")
+    return np.asarray(found.x, dtype=np.float64)
+
+
+def _standardised(sample: WeightedSample, *, intercept: bool) -> tuple[Floats, Floats, Floats]:
+    """Return the features with a constant before them if there is one, centred and scaled, with centres and scales."""
+    share = np.abs(sample.weights) / np.abs(sample.weights).sum()
+    centre = share @ sample.features if intercept else np.zeros(sample.features.shape[1])
+    spread = np.sqrt(share @ (sample.features - centre) ** 2)
+    if (spread <= 1e-12 * np.abs(centre)).any():
+        raise SpecError("a feature does not vary, so it has no coefficient of its own", "features", "leave it out")
+    z = (sample.features - centre) / spread
+    return (np.column_stack([np.ones(len(z)), z]) if intercept else z), centre, spread
+
+
+def _restored(coefficients: Floats, centre: Floats, spread: Floats, *, intercept: bool) -> Floats:
+    slopes = coefficients[int(intercept) :] / spread
+    return np.concatenate([[coefficients[0] - slopes @ centre], slopes]) if intercept else slopes
+
+
+def _fitted(name: str, settings: dict[str, Any], sample: WeightedSample, *, intercept: bool) -> Floats:
+    """Return the coefficients that a linear model of scikit-learn finds on the standardised features."""
+    try:
+        models = importlib.import_module("sklearn.linear_model")
+    except ImportError:
+        raise SpecError("this estimator needs scikit-learn", name, f"pip install 'dpdask[{EXTRA}]'") from None
+    used = sample.weights != 0
+    sample = replace(sample, features=sample.features[used], response=sample.response[used], weights=sample.weights[used])
+    z, centre, spread = _standardised(sample, intercept=intercept)
+    with warnings.catch_warnings():
+        for kind in (UserWarning, RuntimeWarning):  # what does not converge, or meets a singular Hessian, is no estimate
+            warnings.simplefilter("error", kind)
+        try:
+            model = getattr(models, name)(fit_intercept=intercept, **settings)
+            model.fit(z[:, int(intercept) :], sample.response, sample_weight=sample.weights)
+        except (UserWarning, RuntimeWarning, ValueError):
+            raise _ill_posed(sample.weights, "the fit did not converge: there may be no minimum", name) from None
+    slopes = np.ravel(model.coef_)
+    found = np.concatenate([np.atleast_1d(model.intercept_), slopes]) if intercept else slopes
+    return _restored(found.astype(np.float64), centre, spread, intercept=intercept)
+
+
+def _generalised(
+    name: str, settings: dict[str, Any], parts: Callable[[Floats, Floats], tuple[Floats, Floats, Floats]], sample: WeightedSample, *, intercept: bool
+) -> Floats:
+    """Return a generalised linear model's coefficients; `parts` gives the loss and its first two derivatives in η."""
+    positive = replace(sample, weights=np.maximum(sample.weights, 0.0))
+    start = _fitted(name, settings, positive, intercept=intercept)
+    z, centre, spread = _standardised(sample, intercept=intercept)
+    w, y = sample.weights / np.abs(sample.weights).sum(), sample.response
+    slopes = start[int(intercept) :]
+    theta = np.concatenate([[start[0] + slopes @ centre], slopes * spread]) if intercept else slopes * spread
+
+    def derivatives(at: Floats) -> tuple[float, Floats, Floats]:
+        loss, first, second = parts(z @ at, y)
+        return float(w @ loss), z.T @ (w * first), (z * (w * second)[:, None]).T @ z
+
+    if (sample.weights < 0).any():
+        options = {"gtol": 1e-9, "maxiter": 500}
+        found = optimize.minimize(
+            lambda at: derivatives(at)[:2], theta, jac=True, hess=lambda at: derivatives(at)[2], method="trust-exact", options=options
+        )
+        theta = np.asarray(found.x, dtype=np.float64)
+    _, gradient, hessian = derivatives(theta)
+    scale = 1.0 + float(np.abs(w @ (z * y[:, None])).max())
+    if not float(np.abs(gradient).max()) <= _STEEP * scale or not np.linalg.eigvalsh(hessian)[0] > _CURVED * max(1e-3, float(np.trace(hessian))):
+        raise _ill_posed(sample.weights, "the objective has no minimum, or none that can be told", name)
+    return _restored(theta, centre, spread, intercept=intercept)
+
+
+def _refuse_negative(weights: Floats, where: str) -> None:
+    if (weights < 0).any():
+        raise SpecError("some weights are negative, and with them its objective is not convex", where, MEND)
+
+
+def _check_tau(tau: float) -> None:
+    if not 0 < tau < 1:
+        raise SpecError("τ must lie between 0 and 1", "quantile", "correct it")
+
+
+def _ill_posed(weights: Floats, what: str, where: str) -> SpecError:
+    """Return the refusal of a fit, with the mend for negative weights where there are some."""
+    return SpecError(what, where, MEND if (weights < 0).any() else "leave out features that others determine, or take another estimator")

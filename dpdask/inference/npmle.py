@@ -1,0 +1,398 @@
+"""What the distribution of private values must be, from released ranges that contain them.
+
+Everything here needs the released ranges alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import special
+
+from dpdask.errors import SpecError
+from dpdask.kernels import turnbull
+from dpdask.stats.ranges import RangeCounts
+
+Floats = NDArray[np.float64]
+Function = Callable[[Floats], Floats]
+Place = Literal["right", "middle"]
+
+_NEGLIGIBLE = 1e-9  # a mass that rounding alone may have left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeEstimate:
+    """A number estimated from ranges, and the standard error of it."""
+
+    value: float
+    standard_error: float
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Return the normal confidence interval."""
+        half = float(special.ndtri(0.5 + confidence / 2)) * self.standard_error
+        return self.value - half, self.value + half
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NPMLE:
+    """The nonparametric maximum likelihood estimate of a distribution: masses in disjoint intervals.
+
+    Attributes
+    ----------
+    knots
+        float64 array of shape (K,): the grid that the ranges were counted on.
+    left, right
+        float64 arrays of shape (m,): the ends of the intervals that hold mass; equal where it is a knot. Where in an
+        interval its mass sits, no range tells.
+    points
+        float64 array of shape (m,): where this estimate puts it, as `place` says; inf if that is not known.
+    masses
+        float64 array of shape (m,): positive, of sum 1.
+    place
+        "right": at the intervals' right ends, so that the cdf jumps at anchors only. "middle": at their middles.
+    duality_gap
+        The certificate: no distribution's log-likelihood per row is higher by more.
+    n_iterations
+        Newton steps.
+    log_likelihood
+        In nats, of all rows.
+    n_rows
+        How many rows were counted.
+    ambiguity
+        Σ mass × width of its interval / width of the line's known part: by how much the mean may move, in this unit, for
+        a distribution of equal likelihood. An open-ended interval counts as the whole.
+    drift
+        By how much at most a stretch of the cdf may be shifted as a whole at equal likelihood; 0 unless rings occur. Rings
+        alone never tell the two ends of the line apart, so it is then the mass outside all anchors.
+    """
+
+    knots: Floats
+    left: Floats
+    right: Floats
+    points: Floats
+    masses: Floats
+    place: Place
+    duality_gap: float
+    n_iterations: int
+    log_likelihood: float
+    n_rows: int
+    ambiguity: float
+    drift: float
+
+    def cdf(self, x: Floats | float) -> Floats:
+        """Return Pr(Y <= x), float64 of x's shape; whatever the place, it is determined wherever no interval has x inside."""
+        cumulative = np.concatenate([[0.0], np.minimum(np.cumsum(self.masses), 1.0)])
+        cumulative[-1] = 1.0
+        found: Floats = cumulative[np.searchsorted(self.points, x, side="right")]
+        return found
+
+    def quantile(self, q: Floats | float) -> Floats:
+        """Return the smallest point with a cdf of at least q, float64 of q's shape; inf if it lies where no range tells.
+
+        Raises
+        ------
+        SpecError
+            If q is not within 0 to 1.
+        """
+        wanted = np.asarray(q, dtype=np.float64)
+        if not ((wanted >= 0) & (wanted <= 1)).all():
+            raise SpecError("a quantile's probability lies within 0 to 1", "quantile", "give shares, not per cent")
+        position = np.searchsorted(np.cumsum(self.masses), wanted - 1e-12, side="left")  # a sum may miss q by its rounding
+        found: Floats = self.points[np.minimum(position, len(self.points) - 1)]
+        return found
+
+    def functional(self, phi: Function) -> float:
+        """Return ∫ φ dF, for a vectorised φ.
+
+        Raises
+        ------
+        SpecError
+            If φ is not finite somewhere that mass sits: for one, mass beyond the last anchor, for φ(y) = y.
+        """
+        values = np.asarray(phi(self.points), dtype=np.float64)
+        counted = (self.masses > _NEGLIGIBLE) | np.isfinite(values)
+        if values.shape != self.points.shape or not np.isfinite(values[counted]).all():
+            raise SpecError(
+                "the functional is not finite, or not one number, at each point with mass: some mass may lie beyond the outermost anchors",
+                "functional",
+                "give the public bounds of the values (support=...), or a bounded functional",
+            )
+        return float(self.masses[counted] @ values[counted])
+
+    def moment(self, k: int) -> float:
+        """Return E[Y^k]; SpecError if k is negative or as for `functional`."""
+        if k < 0:
+            raise SpecError("a moment's order is at least 0", "moment", "use functional for negative powers")
+        return self.functional(lambda y: y**k)
+
+    def plot_data(self) -> pd.DataFrame:
+        """Return a row per interval with mass: left, right, point, mass, and the cdf before and after it.
+
+        Between two rows the cdf is known to be flat; within a row's interval it rises from `before` to `after`, who knows where.
+        """
+        after = np.cumsum(self.masses)
+        columns = {"left": self.left, "right": self.right, "point": self.points, "mass": self.masses}
+        return pd.DataFrame({**columns, "before": after - self.masses, "after": after})
+
+
+def npmle(
+    counts: RangeCounts,
+    *,
+    support: tuple[float, float] | None = None,
+    place: Place = "right",
+    tolerance: float = 1e-8,
+    max_ambiguity: float = 0.1,
+) -> NPMLE:
+    """Return the distribution under which the released ranges are most likely.
+
+    Parameters
+    ----------
+    counts
+        The released ranges, counted on a grid.
+    support
+        Public bounds that no value lies outside of: where mass in an open-ended interval ends. None: unknown.
+    place
+        Where in its interval mass is put; see `NPMLE`. "middle" halves what a coarse grid moves a mean by, and needs
+        bounds at both sides.
+    tolerance
+        The duality gap to reach, at most 1e-6. The default leaves the likelihood of 10 million rows 0.1 nats short, at most.
+    max_ambiguity
+        The most that the ranges may leave open; see `NPMLE.ambiguity` and `NPMLE.drift`. 1 accepts everything.
+
+    Raises
+    ------
+    SpecError
+        If there are no rows; if no range says anything; if more is ambiguous, or may drift, than allowed; if the grid is too
+        fine; if a parameter is out of range.
+
+    Notes
+    -----
+    Consistent as the mechanism's anchors reach everywhere that values do (the paper's resolvability and monotonicity).
+    The cdf at a point converges at rate n^{-1/3}, smooth functionals at n^{-1/2}. What a grid's rounding does is said at
+    `RangeCounts`.
+
+    References
+    ----------
+    Ding and Ding, Interval privacy (2022), equation 7, example 1 and theorem 7; Turnbull 1976.
+    """
+    if not counts.n_rows:
+        raise SpecError("there are no rows", "npmle", "count at least one released range")
+    if not 0 < tolerance <= 1e-6 or not 0 <= max_ambiguity <= 1 or place not in ("right", "middle"):
+        raise SpecError(
+            "a tolerance lies in (0, 1e-6], an ambiguity in [0, 1], and a place is right or middle", "npmle", "leave out what you need not change"
+        )
+    bounds = _bounds(counts, support)
+    solution = _solved(counts, tolerance)
+    kept = solution.masses > 0
+    ends = counts.bounds(solution.first[kept], solution.last[kept])
+    left, right = np.maximum(ends[0], bounds[0]), np.minimum(ends[1], bounds[1])
+    masses = solution.masses[kept]
+    ambiguity = _ambiguity(left, right, masses, bounds, counts)
+    if solution.drift > max_ambiguity:
+        raise SpecError(
+            f"distributions whose cdfs differ by {solution.drift:.2g} make the ranges equally likely; up to {max_ambiguity:.2g} was allowed",
+            "npmle",
+            "use rings whose gaps reach every place, or ranges with one open end, or allow more (max_ambiguity=...)",
+        )
+    if ambiguity > max_ambiguity:
+        raise SpecError(
+            f"the ranges leave open where mass sits, by {ambiguity:.2g} of the line's width; up to {max_ambiguity:.2g} was allowed",
+            "npmle",
+            "use a mechanism whose anchors reach everywhere that values do, a finer grid, bounds (support=...), or allow more (max_ambiguity=...)",
+        )
+    return NPMLE(
+        knots=counts.knots,
+        left=left,
+        right=right,
+        points=right if place == "right" else _middles(left, right),
+        masses=masses,
+        place=place,
+        duality_gap=solution.duality_gap,
+        n_iterations=solution.n_iterations,
+        log_likelihood=solution.log_likelihood,
+        n_rows=counts.n_rows,
+        ambiguity=ambiguity,
+        drift=solution.drift,
+    )
+
+
+def _bounds(counts: RangeCounts, support: tuple[float, float] | None) -> tuple[float, float]:
+    low, high = (-math.inf, math.inf) if support is None else support
+    if not low <= counts.knots[0] or not high >= counts.knots[-1]:
+        raise SpecError("the bounds do not enclose the grid", "support", "widen them to the outermost anchors, or leave them out")
+    return low, high
+
+
+def _solved(counts: RangeCounts, tolerance: float) -> turnbull.Solution:
+    try:
+        solution = turnbull.npmle(counts.left, counts.right, counts.counts, counts.n_cells, tolerance=tolerance)
+    except ValueError as error:
+        mend = "release ranges that do not contain every value, and count at most a few thousand knots"
+        raise SpecError(str(error), "npmle", mend) from None
+    if solution.duality_gap > 1e-6:
+        raise SpecError(f"the likelihood could not be maximised: its duality gap stayed at {solution.duality_gap:.1e}", "npmle", "use a coarser grid")
+    return solution
+
+
+def _ambiguity(left: Floats, right: Floats, masses: Floats, bounds: tuple[float, float], counts: RangeCounts) -> float:
+    """Return Σ mass × relative width of its interval; the unit is the bounds' distance, or else that of the outermost knots."""
+    low, high = (bound if math.isfinite(bound) else float(knot) for bound, knot in zip(bounds, counts.knots[[0, -1]], strict=True))
+    width = right - left
+    relative = np.where(np.isfinite(width), np.divide(width, high - low) if high > low else 0.0, 1.0)
+    return float(masses @ relative)
+
+
+def _middles(left: Floats, right: Floats) -> Floats:
+    """Return the intervals' middles, infinite where they are open-ended."""
+    unbounded = np.where(np.isfinite(left), right, left)
+    middles: Floats = np.where(np.isfinite(left) & np.isfinite(right), left / 2 + right / 2, unbounded)
+    return middles
+
+
+def bootstrap(
+    counts: RangeCounts,
+    functional: Callable[[NPMLE], float],
+    n_boot: int = 200,
+    *,
+    rng: np.random.Generator,
+    support: tuple[float, float] | None = None,
+    place: Place = "right",
+) -> RangeEstimate:
+    """Return a functional of the estimate with its standard error over drawing rows from a population and asking them.
+
+    Parameters
+    ----------
+    counts, support, place
+        As for `npmle`.
+    functional
+        From an estimate to a number: `lambda f: f.moment(1)`.
+    n_boot
+        How many times to resample, at least 2. Each solves a likelihood as large as the first.
+    rng
+        The randomness of the resampling.
+
+    Raises
+    ------
+    SpecError
+        If n_boot is below 2; as for `npmle` and the functional, of any resample.
+
+    Notes
+    -----
+    The counts of n rows are a multinomial draw; they are drawn again with the observed shares. Right for smooth functionals
+    (moments, means of smooth φ), which have rate n^{-1/2}. For the cdf at a point or a quantile, of rate n^{-1/3}, this
+    bootstrap is not consistent (Kosorok 2008; Sen, Banerjee and Woodroofe 2010).
+    """
+    if n_boot < 2:
+        raise SpecError("a standard error takes at least 2 resamples", "n_boot", "leave it out for 200")
+    value = functional(npmle(counts, support=support, place=place))
+    shares = counts.counts / counts.n_rows
+    values = np.empty(n_boot)
+    for i in range(n_boot):
+        drawn = rng.multinomial(counts.n_rows, shares)
+        seen = drawn > 0
+        sample = replace(counts, keys=counts.keys[seen], counts=drawn[seen].astype(np.int64))
+        values[i] = functional(npmle(sample, support=support, place=place, tolerance=1e-7, max_ambiguity=1.0))
+    return RangeEstimate(value=value, standard_error=float(values.std(ddof=1)))
+
+
+def individual_coverage(cdf: Function, lower: Floats, upper: Floats) -> Floats:
+    """Return how likely any value is to lie in each released range: L(S) = F(S), 0 for an exact value.
+
+    Parameters
+    ----------
+    cdf
+        The distribution function: `NPMLE.cdf`, or one that is known.
+    lower, upper
+        float64 arrays of shape (n,), as for `RangeCounts.of_batch`, rings included.
+
+    Returns
+    -------
+    float64 array of shape (n,). Its mean over all released ranges is an estimate of the mechanism's coverage too.
+
+    References
+    ----------
+    Ding and Ding (2022), definition 1 and implication 3.
+    """
+    lower, upper = np.asarray(lower, dtype=np.float64), np.asarray(upper, dtype=np.float64)
+    below, above = np.where(lower == -np.inf, 0.0, cdf(lower)), np.where(upper == np.inf, 1.0, cdf(upper))
+    covered: Floats = above - below + (lower > upper)
+    return covered
+
+
+def coverage(cdf: Function, anchors: Floats, *, ring: bool = False) -> float:
+    """Return the mechanism's privacy coverage τ: how likely two independent values are to fall into one range.
+
+    Parameters
+    ----------
+    cdf
+        The distribution function: `NPMLE.cdf`, or one that is known.
+    anchors
+        float64 array of shape (n,), Case I, or (n, q): each row's anchors, non-decreasing along the row.
+    ring
+        Whether the two outermost ranges are one.
+
+    Raises
+    ------
+    SpecError
+        If there are no anchors, one is NaN, or those of a row decrease.
+
+    Notes
+    -----
+    The mean over rows of Σ_i F(R_i)², R_i the ranges between the row's anchors. For Case I, F(u)² + (1 - F(u))². An
+    exact value that is reported within an acceptable set is not taken account of here: average `individual_coverage`.
+
+    References
+    ----------
+    Ding and Ding (2022), definition 1 and theorem 1; example 3 for the ring.
+    """
+    rows = np.asarray(anchors, dtype=np.float64)
+    rows = rows[:, None] if rows.ndim == 1 else rows
+    if rows.ndim != 2 or not rows.size or np.isnan(rows).any() or (np.diff(rows, axis=1) < 0).any():
+        raise SpecError("anchors are numbers, at least one per row, and non-decreasing along a row", "coverage", "sort each row's anchors")
+    shares = np.diff(np.asarray(cdf(rows), dtype=np.float64), axis=1, prepend=0.0, append=1.0)
+    if ring:
+        shares = np.column_stack([shares[:, 0] + shares[:, -1], shares[:, 1:-1]])
+    return float((shares**2).sum(axis=1).mean())
+
+
+def mean_case_one(u: Floats, delta: NDArray[np.bool_], a: float, b: float) -> RangeEstimate:
+    """Return the mean of values in [a, b] from Case I answers at anchors drawn uniformly from [a, b], unbiased.
+
+    Parameters
+    ----------
+    u
+        float64 array of shape (n,), n >= 2: the anchors.
+    delta
+        bool array of shape (n,): whether the value is at the anchor or below.
+    a, b
+        Public bounds of the values, and the bounds of the anchors' uniform distribution.
+
+    Raises
+    ------
+    SpecError
+        If a < b is not so, both finite; there are fewer than 2 rows, or not one answer per anchor; an answer is not 0 or
+        1; or an anchor lies outside [a, b].
+
+    Notes
+    -----
+    The average of Δ(2U - b) + (1 - Δ)(2U - a), and its standard deviation over √n.
+
+    References
+    ----------
+    Ding and Ding (2022), equation 3 and proposition 1.
+    """
+    anchors, answers = np.asarray(u, dtype=np.float64), np.asarray(delta)
+    if not (math.isfinite(a) and math.isfinite(b) and a < b):
+        raise SpecError("the bounds are two finite numbers, a < b", "mean_case_one", "give the public bounds of the values")
+    if anchors.shape != answers.shape or anchors.ndim != 1 or len(anchors) < 2 or not np.isin(answers, (0, 1)).all():
+        raise SpecError("at least 2 rows are needed, each with an anchor and an answer of 0 or 1", "mean_case_one", "pass two columns of one frame")
+    if not ((anchors >= a) & (anchors <= b)).all():
+        raise SpecError("an anchor lies outside the bounds that anchors are drawn from", "mean_case_one", "give the mechanism's own bounds")
+    terms = 2 * anchors - np.where(answers.astype(bool), b, a)
+    return RangeEstimate(value=float(terms.mean()), standard_error=float(terms.std(ddof=1)) / math.sqrt(len(terms)))

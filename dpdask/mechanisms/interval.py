@@ -1,0 +1,402 @@
+"""Interval privacy: each value becomes a random range that contains it, and nothing else is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from dpdask.errors import DataError
+from dpdask.kernels import ranges as kernel
+from dpdask.kernels.ranges import Acceptable, Quantiles, Steps
+from dpdask.streams import words
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Words = NDArray[np.uint64]
+
+MECHANISM_ID = "interval"
+_CHUNK = 2**15  # rows at a time: their words stay in the cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ranges:
+    """What is released of a column.
+
+    Attributes
+    ----------
+    lower, upper
+        float64 arrays of shape (n,). lower < upper: the range (lower, upper], open-ended at -inf and inf. lower == upper:
+        the exact value. lower > upper: a ring's outer range, (-inf, upper] and (lower, inf) together. NaN where null.
+    is_null
+        bool array of shape (n,).
+    """
+
+    lower: Floats
+    upper: Floats
+    is_null: Bools
+
+    def contain(self, values: Floats) -> Bools:
+        """Return where the range contains the value: everywhere, but for a perturbed value and a null."""
+        above, below = self.lower < values, values <= self.upper
+        inside = np.where(self.lower > self.upper, above | below, above & below)
+        return np.where(self.lower == self.upper, values == self.lower, inside) & ~self.is_null
+
+
+class Step(Protocol):
+    """How numbers become ranges: a pure function of the numbers and as many uniform words as it says."""
+
+    @property
+    def words_per_row(self) -> int:
+        """How many words a row consumes, whatever its value."""
+        ...
+
+    @property
+    def reveals(self) -> tuple[str, ...]:
+        """What is revealed apart from the released range, one thing a sentence."""
+        ...
+
+    def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
+        """Return the lower and upper ends (float64, shape (n,)) for values (float64, (n,)) and words (uint64, (n, words_per_row))."""
+        ...
+
+
+class Perturbation(Protocol):
+    """A local randomiser of one column, for instance DIP's, in the column's numbers."""
+
+    @property
+    def words_per_row(self) -> int:
+        """How many words a row consumes."""
+        ...
+
+    @property
+    def epsilon(self) -> float:
+        """An upper bound on its local ε."""
+        ...
+
+    def perturb(self, values: Floats, words: Words) -> Floats:
+        """Return the perturbed values."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Partition:
+    """Random anchors cut the line into ranges, and the value's one is told.
+
+    Attributes
+    ----------
+    law
+        Of an anchor less its centre: a table, exactly the law that is drawn from.
+    centres
+        float64 array of shape (n_anchors,).
+    acceptable
+        Where the exact value is told.
+    spacing
+        0, or how far apart the anchors are at least, in probability of the law.
+    ring
+        Whether the two outer ranges are one.
+    lattice
+        Whether values are whole numbers.
+
+    References
+    ----------
+    Ding and Ding, Interval privacy, Definitions 2 and 4, Theorem 3, Example 3.
+    """
+
+    law: Quantiles
+    centres: Floats
+    acceptable: Acceptable
+    spacing: float = 0.0
+    ring: bool = False
+    lattice: bool = False
+
+    @property
+    def words_per_row(self) -> int:
+        """One word an anchor."""
+        return len(self.centres)
+
+    @property
+    def reveals(self) -> tuple[str, ...]:
+        """The exact values of the acceptable set."""
+        if len(self.acceptable.low) or self.acceptable.ranges.any():
+            return ("the exact values inside the acceptable set, and of all others that they are not in it",)
+        return ()
+
+    def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
+        """Return the range between the row's anchors in which each value lies."""
+        return kernel.partition(values, words, self.law, self.centres, self.acceptable, spacing=self.spacing, ring=self.ring, lattice=self.lattice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Narrowing:
+    """Rounds of halving by random anchors, until a row's tau would be undercut.
+
+    Attributes
+    ----------
+    law
+        Of the anchors.
+    tau
+        The law of a row's tau.
+    cdf
+        The public reference, with its doubt.
+    rounds
+        At most how many.
+    either
+        Whether either of the next ranges stops a row, or only its own.
+    lattice
+        Whether values are whole numbers.
+
+    References
+    ----------
+    Ding and Ding, Interval privacy, Example 4 and Remark 1.
+    """
+
+    law: Quantiles
+    tau: Quantiles
+    cdf: Steps
+    rounds: int
+    either: bool
+    lattice: bool = False
+
+    @property
+    def words_per_row(self) -> int:
+        """One word for tau and one a round."""
+        return 1 + self.rounds
+
+    @property
+    def reveals(self) -> tuple[str, ...]:
+        """Where a row stops, if its own range decides."""
+        if self.either:
+            return ()
+        tells = "by stopping where its own next range would be too narrow, that a value is likelier near an end of its range"
+        return (f"{tells} (interval privacy does not hold)",)
+
+    def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
+        """Return the range to which each value is narrowed down."""
+        return kernel.narrow(values, words, self.law, self.tau, self.cdf, either=self.either, lattice=self.lattice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Selection:
+    """Another step's range, released only if it is wide enough and a coin says so; (-inf, inf) otherwise.
+
+    Attributes
+    ----------
+    step
+        The other.
+    cdf
+        The public reference, with its doubt: a range that may be too narrow is not released.
+    tau, rho
+        The least coverage, and the coin's probability.
+
+    References
+    ----------
+    Ding and Ding, Interval privacy, Definition 5 and Proposition 2.
+    """
+
+    step: Partition
+    cdf: Steps
+    tau: float
+    rho: float
+
+    @property
+    def words_per_row(self) -> int:
+        """The other's, and one for the coin."""
+        return self.step.words_per_row + 1
+
+    @property
+    def reveals(self) -> tuple[str, ...]:
+        """What a missing range says, and what the other step reveals."""
+        says = (
+            "of a row released as the whole line, that its range was too narrow, with a probability of at most one half (under the public reference)"
+        )
+        return (*self.step.reveals, says)
+
+    def is_wide(self, lower: Floats, upper: Floats) -> Bools:
+        """Return where a range certainly has a coverage of at least tau."""
+        wide: Bools = kernel.at_least(lower, upper, self.cdf) - self._accepted(lower, upper) >= self.tau
+        return wide
+
+    def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
+        """Return the range of each value that is released, and the whole line for the others."""
+        lower, upper = self.step.ranges(values, np.ascontiguousarray(words[:, :-1]))
+        heads = (words[:, -1] >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self.rho
+        shown = heads & self.is_wide(lower, upper)
+        return np.where(shown, lower, -np.inf), np.where(shown, upper, np.inf)
+
+    def _accepted(self, lower: Floats, upper: Floats) -> Floats:
+        """Return an upper bound on the probability of the acceptable intervals inside each range: its reader takes them out."""
+        total = np.zeros(len(lower))
+        for low, high in zip(self.step.acceptable.low.tolist(), self.step.acceptable.high.tolist(), strict=True):
+            first, last = np.maximum(lower, low), np.minimum(upper, high)
+            top = self.cdf.high[np.searchsorted(self.cdf.x, last)]
+            bottom = np.where(np.isneginf(first), 0.0, self.cdf.low[np.searchsorted(self.cdf.x, first)])
+            total += np.where(first < last, top - bottom, 0.0)
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Union:
+    """Several independent partitions of one column, released together.
+
+    Attributes
+    ----------
+    steps
+        None of them a ring.
+
+    References
+    ----------
+    Ding and Ding, Interval privacy, Definition 3 and Theorem 4: leakages add at most.
+    """
+
+    steps: Sequence[Partition]
+
+    @property
+    def words_per_row(self) -> int:
+        """The sum of the steps'."""
+        return sum(step.words_per_row for step in self.steps)
+
+    @property
+    def reveals(self) -> tuple[str, ...]:
+        """What the steps reveal, each thing once."""
+        return tuple(dict.fromkeys(text for step in self.steps for text in step.reveals))
+
+    def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
+        """Return the intersection of the steps' ranges; exact where one of them is."""
+        ends = np.cumsum([step.words_per_row for step in self.steps])
+        parts = [step.ranges(values, np.ascontiguousarray(part)) for step, part in zip(self.steps, np.split(words, ends[:-1], axis=1), strict=True)]
+        found = parts[0]
+        for part in parts[1:]:
+            found = kernel.intersect(found, part)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Perturbed:
+    """A local randomiser first, and the range of what it gave: it need not contain the value.
+
+    Attributes
+    ----------
+    perturbation
+        The randomiser.
+    step
+        The range.
+
+    Privacy
+    -------
+    The range is post-processing of the randomiser's output, so p(z | y₁) <= exp(α) p(z | y₂) for all y₁, y₂, with α the
+    randomiser's ε: by Bayes' rule (32) holds on the whole line, and the mechanism is (1, α)-interval-differential; the
+    coverage of the released range only describes what is known of the perturbed value.
+
+    References
+    ----------
+    Ding and Ding, Interval privacy, Definition 7. The text below it exchanges two cases: τ = 1 is local differential
+    privacy, α = 0 is interval privacy.
+    """
+
+    perturbation: Perturbation
+    step: Partition
+
+    @property
+    def alpha(self) -> float:
+        """α of Definition 7, an upper bound."""
+        return self.perturbation.epsilon
+
+    @property
+    def words_per_row(self) -> int:
+        """The randomiser's, then the range's."""
+        return self.perturbation.words_per_row + self.step.words_per_row
+
+    @property
+    def reveals(self) -> tuple[str, ...]:
+        """What the range reveals of the perturbed value."""
+        return (*self.step.reveals, "nothing for certain: ranges and exact values are those of the perturbed value")
+
+    def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
+        """Return the range of each perturbed value."""
+        cut = self.perturbation.words_per_row
+        perturbed = self.perturbation.perturb(values, np.ascontiguousarray(words[:, :cut]))
+        return self.step.ranges(perturbed, np.ascontiguousarray(words[:, cut:]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IntervalMechanism:
+    """A column's interval mechanism.
+
+    Attributes
+    ----------
+    column
+        The column's name.
+    step
+        How its values become ranges.
+    nulls
+        Whether it may hold nulls; which values are missing is then public.
+
+    Privacy
+    -------
+    Unit: a value. Interval privacy (Definition 1): given the released range, a value is distributed as it was before,
+    restricted to the range. There is no ε, and neither notion implies the other (Proposition 3). A value that is released
+    again is narrowed further: the leakages add up (Theorem 4).
+
+    References
+    ----------
+    Ding and Ding, Interval privacy: a framework for privacy-preserving data collection.
+    """
+
+    column: str
+    step: Step
+    nulls: bool = False
+
+    @property
+    def protected(self) -> str:
+        """What is protected, in words."""
+        return "where inside its released range a value lies; every released range was drawn at random, apart from the values"
+
+    @property
+    def unprotected(self) -> str:
+        """What is not, in words."""
+        always = [
+            "that the value lies in its released range" if not isinstance(self.step, Perturbed) else "what the range says of the perturbed value"
+        ]
+        nulls = ["which values are missing"] if self.nulls else []
+        return "; ".join([*always, *self.step.reveals, *nulls])
+
+    def randomise(self, values: Floats, is_null: Bools, rng: Generator) -> Ranges:
+        """Return a range for each value; consumes `step.words_per_row` words a row, nulls included.
+
+        Parameters
+        ----------
+        values
+            float64 array of shape (n,), finite; not looked at where null.
+        is_null
+            bool array of shape (n,).
+        rng
+            From `streams`; advanced by the rows.
+
+        Returns
+        -------
+        Ranges
+            Of n rows; a function of the arguments alone, and of no other way of cutting the rows into calls.
+
+        Raises
+        ------
+        DataError
+            On NaN, an infinity, or a null where the design does not declare nulls public.
+        """
+        where = f"column {self.column!r}"
+        if not self.nulls and is_null.any():
+            raise DataError("a null", where, "declare `nulls: public` in the design if which values are missing is public, or fill it")
+        known = np.where(is_null, 0.0, values) if is_null.any() else values
+        if not np.isfinite(known).all():
+            raise DataError("NaN or an infinity", where, "store a missing value as null")
+        lower, upper = np.empty(len(values)), np.empty(len(values))
+        for start in range(0, len(values), _CHUNK):
+            part = slice(start, min(start + _CHUNK, len(values)))
+            drawn = words(rng, part.stop - start, self.step.words_per_row)
+            lower[part], upper[part] = self.step.ranges(known[part], drawn)
+        lower[is_null] = upper[is_null] = np.nan
+        return Ranges(lower=lower, upper=upper, is_null=is_null.copy())

@@ -1,0 +1,258 @@
+"""How much a range leaves open: coverage of released ranges and of whole mechanisms, under a public reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpdask.errors import SpecError
+from dpdask.kernels.ranges import LEVELS, Quantiles, Steps
+from dpdask.mechanisms.interval import IntervalMechanism, Narrowing, Partition, Perturbed, Ranges, Selection, Step, Union
+from dpdask.mechanisms.interval_design import Law
+
+Floats = NDArray[np.float64]
+Interval = tuple[float, float]
+
+_LARGEST = 2.0**1000
+_MAX_POINTS = 2**20
+_N_DRAWS = 2**16
+_N_PAIRS = 2**18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Public:
+    """A public distribution of the values, in whole numbers where the column's are.
+
+    Attributes
+    ----------
+    law
+        Of scipy, with its parameters.
+    lattice
+        Whether values are whole numbers; a continuous law then stands for its rounded values.
+    where
+        Whose reference it is, for messages.
+    """
+
+    law: Any
+    lattice: bool
+    where: str
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether scipy calls the law discrete."""
+        return hasattr(self.law, "pmf")
+
+    def cdf(self, u: Floats) -> Floats:
+        """Return Pr(Y <= u)."""
+        at = np.floor(u) + 0.5 if self.lattice and not self.is_discrete else u
+        return np.asarray(self.law.cdf(at), dtype=np.float64)
+
+    def quantile(self, p: Floats) -> Floats:
+        """Return the smallest y with Pr(Y <= y) >= p."""
+        found = np.asarray(self.law.ppf(p), dtype=np.float64)
+        return np.ceil(found - 0.5) if self.lattice and not self.is_discrete else found
+
+    def steps(self) -> Steps:
+        """Return bounds on the cdf: exact for a discrete law, within `TABLE_ERROR` for a continuous one.
+
+        Raises
+        ------
+        SpecError
+            If a discrete law has too many values to be tabulated, or a continuous one is too wide.
+        """
+        if not self.is_discrete:
+            x = table(self.law, self.where, short=False).x - (0.5 if self.lattice else 0.0)
+            return Steps(x, np.concatenate([[0.0], LEVELS]), np.concatenate([LEVELS, [1.0]]))
+        first, last = float(self.law.ppf(LEVELS[0])), float(self.law.isf(1.0 - LEVELS[-1]))
+        if not last - first < _MAX_POINTS:
+            raise SpecError("a discrete reference has too many values", self.where, "use a continuous one")
+        points = np.arange(first, last + 1.0)
+        cumulative = np.concatenate([[0.0], np.asarray(self.law.cdf(points), dtype=np.float64)])
+        return Steps(np.nextafter(points, -np.inf), cumulative, cumulative)  # F jumps at a point: the point itself lies above
+
+
+def table(law: Any, where: str, *, short: bool = True) -> Quantiles:
+    """Return the quantiles of a continuous scipy law: the tabulated cdf is within `TABLE_ERROR` of it, and equal at the knots.
+
+    Parameters
+    ----------
+    law
+        With its parameters.
+    where
+        Whose law it is, for the message.
+    short
+        Whether a uniform law may be two knots, which is quick and exact.
+
+    Raises
+    ------
+    SpecError
+        If its quantiles are not finite, or beyond ±2**1000, where differences overflow.
+    """
+    if short and law.dist.name == "uniform":
+        x = np.array(law.support(), dtype=np.float64)
+        levels = np.array([0.0, 1.0])
+    else:
+        low = LEVELS < 0.5
+        with np.errstate(over="ignore", divide="ignore"):  # what is not finite is refused below
+            x = np.concatenate([law.ppf(LEVELS[low]), law.isf(1.0 - LEVELS[~low])])
+        levels = LEVELS
+    if not (np.abs(x) <= _LARGEST).all():
+        raise SpecError("the law's tails are too wide to be tabulated", where, "choose another law, or a smaller scale")
+    return Quantiles(np.maximum.accumulate(x), levels)
+
+
+def coverages(ranges: Ranges, reference: Law, *, acceptable: tuple[Interval, ...] = (), lattice: bool = False) -> Floats:
+    """Return the individual coverage L(S) of each released range: its probability under a public reference.
+
+    Parameters
+    ----------
+    ranges
+        As released.
+    reference
+        The law of the values.
+    acceptable
+        The acceptable set of the design: what is told as a range is known to lie outside it.
+    lattice
+        Whether values are whole numbers.
+
+    Returns
+    -------
+    float64 array of shape (n,), in [0, 1]: 0 for an exact value, NaN for a null.
+
+    Raises
+    ------
+    SpecError
+        If the reference is no law of scipy.stats.
+
+    References
+    ----------
+    Ding and Ding, Interval privacy, Implication 3 of Definition 1.
+    """
+    public = Public(law=reference.frozen("reference", discrete=True), lattice=lattice, where="reference")
+    measured = _measure(ranges.lower, ranges.upper, public, list(acceptable))
+    measured[ranges.is_null] = np.nan
+    return measured
+
+
+def coverage(mechanism: IntervalMechanism, reference: Law) -> float:
+    """Return the expected coverage τ(M) of a mechanism under a public reference; its leakage is 1 - τ(M).
+
+    Parameters
+    ----------
+    mechanism
+        The mechanism.
+    reference
+        The law of the values; a discrete one is best for whole numbers.
+
+    Returns
+    -------
+    In [0, 1], within about 0.002. Of a perturbed column, what its ranges leave open of the perturbed values.
+
+    Raises
+    ------
+    SpecError
+        If the reference is no law of scipy.stats.
+
+    Notes
+    -----
+    Σᵢ F(Rᵢ)² is the probability that two independent values share a range, so τ(M) = E q(Y, Y'), where q(y, y') is the
+    probability that no anchor falls in [y, y') and none of the two is told exactly: a product of the anchors' own
+    probabilities, and for an ensemble the product over its members. What cannot be written so (spaced anchors,
+    progressive, selective) is run on 2**16 points of a low-discrepancy sequence instead of values and words.
+
+    References
+    ----------
+    Ding and Ding, Interval privacy, Definition 1. Roberts, The unreasonable effectiveness of quasirandom sequences (2018).
+    """
+    where = f"reference of column {mechanism.column!r}"
+    lattice = any(step.lattice for step in _cutting(mechanism.step))
+    return step_coverage(mechanism.step, Public(law=reference.frozen(where, discrete=True), lattice=lattice, where=where))
+
+
+def step_coverage(step: Step, public: Public) -> float:
+    """Return the expected coverage of a step under a public reference."""
+    parts = [step] if isinstance(step, Partition) else list(step.steps) if isinstance(step, Union) else []
+    if not parts or any(part.spacing > 0 for part in parts):
+        lower, upper, _ = quasi_run(step, public)
+        return float(_measure(lower, upper, public, _accepted(step)).mean())
+    most = max(part.words_per_row for part in parts)
+    n = int(np.sqrt(_N_PAIRS / max(1, most // 2)))
+    points = public.quantile((np.arange(n) + 0.5) / n)
+    shared = np.ones((n, n))
+    for part in parts:
+        shared *= _together(part, points)
+    return float(shared.mean())
+
+
+def quasi_run(step: Step, public: Public) -> tuple[Floats, Floats, Floats]:
+    """Return the ranges of 2**16 values that fill the reference evenly, with words that fill their cube evenly, and the values."""
+    n_dimensions = 1 + step.words_per_row
+    root = 2.0
+    for _ in range(64):  # x**(d + 1) = x + 1 has one positive root, at a contracting fixed point
+        root = (1.0 + root) ** (1.0 / (n_dimensions + 1))
+    offsets = (np.arange(1, _N_DRAWS + 1)[:, None] * root ** -np.arange(1.0, n_dimensions + 1)) % 1.0
+    values = public.quantile(np.clip(offsets[:, 0], 2.0**-40, 1.0 - 2.0**-40))
+    drawn = (offsets[:, 1:] * 2.0**53).astype(np.uint64) << np.uint64(11)
+    lower, upper = step.ranges(values, np.ascontiguousarray(drawn))
+    return lower, upper, values
+
+
+def _together(step: Partition, points: Floats) -> Floats:
+    """Return for each two of increasing points the probability that they share a range and neither is told exactly.
+
+    After the first i anchors, `shared[j]` is the probability that none of them lies between and j lie below both.
+    """
+    n = len(points)
+    shared = [np.ones((n, n))]
+    across = np.ones((n, n))  # that all of them lie between
+    for centre in step.centres.tolist():
+        below = np.interp(points - centre, step.law.x, step.law.p, left=0.0, right=1.0)
+        low, high = np.minimum(below, below[:, None]), np.maximum(below, below[:, None])
+        nothing = [np.zeros((n, n))]
+        shared = [under * low + same * (1.0 - high) for under, same in zip(nothing + shared, shared + nothing, strict=True)]
+        across *= high - low
+    exact = step.acceptable.ranges
+    total = sum((part for part, told in zip(shared, exact.tolist(), strict=True) if not told), np.zeros((n, n)))
+    if step.ring:
+        total += across
+    told = np.zeros(n, dtype=np.bool_)
+    for low_end, high_end in _intervals(step):
+        told |= (low_end < points) & (points <= high_end)
+    total[told] = 0.0
+    total[:, told] = 0.0
+    return np.asarray(total, dtype=np.float64)
+
+
+def _measure(lower: Floats, upper: Floats, public: Public, accepted: list[Interval]) -> Floats:
+    """Return the probability of each range without the accepted intervals; none of an exact value."""
+    inside = public.cdf(upper) - public.cdf(lower) + (lower > upper)
+    for low, high in accepted:
+        overlap = public.cdf(np.minimum(upper, high)) - public.cdf(np.maximum(lower, low))
+        inside -= np.maximum(overlap, 0.0)
+    return np.where(lower == upper, 0.0, np.clip(inside, 0.0, 1.0))
+
+
+def _cutting(step: Step) -> list[Partition | Narrowing]:
+    if isinstance(step, Union):
+        return list(step.steps)
+    if isinstance(step, Selection | Perturbed):
+        return [step.step]
+    return [step] if isinstance(step, Partition | Narrowing) else []
+
+
+def _intervals(step: Partition) -> list[Interval]:
+    return list(zip(step.acceptable.low.tolist(), step.acceptable.high.tolist(), strict=True))
+
+
+def _accepted(step: Step) -> list[Interval]:
+    """Return the union of a step's acceptable intervals, as intervals that are apart."""
+    merged: list[Interval] = []
+    for low, high in sorted(each for part in _cutting(step) if isinstance(part, Partition) for each in _intervals(part)):
+        if merged and low <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    return merged

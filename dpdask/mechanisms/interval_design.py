@@ -1,0 +1,345 @@
+"""Interval designs as users write them: how each private value becomes a random range that contains it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from scipy import stats
+
+from dpdask.documents import Document
+from dpdask.errors import SpecError
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(_as_tuple(each) for each in value) if isinstance(value, list | tuple) else value
+
+
+class Law(Document):
+    """A distribution of scipy.stats; its parameters stand beside its name: `{name: norm, loc: 0, scale: 2.5}`.
+
+    Attributes
+    ----------
+    name
+        As scipy.stats calls it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    name: str
+
+    @model_validator(mode="after")
+    def _numbers(self) -> Self:
+        for value in self.parameters.values():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError("the parameters of a distribution are finite numbers")
+        return self
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """The parameters by name."""
+        return dict(self.model_extra or {})
+
+    def frozen(self, where: str, *, discrete: bool = False) -> Any:
+        """Return the scipy distribution with its parameters.
+
+        Parameters
+        ----------
+        where
+            What it is the law of, for the message.
+        discrete
+            Whether a discrete law will do too.
+
+        Raises
+        ------
+        SpecError
+            If scipy has no such distribution, it is discrete where it must not be, or the parameters do not fit it.
+        """
+        family = getattr(stats, self.name, None)
+        wrong = SpecError(
+            f"scipy.stats has no {'' if discrete else 'continuous '}distribution {self.name!r} with these parameters", where, "see scipy.stats"
+        )
+        if not isinstance(family, stats.rv_continuous | stats.rv_discrete if discrete else stats.rv_continuous):
+            raise wrong
+        try:
+            law = family(**self.parameters)
+            usable = bool(np.isfinite(law.ppf(0.5)))
+        except (TypeError, ValueError):
+            raise wrong from None
+        if not usable:
+            raise wrong
+        return law
+
+
+class OptimalAnchors(Document):
+    """Anchors from which one linear functional of the values' distribution is learnt best.
+
+    Attributes
+    ----------
+    optimal_for
+        The functional E φ(Y): the mean, a moment about 0, or the mean logarithm of positive values.
+    reference
+        A public guess at the values' distribution; the design's own if it is left out.
+
+    References
+    ----------
+    Ding and Ding, Interval privacy, Theorem 2: optimal for one anchor a row.
+    """
+
+    optimal_for: Literal["mean", "second_moment", "third_moment", "fourth_moment", "log"]
+    reference: Law | None = None
+
+
+class CoverageAnchors(Document):
+    """Anchors of a family, spread until the expected coverage is the one asked for.
+
+    Attributes
+    ----------
+    coverage
+        The target: above 1 / n_ranges (1/2 on a ring) and below 1.
+    family
+        The law of each anchor about its centre, up to its scale.
+    reference
+        A public guess at the values' distribution; the design's own if it is left out.
+
+    References
+    ----------
+    Ding and Ding, Interval privacy, Theorem 1.
+    """
+
+    coverage: float = Field(gt=0, lt=1)
+    family: Law
+    reference: Law | None = None
+
+
+def _which(value: Any) -> str:
+    """Return which anchors are meant; no tag is a key that may stand in the document, or messages would name it as one."""
+    keys = value if isinstance(value, Mapping) else type(value).model_fields if isinstance(value, Document) else ()
+    return "anchors of a coverage" if "coverage" in keys else "optimal anchors" if "optimal_for" in keys else "a law"
+
+
+_ALaw = Annotated[Law, Tag("a law")]
+_Optimal = Annotated[OptimalAnchors, Tag("optimal anchors")]
+_Covering = Annotated[CoverageAnchors, Tag("anchors of a coverage")]
+_ONE_ROUND = "the anchors of a progressive design are a law, or `optimal_for` a functional: a coverage cannot be designed for by rounds"
+Anchors = Annotated[_ALaw | _Optimal | _Covering, Discriminator(_which)]
+Cuts = Annotated[_ALaw | _Optimal, Discriminator(_which, custom_error_type="cuts", custom_error_message=_ONE_ROUND)]
+Interval = tuple[float, float]
+
+
+class _Column(Document):
+    """What every design may say of its column.
+
+    Attributes
+    ----------
+    reference
+        A public guess at the values' distribution. It never decides whether a range is true, only how wide ranges are.
+    nulls
+        `refuse`: a null is an error. `public`: which values are missing is public, and a null is released as a null.
+    """
+
+    reference: Law | None = None
+    nulls: Literal["refuse", "public"] = "refuse"
+
+
+class _Anchored(_Column):
+    """What the designs share that cut the line once.
+
+    Attributes
+    ----------
+    anchors
+        The law of the anchors, independent of all values.
+    at_least
+        Instead of `anchors`: the least coverage of every range, at most 1 / n_ranges; anchors are spread evenly over
+        what this leaves of the reference. Beyond the reference's quantiles `at_least` and 1 - `at_least` such ranges
+        (but for a ring's) can tell nothing of the distribution: see (6) in the paper.
+    """
+
+    anchors: Anchors | None = None
+    at_least: float | None = Field(default=None, gt=0, lt=1)
+
+    @property
+    def n_cuts(self) -> int:
+        """How many anchors a row has."""
+        raise NotImplementedError
+
+    @property
+    def n_ranges(self) -> int:
+        """Into how many ranges the anchors cut the line."""
+        return self.n_cuts + 1
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.anchors is None) == (self.at_least is None):
+            raise ValueError("give either `anchors` or `at_least`")
+        if self.at_least is not None and self.at_least * self.n_ranges > 1:
+            raise ValueError(f"{self.n_ranges} ranges cannot all have a coverage of {self.at_least:g}; at_least may be up to 1/{self.n_ranges}")
+        return self
+
+
+class Case1(_Anchored):
+    """One anchor U: (-inf, U] or (U, inf)."""
+
+    design: Literal["case1"]
+
+    @property
+    def n_cuts(self) -> int:
+        """One."""
+        return 1
+
+
+class Case2(_Anchored):
+    """Two anchors U <= V: (-inf, U], (U, V] or (V, inf)."""
+
+    design: Literal["case2"]
+
+    @property
+    def n_cuts(self) -> int:
+        """Two."""
+        return 2
+
+
+class Ring(_Anchored):
+    """Two anchors U <= V whose outer ranges are one: (U, V], or (-inf, U] and (V, inf) together (Example 3)."""
+
+    design: Literal["ring"]
+
+    @property
+    def n_cuts(self) -> int:
+        """Two."""
+        return 2
+
+    @property
+    def n_ranges(self) -> int:
+        """Two, on a ring."""
+        return 2
+
+
+class Canonical(_Anchored):
+    """Any number of anchors, and an acceptable set inside which the exact value is released (Definition 2).
+
+    Attributes
+    ----------
+    n_anchors
+        How many anchors a row has: 1 to 16.
+    acceptable
+        Intervals (low, high], increasing and apart, whose values are released as they are.
+    exact_ranges
+        Ranges between the anchors, counted from 1 on the left, whose values are released as they are.
+    """
+
+    design: Literal["canonical"]
+    n_anchors: int = Field(ge=1, le=16)
+    acceptable: Annotated[tuple[Interval, ...], BeforeValidator(_as_tuple)] = ()
+    exact_ranges: Annotated[tuple[int, ...], BeforeValidator(_as_tuple)] = ()
+
+    @property
+    def n_cuts(self) -> int:
+        """As declared."""
+        return self.n_anchors
+
+    @model_validator(mode="after")
+    def _a_set(self) -> Self:
+        ends = [end for interval in self.acceptable for end in interval]
+        if any(math.isnan(end) for end in ends) or any(not a < b for a, b in self.acceptable) or any(a > b for a, b in pairwise(ends)):
+            raise ValueError("acceptable intervals have a lower end below their upper end, increase, and do not overlap")
+        if len(set(self.exact_ranges)) < len(self.exact_ranges) or any(not 1 <= k <= self.n_ranges for k in self.exact_ranges):
+            raise ValueError(f"exact_ranges are distinct numbers from 1 to {self.n_ranges}")
+        return self
+
+
+class Progressive(_Column):
+    """Rounds of halving by random anchors, until the next range would have a coverage below the row's tau (Example 4).
+
+    Attributes
+    ----------
+    anchors
+        Their law; in each round, restricted to the range so far.
+    rounds
+        At most how many.
+    tau
+        A number, or the law of a person's own tau, clipped to [0, 1].
+    stop
+        `either`: as soon as either of the two next ranges is too narrow; what is released depends on the value through
+        its range alone. `own`: only when the value's own is, as published; then where a row stops says that its value
+        is likelier near an end of its range, which is more than the range says (Definition 1 does not hold).
+    """
+
+    design: Literal["progressive"]
+    anchors: Cuts
+    rounds: int = Field(default=3, ge=1, le=64)
+    tau: Annotated[float, Field(ge=0, le=1)] | Law
+    stop: Literal["either", "own"] = "either"
+
+
+class Selective(_Column):
+    """Another design's range, released only if its coverage is at least tau and a coin says so (Definition 5).
+
+    Attributes
+    ----------
+    of
+        The design.
+    tau
+        The least coverage of a released range; other rows have (-inf, inf).
+    rho
+        The coin's probability: at most Pr(coverage >= tau), so that a row without a range more likely than not lost the
+        coin (Proposition 2). Left out: that probability.
+    """
+
+    design: Literal["selective"]
+    of: Annotated[Case1 | Case2 | Canonical | Ring, Field(discriminator="design")]
+    tau: float = Field(gt=0, le=1)
+    rho: float | None = Field(default=None, gt=0, le=1)
+
+
+class Ensemble(_Column):
+    """Several independent designs of one column, released together: their ranges' intersection (Definition 3).
+
+    Attributes
+    ----------
+    of
+        The designs, at least two. Their leakages add at most (Theorem 4).
+    """
+
+    design: Literal["ensemble"]
+    of: Annotated[
+        tuple[Annotated[Case1 | Case2 | Canonical, Field(discriminator="design")], ...],
+        BeforeValidator(_as_tuple),
+        Field(min_length=2, max_length=16),
+    ]
+
+
+class IntervalDifferential(_Column):
+    """A perturbation first, then the range of what came out: true of the perturbed value only (Definition 7).
+
+    Attributes
+    ----------
+    of
+        The design of the range.
+    """
+
+    design: Literal["interval-differential"]
+    of: Annotated[Case1 | Case2 | Canonical | Ring, Field(discriminator="design")]
+
+
+Partitioning = Case1 | Case2 | Canonical | Ring
+Design = Annotated[
+    Case1 | Case2 | Canonical | Ring | Progressive | Selective | Ensemble | IntervalDifferential,
+    Field(discriminator="design"),
+]
+
+
+class IntervalColumns(Document):
+    """The design of each privatised column.
+
+    Attributes
+    ----------
+    columns
+        By the column's name.
+    """
+
+    columns: Mapping[str, Design]

@@ -1,0 +1,261 @@
+"""From an interval design to its mechanism: the tables that anchors are drawn from, designed where a target is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpdask.errors import SpecError
+from dpdask.kernels.ranges import LEVELS, TABLE_ERROR, Acceptable, Quantiles
+from dpdask.mechanisms.interval import IntervalMechanism, Narrowing, Partition, Perturbation, Perturbed, Selection, Step, Union
+from dpdask.mechanisms.interval_coverage import Public, quasi_run, step_coverage, table
+from dpdask.mechanisms.interval_design import (
+    Canonical,
+    CoverageAnchors,
+    Design,
+    Ensemble,
+    IntervalDifferential,
+    Law,
+    OptimalAnchors,
+    Partitioning,
+    Progressive,
+    Ring,
+    Selective,
+)
+
+Floats = NDArray[np.float64]
+
+_REACHED = 0.005
+_SCALES = (1e-4, 1e6)  # of the reference's own spread
+_REMAINDER = 0.05
+_FINER = 8  # pieces of a table's cell: a functional may weigh the tails far more than the reference does
+_RUN_ERROR = 0.002  # of a probability that a low-discrepancy run measures
+
+_SLOPES: dict[str, Callable[[Floats], Floats]] = {
+    "mean": np.ones_like,
+    "second_moment": lambda u: 2.0 * np.abs(u),
+    "third_moment": lambda u: 3.0 * u**2,
+    "fourth_moment": lambda u: 4.0 * np.abs(u) ** 3,
+    "log": lambda u: 1.0 / u,
+}
+
+
+def interval_mechanism(column: str, design: Design, *, lattice: bool = False, perturbation: Perturbation | None = None) -> IntervalMechanism:
+    """Return the mechanism of one column.
+
+    Parameters
+    ----------
+    column
+        Its name.
+    design
+        As the user wrote it.
+    lattice
+        Whether its values are whole numbers; anchors are then rounded down, so that a range shows how few it holds.
+    perturbation
+        The local randomiser of an interval-differential design, and of no other.
+
+    Raises
+    ------
+    SpecError
+        If a law is unknown, a reference is missing, or a target cannot be reached; the attainable values are named.
+    """
+    where = f"column {column!r}"
+    if (perturbation is not None) != isinstance(design, IntervalDifferential):
+        mend = "use it as a step of a job that fits the perturbation first" if perturbation is None else "use the design interval-differential"
+        raise SpecError("an interval-differential design, and no other, needs a fitted perturbation", where, mend)
+    step: Step
+    if isinstance(design, Progressive):
+        step = _narrowing(design, where, lattice)
+    elif isinstance(design, Selective):
+        step = _selection(design, where, lattice)
+    elif isinstance(design, Ensemble):
+        step = Union(steps=[partition(part, where, lattice=lattice, reference=design.reference) for part in design.of])
+    elif isinstance(design, IntervalDifferential):
+        assert perturbation is not None
+        step = Perturbed(perturbation=perturbation, step=partition(design.of, where, lattice=lattice, reference=design.reference))
+    else:
+        step = partition(design, where, lattice=lattice)
+    return IntervalMechanism(column=column, step=step, nulls=design.nulls == "public")
+
+
+def partition(design: Partitioning, where: str, *, lattice: bool, reference: Law | None = None) -> Partition:
+    """Return the partition of a design that cuts the line once; `reference` stands in for one that is left out.
+
+    Raises
+    ------
+    SpecError
+        As `interval_mechanism`.
+    """
+    reference = design.reference or reference
+    n = design.n_cuts
+    acceptable = _acceptable(design)
+    ring = isinstance(design, Ring)
+    if design.at_least is not None:
+        public = _public(reference, where, lattice, continuous=True)
+        if lattice:
+            raise SpecError("whole numbers cannot be cut into ranges of a given least coverage", where, "give anchors")
+        spacing = min(design.at_least + 2.0 * TABLE_ERROR, 1.0 / design.n_ranges)
+        return Partition(law=table(public.law, public.where), centres=np.zeros(n), acceptable=acceptable, spacing=spacing, ring=ring)
+    anchors = design.anchors
+    if not isinstance(anchors, CoverageAnchors):
+        assert anchors is not None
+        return Partition(law=_cuts(anchors, reference, where), centres=np.zeros(n), acceptable=acceptable, ring=ring, lattice=lattice)
+    if not (len(acceptable.low) or acceptable.ranges.any() or 1.0 / design.n_ranges < anchors.coverage):
+        raise _unattainable(anchors.coverage, 1.0 / design.n_ranges, 1.0, where)
+    public = _public(anchors.reference or reference, where, lattice)
+    return _of_coverage(anchors, public, acceptable, n, where, ring=ring)
+
+
+def _acceptable(design: Partitioning) -> Acceptable:
+    intervals = design.acceptable if isinstance(design, Canonical) else ()
+    ranges = np.zeros(design.n_cuts + 1, dtype=np.bool_)
+    if isinstance(design, Canonical):
+        ranges[[k - 1 for k in design.exact_ranges]] = True
+    return Acceptable(np.array([low for low, _ in intervals], dtype=np.float64), np.array([high for _, high in intervals], dtype=np.float64), ranges)
+
+
+def _public(reference: Law | None, where: str, lattice: bool, *, continuous: bool = False) -> Public:
+    if reference is None:
+        raise SpecError("this design needs a public reference", where, "add `reference: {name: …}`")
+    place = f"reference of {where}"
+    return Public(law=reference.frozen(place, discrete=not continuous), lattice=lattice, where=place)
+
+
+def _cuts(anchors: Law | OptimalAnchors, reference: Law | None, where: str) -> Quantiles:
+    if isinstance(anchors, Law):
+        place = f"anchors of {where}"
+        return table(anchors.frozen(place), place)
+    public = _public(anchors.reference or reference, where, lattice=False, continuous=True)
+    return optimal(public.law, anchors.optimal_for, public.where)
+
+
+def optimal(law: Any, functional: str, where: str) -> Quantiles:
+    """Return the law of the anchor from which E φ(Y) is learnt best when Y follows `law`.
+
+    Parameters
+    ----------
+    law
+        A continuous scipy law with its parameters.
+    functional
+        A name of `OptimalAnchors`.
+    where
+        Whose law it is, for messages.
+
+    Returns
+    -------
+    Quantiles
+        Between the 2**-54 quantiles of `law`; by Simpson's rule between its knots.
+
+    Raises
+    ------
+    SpecError
+        If the density cannot be integrated, or a logarithm is asked of values that may be negative.
+
+    Notes
+    -----
+    The density is proportional to (F(1 - F))^½ |φ'|. It is taken for integrable if the masses of the outer octaves of
+    probability fall off so fast that what lies beyond them is below one part in twenty.
+
+    References
+    ----------
+    Ding and Ding, Interval privacy, Theorem 2.
+    """
+    x = table(law, where, short=False).x
+    if functional == "log" and not x[0] > 0:
+        raise SpecError("the logarithm needs a reference on positive numbers", where, "choose another functional or reference")
+
+    def density(u: Floats) -> Floats:
+        spread: Floats = np.sqrt(np.asarray(law.cdf(u)) * np.asarray(law.sf(u)))
+        return spread * _SLOPES[functional](u)
+
+    fine = np.interp(np.arange((len(x) - 1) * _FINER + 1) / _FINER, np.arange(len(x)), x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        masses = np.diff(fine) / 6.0 * (density(fine[:-1]) + 4.0 * density(fine[:-1] + np.diff(fine) / 2.0) + density(fine[1:]))
+        total, cells = float(masses.sum()), masses.reshape(-1, _FINER).sum(axis=1)
+    beyond = _remainder(cells[0], cells[1]) + _remainder(cells[-1], cells[-2])
+    if not (math.isfinite(total) and total > 0 and beyond <= _REMAINDER * total):
+        raise SpecError(
+            f"the optimal anchors for {functional} have no density: the reference's tails are too wide", where, "choose a lighter reference"
+        )
+    cumulative = np.concatenate([[0.0], np.cumsum(masses)]) / total
+    return Quantiles(np.maximum.accumulate(np.interp(LEVELS, cumulative, fine)), LEVELS)
+
+
+def _remainder(last: float, before: float) -> float:
+    """Return the rest of a geometric series from its last two terms."""
+    if last == 0.0:
+        return 0.0
+    ratio = last / before if before > 0 else math.inf
+    return last * ratio / (1.0 - ratio) if ratio < 1.0 else math.inf
+
+
+def _of_coverage(anchors: CoverageAnchors, public: Public, acceptable: Acceptable, n: int, where: str, *, ring: bool) -> Partition:
+    """Return the partition whose expected coverage is the target: anchors about the reference's quantiles, spread by bisection.
+
+    As the spread goes to 0 the coverage goes to 1 / n_ranges; as it grows, the anchors leave the values and it goes to 1.
+    It is continuous in between (for a continuous reference), so every target is met: Theorem 1.
+    """
+    family = table(anchors.family.frozen(f"anchors of {where}"), f"anchors of {where}")
+    middle = np.interp(0.5, family.p, family.x)
+    quartiles = np.interp([0.25, 0.75], family.p, family.x)
+    shares = np.array([0.25, 0.75]) if ring else np.arange(1, n + 1) / (n + 1)
+    spread = public.quantile(np.array([0.25, 0.75]))
+    unit = (float(spread[1] - spread[0]) or 1.0) / float(quartiles[1] - quartiles[0])
+    centres = public.quantile(shares) + (0.5 if public.is_discrete else 0.0)  # between two values, not on one
+
+    def scaled(logarithm: float) -> Partition:
+        law = Quantiles((family.x - middle) * (unit * math.exp(logarithm)), family.p)
+        return Partition(law=law, centres=centres, acceptable=acceptable, ring=ring, lattice=public.lattice)
+
+    low, high = math.log(_SCALES[0]), math.log(_SCALES[1])
+    least, most = step_coverage(scaled(low), public), step_coverage(scaled(high), public)
+    if not least - _REACHED <= anchors.coverage <= most + _REACHED:
+        raise _unattainable(anchors.coverage, least, most, where)
+    found = scaled(low)
+    for _ in range(40):
+        centre = (low + high) / 2.0
+        found = scaled(centre)
+        reached = step_coverage(found, public)
+        if abs(reached - anchors.coverage) <= _REACHED / 10.0:
+            return found
+        low, high = (centre, high) if reached < anchors.coverage else (low, centre)
+    if abs(reached - anchors.coverage) > _REACHED:
+        raise SpecError(
+            f"the reference jumps over a coverage of {anchors.coverage:g}; {reached:.4g} is near", where, "choose a coverage that can be reached"
+        )
+    return found
+
+
+def _unattainable(target: float, least: float, most: float, where: str) -> SpecError:
+    return SpecError(
+        f"anchors of this design reach coverages between {least:.4g} and {most:.4g}, not {target:g}", where, "choose a coverage in between"
+    )
+
+
+def _narrowing(design: Progressive, where: str, lattice: bool) -> Narrowing:
+    public = _public(design.reference, where, lattice)
+    if isinstance(design.tau, Law):
+        law = table(design.tau.frozen(f"tau of {where}"), f"tau of {where}", short=False)
+        tau = Quantiles(np.clip(law.x, 0.0, 1.0), law.p)
+    else:
+        tau = Quantiles(np.full(2, float(design.tau)), np.array([0.0, 1.0]))
+    law = _cuts(design.anchors, design.reference, where)
+    return Narrowing(law=law, tau=tau, cdf=public.steps(), rounds=design.rounds, either=design.stop == "either", lattice=lattice)
+
+
+def _selection(design: Selective, where: str, lattice: bool) -> Selection:
+    public = _public(design.reference or design.of.reference, where, lattice)
+    step = partition(design.of, where, lattice=lattice, reference=design.reference)
+    selection = Selection(step=step, cdf=public.steps(), tau=design.tau, rho=1.0)
+    lower, upper, _ = quasi_run(step, public)
+    reach = float(selection.is_wide(lower, upper).mean()) - _RUN_ERROR
+    if reach <= 0:
+        raise SpecError(f"no range of this design has a coverage of {design.tau:g}", where, "choose a lower tau, or wider ranges")
+    if design.rho is not None and design.rho > reach:
+        what = f"rho {design.rho:g} is not ignorable: rows without a range would show that theirs was narrow"
+        raise SpecError(what, where, f"choose at most {math.floor(reach * 1000) / 1000:g}, the probability of a coverage of {design.tau:g}")
+    return Selection(step=step, cdf=selection.cdf, tau=design.tau, rho=reach if design.rho is None else float(design.rho))

@@ -1,0 +1,260 @@
+"""Weighted estimators against numpy, scikit-learn and statsmodels on the rows that the weights stand for; refusals; the bootstrap."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpdask.errors import SpecError
+from dpdask.inference import m_estimators as me
+from dpdask.inference.m_estimators import WeightedSample
+from dpdask.inference.noise_error import noise_error, redrawn
+
+linear = pytest.importorskip("sklearn.linear_model")
+
+
+def sample(kind: str = "linear", n: int = 400, seed: int = 0) -> WeightedSample:
+    rng = np.random.default_rng(seed)
+    x = np.column_stack([rng.normal(1500.0, 400.0, n), rng.integers(0, 3, n)])
+    eta = 0.3 + 0.002 * (x[:, 0] - 1500.0) - 0.5 * x[:, 1]
+    y = {
+        "linear": 10.0 * eta + rng.standard_t(3, n),
+        "logistic": (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(float),
+        "poisson": rng.poisson(np.exp(eta)).astype(float),
+    }[kind]
+    return WeightedSample(features=x, response=y, weights=rng.integers(0, 6, n).astype(float))
+
+
+def expanded(given: WeightedSample) -> tuple[np.ndarray, np.ndarray]:
+    times = given.weights.astype(int)
+    return np.repeat(given.features, times, axis=0), np.repeat(given.response, times)
+
+
+def with_constant(x: np.ndarray) -> np.ndarray:
+    return np.column_stack([np.ones(len(x)), x])
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_least_squares_is_that_of_the_expanded_rows(intercept):
+    given = sample()
+    x, y = expanded(given)
+    expected = np.linalg.lstsq(with_constant(x) if intercept else x, y, rcond=None)[0]
+    assert me.least_squares(given, intercept=intercept) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("kind", ["logistic", "poisson"])
+def test_generalised_linear_models_are_those_of_the_expanded_rows(kind, intercept):
+    api = pytest.importorskip("statsmodels.api")
+    given = sample(kind)
+    x, y = expanded(given)
+    family = api.families.Binomial() if kind == "logistic" else api.families.Poisson()
+    expected = api.GLM(y, with_constant(x) if intercept else x, family=family).fit(tol=1e-13).params
+    assert getattr(me, kind)(given, intercept=intercept) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("tau", [0.25, 0.5, 0.9])
+def test_quantile_regression_reaches_the_least_objective_of_the_expanded_rows(tau):
+    api = pytest.importorskip("statsmodels.api")
+    given = sample(n=150)
+    x, y = expanded(given)
+
+    def objective(theta: np.ndarray) -> float:
+        residual = y - with_constant(x) @ theta
+        return float(np.sum(residual * (tau - (residual < 0))))
+
+    found = me.quantile_regression(given, tau)
+    expected = api.QuantReg(y, with_constant(x)).fit(q=tau, max_iter=20_000).params
+    assert objective(found) <= objective(expected) * (1 + 1e-9)
+    assert found == pytest.approx(expected, rel=0.05, abs=0.05)
+
+
+def test_huber_is_that_of_the_expanded_rows():
+    given = sample()
+    x, y = expanded(given)
+    z = (x - x.mean(axis=0)) / x.std(axis=0)
+    model = linear.HuberRegressor(alpha=0.0, tol=1e-8, max_iter=2000).fit(z, y)
+    slopes = model.coef_ / x.std(axis=0)
+    assert me.huber(given) == pytest.approx(np.append(model.intercept_ - slopes @ x.mean(axis=0), slopes), rel=1e-3)
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.33, 0.5, 0.77, 0.999])
+def test_quantiles_are_those_of_the_expanded_rows(tau):
+    rng = np.random.default_rng(3)
+    x, w = rng.integers(0, 40, 60).astype(float), rng.integers(0, 7, 60).astype(float)
+    assert me.quantile(x, w, tau) == np.quantile(np.repeat(x, w.astype(int)), tau, method="inverted_cdf")
+
+
+def test_a_quantile_with_negative_weights_is_the_global_minimum():
+    rng = np.random.default_rng(4)
+    for _ in range(200):
+        x, w = rng.integers(0, 15, 20).astype(float), rng.integers(-3, 6, 20).astype(float)
+        if w.sum() > 0:
+            at = np.unique(x)
+            objective = [float(w @ ((x - theta) * (0.3 - (x < theta)))) for theta in at]
+            assert objective[int(np.searchsorted(at, me.quantile(x, w, 0.3)))] == pytest.approx(min(objective), abs=1e-9)
+
+
+def logistic_contrast(points: np.ndarray, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    x, y = with_constant(points[:, :-1]), points[:, -1]
+    eta = x @ theta
+    return np.logaddexp(0, eta) - y * eta, x * (1 / (1 + np.exp(-eta)) - y)[:, None]
+
+
+@pytest.mark.parametrize("negative", [False, True])
+def test_any_contrast_finds_what_the_named_estimator_finds(negative):
+    given = sample("logistic")
+    x = (given.features - [1500.0, 1.0]) / [400.0, 1.0]
+    weights = given.weights - 2.0 * (np.arange(len(x)) % 25 == 0) if negative else given.weights
+    assert bool((weights < 0).any()) is negative
+    given = WeightedSample(features=x, response=given.response, weights=weights)
+    found = me.minimise(logistic_contrast, np.column_stack([x, given.response]), weights, np.zeros(3))
+    assert me.logistic(given) == pytest.approx(found, rel=1e-4)
+
+
+def test_negative_weights_cancel_positive_ones():
+    """A cell and its negative are no cell: closed form and local minimum alike."""
+    for kind, fit in (("linear", me.least_squares), ("logistic", me.logistic), ("poisson", me.poisson)):
+        given = sample(kind)
+        double = WeightedSample(
+            features=np.vstack([given.features, given.features[:90], given.features[:90]]),
+            response=np.concatenate([given.response, 0 * given.response[:90], 0 * given.response[:90]]),
+            weights=np.concatenate([given.weights, np.full(90, 2.0), np.full(90, -2.0)]),
+        )
+        assert fit(double) == pytest.approx(fit(given), rel=1e-5)
+
+
+def refused(what: str) -> Any:
+    return pytest.raises(SpecError, match=what)
+
+
+def test_samples_are_checked():
+    given = sample()
+    with refused("shapes"):
+        replace(given, response=given.response[1:])
+    with refused("not finite"):
+        replace(given, weights=np.where(np.arange(400) == 3, np.nan, 1.0))
+    with refused("null, NaN"):
+        replace(given, features=given.features + np.inf)
+    with refused("sum to nothing"):
+        replace(given, weights=-given.weights)
+
+
+def test_ill_posed_fits_are_refused():
+    given = sample()
+    collinear = replace(given, features=given.features[:, [0, 0]])
+    with refused("not positive definite"):
+        me.least_squares(collinear)
+    far = np.abs(given.features[:, 0] - 1500.0) > 300
+    with refused("not positive definite.*threshold"):
+        me.least_squares(replace(given, weights=np.where(far, -1.0, 3.0)))
+    with refused("does not vary"):
+        me.least_squares(replace(given, features=0 * given.features + 1))
+    negative = replace(given, weights=given.weights - 0.5)
+    for fit in (me.huber, me.quantile_regression):
+        with refused("not convex"):
+            fit(negative)
+    with refused("between 0 and 1"):
+        me.quantile_regression(given, 1.0)
+    with refused("between 0 and 1"):
+        me.quantile(given.response, given.weights, 0.0)
+    with refused("one for each weight"):
+        me.quantile(given.response[1:], given.weights, 0.5)
+    with refused("0 or 1"):
+        me.logistic(given)
+    with refused("not be negative"):
+        me.poisson(given)
+
+
+def test_logistic_fits_without_a_minimum_are_refused():
+    given = sample("logistic")
+    with refused(r"LogisticRegression: .*minimum"):
+        me.logistic(replace(given, response=(given.features[:, 0] > 1500).astype(float)))
+    with refused(r"LogisticRegression: .*minimum"):  # the curvature at the middle is taken away
+        me.logistic(replace(given, weights=np.where(np.abs(given.features[:, 0] - 1500) > 400, 4.0, -1.6)))
+
+
+def test_a_bad_contrast_is_one_clear_error():
+    points, weights = np.ones((5, 1)), np.ones(5)
+    with refused("gives NaN"):
+        me.minimise(lambda x, theta: (np.sqrt(-1.0 - x[:, 0] ** 2), x), points, weights, np.zeros(1))
+    with refused("shape"):
+        me.minimise(lambda x, theta: (np.float64(1.0), x), points, weights, np.zeros(1))  # type: ignore[arg-type,return-value]  # what is tested
+    with refused("no minimum"):
+        me.minimise(lambda x, theta: (x[:, 0] * theta[0], x), points, weights, np.zeros(1))
+    with refused("no strict minimum"):
+        me.minimise(lambda x, theta: (x[:, 0] * theta[0] ** 2, 2 * theta[0] * x), np.array([[-3.0], [1.0]]), np.array([2.0, -1.0]), np.zeros(1))
+
+
+def test_without_scikit_learn_the_extra_is_named(monkeypatch):
+    real = importlib.import_module
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("sklearn"):
+            raise ImportError
+        return real(name, *rest)
+
+    monkeypatch.setattr(importlib, "import_module", without)
+    with refused(r"pip install 'dpdask\[estimators\]'"):
+        me.huber(sample())
+    assert builtins.len(me.least_squares(sample())) == 3
+
+
+def test_a_frame_gives_indicators_of_its_levels():
+    frame = pd.DataFrame({"price": [1.0, 2.0, 3.0], "county": ["A", "B", "A"], "year": [2003, 2004, 2005], "weight": [2, 3, 4]})
+    given = WeightedSample.of_frame(frame, "price", ["year", "county"])
+    assert given.names == ("year", "county_B")
+    assert given.features.tolist() == [[2003, 0], [2004, 1], [2005, 0]]
+    with refused("no such column"):
+        WeightedSample.of_frame(frame, "price", ["size"])
+    with refused("must be a number"):
+        WeightedSample.of_frame(frame, "county", ["year"])
+
+
+# The bootstrap of the noise
+
+
+def grid(seed: int = 0) -> WeightedSample:
+    rng = np.random.default_rng(seed)
+    x = rng.random(40_000)
+    cells = np.histogram2d(x, 0.2 + 0.5 * x + rng.normal(0, 0.1, len(x)), bins=12, range=[[0, 1], [-0.2, 1.2]])[0]
+    a, b = np.meshgrid((np.arange(12) + 0.5) / 12, -0.2 + 1.4 * (np.arange(12) + 0.5) / 12, indexing="ij")
+    return WeightedSample(features=a.reshape(-1, 1), response=b.ravel(), weights=cells.ravel())
+
+
+@pytest.mark.parametrize(("cut", "tolerance"), [(None, 0.25), (30, 0.35)])
+def test_the_bootstrap_gives_the_spread_of_repeated_noise(cut, tolerance):
+    rng, exact, scale = np.random.default_rng(5), grid(), 20.0
+    release = redrawn(exact, scale, cut)
+    true = np.std([me.least_squares(release(rng)) for _ in range(600)], axis=0, ddof=1)
+    found = np.mean([noise_error(me.least_squares, redrawn(release(rng), scale, cut), repeats=150, rng=rng).standard_error for _ in range(6)], axis=0)
+    assert found == pytest.approx(true, rel=tolerance)
+    half = noise_error(me.least_squares, redrawn(release(rng), scale / 2, cut), repeats=300, rng=rng).standard_error
+    assert half != pytest.approx(true, rel=tolerance)
+
+
+def test_redrawn_noise_has_its_variance_and_its_threshold():
+    rng, scale = np.random.default_rng(6), 3.0
+    wide = WeightedSample(features=np.ones((100_000, 1)), response=np.ones(100_000), weights=np.full(100_000, 5.0))
+    noise = redrawn(wide, scale)(rng).weights - 5.0
+    alpha = np.exp(-1 / scale)
+    assert noise.var() == pytest.approx(2 * alpha / (1 - alpha) ** 2, rel=0.04)
+    kept = redrawn(wide, scale, 4)(rng).weights
+    assert set(np.unique(kept)) & {1.0, 2.0, 3.0, -1.0} == set()
+    assert (kept == 0).any()
+
+
+def test_a_bootstrap_that_cannot_fit_says_so():
+    rng = np.random.default_rng(7)
+    with refused("at least 2"):
+        noise_error(me.least_squares, redrawn(grid(), 1.0), repeats=1, rng=rng)
+    with refused("often leaves no estimate"):
+        noise_error(me.least_squares, redrawn(replace(grid(), weights=grid().weights / 1000), 100.0), repeats=50, rng=rng)
+    counted = noise_error(lambda given: me.quantile(given.response, given.weights, 0.5), redrawn(grid(), 20.0), repeats=20, rng=rng)
+    assert (counted.repeats, counted.refused, counted.standard_error.shape) == (20, 0, ())

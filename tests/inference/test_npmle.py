@@ -1,0 +1,272 @@
+"""Distributions from released ranges: references, certificates, consistency, standard errors, coverage, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from dpdask.errors import SpecError
+from dpdask.inference import npmle as module
+from dpdask.inference.npmle import bootstrap, coverage, individual_coverage, mean_case_one, npmle
+from dpdask.kernels.isotonic import case_one
+from dpdask.stats.ranges import RangeCounts, grid_of_ranges
+
+INF = np.inf
+# 1 - cdf at 1 ... 8 of KaplanMeierFitter().fit_interval_censoring(LOWER + 0.01, UPPER, tol=1e-14) of lifelines 0.30.3, which needs
+# pandas 2; its ranges are closed, hence the 0.01
+LOWER = np.array([0, 0, 0, 1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 2, 8.0])
+UPPER = np.array([2, 4, 7, 3, 6, 5, 4, 9, 8, INF, 7, 9, INF, 3, INF])
+LIFELINES = [1.0, 0.860168053, 0.642112433, 0.470373748, 0.470373748, 0.470373748, 0.217611225, 0.217611225]
+BETA = stats.beta(2, 3)
+
+
+def one_anchor(rng, y):
+    u = rng.uniform(0, 1, len(y))
+    return np.where(y <= u, -INF, u), np.where(y <= u, u, INF)
+
+
+def two_anchors(rng, y):
+    u, v = np.sort(rng.uniform(0, 1, (len(y), 2)), axis=1).T
+    return np.where(y <= u, -INF, np.where(y <= v, u, v)), np.where(y <= u, u, np.where(y <= v, v, INF))
+
+
+def ring(rng, y):
+    u, v = np.sort(rng.uniform(0, 1, (len(y), 2)), axis=1).T
+    inside = (u < y) & (y <= v)
+    return np.where(inside, u, v), np.where(inside, v, u)
+
+
+def partly_exact(rng, y):
+    lower, upper = two_anchors(rng, y)
+    shown = y < 0.3  # an acceptable set
+    return np.where(shown, y, np.maximum(lower, 0.3)), np.where(shown, y, upper)
+
+
+MECHANISMS = [one_anchor, two_anchors, ring, partly_exact]
+
+
+def counted(lower, upper, n_knots=600):
+    return RangeCounts.of_batch(grid_of_ranges(lower, upper, n_knots), lower, upper)
+
+
+def test_it_agrees_with_lifelines():
+    found = npmle(counted(LOWER, UPPER), tolerance=1e-13, max_ambiguity=1.0)
+    np.testing.assert_allclose(1 - found.cdf(np.arange(1.0, 9.0)), LIFELINES, atol=1e-6)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("n_rows", [300, 20_000])
+def test_every_mechanism_is_certified_and_near_the_truth(mechanism, n_rows):
+    rng = np.random.default_rng(11)
+    estimate = npmle(counted(*mechanism(rng, BETA.rvs(n_rows, random_state=rng)), n_knots=400), support=(0, 1))
+    assert estimate.duality_gap <= 1e-6
+    assert estimate.masses.min() > 0
+    assert estimate.masses.sum() == pytest.approx(1, abs=1e-9)
+    x = np.linspace(0, 1, 201)
+    error = np.abs(estimate.cdf(x) - BETA.cdf(x)).max()
+    assert error < 3.0 * n_rows ** (-1 / 3)
+    assert np.abs(estimate.cdf(x) - stats.beta(3, 2).cdf(x)).max() > 0.2  # and far from another
+
+
+@pytest.mark.parametrize("mechanism", [one_anchor, two_anchors, ring])
+def test_the_truth_is_not_rejected_and_a_wrong_cdf_is(mechanism):
+    rng = np.random.default_rng(5)
+    y = BETA.rvs(4000, random_state=rng)
+    lower, upper = mechanism(rng, y)
+    estimate = npmle(counted(lower, upper), support=(0, 1))
+
+    def likelihood(cdf):
+        return np.log(individual_coverage(cdf, lower, upper)).mean()
+
+    wrong = stats.beta(2, 2.5)
+    assert likelihood(BETA.cdf) - likelihood(wrong.cdf) > 2e-3
+    assert likelihood(BETA.cdf) < estimate.log_likelihood / 4000 + 1e-9  # outward rounding only raises what was maximised
+    assert estimate.log_likelihood / 4000 < likelihood(BETA.cdf) + 0.05
+
+
+def test_case_one_is_pooling():
+    rng = np.random.default_rng(2)
+    u = rng.choice(np.linspace(0.02, 0.98, 49), 3000)
+    y = BETA.rvs(3000, random_state=rng)
+    below = y <= u
+    counts = counted(np.where(below, -INF, u), np.where(below, u, INF))
+    assert counts.n_rounded == 0
+    asked, inverse = np.unique(u, return_inverse=True)
+    expected = case_one(asked, np.bincount(inverse[below], minlength=len(asked)), np.bincount(inverse))
+    np.testing.assert_allclose(npmle(counts, support=(0, 1)).cdf(asked), expected, atol=1e-9)
+
+
+@given(st.lists(st.integers(-5, 5), min_size=1, max_size=60))
+def test_exact_values_give_the_empirical_cdf(values):
+    y = np.array(values, dtype=float)
+    estimate = npmle(RangeCounts.of_batch(np.arange(-6.0, 7.0), y, y), tolerance=1e-10)
+    x = np.arange(-7.0, 8.0)
+    np.testing.assert_allclose(estimate.cdf(x), (y[:, None] <= x).mean(axis=0), atol=1e-6)
+    assert estimate.moment(1) == pytest.approx(y.mean(), abs=1e-6)
+    assert estimate.moment(0) == pytest.approx(1)
+    assert estimate.ambiguity == 0
+    assert estimate.quantile(0.5) in np.unique(y)
+    assert (estimate.quantile(0.0), estimate.quantile(1.0)) == (y.min(), y.max())
+
+
+def test_the_error_shrinks_with_the_rows():
+    x = np.linspace(0.05, 0.95, 50)
+    errors = []
+    for n_rows in (200, 3200, 51_200):
+        rng = np.random.default_rng(8)
+        found = [npmle(counted(*ring(rng, BETA.rvs(n_rows, random_state=rng)), n_knots=250), max_ambiguity=1.0) for _ in range(3)]
+        errors.append(np.mean([np.abs(estimate.cdf(x) - BETA.cdf(x)).mean() for estimate in found]))
+    assert errors[1] < 0.7 * errors[0]
+    assert errors[2] < 0.7 * errors[1]
+
+
+@pytest.mark.parametrize("mechanism", [one_anchor, two_anchors, ring])
+def test_moments_are_within_their_standard_errors_and_not_those_of_another_distribution(mechanism):
+    rng = np.random.default_rng(21)
+    counts = counted(*mechanism(rng, BETA.rvs(4000, random_state=rng)), n_knots=150)
+    found = bootstrap(counts, lambda f: f.moment(1), 20, rng=rng, support=(0, 1), place="middle")
+    assert 0.002 < found.standard_error < 0.02
+    assert abs(found.value - BETA.mean()) < 4 * found.standard_error + 1 / 150
+    assert abs(found.value - 0.5) > 4 * found.standard_error
+    second = npmle(counts, support=(0, 1), place="middle").functional(lambda y: y**2)
+    assert second == pytest.approx(BETA.moment(2), abs=0.03)
+
+
+@pytest.mark.slow
+def test_bootstrap_intervals_cover():
+    grid, covered, n_trials = np.linspace(0, 1, 41), 0, 120
+    for seed in range(n_trials):
+        rng = np.random.default_rng(seed)
+        u, y = rng.choice(grid, 1500), BETA.rvs(1500, random_state=rng)
+        counts = RangeCounts.of_batch(grid, np.where(y <= u, -INF, u), np.where(y <= u, u, INF))
+        low, high = bootstrap(counts, lambda f: f.moment(1), 60, rng=rng, support=(0, 1), place="middle").interval()
+        covered += low <= BETA.mean() <= high
+    assert 0.87 <= covered / n_trials <= 1.0
+
+
+def test_plot_data_and_places():
+    lower, upper = np.array([-INF, 1.0, 2.0, 1.0]), np.array([1.0, 2.0, INF, 2.0])
+    counts = counted(lower, upper)
+    right = npmle(counts, support=(0, 4), max_ambiguity=1.0)
+    frame = right.plot_data()
+    assert frame[["left", "right", "point"]].to_numpy().tolist() == [[0, 1, 1], [1, 2, 2], [2, 4, 4]]
+    np.testing.assert_allclose(frame[["mass", "before", "after"]], [[0.25, 0, 0.25], [0.5, 0.25, 0.75], [0.25, 0.75, 1]], atol=1e-7)
+    assert right.ambiguity == pytest.approx((0.25 * 1 + 0.5 * 1 + 0.25 * 2) / 4)
+    assert npmle(counts, support=(0, 4), place="middle", max_ambiguity=1.0).moment(1) == pytest.approx(0.125 + 0.75 + 0.75)
+    assert right.quantile(np.array([0.1, 0.6, 0.9])).tolist() == [1, 2, 4]
+
+
+def test_mass_beyond_the_anchors_has_no_mean_unless_bounded():
+    counts = counted(np.array([-INF, 1.0, 2.0]), np.array([1.0, 2.0, INF]))
+    estimate = npmle(counts, max_ambiguity=1.0)
+    assert estimate.quantile(1.0) == INF
+    assert estimate.functional(lambda y: (y <= 1).astype(float)) == pytest.approx(1 / 3)
+    with pytest.raises(SpecError, match="functional is not finite"):
+        estimate.moment(1)
+    with pytest.raises(SpecError, match="order"):
+        estimate.moment(-1)
+    with pytest.raises(SpecError, match="within 0 to 1"):
+        estimate.quantile(50)
+
+
+def test_coverage_of_known_designs():
+    rng = np.random.default_rng(1)
+    u, v = np.sort(rng.uniform(size=(100_000, 2)), axis=1).T
+    uniform = stats.uniform().cdf
+    assert coverage(uniform, rng.uniform(size=100_000)) == pytest.approx(2 / 3, abs=4e-3)  # E U² + (1-U)²
+    assert coverage(uniform, np.column_stack([u, v])) == pytest.approx(1 / 2, abs=4e-3)  # three spacings of E = 1/6 each
+    assert coverage(uniform, np.column_stack([u, v]), ring=True) == pytest.approx(2 / 3, abs=4e-3)
+    expected, _ = integrate.quad(lambda x: BETA.cdf(x) ** 2 + BETA.sf(x) ** 2, 0, 1)
+    assert coverage(BETA.cdf, rng.uniform(size=100_000)) == pytest.approx(expected, abs=4e-3)
+
+
+@pytest.mark.parametrize("mechanism", [one_anchor, two_anchors, ring])
+def test_the_mean_of_individual_coverages_is_the_coverage(mechanism):
+    rng = np.random.default_rng(4)
+    lower, upper = mechanism(rng, BETA.rvs(50_000, random_state=rng))
+    again = np.random.default_rng(4)
+    BETA.rvs(50_000, random_state=again)
+    anchors = again.uniform(0, 1, 50_000) if mechanism is one_anchor else np.sort(again.uniform(0, 1, (50_000, 2)), axis=1)
+    expected = coverage(BETA.cdf, anchors, ring=mechanism is ring)
+    assert individual_coverage(BETA.cdf, lower, upper).mean() == pytest.approx(expected, abs=5e-3)
+    assert coverage(npmle(counted(lower, upper), support=(0, 1)).cdf, anchors, ring=mechanism is ring) == pytest.approx(expected, abs=1e-2)
+
+
+def test_individual_coverages_by_hand():
+    lower, upper = np.array([-INF, 0.25, 0.5, 0.75, -INF]), np.array([0.25, 0.75, 0.5, 0.25, INF])
+    assert individual_coverage(stats.uniform().cdf, lower, upper).tolist() == [0.25, 0.5, 0.0, 0.5, 1.0]
+
+
+def test_the_mean_of_uniform_anchors_is_unbiased_with_its_standard_error():
+    deviations = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        y, u = 2 + 3 * BETA.rvs(400, random_state=rng), rng.uniform(2, 5, 400)
+        found = mean_case_one(u, y <= u, 2, 5)
+        deviations.append((found.value - (2 + 3 * BETA.mean())) / found.standard_error)
+    assert abs(np.mean(deviations)) < 4 / np.sqrt(200)
+    assert 0.8 < np.std(deviations) < 1.2
+    low, high = found.interval()
+    assert low < found.value < high
+
+
+ROWS = np.array([0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("u", "delta", "a", "b", "words"),
+    [
+        (ROWS, [True, False], 1, 0, "bounds"),
+        (ROWS, [True, False], 0, INF, "bounds"),
+        (ROWS, [True], 0, 1, "2 rows"),
+        (ROWS[:1], [True], 0, 1, "2 rows"),
+        (ROWS, [2, 0], 0, 1, "answer"),
+        (ROWS, [1, 0], 0.6, 1, "outside"),
+        (np.array([np.nan, 0.5]), [1, 0], 0, 1, "outside"),
+    ],
+)
+def test_what_is_no_case_one_answer_is_refused(u, delta, a, b, words):
+    with pytest.raises(SpecError, match=words):
+        mean_case_one(u, np.array(delta), a, b)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "words"),
+    [
+        ([], {}, "no rows"),
+        ([(-INF, INF)], {}, "no range says anything"),
+        ([(-INF, 0.5), (0.5, INF)], {}, "leave open where mass sits"),  # one fixed anchor
+        ([(-INF, 0.5), (0.5, INF)], {"support": (0, 1)}, "leave open where mass sits"),
+        ([(0.2, 0.8), (0.8, 0.2)], {}, "equally likely"),  # a ring whose two halves nothing tells apart
+        ([(0.2, 0.8)], {"support": (0.5, 1)}, "enclose the grid"),
+        ([(0.2, 0.8)], {"tolerance": 1e-3}, "tolerance"),
+        ([(0.2, 0.8)], {"max_ambiguity": 2}, "ambiguity"),
+        ([(0.2, 0.8)], {"place": "left"}, "place"),
+    ],
+)
+def test_what_cannot_be_identified_is_refused(rows, options, words):
+    lower, upper = np.array(rows, dtype=float).reshape(-1, 2).T
+    counts = RangeCounts.of_batch(np.array([0.2, 0.5, 0.8]), lower, upper)
+    with pytest.raises(SpecError, match=words):
+        npmle(counts, **options)
+
+
+def test_an_unreached_gap_is_refused(monkeypatch):
+    rng = np.random.default_rng(0)
+    counts = counted(*two_anchors(rng, rng.uniform(size=200)))
+    solve = module.turnbull.npmle
+    monkeypatch.setattr(module.turnbull, "npmle", lambda *args, **options: solve(*args, max_iterations=1, **options))
+    with pytest.raises(SpecError, match="duality gap stayed"):
+        npmle(counts, support=(0, 1))
+
+
+def test_other_refusals():
+    counts = counted(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
+    with pytest.raises(SpecError, match="2 resamples"):
+        bootstrap(counts, lambda f: f.moment(1), 1, rng=np.random.default_rng(0))
+    for anchors in ([], [np.nan], [[1.0, 0.0]], [[[1.0]]]):
+        with pytest.raises(SpecError, match="anchors are numbers"):
+            coverage(stats.norm.cdf, np.array(anchors))

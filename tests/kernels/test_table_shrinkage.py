@@ -1,0 +1,196 @@
+"""Shrinkage, raking and mutual information of stacks of tables: what noise leaves, what structure keeps, in both directions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpdask.kernels.tables import independence, mutual_information, rake, shrink
+
+SHAPES = [(2, 2), (2, 9), (5, 5), (4, 16), (12, 7), (20, 20)]
+SIGMA = 50.0
+TOTAL = 32_000.0
+
+
+def margins(rng: np.random.Generator, k: int, m: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    return TOTAL * rng.dirichlet(np.full(m, 4.0), k), TOTAL * rng.dirichlet(np.full(n, 4.0), k)
+
+
+def dependent(rng: np.random.Generator, k: int, m: int, n: int, strength: float) -> np.ndarray:
+    """Tables with a rank-one departure from independence, of `strength` times σ in Frobenius norm."""
+    rows, columns = margins(rng, k, m, n)
+    left, right = (side - side.mean(axis=1, keepdims=True) for side in (rng.normal(size=(k, m)), rng.normal(size=(k, n))))
+    departure = left[:, :, None] * right[:, None, :]
+    departure *= strength * SIGMA / np.linalg.norm(departure, axis=(1, 2), keepdims=True)
+    return independence(rows, columns, TOTAL) + departure
+
+
+def noised(rng: np.random.Generator, tables: np.ndarray) -> np.ndarray:
+    return tables + rng.normal(size=tables.shape) * SIGMA
+
+
+def square(tables: np.ndarray) -> float:
+    return float((tables**2).sum(axis=(1, 2)).mean())
+
+
+def shrunken(tables: np.ndarray, noisy: np.ndarray, sigma: float = SIGMA) -> np.ndarray:
+    return shrink(noisy, tables.sum(axis=2), tables.sum(axis=1), TOTAL, sigma)
+
+
+# Shrinkage
+
+
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+def test_pure_noise_is_taken_out_and_only_the_right_sigma_does_so(m, n):
+    rng = np.random.default_rng(m * n)
+    rows, columns = margins(rng, 400, m, n)
+    flat = independence(rows, columns, TOTAL)
+    noisy = noised(rng, flat)
+    free = (m - 1) * (n - 1) * SIGMA**2
+    left = shrink(noisy, rows, columns, TOTAL, SIGMA) - flat
+    assert square(left) < 0.15 * free
+    assert (np.abs(left).max(axis=(1, 2)) < 1e-6).mean() > 0.6  # most tables are independence itself
+    assert square(shrink(noisy, rows, columns, TOTAL, SIGMA / 3) - flat) > 0.5 * free  # understated, the noise stays
+    assert square(shrink(noisy, rows, columns, TOTAL, 3 * SIGMA) - flat) < 1e-3 * free
+
+
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+def test_strong_structure_stays_and_an_overstated_sigma_kills_it(m, n):
+    rng = np.random.default_rng(m + n)
+    strength = 4 * (math.sqrt(m - 1) + math.sqrt(n - 1))
+    truth = dependent(rng, 200, m, n, strength)
+    flat = independence(truth.sum(axis=2), truth.sum(axis=1), TOTAL)
+    noisy = noised(rng, truth)
+    signal = square(truth - flat)
+    assert square(shrunken(truth, noisy) - truth) < 0.15 * signal
+    assert square(shrunken(truth, noisy, 20 * SIGMA) - flat) < 1e-6 * signal
+
+
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+@pytest.mark.parametrize("strength", [0.0, 1.0, 2.0, 4.0, 16.0])
+def test_the_error_is_less_than_the_noisy_tables_and_no_other_sigma_does_better(m, n, strength):
+    rng = np.random.default_rng(int(m * n + strength))
+    truth = dependent(rng, 300, m, n, strength * (math.sqrt(m - 1) + math.sqrt(n - 1)))
+    noisy = noised(rng, truth)
+    error = square(shrunken(truth, noisy) - truth)
+    assert error < 0.95 * square(noisy - truth)
+    if min(m, n) > 2:  # with more than one singular value there is noise to tell apart
+        understated, overstated = (square(shrunken(truth, noisy, SIGMA * factor) - truth) for factor in (1 / 3, 3))
+        assert error < understated
+        assert error < 1.02 * overstated or strength < 4.0
+
+
+def test_a_transposed_table_gives_the_transposed_result():
+    rng = np.random.default_rng(2)
+    truth = dependent(rng, 5, 4, 9, 30.0)
+    noisy = noised(rng, truth)
+    rows, columns = truth.sum(axis=2), truth.sum(axis=1)
+    there = shrink(noisy, rows, columns, TOTAL, SIGMA)
+    back = shrink(noisy.transpose(0, 2, 1), columns, rows, TOTAL, SIGMA)
+    np.testing.assert_allclose(back.transpose(0, 2, 1), there, rtol=1e-9, atol=1e-6)
+
+
+def test_margins_are_those_that_are_believed_and_not_the_tables():
+    rng = np.random.default_rng(3)
+    truth = dependent(rng, 5, 4, 6, 60.0)
+    rows, columns = truth.sum(axis=2), truth.sum(axis=1)
+    found = shrink(noised(rng, truth), rows, columns, TOTAL, SIGMA)
+    np.testing.assert_allclose(found.sum(axis=2), rows, rtol=1e-9)
+    np.testing.assert_allclose(found.sum(axis=1), columns, rtol=1e-9)
+
+
+def test_no_noise_leaves_the_table_nearly_as_it_is():
+    truth = dependent(np.random.default_rng(4), 3, 5, 6, 100.0)
+    np.testing.assert_allclose(shrunken(truth, truth, 1e-9), truth, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 4), (4, 1)])
+def test_an_attribute_of_one_level_is_independent_of_everything(m, n):
+    rng = np.random.default_rng(5)
+    rows, columns = margins(rng, 3, m, n)
+    noisy = noised(rng, independence(rows, columns, TOTAL))
+    assert (shrink(noisy, rows, columns, TOTAL, SIGMA) == independence(rows, columns, TOTAL)).all()
+    np.testing.assert_allclose(rake(noisy, rows, columns), independence(rows, columns, TOTAL), rtol=1e-9)
+    assert (mutual_information(np.maximum(noisy, 0.0)) <= 1e-12).all()
+
+
+def test_many_tables_are_the_same_as_one_at_a_time(monkeypatch):
+    rng = np.random.default_rng(6)
+    truth = dependent(rng, 7, 3, 4, 30.0)
+    noisy = noised(rng, truth)
+    rows, columns = truth.sum(axis=2), truth.sum(axis=1)
+    together = shrink(noisy, rows, columns, TOTAL, SIGMA)
+    monkeypatch.setattr("dpdask.kernels.tables._CHUNK_CELLS", 24)  # two tables at a time
+    np.testing.assert_allclose(shrink(noisy, rows, columns, TOTAL, SIGMA), together, rtol=1e-12)
+    for place in range(7):
+        one = slice(place, place + 1)
+        np.testing.assert_allclose(shrink(noisy[one], rows[one], columns[one], TOTAL, SIGMA)[0], together[place], rtol=1e-9)
+    assert shrink(noisy[:0], rows[:0], columns[:0], TOTAL, SIGMA).shape == (0, 3, 4)
+
+
+# Raking
+
+
+@settings(max_examples=80)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 8), st.integers(1, 8))
+def test_raked_tables_have_the_wanted_margins_and_keep_frechets_bounds(seed, k, m, n):
+    rng = np.random.default_rng(seed)
+    rows, columns = margins(rng, k, m, n)
+    raked = rake(noised(rng, independence(rows, columns, TOTAL)), rows, columns)
+    assert (raked >= 0).all()
+    np.testing.assert_allclose(raked.sum(axis=2), rows, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(raked.sum(axis=1), columns, rtol=0, atol=1e-5 * TOTAL)
+    slack = 1e-5 * TOTAL
+    low, high = rows[:, :, None] + columns[:, None, :] - TOTAL, np.minimum(rows[:, :, None], columns[:, None, :])
+    assert (raked >= low - slack).all()
+    assert (raked <= high + slack).all()
+
+
+def test_an_empty_level_stays_empty_and_emptied_cells_can_be_filled():
+    rows, columns = np.array([[60.0, 40.0, 0.0]]), np.array([[30.0, 70.0]])
+    raked = rake(np.array([[[-5.0, 50.0], [-1.0, 40.0], [9.0, 9.0]]]), rows, columns)[0]
+    assert raked[2].tolist() == [0.0, 0.0]
+    np.testing.assert_allclose(raked.sum(axis=1), rows[0], rtol=1e-9)
+    np.testing.assert_allclose(raked.sum(axis=0), columns[0], rtol=1e-6)
+
+
+def test_raking_keeps_a_table_that_has_its_margins_and_every_odds_ratio_otherwise():
+    rng = np.random.default_rng(8)
+    table = rng.gamma(2.0, 100.0, size=(1, 3, 4))
+    np.testing.assert_allclose(rake(table, table.sum(axis=2), table.sum(axis=1)), table, rtol=1e-6)
+    rows, columns = (table.sum() * rng.dirichlet(np.full(size, 5.0), 1) for size in (3, 4))
+    raked = rake(table, rows, columns)
+
+    def odds(given: np.ndarray) -> np.ndarray:
+        return given[0, :-1, :-1] * given[0, 1:, 1:] / (given[0, :-1, 1:] * given[0, 1:, :-1])
+
+    np.testing.assert_allclose(odds(raked), odds(table), rtol=1e-6)
+
+
+# Mutual information
+
+
+def information(table: np.ndarray) -> float:
+    """By the definition, cell by cell."""
+    total, value = table.sum(), 0.0
+    for i, j in np.ndindex(*table.shape):
+        if table[i, j] > 0:
+            value += table[i, j] / total * math.log(table[i, j] * total / (table[i].sum() * table[:, j].sum()))
+    return value
+
+
+@pytest.mark.parametrize(("m", "n"), [*SHAPES, (1, 5)])
+def test_mutual_information_is_its_definition(m, n):
+    tables = np.random.default_rng(9).poisson(3.0, size=(20, m, n)).astype(float)
+    np.testing.assert_allclose(mutual_information(tables), [information(table) for table in tables], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(mutual_information(tables.transpose(0, 2, 1)), mutual_information(tables), rtol=1e-9, atol=1e-12)
+
+
+def test_mutual_information_of_copies_independence_and_nothing():
+    assert mutual_information(np.diag([1.0, 2.0, 5.0])[None]) == pytest.approx(-sum(p * math.log(p) for p in (1 / 8, 2 / 8, 5 / 8)))
+    assert mutual_information(np.outer([1.0, 2.0], [3.0, 4.0])[None]) == pytest.approx(0.0, abs=1e-15)
+    assert mutual_information(np.zeros((2, 3, 3))).tolist() == [0.0, 0.0]

@@ -1,0 +1,418 @@
+"""Interval mechanisms: every range is true, tells nothing but itself, and is as wide as promised."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize, stats
+
+from dpdask.documents import validate
+from dpdask.errors import DataError
+from dpdask.mechanisms.interval import IntervalMechanism, Partition, Perturbed, Ranges, Selection
+from dpdask.mechanisms.interval_coverage import coverage, coverages
+from dpdask.mechanisms.interval_design import IntervalColumns, Law
+from dpdask.mechanisms.interval_fit import interval_mechanism
+from dpdask.streams import RunKey, stream, words
+
+N01 = {"name": "norm"}
+WIDE = {"name": "norm", "scale": 2}
+TINY = 1e-6  # the chance that a right mechanism fails a test
+
+DESIGNS: dict[str, dict[str, Any]] = {
+    "case1": {"design": "case1", "anchors": {"name": "logistic", "scale": 2}},
+    "case2": {"design": "case2", "anchors": {"name": "uniform", "loc": -3, "scale": 6}},
+    "canonical": {"design": "canonical", "n_anchors": 4, "anchors": WIDE, "acceptable": [[-0.2, 0.3], [1.0, 1.2]]},
+    "exact ranges": {"design": "canonical", "n_anchors": 2, "anchors": WIDE, "exact_ranges": [2]},
+    "ring": {"design": "ring", "anchors": WIDE},
+    "at least": {"design": "canonical", "n_anchors": 3, "at_least": 0.15, "reference": N01},
+    "ring at least": {"design": "ring", "at_least": 0.3, "reference": N01},
+    "optimal": {"design": "case1", "anchors": {"optimal_for": "mean", "reference": N01}},
+    "covering": {"design": "case2", "anchors": {"coverage": 0.4, "family": {"name": "logistic"}}, "reference": N01},
+    "progressive": {"design": "progressive", "anchors": WIDE, "tau": 0.2, "reference": N01, "rounds": 5},
+    "own tau": {"design": "progressive", "anchors": WIDE, "tau": {"name": "beta", "a": 2, "b": 5}, "reference": N01},
+    "published progressive": {"design": "progressive", "anchors": WIDE, "tau": 0.2, "reference": N01, "stop": "own"},
+    "selective": {"design": "selective", "of": {"design": "case2", "anchors": WIDE}, "tau": 0.5, "reference": N01},
+    "ensemble": {
+        "design": "ensemble",
+        "of": [{"design": "case1", "anchors": N01}, {"design": "canonical", "n_anchors": 2, "anchors": WIDE, "acceptable": [[0.0, 1.0]]}],
+    },
+}
+ACCEPTABLE = {"canonical": ((-0.2, 0.3), (1.0, 1.2)), "ensemble": ((0.0, 1.0),)}
+
+
+def mechanism(design: dict[str, Any], **more: Any) -> IntervalMechanism:
+    return interval_mechanism("income", validate(IntervalColumns, {"columns": {"income": design}}, "job").columns["income"], **more)
+
+
+MECHANISMS = {name: mechanism(design) for name, design in DESIGNS.items()}
+every_design = pytest.mark.parametrize("name", list(DESIGNS))
+
+
+def run(made: IntervalMechanism, values: np.ndarray, fragment: str = "a") -> Ranges:
+    return made.randomise(values, np.zeros(len(values), dtype=bool), stream(RunKey.insecure(3), "interval/income", fragment))
+
+
+def normal(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=n)
+
+
+# truth
+
+
+@every_design
+@given(values=st.lists(st.floats(-(2.0**1021), 2.0**1021), min_size=1, max_size=20), fragment=st.text(max_size=3))
+@settings(max_examples=40)
+def test_a_range_contains_its_value(name, values, fragment):
+    released = run(MECHANISMS[name], np.array(values), fragment)
+    assert released.contain(np.array(values)).all()
+    assert not (np.isnan(released.lower) | np.isnan(released.upper)).any()
+
+
+@every_design
+@pytest.mark.parametrize("end", ["lower", "upper"])
+def test_a_value_at_an_anchor_lies_left_of_it(name, end):
+    """The ends of the first release become values: with the same words, the same anchors are drawn."""
+    first = run(MECHANISMS[name], normal(2000))
+    at = getattr(first, end)
+    values = np.where(np.isfinite(at), at, 0.0)
+    again = run(MECHANISMS[name], values)
+    assert again.contain(values).all()
+    moved = np.isfinite(at) & (again.lower < again.upper)
+    if end == "upper" and name in ("case1", "case2", "optimal", "at least"):
+        assert moved.sum() > 500
+        np.testing.assert_array_equal(again.upper[moved], values[moved])
+
+
+def test_containment_is_looked_at():
+    lower, upper = np.array([0.0, 0.0, 2.0, 2.0, 2.0, 1.0, 1.0]), np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    ranges = Ranges(lower=lower, upper=upper, is_null=np.zeros(7, dtype=bool))
+    assert ranges.contain(np.array([0.0, 1.0, 1.0, 1.5, 2.5, 1.0, 0.5])).tolist() == [False, True, True, False, True, True, False]
+
+
+def test_exact_values_are_those_of_the_acceptable_set():
+    values = normal(20_000)
+    released = run(MECHANISMS["canonical"], values)
+    accepted = ((values > -0.2) & (values <= 0.3)) | ((values > 1.0) & (values <= 1.2))
+    np.testing.assert_array_equal(released.lower == released.upper, accepted)
+    middle = run(MECHANISMS["exact ranges"], values)
+    told = middle.lower == middle.upper
+    assert 0.1 < told.mean() < 0.5
+    assert (np.isinf(middle.lower) | np.isinf(middle.upper))[~told].all()
+
+
+def test_the_two_ranges_of_a_ring():
+    values = normal(20_000)
+    released = run(MECHANISMS["ring"], values)
+    outer = released.lower > released.upper
+    assert np.isfinite(released.lower).all()
+    assert np.isfinite(released.upper).all()
+    assert 0.3 < outer.mean() < 0.8
+    assert ((values <= released.upper) | (values > released.lower))[outer].all()
+    point = Partition(**{**fields(MECHANISMS["ring"].step), "law": type(MECHANISMS["ring"].step.law)(np.ones(2), np.array([0.0, 1.0]))})
+    lower, upper = point.ranges(np.array([0.0, 1.0, 2.0]), np.zeros((3, 2), dtype=np.uint64))
+    assert lower.tolist() == [-np.inf] * 3  # two anchors in one place: the outer range is the whole line, no exact value
+    assert upper.tolist() == [np.inf] * 3
+
+
+def fields(step: Any) -> dict[str, Any]:
+    return {name: getattr(step, name) for name in type(step).__dataclass_fields__}
+
+
+# nothing but the range (Definition 1)
+
+
+def places(released: Ranges, values: np.ndarray, accepted: tuple[tuple[float, float], ...] = ()) -> np.ndarray:
+    """Where inside its range each value lies, in probability of the prior: even on (0, 1) if the range tells nothing else."""
+
+    def mass(u: np.ndarray) -> np.ndarray:
+        inside = stats.norm.cdf(u)
+        for low, high in accepted:
+            inside = inside - (stats.norm.cdf(np.clip(u, low, high)) - stats.norm.cdf(low))
+        return inside
+
+    low, high, at = mass(released.lower), mass(released.upper), mass(values)
+    wraps = released.lower > released.upper
+    whole = np.where(wraps, mass(np.array(np.inf)) - low + high, high - low)
+    place = np.where(wraps & (values <= released.upper), mass(np.array(np.inf)) - low + at, at - low)
+    told = released.lower == released.upper
+    return (place / np.where(told, 1.0, whole))[~told]
+
+
+def tells_more(released: Ranges, values: np.ndarray, accepted: tuple[tuple[float, float], ...] = ()) -> bool:
+    """Whether places inside the ranges are not even: overall, about the middle, and among narrow, medium and wide ranges."""
+    found = places(released, values, accepted)
+    ranges = Ranges(lower=released.lower, upper=released.upper, is_null=released.is_null)
+    widths = coverages(ranges, Law(name="norm"), acceptable=accepted)[released.lower != released.upper]
+    groups = [found, np.abs(2 * found - 1), *(found[part] for part in np.array_split(np.argsort(widths, kind="stable"), 3))]
+    return min(stats.kstest(group, "uniform").pvalue for group in groups) < TINY
+
+
+private_designs = pytest.mark.parametrize("name", [name for name in DESIGNS if name not in ("published progressive", "selective")])
+
+
+@private_designs
+def test_a_range_tells_nothing_else(name):
+    values = normal(60_000)
+    assert not tells_more(run(MECHANISMS[name], values), values, ACCEPTABLE.get(name, ()))
+
+
+def test_a_released_range_of_a_selective_design_tells_nothing_else():
+    values = normal(100_000)
+    released = run(MECHANISMS["selective"], values)
+    shown = np.isfinite(released.lower) | np.isfinite(released.upper)
+    part = Ranges(lower=released.lower[shown], upper=released.upper[shown], is_null=released.is_null[shown])
+    assert not tells_more(part, values[shown])
+
+
+def test_cheating_mechanisms_are_found_out():
+    """Anchors that depend on the value, a forgotten acceptable set, and Example 4 as published."""
+    values, rng = normal(60_000), np.random.default_rng(1)
+    none = np.zeros(len(values), dtype=bool)
+    ends = np.sort(rng.normal(size=(2, len(values))) * 2, axis=0)
+    near = Ranges(lower=values - rng.exponential(size=len(values)), upper=values + 0.5 * rng.exponential(size=len(values)), is_null=none)
+    assert tells_more(near, values)
+    nudged = np.where(rng.random(len(values)) < 0.05, values + 0.01, ends[0])
+    assert tells_more(
+        Ranges(lower=np.where(values <= nudged, -np.inf, nudged), upper=np.where(values <= nudged, nudged, np.inf), is_null=none), values
+    )
+    assert tells_more(run(MECHANISMS["canonical"], values), values)
+    assert tells_more(run(MECHANISMS["published progressive"], values), values)
+    assert "interval privacy does not hold" in MECHANISMS["published progressive"].unprotected
+
+
+# coverage
+
+
+@every_design
+def test_the_expected_coverage_is_that_of_many_rows(name):
+    made, values = MECHANISMS[name], normal(100_000, seed=5)
+    found = coverages(run(made, values), Law(name="norm"), acceptable=ACCEPTABLE.get(name, ()))
+    assert coverage(made, Law(name="norm")) == pytest.approx(found.mean(), abs=0.002 + 5 * found.std() / np.sqrt(len(values)))
+    assert ((found >= 0) & (found <= 1)).all()
+
+
+def test_the_published_figures_of_coverage():
+    """Figure 3 (leakage around 0.25), and the experiments IV-A (0.95) and IV-B (0.9, 0.9)."""
+    standard = mechanism({"design": "case1", "anchors": {"name": "logistic"}})
+    assert 1 - coverage(standard, Law(name="norm")) == pytest.approx(0.25, abs=0.03)
+    half = 2 * 100 ** (1 / 3)
+    moments = mechanism({"design": "case1", "anchors": {"name": "uniform", "loc": -half, "scale": 2 * half}})
+    assert coverage(moments, Law(name="norm", loc=0.5)) == pytest.approx(0.95, abs=0.02)
+    wide = {"name": "logistic", "scale": 5}
+    regression = mechanism({"design": "case1", "anchors": wide})
+    assert coverage(regression, Law(name="norm", scale=2**0.5)) == pytest.approx(0.9, abs=0.04)
+
+
+def test_the_coverage_of_the_uniform_case_in_closed_form():
+    """Y and U uniform: E(U² + (1-U)²) = 2/3; sorted pairs: E(gaps²) = 3 · 2/12; ring: E(g² + (1-g)²) with g ~ Beta(1, 2)."""
+    uniform = Law(name="uniform")
+    for design, expected in (("case1", 2 / 3), ("case2", 1 / 2), ("ring", 1 / 6 + 1 / 2)):
+        made = mechanism({"design": design, "anchors": {"name": "uniform"}})
+        assert coverage(made, uniform) == pytest.approx(expected, abs=2e-3)
+
+
+def test_leakages_of_an_ensemble_add_at_most():
+    parts = DESIGNS["ensemble"]["of"]
+    leakages = [1 - coverage(mechanism(part), Law(name="norm")) for part in parts]
+    together = 1 - coverage(MECHANISMS["ensemble"], Law(name="norm"))
+    assert max(leakages) < together <= sum(leakages) + 0.003
+    disjoint = {"design": "ensemble", "of": [{"design": "case1", "anchors": {"name": "norm", "loc": at, "scale": 0.01}} for at in (-2, 2)]}
+    apart = [1 - coverage(mechanism(part), Law(name="norm")) for part in disjoint["of"]]
+    assert 1 - coverage(mechanism(disjoint), Law(name="norm")) == pytest.approx(sum(apart), abs=0.006)  # the bound is nearly met
+
+
+# what single designs promise
+
+
+@pytest.mark.parametrize(("name", "least"), [("at least", 0.15), ("ring at least", 0.3), ("progressive", 0.2)])
+def test_no_range_is_below_its_tau(name, least):
+    found = coverages(run(MECHANISMS[name], normal(50_000)), Law(name="norm"))
+    assert least <= found.min() < least + 0.01  # and ranges go down to it
+
+
+def test_progressive_rounds_narrow_further():
+    covered = [coverage(mechanism({**DESIGNS["progressive"], "tau": 0.05, "rounds": rounds}), Law(name="norm")) for rounds in (1, 2, 5)]
+    assert covered[0] > covered[1] + 0.02 > covered[2] + 0.03
+    assert coverage(mechanism({**DESIGNS["progressive"], "tau": 0.6}), Law(name="norm")) == 1.0  # two ranges of 0.6 do not exist
+    bounded = mechanism({**DESIGNS["progressive"], "anchors": {"name": "uniform", "loc": -3, "scale": 6}, "tau": 0.0, "rounds": 40})
+    values = normal(1000)
+    released = run(bounded, values)
+    assert released.contain(values).all()
+    assert np.median(released.upper - released.lower) < 1e-3
+
+
+def test_a_selective_design_is_ignorable():
+    """Of the rows without a range at least half lost the coin (Proposition 2); the coin is read from the words."""
+    made = MECHANISMS["selective"]
+    assert isinstance(made.step, Selection)
+    values = normal(100_000)
+    drawn = words(stream(RunKey.insecure(3), "interval/income", "a"), len(values), made.step.words_per_row)
+    lower, _ = made.step.ranges(values, drawn)
+    lost = (drawn[:, -1] >> np.uint64(11)).astype(np.float64) * 2.0**-53 >= made.step.rho
+    hidden = np.isneginf(lower) & np.isposinf(made.step.ranges(values, drawn)[1])
+    assert lost[hidden].mean() > 0.5
+    assert lost.mean() == pytest.approx(1 - made.step.rho, abs=0.01)
+    found = coverages(run(made, values), Law(name="norm"))
+    assert found.min() >= 0.5
+    greedy = Selection(step=made.step.step, cdf=made.step.cdf, tau=0.5, rho=0.9)  # what the design refuses
+    hidden = np.isneginf(greedy.ranges(values, drawn)[0]) & np.isposinf(greedy.ranges(values, drawn)[1])
+    assert ((drawn[:, -1] >> np.uint64(11)).astype(np.float64) * 2.0**-53 >= 0.9)[hidden].mean() < 0.5
+
+
+def test_the_mean_is_estimated_without_bias():
+    """Proposition 1, equation (3)."""
+    a, b = 0.0, 10.0
+    values = np.random.default_rng(2).gamma(2.0, 1.0, size=200_000).clip(a, b)
+    released = run(mechanism({"design": "case1", "anchors": {"name": "uniform", "loc": a, "scale": b - a}}), values)
+    left = np.isfinite(released.upper)
+    anchors = np.where(left, released.upper, released.lower)
+    terms = np.where(left, 2 * anchors - b, 2 * anchors - a)
+    assert terms.mean() == pytest.approx(values.mean(), abs=5 * terms.std() / np.sqrt(len(values)))
+    wrong = np.where(left, 2 * anchors - a, 2 * anchors - b)
+    assert abs(wrong.mean() - values.mean()) > 5 * wrong.std() / np.sqrt(len(values))
+
+
+def npmle_mean(released: Ranges, n_rows: int) -> np.ndarray:
+    """The mean of the NPMLE (isotonic regression) of each sample of `n_rows`."""
+    left = np.isfinite(released.upper)
+    anchors = np.where(left, released.upper, released.lower)
+    means = []
+    for start in range(0, len(anchors), n_rows):
+        at = np.argsort(anchors[start : start + n_rows])
+        u = anchors[start : start + n_rows][at]
+        cdf = optimize.isotonic_regression(left[start : start + n_rows][at].astype(float)).x
+        means.append(u[-1] - (cdf[:-1] * np.diff(u)).sum())
+    return np.array(means)
+
+
+def test_optimal_anchors_estimate_the_mean_better():
+    """Theorem 2: the variance is ∫F(1-F)/g, here 3.2 against 5.6; an F test of 250 samples each."""
+    n_samples, n_rows = 250, 400
+    values = normal(n_samples * n_rows)
+    optimal = npmle_mean(run(MECHANISMS["optimal"], values), n_rows)
+    uniform = npmle_mean(run(mechanism({"design": "case1", "anchors": {"name": "uniform", "loc": -5, "scale": 10}}), values), n_rows)
+    assert optimal.var() / uniform.var() < stats.f(n_samples - 1, n_samples - 1).ppf(1e-4)
+    assert abs(optimal.mean()) < 5 * optimal.std() / np.sqrt(n_samples) + 0.02
+
+
+# whole numbers, nulls, streams
+
+
+def test_ranges_of_whole_numbers_end_at_whole_numbers():
+    design = {"design": "case2", "anchors": {"name": "uniform", "loc": -1, "scale": 12}}
+    values = np.random.default_rng(0).integers(0, 10, size=50_000).astype(float)
+    whole, plain = run(mechanism(design, lattice=True), values), run(mechanism(design), values)
+    assert whole.contain(values).all()
+    np.testing.assert_array_equal(whole.lower, np.floor(plain.lower))
+    np.testing.assert_array_equal(whole.upper, np.floor(plain.upper))
+    found = coverages(whole, Law(name="randint", low=0, high=10), lattice=True)
+    expected = coverage(mechanism(design, lattice=True), Law(name="randint", low=0, high=10))
+    assert expected == pytest.approx(found.mean(), abs=0.005)
+    single = np.clip(whole.upper, None, 9) - np.clip(whole.lower, -1, None) == 1
+    np.testing.assert_allclose(found[single], 0.1)
+    # the value is even among the whole numbers of its range
+    inside = (whole.lower == 2) & (whole.upper == 6)
+    counts = np.bincount(values[inside].astype(int), minlength=10)
+    assert counts[[0, 1, 2, 7, 8, 9]].sum() == 0
+    assert stats.chisquare(counts[3:7]).pvalue > TINY
+
+
+def test_whole_numbers_are_narrowed_and_selected():
+    reference = {"name": "poisson", "mu": 20}
+    values = np.random.default_rng(0).poisson(20, size=20_000).astype(float)
+    for design in (
+        {"design": "progressive", "anchors": {"name": "uniform", "loc": 8, "scale": 24}, "tau": 0.2, "reference": reference},
+        {"design": "selective", "of": {"design": "case2", "anchors": {"name": "uniform", "loc": 8, "scale": 24}}, "tau": 0.2, "reference": reference},
+        {
+            "design": "progressive",
+            "anchors": {"name": "uniform", "loc": 8, "scale": 24},
+            "tau": 0.2,
+            "reference": {"name": "norm", "loc": 20, "scale": 4.5},
+        },
+    ):
+        released = run(mechanism(design, lattice=True), values)
+        assert released.contain(values).all()
+        assert (np.isfinite(released.lower) | np.isfinite(released.upper)).mean() > 0.3
+        law = Law(**design["reference"])
+        assert coverages(released, law, lattice=True).min() >= 0.2 - 1e-9
+
+
+def test_nulls_are_refused_or_public():
+    values, is_null = np.array([1.0, np.nan, 2.0]), np.array([False, True, False])
+    with pytest.raises(DataError, match="a null"):
+        MECHANISMS["case1"].randomise(values, is_null, stream(RunKey.insecure(1), "m", "f"))
+    public = mechanism({**DESIGNS["case1"], "nulls": "public"})
+    released = public.randomise(values, is_null, stream(RunKey.insecure(1), "m", "f"))
+    assert released.is_null.tolist() == [False, True, False]
+    assert np.isnan(released.lower).tolist() == np.isnan(released.upper).tolist() == [False, True, False]
+    assert "which values are missing" in public.unprotected
+    assert "missing" not in MECHANISMS["case1"].unprotected
+    assert np.isnan(coverages(released, Law(name="norm"))).tolist() == [False, True, False]
+    filled = public.randomise(np.array([1.0, 0.0, 2.0]), np.zeros(3, dtype=bool), stream(RunKey.insecure(1), "m", "f"))
+    assert (released.lower[[0, 2]] == filled.lower[[0, 2]]).all()  # a null consumes its words
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_refused(bad):
+    with pytest.raises(DataError, match="NaN or an infinity"):
+        run(MECHANISMS["case1"], np.array([0.0, bad]))
+
+
+@every_design
+def test_the_same_stream_gives_the_same_ranges_however_it_is_cut(name, monkeypatch):
+    made, values = MECHANISMS[name], normal(1000)
+    whole = run(made, values)
+    rng, none = stream(RunKey.insecure(3), "interval/income", "a"), np.zeros(1000, dtype=bool)
+    parts = [made.randomise(values[cut], none[cut], rng) for cut in (slice(0, 1), slice(1, 700), slice(700, 1000))]
+    np.testing.assert_array_equal(whole.lower, np.concatenate([part.lower for part in parts]))
+    np.testing.assert_array_equal(whole.upper, np.concatenate([part.upper for part in parts]))
+    monkeypatch.setattr("dpdask.mechanisms.interval._CHUNK", 7)
+    np.testing.assert_array_equal(whole.lower, run(made, values).lower)
+    other = run(made, values, "b")
+    assert not np.array_equal(whole.lower, other.lower)
+    rest = stream(RunKey.insecure(3), "interval/income", "a")
+    words(rest, 1000, made.step.words_per_row)
+    assert words(rest, 1)[0] == words(rng, 1)[0]  # exactly so many words
+
+
+@every_design
+def test_a_mechanism_travels(name):
+    """Workers are sent it pickled."""
+    values = normal(100)
+    sent = pickle.loads(pickle.dumps(MECHANISMS[name]))
+    np.testing.assert_array_equal(run(sent, values).lower, run(MECHANISMS[name], values).lower)
+
+
+# interval-differential
+
+
+@dataclass
+class Swap:
+    """Randomised response on {0, 1}: tells the truth with probability 3/4."""
+
+    words_per_row: int = 1
+    epsilon: float = float(np.log(3))
+
+    def perturb(self, values: np.ndarray, words: np.ndarray) -> np.ndarray:
+        return np.where(words[:, 0] < np.uint64(2**62), 1.0 - values, values)
+
+
+def test_the_range_of_a_perturbed_value():
+    design = {"design": "interval-differential", "of": {"design": "case1", "anchors": {"name": "uniform", "loc": -1, "scale": 3}}}
+    made = mechanism(design, perturbation=Swap())
+    assert isinstance(made.step, Perturbed)
+    assert made.step.alpha == pytest.approx(np.log(3))
+    assert made.step.words_per_row == 2
+    n = 100_000
+    zeros, ones = run(made, np.zeros(n)), run(made, np.ones(n))
+    assert 0.05 < 1 - zeros.contain(np.zeros(n)).mean() < 0.25  # it need not contain the value
+    middle = [((each.upper > 0) & (each.upper < 1)).sum() / n for each in (ones, zeros)]  # Ỹ = 0 and an anchor in between
+    assert middle[1] / middle[0] == pytest.approx(3.0, rel=0.1)  # (32), and no slack is left
+    assert "perturbed" in made.unprotected
+    assert 0 < coverage(made, Law(name="uniform")) < 1

@@ -1,0 +1,418 @@
+"""The perturbed histogram: its plan, the law of both paths, thresholds, what is said before, and what analysts get."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from scipy import stats
+
+from dpdask.cells import cells
+from dpdask.codec import LevelCodec, ValueCodec
+from dpdask.errors import SpecError
+from dpdask.mechanisms import histogram
+from dpdask.mechanisms import histogram_sparse as sparse
+from dpdask.mechanisms.histogram import HistogramPlan, PerturbedHistogram, plan, spent
+from dpdask.mechanisms.histogram_cells import WholeLine, affordable_bins, bandwidth, bins_by_rule, centres, largest_noise
+from dpdask.privacy import Budget
+from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace
+from dpdask.stats.joint import JointCounts, codes_of
+from dpdask.stats.marginals import Domain
+from dpdask.streams import RunKey, stream
+
+ALPHA = 1e-9  # how often a right sampler may fail, per test
+
+
+def keyed(name: str) -> Any:
+    return stream(RunKey.insecure(23), "histogram", name)
+
+
+@lru_cache(maxsize=1)
+def gaussian() -> HistogramPlan:
+    return plan(budget(1.0, 1e-6), law="gaussian")
+
+
+def budget(epsilon: float = 1.0, delta: float = 0, **changes: Any) -> Budget:
+    return Budget(epsilon=epsilon, delta=delta, **changes)
+
+
+def named(*sizes: int) -> Domain:
+    return Domain(names=tuple("abcdefgh"[: len(sizes)]), sizes=sizes)
+
+
+def counts_of(domain: Domain, counts: dict[int, int]) -> JointCounts:
+    keys = np.array(sorted(counts), dtype=np.int64)
+    return JointCounts(domain, keys, np.array([counts[int(key)] for key in keys], dtype=np.int64))
+
+
+def table(release: PerturbedHistogram) -> np.ndarray:
+    dense = np.zeros(math.prod(release.domain.sizes), dtype=np.int64)
+    dense[release.keys] = release.weights
+    return dense
+
+
+# The plan
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize(("adjacency", "sensitivity"), [("replace-one", 2), ("add-remove", 1)])
+def test_the_noise_is_that_of_the_sensitivity(adjacency, sensitivity, rows):
+    unit: Any = "row" if rows == 1 else {"column": "user", "max_rows": rows}
+    planned = plan(budget(0.5, adjacency=adjacency, unit=unit), threshold="positive")
+    assert planned.cells == DiscreteLaplace(scale=sensitivity * rows / 0.5, sensitivity=sensitivity * rows, adjacency=adjacency)
+    assert planned.total is None
+
+
+@pytest.mark.parametrize("delta", [0, 1e-6])
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+@pytest.mark.parametrize("threshold", ["none", "positive", "enhanced"])
+def test_the_plan_spends_its_budget_and_never_more(threshold, adjacency, delta):
+    given = budget(0.8, delta, adjacency=adjacency)
+    planned = plan(given, threshold=threshold)
+    assert 0.8 * (1 - 1e-5) <= spent(planned, given) <= 0.8
+    assert (planned.total is not None) == (threshold == "enhanced" and adjacency == "add-remove")
+    assert planned.cells.scale <= (2 if adjacency == "replace-one" else 1 / 0.98) / 0.8 * 1.001  # type: ignore[union-attr]
+
+
+def test_gaussian_noise_is_there_for_who_has_a_delta():
+    planned = gaussian()
+    assert isinstance(planned.cells, DiscreteGaussian)
+    assert 0.999 < spent(planned, budget(1.0, 1e-6)) <= 1.0
+    assert planned.cells.sensitivity == pytest.approx(math.sqrt(2))
+    released = histogram.draw(counts_of(named(3, 2), {0: 500}), planned, rng=keyed("gaussian"))
+    assert abs(table(released)[0] - 500) < 12 * planned.cells.sigma
+    with pytest.raises(SpecError, match="delta"):
+        plan(budget(), law="gaussian")
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, math.nan, math.inf])
+def test_a_factor_must_be_positive(factor):
+    with pytest.raises(SpecError, match="factor"):
+        plan(budget(), factor=factor)
+
+
+def test_the_enhanced_threshold_is_the_papers():
+    planned = plan(budget(0.1), threshold="enhanced")
+    assert planned.cut(250_070) == math.ceil(0.5 * math.log(250_070) / 0.1) == 63
+    assert plan(budget(0.1, unit={"column": "user", "max_rows": 3})).cut(250_070) == math.ceil(1.5 * math.log(250_070) / 0.1)
+    assert plan(budget(50.0)).cut(10) == 1
+    assert plan(budget(), threshold="none").cut(100) is None
+    assert plan(budget(), threshold="positive").cut(100) == 1
+
+
+# The law
+
+
+@pytest.mark.parametrize("rng", [None, "keyed"])
+def test_every_cell_gets_discrete_laplace_noise_of_its_scale(rng):
+    n, planned = 40_000, plan(budget(1.0), threshold="none")
+    exact = counts_of(named(200, 200), {7: 1000, 20_000: 50})
+    released = histogram.draw(exact, planned, rng=rng and keyed("dense"))
+    noise = table(released)
+    noise[[7, 20_000]] -= [1000, 50]
+    alpha = math.exp(-0.5)
+
+    def z(scale: float) -> float:
+        a = math.exp(-1 / scale)
+        variance = 2 * a / (1 - a) ** 2
+        return (float((noise.astype(float) ** 2).mean()) - variance) / (variance * math.sqrt(6.0 / n))
+
+    assert abs(z(2.0)) < 6
+    assert z(1.8) > 6  # too little noise is found, and too much
+    assert z(2.2) < -6
+    zeros = int((noise == 0).sum())
+    assert stats.binomtest(zeros, n, (1 - alpha) / (1 + alpha)).pvalue > ALPHA
+    assert released.n_rows == 1050
+
+
+COUNTS = {0: 1, 5: 2, 6: 3, 77: 8, 140: 1, 299: 30}
+
+
+def repeated(path: Any, times: int, *, factor: float = 0.5, epsilon: float = 0.7, domain: Domain | None = None) -> np.ndarray:
+    planned = plan(budget(epsilon), factor=factor)
+    exact, rng = counts_of(domain or named(30, 10), COUNTS), keyed(f"{path} {factor} {epsilon}")
+    return np.stack([table(histogram.draw(exact, planned, rng=rng, path=path)) for _ in range(times)])
+
+
+def agree(one: np.ndarray, other: np.ndarray) -> bool:
+    """Two samples of tables: how many are listed, how often each cell is, and the values."""
+    empty = np.ones(one.shape[1], dtype=bool)
+    empty[list(COUNTS)] = False
+    tests = [stats.ks_2samp((one[:, empty] > 0).sum(axis=1), (other[:, empty] > 0).sum(axis=1), method="asymp").pvalue]
+    tests += [stats.ks_2samp(one[:, column], other[:, column], method="asymp").pvalue for column in COUNTS]
+    values = [each[:, empty][each[:, empty] > 0] for each in (one, other)]
+    tests.append(stats.ks_2samp(*values, method="asymp").pvalue)
+    listed = np.stack([(each[:, empty] > 0).sum(axis=0) for each in (one, other)])
+    tests.append(stats.chi2_contingency(listed + 1).pvalue)
+    return min(tests) > ALPHA
+
+
+def test_sparse_and_dense_have_one_law_and_a_wrong_tail_is_found(monkeypatch):
+    monkeypatch.setattr(sparse, "_GROUP", 1)  # so that small counts are raised together here
+    times = 800
+    dense, drawn = repeated("dense", times), repeated("sparse", times)
+    assert agree(dense, drawn)
+    assert not agree(dense, repeated("sparse", times, epsilon=0.85))
+    real = sparse.binomial
+    monkeypatch.setattr(sparse, "binomial", lambda n, scale, cut, *, rng: real(n, scale, cut + 1, rng=rng))  # one step of the tail
+    assert not agree(dense, repeated("sparse", times))
+    monkeypatch.setattr(sparse, "binomial", real)
+    monkeypatch.setattr(
+        sparse, "_geometric", lambda n, scale, *, rng: np.abs(sparse.noise.discrete_laplace(np.zeros(n, dtype=np.int64), scale, rng=rng))
+    )
+    assert not agree(dense, repeated("sparse", times))
+
+
+def test_cells_drawn_one_by_one_have_that_law_too():
+    assert agree(repeated("dense", 800), repeated("sparse", 800))
+
+
+def test_which_empty_cells_are_raised_is_even_and_never_an_occupied_one():
+    occupied = np.array([0, 1, 2, 50, 98, 99], dtype=np.int64)
+    seen = np.zeros(100, dtype=np.int64)
+    rng = keyed("places")
+    for _ in range(1000):
+        keys, weights = sparse.kept(occupied, np.full(6, 10**6, dtype=np.int64), 100, 2.0, 2, rng=rng)
+        assert (np.diff(keys) > 0).all()
+        assert (weights >= 2).all()
+        seen[keys] += 1
+    assert (seen[occupied] == 1000).all()
+    rest = np.delete(seen, occupied)
+    p = sparse.tail(2.0, 2)
+    assert stats.chi2.sf(((rest - 1000 * p) ** 2).sum() / (1000 * p * (1 - p)), 94) > ALPHA
+
+
+@pytest.mark.parametrize(("n", "scale", "cut"), [(1, 2.0, 1), (5, 0.4, 1), (1000, 2.0, 3), (10**6, 20.0, 250), (2**61, 1.0, 41), (10**7, 3.0, 1)])
+def test_the_number_of_exceedances_is_binomial(n, scale, cut):
+    rng = keyed(f"binomial {n}")
+    draws = np.array([sparse.binomial(n, scale, cut, rng=rng) for _ in range(12 if n == 10**7 else 400)])
+    p = sparse.tail(scale, cut)
+    law = stats.binom(n, p) if n < 2**40 else stats.poisson(n * p)
+    edges = np.unique(law.ppf(np.linspace(0, 1, 5 if n == 10**7 else 12)[1:-1]))
+    part = np.searchsorted(edges, draws)
+    mass = np.diff(np.concatenate([[0.0], law.cdf(edges), [1.0]]))
+    assert ((draws >= 0) & (draws <= n)).all()
+    used = mass * len(draws) > 1e-9
+    observed = np.bincount(part, minlength=len(mass))
+    assert observed[~used].sum() == 0
+    assert used.sum() == 1 or stats.chisquare(observed[used], mass[used] / mass[used].sum() * len(draws)).pvalue > ALPHA
+
+
+def test_no_exceedance_where_none_can_be():
+    assert sparse.binomial(0, 2.0, 1, rng=keyed("none")) == 0
+    assert sparse.binomial(2**62, 1.0, 2000, rng=keyed("none")) == 0
+    assert sparse.binomial(10**6, 0.001, 1, rng=keyed("none")) == 0
+
+
+def test_uniform_numbers_are_uniform():
+    drawn = sparse.uniform_below(keyed("uniform"), 50_000, 48)
+    assert stats.chisquare(np.bincount(drawn, minlength=48)).pvalue > ALPHA
+    assert (sparse.uniform_below(keyed("one"), 9, 1) == 0).all()
+    assert sparse.uniform_below(keyed("large"), 1000, 2**62).max() > 2**61
+
+
+def test_secure_noise_differs_every_time_and_keyed_noise_does_not():
+    exact, planned = counts_of(named(2000, 1000), {5: 10**6}), plan(budget(1.0))
+    one, two = (histogram.draw(exact, planned) for _ in range(2))
+    assert not np.array_equal(one.keys, two.keys)
+    again = [histogram.draw(exact, planned, rng=keyed("same")) for _ in range(2)]
+    assert np.array_equal(again[0].keys, again[1].keys)
+    assert np.array_equal(again[0].weights, again[1].weights)
+    expected = 2e6 * sparse.tail(2.0, one.cut or 0)
+    assert abs(len(one.keys) - 1 - expected) < 7 * math.sqrt(expected)
+
+
+def test_ten_to_the_eighteen_cells_take_no_time():
+    domain = named(1000, 1000, 1000, 1000, 1000, 1000)
+    planned = plan(budget(1.0), factor=9.0)
+    released = histogram.draw(counts_of(domain, {123: 1000, 10**18 - 1: 1000}), planned, rng=keyed("large"))
+    assert {123, 10**18 - 1} <= set(released.keys.tolist())
+    assert (released.codes()[:, -1] == 999).all()
+    with pytest.raises(SpecError, match="noise alone would raise"):
+        histogram.check_size(domain, plan(budget(1.0)), 2000)
+
+
+# Thresholds
+
+
+def test_thresholds_are_cut_from_the_same_noise():
+    exact = counts_of(named(30, 10), COUNTS)
+    plain, positive, enhanced = (
+        histogram.draw(exact, plan(budget(0.7), threshold=t), rng=keyed("same noise")) for t in ("none", "positive", "enhanced")
+    )
+    whole = table(plain)
+    assert (whole < 0).any()
+    assert np.array_equal(table(positive), np.maximum(whole, 0))
+    cut = math.ceil(0.5 * math.log(45) / 0.7)
+    assert (enhanced.cut, plain.cut, positive.cut) == (cut, None, 1)
+    assert np.array_equal(table(enhanced), np.where(whole >= cut, whole, 0))
+    assert enhanced.total == int(enhanced.weights.sum())
+    assert (plain.weights != 0).all()
+
+
+def test_the_number_of_rows_is_noisy_where_it_is_private():
+    exact = counts_of(named(4, 4), {3: 100_000})
+    given = budget(1.0, adjacency="add-remove")
+    found = [histogram.draw(exact, plan(given), rng=keyed(str(seed))).n_rows for seed in range(8)]
+    assert len(set(found)) > 1
+    assert all(each is not None and abs(each - 100_000) < 4000 for each in found)
+    assert histogram.draw(exact, plan(given, threshold="positive"), rng=keyed("x")).n_rows is None
+    empty = histogram.draw(JointCounts.identity(named(4, 4)), plan(given), rng=keyed("empty"))
+    assert empty.cut is not None
+
+
+# Sizes and cautions
+
+
+def test_sizes_are_refused_before_any_noise():
+    large = named(10_000, 1001)
+    with pytest.raises(SpecError, match="10,010,000 cells"):
+        histogram.draw(JointCounts.identity(large), plan(budget(), threshold="none"))
+    with pytest.raises(SpecError, match="enhanced"):
+        histogram.check_size(large, gaussian(), 10**6)
+    with pytest.raises(SpecError, match="sparse form"):
+        histogram.draw(JointCounts.identity(named(2)), plan(budget(), threshold="none"), path="sparse")
+    with pytest.raises(SpecError, match="noise alone would raise"):
+        histogram.check_size(named(50_000, 40_000), plan(budget(), threshold="positive"), 10**6)
+    histogram.check_size(named(10_000, 1000), plan(budget(), threshold="none"), 10**6)
+    histogram.check_size(named(50_000, 2000), plan(budget()), 10**6)
+
+
+def test_bandwidths_are_the_papers():
+    n = 250_070
+    assert bandwidth(n, 2, thresholded=False) == pytest.approx((math.sqrt(math.log(n)) / n) ** 0.5)
+    assert bandwidth(n, 2, thresholded=True) == pytest.approx((math.log(n) / n) ** (1 / 3))
+    assert bins_by_rule(n, 2, thresholded=False) == 266
+    assert bins_by_rule(n, 2, thresholded=True) == 27
+    assert bins_by_rule(1e18, 1, thresholded=False) == 65536
+    assert bins_by_rule(2, 5, thresholded=True) == 1
+    for wrong in ((1, 1), (math.inf, 1), (100, 0)):
+        with pytest.raises(SpecError, match="number of rows"):
+            bandwidth(*wrong, thresholded=True)
+
+
+def test_the_paper_own_histogram_is_let_pass_at_one_and_warned_of_at_a_tenth():
+    domain = named(10, 10, 4, 6)
+    assert histogram.cautions(domain, plan(budget(1.0), threshold="none"), 250_070, ("a", "b")) == []
+    said = histogram.cautions(domain, plan(budget(0.1), threshold="none"), 250_070, ("a", "b"))
+    bins = affordable_bins(250_070, 2, 24, 20.0)
+    assert 1 < bins < 10
+    assert len(said) == 1
+    assert f"{bins} bins for each of a, b" in said[0]
+    assert "156" in said[0]
+    assert largest_noise(2400, 2.0) == pytest.approx(2 * math.log(2400))
+    assert affordable_bins(10, 2, 24, 20.0) == 1
+    at, above = (250_070 / (24 * k * k) / largest_noise(24 * k * k, 20.0) for k in (bins, bins + 1))
+    assert above < 3 <= at
+
+
+def test_weight_that_noise_alone_makes_is_told():
+    domain = named(1000, 1000, 100)
+    said = histogram.cautions(domain, plan(budget(1.0)), 5e6)
+    assert len(said) == 2
+    assert "Noise alone may raise 1,140,074 empty cells to the threshold of 8" in said[1]
+    assert len(histogram.cautions(domain, plan(budget(1.0), factor=2.0), 5e6)) == 1
+    assert len(histogram.cautions(domain, gaussian(), 5e6)) == 1
+
+
+# What analysts get
+
+
+def released(weights: dict[int, int], domain: Domain) -> PerturbedHistogram:
+    keys = np.array(sorted(weights), dtype=np.int64)
+    return PerturbedHistogram(
+        domain=domain, plan=plan(budget(), threshold="none"), n_rows=10.0, cut=None, keys=keys, weights=np.array([weights[int(key)] for key in keys])
+    )
+
+
+def floats(name: str = "x", **changes: Any) -> ValueCodec:
+    return ValueCodec(**{"name": name, "type": pa.float64(), "bounds": (0.0, 10.0), "atoms": (), "nulls": False, **changes})
+
+
+def test_synthetic_rows_follow_the_positive_weights():
+    given = released({0: 30, 3: -50, 4: 0, 5: 70}, named(2, 3))
+    codes = given.sample_codes(20_000, rng=keyed("rows"))
+    assert codes.shape == (2, 20_000)
+    assert codes.dtype == np.uint8
+    keys, counts = np.unique(codes[0] * 3 + codes[1], return_counts=True)
+    assert keys.tolist() == [0, 5]
+    assert stats.binomtest(int(counts[0]), 20_000, 0.3).pvalue > ALPHA
+    assert given.sample_codes(0, rng=keyed("rows")).shape == (2, 0)
+    for nothing in ({}, {1: -3}):
+        with pytest.raises(SpecError, match="no cell has a positive weight"):
+            released(nothing, named(2, 3)).sample_codes(5, rng=keyed("rows"))
+
+
+def test_the_table_has_centres_and_weights():
+    town = LevelCodec(name="town", levels=pa.array(["A", "B"]), ordered=False)
+    given = {"x": cells(floats(), 4), "town": cells(town, 1)}
+    found = released({1: 5, 6: -2}, Domain(names=("x", "town"), sizes=(4, 2))).to_table(given)
+    assert found.to_pydict() == {"x": [1.25, 8.75], "town": ["B", "A"], "weight": [5, -2]}
+    assert found.schema.field("weight").type == pa.int64()
+    with pytest.raises(SpecError, match="weight"):
+        released({0: 1}, Domain(names=("weight",), sizes=(4,))).to_table({"weight": given["x"]})
+
+
+def test_centres_of_every_kind_of_cell():
+    assert centres(cells(floats(atoms=(0.0, 5.0), nulls=True), 2)).to_pylist() == [None, 0.0, 5.0, 2.5, 7.5]
+    whole = ValueCodec(name="n", type=pa.int32(), bounds=(1.0, 10.0), atoms=(), nulls=False)
+    assert centres(cells(whole, 2)).to_pylist() == [3.0, 8.0]  # 1..5 and 6..10
+    assert centres(cells(whole, 5)).to_pylist() == [1.5, 3.5, 5.5, 7.5, 9.5]
+    days = ValueCodec(name="day", type=pa.date32(), bounds=(0.0, 9.0), atoms=(), nulls=False)
+    assert [str(day) for day in centres(cells(days, 5)).to_pylist()][:2] == ["1970-01-01", "1970-01-03"]
+    null_level = LevelCodec(name="t", levels=pa.array([None, 3, 4]), ordered=True)
+    assert centres(cells(null_level, 1)).to_pylist() == [None, 3, 4]
+
+
+def test_the_whole_line_is_cut_where_the_logistic_is_even():
+    line, codec = WholeLine(bins=50, location=3.0, scale=2.0), floats(bounds=None)
+    column = line.cells(codec)
+    z = np.random.default_rng(0).logistic(3.0, 2.0, 20_000)
+    counts = np.bincount(column.codes(pa.array(np.append(z, [-1e6, 1e6]))), minlength=50)
+    assert stats.chisquare(counts).pvalue > ALPHA
+    assert (counts[0], counts[-1]) > (1, 1)
+    middles = centres(column, line).to_numpy()
+    assert line.to_unit(middles) == pytest.approx((np.arange(50) + 0.5) / 50)
+    assert line.from_unit(line.to_unit(z)) == pytest.approx(z)
+    assert np.isfinite(column.draw(np.arange(50), np.zeros(50, dtype=np.uint64)).to_numpy()).all()
+    whole = WholeLine(bins=20, scale=1000.0).cells(floats(type=pa.int64(), bounds=None))
+    assert (whole.edges == np.round(whole.edges)).all()
+    nullable = line.cells(floats(bounds=None, nulls=True))
+    assert centres(nullable, line).to_pylist()[:1] == [None]
+    for wrong in ({"bins": 1}, {"bins": 5, "scale": 0.0}, {"bins": 5, "location": math.nan}):
+        with pytest.raises(SpecError, match="whole line"):
+            WholeLine(**wrong)  # type: ignore[arg-type]  # what is tested
+    with pytest.raises(SpecError, match="without bounds"):
+        line.cells(floats())
+
+
+def test_a_quantile_on_the_whole_line_is_found():
+    from dpdask.inference.m_estimators import quantile
+
+    line, n = WholeLine(bins=400, scale=1.0), 100_000
+    column = line.cells(floats(bounds=None))
+    z = np.random.default_rng(1).normal(0.7, 1.5, n)
+    exact = JointCounts.of_codes(Domain(names=("x",), sizes=(400,)), column.codes(pa.array(z)).astype(np.uint16)[None, :])
+    found = histogram.draw(exact, plan(budget(1.0), threshold="none"), rng=keyed("line")).to_table({"x": column}, {"x": line})
+    for tau in (0.1, 0.5, 0.9):
+        guess = quantile(found["x"].to_numpy(), found["weight"].to_numpy().astype(float), tau)
+        assert guess == pytest.approx(stats.norm(0.7, 1.5).ppf(tau), abs=0.05)
+
+
+def test_redrawn_histograms_add_the_same_noise_again():
+    exact = counts_of(named(200, 100), {5: 10**6})
+    once = histogram.draw(exact, plan(budget(0.5), threshold="none"), rng=keyed("once"))
+    again = table(once.redraw(keyed("again"))) - table(once)
+    alpha = math.exp(-0.25)
+    assert float(again.var()) == pytest.approx(2 * alpha / (1 - alpha) ** 2, rel=0.12)
+    cut = histogram.draw(exact, plan(budget(0.5)), rng=keyed("cut"))
+    twice = cut.redraw(keyed("again"))
+    assert (twice.cut, twice.n_rows, twice.plan) == (cut.cut, cut.n_rows, cut.plan)
+    assert twice.weights.min() >= (cut.cut or 0)
+    assert replace(cut, n_rows=None).redraw(keyed("again")).keys.tolist() == twice.keys.tolist()
+    assert codes_of(cut.domain, cut.keys).shape == (2, len(cut.keys))

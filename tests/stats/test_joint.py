@@ -1,0 +1,105 @@
+"""Joint counts against np.unique, their laws, and what one row moves."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpdask.errors import SpecError
+from dpdask.stats.joint import MAX_JOINT_CELLS, JointCounts, codes_of, keys_of, n_cells
+from dpdask.stats.marginals import Domain
+
+
+def named(*sizes: int) -> Domain:
+    return Domain(names=tuple("abcdefgh"[: len(sizes)]), sizes=sizes)
+
+
+def coded(domain: Domain, n: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.stack([rng.integers(0, size, n) for size in domain.sizes]).astype(domain.code_dtype)
+
+
+def same(one: JointCounts, other: JointCounts) -> bool:
+    return one.domain == other.domain and np.array_equal(one.keys, other.keys) and np.array_equal(one.counts, other.counts)
+
+
+@pytest.mark.parametrize("sizes", [(3,), (2, 5), (300, 2, 7), (65536, 65536, 65536), (65536, 65536, 65536, 2**14)])
+def test_cells_are_the_flat_index_and_back(sizes):
+    domain = named(*sizes)
+    codes = coded(domain, 500)
+    codes[:, -1] = np.array(sizes) - 1
+    keys = keys_of(domain, codes)
+    assert np.array_equal(keys, np.ravel_multi_index([code.astype(np.int64) for code in codes], sizes))
+    assert keys[-1] == n_cells(domain) - 1
+    again = codes_of(domain, keys)
+    assert again.dtype == domain.code_dtype
+    assert np.array_equal(again, codes)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=40), st.integers(0, 40), st.integers(0, 40))
+def test_counts_are_those_of_unique_and_merge_is_a_commutative_monoid(rows, first, second):
+    domain = named(3, 5)
+    codes = np.array(rows, dtype=np.uint8).reshape(-1, 2).T
+    whole = JointCounts.of_codes(domain, codes)
+    keys, counts = np.unique(keys_of(domain, codes), return_counts=True)
+    assert np.array_equal(whole.keys, keys)
+    assert np.array_equal(whole.counts, counts)
+    assert (whole.n_rows, whole.n_occupied) == (len(rows), len(keys))
+    low, high = sorted((first, second))
+    a, b, c = (JointCounts.of_codes(domain, part) for part in (codes[:, :low], codes[:, low:high], codes[:, high:]))
+    nothing = JointCounts.identity(domain)
+    assert all(
+        same(whole, other)
+        for other in (a.merge(b, c), c.merge(a).merge(b), a.merge(b.merge(c)), nothing.merge(whole), whole.merge(nothing), whole.merge())
+    )
+    assert a.merge(b, c).keys.dtype == a.merge(b, c).counts.dtype == np.int64
+
+
+def test_many_parts_merge_as_one():
+    domain = named(50, 40)
+    codes = coded(domain, 7000)
+    parts = [JointCounts.of_codes(domain, codes[:, start : start + 100]) for start in range(0, 7000, 100)]
+    assert same(parts[0].merge(*parts[1:]), JointCounts.of_codes(domain, codes))
+
+
+@pytest.mark.parametrize(("adjacency", "expected"), [("replace-one", 2), ("add-remove", 1)])
+@pytest.mark.parametrize("rows_per_unit", [1, 2])
+def test_the_sensitivity_by_brute_force(adjacency, expected, rows_per_unit):
+    """Over all tables of 3 rows of a 2 × 2 domain, and all of their neighbours."""
+    domain = named(2, 2)
+
+    def table(rows: tuple[int, ...]) -> np.ndarray:
+        counted = JointCounts.of_codes(domain, codes_of(domain, np.array(rows, dtype=np.int64)))
+        dense = np.zeros(4, dtype=np.int64)
+        dense[counted.keys] = counted.counts
+        return dense
+
+    moved = 0
+    for rows in itertools.product(range(4), repeat=3):
+        kept = rows[rows_per_unit:]
+        others = itertools.product(range(4), repeat=rows_per_unit) if adjacency == "replace-one" else [()]
+        moved = max([moved, *(int(np.abs(table(rows) - table((*other, *kept))).sum()) for other in others)])
+    assert moved == expected * rows_per_unit
+
+
+def test_refusals():
+    with pytest.raises(SpecError, match="cells"):
+        n_cells(named(65536, 65536, 65536, 2**14 + 1))
+    assert n_cells(named(65536, 65536, 65536, 2**14)) == MAX_JOINT_CELLS
+    with pytest.raises(SpecError, match="cells"):
+        JointCounts.identity(named(*[65536] * 4))
+    domain = named(3, 2)
+    for wrong in (
+        np.zeros((3, 2), dtype=np.uint8),
+        np.zeros((2, 2), dtype=np.int64),
+        np.zeros(2, dtype=np.uint8),
+        np.array([[3], [0]], dtype=np.uint8),
+    ):
+        with pytest.raises(ValueError, match=r"codes are|not below"):
+            JointCounts.of_codes(domain, wrong)
+    with pytest.raises(ValueError, match="different domains"):
+        JointCounts.identity(domain).merge(JointCounts.identity(named(2, 3)))

@@ -1,0 +1,484 @@
+"""The Gaussian copula and exact marginals on Dask and pandas frames."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from distributed import Client
+from e2e.helpers import processes
+from test_frames import CountingScheduler
+
+import dpdask
+from dpdask.codec import codec_for
+
+LEVELS = [0.5, 1.0, 1.5, 2.0]
+N_ROWS = 3000
+COLUMNS: dict[str, Any] = {
+    "user": {"role": "drop"},
+    "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
+    "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 100.0]},
+    "visits": {"role": "privatise", "kind": "continuous", "bounds": [0, 40], "nulls": "level"},
+    "colour": {"role": "privatise", "kind": "categorical", "levels": ["red", "green", "blue"], "nulls": "level"},
+    "word": {"role": "privatise", "kind": "categorical", "levels": ["yes", "no"]},
+    "when": {"role": "privatise", "kind": "continuous", "bounds": [1.5e15, 1.7e15]},
+    "flag": {"role": "privatise", "kind": "categorical", "levels": [True, False], "nulls": "level"},
+}
+RELEASED = [name for name in COLUMNS if name != "user"]
+
+
+@pytest.fixture(autouse=True)
+def _no_scheduler() -> Iterator[None]:
+    with dask.config.set(scheduler=None):
+        yield
+
+
+@pytest.fixture(scope="module")
+def schema() -> dpdask.Schema:
+    return dpdask.Schema.from_dict({"columns": COLUMNS})
+
+
+@pytest.fixture(scope="module")
+def table() -> pd.DataFrame:
+    rng = np.random.default_rng(5)
+    n = N_ROWS
+    rating = rng.choice(LEVELS, n).astype(np.float32)
+    missing = rng.random(n) < 0.2
+    return pd.DataFrame(
+        {
+            "user": np.arange(n, dtype=np.int32),
+            "rating": rating,
+            "price": np.minimum(100.0, rating * 30 + rng.uniform(0, 20, n)),
+            "visits": pd.array(np.where(missing, None, rng.integers(0, 41, n)), dtype="Int16"),
+            "colour": pd.Categorical(rng.choice(["red", "green", "blue", None], n), categories=["red", "green", "blue", "unused"]),
+            "word": pd.array(rng.choice(["yes", "no"], n), dtype="string[pyarrow]"),
+            "when": pd.Series(rng.integers(15 * 10**14, 17 * 10**14, n)).astype("datetime64[us]"),
+            "flag": pd.array(np.where(missing, None, rng.random(n) < 0.7), dtype="boolean"),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def frame(table: pd.DataFrame) -> dd.DataFrame:
+    return dd.from_pandas(table, npartitions=5)
+
+
+@pytest.fixture(scope="module")
+def copula(schema: dpdask.Schema) -> dpdask.GaussianCopula:
+    return dpdask.GaussianCopula(schema, epsilon=8.0, delta=1e-6, bins=6)
+
+
+@pytest.fixture(scope="module")
+def release(copula: dpdask.GaussianCopula, table: pd.DataFrame) -> dpdask.CopulaRelease:
+    return copula.fit(table)
+
+
+def check_valid(records: pd.DataFrame, release: dpdask.CopulaRelease) -> None:
+    """Check that every value lies in its declared domain."""
+    types = release.fitted.types
+    assert list(records.columns) == types.names
+    for name in types.names:
+        array = pa.Array.from_pandas(records[name], type=types.field(name).type)
+        codec_for(name, release.fitted.schema.columns[name], types.field(name).type).encode(array)
+
+
+# ---- fit and sample
+
+
+def test_fit_computes_once_and_sample_not_at_all(copula: dpdask.GaussianCopula, frame: dd.DataFrame) -> None:
+    counting = CountingScheduler()
+    with dask.config.set(scheduler=counting):
+        release = copula.fit(frame)
+        assert counting.computes == 1
+        records = release.sample(1000)
+        assert len(records.columns) == len(RELEASED)
+        assert counting.computes == 1
+        records.compute()
+        assert counting.computes == 2
+
+
+def test_records_are_valid(release: dpdask.CopulaRelease, table: pd.DataFrame) -> None:
+    lazy = release.sample(2500, rows_per_partition=1000)
+    records = lazy.compute()
+    check_valid(records, release)
+    assert lazy.npartitions == 3
+    assert lazy.divisions == (0, 1000, 2000, 2499)
+    assert list(records.index) == list(range(2500))
+    assert len(records) == len(records["price"].unique())
+    for name in ("rating", "word"):
+        assert np.abs(records[name].value_counts(normalize=True) - table[name].value_counts(normalize=True)).sum() / 2 < 0.05
+    assert np.corrcoef(records["rating"], records["price"])[0, 1] > 0.8  # 0.96 in the table, which tells them apart
+    nulls = records.isna().mean()
+    assert ((nulls[["visits", "colour", "flag"]] > 0.1) & (nulls[["visits", "colour", "flag"]] < 0.35)).all()
+    assert not nulls[["rating", "price", "word", "when"]].any()
+
+
+def test_dtypes_are_known_before_anything_is_computed(release: dpdask.CopulaRelease) -> None:
+    lazy = release.sample(500, rows_per_partition=200)
+    records = lazy.compute()
+    assert records.dtypes.astype(str).to_dict() == lazy.dtypes.astype(str).to_dict()
+    dtypes = records.dtypes
+    assert dtypes["rating"] == np.float32
+    assert dtypes["price"] == np.float64
+    assert dtypes["visits"] == pd.ArrowDtype(pa.int16())
+    assert dtypes["flag"] == pd.ArrowDtype(pa.bool_())
+    assert dtypes["when"] == "datetime64[us]"
+    assert pd.api.types.is_string_dtype(dtypes["colour"])  # a private categorical's categories are values, not levels
+    for part in lazy.to_delayed():
+        assert part.compute().dtypes.astype(str).to_dict() == lazy.dtypes.astype(str).to_dict()
+
+
+def test_the_number_of_records(release: dpdask.CopulaRelease, copula: dpdask.GaussianCopula) -> None:
+    assert len(release.sample()) == N_ROWS
+    one = release.sample(1)
+    assert (one.divisions, len(one.compute())) == ((0, 0), 1)
+    last_alone = release.sample(101, rows_per_partition=100)
+    assert (last_alone.divisions, [len(part) for part in dask.compute(*last_alone.to_delayed())]) == ((0, 100, 100), [100, 1])
+    for name, given in (("n_rows", 0), ("n_rows", -1), ("n_rows", 1.5), ("n_rows", True), ("rows_per_partition", 0), ("seed", -1), ("seed", 2**64)):
+        with pytest.raises(dpdask.SpecError, match=name):
+            release.sample(**{"n_rows": 10, name: given})
+
+
+def test_under_add_remove_the_number_of_records_is_an_estimate(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    given = {"epsilon": 1.0, "delta": 1e-6, "adjacency": "add-remove", "bins": 6}
+    found = [dpdask.GaussianCopula(schema, insecure_seed=seed, **given).fit(table) for seed in range(3)]
+    numbers = {len(release.sample().compute()) for release in found}
+    assert len(numbers) == 3
+    assert all(abs(number - N_ROWS) < 300 for number in numbers)
+    assert all(release.card["n_rows"]["exact"] is False for release in found)
+
+
+def test_the_same_frame_is_the_same_records_and_slices_of_it_are(release: dpdask.CopulaRelease) -> None:
+    lazy = release.sample(1000, rows_per_partition=300)
+    whole = lazy.compute()
+    pd.testing.assert_frame_equal(lazy.compute(scheduler="threads"), whole)
+    pd.testing.assert_series_equal(lazy["rating"].compute(), whole["rating"])
+    pd.testing.assert_frame_equal(lazy.partitions[1:3].compute(), whole.iloc[300:900])
+    pd.testing.assert_frame_equal(lazy.persist().compute(), whole)
+    assert not release.sample(1000).compute()["price"].equals(whole["price"])  # another frame, a fresh seed
+
+
+def test_a_seed_decides_the_records(release: dpdask.CopulaRelease) -> None:
+    first = release.sample(400, seed=3).compute()
+    pd.testing.assert_frame_equal(release.sample(400, seed=3).compute(), first)
+    assert not release.sample(400, seed=4).compute().equals(first)
+    assert not release.sample(400, seed=3, rows_per_partition=100).compute().head(100)["price"].isin(first["price"].tail(300)).any()
+
+
+def test_a_seed_of_the_noise_decides_the_fit(schema: dpdask.Schema, table: pd.DataFrame, frame: dd.DataFrame) -> None:
+    seeded = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4, insecure_seed=1)
+    one, two = seeded.fit(table), seeded.fit(frame)
+    assert one.sha256 == two.sha256  # exact tables do not depend on partitions
+    assert one.card["insecure"] is True
+    assert one.card["guarantee"]["text"].startswith("INSECURE")
+    secure = [dpdask.GaussianCopula(schema, epsilon=1.0, bins=4).fit(table) for _ in range(2)]
+    assert len({release.sha256 for release in [one, *secure]}) == 3
+
+
+# ---- what a release tells
+
+
+def test_correlations_are_labelled_and_have_a_unit_diagonal(release: dpdask.CopulaRelease) -> None:
+    found = release.correlation
+    assert list(found.index.names) == ["column", "level"]
+    assert found.index.equals(found.columns)
+    assert found.shape == (release.card["mechanism"]["latent_variables"],) * 2
+    np.testing.assert_allclose(np.diag(found), 1.0, atol=1e-5)
+    np.testing.assert_allclose(found, found.T)
+    assert np.linalg.eigvalsh(found).min() > -1e-5
+    assert set(found.index.get_level_values("column")) == set(RELEASED)
+    assert {"null", "red", "green", "blue"} >= set(found.loc["colour"].index)
+    assert len(found.loc["word"]) == 1  # two levels are one question
+    strong = found.loc[("rating", "0.5"), "price"]
+    assert strong.max() > 0.5
+
+
+def test_the_noisy_tables_are_near_the_exact_ones(release: dpdask.CopulaRelease, table: pd.DataFrame) -> None:
+    noisy = release.marginals
+    rating = noisy.table(("rating",))
+    exact = table["rating"].value_counts().sort_index().to_numpy()
+    assert np.abs(rating - exact).max() <= 3 * noisy.margin(("rating",))
+    both = noisy.table(("word", "rating"))
+    assert both.shape == (2, 4)
+    np.testing.assert_array_equal(both, noisy.table(("rating", "word")).T)
+    crossed = pd.crosstab(table["word"], table["rating"]).loc[["yes", "no"]].to_numpy()
+    assert np.abs(both - crossed).max() <= 3 * noisy.margin(("word", "rating"))
+    assert (both != crossed).any()
+    with pytest.raises(KeyError):
+        noisy.table(("rating", "word", "flag"))
+
+
+def test_the_card(release: dpdask.CopulaRelease) -> None:
+    card = release.card
+    assert card["accounting"]["epsilon_exact"] <= 8.0
+    assert (card["guarantee"]["epsilon"], card["guarantee"]["delta"], card["insecure"]) == (8.0, 1e-6, False)
+    assert "Protected: every row of the table. Not protected: nobody" in card["guarantee"]["text"]
+    assert card["mechanism"]["records"] is None
+    assert list(card["columns"]) == RELEASED
+    assert card["n_rows"] == {"value": N_ROWS, "exact": True}
+    json.dumps(card, allow_nan=False)
+
+
+def test_no_key_and_no_row_is_in_what_is_saved_or_sent(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
+    secret = table.assign(price=12.34567891)
+    release = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4).fit(secret, folder=str(tmp_path / "work"))
+    [folder] = (tmp_path / "work").iterdir()
+    key = (folder / "run.key").read_bytes()
+    release.save(str(tmp_path / "saved"))
+    sent = cloudpickle.dumps(dict(release.sample(100).__dask_graph__())) + cloudpickle.dumps(release)
+    saved = b"".join(path.read_bytes() for path in (tmp_path / "saved").iterdir())
+    for data in (sent, saved):
+        assert key not in data
+        assert np.float64(12.34567891).tobytes() not in data
+    assert (folder.stat().st_mode & 0o777, (folder / "run.key").stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+# ---- save and load
+
+ELSEWHERE = """
+import sys, dask, dpdask
+dask.config.set(scheduler="synchronous")
+release = dpdask.CopulaRelease.load(sys.argv[1])
+print(release.sample(300, seed=9).compute().to_csv())
+"""
+
+
+def test_a_saved_copula_gives_the_same_records_elsewhere(release: dpdask.CopulaRelease, tmp_path: Path) -> None:
+    release.save(str(tmp_path / "saved"))
+    expected = release.sample(300, seed=9).compute()
+    here = dpdask.CopulaRelease.load(str(tmp_path / "saved"))
+    pd.testing.assert_frame_equal(here.sample(300, seed=9).compute(), expected)
+    assert here.card == release.card
+    assert here.sha256 == release.sha256
+    pd.testing.assert_frame_equal(here.correlation, release.correlation)
+    np.testing.assert_array_equal(here.marginals.table(("rating", "price")), release.marginals.table(("rating", "price")))
+    there = subprocess.run([sys.executable, "-c", ELSEWHERE, str(tmp_path / "saved")], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert there.stdout.strip() == expected.to_csv().strip()
+
+
+@pytest.mark.parametrize("harm", ["empty", "garbage", "zip", "cut", "flipped", "card", "no card", "nothing"])
+def test_what_is_no_saved_copula_is_refused(harm: str, release: dpdask.CopulaRelease, tmp_path: Path) -> None:
+    place = tmp_path / "saved"
+    if harm != "nothing":
+        release.save(str(place))
+        data = bytearray((place / "copula.npz").read_bytes())
+        data[len(data) // 2] ^= 1
+        broken = {"empty": b"", "garbage": b"garbage", "zip": b"PK\x03\x04 garbage", "cut": bytes(data[: len(data) // 2]), "flipped": bytes(data)}
+        if harm in broken:
+            (place / "copula.npz").write_bytes(broken[harm])
+        elif harm == "card":
+            (place / "card.json").write_text("{")
+        else:
+            (place / "card.json").unlink()
+    with pytest.raises(dpdask.InputError, match=r"copula\.npz|card\.json") as caught:
+        dpdask.CopulaRelease.load(str(place))
+    assert caught.value.exit_code == 66
+
+
+# ---- frames of all sorts
+
+
+def test_pandas_and_dask_of_any_dtype_are_counted_alike(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    expected = dpdask.marginals(table, schema, bins=6)
+    other = table.astype({"colour": object, "word": "category", "rating": "float64", "visits": "Int64", "when": "datetime64[ns]"})
+    for given in (dd.from_pandas(table, npartitions=7), other, dd.from_pandas(other, npartitions=2), table.sample(frac=1, random_state=2)):
+        found = dpdask.marginals(given, schema, bins=6)
+        np.testing.assert_array_equal(found.one_way, expected.one_way)
+        np.testing.assert_array_equal(found.pairs, expected.pairs)
+
+
+@pytest.mark.parametrize(
+    ("values", "column"),
+    [
+        (pd.Series([1, 2, 3, 4] * 100, dtype="int8"), {"kind": "continuous", "bounds": [0, 5]}),
+        (pd.Series([1, None, 3, 4] * 100, dtype="UInt8"), {"kind": "mixed", "atoms": [3], "bounds": [0, 5], "nulls": "level"}),
+        (
+            pd.Series([2**60 + 1, 2**60 + 3, None, None] * 100, dtype="Int64"),
+            {"kind": "discrete", "levels": [2**60 + 1, 2**60 + 3], "nulls": "level"},
+        ),
+        (pd.Series([0.5, np.nan] * 200, dtype="float64"), {"kind": "continuous", "bounds": [0.0, 1.0], "nulls": "level"}),
+        (pd.Series(["a", None] * 200, dtype=object), {"kind": "categorical", "levels": ["a"], "nulls": "level"}),
+        (pd.Series(["a", "b"] * 200, dtype="string[pyarrow]"), {"kind": "categorical", "levels": ["a", "b", "c"]}),
+        (pd.Series(["a", "b"] * 200).astype("category"), {"kind": "categorical", "levels": ["a", "b"]}),
+        (pd.Series([True, False] * 200), {"kind": "categorical", "levels": [True, False]}),
+        (pd.Series(pd.to_datetime(["2020-01-01", None] * 200, utc=True)), {"kind": "continuous", "bounds": [0, 2e15], "nulls": "level"}),
+        (
+            pd.Series([dt.date(2020, 1, 1), None] * 200, dtype=pd.ArrowDtype(pa.date32())),
+            {"kind": "continuous", "bounds": [0, 20000], "nulls": "level"},
+        ),
+    ],
+    ids=lambda value: str(value.dtype) if isinstance(value, pd.Series) else value["kind"],
+)
+def test_every_dtype(values: pd.Series, column: dict[str, Any]) -> None:
+    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", **column}}})
+    release = dpdask.GaussianCopula(schema, epsilon=8.0, bins=4).fit(pd.DataFrame({"x": values}))
+    lazy = release.sample(300, rows_per_partition=120)
+    records = lazy.compute()
+    assert records.dtypes.astype(str).to_dict() == lazy.dtypes.astype(str).to_dict()
+    check_valid(records, release)
+    assert records["x"].isna().any() == (column.get("nulls") == "level")
+    if column["kind"] == "discrete":
+        assert set(records["x"].dropna()) == set(column["levels"])  # beyond 2**53, exactly
+
+
+def test_an_index_is_neither_counted_nor_released(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    indexed = table.set_index("user")
+    release = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4).fit(indexed)
+    assert list(release.sample(50).compute().columns) == RELEASED
+    assert dpdask.marginals(table.set_index(table["word"].rename(None)), schema).n_rows == N_ROWS
+    with pytest.raises(dpdask.DataError, match="an index is not counted, and its role is privatise"):
+        dpdask.marginals(table.set_index("price"), schema)
+    with pytest.raises(dpdask.DataError, match="not declared"):
+        dpdask.marginals(table.rename_axis("nobody"), schema)
+
+
+def test_units(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    grouped = table.assign(user=(np.arange(N_ROWS) // 10).astype(np.int32))
+    unit = dpdask.UnitColumn(column="user", max_rows=3)
+    given: dict[str, Any] = {"epsilon": 4.0, "bins": 4}
+    release = dpdask.GaussianCopula(schema, unit=unit, **given).fit(dd.from_pandas(grouped, npartitions=4))
+    assert len(release.sample().compute()) == 3 * N_ROWS // 10
+    assert release.marginals.margin(("rating",)) > 2.5 * dpdask.GaussianCopula(schema, **given).fit(grouped).marginals.margin(("rating",))
+    assert release.card["guarantee"]["unit"] == {"column": "user", "max_rows": 3}
+
+
+# ---- refusals
+
+
+def test_a_large_delta_warns(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    with pytest.warns(UserWarning, match="δ is not below 1 / the number of rows"):
+        dpdask.GaussianCopula(schema, epsilon=1.0, delta=1.0 / N_ROWS, bins=4).fit(table)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dpdask.GaussianCopula(schema, epsilon=1.0, delta=0.9 / N_ROWS, bins=4).fit(table)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": float("nan")}, "epsilon"),
+        ({"epsilon": 101.0}, "epsilon"),
+        ({"delta": 1.0}, "delta"),
+        ({"delta": -1e-9}, "delta"),
+        ({"adjacency": "swap"}, "adjacency"),
+        ({"unit": "user"}, "unit"),
+        ({"one_way": -1.0}, "one_way"),
+        ({"two_way": 0.0}, "two_way"),
+        ({"two_way": float("nan")}, "two_way"),
+        ({"one_way": float("inf")}, "one_way"),
+        ({"bins": 0}, "bins"),
+        ({"bins": -3}, "bins"),
+        ({"bins": 2.5}, "bins"),
+        ({"bins": 2**15 + 1}, "bins"),
+        ({"bins": "ten"}, "bins"),
+        ({"bins": [0, 1]}, "bins"),
+        ({"bins": {"price": 0}}, "bins"),
+        ({"bins": {"price": []}}, "bins of 'price'"),
+        ({"bins": {"price": [0, 200]}}, "bins of 'price'"),
+        ({"bins": {"rating": 3}}, "bins.rating"),
+        ({"bins": 2**14}, "'price' x 'when': it has|'when' x 'price': it has"),
+        ({"schema": {**COLUMNS, "user": {"role": "keep"}}}, "no column can be kept"),
+        ({"schema": {**COLUMNS, "price": {"role": "privatise", "kind": "continuous"}}}, "without bounds"),
+        ({"schema": {"user": {"role": "drop"}}}, "privatises no column"),
+    ],
+    ids=str,
+)
+def test_wrong_parameters_are_refused(changes: dict[str, Any], message: str, table: pd.DataFrame) -> None:
+    given: dict[str, Any] = {"epsilon": 1.0, **{key: value for key, value in changes.items() if key != "schema"}}
+    with pytest.raises(dpdask.SpecError, match=message) as caught:
+        dpdask.GaussianCopula(dpdask.Schema.from_dict({"columns": changes.get("schema", COLUMNS)}), **given).fit(table)
+    assert caught.value.exit_code == 64
+
+
+def test_values_that_do_not_fit_are_refused_without_being_shown(copula: dpdask.GaussianCopula, table: pd.DataFrame) -> None:
+    wrong = table.astype({"word": object})
+    wrong.loc[7, "word"] = "planted-secret"
+    fits: list[Callable[[], object]] = [
+        lambda: copula.fit(wrong),
+        lambda: copula.fit(dd.from_pandas(wrong, npartitions=3)),
+        lambda: copula.fit(table.assign(rating=np.float32(0.75))),
+        lambda: copula.fit(table.assign(other=1)),
+        lambda: copula.fit(table.drop(columns="word")),
+        lambda: copula.fit(table.head(0)),
+    ]
+    for fit in fits:
+        with pytest.raises(dpdask.DataError) as caught:
+            fit()
+        assert "planted-secret" not in str(caught.value)
+        assert "0.75" not in str(caught.value)
+
+
+# ---- exact tables
+
+
+def test_marginals_are_pandas_crosstabs(schema: dpdask.Schema, table: pd.DataFrame, frame: dd.DataFrame) -> None:
+    labels = table["colour"].astype(object).fillna("null")
+    cut = pd.cut(table["price"], [0, 25, 50, 75, 100], labels=False, include_lowest=True)
+    cliques = [("rating",), ("colour", "rating"), ("word", "colour", "price")]
+    for given in (table, frame):
+        found = dpdask.marginals(given, schema, cliques, bins=4)
+        assert found.n_rows == N_ROWS
+        assert found.table(("rating",)).tolist() == table["rating"].value_counts().sort_index().tolist()
+        crossed = pd.crosstab(labels, table["rating"]).loc[["null", "red", "green", "blue"]]
+        np.testing.assert_array_equal(found.table(("colour", "rating")), crossed)
+        np.testing.assert_array_equal(found.table(("rating", "colour")), crossed.T)
+        three = pd.crosstab([table["word"], labels], cut).reindex(columns=range(4), fill_value=0)
+        rows = [(word, colour) for word in ("yes", "no") for colour in ("null", "red", "green", "blue")]
+        np.testing.assert_array_equal(found.table(("word", "colour", "price")).reshape(8, 4), three.reindex(rows, fill_value=0))
+    pairs = dpdask.marginals(frame, schema)
+    np.testing.assert_array_equal(pairs.table(("word", "rating")), pd.crosstab(table["word"], table["rating"]).loc[["yes", "no"]])
+
+
+def test_marginals_compute_once(schema: dpdask.Schema, frame: dd.DataFrame) -> None:
+    counting = CountingScheduler()
+    with dask.config.set(scheduler=counting):
+        dpdask.marginals(frame, schema)
+    assert counting.computes == 1
+
+
+@pytest.mark.parametrize(
+    ("cliques", "message"),
+    [
+        ([("rate",)], "'rate': is not a privatised column"),
+        ([("user",)], "'user': is not a privatised column"),
+        ([()], "one or more different columns"),
+        ([("rating", "rating")], "one or more different columns"),
+        (["rating"], "one or more different columns"),
+    ],
+)
+def test_tables_that_cannot_be_are_refused(cliques: Any, message: str, schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    with pytest.raises(dpdask.SpecError, match=message):
+        dpdask.marginals(table, schema, cliques)
+
+
+# ---- a cluster
+
+
+def test_on_a_cluster(schema: dpdask.Schema, frame: dd.DataFrame, table: pd.DataFrame) -> None:
+    seeded = dpdask.GaussianCopula(schema, epsilon=2.0, delta=1e-6, bins=4, insecure_seed=2)
+    with dask.config.set(scheduler="synchronous"):
+        here = seeded.fit(frame)
+        expected = here.sample(900, rows_per_partition=200, seed=1).compute()
+    with processes(2) as cluster, Client(cluster) as client:
+        there = seeded.fit(frame)
+        assert there.sha256 == here.sha256
+        pd.testing.assert_frame_equal(there.sample(900, rows_per_partition=200, seed=1).compute(), expected)
+        remote = client.persist(dd.from_pandas(table, npartitions=3))
+        found = dpdask.marginals(remote, schema, [("rating", "word")])
+        np.testing.assert_array_equal(found.table(("word", "rating")), pd.crosstab(table["word"], table["rating"]).loc[["yes", "no"]])
+        with pytest.raises(dpdask.DataError, match="rating"):
+            seeded.fit(frame.assign(rating=frame["rating"] + np.float32(0.25)))
