@@ -2,6 +2,9 @@
 
 from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.frames import DIP, Release
+from dpdask.histograms import HistogramRelease, PerturbedHistogram
+from dpdask.intervals import IntervalMechanism
+from dpdask.mechanisms.copula_fit import CopulaOptions
 from dpdask.privacy import UnitColumn
 from dpdask.references import Histogram, Holdout, Known, Public
 from dpdask.schema import Column, Schema
@@ -12,15 +15,19 @@ __all__ = [
     "DIP",
     "BudgetError",
     "Column",
+    "CopulaOptions",
     "CopulaRelease",
     "DataError",
     "DpdaskError",
     "GaussianCopula",
     "Histogram",
+    "HistogramRelease",
     "Holdout",
     "InputError",
+    "IntervalMechanism",
     "Known",
     "OutputError",
+    "PerturbedHistogram",
     "Public",
     "Release",
     "Schema",

@@ -112,14 +112,15 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
     loaded = load_job(job, settings)
     with connected(loaded.file.cluster, scheduler), _progress() as report:
         outcome = runner.run_job(loaded, report)
+    promised = loaded.file.privacy
     result = {
         "status": outcome.status,
         "output": outcome.output,
         "rows": outcome.manifest.n_rows,
         "shards": len(outcome.manifest.shards),
         "bytes": sum(shard.n_bytes for shard in outcome.manifest.shards),
-        "epsilon": loaded.file.privacy.epsilon,
-        "delta": loaded.file.privacy.delta,
+        "epsilon": promised.epsilon if promised is not None else None,
+        "delta": promised.delta if promised is not None else None,
         "warnings": outcome.warnings,
         "protected": loaded.kind.protected,
         "unprotected": loaded.kind.unprotected,
@@ -251,6 +252,7 @@ def census(n_rows: int, n_attributes: int, n_levels: int | None, binary: bool, s
 
 def _audit_text(found: dict[str, Any]) -> str:
     sound = "sound" if found["sound"] else "NOT SOUND: something is above its claim"
+    sound = sound if found["columns"] or found["measurements"] else "nothing to measure: it has no ε"
     columns = (
         f"  {name}: ε* = {column['epsilon_exact']!r} of {column['claimed']!r} claimed, for {column['reference']}"
         for name, column in found["columns"].items()

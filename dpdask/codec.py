@@ -19,6 +19,7 @@ from dpdask.schema import Column, Level
 
 _EXACT = 2**53
 _LARGEST = 2.0**1021
+_SMALL = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,9 @@ class LevelCodec:
             If a value is null without null being a level, or is none of the levels.
         """
         array = _plain(array, self.name, self.levels.type)
+        first = self._first_of_run()
+        if first is not None and not array.null_count:
+            return self._differences(np.asarray(array.to_numpy(zero_copy_only=False)), first)
         codes = pc.index_in(_comparable(array), value_set=_comparable(self.levels))
         if codes.null_count:
             if array.null_count and not self.levels.null_count:
@@ -71,7 +75,23 @@ class LevelCodec:
 
     def decode(self, codes: NDArray[np.integer]) -> pa.Array:
         """Return the values of `codes`, in the column's Arrow type."""
+        first = self._first_of_run()
+        if first is not None:
+            return pa.array((np.asarray(codes).astype(np.int64) + first).astype(self.levels.type.to_pandas_dtype()), type=self.levels.type)
         return _comparable(self.levels).take(pa.array(codes)).cast(self.levels.type)
+
+    def _first_of_run(self) -> int | None:
+        """Return the first level if the levels are neighbouring whole numbers, in order, without null: then no value is looked up."""
+        if not pa.types.is_integer(self.levels.type) or self.levels.null_count:
+            return None
+        first = int(self.levels[0].as_py())
+        return first if self.levels.to_pylist() == list(range(first, first + len(self.levels))) else None
+
+    def _differences(self, values: NDArray[np.integer], first: int) -> NDArray[np.int32]:
+        """Return the codes of whole numbers whose levels begin at `first`."""
+        if len(values) and not (first <= int(values.min()) and int(values.max()) < first + len(self.levels)):
+            raise _refused(self.name, "a value outside its levels", "add the level to the schema, or mend the data")
+        return (values.astype(np.int64) - first).astype(np.int32) if abs(first) > _SMALL else values.astype(np.int32) - np.int32(first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

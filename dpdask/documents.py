@@ -131,8 +131,8 @@ def _known_keys(model: type[BaseModel], path: Sequence[str], data: Any) -> list[
 
 
 def _is_named(model: type[BaseModel], data: Any) -> bool:
-    kind = model.model_fields.get("kind")
-    return kind is not None and isinstance(data, Mapping) and data.get("kind") in getattr(kind.annotation, "__args__", ())
+    tags = ((tag, model.model_fields[tag]) for tag in ("kind", "design") if tag in model.model_fields)
+    return isinstance(data, Mapping) and any(data.get(tag) in getattr(field.annotation, "__args__", ()) for tag, field in tags)
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -16,7 +16,7 @@ from dpdask.documents import validate
 from dpdask.engine.frames import Frame, bound_frame, secret_folder
 from dpdask.engine.synthesise import write_copula
 from dpdask.engine.synthetic_frames import frame_tables_work, sample_frame, tabulate_frame
-from dpdask.engine.tabulate import Tables, check_size, domain_of
+from dpdask.engine.tabulate import Tables, check_latents, check_size, domain_of
 from dpdask.engine.work import KEY_NAME
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.storage import Folder, absolute_url
@@ -155,14 +155,17 @@ class GaussianCopula:
         place.write(KEY_NAME, key.reveal(), private=True)
         work = frame_tables_work(frame, self.schema, self.bins, place, self.budget.unit_column)
         check_size(domain_of(work.cells), _ALL_PAIRS)
+        check_latents(domain_of(work.cells))
         counts = tabulate_frame(frame, bound_frame(frame, work), _ALL_PAIRS)
         if counts.n_rows == 0:
             raise DataError("the frame has no rows", "GaussianCopula", "give it some")
-        if self.delta * counts.n_rows >= 1:
-            warnings.warn("δ is not below 1 / the number of rows: to publish somebody's row as it is would be as private", stacklevel=2)
         rng = stream(key, "marginals/noise", "") if self.insecure_seed is not None else None
         noisy = measure(counts, self.noise, n_rows_public=self.adjacency == "replace-one", rng=rng)
+        if self.delta * noisy.n_rows >= 1:
+            warnings.warn("δ is not below 1 / the number of rows: to publish somebody's row as it is would be as private", stacklevel=2)
         model, report = fit_copula(noisy, stream(key, "copula/calibration", ""), self.options)
+        for name in place.names():  # what follows needs no secret
+            place.child(name).remove()
         bins = bins_by_column(self.bins, work.cells)
         fitted = FittedCopula(schema=self.schema, types=work.released, bins=bins, noisy=noisy, model=model, report=report)
         return CopulaRelease._of(fitted, self.budget, place, insecure=self.insecure_seed is not None)

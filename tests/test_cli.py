@@ -75,6 +75,7 @@ def test_plan_as_json(tmp_path):
         "n_shards": int,
         "output": str,
         "insecure": bool,
+        "warnings": list,
     }
     assert found["output"] == f"file://{tmp_path}/out"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "job.yaml", "schema.yaml"]
@@ -192,6 +193,7 @@ def test_run_as_json_and_again(tmp_path):
         "protected": str,
         "unprotected": str,
         "insecure": bool,
+        "warnings": list,
     }
     assert found["delta"] == 0
     assert (found["status"], found["insecure"], found["shards"]) == ("released", True, 1)

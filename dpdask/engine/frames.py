@@ -19,7 +19,8 @@ from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.engine.choose import Chooser
 from dpdask.engine.compute import guarded, run_tasks, task_prefix
 from dpdask.engine.reduce import tree_reduce
-from dpdask.engine.release import load_release, with_bounds
+from dpdask.engine.release import with_bounds
+from dpdask.engine.rows import DIP_ROWS, Rows
 from dpdask.engine.seal import check_part
 from dpdask.engine.survey import Statistic, Survey, merge_surveys, reduce_units, survey_batches, unit_rows_of_batches
 from dpdask.engine.work import TableWork, table_work
@@ -85,7 +86,7 @@ def _meta(frame: Frame) -> pd.DataFrame:
     return frame.head(0) if isinstance(frame, pd.DataFrame) else frame._meta
 
 
-def frame_work(frame: Frame, schema: Schema, reference: Reference, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
+def frame_work(frame: Frame, schema: Schema, reference: Reference | None, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
     """Return the work on a frame whose columns were checked against the schema; nothing is computed."""
     return table_work(frame_types(frame), declared_schema(frame, schema), reference, secrets, unit)
 
@@ -110,16 +111,16 @@ def survey_frame(frame: Frame, work: TableWork) -> Mapping[str, Statistic]:
     return found.statistics
 
 
-def randomise_frame(frame: Frame, work: TableWork, release_sha256: str) -> Frame:
+def randomise_frame(frame: Frame, work: TableWork, release_sha256: str, kind: Rows = DIP_ROWS) -> Frame:
     """Return a frame's released rows: lazily for Dask, at once for pandas; the same frame, the same noise."""
-    meta = _released_meta(_meta(frame), work)
+    meta = _shown_meta(_meta(frame), work, kind)
     parts = parts_of(frame)
     if isinstance(frame, pd.DataFrame):
         [(fragment_id, part)] = parts
-        return _randomise_part(part, fragment_id, 0, work, release_sha256, meta)
+        return _randomise_part(part, fragment_id, 0, work, release_sha256, kind, meta)
     prefix, call = task_prefix("transform"), delayed(_randomise_part, pure=False)
     calls = [
-        call(part, fragment_id, number, work, release_sha256, meta, dask_key_name=f"{prefix}-{number}")
+        call(part, fragment_id, number, work, release_sha256, kind, meta, dask_key_name=f"{prefix}-{number}")
         for number, (fragment_id, part) in enumerate(parts)
     ]
     divisions = frame.divisions if frame.known_divisions else None
@@ -164,18 +165,18 @@ def _survey_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableW
 
 
 @guarded
-def _randomise_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork, sha256: str, meta: pd.DataFrame) -> pd.DataFrame:
+def _randomise_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork, sha256: str, kind: Rows, meta: pd.DataFrame) -> pd.DataFrame:
     check_part(part, work.secrets, fragment_id)
-    release = load_release(work.secrets, sha256)
+    release = kind.load(work.secrets, sha256)
     batch = batch_of(part, [*work.codecs, *work.unit_columns], work.types)
     chosen, _ = Chooser(work, fragment_id, number).split(batch)
     rows = batch.select(list(work.codecs)).filter(pa.array(chosen))
     random = release.randomise(rows, work.codecs, release.streams(work.key(), fragment_id))
-    released = part.loc[chosen, list(meta.columns)].copy()
+    released = part.loc[chosen, [name for name in meta.columns if name not in random.schema.names]].copy()
     released.attrs = {}
-    for name in work.codecs:
+    for name in random.schema.names:
         released[name] = _series(random.column(name), meta[name].dtype, released.index)
-    return released
+    return released[list(meta.columns)]
 
 
 def _series(array: pa.Array, dtype: Any, index: pd.Index) -> pd.Series:
@@ -184,6 +185,15 @@ def _series(array: pa.Array, dtype: Any, index: pd.Index) -> pd.Series:
         return pd.Series(dtype.__from_arrow__(array), index=index)
     column: pd.Series = array.to_pandas().set_axis(index).astype(dtype)
     return column
+
+
+def _shown_meta(meta: pd.DataFrame, work: TableWork, kind: Rows) -> pd.DataFrame:
+    """Return the empty released frame, with new columns where a kind of release makes some."""
+    shown, schema = _released_meta(meta, work), kind.released(work)
+    for name in schema.names:
+        if name not in work.released.names:
+            shown[name] = pd.Series(dtype=schema.field(name).type.to_pandas_dtype(), index=shown.index)
+    return shown[schema.names]
 
 
 def _released_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:

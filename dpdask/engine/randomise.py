@@ -10,10 +10,9 @@ from dataclasses import asdict
 import pyarrow as pa
 from dask import delayed
 
-from dpdask.codec import LevelCodec
 from dpdask.engine.choose import Chooser
 from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
-from dpdask.engine.release import load_release
+from dpdask.engine.rows import DIP_ROWS, Rows
 from dpdask.engine.seal import Seal
 from dpdask.engine.work import ShardWork, TableWork
 from dpdask.errors import DataError, InputError
@@ -22,7 +21,7 @@ from dpdask.io.shards import Shard, ShardWriter
 from dpdask.io.storage import Folder
 
 
-def released_batches(fragment: Fragment, work: TableWork, release_sha256: str) -> Iterator[pa.RecordBatch]:
+def released_batches(fragment: Fragment, work: TableWork, release_sha256: str, kind: Rows = DIP_ROWS) -> Iterator[pa.RecordBatch]:
     """Yield a fragment's released rows, in order: a pure function of the run key, the release and the fragment.
 
     Raises
@@ -32,7 +31,7 @@ def released_batches(fragment: Fragment, work: TableWork, release_sha256: str) -
     InputError
         At the end, if the fragment is not what it was when it was first seen: then nothing of it may be kept.
     """
-    release = load_release(work.secrets, release_sha256)
+    release, schema = kind.load(work.secrets, release_sha256), kind.released(work)
     rngs = release.streams(work.key(), fragment.id)
     released = Chooser(work, fragment.id, fragment.number).released()
     seal = Seal(work.sealed)
@@ -43,14 +42,14 @@ def released_batches(fragment: Fragment, work: TableWork, release_sha256: str) -
             chosen = released(batch)
             rows = batch.select(work.released.names)
             rows = rows if chosen.all() else rows.filter(pa.array(chosen))
-            yield release.randomise(rows, work.codecs, rngs).cast(work.released)
+            yield release.randomise(rows, work.codecs, rngs).cast(schema)
     except DataError as error:
         raise error.at(fragment.where) from None
     seal.check(work.secrets, fragment.id, fragment.where)
 
 
 @guarded
-def write_shards(task: ShardWork, work: TableWork, release_sha256: str, staging: Folder, actions: Folder) -> tuple[Shard, ...]:
+def write_shards(task: ShardWork, work: TableWork, release_sha256: str, staging: Folder, actions: Folder, kind: Rows = DIP_ROWS) -> tuple[Shard, ...]:
     """Stage a task's shards and record them; a task that is staged already is only checked.
 
     Returns
@@ -60,8 +59,8 @@ def write_shards(task: ShardWork, work: TableWork, release_sha256: str, staging:
     staged = recorded(task.names[0], staging, actions)
     if staged is not None:
         return staged
-    few_valued = [name for name, codec in work.codecs.items() if isinstance(codec, LevelCodec)]
-    return stage(_checked(task, work, release_sha256), work.released, few_valued, task.names, task.rows_per_shard, staging, actions)
+    batches = _checked(task, work, release_sha256, kind)
+    return stage(batches, kind.released(work), kind.few_valued(work), task.names, task.rows_per_shard, staging, actions)
 
 
 def stage(
@@ -115,11 +114,11 @@ def _record(first_name: str) -> str:
     return f"{first_name}.json"
 
 
-def _checked(task: ShardWork, work: TableWork, release_sha256: str) -> Iterator[pa.RecordBatch]:
+def _checked(task: ShardWork, work: TableWork, release_sha256: str, kind: Rows) -> Iterator[pa.RecordBatch]:
     """Yield the released rows of a task's fragments, checking that each has as many as it was surveyed to have."""
     for fragment, expected in zip(task.fragments, task.n_released, strict=True):
         n_rows = 0
-        for batch in released_batches(fragment, work, release_sha256):
+        for batch in released_batches(fragment, work, release_sha256, kind):
             n_rows += batch.num_rows
             yield batch
         if n_rows != expected:
@@ -145,7 +144,13 @@ def recorded(first_name: str, staging: Folder, actions: Folder) -> tuple[Shard, 
 
 
 def write_all(
-    tasks: list[ShardWork], work: TableWork, release_sha256: str, staging: Folder, actions: Folder, progress: Progress | None = None
+    tasks: list[ShardWork],
+    work: TableWork,
+    release_sha256: str,
+    staging: Folder,
+    actions: Folder,
+    progress: Progress | None = None,
+    kind: Rows = DIP_ROWS,
 ) -> list[Shard]:
     """Stage every shard of a release and return them in the order of the rows.
 
@@ -157,5 +162,5 @@ def write_all(
     prefix = task_prefix("write")
     shared = delayed(work, pure=False, traverse=False, name=task_prefix("work"))
     call = delayed(write_shards, pure=False)
-    calls = [call(task, shared, release_sha256, staging, actions, dask_key_name=f"{prefix}-{number}") for number, task in enumerate(tasks)]
+    calls = [call(task, shared, release_sha256, staging, actions, kind, dask_key_name=f"{prefix}-{number}") for number, task in enumerate(tasks)]
     return [shard for shards in run_tasks("write", calls, progress) for shard in shards]

@@ -1,4 +1,4 @@
-"""Synthetic records written partition by partition: each shard is a function of the fitted copula, the run key and its number."""
+"""Synthetic records, and cells, written partition by partition: each shard is a function of the fitted release, the run key and its number."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import pyarrow as pa
 from dask import delayed
@@ -19,7 +20,10 @@ from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.copula import CHUNK_ROWS
 from dpdask.mechanisms.copula_file import FittedCopula, copula_from_bytes, copula_to_bytes
-from dpdask.streams import RunKey, words
+from dpdask.mechanisms.histogram_file import FittedHistogram, histogram_from_bytes, histogram_to_bytes
+from dpdask.streams import RunKey, stream, words
+
+_DRAWS = "histogram/records"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +48,8 @@ class SyntheticShard:
 
 
 def lay_out_records(n_rows: int, rows_per_shard: int) -> list[SyntheticShard]:
-    """Return the shards of n_rows synthetic records, each but the last of `rows_per_shard`."""
-    starts = range(0, n_rows, rows_per_shard)
+    """Return the shards of n_rows synthetic records, each but the last of `rows_per_shard`; an empty one if there are none."""
+    starts = range(0, max(1, n_rows), rows_per_shard)
     return [SyntheticShard(number=number, n_rows=min(rows_per_shard, n_rows - start)) for number, start in enumerate(starts)]
 
 
@@ -122,4 +126,108 @@ def write_all_records(
     prefix = task_prefix("write")
     call = delayed(write_records, pure=False)
     calls = [call(task, sha256, secrets, staging, actions, dask_key_name=f"{prefix}-{task.number}") for task in tasks]
+    return [shard for shards in run_tasks("write", calls, progress) for shard in shards]
+
+
+def write_histogram(fitted: FittedHistogram, secrets: Folder) -> str:
+    """Write a perturbed histogram beside the run key and return its sha256."""
+    data = histogram_to_bytes(fitted)
+    secrets.write(RELEASE_NAME, data, private=True)
+    return hashlib.sha256(data).hexdigest()
+
+
+@functools.lru_cache(maxsize=2)
+def load_histogram(secrets: Folder, sha256: str) -> FittedHistogram:
+    """Return a perturbed histogram, read once by each process and checked against its digest.
+
+    Raises
+    ------
+    InputError
+        If the file is missing or another.
+    """
+    data = secrets.read(RELEASE_NAME)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise InputError("the run's perturbed histogram is not the one that was written", RELEASE_NAME, "abort the run and begin again")
+    return histogram_from_bytes(data, RELEASE_NAME)
+
+
+def drawn_batches(fitted: FittedHistogram, n_rows: int, key: RunKey, partition: str) -> Iterator[pa.RecordBatch]:
+    """Yield synthetic rows in the released columns and types, each cell with probability proportional to its positive weight.
+
+    Parameters
+    ----------
+    fitted
+        The histogram; some weight is positive.
+    n_rows
+        How many rows.
+    key, partition
+        Name the random streams: one for the cells, one for each column's values inside them.
+    """
+    columns = fitted.cells()
+    rng = stream(key, _DRAWS, partition)
+    inside = {name: stream(key, f"{_DRAWS}/{name}", partition) for name in columns}
+    for start in range(0, n_rows, CHUNK_ROWS):
+        n = min(CHUNK_ROWS, n_rows - start)
+        codes = fitted.histogram.sample_codes(n, rng=rng)
+        arrays = {
+            name: column.draw(code, words(inside[name], n if len(column.edges) else 0))
+            for (name, column), code in zip(columns.items(), codes, strict=True)
+        }
+        yield pa.RecordBatch.from_arrays([arrays[name] for name in fitted.types.names], schema=fitted.types)
+
+
+@guarded
+def write_drawn(
+    task: SyntheticShard, first: int, output: Literal["cells", "rows"], sha256: str, secrets: Folder, staging: Folder, actions: Folder
+) -> tuple[Shard, ...]:
+    """Stage one shard of a perturbed histogram and record it; one that is staged already is only checked.
+
+    Parameters
+    ----------
+    task
+        The shard.
+    first
+        The number of its first row in the release.
+    output
+        Whether it holds the cells listed, or synthetic rows.
+    sha256, secrets
+        The histogram, and where it is.
+    staging, actions
+        As for `randomise.stage`.
+    """
+    staged = recorded(task.name, staging, actions)
+    if staged is not None:
+        return staged
+    fitted = load_histogram(secrets, sha256)
+    few_valued = [name for name, column in fitted.schema.columns.items() if column.role == "privatise" and (column.has_levels or output == "cells")]
+    if output == "rows":
+        batches = drawn_batches(fitted, task.n_rows, RunKey(secrets.read(KEY_NAME)), task.name)
+        return stage(batches, fitted.types, few_valued, (task.name,), task.n_rows, staging, actions)
+    rows = fitted.cell_rows(first, first + task.n_rows)
+    return stage(rows.to_batches(), rows.schema, few_valued, (task.name,), max(1, task.n_rows), staging, actions)
+
+
+def write_all_drawn(
+    n_rows: int,
+    rows_per_shard: int,
+    output: Literal["cells", "rows"],
+    sha256: str,
+    secrets: Folder,
+    staging: Folder,
+    actions: Folder,
+    progress: Progress | None = None,
+) -> list[Shard]:
+    """Stage every shard of a perturbed histogram's cells or synthetic rows and return them in order.
+
+    Raises
+    ------
+    InputError, TemporaryError
+        The first failure; what is staged stays, and a second run goes on from it.
+    """
+    prefix = task_prefix("write")
+    call = delayed(write_drawn, pure=False)
+    calls = [
+        call(task, task.number * rows_per_shard, output, sha256, secrets, staging, actions, dask_key_name=f"{prefix}-{task.number}")
+        for task in lay_out_records(n_rows, rows_per_shard)
+    ]
     return [shard for shards in run_tasks("write", calls, progress) for shard in shards]

@@ -14,12 +14,13 @@ from dpdask.engine.choose import Chooser
 from dpdask.engine.compute import guarded, task_prefix
 from dpdask.engine.frames import Frame, batch_of, frame_types, parts_of
 from dpdask.engine.seal import check_part
-from dpdask.engine.synthesise import load_copula, record_batches
-from dpdask.engine.tabulate import Tables, domain_of, merged, tabulate_batches
+from dpdask.engine.synthesise import drawn_batches, load_copula, load_histogram, record_batches
+from dpdask.engine.tabulate import Counted, Tables, domain_of, merged, shared_work, tabulate_batches
 from dpdask.engine.work import TableWork, tabulated_work
 from dpdask.errors import DataError, SpecError
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.copula_file import FittedCopula
+from dpdask.mechanisms.histogram_file import FittedHistogram
 from dpdask.privacy import UnitColumn
 from dpdask.references.histogram import MAX_BINS
 from dpdask.schema import Schema
@@ -69,15 +70,13 @@ def tabulate_frame(frame: Frame, work: TableWork, tables: Tables) -> Marginals:
         If a value violates the schema.
     """
     prefix, call = task_prefix("tabulate"), delayed(_tabulate_part, pure=False)
-    leaves = [
-        call(part, fragment_id, number, work, tables, dask_key_name=f"{prefix}-{number}")
-        for number, (fragment_id, part) in enumerate(parts_of(frame))
-    ]
-    return merged(leaves)
+    shared, parts = shared_work(work, tables), enumerate(parts_of(frame))
+    return merged([call(part, fragment_id, number, shared, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in parts])
 
 
 @guarded
-def _tabulate_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork, tables: Tables) -> Marginals:
+def _tabulate_part(part: pd.DataFrame, fragment_id: str, number: int, counted: Counted) -> Marginals:
+    work, tables = counted.work, counted.tables
     if work.unit is not None:
         check_part(part, work.secrets, fragment_id)
     counter = MarginalCounter(domain_of(work.cells), tables.cliques, two_way=tables.two_way)
@@ -85,13 +84,13 @@ def _tabulate_part(part: pd.DataFrame, fragment_id: str, number: int, work: Tabl
     return counter.result()
 
 
-def sample_frame(fitted: FittedCopula, folder: Folder, sha256: str, n_rows: int, rows_per_partition: int, seed: int) -> Frame:
+def sample_frame(fitted: FittedCopula | FittedHistogram, folder: Folder, sha256: str, n_rows: int, rows_per_partition: int, seed: int) -> Frame:
     """Return a lazy Dask frame of synthetic records.
 
     Parameters
     ----------
     fitted
-        The copula, for its columns.
+        The copula or the perturbed histogram, for its columns.
     folder, sha256
         Where the workers read it.
     n_rows, rows_per_partition
@@ -99,7 +98,8 @@ def sample_frame(fitted: FittedCopula, folder: Folder, sha256: str, n_rows: int,
     seed
         Decides the records; no secret, because they are post-processing.
     """
-    prefix, call = task_prefix("sample"), delayed(_sample_part, pure=False)
+    prefix = task_prefix("sample")
+    call = delayed(_sample_part if isinstance(fitted, FittedCopula) else _draw_part, pure=False)
     starts = range(0, n_rows, rows_per_partition)
     calls = [
         call(folder, sha256, min(rows_per_partition, n_rows - start), start, seed, number, dask_key_name=f"{prefix}-{number}")
@@ -117,7 +117,14 @@ def _sample_part(folder: Folder, sha256: str, n_rows: int, start: int, seed: int
     return _frame_of(fitted, pa.Table.from_batches(batches, fitted.types), start)
 
 
-def _frame_of(fitted: FittedCopula, table: pa.Table, start: int) -> pd.DataFrame:
+@guarded
+def _draw_part(folder: Folder, sha256: str, n_rows: int, start: int, seed: int, number: int) -> pd.DataFrame:
+    fitted = load_histogram(folder, sha256)
+    batches = drawn_batches(fitted, n_rows, RunKey.insecure(seed), str(number))
+    return _frame_of(fitted, pa.Table.from_batches(batches, fitted.types), start)
+
+
+def _frame_of(fitted: FittedCopula | FittedHistogram, table: pa.Table, start: int) -> pd.DataFrame:
     """Return records as a frame; whole numbers and truth values that may be null keep their type by Arrow's own dtypes."""
     exact = {
         field.name: pd.ArrowDtype(field.type)

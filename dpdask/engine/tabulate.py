@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from dpdask.engine.work import TableWork
 from dpdask.errors import DataError, SpecError
 from dpdask.io.fragments import Fragment, read_batches
 from dpdask.kernels.marginals import MAX_LEVELS
+from dpdask.mechanisms.copula import MAX_LATENTS, n_latents_of
 from dpdask.stats import Clique, Domain, MarginalCounter, Marginals
 
 MAX_CELLS = 2**27  # a gigabyte of counts; each worker holds a few such
@@ -42,6 +44,19 @@ class Tables:
 
     cliques: tuple[Clique, ...] = ()
     two_way: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What every counting task needs: one node of the graph, however many tasks there are."""
+
+    work: TableWork
+    tables: Tables
+
+
+def shared_work(work: TableWork, tables: Tables) -> Any:
+    """Return the one node of a graph that all counting tasks share."""
+    return delayed(Counted(work=work, tables=tables), pure=False, traverse=False, name=task_prefix("work"))
 
 
 def domain_of(cells: Mapping[str, Cells]) -> Domain:
@@ -84,6 +99,21 @@ def check_size(domain: Domain, tables: Tables) -> None:
     raise SpecError(what, where, "lower mechanism.bins for its columns, declare fewer levels, or drop a column")
 
 
+def check_latents(domain: Domain) -> None:
+    """Check that a copula of these attributes can be fitted.
+
+    Raises
+    ------
+    SpecError
+        If its latent variables are too many; the line names the widest column.
+    """
+    n_latents = sum(map(n_latents_of, domain.sizes))
+    if n_latents > MAX_LATENTS:
+        widest = domain.names[domain.sizes.index(max(domain.sizes))]
+        what = f"its levels and cells and those of the others are {n_latents:,} latent variables, and {MAX_LATENTS:,} can be fitted"
+        raise SpecError(what, f"column {widest!r}", "lower mechanism.bins, declare fewer levels, or drop a column")
+
+
 def encoded(batch: pa.RecordBatch, cells: Mapping[str, Cells], domain: Domain, chosen: NDArray[np.bool_]) -> NDArray[np.uint8] | NDArray[np.uint16]:
     """Return the codes of the chosen rows of a batch, shape (n_attributes, n_chosen), after checking every row.
 
@@ -116,8 +146,9 @@ def tabulate_batches(batches: Iterable[pa.RecordBatch], chooser: Chooser, work: 
 
 
 @guarded
-def tabulate_fragments(fragments: tuple[Fragment, ...], work: TableWork, tables: Tables) -> Marginals:
+def tabulate_fragments(fragments: tuple[Fragment, ...], counted: Counted) -> Marginals:
     """Return the tables of neighbouring fragments of files; with units, each fragment is sealed."""
+    work, tables = counted.work, counted.tables
     counter = MarginalCounter(domain_of(work.cells), tables.cliques, two_way=tables.two_way)
     for fragment in fragments:
         seal = Seal(work.sealed if work.unit is not None else [])
@@ -154,10 +185,10 @@ def tabulate(fragments: tuple[Fragment, ...], work: TableWork, tables: Tables, p
         If a file is missing, unreadable, or changed.
     """
     prefix = task_prefix("tabulate")
-    shared = delayed(work, pure=False, traverse=False, name=task_prefix("work"))
+    shared = shared_work(work, tables)
     call = delayed(tabulate_fragments, pure=False)
     groups = _grouped(fragments, domain_of(work.cells))
-    leaves = [call(group, shared, tables, dask_key_name=f"{prefix}-{number}") for number, group in enumerate(groups)]
+    leaves = [call(group, shared, dask_key_name=f"{prefix}-{number}") for number, group in enumerate(groups)]
     return merged(leaves, progress)
 
 

@@ -19,6 +19,7 @@ from dpdask.streams import RunKey
 
 KEY_NAME = "run.key"
 RELEASE_NAME = "release.npz"
+NOISY_NAME = "noisy.npz"
 BOUNDS_NAME = "bounds.npz"
 _MOST_READ = 4
 

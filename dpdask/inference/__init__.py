@@ -1,5 +1,55 @@
-"""What an analyst does with a release, from its card and without private data."""
+"""What an analyst does with a release, from its card and without private data.
+
+`IntervalRegressor` needs the extra `dpdask[inference]`; it is imported when it is first asked for. The function `npmle` has
+its module's name, and stays there: `from dpdask.inference.npmle import npmle`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from dpdask.inference.debias import MAX_CONDITION, Estimate, ReleasedColumn
+from dpdask.inference.m_estimators import (
+    Contrast,
+    WeightedSample,
+    huber,
+    least_squares,
+    logistic,
+    minimise,
+    poisson,
+    quantile,
+    quantile_regression,
+)
+from dpdask.inference.noise_error import NoiseError, noise_error, redrawn
+from dpdask.inference.npmle import NPMLE, RangeEstimate
+from dpdask.stats.ranges import RangeCounts
 
-__all__ = ["MAX_CONDITION", "Estimate", "ReleasedColumn"]
+if TYPE_CHECKING:
+    from dpdask.inference.interval_regression import IntervalRegressor
+
+__all__ = [
+    "MAX_CONDITION",
+    "NPMLE",
+    "Contrast",
+    "Estimate",
+    "IntervalRegressor",
+    "NoiseError",
+    "RangeCounts",
+    "RangeEstimate",
+    "ReleasedColumn",
+    "WeightedSample",
+    "huber",
+    "least_squares",
+    "logistic",
+    "minimise",
+    "noise_error",
+    "poisson",
+    "quantile",
+    "quantile_regression",
+    "redrawn",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "IntervalRegressor":
+        return importlib.import_module("dpdask.inference.interval_regression").IntervalRegressor
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

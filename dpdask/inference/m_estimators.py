@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 Contrast = Callable[[Floats, Floats], tuple[Floats, Floats]]
 """(points of shape (n, d), θ of shape (p,)) -> (m of shape (n,), its gradient in θ of shape (n, p))."""
 
-EXTRA = "estimators"
+EXTRA = "inference"
 _SINGULAR = 1e-10  # of the largest eigenvalue of a standardised Gram matrix
 _CURVED = 1e-8
 _STEEP = 1e-6

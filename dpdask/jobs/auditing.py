@@ -47,7 +47,8 @@ def audit_job(job: Job, *, n_runs: int = 20_000) -> dict[str, Any]:
 
 
 def _measured(event: CentralEvent, job: Job, n_runs: int) -> dict[str, Any]:
-    found = audit_event(event, delta=job.file.privacy.delta, n_runs=n_runs, confidence=CONFIDENCE)
+    delta = job.file.privacy.delta if job.file.privacy is not None else 0.0
+    found = audit_event(event, delta=delta, n_runs=n_runs, confidence=CONFIDENCE)
     noise = {"scale": event.scale} if isinstance(event, DiscreteLaplace) else {"sigma": event.sigma}
     return {**noise, "sensitivity": event.sensitivity, "claimed": found.claimed, "lower_bound": found.lower_bound}
 

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from dpdask.errors import SpecError
 from dpdask.jobs.spec import Job
 from dpdask.privacy.accountant import compose
-from dpdask.privacy.events import to_dict
+from dpdask.privacy.events import Composed, Event, to_dict
 from dpdask.privacy.ledger import Balance, Charge, Ledger
 
 
 def charge_of(job: Job) -> Charge:
-    """Return what a job costs its dataset: its ε and δ, and the events by which an accountant prices it."""
-    return Charge(epsilon=job.file.privacy.epsilon, delta=job.file.privacy.delta, event=to_dict(job.kind.event))
+    """Return what a job costs its dataset: its ε and δ, and the events by which an accountant prices it.
+
+    Raises
+    ------
+    SpecError
+        If it promises no ε.
+    """
+    promised = job.file.privacy
+    if promised is None:
+        raise SpecError("a job without an ε cannot be charged", job.file.name, "remove its ledger")
+    unit = "row" if promised.unit_column is None else f"column {promised.unit_column.column}"
+    return Charge(epsilon=promised.epsilon, delta=promised.delta, event=to_dict(_of_unit(job.kind.event, unit)))
+
+
+def _of_unit(event: Event, unit: str) -> Composed:
+    return replace(event, unit=unit) if isinstance(event, Composed) else Composed(events=(event,), unit=unit)
 
 
 def open_ledger(url: str) -> Ledger:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dpdask.engine.compute import Progress
+from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
 from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, InternalError, OutputError, SpecError
 from dpdask.io.fragments import InputTable, discover
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
@@ -64,8 +65,8 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
 
     Privacy
     -------
-    Every noise value is a function of the run key, so a second run repeats the first one's draws and releases nothing
-    new. The key is removed at the commit.
+    Row noise is a function of the run key; central noise is kept beside it as soon as it is drawn. So a second run repeats
+    the first one's draws and releases nothing new. The key is removed at the commit.
     """
     state = RunState(Folder(job.output_url))
     finished = _finished(job, state)
@@ -116,15 +117,33 @@ def _finished(job: Job, state: RunState) -> Outcome | None:
 def _forget(job: Job, state: RunState) -> None:
     """Remove a run that can never be released; take its charge back only if it had kept no noise yet."""
     reached = state.read()
+    unseen = _nothing_drawn(state, job)
     state.remove()
-    if reached is not None and reached.job == job.digest and reached.stage == "opened":
+    if reached is not None and reached.job == job.digest and unseen:
         charging.void(job, reached.run_id)
 
 
 def _nothing_drawn(state: RunState, job: Job) -> bool:
-    """Return whether this job's run holds no noise yet, so that nothing is lost with it."""
+    """Return whether this job's run holds no noise yet, so that nothing is lost with it, and nobody can have seen any."""
     reached = state.read()
-    return reached is None or (reached.stage == "opened" and reached.job == job.digest)
+    drawn = any(state.folder.exists(name) for name in (NOISY_NAME, RELEASE_NAME))
+    return reached is None or (reached.stage == "opened" and reached.job == job.digest and not drawn)
+
+
+def _charge(job: Job, state: RunState, reached: Progressed) -> None:
+    """Charge the run.
+
+    Raises
+    ------
+    InputError
+        If there is noise already, and the ledger is not what it was: what was drawn is kept until it is.
+    """
+    try:
+        charging.intend(job, reached.run_id)
+    except SpecError as error:
+        if _nothing_drawn(state, job):
+            raise
+        raise InputError(error.what, error.where, "restore the ledger and run again, or `dpdask abort` the run") from None
 
 
 def _publishing(state: RunState) -> bool:
@@ -146,7 +165,7 @@ def _advance(job: Job, state: RunState, table: InputTable, progress: Progress | 
     if reached.stage == "opened":
         reached = _fit(job, state, table, reached, progress)
     else:
-        charging.intend(job, reached.run_id)  # charged already, unless the job got its ledger, or another one, since
+        _charge(job, state, reached)  # charged already, unless the job got its ledger, or another one, since
     publish = state.publish(reached.run_id)
     actions = state.actions(reached.run_id)
     shards = job.kind.write(table, reached.fitted, state.folder, publish, actions, job.file.output.rows_per_shard, progress)
@@ -177,7 +196,7 @@ def _fit(job: Job, state: RunState, table: InputTable, reached: Progressed, prog
 
     def charge() -> None:
         nonlocal charged
-        charging.intend(job, reached.run_id)  # from here on the run stays charged, unless nobody saw anything of it
+        _charge(job, state, reached)  # from here on the run stays charged, unless nobody saw anything of it
         charged = True
 
     fitted = job.kind.fit(table, state.folder, charge, progress, insecure=job.file.insecure_seed is not None)

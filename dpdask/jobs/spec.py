@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from dpdask.documents import Document, parse_value, parse_yaml, validate
 from dpdask.errors import SpecError
 from dpdask.io.fragments import takes_in
 from dpdask.io.storage import absolute_url
-from dpdask.jobs.kinds import Mechanism, Parts, Terms, kind_of
+from dpdask.jobs.kinds import Mechanism, Parts, Setting, Terms, kind_of, spends
 from dpdask.privacy import Budget
 from dpdask.schema import Schema
 
@@ -51,13 +52,13 @@ class LedgerPlace(Document):
 
 
 class JobFile(Document):
-    """A job as it stands in its file."""
+    """A job as it stands in its file; `privacy` and `ledger` belong to mechanisms that spend a budget."""
 
     name: str = Field(min_length=1, max_length=200)
     input: Input
     output: Output
     schema_path: str = Field(alias="schema", min_length=1)
-    privacy: Budget
+    privacy: Budget | None = None
     mechanism: Mechanism
     ledger: LedgerPlace | None = None
     cluster: Cluster = Cluster()
@@ -88,6 +89,7 @@ class Job:
     """
 
     def __init__(self, file: JobFile, schema: Schema, base: Path) -> None:
+        check_promise(file, file.name)
         self.file, self.schema = file, schema
         self.input_url = absolute_url(file.input.path, base)
         self.output_url = absolute_url(file.output.path, base)
@@ -97,11 +99,17 @@ class Job:
             raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
         self._check_unit()
         self.ledger = file.ledger and file.ledger.model_copy(update={"url": _beside(file.ledger.url, base)})
-        terms = Terms(name=file.name, budget=file.privacy, schema=schema, base=base, input_path=file.input.path, output_url=self.output_url)
-        self.kind = kind_of(file.mechanism, terms)
+        self.kind = kind_of(file.mechanism, self._terms(base))
+
+    def _terms(self, base: Path) -> Setting:
+        file = self.file
+        setting = Setting(name=file.name, schema=self.schema, base=base, input_path=file.input.path, output_url=self.output_url)
+        if file.privacy is None:
+            return setting
+        return Terms(budget=file.privacy, **{field.name: getattr(setting, field.name) for field in fields(setting)})
 
     def _check_unit(self) -> None:
-        unit = self.file.privacy.unit_column
+        unit = self.file.privacy.unit_column if self.file.privacy is not None else None
         if unit is not None and (unit.column not in self.schema.columns or self.schema.columns[unit.column].role == "privatise"):
             raise SpecError(
                 "the unit's column must be declared, and kept or dropped", f"privacy.unit.column {unit.column!r}", "correct one of the two"
@@ -124,6 +132,24 @@ class Job:
         content = self.file.model_dump(mode="json", by_alias=True, exclude={"cluster": True, "ledger": True, "output": {"path"}, "schema_path": True})
         whole = {"job": content, "schema": self.schema.model_dump(mode="json"), "input": self.input_url}
         return blake2b(json.dumps(whole, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def check_promise(file: JobFile, where: str) -> None:
+    """Check that a job promises an ε where its mechanism spends one, and nowhere else.
+
+    Raises
+    ------
+    SpecError
+        If it does not.
+    """
+    if spends(file.mechanism):
+        if file.privacy is None:
+            raise SpecError("the key 'privacy' is missing", where, "add it")
+        return
+    for key in ("privacy", "ledger"):
+        if getattr(file, key) is not None:
+            what = f"a mechanism of the kind {file.mechanism.kind} has no ε, so there is none to promise or to charge"
+            raise SpecError(what, f"{where}, {key}", f"remove the key {key!r}")
 
 
 def _beside(url: str, base: Path) -> str:
@@ -156,6 +182,7 @@ def load_job(path: str | Path, settings: Mapping[str, str] | None = None) -> Job
     for key, value in (settings or {}).items():
         _set(data, key, value)
     file = validate(JobFile, data, path.name)
+    check_promise(file, path.name)
     schema_path = path.parent / file.schema_path
     return Job(file, Schema.from_yaml(schema_path), path.parent.resolve())
 

@@ -14,6 +14,7 @@ from dpdask.stats import Domain
 from dpdask.streams import RunKey, stream, words
 
 MECHANISM_ID = "copula"
+MAX_LATENTS = 6000  # an eigendecomposition of minutes, and 800 MB of latent variables in a chunk of records
 CHUNK_ROWS = 2**15  # rows that are decoded together; what the memory of a worker depends on
 
 Codes = NDArray[np.uint16]

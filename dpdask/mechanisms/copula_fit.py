@@ -9,12 +9,13 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from dpdask.errors import SpecError
 from dpdask.kernels import correlation as correlation_kernel
 from dpdask.kernels import decode as decode_kernel
 from dpdask.kernels import marginals as marginals_kernel
 from dpdask.kernels import normal as normal_kernel
 from dpdask.mechanisms.copula import CHUNK_ROWS, CopulaModel, Node, draw_latents, draw_uniforms, n_latents_of
-from dpdask.mechanisms.denoise import Denoised, PairGroup, denoise, dependence_tree
+from dpdask.mechanisms.denoise import Denoised, denoise, dependence_tree
 from dpdask.mechanisms.marginals import NoisyMarginals
 
 Floats = NDArray[np.float64]
@@ -40,7 +41,13 @@ class CopulaOptions:
     tree
         Whether attributes are decoded along the tree of the strongest dependence, each given its parent.
     refinements
-        How often the correlations are corrected by what a sample of the model shows.
+        How often the correlations are corrected by what a sample of the model shows; never where every column has at most
+        two levels, which need none, nor beyond 1,200 latent variables, where it would take longer than the fit.
+
+    Raises
+    ------
+    SpecError
+        If `refinements` is no whole number, at least 0.
     """
 
     consistency: bool = True
@@ -48,6 +55,10 @@ class CopulaOptions:
     significance: bool = True
     tree: bool = True
     refinements: int = 3
+
+    def __post_init__(self) -> None:
+        if type(self.refinements) is not int or self.refinements < 0:
+            raise SpecError("must be a whole number, at least 0", "refinements")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +226,3 @@ class _Fit:
         sums = table.sum(axis=1, keepdims=True)
         found: Floats = np.where(sums > 0.0, table / np.where(sums > 0.0, sums, 1.0), share)
         return found
-
-
-__all__ = ["CopulaOptions", "FitReport", "PairGroup", "fit_copula"]

@@ -164,7 +164,11 @@ class PerturbedHistogram:
 
     def codes(self) -> Codes:
         """Return the codes of the cells listed, of shape (n_attributes, n_listed), in the domain's code dtype."""
-        return codes_of(self.domain, self.keys)
+        return self.codes_at(0, len(self.keys))
+
+    def codes_at(self, start: int, stop: int) -> Codes:
+        """Return the codes of some of the cells listed, as `codes` does of all."""
+        return codes_of(self.domain, self.keys[start:stop])
 
     def to_table(self, cells: Mapping[str, Cells], lines: Mapping[str, WholeLine] | None = None) -> pa.Table:
         """Return the cells listed: a column of centres for each attribute, and the int64 column `weight`.
@@ -206,13 +210,22 @@ class PerturbedHistogram:
         SpecError
             If no weight is positive.
         """
-        positive = np.maximum(self.weights, 0)
-        cumulative = np.cumsum(positive)
-        if not positive.any():
-            mend = "declare fewer bins, raise epsilon, or take another threshold"
-            raise SpecError("no cell has a positive weight: noise and threshold left nothing to sample", "the perturbed histogram", mend)
+        self.check_positive()
+        cumulative = np.cumsum(np.maximum(self.weights, 0))
         drawn = uniform_below(rng, n, int(cumulative[-1]))
         return codes_of(self.domain, self.keys[np.searchsorted(cumulative, drawn, side="right")])
+
+    def check_positive(self) -> None:
+        """Check that there is something to sample.
+
+        Raises
+        ------
+        SpecError
+            If no weight is positive.
+        """
+        if not (self.weights > 0).any():
+            mend = "declare fewer bins, raise epsilon, or take another threshold"
+            raise SpecError("no cell has a positive weight: noise and threshold left nothing to sample", "the perturbed histogram", mend)
 
     def redraw(self, rng: Generator) -> PerturbedHistogram:
         """Return this histogram with the same noise once more, cut at the same threshold: for a parametric bootstrap, free.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
-from dpdask.kernels.ranges import LEVELS, TABLE_ERROR, Acceptable, Quantiles
+from dpdask.kernels.ranges import LEVELS, TABLE_ERROR, Acceptable, Quantiles, Steps
 from dpdask.mechanisms.interval import IntervalMechanism, Narrowing, Partition, Perturbation, Perturbed, Selection, Step, Union
 from dpdask.mechanisms.interval_coverage import Public, quasi_run, step_coverage, table
 from dpdask.mechanisms.interval_design import (
@@ -79,6 +79,28 @@ def interval_mechanism(column: str, design: Design, *, lattice: bool = False, pe
         step = Perturbed(perturbation=perturbation, step=partition(design.of, where, lattice=lattice, reference=design.reference))
     else:
         step = partition(design, where, lattice=lattice)
+    return IntervalMechanism(column=column, step=step, nulls=design.nulls == "public")
+
+
+def outline(column: str, design: Design) -> IntervalMechanism:
+    """Return a column's mechanism without its laws: enough to say what it protects and reveals."""
+    nothing = np.zeros(0)
+    law, cdf = Quantiles(np.zeros(2), np.array([0.0, 1.0])), Steps(nothing, np.zeros(1), np.ones(1))
+
+    def cut(part: Partitioning) -> Partition:
+        return Partition(law=law, centres=np.zeros(part.n_cuts), acceptable=_acceptable(part))
+
+    step: Step
+    if isinstance(design, Progressive):
+        step = Narrowing(law=law, tau=law, cdf=cdf, rounds=design.rounds, either=design.stop == "either")
+    elif isinstance(design, Selective):
+        step = Selection(step=cut(design.of), cdf=cdf, tau=design.tau, rho=1.0)
+    elif isinstance(design, Ensemble):
+        step = Union(steps=[cut(part) for part in design.of])
+    elif isinstance(design, IntervalDifferential):
+        raise SpecError("a perturbation before the range has an ε of its own", f"column {column!r}", "choose another design")
+    else:
+        step = cut(design)
     return IntervalMechanism(column=column, step=step, nulls=design.nulls == "public")
 
 

@@ -6,6 +6,8 @@ the privacy loss distribution (PLD) of dp_accounting, pessimistic throughout.
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeGuard
 from dp_accounting.pld import privacy_loss_distribution as pld  # type: ignore[import-untyped]  # it ships no types
 
 from dpdask.errors import SpecError
-from dpdask.privacy.events import Adjacency, CentralEvent, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, from_dict, leaves
+from dpdask.privacy.events import Adjacency, CentralEvent, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, from_dict, leaves, units
 
 _GRID = 1e-4  # the PLD's step relative to ε: connected dots err by its square
 _MIN_STEP = 1e-7
@@ -113,13 +115,26 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
     Raises
     ------
     SpecError
-        If an event is of an unknown format or kind, or the adjacencies differ.
+        If an event is of an unknown format or kind, or the adjacencies or the units differ.
+
+    Notes
+    -----
+    A first charge costs what it declares, if its event costs no more and its δ is at most half of the limit. From the
+    second on, jobs are chosen by who has seen the earlier releases: then only sums and concentrated bounds hold, at what
+    the first one's δ leaves of the limit, so that stopping after the first is paid for too (the two cases add up).
     """
     atoms: list[Atom] = []
-    left = Fraction(delta_limit)
     listed = list(charges)
-    named = [leaf.unit for charge in listed if charge.event for leaf in leaves(from_dict(charge.event)) if isinstance(leaf, LocalRelease)]
+    named = sorted(set().union(*(units(from_dict(charge.event)) for charge in listed if charge.event)))
+    if len(named) > 1:
+        raise _units_differ()
     unit = named[0] if named else "row"
+    left, alone = Fraction(delta_limit), math.inf
+    if listed and listed[0].event and 2 * Fraction(listed[0].delta) <= left and _is_believed(listed[0]):
+        if len(listed) == 1:
+            alone = listed[0].epsilon  # one mechanism, as a whole: no choice was made with anything in hand
+        else:
+            left -= Fraction(listed[0].delta)
     for charge in listed:
         priced = list(leaves(from_dict(charge.event))) if charge.event else []
         if priced:
@@ -132,18 +147,23 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
     counted = _counted(atoms, _rounded_down(left))
     # a later job is chosen by who has seen the earlier releases: sums and concentrated bounds hold then, a PLD does not
     pure = _pure(counted)
-    composed = pure if left == 0 or pure == 0 else min(pure, _concentrated(counted, _rounded_down(left)))
-    return min(composed, _declared(listed, delta_limit))
+    return min(alone, pure if left == 0 or pure == 0 else min(pure, _concentrated(counted, _rounded_down(left))))
 
 
-def _declared(charges: list[Charged], delta_limit: float) -> float:
-    """Return the sum of the declared ε, rounded up, where the sum of the declared δ is within the limit; else infinity.
+def _is_believed(charge: Charged) -> bool:
+    """Return whether what a charge declares covers what its event costs."""
+    if not charge.event or not list(leaves(from_dict(charge.event))):
+        return True
+    return _price(json.dumps(charge.event, sort_keys=True), charge.delta) <= charge.epsilon
 
-    Each charge is (ε, δ)-private as a whole, and ε and δ add up whoever chooses the next one, with whatever in hand.
-    """
-    if sum((Fraction(charge.delta) for charge in charges), Fraction(0)) > Fraction(delta_limit):
-        return math.inf
-    return -_rounded_down(-sum((Fraction(charge.epsilon) for charge in charges), Fraction(0)))
+
+@functools.lru_cache(maxsize=256)
+def _price(event: str, delta: float) -> float:
+    return epsilon(from_dict(json.loads(event)), delta)
+
+
+def _units_differ() -> SpecError:
+    return SpecError("what different units pay cannot be added up", "accountant", "charge a dataset of its own for each privacy.unit")
 
 
 def noise_scale(
@@ -273,7 +293,7 @@ def _counted(atoms: list[Atom], delta: float) -> Counter[Atom]:
     if len({atom.adjacency if not isinstance(atom, LocalRelease) else "replace-one" for atom in atoms}) > 1:
         raise SpecError("events of different adjacencies cannot be composed", "accountant", "keep one adjacency for a dataset")
     if len({atom.unit for atom in atoms if isinstance(atom, LocalRelease)}) > 1:
-        raise SpecError("what different units pay cannot be added up", "accountant", "charge a dataset of its own for each privacy.unit")
+        raise _units_differ()
     counted: Counter[Atom] = Counter()
     for atom in atoms:
         one, n = _single(atom)

@@ -119,11 +119,16 @@ class Composed:
     ----------
     events
         What happened; none is allowed.
+    unit
+        Whose sensitivities these are: `row`, or `column NAME`; None where nothing says so, as inside another composition.
     """
 
     events: tuple[Event, ...]
+    unit: str | None = None
 
     def __post_init__(self) -> None:
+        if self.unit is not None and not (isinstance(self.unit, str) and (self.unit == "row" or self.unit.startswith("column "))):
+            raise _wrong("unit", "'row' or 'column NAME'")
         if not isinstance(self.events, tuple) or not all(isinstance(event, get_args(Event)) for event in self.events):
             raise _wrong("events", "a list of events")
 
@@ -149,10 +154,21 @@ def leaves(event: Event) -> Iterator[LocalRelease | DiscreteLaplace | DiscreteGa
         yield event
 
 
+def units(event: Event) -> set[str]:
+    """Return the units that an event and the events inside it name."""
+    if isinstance(event, LocalRelease):
+        return {event.unit}
+    if not isinstance(event, Composed):
+        return set()
+    own: set[str] = set() if event.unit is None else {event.unit}
+    return own.union(*(units(inner) for inner in event.events))
+
+
 def to_dict(event: Event) -> dict[str, Any]:
     """Return an event as a mapping that JSON can hold: `format`, `kind`, and its attributes."""
     if isinstance(event, Composed):
-        return {"format": FORMAT, "kind": _COMPOSED, "events": [to_dict(inner) for inner in event.events]}
+        unit = {} if event.unit is None else {"unit": event.unit}
+        return {"format": FORMAT, "kind": _COMPOSED, "events": [to_dict(inner) for inner in event.events], **unit}
     return {"format": FORMAT, "kind": _NAMES[type(event)], **{field.name: getattr(event, field.name) for field in fields(event)}}
 
 
@@ -171,8 +187,8 @@ def from_dict(data: Mapping[str, Any]) -> Event:
         raise SpecError(f"the event's format is not {FORMAT}", "event", "read it with the version of dpdask that wrote it, or a later one")
     values = {key: value for key, value in data.items() if key not in ("format", "kind")}
     kind = data.get("kind")
-    if kind == _COMPOSED and set(values) == {"events"} and isinstance(values["events"], list | tuple):
-        return Composed(events=tuple(from_dict(inner) for inner in values["events"]))
+    if kind == _COMPOSED and set(values) in ({"events"}, {"events", "unit"}) and isinstance(values["events"], list | tuple):
+        return Composed(events=tuple(from_dict(inner) for inner in values["events"]), unit=values.get("unit"))
     known = _KINDS.get(kind) if isinstance(kind, str) else None
     if known is None and kind != _COMPOSED:
         raise SpecError("the event's kind is unknown", "event", "read it with the version of dpdask that wrote it, or a later one")

@@ -74,6 +74,39 @@ def _card(
     *,
     insecure: bool,
 ) -> bytes:
+    accounting = {
+        "composition": "the least of a sum, a concentrated bound and a privacy loss distribution, over all tables",
+        "epsilon_exact": spent(noisy.noise, budget),
+        "noise": _noise(noisy),
+        "events": to_dict(noisy.noise.event),
+    }
+    n_rows = {"value": noisy.n_rows, "exact": budget.adjacency == "replace-one"}
+    return central_card(name, budget, guarantee, mechanism, schema, cells, accounting, n_rows, insecure=insecure)
+
+
+def central_card(
+    name: str,
+    budget: Budget,
+    guarantee: str,
+    mechanism: Mapping[str, Any],
+    schema: Schema,
+    cells: Mapping[str, Cells],
+    accounting: Mapping[str, Any],
+    n_rows: Mapping[str, Any],
+    *,
+    insecure: bool,
+) -> bytes:
+    """Return the card of any release that comes from noisy counts of all rows, as canonical JSON.
+
+    Parameters
+    ----------
+    name, budget, guarantee, insecure
+        As for `copula_card`.
+    mechanism, accounting, n_rows
+        These parts of the card.
+    schema, cells
+        The declared columns, and the public cells of those that are counted.
+    """
     warning = "INSECURE: the noise is reproducible from a seed, so this release protects nobody. " if insecure else ""
     card: dict[str, Any] = {
         "format": CARD_FORMAT,
@@ -89,13 +122,8 @@ def _card(
         },
         "mechanism": mechanism,
         "columns": {column: _column(schema, found) for column, found in cells.items()},
-        "accounting": {
-            "composition": "privacy loss distribution, over all tables" if budget.delta else "sum over all tables",
-            "epsilon_exact": spent(noisy.noise, budget),
-            "noise": _noise(noisy),
-            "events": to_dict(noisy.noise.event),
-        },
-        "n_rows": {"value": noisy.n_rows, "exact": budget.adjacency == "replace-one"},
+        "accounting": accounting,
+        "n_rows": n_rows,
         "order": "what is released has no order of the input's",
         "insecure": insecure,
         "versions": {"dpdask": __version__, "streams": STREAM_FORMAT, **{library: version(library) for library in _LIBRARIES}},

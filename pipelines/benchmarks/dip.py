@@ -60,6 +60,9 @@ STEPS: dict[str, Callable[[Path, Path], None]] = {
     "copy": copy,
     "dip": job({}),
     "histogram": job({"mechanism.reference": "{kind: histogram}", "mechanism.channel": "optimal"}),
+    "interval": job(
+        {"privacy": "null", "mechanism": "{kind: interval, columns: {rating: {design: case2, anchors: {name: uniform, loc: 0, scale: 5.5}}}}"}
+    ),
     "units": job({"privacy.unit": "{column: userId, max_rows: 20}"}),
 }
 

@@ -111,7 +111,7 @@ def test_it_is_charged_before_anything_is_drawn(
     assert kinds(url) == ["intend", "commit"]
     [entry, _] = charging.open_ledger(url).show("ratings").entries
     loaded = load(made)
-    assert entry.charge.event == to_dict(loaded.kind.event)
+    assert entry.charge.event == {**to_dict(loaded.kind.event), "unit": "row"}
     assert (entry.charge.epsilon, entry.charge.delta) == (4.0, 0.0)
     assert LIMIT * (1 - 1e-12) <= balance(url).epsilon_spent <= LIMIT
 

@@ -201,7 +201,7 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(importlib, "import_module", without)
-    with refused(r"pip install 'dpdask\[estimators\]'"):
+    with refused(r"pip install 'dpdask\[inference\]'"):
         me.huber(sample())
     assert builtins.len(me.least_squares(sample())) == 3
 

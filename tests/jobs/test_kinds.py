@@ -167,7 +167,7 @@ def test_a_kinds_event_and_the_budgets_delta_are_charged(tmp_path: Path) -> None
     run_job(job)
     [intended, _] = charging.open_ledger(place["url"]).show("ratings").entries
     assert (intended.charge.epsilon, intended.charge.delta) == (4.0, DELTA)
-    assert intended.charge.event == to_dict(kind.event)
+    assert intended.charge.event == {**to_dict(kind.event), "unit": "row"}
     again = constant_job(tmp_path, Constant(), ledger=place, output__path=str(tmp_path / "two"))
     second = plan_job(again).ledger
     assert second is not None

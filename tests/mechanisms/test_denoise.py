@@ -122,7 +122,7 @@ def test_counts_are_non_negative_and_sum_to_the_rows_and_every_pair_is_there_onc
         assert table.shape == (sizes[a], sizes[b])
         assert (table >= 0).all()
         assert table.sum(axis=1) == pytest.approx(cleaned.one_way[a], rel=1e-9, abs=1e-6)
-        slack = 0.01 if 50 * sigma < noisy.n_rows else 0.25  # raking of mere noise is not at its end after 64 steps
+        slack = 1e-6 if 50 * sigma < noisy.n_rows else 0.02  # raking of mere noise may not be at its end after 2,000 steps
         assert table.sum(axis=0) == pytest.approx(cleaned.one_way[b], abs=slack * noisy.n_rows)
         assert (cleaned.table(b, a) == table.T).all()
     order = dependence_tree(cleaned)

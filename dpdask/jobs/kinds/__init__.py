@@ -10,23 +10,34 @@ from pydantic import Field
 from dpdask.documents import Document
 from dpdask.jobs.kinds.copula import Copula, CopulaKind
 from dpdask.jobs.kinds.dip import Dip, DipKind
-from dpdask.jobs.kinds.kind import Expected, Fitted, Kind, Parts, Terms
+from dpdask.jobs.kinds.histogram import HistogramKind, NoisyHistogram
+from dpdask.jobs.kinds.interval import IntervalKind, Intervals
+from dpdask.jobs.kinds.kind import Expected, Fitted, Kind, Parts, Setting, Terms
 from dpdask.jobs.kinds.marginals import MarginalsKind, NoisyTables
 
 Mechanism = Annotated[
-    Dip | Copula | NoisyTables,
+    Dip | Copula | Intervals | NoisyTables | NoisyHistogram,
     Field(discriminator="kind"),
 ]
 
-_KINDS: Mapping[type[Document], Callable[[Any, Terms], Kind]] = {
+_KINDS: Mapping[type[Document], Callable[[Any, Any], Kind]] = {
     Dip: DipKind.of,
     Copula: CopulaKind.of,
+    Intervals: IntervalKind.of,
     NoisyTables: MarginalsKind.of,
+    NoisyHistogram: HistogramKind.of,
 }
 
+_WITHOUT_EPSILON = (Intervals,)
 
-def kind_of(mechanism: Document, terms: Terms) -> Kind:
-    """Return the kind of a job.
+
+def spends(mechanism: Document) -> bool:
+    """Return whether a mechanism spends a budget, so that its job must promise one."""
+    return not isinstance(mechanism, _WITHOUT_EPSILON)
+
+
+def kind_of(mechanism: Document, terms: Setting) -> Kind:
+    """Return the kind of a job; `terms` are `Terms` where it spends a budget.
 
     Raises
     ------
@@ -36,4 +47,4 @@ def kind_of(mechanism: Document, terms: Terms) -> Kind:
     return _KINDS[type(mechanism)](mechanism, terms)
 
 
-__all__ = ["Expected", "Fitted", "Kind", "Mechanism", "Parts", "Terms", "kind_of"]
+__all__ = ["Expected", "Fitted", "Kind", "Mechanism", "Parts", "Setting", "Terms", "kind_of", "spends"]

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator
 
 from dpdask.engine import release, tabulate
 from dpdask.engine.compute import Progress
-from dpdask.engine.work import KEY_NAME, RELEASE_NAME, TableWork, tabulated_work
+from dpdask.engine.work import KEY_NAME, NOISY_NAME, RELEASE_NAME, TableWork, tabulated_work
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.fragments import InputTable
 from dpdask.io.storage import Folder
@@ -22,7 +22,6 @@ from dpdask.mechanisms.marginals_file import noisy_from_bytes, noisy_to_bytes
 from dpdask.privacy import central_guarantee_text
 from dpdask.references.histogram import MAX_BINS
 from dpdask.schema import Schema
-from dpdask.stats import Marginals
 from dpdask.streams import RunKey, stream
 
 PROTECTED = "every row of the table"
@@ -93,61 +92,70 @@ def work_on(types: pa.Schema, terms: Terms, bins: Any, secrets: Folder) -> Table
     return tabulated_work(types, terms.schema, bins, secrets, terms.budget.unit_column)
 
 
-def count(table: InputTable, work: TableWork, tables: tabulate.Tables, terms: Terms, progress: Progress | None) -> Marginals:
-    """Return the exact tables of all rows, or with units of the rows within their bounds: private, for the driver alone.
+def measured(
+    table: InputTable,
+    work: TableWork,
+    tables: tabulate.Tables,
+    planned: MarginalNoise,
+    terms: Terms,
+    secrets: Folder,
+    charge: Callable[[], None],
+    progress: Progress | None,
+    *,
+    insecure: bool,
+) -> NoisyMarginals:
+    """Return the noisy tables of all rows (with units: of those within their bounds), drawn once and kept beside the run key.
+
+    Exact counts reach the driver, are charged, get their noise, and are forgotten. What a driver that died kept is taken up:
+    noise drawn a second time on the same counts would be a second look.
 
     Raises
     ------
     DataError
         If a value violates the schema; if there is no row (a CSV file tells so only when it is read).
+    BudgetError
+        From `charge`.
+    InputError
+        If what was kept is of other tables, or another noise.
     """
+    if secrets.exists(NOISY_NAME):
+        charge()
+        kept = load_noisy(secrets)
+        if kept.noise != planned or kept.domain != tabulate.domain_of(work.cells):
+            raise InputError("the run's noisy tables are of another version of dpdask", NOISY_NAME, "go on with that one, or `dpdask abort` the run")
+        return kept
     counts = tabulate.tabulate(table.fragments, release.bound_units(table, work, progress), tables, progress)
     if counts.n_rows == 0:
         raise DataError("the table has no rows", terms.input_path, "check the job's input.path")
-    return counts
-
-
-def draw(counts: Marginals, planned: MarginalNoise, terms: Terms, secrets: Folder, charge: Callable[[], None], *, insecure: bool) -> NoisyMarginals:
-    """Charge, then draw the noise: on the driver, once; whoever resumes finds it drawn, or draws it again unseen.
-
-    Raises
-    ------
-    BudgetError
-        From `charge`.
-    """
     charge()
     rng = stream(RunKey(secrets.read(KEY_NAME)), "marginals/noise", "") if insecure else None
-    return measure(counts, planned, n_rows_public=terms.budget.adjacency == "replace-one", rng=rng)
+    noisy = measure(counts, planned, n_rows_public=terms.budget.adjacency == "replace-one", rng=rng)
+    secrets.write(NOISY_NAME, noisy_to_bytes(noisy), private=True)
+    return noisy
 
 
-def drawn_before(secrets: Folder) -> str | None:
-    """Return the sha256 of the fitted release of a driver that died before it could record it, or None.
-
-    What it drew is then kept: noise drawn a second time on the same counts would be a second look, though nobody should have
-    seen the first.
-    """
-    return sha256(secrets.read(RELEASE_NAME)).hexdigest() if secrets.exists(RELEASE_NAME) else None
-
-
-def write_noisy(noisy: NoisyMarginals, secrets: Folder) -> str:
-    """Write noisy tables beside the run key and return their sha256."""
-    data = noisy_to_bytes(noisy)
-    secrets.write(RELEASE_NAME, data, private=True)
-    return sha256(data).hexdigest()
-
-
-def load_noisy(secrets: Folder, digest: str) -> NoisyMarginals:
-    """Return noisy tables, checked against their digest.
+def load_noisy(secrets: Folder, digest: str | None = None) -> NoisyMarginals:
+    """Return the noisy tables beside the run key, compared with their digest if there is one.
 
     Raises
     ------
     InputError
-        If the file is missing or another.
+        If there are none, or others.
     """
-    data = secrets.read(RELEASE_NAME)
-    if sha256(data).hexdigest() != digest:
-        raise InputError("the run's noisy tables are not those that were written", RELEASE_NAME, "abort the run and begin again")
-    return noisy_from_bytes(data, RELEASE_NAME)
+    data = secrets.read(NOISY_NAME)
+    if digest is not None and sha256(data).hexdigest() != digest:
+        raise InputError("the run's noisy tables are not those that were written", NOISY_NAME, "abort the run and begin again")
+    return noisy_from_bytes(data, NOISY_NAME)
+
+
+def drawn_before(secrets: Folder) -> str | None:
+    """Return the sha256 of the release of a driver that died before it could record it, or None: what it drew is kept."""
+    return sha256(secrets.read(RELEASE_NAME)).hexdigest() if secrets.exists(RELEASE_NAME) else None
+
+
+def digest_of_noisy(secrets: Folder) -> str:
+    """Return the sha256 of the noisy tables beside the run key."""
+    return sha256(secrets.read(NOISY_NAME)).hexdigest()
 
 
 def warnings(terms: Terms, n_rows: int | None) -> tuple[str, ...]:

@@ -134,7 +134,9 @@ class CopulaKind:
         DataError, SpecError
             If they do not fit.
         """
-        central.check_counts(central.work_on(types, self.terms, self.spec.bins, secrets), _ALL_PAIRS)
+        work = central.work_on(types, self.terms, self.spec.bins, secrets)
+        central.check_counts(work, _ALL_PAIRS)
+        tabulate.check_latents(tabulate.domain_of(work.cells))
 
     def expect(self, table: InputTable, rows_per_shard: int) -> Expected:
         """Return what a run on a table would do; no row is read."""
@@ -163,13 +165,8 @@ class CopulaKind:
         -------
         Exact counts reach the driver and go no further; what is written is a function of the noisy tables.
         """
-        drawn = central.drawn_before(secrets)
-        if drawn is not None:
-            charge()
-            return self._fitted(synthesise.load_copula(secrets, drawn), drawn)
         work = central.work_on(table.schema, self.terms, self.spec.bins, secrets)
-        counts = central.count(table, work, _ALL_PAIRS, self.terms, progress)
-        noisy = central.draw(counts, self.noise, self.terms, secrets, charge, insecure=insecure)
+        noisy = central.measured(table, work, _ALL_PAIRS, self.noise, self.terms, secrets, charge, progress, insecure=insecure)
         model, report = fit_copula(noisy, stream(RunKey(secrets.read(KEY_NAME)), "copula/calibration", ""))
         bins = bins_by_column(self.spec.bins, work.cells)
         fitted = FittedCopula(schema=self.terms.schema, types=work.released, bins=bins, noisy=noisy, model=model, report=report)

@@ -19,15 +19,13 @@ from dpdask.schema import Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What a job says beside its mechanism.
+class Setting:
+    """What every job says beside its mechanism.
 
     Attributes
     ----------
     name
         The job's name.
-    budget
-        What is promised.
     schema
         The declared columns.
     base
@@ -39,11 +37,23 @@ class Terms:
     """
 
     name: str
-    budget: Budget
     schema: Schema
     base: Path
     input_path: str
     output_url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms(Setting):
+    """What a job says beside its mechanism, where it spends a budget.
+
+    Attributes
+    ----------
+    budget
+        What is promised.
+    """
+
+    budget: Budget
 
 
 class Parts(Protocol):

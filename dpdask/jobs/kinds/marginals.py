@@ -182,14 +182,10 @@ class MarginalsKind:
         -------
         Exact counts reach the driver and go no further.
         """
-        drawn = central.drawn_before(secrets)
-        if drawn is not None:
-            charge()
-            return _fitted(central.load_noisy(secrets, drawn), drawn)
         work = central.work_on(table.schema, self.terms, self.spec.bins, secrets)
-        counts = central.count(table, work, self._tables, self.terms, progress)
-        noisy = central.draw(counts, self.noise, self.terms, secrets, charge, insecure=insecure)
-        return _fitted(noisy, central.write_noisy(noisy, secrets))
+        noisy = central.measured(table, work, self._tables, self.noise, self.terms, secrets, charge, progress, insecure=insecure)
+        n_cells = sum(cells.size for cells in noisy.cliques.values())
+        return Fitted(release_sha256=central.digest_of_noisy(secrets), n_released=(n_cells,))
 
     def write(
         self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None
@@ -227,10 +223,6 @@ class MarginalsKind:
     def audit(self, types: pa.Schema, secrets: Folder, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return nothing: no row is released, and the noise of the tables is audited as the events that it is."""
         return {}
-
-
-def _fitted(noisy: NoisyMarginals, digest: str) -> Fitted:
-    return Fitted(release_sha256=digest, n_released=(sum(cells.size for cells in noisy.cliques.values()),))
 
 
 def released_schema(cliques: tuple[Clique, ...]) -> pa.Schema:

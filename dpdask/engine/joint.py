@@ -1,0 +1,110 @@
+"""One pass over a table for the joint histogram of its private columns: exact counts, merged in a tree, for the driver alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pandas as pd
+import pyarrow as pa
+from dask import delayed
+
+from dpdask.engine.choose import Chooser
+from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
+from dpdask.engine.frames import Frame, batch_of, parts_of
+from dpdask.engine.reduce import TreeFold, tree_reduce
+from dpdask.engine.seal import Seal, check_part
+from dpdask.engine.tabulate import domain_of, encoded
+from dpdask.engine.work import TableWork
+from dpdask.errors import DataError
+from dpdask.io.fragments import Fragment, read_batches
+from dpdask.stats.joint import JointCounts
+
+
+def count_batches(batches: Iterable[pa.RecordBatch], chooser: Chooser, work: TableWork) -> JointCounts:
+    """Return the joint counts of the chosen rows of one fragment.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema, or a row's unit is null.
+    """
+    domain = domain_of(work.cells)
+    fold = TreeFold(_together)
+    fold.add(JointCounts.identity(domain))
+    for batch in batches:
+        chosen, _ = chooser.split(batch)
+        fold.add(JointCounts.of_codes(domain, encoded(batch, work.cells, domain, chosen)))
+    return fold.result()
+
+
+@guarded
+def count_fragment(fragment: Fragment, work: TableWork) -> JointCounts:
+    """Return the joint counts of one fragment of files; with units, it is sealed."""
+    seal = Seal(work.sealed if work.unit is not None else [])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in read_batches(fragment, work.sealed, work.types):
+            if work.unit is not None:  # else one pass is all that sees the rows
+                seal.add(batch)
+            yield batch
+
+    try:
+        counts = count_batches(batches(), Chooser(work, fragment.id, fragment.number), work)
+    except DataError as error:
+        raise error.at(fragment.where) from None
+    if work.unit is not None:
+        seal.check(work.secrets, fragment.id, fragment.where)
+    return counts
+
+
+def _together(parts: list[JointCounts]) -> JointCounts:
+    return parts[0].merge(*parts[1:])
+
+
+@guarded
+def merge_counts(parts: list[JointCounts]) -> JointCounts:
+    """Return the joint counts of neighbouring fragments together."""
+    return _together(parts)
+
+
+def joint_counts(fragments: tuple[Fragment, ...], work: TableWork, progress: Progress | None = None) -> JointCounts:
+    """Return the joint counts of a whole table of files: one read of the privatised columns.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema.
+    InputError
+        If a file is missing, unreadable, or changed.
+    """
+    prefix = task_prefix("tabulate")
+    shared = delayed(work, pure=False, traverse=False, name=task_prefix("work"))
+    call = delayed(count_fragment, pure=False)
+    return _merged([call(fragment, shared, dask_key_name=f"{prefix}-{number}") for number, fragment in enumerate(fragments)], progress)
+
+
+def joint_counts_of_frame(frame: Frame, work: TableWork) -> JointCounts:
+    """Return the joint counts of a frame: the barrier.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema.
+    """
+    prefix, call = task_prefix("tabulate"), delayed(_count_part, pure=False)
+    return _merged(
+        [call(part, fragment_id, number, work, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in enumerate(parts_of(frame))]
+    )
+
+
+@guarded
+def _count_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork) -> JointCounts:
+    if work.unit is not None:
+        check_part(part, work.secrets, fragment_id)
+    return count_batches([batch_of(part, [*work.codecs, *work.unit_columns], work.types)], Chooser(work, fragment_id, number), work)
+
+
+def _merged(leaves: Sequence[object], progress: Progress | None = None) -> JointCounts:
+    [result] = run_tasks("tabulate", [tree_reduce(leaves, merge_counts, task_prefix("merge"))], progress)
+    assert isinstance(result, JointCounts)
+    return result

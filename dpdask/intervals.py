@@ -1,0 +1,114 @@
+"""Interval privacy on Dask and pandas frames: nothing is computed beforehand, and a lazy frame stays lazy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from dpdask.codec import codec_for
+from dpdask.documents import validate
+from dpdask.engine.frames import Frame, frame_work, randomise_frame, secret_folder
+from dpdask.engine.rows import RANGE_ROWS, write_designs
+from dpdask.engine.work import KEY_NAME
+from dpdask.errors import SpecError
+from dpdask.io.storage import Folder
+from dpdask.mechanisms.interval_design import Design, IntervalColumns
+from dpdask.mechanisms.interval_release import IntervalRelease, check_designs
+from dpdask.reports.interval_card import interval_card
+from dpdask.schema import Schema, arrow_type
+from dpdask.streams import RunKey
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalMechanism:
+    """Random ranges instead of values: each private value is released as a range that contains it.
+
+    Parameters
+    ----------
+    schema
+        The declared columns.
+    columns
+        The design of each private column, as a job writes it: `{"price": {"design": "case2", "anchors": {…}}}`, or a
+        design of `dpdask.mechanisms.interval_design`.
+    secrets
+        A private folder, as a path or URL, that every worker can read; by default a new temporary one of this machine
+        (mode 0700), removed when Python ends.
+    insecure_seed
+        For tests: anchors from a seed.
+
+    Raises
+    ------
+    SpecError
+        If a parameter is invalid, or the designs do not fit the columns.
+
+    Privacy
+    -------
+    Unit: a value. There is no ε. Protected: where inside its released range a value lies. Not protected: that it lies in
+    it, and what the design says besides (the card lists it). Each mechanism has one key: the same frame gives the same
+    ranges, however often it is privatised or computed. The same rows in a frame built otherwise, or by another
+    mechanism, get other ranges, and the two narrow each other.
+
+    References
+    ----------
+    Ding and Ding, Interval privacy: a framework for privacy-preserving data collection.
+
+    Examples
+    --------
+    >>> import pandas as pd, dpdask
+    >>> schema = dpdask.Schema.from_dict({"columns": {"price": {"role": "privatise", "kind": "continuous"}}})
+    >>> anchors = {"name": "uniform", "loc": 0, "scale": 100}
+    >>> mechanism = dpdask.IntervalMechanism(schema, columns={"price": {"design": "case2", "anchors": anchors}})
+    >>> list(mechanism.privatise(pd.DataFrame({"price": [10.0, 60.0]})).columns)
+    ['price_lower', 'price_upper']
+    """
+
+    schema: Schema
+    _: KW_ONLY
+    columns: Mapping[str, Design | Mapping[str, Any]]
+    secrets: str | None = None
+    insecure_seed: int | None = None
+    _designs: dict[str, Design] = field(init=False, repr=False)
+    _folder: Folder = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.schema.privatised:
+            raise SpecError("the schema privatises no column", "IntervalMechanism", "give at least one column the role privatise")
+        given = validate(IntervalColumns, {"columns": dict(self.columns)}, "IntervalMechanism").columns
+        check_designs(self.schema, given, "columns")
+        object.__setattr__(self, "_designs", {name: given[name] for name in self.schema.privatised})
+        object.__setattr__(self, "_folder", secret_folder(self.secrets))
+        key = RunKey.fresh() if self.insecure_seed is None else RunKey.insecure(self.insecure_seed)
+        self._folder.write(KEY_NAME, key.reveal(), private=True)
+
+    def privatise(self, frame: Frame) -> Frame:
+        """Return a frame's rows with two columns of ends for each private one: lazily for Dask, at once for pandas.
+
+        Rows keep their order and index; dropped columns are gone; kept columns are untouched. The ends are float64; of dates
+        and times they count days, or the column's own unit (microseconds if that is finer), since 1970.
+
+        Raises
+        ------
+        SpecError
+            If a design cannot be had.
+        DataError
+            If the columns are not those of the schema, or (when computed) a value violates it.
+        """
+        work = frame_work(frame, self.schema, None, self._folder)
+        return randomise_frame(frame, work, write_designs(IntervalRelease.of(self._designs, work.codecs), self._folder), RANGE_ROWS)
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """The release card: what ranges reveal; a column whose type the schema does not declare is taken for one of floats."""
+        types = {name: self.schema.columns[name].type for name in self._designs}
+        declared = {name: codec_for(name, self.schema.columns[name], arrow_type(type_)) for name, type_ in types.items() if type_ is not None}
+        codecs = {name: declared.get(name) or codec_for(name, self.schema.columns[name], arrow_type("float64")) for name in types}
+        release, insecure = IntervalRelease.of(self._designs, codecs), self.insecure_seed is not None
+        card: dict[str, Any] = json.loads(interval_card(name="frame", release=release, schema=self.schema, codecs=declared, insecure=insecure))
+        return card
+
+    def close(self) -> None:
+        """Destroy the key: frames that are not yet computed can no longer be."""
+        self._folder.remove(KEY_NAME)
+        self._folder.remove()

@@ -1,0 +1,292 @@
+"""The perturbed histogram as a job: one noisy joint histogram, released as weighted cells or as synthetic rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pyarrow as pa
+from pydantic import BeforeValidator, Field
+
+from dpdask.cells import DEFAULT_BINS
+from dpdask.documents import Document
+from dpdask.engine import joint, release, synthesise
+from dpdask.engine.compute import Progress
+from dpdask.engine.tabulate import domain_of
+from dpdask.engine.work import KEY_NAME
+from dpdask.errors import DataError, InputError, SpecError
+from dpdask.io.fragments import InputTable
+from dpdask.io.shards import Shard
+from dpdask.io.storage import Folder
+from dpdask.jobs.kinds import central
+from dpdask.jobs.kinds.central import NoParts
+from dpdask.jobs.kinds.kind import Expected, Fitted, Terms
+from dpdask.mechanisms import histogram
+from dpdask.mechanisms.copula_file import bins_by_column
+from dpdask.mechanisms.histogram import HistogramPlan, Threshold
+from dpdask.mechanisms.histogram_cells import bins_by_rule
+from dpdask.mechanisms.histogram_file import WEIGHT, FittedHistogram
+from dpdask.privacy.events import Composed, DiscreteLaplace
+from dpdask.reports.histogram_card import histogram_card
+from dpdask.schema import Schema
+from dpdask.stats.joint import n_cells
+from dpdask.streams import RunKey, stream
+
+_MANY_ROWS = 1e18  # before a footer is read: the enhanced threshold is highest, so nothing is refused that would do
+_FAR = 30.0  # scales of the noise that the noisy number of rows keeps within, but for 2**-43
+
+
+def _as_bins(value: object) -> object:
+    return value if value == "rule" else central._as_bins(value)
+
+
+def _as_n_rows(value: object) -> object:
+    if value != "input" and (type(value) is not int or value < 1):
+        raise ValueError("a whole number, at least 1, is expected, or `input`")
+    return value
+
+
+class NoisyHistogram(Document):
+    """One noisy joint histogram of all privatised columns.
+
+    Attributes
+    ----------
+    bins
+        How continuous and mixed columns are cut: a number of cells of one width, or for each column such a number or the
+        first value of each cell; or `rule`, the paper's rate, which needs a public number of rows.
+    threshold
+        Which cells are kept: `none` (all, with negative weights), `positive`, or `enhanced`.
+    factor
+        A of the enhanced threshold A·log n/ε.
+    output
+        `cells`: centres and weights; `rows`: synthetic rows drawn from the positive weights.
+    n_rows
+        How many rows: a number, or `input`: as many as the table has (under add-remove, as the noisy counts say).
+    """
+
+    kind: Literal["histogram"]
+    bins: Annotated[Literal["rule"] | int | dict[str, int | tuple[float, ...]], BeforeValidator(_as_bins)] = DEFAULT_BINS
+    threshold: Threshold = "enhanced"
+    factor: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    output: Literal["cells", "rows"] = "cells"
+    n_rows: Annotated[Literal["input"] | int, BeforeValidator(_as_n_rows)] = "input"
+
+
+def check_columns(schema: Schema) -> None:
+    """Check that no column has the name of the cells' weights.
+
+    Raises
+    ------
+    SpecError
+        If one has.
+    """
+    if WEIGHT in schema.privatised:
+        raise SpecError("the released cells have a column of that name themselves", f"column {WEIGHT!r}", "rename it, or drop it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistogramKind:
+    """A histogram job's `Kind`; made by `of`.
+
+    Attributes
+    ----------
+    spec
+        The mechanism as the job writes it.
+    terms
+        What the job says beside it.
+    """
+
+    spec: NoisyHistogram
+    terms: Terms
+
+    @classmethod
+    def of(cls, spec: NoisyHistogram, terms: Terms) -> HistogramKind:
+        """Return the kind of a histogram job.
+
+        Raises
+        ------
+        SpecError
+            If a column is to be kept, or is called `weight`; if the bins' rule is asked for where the number of rows is
+            private; if a number of rows is given for cells.
+        """
+        central.check_schema(terms.schema, "a cell of a histogram is nobody's")
+        if spec.output == "cells":
+            check_columns(terms.schema)
+            if spec.n_rows != "input":
+                raise SpecError("the cells are as many as there are", "mechanism.n_rows", "remove it, or set mechanism.output to rows")
+        if spec.bins == "rule" and terms.budget.adjacency == "add-remove":
+            what = "the rule needs the number of rows, which add-remove hides"
+            raise SpecError(what, "mechanism.bins", "give numbers of cells, or set privacy.adjacency to replace-one")
+        return cls(spec=spec, terms=terms)
+
+    @property
+    def noise(self) -> HistogramPlan:
+        """The noise of every cell, and the threshold; it depends on no data."""
+        return histogram.plan(self.terms.budget, threshold=self.spec.threshold, factor=self.spec.factor)
+
+    @property
+    def event(self) -> Composed:
+        """One noisy histogram, and the number of rows where a threshold needs it and it is not public."""
+        return self.noise.event
+
+    @property
+    def spending(self) -> NoParts:
+        """Nothing by name: there is one histogram."""
+        return NoParts()
+
+    @property
+    def protected(self) -> str:
+        """Who is covered, in words."""
+        return central.PROTECTED
+
+    @property
+    def unprotected(self) -> str:
+        """Who is not, in words."""
+        return central.UNPROTECTED
+
+    @property
+    def guarantee(self) -> str:
+        """The promise in words."""
+        return central.guarantee(self.terms)
+
+    @property
+    def how(self) -> str:
+        """What was done, in a few words."""
+        what = "weighted cells" if self.spec.output == "cells" else "synthetic rows"
+        return f"{what} of a noisy histogram of {len(self.terms.schema.privatised)} columns"
+
+    def check(self, types: pa.Schema, secrets: Folder) -> None:
+        """Check a table's Arrow types, the bins and, as far as it needs no number of rows, the size; nothing is read or written.
+
+        Raises
+        ------
+        DataError, SpecError
+            If they do not fit.
+        """
+        work = central.work_on(types, self.terms, 1 if self.spec.bins == "rule" else self.spec.bins, secrets)
+        histogram.check_size(domain_of(work.cells), self.noise, _MANY_ROWS)
+
+    def _bins(self, table: InputTable) -> int | dict[str, int | tuple[float, ...]]:
+        bins = self.spec.bins
+        if bins != "rule":
+            return bins
+        if table.n_rows is None:
+            what = "the rule needs the number of rows, which these files do not tell before they are read"
+            raise SpecError(what, "mechanism.bins", "give numbers of cells, or convert the input to Parquet")
+        cut = sum(not self.terms.schema.columns[name].has_levels for name in self.terms.schema.privatised)
+        return bins_by_rule(max(2, table.n_rows), cut, thresholded=self.spec.threshold != "none") if cut else DEFAULT_BINS
+
+    def _public(self, n_rows: int) -> float:
+        """Return the number of rows as decisions before the noise may know it: under add-remove a power of two that the noisy one will reach."""
+        if self.terms.budget.adjacency == "replace-one":
+            return float(n_rows)
+        total = self.noise.total
+        spread = total.scale if isinstance(total, DiscreteLaplace) else 0.0
+        return 2.0 ** math.floor(math.log2(max(2.0, n_rows - _FAR * spread)))
+
+    def expect(self, table: InputTable, rows_per_shard: int) -> Expected:
+        """Return what a run on a table would do; no row is read.
+
+        Raises
+        ------
+        SpecError
+            If the histogram is too large, or the bins' rule lacks its number of rows.
+        """
+        work = central.work_on(table.schema, self.terms, self._bins(table), Folder(self.terms.output_url))
+        domain, rows = domain_of(work.cells), self.spec.output == "rows"
+        n = len(self.terms.schema.privatised)
+        stages = (
+            *central.unit_stage(self.terms),
+            f"tabulate: read {n} columns once; count their joint histogram of {n_cells(domain):,} cells, merged in a tree",
+            f"fit: noise on every cell, threshold {self.spec.threshold}, on the driver, written once",
+            "write: draw synthetic rows and stage their shards" if rows else "write: the cells with a weight, one row a cell",
+        )
+        warnings = list(central.warnings(self.terms, table.n_rows))
+        if table.n_rows is not None:
+            public = self._public(table.n_rows)
+            histogram.check_size(domain, self.noise, public)
+            cut = tuple(name for name, column in work.cells.items() if len(column.edges))
+            warnings += histogram.cautions(domain, self.noise, public, cut)
+        n_rows = None if not rows else table.n_rows if self.spec.n_rows == "input" else self.spec.n_rows
+        n_shards = None if n_rows is None else -(-n_rows // rows_per_shard) + (self.terms.budget.adjacency == "add-remove")
+        return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=tuple(warnings))
+
+    def fit(self, table: InputTable, secrets: Folder, charge: Callable[[], None], progress: Progress | None, *, insecure: bool) -> Fitted:
+        """Count, charge, draw the noise and write it beside the run key.
+
+        Raises
+        ------
+        DataError
+            If a value violates the schema, or there is no row.
+        InputError
+            If what a driver that died has kept is of another noise.
+        SpecError
+            If the histogram is too large.
+        BudgetError
+            From `charge`.
+
+        Privacy
+        -------
+        Exact counts, and which cells are occupied, reach the driver and go no further.
+        """
+        drawn = central.drawn_before(secrets)
+        if drawn is not None:
+            charge()
+            kept = synthesise.load_histogram(secrets, drawn)
+            if kept.histogram.plan != self.noise:
+                what = "the run's perturbed histogram is of another version of dpdask"
+                raise InputError(what, self.terms.output_url, "go on with that one, or `dpdask abort` the run")
+            return self._fitted(kept, drawn)
+        bins = self._bins(table)
+        work = central.work_on(table.schema, self.terms, bins, secrets)
+        domain, planned = domain_of(work.cells), self.noise
+        if table.n_rows is not None:
+            histogram.check_size(domain, planned, self._public(table.n_rows))
+        counts = joint.joint_counts(table.fragments, release.bound_units(table, work, progress), progress)
+        if counts.n_rows == 0:
+            raise DataError("the table has no rows", self.terms.input_path, "check the job's input.path")
+        histogram.check_size(domain, planned, self._public(counts.n_rows))
+        charge()
+        rng = stream(RunKey(secrets.read(KEY_NAME)), "histogram/noise", "") if insecure else None
+        noisy = histogram.draw(counts, planned, rng=rng)
+        fitted = FittedHistogram(schema=self.terms.schema, types=work.released, bins=bins_by_column(bins, work.cells), histogram=noisy)
+        return self._fitted(fitted, synthesise.write_histogram(fitted, secrets))
+
+    def _fitted(self, fitted: FittedHistogram, digest: str) -> Fitted:
+        n_rows = fitted.n_records if self.spec.n_rows == "input" else self.spec.n_rows
+        return Fitted(release_sha256=digest, n_released=(len(fitted.histogram.keys) if self.spec.output == "cells" else n_rows,))
+
+    def write(
+        self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None
+    ) -> list[Shard]:
+        """Stage every shard; doing it twice changes nothing. The table is not read again.
+
+        Raises
+        ------
+        SpecError
+            If rows are to be drawn and no weight is positive. The charge stays: to be told so is to be told of the noise.
+        InputError, TemporaryError
+            The first failure; what is staged stays.
+        """
+        output = self.spec.output
+        if output == "rows":
+            synthesise.load_histogram(secrets, fitted.release_sha256).histogram.check_positive()
+        return synthesise.write_all_drawn(fitted.n_released[0], rows_per_shard, output, fitted.release_sha256, secrets, publish, actions, progress)
+
+    def card(self, table: InputTable, fitted: Fitted, secrets: Folder, *, insecure: bool) -> bytes:
+        """Return the release card: the same release, the same bytes."""
+        return histogram_card(
+            name=self.terms.name,
+            budget=self.terms.budget,
+            guarantee=self.guarantee,
+            fitted=synthesise.load_histogram(secrets, fitted.release_sha256),
+            output=self.spec.output,
+            n_records=fitted.n_released[0] if self.spec.output == "rows" else None,
+            insecure=insecure,
+        )
+
+    def audit(self, types: pa.Schema, secrets: Folder, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+        """Return nothing: no row is released, and the noise of the cells is audited as the event that it is."""
+        return {}

@@ -1,0 +1,160 @@
+"""A perturbed histogram as bytes, with all that its cells stand for: no row, no exact count, no key; safe to publish."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpdask.cells import Cells, cells
+from dpdask.codec import codec_for
+from dpdask.errors import InputError
+from dpdask.mechanisms.histogram import HistogramPlan, PerturbedHistogram
+from dpdask.mechanisms.histogram_cells import centres
+from dpdask.mechanisms.marginals_file import UNREADABLE
+from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, from_dict, to_dict
+from dpdask.schema import Schema
+from dpdask.stats import Domain
+
+HISTOGRAM_FORMAT = 1
+WEIGHT = "weight"
+_DATE = "date of a level"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FittedHistogram:
+    """A perturbed histogram with the columns that its cells stand for.
+
+    Attributes
+    ----------
+    schema
+        The declared columns.
+    types
+        The Arrow types of the released columns.
+    bins
+        How each continuous or mixed column is cut.
+    histogram
+        The noisy counts.
+    """
+
+    schema: Schema
+    types: pa.Schema
+    bins: Mapping[str, int | Sequence[float]]
+    histogram: PerturbedHistogram
+
+    def cells(self) -> dict[str, Cells]:
+        """Return the public cells of each released column, in the order of the domain."""
+        names = self.histogram.domain.names
+        codecs = {name: codec_for(name, self.schema.columns[name], self.types.field(name).type) for name in names}
+        return {name: cells(codec, self.bins.get(name, 1)) for name, codec in codecs.items()}
+
+    def cell_rows(self, start: int, stop: int) -> pa.Table:
+        """Return some of the cells listed: for each column, in the table's order, its centre, and `weight`, float64.
+
+        Parameters
+        ----------
+        start, stop
+            Of the cells listed, in the order of their keys.
+        """
+        codes = self.histogram.codes_at(start, stop)
+        columns = {name: centres(column).take(pa.array(code)) for (name, column), code in zip(self.cells().items(), codes, strict=True)}
+        weights = self.histogram.weights[start:stop].astype(np.float64)
+        return pa.table({**{name: columns[name] for name in self.types.names}, WEIGHT: weights})
+
+    @property
+    def n_records(self) -> int:
+        """How many rows stand for the table: as many as it has where that is public, or as the noisy counts say; at least 1."""
+        n_rows = self.histogram.n_rows
+        return max(1, self.histogram.total if n_rows is None else round(n_rows))
+
+
+def histogram_to_bytes(fitted: FittedHistogram) -> bytes:
+    """Return a perturbed histogram as bytes: the same histogram, the same bytes."""
+    histogram = fitted.histogram
+    planned = histogram.plan
+    header = {
+        "format": HISTOGRAM_FORMAT,
+        "bins": {name: bins if isinstance(bins, int) else list(bins) for name, bins in fitted.bins.items()},
+        "schema": fitted.schema.model_dump(exclude_none=True),
+        "names": histogram.domain.names,
+        "sizes": histogram.domain.sizes,
+        "n_rows": histogram.n_rows,
+        "cut": histogram.cut,
+        "cells": to_dict(planned.cells),
+        "total": None if planned.total is None else to_dict(planned.total),
+        "plan": {"threshold": planned.threshold, "factor": planned.factor, "epsilon": planned.epsilon, "rows": planned.rows},
+    }
+    buffer = io.BytesIO()
+    np.savez_compressed(
+        buffer,
+        allow_pickle=False,
+        header=np.frombuffer(json.dumps(header, default=_tagged).encode(), dtype=np.uint8),
+        types=np.frombuffer(fitted.types.serialize().to_pybytes(), dtype=np.uint8),
+        keys=histogram.keys,
+        weights=histogram.weights,
+    )
+    return buffer.getvalue()
+
+
+def histogram_from_bytes(data: bytes, where: str | None = None) -> FittedHistogram:
+    """Return the perturbed histogram that bytes hold.
+
+    Parameters
+    ----------
+    data
+        From `histogram_to_bytes`.
+    where
+        Where they come from, for the message.
+
+    Raises
+    ------
+    InputError
+        If they are something else, or of another format.
+    """
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return _read({name: arrays[name] for name in arrays.files})
+    except (*UNREADABLE, pa.ArrowException):
+        raise InputError("this is no perturbed histogram of this version", where, "save it again with `.save`") from None
+
+
+def _read(arrays: Mapping[str, Any]) -> FittedHistogram:
+    header = json.loads(arrays["header"].tobytes(), object_hook=_untagged)
+    if header["format"] != HISTOGRAM_FORMAT or arrays["keys"].shape != arrays["weights"].shape:
+        raise ValueError("another format")
+    total = None if header["total"] is None else _central(header["total"])
+    planned = HistogramPlan(cells=_central(header["cells"]), total=total, **header["plan"])
+    histogram = PerturbedHistogram(
+        domain=Domain(names=tuple(header["names"]), sizes=tuple(header["sizes"])),
+        plan=planned,
+        n_rows=header["n_rows"],
+        cut=header["cut"],
+        keys=arrays["keys"],
+        weights=arrays["weights"],
+    )
+    types = pa.ipc.read_schema(pa.py_buffer(arrays["types"].tobytes()))
+    return FittedHistogram(schema=Schema.from_dict(header["schema"]), types=types, bins=header["bins"], histogram=histogram)
+
+
+def _central(data: Mapping[str, Any]) -> DiscreteLaplace | DiscreteGaussian:
+    event = from_dict(data)
+    if not isinstance(event, DiscreteLaplace | DiscreteGaussian):
+        raise TypeError("not central noise")
+    return event
+
+
+def _tagged(value: object) -> dict[str, str]:
+    """Return a date, which JSON does not have, as a mapping that `_untagged` knows."""
+    if not isinstance(value, dt.date):
+        raise TypeError(type(value).__name__)
+    return {_DATE: value.isoformat()}
+
+
+def _untagged(value: dict[str, Any]) -> object:
+    return dt.date.fromisoformat(value[_DATE]) if set(value) == {_DATE} else value

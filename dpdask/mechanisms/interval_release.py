@@ -1,0 +1,225 @@
+"""Interval mechanisms on Arrow batches: each private column becomes two, the ends of its values' ranges."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.random import Generator
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
+from dpdask.errors import InputError, SpecError
+from dpdask.mechanisms.interval import MECHANISM_ID, IntervalMechanism
+from dpdask.mechanisms.interval_design import Design, IntervalDifferential
+from dpdask.mechanisms.interval_fit import interval_mechanism
+from dpdask.schema import Column, Schema
+from dpdask.streams import RunKey, stream
+
+DESIGNS_FORMAT = 1
+_DESIGN: TypeAdapter[Design] = TypeAdapter(Design)
+
+
+def ends_of(name: str) -> tuple[str, str]:
+    """Return the names of the two released columns of a private one."""
+    return f"{name}_lower", f"{name}_upper"
+
+
+def check_designs(schema: Schema, designs: Mapping[str, Design], where: str) -> None:
+    """Check that each private column has a design that it can have, and that no two released columns share a name.
+
+    Parameters
+    ----------
+    schema
+        The declared columns.
+    designs
+        By column.
+    where
+        The key that holds them, for messages.
+
+    Raises
+    ------
+    SpecError
+        If they do not fit.
+    """
+    for name in designs:
+        if name not in schema.privatised:
+            raise SpecError("is not a privatised column", f"{where}.{name}", "remove it, or give the column the role privatise")
+    for name in schema.privatised:
+        place, column = f"column {name!r}", schema.columns[name]
+        if column.kind == "categorical":
+            raise SpecError("a categorical column has no order, so no range", place, "drop it, or randomise it in a job of the kind dip")
+        if name not in designs:
+            raise SpecError("has no design", place, f"add it to {where}")
+        if isinstance(designs[name], IntervalDifferential):
+            raise SpecError("a perturbation before the range has an ε, and this release promises none", place, "choose another design")
+        if column.nulls == "level" and designs[name].nulls != "public":
+            what = "a null has no range to hide in, so which values are missing would be published"
+            raise SpecError(what, place, "declare `nulls: public` in its design if it is public, or `nulls: refuse` in the schema")
+    released = [*schema.kept, *(end for name in schema.privatised for end in ends_of(name))]
+    for name in schema.privatised:
+        clash = next((end for end in ends_of(name) if released.count(end) > 1), None)
+        if clash is not None:
+            raise SpecError(f"its released column would be {clash!r}, and another one has that name", f"column {name!r}", "rename the other")
+
+
+def released_schema(rows: pa.Schema, private: Sequence[str]) -> pa.Schema:
+    """Return the released columns: two of float64 in the place of each private one, the others as they are."""
+    fields: list[pa.Field] = []
+    for field in rows:
+        fields += [pa.field(end, pa.float64()) for end in ends_of(field.name)] if field.name in private else [field]
+    return pa.schema(fields)
+
+
+def is_lattice(codec: Codec) -> bool:
+    """Return whether a column's values are whole numbers: integers, dates, times."""
+    return not pa.types.is_floating(codec.type if isinstance(codec, ValueCodec) else codec.levels.type)
+
+
+def unit_of(codec: Codec) -> str:
+    """Return which numbers the ends of a column's ranges are."""
+    type_ = codec.type if isinstance(codec, ValueCodec) else codec.levels.type
+    if pa.types.is_date(type_):
+        return "days since 1970-01-01"
+    if pa.types.is_timestamp(type_):
+        units = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "microseconds, nanoseconds cut off,"}
+        return f"{units[type_.unit]} since 1970-01-01" + (" UTC" if type_.tz else "")
+    return "the column's own"
+
+
+def numbers(codec: Codec, array: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return a column's values as numbers (0 where null), each exactly, and where they are null.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema, or is no number that float64 holds.
+    """
+    if isinstance(codec, ValueCodec):
+        return codec.encode(array)
+    levels, is_null = _line(codec).encode(codec.levels)
+    codes = codec.encode(array)
+    return levels[codes], is_null[codes]
+
+
+def _line(codec: LevelCodec) -> ValueCodec:
+    """Return the codec of a discrete column's levels as numbers."""
+    made = codec_for(codec.name, Column(role="privatise", kind="continuous", nulls="level"), codec.levels.type)
+    assert isinstance(made, ValueCodec)
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IntervalRelease:
+    """The interval mechanism of each private column.
+
+    Attributes
+    ----------
+    designs
+        By column, as the user wrote them: public.
+    lattice
+        Whether a column's values are whole numbers.
+
+    Privacy
+    -------
+    As `IntervalMechanism`, each column by its own anchors: given all ranges of a row, its private values are distributed as
+    before, restricted to their ranges, since no anchor looks at any value. There is no ε. Anchors are a function of the
+    run key, the column and the fragment, so a retry repeats them and narrows nothing.
+    """
+
+    designs: Mapping[str, Design]
+    lattice: Mapping[str, bool]
+
+    @classmethod
+    def of(cls, designs: Mapping[str, Design], codecs: Mapping[str, Codec]) -> IntervalRelease:
+        """Return the release of some columns; every law is tabulated, so that whatever is wrong with it shows.
+
+        Raises
+        ------
+        SpecError
+            If a law is unknown, a reference is missing, or a target cannot be reached.
+        DataError
+            If a column's values are no numbers.
+        """
+        for codec in codecs.values():
+            if isinstance(codec, LevelCodec):
+                numbers(codec, codec.levels)
+        made = cls(designs={name: designs[name] for name in codecs}, lattice={name: is_lattice(codec) for name, codec in codecs.items()})
+        _ = made.columns
+        return made
+
+    @property
+    def columns(self) -> dict[str, IntervalMechanism]:
+        """The mechanism of each column."""
+        return {name: _mechanism(name, _as_json(design), self.lattice[name]) for name, design in self.designs.items()}
+
+    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Generator]) -> pa.RecordBatch:
+        """Return the batch with two columns of ends for each private one, and the others untouched.
+
+        Parameters
+        ----------
+        batch
+            The rows to release.
+        codecs
+            The codec of each private column.
+        rngs
+            From `streams`, one per private column; advanced by the rows of the batch.
+
+        Raises
+        ------
+        DataError
+            If a value violates the schema.
+        """
+        mechanisms = self.columns
+        arrays: list[pa.Array] = []
+        for name, array in zip(batch.schema.names, batch.columns, strict=True):
+            if name not in mechanisms:
+                arrays.append(array)
+                continue
+            ranges = mechanisms[name].randomise(*numbers(codecs[name], array), rngs[name])
+            mask = ranges.is_null if ranges.is_null.any() else None
+            arrays += [pa.array(ranges.lower, mask=mask), pa.array(ranges.upper, mask=mask)]
+        return pa.RecordBatch.from_arrays(arrays, names=released_schema(batch.schema, list(mechanisms)).names)
+
+    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Generator]:
+        """Return the random stream of each column on one fragment, at its start."""
+        return {name: stream(key, f"{MECHANISM_ID}/{name}", fragment_id) for name in self.designs}
+
+    def to_bytes(self) -> bytes:
+        """Return the release as JSON: the same release, the same bytes. Public: designs alone."""
+        columns = {name: {"design": json.loads(_as_json(design)), "lattice": self.lattice[name]} for name, design in self.designs.items()}
+        return json.dumps({"format": DESIGNS_FORMAT, "columns": columns}).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> IntervalRelease:
+        """Return the release that `to_bytes` wrote.
+
+        Raises
+        ------
+        InputError
+            If it is of another format.
+        """
+        content: dict[str, Any] = json.loads(data)
+        if content.get("format") != DESIGNS_FORMAT:
+            raise InputError("these designs were written by another version", where, "abort the run and begin again")
+        columns = content["columns"]
+        return cls(
+            designs={name: _DESIGN.validate_python(column["design"]) for name, column in columns.items()},
+            lattice={name: column["lattice"] for name, column in columns.items()},
+        )
+
+
+def _as_json(design: Design) -> str:
+    return json.dumps(design.model_dump(mode="python", exclude_none=True))
+
+
+@lru_cache(maxsize=128)
+def _mechanism(column: str, design: str, lattice: bool) -> IntervalMechanism:
+    """Return a column's mechanism; its tables are computed once by each process."""
+    return interval_mechanism(column, _DESIGN.validate_python(json.loads(design)), lattice=lattice)

@@ -1,0 +1,226 @@
+"""Perturbed histograms on Dask and pandas frames: cells, rows, the card, redrawn noise, refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import dpdask
+from dpdask import inference
+from dpdask.codec import codec_for
+from dpdask.inference import WeightedSample, least_squares, noise_error
+from pipelines.papers import lei_housing
+
+N_ROWS = 4000
+COLUMNS: dict[str, Any] = {
+    "user": {"role": "drop"},
+    "size": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 10.0]},
+    "town": {"role": "privatise", "kind": "categorical", "levels": ["a", "b", "nobody"], "nulls": "level"},
+    "rooms": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
+    "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 100.0]},
+}
+NAMES = [name for name in COLUMNS if name != "user"]
+BINS = {"size": 4, "price": 6}
+
+
+@pytest.fixture(autouse=True)
+def _no_scheduler() -> Iterator[None]:
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def schema() -> dpdask.Schema:
+    return dpdask.Schema.from_dict({"columns": COLUMNS})
+
+
+@pytest.fixture(scope="module")
+def table() -> pd.DataFrame:
+    rng = np.random.default_rng(3)
+    size, town = rng.uniform(0, 10, N_ROWS), rng.choice(["a", "b", None], N_ROWS, p=[0.5, 0.4, 0.1])
+    rooms = rng.integers(1, 4, N_ROWS).astype(np.int32)
+    price = np.clip(10 + 5 * size + 10 * (town == "b") + rooms + rng.normal(0, 8, N_ROWS), 0, 100)
+    return pd.DataFrame({"user": np.arange(N_ROWS) // 2, "size": size, "town": town, "rooms": rooms, "price": price})
+
+
+def fitted(schema: dpdask.Schema, frame: Any, **changed: Any) -> dpdask.HistogramRelease:
+    given = {"epsilon": 4.0, "bins": BINS, "insecure_seed": 1, **changed}
+    return dpdask.PerturbedHistogram(schema, **given).fit(frame)
+
+
+@pytest.fixture(scope="module")
+def release(schema: dpdask.Schema, table: pd.DataFrame) -> dpdask.HistogramRelease:
+    with dask.config.set(scheduler="synchronous"):
+        return fitted(schema, table)
+
+
+def exact(table: pd.DataFrame) -> pd.Series:
+    cells = table.assign(size=np.ceil(table["size"] / 2.5).clip(1, 4) * 2.5 - 1.25, price=(np.ceil(table["price"] * 0.06).clip(1, 6) - 0.5) / 0.06)
+    return cells.assign(price=cells["price"].round(6), town=cells["town"].fillna("?")).groupby(NAMES).size()
+
+
+def test_cells_are_near_the_truth(release: dpdask.HistogramRelease, table: pd.DataFrame) -> None:
+    cells = release.cells
+    assert list(cells.columns) == [*NAMES, "weight"]
+    assert list(cells["town"].cat.categories) == ["a", "b", "nobody"]
+    assert cells["weight"].dtype == cells["size"].dtype == np.float64
+    found = cells.assign(price=cells["price"].round(6), town=cells["town"].astype(object).fillna("?")).set_index(NAMES)["weight"]
+    truth = exact(table).reindex(found.index, fill_value=0)
+    assert np.abs(found - truth).max() < 10  # 20 scales
+    assert ((found - truth) != 0).mean() > 0.2
+    missed = exact(table).drop(found.index, errors="ignore")
+    assert missed.max() < release.card["mechanism"]["cut"] + 10
+
+
+@pytest.mark.parametrize("npartitions", [1, 5])
+def test_dask_counts_what_pandas_counts(npartitions: int, release: dpdask.HistogramRelease, schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    found = fitted(schema, dd.from_pandas(table, npartitions=npartitions))
+    pd.testing.assert_frame_equal(found.cells, release.cells)
+    assert found.card == release.card
+    assert found.sha256 == release.sha256
+
+
+def test_rows_are_valid_lazy_and_decided_by_their_seed(release: dpdask.HistogramRelease, schema: dpdask.Schema) -> None:
+    lazy = release.sample(rows_per_partition=1500, seed=2)
+    rows = lazy.compute()
+    assert len(rows) == N_ROWS
+    assert rows.dtypes.astype(str).to_dict() == lazy.dtypes.astype(str).to_dict()
+    assert list(rows.columns) == NAMES
+    for name in NAMES:
+        array = pa.array(rows[name], from_pandas=True)
+        array = array.cast(pa.string()) if name == "town" else array
+        codec_for(name, schema.columns[name], array.type).encode(array)
+    pd.testing.assert_frame_equal(release.sample(rows_per_partition=1500, seed=2).compute(scheduler="threads"), rows)
+    assert not release.sample().compute()["price"].equals(release.sample().compute()["price"])
+    assert len(set(rows["size"])) == N_ROWS  # no partition repeats another
+    share = release.cells.groupby("town", observed=True)["weight"].sum() / release.cells["weight"].sum()
+    assert abs((rows["town"] == "b").mean() - share["b"]) < 0.04
+
+
+def test_the_card_and_the_noise(release: dpdask.HistogramRelease, schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    card = release.card
+    assert card["mechanism"]["cells"] == 4 * 4 * 3 * 6
+    assert (card["mechanism"]["threshold"], card["mechanism"]["cut"]) == ("enhanced", 2)
+    assert card["accounting"]["noise"]["cells"]["scale"] == pytest.approx(0.5)
+    assert card["accounting"]["epsilon_exact"] <= 4.0
+    assert card["n_rows"] == {"value": N_ROWS, "exact": True}
+    assert card["insecure"] is True
+    assert json.dumps(card, allow_nan=False)
+    assert release.noise == dpdask.PerturbedHistogram(schema, epsilon=4.0).noise
+    secret = [fitted(schema, table, insecure_seed=None) for _ in range(2)]
+    assert secret[0].card["insecure"] is False
+    assert not secret[0].cells["weight"].equals(secret[1].cells["weight"])
+
+
+def test_units_and_add_remove(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    found = fitted(schema, table, unit=dpdask.UnitColumn(column="user", max_rows=1), adjacency="add-remove", epsilon=10.0)
+    assert found.card["n_rows"]["exact"] is False
+    assert abs(found.card["n_rows"]["value"] - N_ROWS / 2) < 300  # a hundredth of the budget: scale 10
+    assert abs(found.cells["weight"].sum() - N_ROWS / 2) < 200
+    plain = fitted(schema, table, threshold="none", adjacency="add-remove")
+    assert plain.card["n_rows"]["value"] is None
+    assert abs(len(plain.sample()) - N_ROWS) < 200
+
+
+def test_ols_on_the_cells_is_that_of_the_exact_cells_but_for_the_noise(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    def fit(cells: pd.DataFrame) -> Any:
+        return least_squares(
+            WeightedSample.of_frame(
+                cells[cells["town"].isin(["a", "b"])].assign(b=lambda c: (c["town"] == "b") * 1.0), "price", ["size", "b", "rooms"]
+            )
+        )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        found = fitted(schema, table, epsilon=1.0, threshold="none")
+    truth = fit(exact(table).rename("weight").astype(float).reset_index())
+    error = noise_error(fit, found.redraw, repeats=40, rng=np.random.default_rng(0)).standard_error
+    assert (np.abs(fit(found.cells) - truth) < 4 * error).all()
+    assert (error < [2.0, 0.5, 2.0, 1.0]).all()
+
+
+def test_redrawn_cells_have_the_noise_once_more(release: dpdask.HistogramRelease) -> None:
+    again = release.redraw(np.random.default_rng(0))
+    assert list(again.columns) == list(release.cells.columns)
+    assert again.dtypes.astype(str).to_dict() == release.cells.dtypes.astype(str).to_dict()
+    assert not again["weight"].equals(release.cells["weight"])
+    assert abs(again["weight"].sum() - release.cells["weight"].sum()) < 20 * math.sqrt(288)
+
+
+def test_the_rule(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    with pytest.warns(UserWarning, match="few cells stand out"):
+        found = fitted(schema, dd.from_pandas(table, npartitions=3), bins="rule")
+    bins = round((math.log(N_ROWS) / N_ROWS) ** (-1 / 3))
+    assert found.card["mechanism"]["bins"] == {"size": bins, "price": bins}
+
+
+REFUSED = [
+    ({"epsilon": 0.0}, "epsilon"),
+    ({"threshold": "some"}, "must be none, positive or enhanced"),
+    ({"factor": 0.0}, "the threshold's factor must be positive"),
+    ({"bins": "rule", "adjacency": "add-remove"}, "which add-remove hides"),
+    ({"bins": 0}, "a number of cells from 1"),
+    ({"bins": {"town": 3}}, "is not a continuous or mixed column"),
+    ({"bins": 2000, "threshold": "none"}, "noise can be drawn for each of 10,000,000"),
+]
+
+
+@pytest.mark.parametrize(("changed", "words"), REFUSED, ids=[words[:20] for _, words in REFUSED])
+def test_refusals(changed: dict[str, Any], words: str, schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    with pytest.raises(dpdask.SpecError, match=words):
+        fitted(schema, table, **changed)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"user": {"role": "keep"}, "size": COLUMNS["size"]}, "no column can be kept"),
+        ({"user": {"role": "drop"}}, "privatises no column"),
+        ({"weight": COLUMNS["size"]}, "a column of that name themselves"),
+    ],
+)
+def test_schemas_that_do_not_do(columns: dict[str, Any], words: str) -> None:
+    with pytest.raises(dpdask.SpecError, match=words):
+        dpdask.PerturbedHistogram(dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0)
+
+
+def test_data_that_do_not_do(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    with pytest.raises(dpdask.DataError, match="no rows"):
+        fitted(schema, table.head(0))
+    with pytest.raises(dpdask.DataError, match="'price'"):
+        fitted(schema, table.assign(price=101.0))
+    with pytest.warns(UserWarning, match="δ is not below"):
+        fitted(schema, table, delta=0.01)
+    with pytest.raises(dpdask.SpecError, match="no cell has a positive weight"):
+        fitted(schema, table, factor=1e5).sample()
+
+
+@pytest.mark.parametrize("given", [{"n_rows": 0}, {"n_rows": 1.5}, {"rows_per_partition": 0}, {"seed": -1}])
+def test_numbers_out_of_range(given: dict[str, Any], release: dpdask.HistogramRelease) -> None:
+    with pytest.raises(dpdask.SpecError, match=next(iter(given))):
+        release.sample(**given)
+
+
+def test_inference_offers_its_names_and_no_others() -> None:
+    assert all(getattr(inference, name) is not None for name in inference.__all__)
+    assert inference.IntervalRegressor.__name__ == "IntervalRegressor"
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = inference.nothing
+
+
+def test_the_papers_comparison_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    table = lei_housing.simulated(np.random.default_rng(0)).head(40_000)
+    assert table["price"].between(1e5, 9e5).all()
+    assert np.abs(lei_housing.fit(table.assign(weight=1.0))[1] / lei_housing.OLS[1] - 1) < 0.1
+    lei_housing.compare("simulated", table, 250.0, 2, [1.0])
+    assert "of 8 rows" in capsys.readouterr().out
