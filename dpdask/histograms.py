@@ -14,7 +14,7 @@ from numpy.random import Generator
 from dpdask.cells import DEFAULT_BINS
 from dpdask.codec import LevelCodec
 from dpdask.documents import validate
-from dpdask.engine.frames import Frame, bound_frame, secret_folder
+from dpdask.engine.frames import Frame, bound_frame, forget_secrets, secret_folder
 from dpdask.engine.joint import joint_counts_of_frame
 from dpdask.engine.synthesise import write_histogram
 from dpdask.engine.synthetic_frames import frame_tables_work, sample_frame
@@ -23,18 +23,16 @@ from dpdask.engine.work import KEY_NAME
 from dpdask.errors import DataError, SpecError
 from dpdask.io.storage import Folder
 from dpdask.mechanisms import histogram
-from dpdask.mechanisms.copula_file import bins_by_column
+from dpdask.mechanisms.columns import bins_by_column
 from dpdask.mechanisms.histogram import HistogramPlan, Threshold
 from dpdask.mechanisms.histogram_cells import bins_by_rule
 from dpdask.mechanisms.histogram_file import WEIGHT, FittedHistogram
-from dpdask.privacy import Budget, UnitColumn, central_guarantee_text
+from dpdask.privacy import Budget, UnitColumn, noisy_counts_text
 from dpdask.privacy.events import Adjacency
 from dpdask.reports.histogram_card import histogram_card
 from dpdask.schema import Schema
-from dpdask.streams import RunKey, fresh_seed, stream
+from dpdask.streams import RunKey, stream
 
-PROTECTED = "every row of the table"
-UNPROTECTED = "nobody: all that is released comes from noisy counts of all rows"
 _PARTITION_ROWS = 2**17
 _MANY_ROWS = 1e18
 
@@ -163,8 +161,6 @@ class PerturbedHistogram:
         counts = joint_counts_of_frame(frame, bound_frame(frame, work))
         if counts.n_rows == 0:
             raise DataError("the frame has no rows", "PerturbedHistogram", "give it some")
-        if self.delta * counts.n_rows >= 1:
-            warnings.warn("δ is not below 1 / the number of rows: to publish somebody's row as it is would be as private", stacklevel=2)
         if self.adjacency == "replace-one":
             cut = tuple(name for name, column in work.cells.items() if len(column.edges))
             for caution in histogram.cautions(domain, planned, counts.n_rows, cut):
@@ -172,6 +168,9 @@ class PerturbedHistogram:
         rng = stream(key, "histogram/noise", "") if self.insecure_seed is not None else None
         noisy = histogram.draw(counts, planned, rng=rng)
         fitted = FittedHistogram(schema=self.schema, types=work.released, bins=bins_by_column(bins, work.cells), histogram=noisy)
+        if self.delta * fitted.n_records >= 1:
+            warnings.warn("δ is not below 1 / the number of rows: to publish somebody's row as it is would be as private", stacklevel=2)
+        forget_secrets(place)
         return HistogramRelease._of(fitted, self.budget, place, insecure=self.insecure_seed is not None)
 
     def _bins(self, frame: Frame) -> int | Mapping[str, int | Sequence[float]]:
@@ -208,7 +207,7 @@ class HistogramRelease:
 
     @classmethod
     def _of(cls, fitted: FittedHistogram, budget: Budget, folder: Folder, *, insecure: bool) -> Self:
-        guarantee = central_guarantee_text(budget, PROTECTED, UNPROTECTED, n_rows_public=budget.adjacency == "replace-one")
+        guarantee = noisy_counts_text(budget)
         card = histogram_card(name="frame", budget=budget, guarantee=guarantee, fitted=fitted, output=None, n_records=None, insecure=insecure)
         return cls(fitted=fitted, card=json.loads(card), folder=folder, sha256=write_histogram(fitted, folder))
 
@@ -254,12 +253,6 @@ class HistogramRelease:
         """
         self.fitted.histogram.check_positive()
         wanted = self.fitted.n_records if n_rows is None else n_rows
-        for name, value in (("n_rows", wanted), ("rows_per_partition", rows_per_partition)):
-            if type(value) is not int or value < 1:
-                raise SpecError("must be a whole number, at least 1", name)
-        seed = fresh_seed() if seed is None else seed
-        if type(seed) is not int or not 0 <= seed < 2**64:
-            raise SpecError("must be a whole number, at least 0 and below 2**64", "seed")
         return sample_frame(self.fitted, self.folder, self.sha256, wanted, rows_per_partition, seed)
 
 

@@ -13,25 +13,24 @@ import pandas as pd
 
 from dpdask.cells import DEFAULT_BINS
 from dpdask.documents import validate
-from dpdask.engine.frames import Frame, bound_frame, secret_folder
+from dpdask.engine.frames import Frame, bound_frame, forget_secrets, secret_folder
 from dpdask.engine.synthesise import write_copula
 from dpdask.engine.synthetic_frames import frame_tables_work, sample_frame, tabulate_frame
 from dpdask.engine.tabulate import Tables, check_latents, check_size, domain_of
 from dpdask.engine.work import KEY_NAME
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.storage import Folder, absolute_url
-from dpdask.mechanisms.copula_file import FittedCopula, bins_by_column, copula_from_bytes, copula_to_bytes
+from dpdask.mechanisms.columns import bins_by_column
+from dpdask.mechanisms.copula_file import FittedCopula, copula_from_bytes, copula_to_bytes
 from dpdask.mechanisms.copula_fit import CopulaOptions, fit_copula
 from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, measure, plan_noise
-from dpdask.privacy import Budget, UnitColumn, central_guarantee_text
+from dpdask.privacy import Budget, UnitColumn, noisy_counts_text
 from dpdask.privacy.events import Adjacency
 from dpdask.reports.central_card import copula_card
 from dpdask.schema import Schema
 from dpdask.stats import Clique, Marginals
-from dpdask.streams import RunKey, fresh_seed, stream
+from dpdask.streams import RunKey, stream
 
-PROTECTED = "every row of the table"
-UNPROTECTED = "nobody: all that is released comes from noisy counts of all rows"
 _PARTITION_ROWS = 2**17
 _ALL_PAIRS = Tables()
 DEFAULT_OPTIONS = CopulaOptions()
@@ -164,8 +163,7 @@ class GaussianCopula:
         if self.delta * noisy.n_rows >= 1:
             warnings.warn("δ is not below 1 / the number of rows: to publish somebody's row as it is would be as private", stacklevel=2)
         model, report = fit_copula(noisy, stream(key, "copula/calibration", ""), self.options)
-        for name in place.names():  # what follows needs no secret
-            place.child(name).remove()
+        forget_secrets(place)
         bins = bins_by_column(self.bins, work.cells)
         fitted = FittedCopula(schema=self.schema, types=work.released, bins=bins, noisy=noisy, model=model, report=report)
         return CopulaRelease._of(fitted, self.budget, place, insecure=self.insecure_seed is not None)
@@ -198,7 +196,7 @@ class CopulaRelease:
 
     @classmethod
     def _of(cls, fitted: FittedCopula, budget: Budget, folder: Folder, *, insecure: bool) -> Self:
-        guarantee = central_guarantee_text(budget, PROTECTED, UNPROTECTED, n_rows_public=budget.adjacency == "replace-one")
+        guarantee = noisy_counts_text(budget)
         card = copula_card(name="frame", budget=budget, guarantee=guarantee, fitted=fitted, n_records=None, insecure=insecure)
         return cls(fitted=fitted, card=json.loads(card), folder=folder, sha256=write_copula(fitted, folder))
 
@@ -220,12 +218,6 @@ class CopulaRelease:
             If a number is out of range.
         """
         wanted = max(1, round(self.fitted.model.n_rows)) if n_rows is None else n_rows
-        for name, value in (("n_rows", wanted), ("rows_per_partition", rows_per_partition)):
-            if type(value) is not int or value < 1:
-                raise SpecError("must be a whole number, at least 1", name)
-        seed = fresh_seed() if seed is None else seed
-        if type(seed) is not int or not 0 <= seed < 2**64:
-            raise SpecError("must be a whole number, at least 0 and below 2**64", "seed")
         return sample_frame(self.fitted, self.folder, self.sha256, wanted, rows_per_partition, seed)
 
     @property

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dpdask.engine.work import BOUNDS_NAME, TableWork, UnitWork
+from dpdask.engine.work import BOUNDS_NAME, TableWork, UnitWork, kept
 from dpdask.errors import DataError, InputError
 from dpdask.io.storage import Folder
 from dpdask.kernels.siphash import siphash
@@ -156,10 +156,7 @@ def load_bounds(secrets: Folder, sha256: str) -> UnitBounds:
     InputError
         If the file is missing or another.
     """
-    data = secrets.read(BOUNDS_NAME)
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise InputError("the run's unit bounds are not those that were written", BOUNDS_NAME, "abort the run and begin again")
-    return UnitBounds.from_bytes(data)
+    return UnitBounds.from_bytes(kept(secrets, BOUNDS_NAME, sha256, "the run's unit bounds are not those that were written"))
 
 
 def _as_words(array: pa.Array) -> Words:

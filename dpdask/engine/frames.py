@@ -45,6 +45,12 @@ def secret_folder(secrets: str | None) -> Folder:
     return folder
 
 
+def forget_secrets(folder: Folder) -> None:
+    """Remove the key, the units' bounds and the seals from a folder, once nothing that follows needs a secret."""
+    for name in folder.names():
+        folder.child(name).remove()
+
+
 def identity(frame: Frame) -> str:
     """Return what names a frame: its content for pandas, its expression for Dask."""
     return str(tokenize(frame)) if isinstance(frame, pd.DataFrame) else str(frame._name)
@@ -65,7 +71,7 @@ def declared_schema(frame: Frame, schema: Schema) -> Schema:
     DataError
         If a column is not declared, or the index has no name and no meaning, or is not kept.
     """
-    meta = _meta(frame)
+    meta = meta_of(frame)
     index: list[Any] = list(meta.index.names)
     if len(index) > 1 or (index[0] is None and not pd.api.types.is_integer_dtype(meta.index.dtype)):
         raise DataError("its index has no name to be declared by", "frame", "name it and declare it, or reset_index(drop=True)")
@@ -78,11 +84,12 @@ def declared_schema(frame: Frame, schema: Schema) -> Schema:
 
 def frame_types(frame: Frame) -> pa.Schema:
     """Return the Arrow types of a frame's columns; nothing is computed."""
-    meta = _meta(frame)
+    meta = meta_of(frame)
     return pa.schema([pa.field(name, _arrow_type(meta[name])) for name in meta])
 
 
-def _meta(frame: Frame) -> pd.DataFrame:
+def meta_of(frame: Frame) -> pd.DataFrame:
+    """Return an empty frame of a frame's columns and index."""
     return frame.head(0) if isinstance(frame, pd.DataFrame) else frame._meta
 
 
@@ -113,7 +120,7 @@ def survey_frame(frame: Frame, work: TableWork) -> Mapping[str, Statistic]:
 
 def randomise_frame(frame: Frame, work: TableWork, release_sha256: str, kind: Rows = DIP_ROWS) -> Frame:
     """Return a frame's released rows: lazily for Dask, at once for pandas; the same frame, the same noise."""
-    meta = _shown_meta(_meta(frame), work, kind)
+    meta = _shown_meta(meta_of(frame), work, kind)
     parts = parts_of(frame)
     if isinstance(frame, pd.DataFrame):
         [(fragment_id, part)] = parts

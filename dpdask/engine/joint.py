@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 import pyarrow as pa
@@ -12,11 +12,11 @@ from dpdask.engine.choose import Chooser
 from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
 from dpdask.engine.frames import Frame, batch_of, parts_of
 from dpdask.engine.reduce import TreeFold, tree_reduce
-from dpdask.engine.seal import Seal, check_part
-from dpdask.engine.tabulate import domain_of, encoded
+from dpdask.engine.seal import check_part
+from dpdask.engine.tabulate import domain_of, encoded, sealed_batches
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
-from dpdask.io.fragments import Fragment, read_batches
+from dpdask.io.fragments import Fragment
 from dpdask.stats.joint import JointCounts
 
 
@@ -40,21 +40,10 @@ def count_batches(batches: Iterable[pa.RecordBatch], chooser: Chooser, work: Tab
 @guarded
 def count_fragment(fragment: Fragment, work: TableWork) -> JointCounts:
     """Return the joint counts of one fragment of files; with units, it is sealed."""
-    seal = Seal(work.sealed if work.unit is not None else [])
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for batch in read_batches(fragment, work.sealed, work.types):
-            if work.unit is not None:  # else one pass is all that sees the rows
-                seal.add(batch)
-            yield batch
-
     try:
-        counts = count_batches(batches(), Chooser(work, fragment.id, fragment.number), work)
+        return count_batches(sealed_batches(fragment, work), Chooser(work, fragment.id, fragment.number), work)
     except DataError as error:
         raise error.at(fragment.where) from None
-    if work.unit is not None:
-        seal.check(work.secrets, fragment.id, fragment.where)
-    return counts
 
 
 def _together(parts: list[JointCounts]) -> JointCounts:
@@ -92,9 +81,8 @@ def joint_counts_of_frame(frame: Frame, work: TableWork) -> JointCounts:
         If a value violates the schema.
     """
     prefix, call = task_prefix("tabulate"), delayed(_count_part, pure=False)
-    return _merged(
-        [call(part, fragment_id, number, work, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in enumerate(parts_of(frame))]
-    )
+    shared, parts = delayed(work, pure=False, traverse=False, name=task_prefix("work")), enumerate(parts_of(frame))
+    return _merged([call(part, fragment_id, number, shared, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in parts])
 
 
 @guarded

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Mapping
 
 from dpdask.engine.compute import Progress
 from dpdask.engine.survey import Statistic, Survey, survey, survey_units
-from dpdask.engine.work import BOUNDS_NAME, RELEASE_NAME, TableWork
-from dpdask.errors import DataError, InputError
+from dpdask.engine.work import BOUNDS_NAME, RELEASE_NAME, TableWork, keep, kept
+from dpdask.errors import DataError
 from dpdask.io.fragments import InputTable, discover
 from dpdask.io.storage import Folder
 from dpdask.mechanisms import DipRelease
@@ -31,9 +30,8 @@ def bound_units(table: InputTable, work: TableWork, progress: Progress | None = 
 def with_bounds(work: TableWork, bounds: UnitBounds) -> TableWork:
     """Write the units' bounds beside the run key and return the work that names them."""
     assert work.unit is not None
-    data = bounds.to_bytes()
-    work.secrets.write(BOUNDS_NAME, data, private=True)
-    return dataclasses.replace(work, unit=dataclasses.replace(work.unit, bounds_sha256=hashlib.sha256(data).hexdigest()))
+    sha256 = keep(work.secrets, BOUNDS_NAME, bounds.to_bytes())
+    return dataclasses.replace(work, unit=dataclasses.replace(work.unit, bounds_sha256=sha256))
 
 
 def survey_input(table: InputTable, work: TableWork, progress: Progress | None = None) -> Survey:
@@ -109,9 +107,7 @@ def _public_work(public: InputTable, work: TableWork) -> TableWork:
 
 def write_release(release: DipRelease, secrets: Folder) -> str:
     """Write a fitted release beside the run key and return its sha256."""
-    data = release_to_bytes(release)
-    secrets.write(RELEASE_NAME, data, private=True)
-    return hashlib.sha256(data).hexdigest()
+    return keep(secrets, RELEASE_NAME, release_to_bytes(release))
 
 
 @functools.lru_cache(maxsize=4)
@@ -123,7 +119,4 @@ def load_release(secrets: Folder, sha256: str) -> DipRelease:
     InputError
         If the file is missing or another.
     """
-    data = secrets.read(RELEASE_NAME)
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise InputError("the run's fitted release is not the one that was written", RELEASE_NAME, "abort the run and begin again")
-    return release_from_bytes(data)
+    return release_from_bytes(kept(secrets, RELEASE_NAME, sha256, "the run's fitted release is not the one that was written"))

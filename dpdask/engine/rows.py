@@ -13,8 +13,7 @@ from numpy.random import Generator
 
 from dpdask.codec import Codec, LevelCodec
 from dpdask.engine.release import load_release
-from dpdask.engine.work import TableWork
-from dpdask.errors import InputError
+from dpdask.engine.work import TableWork, keep, kept
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.interval_release import IntervalRelease, ends_of, is_lattice, released_schema
 from dpdask.streams import RunKey
@@ -71,9 +70,7 @@ def _whole_levels(work: TableWork) -> list[str]:
 def write_designs(release: IntervalRelease, secrets: Folder) -> str:
     """Write an interval release beside the run key and return its sha256."""
     data = release.to_bytes()
-    sha256 = hashlib.sha256(data).hexdigest()
-    secrets.write(_name(sha256), data, private=True)
-    return sha256
+    return keep(secrets, _name(hashlib.sha256(data).hexdigest()), data)
 
 
 @functools.lru_cache(maxsize=4)
@@ -85,9 +82,7 @@ def load_designs(secrets: Folder, sha256: str) -> IntervalRelease:
     InputError
         If the file is missing or another.
     """
-    data = secrets.read(_name(sha256))
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise InputError("the run's designs are not those that were written", _name(sha256), "abort the run and begin again")
+    data = kept(secrets, _name(sha256), sha256, "the run's designs are not those that were written")
     return IntervalRelease.from_bytes(data, _name(sha256))
 
 

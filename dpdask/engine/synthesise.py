@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 from dask import delayed
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
 from dpdask.engine.randomise import recorded, stage
-from dpdask.engine.work import KEY_NAME, RELEASE_NAME
-from dpdask.errors import InputError
+from dpdask.engine.work import KEY_NAME, RELEASE_NAME, keep, kept
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.copula import CHUNK_ROWS
@@ -24,6 +24,8 @@ from dpdask.mechanisms.histogram_file import FittedHistogram, histogram_from_byt
 from dpdask.streams import RunKey, stream, words
 
 _DRAWS = "histogram/records"
+
+Codes = NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +57,7 @@ def lay_out_records(n_rows: int, rows_per_shard: int) -> list[SyntheticShard]:
 
 def write_copula(fitted: FittedCopula, secrets: Folder) -> str:
     """Write a fitted copula beside the run key and return its sha256."""
-    data = copula_to_bytes(fitted)
-    secrets.write(RELEASE_NAME, data, private=True)
-    return hashlib.sha256(data).hexdigest()
+    return keep(secrets, RELEASE_NAME, copula_to_bytes(fitted))
 
 
 @functools.lru_cache(maxsize=2)
@@ -69,10 +69,7 @@ def load_copula(secrets: Folder, sha256: str) -> FittedCopula:
     InputError
         If the file is missing or another.
     """
-    data = secrets.read(RELEASE_NAME)
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise InputError("the run's fitted release is not the one that was written", RELEASE_NAME, "abort the run and begin again")
-    return copula_from_bytes(data, RELEASE_NAME)
+    return copula_from_bytes(kept(secrets, RELEASE_NAME, sha256, "the run's fitted release is not the one that was written"), RELEASE_NAME)
 
 
 def record_batches(fitted: FittedCopula, n_rows: int, stream: Callable[[str], Generator]) -> Iterator[pa.RecordBatch]:
@@ -87,15 +84,21 @@ def record_batches(fitted: FittedCopula, n_rows: int, stream: Callable[[str], Ge
     stream
         Gives the random stream of a purpose: one for the records, one for each column's values inside its cells.
     """
-    columns = fitted.cells()
     rng = stream("records")
-    inside = {name: stream(f"values/{name}") for name in columns}
+    return _valued(fitted, n_rows, lambda n: fitted.model.sample(n, rng), lambda name: stream(f"values/{name}"))
+
+
+def _valued(
+    fitted: FittedCopula | FittedHistogram, n_rows: int, draw: Callable[[int], Iterable[Codes]], inside: Callable[[str], Generator]
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows whose cells `draw` gives, column by column in the domain's order, with a value inside each cell."""
+    columns = fitted.cells()
+    rngs = {name: inside(name) for name in columns}
     for start in range(0, n_rows, CHUNK_ROWS):
         n = min(CHUNK_ROWS, n_rows - start)
-        codes = fitted.model.sample(n, rng)
         arrays = {
-            name: column.draw(codes[place], words(inside[name], n if len(column.edges) else 0))
-            for place, (name, column) in enumerate(columns.items())
+            name: column.draw(codes, words(rngs[name], n if len(column.edges) else 0))  # levels are decided by their code alone
+            for (name, column), codes in zip(columns.items(), draw(n), strict=True)
         }
         yield pa.RecordBatch.from_arrays([arrays[name] for name in fitted.types.names], schema=fitted.types)
 
@@ -131,9 +134,7 @@ def write_all_records(
 
 def write_histogram(fitted: FittedHistogram, secrets: Folder) -> str:
     """Write a perturbed histogram beside the run key and return its sha256."""
-    data = histogram_to_bytes(fitted)
-    secrets.write(RELEASE_NAME, data, private=True)
-    return hashlib.sha256(data).hexdigest()
+    return keep(secrets, RELEASE_NAME, histogram_to_bytes(fitted))
 
 
 @functools.lru_cache(maxsize=2)
@@ -145,9 +146,7 @@ def load_histogram(secrets: Folder, sha256: str) -> FittedHistogram:
     InputError
         If the file is missing or another.
     """
-    data = secrets.read(RELEASE_NAME)
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise InputError("the run's perturbed histogram is not the one that was written", RELEASE_NAME, "abort the run and begin again")
+    data = kept(secrets, RELEASE_NAME, sha256, "the run's perturbed histogram is not the one that was written")
     return histogram_from_bytes(data, RELEASE_NAME)
 
 
@@ -163,17 +162,8 @@ def drawn_batches(fitted: FittedHistogram, n_rows: int, key: RunKey, partition: 
     key, partition
         Name the random streams: one for the cells, one for each column's values inside them.
     """
-    columns = fitted.cells()
     rng = stream(key, _DRAWS, partition)
-    inside = {name: stream(key, f"{_DRAWS}/{name}", partition) for name in columns}
-    for start in range(0, n_rows, CHUNK_ROWS):
-        n = min(CHUNK_ROWS, n_rows - start)
-        codes = fitted.histogram.sample_codes(n, rng=rng)
-        arrays = {
-            name: column.draw(code, words(inside[name], n if len(column.edges) else 0))
-            for (name, column), code in zip(columns.items(), codes, strict=True)
-        }
-        yield pa.RecordBatch.from_arrays([arrays[name] for name in fitted.types.names], schema=fitted.types)
+    return _valued(fitted, n_rows, lambda n: fitted.histogram.sample_codes(n, rng=rng), lambda name: stream(key, f"{_DRAWS}/{name}", partition))
 
 
 @guarded

@@ -12,7 +12,7 @@ from dask import delayed
 
 from dpdask.engine.choose import Chooser
 from dpdask.engine.compute import guarded, task_prefix
-from dpdask.engine.frames import Frame, batch_of, frame_types, parts_of
+from dpdask.engine.frames import Frame, batch_of, frame_types, meta_of, parts_of
 from dpdask.engine.seal import check_part
 from dpdask.engine.synthesise import drawn_batches, load_copula, load_histogram, record_batches
 from dpdask.engine.tabulate import Counted, Tables, domain_of, merged, shared_work, tabulate_batches
@@ -25,7 +25,7 @@ from dpdask.privacy import UnitColumn
 from dpdask.references.histogram import MAX_BINS
 from dpdask.schema import Schema
 from dpdask.stats import MarginalCounter, Marginals
-from dpdask.streams import RunKey
+from dpdask.streams import RunKey, fresh_seed
 
 
 def frame_tables_work(frame: Frame, schema: Schema, bins: Any, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
@@ -52,7 +52,7 @@ def _counted_schema(frame: Frame, schema: Schema) -> Schema:
     DataError
         If a column is not declared, or the index is to be privatised.
     """
-    meta = frame.head(0) if isinstance(frame, pd.DataFrame) else frame._meta
+    meta = meta_of(frame)
     index = [name for name in meta.index.names if name is not None and name not in meta.columns]
     schema.check_names([*index, *meta.columns])
     for name in index:
@@ -84,7 +84,9 @@ def _tabulate_part(part: pd.DataFrame, fragment_id: str, number: int, counted: C
     return counter.result()
 
 
-def sample_frame(fitted: FittedCopula | FittedHistogram, folder: Folder, sha256: str, n_rows: int, rows_per_partition: int, seed: int) -> Frame:
+def sample_frame(
+    fitted: FittedCopula | FittedHistogram, folder: Folder, sha256: str, n_rows: int, rows_per_partition: int, seed: int | None
+) -> Frame:
     """Return a lazy Dask frame of synthetic records.
 
     Parameters
@@ -96,8 +98,19 @@ def sample_frame(fitted: FittedCopula | FittedHistogram, folder: Folder, sha256:
     n_rows, rows_per_partition
         How many records, in partitions of how many.
     seed
-        Decides the records; no secret, because they are post-processing.
+        Decides the records; no secret, because they are post-processing. None for a fresh one.
+
+    Raises
+    ------
+    SpecError
+        If a number is out of range.
     """
+    for name, value in (("n_rows", n_rows), ("rows_per_partition", rows_per_partition)):
+        if type(value) is not int or value < 1:
+            raise SpecError("must be a whole number, at least 1", name)
+    seed = fresh_seed() if seed is None else seed
+    if type(seed) is not int or not 0 <= seed < 2**64:
+        raise SpecError("must be a whole number, at least 0 and below 2**64", "seed")
     prefix = task_prefix("sample")
     call = delayed(_sample_part if isinstance(fitted, FittedCopula) else _draw_part, pure=False)
     starts = range(0, n_rows, rows_per_partition)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,21 +151,29 @@ def tabulate_fragments(fragments: tuple[Fragment, ...], counted: Counted) -> Mar
     work, tables = counted.work, counted.tables
     counter = MarginalCounter(domain_of(work.cells), tables.cliques, two_way=tables.two_way)
     for fragment in fragments:
-        seal = Seal(work.sealed if work.unit is not None else [])
-        batches = read_batches(fragment, work.sealed, work.types)
         try:
-            tabulate_batches(_sealed(batches, seal) if work.unit is not None else batches, Chooser(work, fragment.id, fragment.number), work, counter)
+            tabulate_batches(sealed_batches(fragment, work), Chooser(work, fragment.id, fragment.number), work, counter)
         except DataError as error:
             raise error.at(fragment.where) from None
-        if work.unit is not None:  # else one pass is all that sees the rows
-            seal.check(work.secrets, fragment.id, fragment.where)
     return counter.result()
 
 
-def _sealed(batches: Iterable[pa.RecordBatch], seal: Seal) -> Iterable[pa.RecordBatch]:
-    for batch in batches:
+def sealed_batches(fragment: Fragment, work: TableWork) -> Iterator[pa.RecordBatch]:
+    """Yield a fragment's rows; with units, which were chosen in a pass before, they must be the rows of that pass.
+
+    Raises
+    ------
+    InputError
+        At the end, if they are not: then nothing that was counted may be kept.
+    """
+    if work.unit is None:  # one pass is all that sees the rows
+        yield from read_batches(fragment, work.sealed, work.types)
+        return
+    seal = Seal(work.sealed)
+    for batch in read_batches(fragment, work.sealed, work.types):
         seal.add(batch)
         yield batch
+    seal.check(work.secrets, fragment.id, fragment.where)
 
 
 @guarded

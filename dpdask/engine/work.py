@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 
 from dpdask.cells import DEFAULT_BINS, Cells, cells
 from dpdask.codec import Codec, LevelCodec, codec_for
-from dpdask.errors import SpecError
+from dpdask.errors import InputError, SpecError
 from dpdask.io.fragments import Fragment
 from dpdask.io.storage import Folder
 from dpdask.privacy import UnitColumn
@@ -111,6 +112,26 @@ class ShardWork:
     n_released: tuple[int, ...] = field(repr=False)  # Dask logs the arguments of a task that failed
     names: tuple[str, ...]
     rows_per_shard: int
+
+
+def keep(folder: Folder, name: str, data: bytes) -> str:
+    """Write a private file and return its sha256."""
+    folder.write(name, data, private=True)
+    return hashlib.sha256(data).hexdigest()
+
+
+def kept(folder: Folder, name: str, sha256: str, what: str) -> bytes:
+    """Return a file's bytes, compared with their sha256.
+
+    Raises
+    ------
+    InputError
+        If the file is missing or another; `what` says so.
+    """
+    data = folder.read(name)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise InputError(what, name, "abort the run and begin again")
+    return data
 
 
 def table_work(types: pa.Schema, schema: Schema, reference: Reference | None, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:

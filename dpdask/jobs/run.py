@@ -76,12 +76,13 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     job.kind.check(table.schema, state.folder)
     if table.n_rows == 0 or not table.fragments:
         raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
+    warnings = job.kind.expect(table, job.file.output.rows_per_shard).warnings
     with state.lock():
         finished = _finished(job, state)
         if finished is not None:
             return finished
         try:
-            return _advance(job, state, table, progress)
+            return dataclasses.replace(_advance(job, state, table, progress), warnings=warnings)
         except DpdaskError as error:
             published = Manifest.read(state.output) is not None  # then only the ledger's commit is wanting: never take the charge back
             if not published and (isinstance(error, SpecError | DataError | BudgetError) or _nothing_drawn(state, job)):
@@ -175,8 +176,7 @@ def _advance(job: Job, state: RunState, table: InputTable, progress: Progress | 
     publish.move_to(state.output)
     charging.commit(job, reached.run_id)
     state.remove()
-    warnings = job.kind.expect(table, job.file.output.rows_per_shard).warnings
-    return Outcome(status="released", output=job.output_url, manifest=manifest, warnings=warnings)
+    return Outcome(status="released", output=job.output_url, manifest=manifest)
 
 
 def _sweep(publish: Folder, manifest: Manifest) -> None:

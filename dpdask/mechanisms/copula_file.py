@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dpdask.cells import DEFAULT_BINS, Cells, cells
-from dpdask.codec import codec_for
+from dpdask.cells import Cells
 from dpdask.errors import InputError
+from dpdask.mechanisms.columns import Bins, header_from_arrays, header_to_arrays, released_cells
 from dpdask.mechanisms.copula import CopulaModel, Node
 from dpdask.mechanisms.copula_fit import FitReport
 from dpdask.mechanisms.marginals import NoisyMarginals
@@ -22,9 +20,6 @@ from dpdask.mechanisms.marginals_file import UNREADABLE, noisy_from_arrays, nois
 from dpdask.schema import Schema
 
 COPULA_FORMAT = 1
-_DATE = "date of a level"
-
-Bins = Mapping[str, int | Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,32 +51,15 @@ class FittedCopula:
 
     def cells(self) -> dict[str, Cells]:
         """Return the public cells of each released column, in the order of the domain."""
-        found = {}
-        for name in self.model.domain.names:
-            codec = codec_for(name, self.schema.columns[name], self.types.field(name).type)
-            found[name] = cells(codec, self.bins.get(name, 1))
-        return found
-
-
-def bins_by_column(bins: int | Bins, cells: Mapping[str, Cells]) -> dict[str, int | Sequence[float]]:
-    """Return how each continuous or mixed column is cut, where `bins` may be one number for all."""
-    usual = bins if isinstance(bins, int) else DEFAULT_BINS
-    given = {} if isinstance(bins, int) else bins
-    return {name: given.get(name, usual) for name, column in cells.items() if len(column.edges)}
+        return released_cells(self.model.domain.names, self.schema, self.types, self.bins)
 
 
 def copula_to_bytes(fitted: FittedCopula) -> bytes:
     """Return a fitted copula as bytes: the same copula, the same bytes."""
     model = fitted.model
-    header = {
-        "format": COPULA_FORMAT,
-        "bins": {name: bins if isinstance(bins, int) else list(bins) for name, bins in fitted.bins.items()},
-        "schema": fitted.schema.model_dump(exclude_none=True),
-        "report": asdict(fitted.report),
-    }
+    header = {"format": COPULA_FORMAT, "report": asdict(fitted.report)}
     arrays: dict[str, Any] = {
-        "header": np.frombuffer(json.dumps(header, default=_tagged).encode(), dtype=np.uint8),
-        "types": np.frombuffer(fitted.types.serialize().to_pybytes(), dtype=np.uint8),
+        **header_to_arrays(header, fitted.schema, fitted.types, fitted.bins),
         **noisy_to_arrays(fitted.noisy),
         "factor": model.factor[np.tril_indices(model.n_latents)],
         "nodes": np.array([[node.attribute, node.parent, node.first, *node.probabilities.shape] for node in model.nodes], dtype=np.int64),
@@ -117,7 +95,7 @@ def copula_from_bytes(data: bytes, where: str | None = None) -> FittedCopula:
 
 
 def _read(arrays: Mapping[str, Any]) -> FittedCopula:
-    header = json.loads(arrays["header"].tobytes(), object_hook=_untagged)
+    header, schema, types = header_from_arrays(arrays)
     if header["format"] != COPULA_FORMAT:
         raise ValueError("another format")
     noisy = noisy_from_arrays(arrays)
@@ -128,8 +106,8 @@ def _read(arrays: Mapping[str, Any]) -> FittedCopula:
     if model.nodes[-1].first + model.nodes[-1].n_latents != n_latents:
         raise ValueError("the factor is of another model")
     return FittedCopula(
-        schema=Schema.from_dict(header["schema"]),
-        types=pa.ipc.read_schema(pa.py_buffer(arrays["types"].tobytes())),
+        schema=schema,
+        types=types,
         bins=header["bins"],
         noisy=noisy,
         model=model,
@@ -154,17 +132,6 @@ def _nodes(arrays: Mapping[str, Any]) -> tuple[Node, ...]:
         )
         level, cell = level + n_levels, end
     return tuple(nodes)
-
-
-def _tagged(value: object) -> dict[str, str]:
-    """Return a date, which JSON does not have, as a mapping that `_untagged` knows."""
-    if not isinstance(value, dt.date):
-        raise TypeError(type(value).__name__)
-    return {_DATE: value.isoformat()}
-
-
-def _untagged(value: dict[str, Any]) -> object:
-    return dt.date.fromisoformat(value[_DATE]) if set(value) == {_DATE} else value
 
 
 def _joined(parts: Sequence[Any], dtype: Any) -> Any:

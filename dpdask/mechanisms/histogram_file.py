@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import io
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from dpdask.cells import Cells, cells
-from dpdask.codec import codec_for
+from dpdask.cells import Cells
 from dpdask.errors import InputError
+from dpdask.mechanisms.columns import Bins, header_from_arrays, header_to_arrays, released_cells
 from dpdask.mechanisms.histogram import HistogramPlan, PerturbedHistogram
 from dpdask.mechanisms.histogram_cells import centres
-from dpdask.mechanisms.marginals_file import UNREADABLE
-from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, from_dict, to_dict
+from dpdask.mechanisms.marginals_file import UNREADABLE, central_event
+from dpdask.privacy.events import to_dict
 from dpdask.schema import Schema
 from dpdask.stats import Domain
 
 HISTOGRAM_FORMAT = 1
 WEIGHT = "weight"
-_DATE = "date of a level"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,14 +42,12 @@ class FittedHistogram:
 
     schema: Schema
     types: pa.Schema
-    bins: Mapping[str, int | Sequence[float]]
+    bins: Bins
     histogram: PerturbedHistogram
 
     def cells(self) -> dict[str, Cells]:
         """Return the public cells of each released column, in the order of the domain."""
-        names = self.histogram.domain.names
-        codecs = {name: codec_for(name, self.schema.columns[name], self.types.field(name).type) for name in names}
-        return {name: cells(codec, self.bins.get(name, 1)) for name, codec in codecs.items()}
+        return released_cells(self.histogram.domain.names, self.schema, self.types, self.bins)
 
     def cell_rows(self, start: int, stop: int) -> pa.Table:
         """Return some of the cells listed: for each column, in the table's order, its centre, and `weight`, float64.
@@ -80,8 +75,6 @@ def histogram_to_bytes(fitted: FittedHistogram) -> bytes:
     planned = histogram.plan
     header = {
         "format": HISTOGRAM_FORMAT,
-        "bins": {name: bins if isinstance(bins, int) else list(bins) for name, bins in fitted.bins.items()},
-        "schema": fitted.schema.model_dump(exclude_none=True),
         "names": histogram.domain.names,
         "sizes": histogram.domain.sizes,
         "n_rows": histogram.n_rows,
@@ -94,8 +87,7 @@ def histogram_to_bytes(fitted: FittedHistogram) -> bytes:
     np.savez_compressed(
         buffer,
         allow_pickle=False,
-        header=np.frombuffer(json.dumps(header, default=_tagged).encode(), dtype=np.uint8),
-        types=np.frombuffer(fitted.types.serialize().to_pybytes(), dtype=np.uint8),
+        **header_to_arrays(header, fitted.schema, fitted.types, fitted.bins),
         keys=histogram.keys,
         weights=histogram.weights,
     )
@@ -125,11 +117,11 @@ def histogram_from_bytes(data: bytes, where: str | None = None) -> FittedHistogr
 
 
 def _read(arrays: Mapping[str, Any]) -> FittedHistogram:
-    header = json.loads(arrays["header"].tobytes(), object_hook=_untagged)
+    header, schema, types = header_from_arrays(arrays)
     if header["format"] != HISTOGRAM_FORMAT or arrays["keys"].shape != arrays["weights"].shape:
         raise ValueError("another format")
-    total = None if header["total"] is None else _central(header["total"])
-    planned = HistogramPlan(cells=_central(header["cells"]), total=total, **header["plan"])
+    total = None if header["total"] is None else central_event(header["total"])
+    planned = HistogramPlan(cells=central_event(header["cells"]), total=total, **header["plan"])
     histogram = PerturbedHistogram(
         domain=Domain(names=tuple(header["names"]), sizes=tuple(header["sizes"])),
         plan=planned,
@@ -138,23 +130,4 @@ def _read(arrays: Mapping[str, Any]) -> FittedHistogram:
         keys=arrays["keys"],
         weights=arrays["weights"],
     )
-    types = pa.ipc.read_schema(pa.py_buffer(arrays["types"].tobytes()))
-    return FittedHistogram(schema=Schema.from_dict(header["schema"]), types=types, bins=header["bins"], histogram=histogram)
-
-
-def _central(data: Mapping[str, Any]) -> DiscreteLaplace | DiscreteGaussian:
-    event = from_dict(data)
-    if not isinstance(event, DiscreteLaplace | DiscreteGaussian):
-        raise TypeError("not central noise")
-    return event
-
-
-def _tagged(value: object) -> dict[str, str]:
-    """Return a date, which JSON does not have, as a mapping that `_untagged` knows."""
-    if not isinstance(value, dt.date):
-        raise TypeError(type(value).__name__)
-    return {_DATE: value.isoformat()}
-
-
-def _untagged(value: dict[str, Any]) -> object:
-    return dt.date.fromisoformat(value[_DATE]) if set(value) == {_DATE} else value
+    return FittedHistogram(schema=schema, types=types, bins=header["bins"], histogram=histogram)

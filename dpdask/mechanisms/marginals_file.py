@@ -48,13 +48,13 @@ def noisy_from_arrays(arrays: Mapping[str, Any]) -> NoisyMarginals:
     header = json.loads(arrays["tables"].tobytes())
     if header["format"] != MARGINALS_FORMAT:
         raise ValueError("another format")
-    events = {tuple(clique): _central(event) for clique, event in header["cliques"]}
+    events = {tuple(clique): central_event(event) for clique, event in header["cliques"]}
     return NoisyMarginals(
         domain=Domain(names=tuple(header["names"]), sizes=tuple(header["sizes"])),
         n_rows=header["n_rows"],
         noise=MarginalNoise(
-            one_way=None if header["one_way"] is None else _central(header["one_way"]),
-            pairs=None if header["pairs"] is None else _central(header["pairs"]),
+            one_way=None if header["one_way"] is None else central_event(header["one_way"]),
+            pairs=None if header["pairs"] is None else central_event(header["pairs"]),
             cliques=events,
         ),
         one_way=arrays["one_way"],
@@ -89,7 +89,14 @@ def _event(event: CentralEvent | None) -> dict[str, Any] | None:
     return None if event is None else to_dict(event)
 
 
-def _central(data: dict[str, Any]) -> CentralEvent:
+def central_event(data: dict[str, Any]) -> CentralEvent:
+    """Return the central event that a mapping holds.
+
+    Raises
+    ------
+    ValueError, SpecError
+        If it holds none.
+    """
     event = from_dict(data)
     if not isinstance(event, DiscreteGaussian | DiscreteLaplace):
         raise ValueError("no central event")  # noqa: TRY004 - a wrong file, like every other of its errors

@@ -1,5 +1,14 @@
 """What is promised, in numbers and in words."""
 
-from dpdask.privacy.budget import Budget, UnitColumn, central_guarantee_text, guarantee_text, split_epsilon
+from dpdask.privacy.budget import COVERED, UNCOVERED, Budget, UnitColumn, central_guarantee_text, guarantee_text, noisy_counts_text, split_epsilon
 
-__all__ = ["Budget", "UnitColumn", "central_guarantee_text", "guarantee_text", "split_epsilon"]
+__all__ = [
+    "COVERED",
+    "UNCOVERED",
+    "Budget",
+    "UnitColumn",
+    "central_guarantee_text",
+    "guarantee_text",
+    "noisy_counts_text",
+    "split_epsilon",
+]

@@ -194,15 +194,8 @@ def noise_scale(
     SpecError
         If a parameter is out of range.
     """
-    if not 0 < epsilon < math.inf:
-        raise SpecError("epsilon must be positive and finite", "noise scale")
-    if kind == "gaussian" and delta <= 0:
-        raise SpecError("Gaussian noise needs a delta above 0", "noise scale", "give one, or take Laplace noise")
-
-    def cost(scale: float) -> float:
-        return _epsilon([_central(kind, scale, sensitivity, adjacency, n_queries)], delta)
-
-    return _least_scale(cost, epsilon, _closed_form(kind, n_queries, epsilon, delta, sensitivity), exact=delta == 0)
+    [found] = scaled([_central(kind, 1.0, sensitivity, adjacency, n_queries)], epsilon, delta)
+    return found.sigma if isinstance(found, DiscreteGaussian) else found.scale
 
 
 def scaled(events: Iterable[CentralEvent], epsilon: float, delta: float) -> tuple[CentralEvent, ...]:
@@ -273,17 +266,6 @@ def _central(kind: str, scale: float, sensitivity: float, adjacency: Adjacency, 
     if kind != "laplace" or sensitivity != int(sensitivity):
         raise SpecError("noise is laplace, with a whole sensitivity, or gaussian", "noise scale")
     return DiscreteLaplace(scale=scale, sensitivity=int(sensitivity), adjacency=adjacency, count=count)
-
-
-def _closed_form(kind: str, n_queries: int, epsilon: float, delta: float, sensitivity: float) -> float:
-    """Return a scale that is enough, up to rounding: by the sum of pure ε, or by zero-concentrated privacy."""
-    pure = n_queries * sensitivity / epsilon
-    if delta == 0:
-        return pure
-    tail = -math.log(delta)
-    rho = (epsilon / (math.sqrt(tail + epsilon) + math.sqrt(tail))) ** 2
-    concentrated = sensitivity * math.sqrt(n_queries / (2.0 * rho)) * (1.0 + 1e-6)
-    return concentrated if kind == "gaussian" else min(pure, concentrated)
 
 
 def _counted(atoms: list[Atom], delta: float) -> Counter[Atom]:

@@ -16,6 +16,10 @@ from dpdask.privacy.events import Adjacency
 
 MAX_EPSILON = 100.0
 
+# where everything released is computed from noisy statistics of all rows
+COVERED = "every row of the table"
+UNCOVERED = "nobody: all that is released comes from noisy counts of all rows"
+
 
 class UnitColumn(Document):
     """All rows that share a column's value, of which at most `max_rows` are released."""
@@ -115,6 +119,11 @@ def guarantee_text(budget: Budget, protected: str, unprotected: str) -> str:
         f"Kept columns, the number of rows, their order and which rows are there are published as they are; {many}. "
         + _attacker_text(budget, f"{tested} had one value rather than another")
     )
+
+
+def noisy_counts_text(budget: Budget) -> str:
+    """Return `central_guarantee_text` of a release computed from noisy counts of all rows: their number is exact under replace-one."""
+    return central_guarantee_text(budget, COVERED, UNCOVERED, n_rows_public=budget.adjacency == "replace-one")
 
 
 def central_guarantee_text(budget: Budget, protected: str, unprotected: str, *, n_rows_public: bool) -> str:

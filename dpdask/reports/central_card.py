@@ -9,6 +9,7 @@ from typing import Any
 
 from dpdask.cells import Cells
 from dpdask.codec import LevelCodec
+from dpdask.mechanisms.columns import plain_bins
 from dpdask.mechanisms.copula_file import FittedCopula
 from dpdask.mechanisms.marginals import NoisyMarginals, deviation, margin_95, spent
 from dpdask.privacy import Budget
@@ -46,7 +47,7 @@ def copula_card(*, name: str, budget: Budget, guarantee: str, fitted: FittedCopu
     mechanism = {
         "kind": "copula",
         "records": n_records,
-        "bins": {column: bins if isinstance(bins, int) else list(bins) for column, bins in fitted.bins.items()},
+        "bins": plain_bins(fitted.bins),
         "tree": _tree(fitted),
         "latent_variables": report.n_latents,
         "significant_share": report.kept_share,

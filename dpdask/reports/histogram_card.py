@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpdask.mechanisms.columns import plain_bins
 from dpdask.mechanisms.histogram import spent
 from dpdask.mechanisms.histogram_file import FittedHistogram
 from dpdask.mechanisms.marginals import deviation, margin_95
@@ -44,7 +45,7 @@ def histogram_card(
         "kind": "histogram",
         "output": output,
         "records": n_records,
-        "bins": {column: bins if isinstance(bins, int) else list(bins) for column, bins in fitted.bins.items()},
+        "bins": plain_bins(fitted.bins),
         "threshold": planned.threshold,
         "factor": planned.factor if planned.threshold == "enhanced" else None,
         "cut": histogram.cut,
@@ -54,7 +55,7 @@ def histogram_card(
     }
     noises = {"cells": planned.cells, "n_rows": planned.total}
     accounting = {
-        "composition": "privacy loss distribution, over all counts" if budget.delta else "sum over the cells and the number of rows",
+        "composition": "the least of a sum, a concentrated bound and a privacy loss distribution, over all counts",
         "epsilon_exact": spent(planned, budget),
         "noise": {key: _noise(event) for key, event in noises.items() if event is not None},
         "events": to_dict(planned.event),

@@ -15,8 +15,9 @@ import pytest
 
 from dpdask.errors import InputError
 from dpdask.mechanisms import copula_fit
+from dpdask.mechanisms.columns import bins_by_column
 from dpdask.mechanisms.copula import CHUNK_ROWS, CopulaModel, n_latents_of
-from dpdask.mechanisms.copula_file import FittedCopula, bins_by_column, copula_from_bytes, copula_to_bytes
+from dpdask.mechanisms.copula_file import FittedCopula, copula_from_bytes, copula_to_bytes
 from dpdask.mechanisms.copula_fit import CopulaOptions, FitReport, fit_copula
 from dpdask.mechanisms.denoise import denoise
 from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, measure, plan_noise

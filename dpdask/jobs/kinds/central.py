@@ -12,20 +12,17 @@ from pydantic import BeforeValidator
 
 from dpdask.engine import release, tabulate
 from dpdask.engine.compute import Progress
-from dpdask.engine.work import KEY_NAME, NOISY_NAME, RELEASE_NAME, TableWork, tabulated_work
+from dpdask.engine.work import KEY_NAME, NOISY_NAME, TableWork, keep, kept, tabulated_work
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.fragments import InputTable
 from dpdask.io.storage import Folder
 from dpdask.jobs.kinds.kind import Terms
 from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, measure
 from dpdask.mechanisms.marginals_file import noisy_from_bytes, noisy_to_bytes
-from dpdask.privacy import central_guarantee_text
+from dpdask.privacy import COVERED, UNCOVERED, noisy_counts_text
 from dpdask.references.histogram import MAX_BINS
 from dpdask.schema import Schema
 from dpdask.streams import RunKey, stream
-
-PROTECTED = "every row of the table"
-UNPROTECTED = "nobody: all that is released comes from noisy counts of all rows"
 
 
 def _as_firsts(value: object) -> object:
@@ -64,6 +61,43 @@ class NoParts:
     reference: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisyCounts:
+    """What the kinds that are computed from noisy counts of all rows promise alike.
+
+    Attributes
+    ----------
+    terms
+        What the job says beside its mechanism.
+    """
+
+    terms: Terms
+
+    @property
+    def spending(self) -> NoParts:
+        """Nothing by name: all counts share one budget."""
+        return NoParts()
+
+    @property
+    def protected(self) -> str:
+        """Who is covered, in words."""
+        return COVERED
+
+    @property
+    def unprotected(self) -> str:
+        """Who is not, in words."""
+        return UNCOVERED
+
+    @property
+    def guarantee(self) -> str:
+        """The promise in words."""
+        return noisy_counts_text(self.terms.budget)
+
+    def audit(self, types: pa.Schema, secrets: Folder, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+        """Return nothing: no row is released, and the noise of the counts is audited as the events that it is."""
+        return {}
+
+
 def check_schema(schema: Schema, what: str) -> None:
     """Check that no column is to be passed through.
 
@@ -74,11 +108,6 @@ def check_schema(schema: Schema, what: str) -> None:
     """
     if schema.kept:
         raise SpecError(f"{what}, so no column can be kept", f"column {schema.kept[0]!r}", "give it the role privatise, or drop")
-
-
-def guarantee(terms: Terms) -> str:
-    """Return the promise in words."""
-    return central_guarantee_text(terms.budget, PROTECTED, UNPROTECTED, n_rows_public=terms.budget.adjacency == "replace-one")
 
 
 def work_on(types: pa.Schema, terms: Terms, bins: Any, secrets: Folder) -> TableWork:
@@ -103,8 +132,8 @@ def measured(
     progress: Progress | None,
     *,
     insecure: bool,
-) -> NoisyMarginals:
-    """Return the noisy tables of all rows (with units: of those within their bounds), drawn once and kept beside the run key.
+) -> tuple[NoisyMarginals, str]:
+    """Return the noisy tables of all rows (with units: of those within their bounds), drawn once and kept, and their sha256.
 
     Exact counts reach the driver, are charged, get their noise, and are forgotten. What a driver that died kept is taken up:
     noise drawn a second time on the same counts would be a second look.
@@ -118,44 +147,36 @@ def measured(
     InputError
         If what was kept is of other tables, or another noise.
     """
-    if secrets.exists(NOISY_NAME):
+    drawn = drawn_before(secrets, NOISY_NAME)
+    if drawn is not None:
         charge()
-        kept = load_noisy(secrets)
-        if kept.noise != planned or kept.domain != tabulate.domain_of(work.cells):
+        found = load_noisy(secrets, drawn)
+        if found.noise != planned or found.domain != tabulate.domain_of(work.cells):
             raise InputError("the run's noisy tables are of another version of dpdask", NOISY_NAME, "go on with that one, or `dpdask abort` the run")
-        return kept
+        return found, drawn
     counts = tabulate.tabulate(table.fragments, release.bound_units(table, work, progress), tables, progress)
     if counts.n_rows == 0:
         raise DataError("the table has no rows", terms.input_path, "check the job's input.path")
     charge()
     rng = stream(RunKey(secrets.read(KEY_NAME)), "marginals/noise", "") if insecure else None
     noisy = measure(counts, planned, n_rows_public=terms.budget.adjacency == "replace-one", rng=rng)
-    secrets.write(NOISY_NAME, noisy_to_bytes(noisy), private=True)
-    return noisy
+    return noisy, keep(secrets, NOISY_NAME, noisy_to_bytes(noisy))
 
 
-def load_noisy(secrets: Folder, digest: str | None = None) -> NoisyMarginals:
-    """Return the noisy tables beside the run key, compared with their digest if there is one.
+def load_noisy(secrets: Folder, digest: str) -> NoisyMarginals:
+    """Return the noisy tables beside the run key, compared with their digest.
 
     Raises
     ------
     InputError
         If there are none, or others.
     """
-    data = secrets.read(NOISY_NAME)
-    if digest is not None and sha256(data).hexdigest() != digest:
-        raise InputError("the run's noisy tables are not those that were written", NOISY_NAME, "abort the run and begin again")
-    return noisy_from_bytes(data, NOISY_NAME)
+    return noisy_from_bytes(kept(secrets, NOISY_NAME, digest, "the run's noisy tables are not those that were written"), NOISY_NAME)
 
 
-def drawn_before(secrets: Folder) -> str | None:
-    """Return the sha256 of the release of a driver that died before it could record it, or None: what it drew is kept."""
-    return sha256(secrets.read(RELEASE_NAME)).hexdigest() if secrets.exists(RELEASE_NAME) else None
-
-
-def digest_of_noisy(secrets: Folder) -> str:
-    """Return the sha256 of the noisy tables beside the run key."""
-    return sha256(secrets.read(NOISY_NAME)).hexdigest()
+def drawn_before(secrets: Folder, name: str) -> str | None:
+    """Return the sha256 of what a driver drew and kept under a name, or None: noise that is kept is never drawn again."""
+    return sha256(secrets.read(name)).hexdigest() if secrets.exists(name) else None
 
 
 def warnings(terms: Terms, n_rows: int | None) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pyarrow as pa
 from pydantic import BeforeValidator, Field
@@ -18,9 +18,10 @@ from dpdask.io.fragments import InputTable
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.jobs.kinds import central
-from dpdask.jobs.kinds.central import Bins, NoParts
+from dpdask.jobs.kinds.central import Bins
 from dpdask.jobs.kinds.kind import Expected, Fitted, Terms
-from dpdask.mechanisms.copula_file import FittedCopula, bins_by_column
+from dpdask.mechanisms.columns import bins_by_column
+from dpdask.mechanisms.copula_file import FittedCopula
 from dpdask.mechanisms.copula_fit import fit_copula
 from dpdask.mechanisms.marginals import MarginalNoise, plan_noise
 from dpdask.privacy.events import Composed
@@ -64,19 +65,16 @@ class Copula(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopulaKind:
+class CopulaKind(central.NoisyCounts):
     """A copula job's `Kind`; made by `of`.
 
     Attributes
     ----------
     spec
         The mechanism as the job writes it.
-    terms
-        What the job says beside it.
     """
 
     spec: Copula
-    terms: Terms
 
     @classmethod
     def of(cls, spec: Copula, terms: Terms) -> CopulaKind:
@@ -100,26 +98,6 @@ class CopulaKind:
     def event(self) -> Composed:
         """One noisy table of each column and of each pair of columns."""
         return self.noise.event
-
-    @property
-    def spending(self) -> NoParts:
-        """Nothing by name: all tables share one budget."""
-        return NoParts()
-
-    @property
-    def protected(self) -> str:
-        """Who is covered, in words."""
-        return central.PROTECTED
-
-    @property
-    def unprotected(self) -> str:
-        """Who is not, in words."""
-        return central.UNPROTECTED
-
-    @property
-    def guarantee(self) -> str:
-        """The promise in words."""
-        return central.guarantee(self.terms)
 
     @property
     def how(self) -> str:
@@ -166,7 +144,7 @@ class CopulaKind:
         Exact counts reach the driver and go no further; what is written is a function of the noisy tables.
         """
         work = central.work_on(table.schema, self.terms, self.spec.bins, secrets)
-        noisy = central.measured(table, work, _ALL_PAIRS, self.noise, self.terms, secrets, charge, progress, insecure=insecure)
+        noisy, _ = central.measured(table, work, _ALL_PAIRS, self.noise, self.terms, secrets, charge, progress, insecure=insecure)
         model, report = fit_copula(noisy, stream(RunKey(secrets.read(KEY_NAME)), "copula/calibration", ""))
         bins = bins_by_column(self.spec.bins, work.cells)
         fitted = FittedCopula(schema=self.terms.schema, types=work.released, bins=bins, noisy=noisy, model=model, report=report)
@@ -195,7 +173,3 @@ class CopulaKind:
         return copula_card(
             name=self.terms.name, budget=self.terms.budget, guarantee=self.guarantee, fitted=copula, n_records=fitted.n_released[0], insecure=insecure
         )
-
-    def audit(self, types: pa.Schema, secrets: Folder, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-        """Return nothing: no row is released, and the noise of the tables is audited as the events that it is."""
-        return {}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pyarrow as pa
 from pydantic import BeforeValidator, Field
@@ -15,16 +15,15 @@ from dpdask.documents import Document
 from dpdask.engine import joint, release, synthesise
 from dpdask.engine.compute import Progress
 from dpdask.engine.tabulate import domain_of
-from dpdask.engine.work import KEY_NAME
+from dpdask.engine.work import KEY_NAME, RELEASE_NAME
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.fragments import InputTable
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.jobs.kinds import central
-from dpdask.jobs.kinds.central import NoParts
 from dpdask.jobs.kinds.kind import Expected, Fitted, Terms
 from dpdask.mechanisms import histogram
-from dpdask.mechanisms.copula_file import bins_by_column
+from dpdask.mechanisms.columns import bins_by_column
 from dpdask.mechanisms.histogram import HistogramPlan, Threshold
 from dpdask.mechanisms.histogram_cells import bins_by_rule
 from dpdask.mechanisms.histogram_file import WEIGHT, FittedHistogram
@@ -87,19 +86,16 @@ def check_columns(schema: Schema) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HistogramKind:
+class HistogramKind(central.NoisyCounts):
     """A histogram job's `Kind`; made by `of`.
 
     Attributes
     ----------
     spec
         The mechanism as the job writes it.
-    terms
-        What the job says beside it.
     """
 
     spec: NoisyHistogram
-    terms: Terms
 
     @classmethod
     def of(cls, spec: NoisyHistogram, terms: Terms) -> HistogramKind:
@@ -130,26 +126,6 @@ class HistogramKind:
     def event(self) -> Composed:
         """One noisy histogram, and the number of rows where a threshold needs it and it is not public."""
         return self.noise.event
-
-    @property
-    def spending(self) -> NoParts:
-        """Nothing by name: there is one histogram."""
-        return NoParts()
-
-    @property
-    def protected(self) -> str:
-        """Who is covered, in words."""
-        return central.PROTECTED
-
-    @property
-    def unprotected(self) -> str:
-        """Who is not, in words."""
-        return central.UNPROTECTED
-
-    @property
-    def guarantee(self) -> str:
-        """The promise in words."""
-        return central.guarantee(self.terms)
 
     @property
     def how(self) -> str:
@@ -231,7 +207,7 @@ class HistogramKind:
         -------
         Exact counts, and which cells are occupied, reach the driver and go no further.
         """
-        drawn = central.drawn_before(secrets)
+        drawn = central.drawn_before(secrets, RELEASE_NAME)
         if drawn is not None:
             charge()
             kept = synthesise.load_histogram(secrets, drawn)
@@ -286,7 +262,3 @@ class HistogramKind:
             n_records=fitted.n_released[0] if self.spec.output == "rows" else None,
             insecure=insecure,
         )
-
-    def audit(self, types: pa.Schema, secrets: Folder, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-        """Return nothing: no row is released, and the noise of the cells is audited as the event that it is."""
-        return {}

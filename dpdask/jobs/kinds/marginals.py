@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from dpdask.io.fragments import InputTable
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.jobs.kinds import central
-from dpdask.jobs.kinds.central import Bins, NoParts
+from dpdask.jobs.kinds.central import Bins
 from dpdask.jobs.kinds.kind import Expected, Fitted, Terms
 from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, plan_noise
 from dpdask.privacy.events import Composed
@@ -67,19 +67,16 @@ class NoisyTables(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MarginalsKind:
+class MarginalsKind(central.NoisyCounts):
     """A marginals job's `Kind`; made by `of`.
 
     Attributes
     ----------
     spec
         The mechanism as the job writes it.
-    terms
-        What the job says beside it.
     """
 
     spec: NoisyTables
-    terms: Terms
 
     @classmethod
     def of(cls, spec: NoisyTables, terms: Terms) -> MarginalsKind:
@@ -117,26 +114,6 @@ class MarginalsKind:
     def event(self) -> Composed:
         """One noisy table of each clique."""
         return self.noise.event
-
-    @property
-    def spending(self) -> NoParts:
-        """Nothing by name: the accountant composes all tables."""
-        return NoParts()
-
-    @property
-    def protected(self) -> str:
-        """Who is covered, in words."""
-        return central.PROTECTED
-
-    @property
-    def unprotected(self) -> str:
-        """Who is not, in words."""
-        return central.UNPROTECTED
-
-    @property
-    def guarantee(self) -> str:
-        """The promise in words."""
-        return central.guarantee(self.terms)
 
     @property
     def how(self) -> str:
@@ -183,9 +160,9 @@ class MarginalsKind:
         Exact counts reach the driver and go no further.
         """
         work = central.work_on(table.schema, self.terms, self.spec.bins, secrets)
-        noisy = central.measured(table, work, self._tables, self.noise, self.terms, secrets, charge, progress, insecure=insecure)
+        noisy, digest = central.measured(table, work, self._tables, self.noise, self.terms, secrets, charge, progress, insecure=insecure)
         n_cells = sum(cells.size for cells in noisy.cliques.values())
-        return Fitted(release_sha256=central.digest_of_noisy(secrets), n_released=(n_cells,))
+        return Fitted(release_sha256=digest, n_released=(n_cells,))
 
     def write(
         self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None
@@ -219,10 +196,6 @@ class MarginalsKind:
             cells=central.work_on(table.schema, self.terms, self.spec.bins, secrets).cells,
             insecure=insecure,
         )
-
-    def audit(self, types: pa.Schema, secrets: Folder, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-        """Return nothing: no row is released, and the noise of the tables is audited as the events that it is."""
-        return {}
 
 
 def released_schema(cliques: tuple[Clique, ...]) -> pa.Schema:
