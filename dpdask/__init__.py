@@ -1,19 +1,22 @@
 """dpdask releases privacy-protected versions of tables too big for one machine's memory, on Dask."""
 
+from dpdask import local
 from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.frames import DIP, Release
 from dpdask.histograms import HistogramRelease, PerturbedHistogram
 from dpdask.intervals import IntervalMechanism
 from dpdask.mechanisms.copula_fit import CopulaOptions
 from dpdask.privacy import UnitColumn
-from dpdask.references import Histogram, Holdout, Known, Public
+from dpdask.references import Chain, Histogram, Holdout, Known, Public, Tree
 from dpdask.schema import Column, Schema
+from dpdask.survey import Survey
 from dpdask.synthesis import CopulaRelease, GaussianCopula, marginals
 from dpdask.version import __version__
 
 __all__ = [
     "DIP",
     "BudgetError",
+    "Chain",
     "Column",
     "CopulaOptions",
     "CopulaRelease",
@@ -32,8 +35,11 @@ __all__ = [
     "Release",
     "Schema",
     "SpecError",
+    "Survey",
     "TemporaryError",
+    "Tree",
     "UnitColumn",
     "__version__",
+    "local",
     "marginals",
 ]

@@ -255,13 +255,17 @@ def _audit_text(found: dict[str, Any]) -> str:
     sound = sound if found["columns"] or found["measurements"] else "nothing to measure: it has no ε"
     columns = (
         f"  {name}: ε* = {column['epsilon_exact']!r} of {column['claimed']!r} claimed, for {column['reference']}"
-        for name, column in found["columns"].items()
+        for name, column in (*found["columns"].items(), *_row(found))
     )
     measurements = (
         f"  histogram noise of {_size_text(one)}: at least ε = {one['lower_bound']:.4g} (99.9999 % confidence) of {one['claimed']!r} claimed"
         for one in found["measurements"]
     )
     return "\n".join([f"{found['name']}: {sound}", *columns, *measurements])
+
+
+def _row(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [] if found["row"] is None else [("a whole row", found["row"])]
 
 
 def _size_text(measurement: dict[str, Any]) -> str:

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, get_args
 
 from dpdask.documents import validate
 from dpdask.engine.frames import Frame, bound_frame, frame_work, identity, randomise_frame, secret_folder, survey_frame
-from dpdask.engine.release import distributions, load_release, write_release
+from dpdask.engine.release import fit_release, load_release, write_release
+from dpdask.engine.synthetic_frames import tabulate_frame
+from dpdask.engine.tabulate import Tables, check_size, domain_of
 from dpdask.engine.work import KEY_NAME, TableWork
 from dpdask.errors import DataError, SpecError
-from dpdask.mechanisms import ChannelKind, Cost, fit_dip
+from dpdask.mechanisms import ChannelKind, Cost
+from dpdask.mechanisms.chain_fit import check_rank_costs
+from dpdask.mechanisms.fitted import FittedRelease
 from dpdask.mechanisms.spending import Spending, spend
+from dpdask.mechanisms.tree_fit import check_tree, fit_tree
+from dpdask.mechanisms.tree_spending import TreeSpending, spend_tree
+from dpdask.mechanisms.tree_tables import measure_tree
 from dpdask.privacy import Budget, UnitColumn
-from dpdask.references import Histogram, Holdout, Known, Public, Reference
+from dpdask.references import Chain, Known, Reference, Tree, held_out, is_public_table
 from dpdask.reports.card import release_card
 from dpdask.schema import Schema
-from dpdask.streams import RunKey
+from dpdask.streams import RunKey, stream
+
+_ALL_PAIRS = Tables()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +41,12 @@ class DIP:
         The declared columns.
     epsilon
         ε of a row, in (0, 100]; shared among its private columns.
+    delta
+        δ, in [0, 1): 0 unless the reference is a `Tree`, whose noisy tables spend all of it. Take it far below 1 / rows.
     reference
-        `Holdout(fraction=…)`, `Histogram()`, `Public()` or `Known(columns=…)`: where the reference distribution comes from, and
-        therefore who is protected. There is no default.
+        `Holdout(fraction=…)`, `Histogram()`, `Public()` or `Known(columns=…)`, each column by its own margin,
+        `Chain(fraction=…)`, all columns jointly, or `Tree()`, the pairs of columns that depend most on each other: where
+        the reference distribution comes from, and therefore who is protected. There is no default.
     channel
         `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
         ε-private channel of least expected cost.
@@ -55,16 +68,19 @@ class DIP:
     Privacy
     -------
     Unit: a row, or with `unit` all rows that share a column's value. Adjacency: replace-one. Protected: the values of the
-    released rows. Not protected: held-out rows (they shape the output and are not released), kept columns, the number and
+    released rows. Not protected: held-out rows (they shape the output and are not released; a `Chain`
+    republishes them almost verbatim), kept columns, the number and
     the order of rows. Sensitivity: none for the rows, each is randomised on its own; 2 for a `Histogram`'s counts (2 ·
-    max_rows with a unit). Event: one local release of every row, and one discrete Laplace measurement of every private
-    column where the reference is a `Histogram`; that noise is drawn by `fit`. Row noise is a function of the run key, the
+    max_rows with a unit), and for each of a `Tree`'s tables. Event: one local release of every row, and one discrete Laplace
+    measurement of every private column where the reference is a `Histogram`, or a discrete Laplace or Gaussian one of each
+    of a `Tree`'s tables; that noise is drawn by `fit`. Row noise is a function of the run key, the
     column and the partition, so recomputing a lazy frame repeats the same noise. ε is spent again by every new `fit` on
     the same rows.
 
     References
     ----------
-    Bi and Shen, Distribution-invariant differential privacy, Algorithm 1, each column by its own margin.
+    Bi and Shen, Distribution-invariant differential privacy, Algorithm 1, each column by its own margin; (2) and (10) for a
+    `Chain`, (2) for a `Tree`.
 
     Examples
     --------
@@ -79,6 +95,7 @@ class DIP:
     schema: Schema
     _: KW_ONLY
     epsilon: float
+    delta: float = 0.0
     reference: Reference
     channel: ChannelKind = "laplace"
     cost: Mapping[str, Cost] | None = None
@@ -88,14 +105,22 @@ class DIP:
 
     def __post_init__(self) -> None:
         _ = self.budget
-        if not isinstance(self.reference, Holdout | Public | Known | Histogram):
-            raise SpecError("a reference must be named: it decides who is protected", "DIP", "give Holdout(...), Histogram(), Public() or Known(...)")
+        if not isinstance(self.reference, get_args(Reference)):
+            what = "a reference must be named: it decides who is protected"
+            raise SpecError(what, "DIP", "give Holdout(...), Histogram(), Public(), Known(...), Chain(...) or Tree(...)")
+        if self.delta and not isinstance(self.reference, Tree):
+            raise SpecError("distribution-invariant privatisation is pure ε and spends no δ", "DIP, delta", "set it to 0, or take Tree(...)")
         if self.channel not in get_args(ChannelKind):
             raise SpecError("there is no such channel", "DIP", f"use one of {', '.join(get_args(ChannelKind))}")
         if not self.schema.privatised:
             raise SpecError("the schema privatises no column", "DIP", "give at least one column the role privatise")
         _ = self.spending
-        if self.unit != "row" and isinstance(self.reference, Public):
+        if isinstance(self.reference, Chain):
+            self.reference.check(self.schema, self.budget.unit_column)
+            check_rank_costs(self.cost or {}, self.schema.privatised, self.channel)
+            if self.reference.path is not None:
+                raise SpecError("a path belongs to a job", "Chain", "remove it, and hand the public table to fit")
+        if self.unit != "row" and is_public_table(self.reference):
             raise SpecError("a public reference is fitted on a table that has no units to bound", "DIP", "run it as a job, or use another reference")
 
     def fit(self, frame: Frame, *, secrets: str | None = None) -> Release:
@@ -104,8 +129,9 @@ class DIP:
         Parameters
         ----------
         frame
-            A Dask or pandas frame. With `Holdout`, the table to release; with `Public`, the public table; with `Known`,
-            any frame of the table's columns (nothing of it is computed, unless a unit is bounded: then the table itself).
+            A Dask or pandas frame. With a hold-out, the table to release; with `Public`, or a `Chain` without a fraction, the
+            public table; with `Known`, any frame of the table's columns (nothing of it is computed, unless a unit is
+            bounded: then the table itself); with `Histogram` or `Tree`, the table whose rows are counted.
         secrets
             A private folder, as a path or URL, that every worker can read; by default a new temporary one of this
             machine (mode 0700), removed when Python ends.
@@ -114,36 +140,66 @@ class DIP:
         ------
         DataError
             If the frame violates the schema, or the reference has fewer than 2 rows.
+        SpecError
+            If the columns have too many cells for the tables or channels of a `Tree`.
+
+        Warns
+        -----
+        UserWarning
+            If δ is not below 1 / the number of rows; what to think of before a `Chain` is released.
         """
+        for warning in self.reference.warnings() if isinstance(self.reference, Chain) else ():
+            warnings.warn(warning, stacklevel=2)
         folder = secret_folder(secrets)
         key = RunKey.fresh() if self.insecure_seed is None else RunKey.insecure(self.insecure_seed)
         folder.write(KEY_NAME, key.reveal(), private=True)
-        work = bound_frame(frame, frame_work(frame, self.schema, self.reference, folder, self.budget.unit_column))
-        statistics = {} if isinstance(self.reference, Known) else survey_frame(frame, work)
-        insecure = self.insecure_seed is not None
-        references = distributions(self.reference, work, statistics, self.spending, self.budget.adjacency, insecure=insecure)
-        fitted = fit_dip(references, work.codecs, self.spending.row, self.channel, self.cost)
+        work = frame_work(frame, self.schema, self.reference, folder, self.budget.unit_column)
+        if isinstance(self.reference, Tree):
+            check_tree(work.cells, self.channel, self.cost)
+            check_size(domain_of(work.cells), _ALL_PAIRS, "bins")
+        work = bound_frame(frame, work)
+        fitted = self._fit_tree(frame, work) if isinstance(self.reference, Tree) else self._fit_statistics(frame, work)
         return Release(
             dip=self,
             work=work,
             sha256=write_release(fitted, folder),
             fitted_on=None if self.fraction is None and work.unit is None else identity(frame),
+            public=identity(frame) if is_public_table(self.reference) else None,
         )
+
+    def _fit_statistics(self, frame: Frame, work: TableWork) -> FittedRelease:
+        statistics = {} if isinstance(self.reference, Known) else survey_frame(frame, work)
+        spending, insecure = self.spending, self.insecure_seed is not None
+        assert isinstance(spending, Spending)
+        return fit_release(self.reference, work, statistics, spending, self.budget.adjacency, self.channel, self.cost, insecure=insecure)
+
+    def _fit_tree(self, frame: Frame, work: TableWork) -> FittedRelease:
+        spending = self.spending
+        assert isinstance(spending, TreeSpending)
+        counts = tabulate_frame(frame, work, _ALL_PAIRS, released=True)
+        if counts.n_rows == 0:
+            raise DataError("the frame has no rows", "DIP", "give it some")
+        if self.delta * counts.n_rows >= 1:
+            warnings.warn("δ is not below 1 / the number of rows: to publish somebody's row as it is would be as private", stacklevel=3)
+        noisy = measure_tree(counts, spending.noise, rng=None if self.insecure_seed is None else stream(work.key(), "marginals/noise", ""))
+        return fit_tree(noisy, work.cells, spending.row, self.channel, self.cost)
 
     @property
     def fraction(self) -> float | None:
         """The hold-out's fraction, or None without a hold-out."""
-        return self.reference.fraction if isinstance(self.reference, Holdout) else None
+        return held_out(self.reference)
 
     @property
-    def spending(self) -> Spending:
+    def spending(self) -> Spending | TreeSpending:
         """How ε is spent on the reference and on each column of a row."""
+        if isinstance(self.reference, Tree):
+            return spend_tree(self.budget, self.reference, self.schema.privatised, self.weights)
         return spend(self.budget, self.reference, self.schema.privatised, self.weights)
 
     @property
     def budget(self) -> Budget:
         """What is promised."""
-        return validate(Budget, {"epsilon": self.epsilon, "unit": self.unit}, "DIP")
+        return validate(Budget, {"epsilon": self.epsilon, "delta": self.delta, "unit": self.unit}, "DIP")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -160,12 +216,15 @@ class Release:
         Of the fitted release.
     fitted_on
         The identity of the frame whose hold-out and units were chosen, or None without either.
+    public
+        The identity of the public frame, or None without one.
     """
 
     dip: DIP
     work: TableWork
     sha256: str
     fitted_on: str | None
+    public: str | None
 
     def transform(self, frame: Frame) -> Frame:
         """Return the released rows of a frame: lazily for Dask, at once for pandas.
@@ -180,7 +239,8 @@ class Release:
         Raises
         ------
         SpecError
-            If the hold-out or the units were chosen in another frame, whose rows would be released unasked.
+            If the hold-out or the units were chosen in another frame, whose rows would be released unasked; if the frame is
+            the public one, whose rows would be their own reference.
         DataError
             If the columns are not those of the schema, or (when computed) a value violates it.
 
@@ -193,6 +253,8 @@ class Release:
         """
         if self.fitted_on is not None and identity(frame) != self.fitted_on:
             raise SpecError("a release with a hold-out or units covers only the frame it was fitted on", "transform", "transform it, or fit anew")
+        if self.public is not None and identity(frame) == self.public:
+            raise SpecError("this frame was given as the public table, so its rows would be their own reference", "transform", "fit on another table")
         found = frame_work(frame, self.dip.schema, self.dip.reference, self.work.secrets)
         if not found.released.equals(self.work.released):
             raise DataError("the columns or their types differ from those of the fitted frame", "transform", "give both frames the same types")

@@ -21,12 +21,14 @@ from dpdask.engine.synthetic_frames import frame_tables_work, sample_frame
 from dpdask.engine.tabulate import domain_of
 from dpdask.engine.work import KEY_NAME
 from dpdask.errors import DataError, SpecError
-from dpdask.io.storage import Folder
+from dpdask.io.saved import load_release, save_release
+from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms import histogram
 from dpdask.mechanisms.columns import bins_by_column
 from dpdask.mechanisms.histogram import HistogramPlan, Threshold
 from dpdask.mechanisms.histogram_cells import bins_by_rule
-from dpdask.mechanisms.histogram_file import WEIGHT, FittedHistogram
+from dpdask.mechanisms.histogram_file import WEIGHT, FittedHistogram, histogram_from_bytes, histogram_to_bytes
+from dpdask.mechanisms.histogram_points import Points, points_per_cell
 from dpdask.privacy import Budget, UnitColumn, noisy_counts_text
 from dpdask.privacy.events import Adjacency
 from dpdask.reports.histogram_card import histogram_card
@@ -35,6 +37,7 @@ from dpdask.streams import RunKey, stream
 
 _PARTITION_ROWS = 2**17
 _MANY_ROWS = 1e18
+_HISTOGRAM = "histogram.npz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,10 @@ class PerturbedHistogram:
         if self.bins == "rule" and self.adjacency == "add-remove":
             what = "the rule needs the number of rows, which add-remove hides"
             raise SpecError(what, "PerturbedHistogram, bins", "give numbers of cells, or take replace-one")
+        self._check_noise()
+
+    def _check_noise(self) -> None:
+        """Raise a SpecError if the parameters are none that noise can be planned by."""
         _ = self.noise
 
     @property
@@ -182,12 +189,12 @@ class PerturbedHistogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HistogramRelease:
-    """A noisy histogram; made by `PerturbedHistogram.fit`.
+    """A noisy histogram; made by `PerturbedHistogram.fit`, or by `load` elsewhere, without the data.
 
     Attributes
     ----------
     fitted
-        The noisy counts, and the columns that their cells stand for.
+        The noisy counts, the columns that their cells stand for, and by which points.
     card
         The release card: what was promised, to whom, and how; safe to publish.
     folder
@@ -220,9 +227,31 @@ class HistogramRelease:
     def cells(self) -> pd.DataFrame:
         """The cells with a weight: the centre of each column, and `weight`, float64; levels that are no numbers are categories.
 
-        A category is kept where none of its cells is, so that indicators of redrawn cells are those of the cells.
+        With the points `spread`, several rows stand for each cell; see `with_points`. A category is kept where none of its
+        cells is, so that indicators of redrawn cells are those of the cells.
         """
         return _cells_frame(self.fitted)
+
+    def with_points(self, points: Points) -> Self:
+        """Return this release with other points for its cells: `cells` and `redraw` give them, the card names them; free.
+
+        Parameters
+        ----------
+        points
+            `centre`, as at first and in the paper, or `spread`: two points for each column that is cut, multiplied, with
+            weights that keep the means, variances and covariances of a smooth density, which centres do not; see
+            `mechanisms.histogram_points.spread` for when that is of use.
+
+        Raises
+        ------
+        SpecError
+            If the points are neither, or more than 6 columns are cut.
+        """
+        if points not in ("centre", "spread"):
+            raise SpecError("must be centre or spread", "HistogramRelease, points")
+        fitted = replace(self.fitted, points=points)
+        points_per_cell(fitted.cells(), points)
+        return replace(self, fitted=fitted, card={**self.card, "mechanism": {**self.card["mechanism"], "points": points}})
 
     def redraw(self, rng: Generator) -> pd.DataFrame:
         """Return `cells` with the same noise once more, cut at the same threshold: for `inference.noise_error`, free.
@@ -255,9 +284,42 @@ class HistogramRelease:
         wanted = self.fitted.n_records if n_rows is None else n_rows
         return sample_frame(self.fitted, self.folder, self.sha256, wanted, rows_per_partition, seed)
 
+    def save(self, path: str) -> None:
+        """Write the noisy histogram to a folder, as a path or any fsspec URL: safe to publish, and enough for `load`.
+
+        The card is written last, with the other file's digest.
+
+        Raises
+        ------
+        OutputError
+            If a release is there already, or it cannot be written.
+        """
+        save_release(Folder(absolute_url(path)), _HISTOGRAM, histogram_to_bytes(self.fitted), self.card)
+
+    @classmethod
+    def load(cls, path: str, *, folder: str | None = None) -> Self:
+        """Return a saved histogram.
+
+        Parameters
+        ----------
+        path
+            Where it was saved.
+        folder
+            As for `PerturbedHistogram.fit`.
+
+        Raises
+        ------
+        InputError
+            If there is none, or of another version, or its card is another release's.
+        """
+        data, card = load_release(Folder(absolute_url(path)), _HISTOGRAM)
+        fitted = histogram_from_bytes(data, _HISTOGRAM)
+        working = secret_folder(folder)
+        return cls(fitted=fitted, card=card, folder=working, sha256=write_histogram(fitted, working))
+
 
 def _cells_frame(fitted: FittedHistogram) -> pd.DataFrame:
-    frame: pd.DataFrame = fitted.cell_rows(0, len(fitted.histogram.keys)).to_pandas()
+    frame: pd.DataFrame = fitted.cell_rows(0, fitted.n_points).to_pandas()
     for name, column in fitted.cells().items():
         if isinstance(column.codec, LevelCodec):
             levels = column.codec.levels.drop_null().to_pandas()

@@ -10,12 +10,14 @@ from typing import Any
 from dpdask.codec import codec_for
 from dpdask.documents import validate
 from dpdask.engine.frames import Frame, frame_work, randomise_frame, secret_folder
-from dpdask.engine.rows import RANGE_ROWS, write_designs
+from dpdask.engine.rows import COVERED_ROWS, RANGE_ROWS, write_designs
 from dpdask.engine.work import KEY_NAME
 from dpdask.errors import SpecError
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.interval_design import Design, IntervalColumns
+from dpdask.mechanisms.interval_differential import perturbed_columns, spending_of
 from dpdask.mechanisms.interval_release import IntervalRelease, check_designs
+from dpdask.privacy import Budget
 from dpdask.reports.interval_card import interval_card
 from dpdask.schema import Schema, arrow_type
 from dpdask.streams import RunKey
@@ -23,7 +25,7 @@ from dpdask.streams import RunKey
 
 @dataclass(frozen=True, slots=True)
 class IntervalMechanism:
-    """Random ranges instead of values: each private value is released as a range that contains it.
+    """Random ranges instead of values: each private value is released as a range that contains it, or what a perturbation made of it.
 
     Parameters
     ----------
@@ -32,6 +34,8 @@ class IntervalMechanism:
     columns
         The design of each private column, as a job writes it: `{"price": {"design": "case2", "anchors": {…}}}`, or a
         design of `dpdask.mechanisms.interval_design`.
+    coverage
+        Whether `<column>_coverage` is released beside the ends: the range's probability under the design's public reference.
     secrets
         A private folder, as a path or URL, that every worker can read; by default a new temporary one of this machine
         (mode 0700), removed when Python ends.
@@ -46,7 +50,10 @@ class IntervalMechanism:
     Privacy
     -------
     Unit: a value. There is no ε. Protected: where inside its released range a value lies. Not protected: that it lies in
-    it, and what the design says besides (the card lists it). Each mechanism has one key: the same frame gives the same
+    it, and what the design says besides (the card lists it). A column whose design is `interval-differential` is perturbed
+    first: its values have the ε of its `perturb` under replace-one, one row's ε is the sum over these columns, and each
+    further frame of the same rows spends it again (event: one local release of every row). A range's coverage is a function
+    of the range and of what is public. Each mechanism has one key: the same frame gives the same
     ranges, however often it is privatised or computed. The same rows in a frame built otherwise, or by another
     mechanism, get other ranges, and the two narrow each other.
 
@@ -67,6 +74,7 @@ class IntervalMechanism:
     schema: Schema
     _: KW_ONLY
     columns: Mapping[str, Design | Mapping[str, Any]]
+    coverage: bool = False
     secrets: str | None = None
     insecure_seed: int | None = None
     _designs: dict[str, Design] = field(init=False, repr=False)
@@ -76,11 +84,23 @@ class IntervalMechanism:
         if not self.schema.privatised:
             raise SpecError("the schema privatises no column", "IntervalMechanism", "give at least one column the role privatise")
         given = validate(IntervalColumns, {"columns": dict(self.columns)}, "IntervalMechanism").columns
-        check_designs(self.schema, given, "columns")
+        check_designs(self.schema, given, "columns", coverage=self.coverage)
         object.__setattr__(self, "_designs", {name: given[name] for name in self.schema.privatised})
+        self._check_budget()
         object.__setattr__(self, "_folder", secret_folder(self.secrets))
         key = RunKey.fresh() if self.insecure_seed is None else RunKey.insecure(self.insecure_seed)
         self._folder.write(KEY_NAME, key.reveal(), private=True)
+
+    def _check_budget(self) -> None:
+        """Raise a SpecError if the perturbed columns spend more together than a budget can promise."""
+        _ = self.budget
+
+    @property
+    def budget(self) -> Budget | None:
+        """What one release of a row costs by its perturbed columns; None if there are none."""
+        if not perturbed_columns(self._designs):
+            return None
+        return validate(Budget, {"epsilon": spending_of(self._designs).row_total}, "IntervalMechanism")
 
     def privatise(self, frame: Frame) -> Frame:
         """Return a frame's rows with two columns of ends for each private one: lazily for Dask, at once for pandas.
@@ -96,19 +116,37 @@ class IntervalMechanism:
             If the columns are not those of the schema, or (when computed) a value violates it.
         """
         work = frame_work(frame, self.schema, None, self._folder)
-        return randomise_frame(frame, work, write_designs(IntervalRelease.of(self._designs, work.codecs), self._folder), RANGE_ROWS)
+        release = IntervalRelease.of(self._designs, work.codecs, coverage=self.coverage)
+        return randomise_frame(frame, work, write_designs(release, self._folder), COVERED_ROWS if self.coverage else RANGE_ROWS)
 
     @property
     def card(self) -> dict[str, Any]:
-        """The release card: what ranges reveal; a column whose type the schema does not declare is taken for one of floats."""
+        """The release card: what ranges reveal.
+
+        A column whose type the schema does not declare is taken for one of floats, and the card has no mean coverage of it:
+        whole numbers are cut by whole anchors, which may leave less open.
+        """
         types = {name: self.schema.columns[name].type for name in self._designs}
         declared = {name: codec_for(name, self.schema.columns[name], arrow_type(type_)) for name, type_ in types.items() if type_ is not None}
         codecs = {name: declared.get(name) or codec_for(name, self.schema.columns[name], arrow_type("float64")) for name in types}
-        release, insecure = IntervalRelease.of(self._designs, codecs), self.insecure_seed is not None
-        card: dict[str, Any] = json.loads(interval_card(name="frame", release=release, schema=self.schema, codecs=declared, insecure=insecure))
+        release = IntervalRelease.of(self._designs, codecs, coverage=self.coverage)
+        card: dict[str, Any] = json.loads(
+            interval_card(
+                name="frame", release=release, schema=self.schema, codecs=declared, insecure=self.insecure_seed is not None, budget=self.budget
+            )
+        )
+        for name in types.keys() - declared.keys():
+            _without_mean(card["columns"][name])
         return card
 
     def close(self) -> None:
         """Destroy the key: frames that are not yet computed can no longer be."""
         self._folder.remove(KEY_NAME)
         self._folder.remove()
+
+
+def _without_mean(column: dict[str, Any]) -> None:
+    """Replace a column's coverage, which is known of floats alone, by the reason why there is none."""
+    if column.pop("mean_coverage", None) is not None:
+        column.pop("leakage", None)
+        column["mean_coverage_unknown"] = "the schema declares no type: of whole numbers ranges may leave less open"

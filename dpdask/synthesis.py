@@ -18,7 +18,8 @@ from dpdask.engine.synthesise import write_copula
 from dpdask.engine.synthetic_frames import frame_tables_work, sample_frame, tabulate_frame
 from dpdask.engine.tabulate import Tables, check_latents, check_size, domain_of
 from dpdask.engine.work import KEY_NAME
-from dpdask.errors import DataError, InputError, SpecError
+from dpdask.errors import DataError, SpecError
+from dpdask.io.saved import load_release, save_release
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.columns import bins_by_column
 from dpdask.mechanisms.copula_file import FittedCopula, copula_from_bytes, copula_to_bytes
@@ -35,7 +36,6 @@ _PARTITION_ROWS = 2**17
 _ALL_PAIRS = Tables()
 DEFAULT_OPTIONS = CopulaOptions()
 _COPULA = "copula.npz"
-_CARD = "card.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,10 @@ class GaussianCopula:
         for name, weight in (("one_way", self.one_way), ("two_way", self.two_way)):
             if not 0 <= weight < math.inf or (name == "two_way" and weight == 0):
                 raise SpecError("a weight must be finite and positive; that of the one-way tables may be 0", f"GaussianCopula, {name}")
+        self._check_noise()
+
+    def _check_noise(self) -> None:
+        """Raise a SpecError if the parameters are none that noise can be planned by."""
         _ = self.noise
 
     @property
@@ -241,15 +245,14 @@ class CopulaRelease:
     def save(self, path: str) -> None:
         """Write the fitted copula to a folder, as a path or any fsspec URL: safe to publish, and enough for `load`.
 
+        The card is written last, with the other file's digest.
+
         Raises
         ------
         OutputError
-            If it cannot be written.
+            If a release is there already, or it cannot be written.
         """
-        place = Folder(absolute_url(path))
-        place.create()
-        place.write(_CARD, json.dumps(self.card, indent=1, ensure_ascii=False).encode())
-        place.write(_COPULA, copula_to_bytes(self.fitted))
+        save_release(Folder(absolute_url(path)), _COPULA, copula_to_bytes(self.fitted), self.card)
 
     @classmethod
     def load(cls, path: str, *, folder: str | None = None) -> Self:
@@ -265,14 +268,10 @@ class CopulaRelease:
         Raises
         ------
         InputError
-            If there is none, or of another version.
+            If there is none, or of another version, or its card is another release's.
         """
-        place = Folder(absolute_url(path))
-        fitted = copula_from_bytes(place.read(_COPULA), _COPULA)
-        try:
-            card = json.loads(place.read(_CARD))
-        except ValueError:
-            raise InputError("the copula's card cannot be read", _CARD, "save the copula again") from None
+        data, card = load_release(Folder(absolute_url(path)), _COPULA)
+        fitted = copula_from_bytes(data, _COPULA)
         working = secret_folder(folder)
         return cls(fitted=fitted, card=card, folder=working, sha256=write_copula(fitted, working))
 

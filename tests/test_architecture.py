@@ -41,11 +41,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "jobs": ROWS | {"mechanisms", "io", "engine", "reports"},
     "frames": ROWS | {"mechanisms", "io", "engine", "reports"},
     "intervals": ROWS | {"mechanisms", "io", "engine", "reports"},
+    "local": {"kernels", "mechanisms", "references", "engine", "frames"},
+    "survey": ROWS | {"mechanisms", "reports"},
     "synthesis": ROWS | {"mechanisms", "io", "engine", "reports"},
     "histograms": ROWS | {"mechanisms", "io", "engine", "reports"},
     "connect": {"jobs"},
     "cli": ROWS | {"mechanisms", "inference", "io", "engine", "reports", "jobs", "connect", "simulate"},
-    "__init__": ROWS | {"mechanisms", "inference", "io", "engine", "reports", "frames", "intervals", "synthesis", "histograms", "jobs", "simulate"},
+    "__init__": ROWS
+    | {"mechanisms", "inference", "io", "engine", "reports", "frames", "intervals", "local", "survey", "synthesis", "histograms", "jobs", "simulate"},
     "__main__": {"cli"},
 }
 STRICTER: dict[str, set[str]] = {"kernels": set(), "io": {"schema", "errors"}, "streams": {"errors"}, "simulate": {"errors"}, "__main__": set()}

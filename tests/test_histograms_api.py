@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -162,6 +165,108 @@ def test_the_rule(schema: dpdask.Schema, table: pd.DataFrame) -> None:
         found = fitted(schema, dd.from_pandas(table, npartitions=3), bins="rule")
     bins = round((math.log(N_ROWS) / N_ROWS) ** (-1 / 3))
     assert found.card["mechanism"]["bins"] == {"size": bins, "price": bins}
+
+
+def test_spread_points_keep_the_cells_weights_and_the_variance(release: dpdask.HistogramRelease, table: pd.DataFrame) -> None:
+    spread = release.with_points("spread")
+    points = spread.cells
+    assert len(points) == 4 * len(release.cells)
+    assert list(points.columns) == list(release.cells.columns)
+    assert points["weight"].min() >= 0
+    keys = np.repeat(np.arange(len(release.cells)), 4)
+    sums = points.groupby(keys)["weight"].sum()
+    assert sums.to_numpy() == pytest.approx(release.cells["weight"].to_numpy())
+    assert np.abs(points["size"].to_numpy() - release.cells["size"].to_numpy()[keys]) == pytest.approx(2.5 / math.sqrt(12))
+
+    def variance(frame: pd.DataFrame) -> float:
+        return float(np.cov(frame["size"], aweights=frame["weight"], ddof=0))
+
+    truth = table["size"].var()
+    assert abs(variance(points) / truth - 1) < 0.02
+    assert variance(release.cells) / truth < 0.96  # centres of a uniform law lack h²/12
+    again = spread.redraw(np.random.default_rng(0))
+    assert again.dtypes.astype(str).to_dict() == points.dtypes.astype(str).to_dict()
+    pd.testing.assert_frame_equal(spread.with_points("centre").cells, release.cells)
+    assert [one.card["mechanism"]["points"] for one in (release, spread, spread.with_points("centre"))] == ["centre", "spread", "centre"]
+    with pytest.raises(dpdask.SpecError, match="must be centre or spread"):
+        release.with_points("mean")  # type: ignore[arg-type]  # what is tested
+
+
+# ---- save and load
+
+ELSEWHERE = """
+import sys, dask, dpdask
+dask.config.set(scheduler="synchronous")
+release = dpdask.HistogramRelease.load(sys.argv[1])
+print(release.cells.to_csv())
+print(release.sample(300, seed=9).compute().to_csv())
+"""
+
+
+def test_a_saved_histogram_is_the_same_elsewhere(release: dpdask.HistogramRelease, tmp_path: Path) -> None:
+    release = release.with_points("spread")
+    release.save(str(tmp_path / "saved"))
+    expected = release.sample(300, seed=9).compute()
+    here = dpdask.HistogramRelease.load(str(tmp_path / "saved"))
+    pd.testing.assert_frame_equal(here.cells, release.cells)
+    pd.testing.assert_frame_equal(here.sample(300, seed=9).compute(), expected)
+    pd.testing.assert_frame_equal(here.redraw(np.random.default_rng(1)), release.redraw(np.random.default_rng(1)))
+    assert here.card == release.card
+    assert here.noise == release.noise
+    there = subprocess.run([sys.executable, "-c", ELSEWHERE, str(tmp_path / "saved")], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert there.stdout == f"{release.cells.to_csv()}\n{expected.to_csv()}\n"
+
+
+def test_no_key_and_no_row_is_in_what_is_saved(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
+    release = fitted(schema, table.assign(price=12.34567891), insecure_seed=None)
+    release.save(str(tmp_path / "saved"))
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["card.json", "histogram.npz"]
+    with np.load(tmp_path / "saved" / "histogram.npz", allow_pickle=False) as arrays:
+        assert set(arrays.files) == {"header", "types", "keys", "weights"}
+        assert list(json.loads(arrays["header"].tobytes())["schema"]["columns"]) == NAMES  # nothing of a dropped column, not even its name
+        saved = b"".join(arrays[name].tobytes() for name in arrays.files)
+    assert np.float64(12.34567891).tobytes() not in saved + (tmp_path / "saved" / "card.json").read_bytes()
+
+
+def test_nothing_is_saved_over_another_release(release: dpdask.HistogramRelease, schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
+    place = tmp_path / "saved"
+    release.save(str(place))
+    kept = {path.name: path.read_bytes() for path in place.iterdir()}
+    with pytest.raises(dpdask.OutputError, match=r"a file 'histogram\.npz' is there already; remove it, or choose another folder"):
+        fitted(schema, table, insecure_seed=2).save(str(place))
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == kept
+    (place / "histogram.npz").unlink()
+    with pytest.raises(dpdask.OutputError, match=r"a file 'card\.json' is there already"):
+        release.save(str(place))
+
+
+def test_a_card_of_another_release_is_refused(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
+    for epsilon in (2.5, 5.0):
+        fitted(schema, table, epsilon=epsilon, threshold="none").save(str(tmp_path / f"{epsilon}"))
+    cheap, dear = tmp_path / "2.5" / "card.json", tmp_path / "5.0" / "card.json"
+    assert dpdask.HistogramRelease.load(str(dear.parent)).card["guarantee"]["epsilon"] == 5.0
+    dear.write_bytes(cheap.read_bytes())
+    with pytest.raises(dpdask.InputError, match=r"card\.json: this is the card of another release than 'histogram\.npz'"):
+        dpdask.HistogramRelease.load(str(dear.parent))
+
+
+@pytest.mark.parametrize("harm", ["empty", "garbage", "zip", "cut", "flipped", "card", "no card", "nothing"])
+def test_what_is_no_saved_histogram_is_refused(harm: str, release: dpdask.HistogramRelease, tmp_path: Path) -> None:
+    place = tmp_path / "saved"
+    if harm != "nothing":
+        release.save(str(place))
+        data = bytearray((place / "histogram.npz").read_bytes())
+        data[len(data) // 2] ^= 1
+        broken = {"empty": b"", "garbage": b"garbage", "zip": b"PK\x03\x04 garbage", "cut": bytes(data[: len(data) // 2]), "flipped": bytes(data)}
+        if harm in broken:
+            (place / "histogram.npz").write_bytes(broken[harm])
+        elif harm == "card":
+            (place / "card.json").write_text("{")
+        else:
+            (place / "card.json").unlink()
+    with pytest.raises(dpdask.InputError, match=r"histogram\.npz|card\.json") as caught:
+        dpdask.HistogramRelease.load(str(place))
+    assert caught.value.exit_code == 66
 
 
 REFUSED = [

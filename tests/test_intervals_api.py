@@ -14,8 +14,9 @@ import pytest
 import dpdask
 from dpdask.mechanisms.interval import Ranges
 from dpdask.mechanisms.interval_design import Case1, IntervalColumns, Law
-from dpdask.mechanisms.interval_fit import interval_mechanism, outline
+from dpdask.mechanisms.interval_promise import protected, unprotected
 from dpdask.mechanisms.interval_release import IntervalRelease
+from dpdask.privacy import Budget
 
 LEVELS = [1.0, 2.0, 3.0, 4.0, 5.0]
 COLUMNS: dict[str, Any] = {
@@ -85,12 +86,28 @@ def test_the_same_frame_gives_the_same_ranges_and_another_mechanism_others(table
 
 
 def test_the_card_is_json_without_an_epsilon(table: pd.DataFrame) -> None:
-    card = mechanism().card
+    card = mechanism({**COLUMNS, "price": {**COLUMNS["price"], "type": "float64"}}).card
     json.dumps(card, allow_nan=False)
     assert card["guarantee"]["epsilon"] is None
     assert not card["insecure"]
     assert 0.5 < card["columns"]["price"]["mean_coverage"] < 1.0
     assert "which values are missing" in card["columns"]["price"]["unprotected"]
+
+
+def test_no_coverage_is_claimed_of_a_column_that_may_be_of_whole_numbers() -> None:
+    anchors = {"name": "uniform", "loc": 0, "scale": 2}
+    designs = {"price": {"design": "case1", "anchors": anchors, "reference": anchors}}
+    price = {"role": "privatise", "kind": "continuous", "bounds": [0, 10]}
+    values = np.random.default_rng(0).choice([0, 1, 2], 20_000, p=[0.25, 0.5, 0.25])  # what the reference rounds to
+    found = {type_: mechanism({"price": {**price, "type": type_}}, designs).card["columns"]["price"] for type_ in ("float64", "int64")}
+    assert found["float64"]["mean_coverage"] == pytest.approx(2 / 3, abs=1e-3)
+    released = mechanism({"price": price}, designs, coverage=True).privatise(pd.DataFrame({"price": values}))
+    assert released["price_coverage"].mean() == pytest.approx(found["int64"]["mean_coverage"], abs=0.01)
+    assert found["int64"]["mean_coverage"] == pytest.approx(5 / 8, abs=1e-3)
+    undeclared = mechanism({"price": price}, designs).card["columns"]["price"]
+    assert not {"mean_coverage", "leakage"} & set(undeclared)
+    assert "declares no type" in undeclared["mean_coverage_unknown"]
+    assert "mean_coverage_unknown" not in mechanism(designs={**DESIGNS}).card["columns"]["rating"]  # no reference, so none was asked for
 
 
 def test_documents_do_as_designs(table: pd.DataFrame) -> None:
@@ -120,33 +137,128 @@ def test_closed_means_that_nothing_more_is_drawn(table: pd.DataFrame) -> None:
         made.privatise(table)
 
 
+PERTURBED: dict[str, Any] = {
+    "design": "interval-differential",
+    "perturb": {"epsilon": 2.0, "channel": "optimal", "reference": {"kind": "known", "probabilities": [0.2] * 5}},
+    "of": DESIGNS["rating"],
+}
+
+
+def test_a_perturbed_column_has_an_epsilon_and_the_other_none(table: pd.DataFrame) -> None:
+    made = mechanism(designs={**DESIGNS, "rating": PERTURBED})
+    assert made.budget == Budget(epsilon=2.0)
+    assert mechanism().budget is None
+    frame = dd.from_pandas(table, npartitions=3)
+    with dask.config.set(scheduler="synchronous"):
+        released, again = made.privatise(frame).compute(), made.privatise(frame).compute()
+    pd.testing.assert_frame_equal(released, again)
+    none = np.zeros(len(table), dtype=bool)
+    inside = Ranges(lower=released["rating_lower"].to_numpy(), upper=released["rating_upper"].to_numpy(), is_null=none).contain(
+        table["rating"].to_numpy()
+    )
+    assert 0.5 < inside.mean() < 0.95
+    card = made.card
+    assert (card["guarantee"]["epsilon"], card["guarantee"]["epsilon_private"]) == (2.0, ["rating"])
+    assert card["guarantee"]["interval_private_only"] == ["price"]
+    assert 1.9 < card["columns"]["rating"]["epsilon_exact"] <= 2.0
+    assert "For price that ε says nothing" in card["guarantee"]["text"]
+    assert card["columns"]["rating"]["protected"] == "the value, by the ε of its perturbation"
+    assert "the value, or the perturbed value where the column is perturbed, lies in (lower, upper]" in card["mechanism"]["convention"]
+
+
+def test_coverage_is_a_third_column_where_there_is_a_reference(table: pd.DataFrame) -> None:
+    with pytest.raises(dpdask.SpecError, match=r"column 'rating': its design names no public reference"):
+        mechanism(coverage=True)
+    rating = {**DESIGNS["rating"], "reference": {"name": "randint", "low": 1, "high": 6}}
+    made = mechanism(designs={**DESIGNS, "rating": rating}, coverage=True)
+    frame = dd.from_pandas(table, npartitions=2)
+    lazy = made.privatise(frame)
+    names = ["user", *(f"{name}_{what}" for name in ("rating", "price") for what in ("lower", "upper", "coverage"))]
+    assert list(lazy.columns) == names
+    with dask.config.set(scheduler="synchronous"):
+        released = lazy.compute()
+    assert list(released.columns) == names
+    assert (released["price_coverage"].isna() == table["price"].isna()).all()
+    low, high = np.clip(np.floor(released[["rating_lower", "rating_upper"]].to_numpy()), 0, 5).T
+    assert released["rating_coverage"].to_numpy() == pytest.approx((high - low) / 5)
+    assert made.card["columns"]["price"]["released_as"] == names[-3:]
+
+
+def test_a_budget_that_no_card_can_promise_is_refused() -> None:
+    dear = {**PERTURBED, "perturb": {**PERTURBED["perturb"], "epsilon": 60.0}}
+    columns = {**COLUMNS, "stars": {"role": "privatise", "kind": "discrete", "levels": LEVELS}}
+    with pytest.raises(dpdask.SpecError, match=r"IntervalMechanism, epsilon: .*less than or equal to 100"):
+        mechanism(columns, {**DESIGNS, "rating": dear, "stars": dear})
+
+
 PLAIN: dict[str, Any] = {"anchors": {"name": "norm"}}
-OUTLINED: list[dict[str, Any]] = [
-    {"design": "case1", **PLAIN},
-    {"design": "case2", **PLAIN, "nulls": "public"},
-    {"design": "ring", **PLAIN},
-    {"design": "canonical", **PLAIN, "n_anchors": 3, "exact_ranges": [2]},
-    {"design": "canonical", **PLAIN, "n_anchors": 1, "acceptable": [[0, 1]]},
-    {"design": "progressive", **PLAIN, "tau": 0.2, "reference": {"name": "norm"}},
-    {"design": "progressive", **PLAIN, "tau": 0.2, "reference": {"name": "norm"}, "stop": "own"},
-    {"design": "selective", "of": {"design": "case2", **PLAIN}, "tau": 0.3, "reference": {"name": "norm"}},
-    {"design": "ensemble", "of": [{"design": "case1", **PLAIN}, {"design": "canonical", **PLAIN, "n_anchors": 2, "exact_ranges": [1]}]},
+WHERE = "where inside its released range a value lies; every released range was drawn at random, apart from the values"
+TRUE = "that the value lies in its released range"
+STOPPED = "by stopping where its own next range would be too narrow, that a value is likelier near an end of its range"
+UNRELEASED = "of a row released as the whole line, that its range was too narrow, with a probability of at most one half"
+TOLD = "the exact values inside the acceptable set, and of all others that they are not in it"
+EVERY: list[tuple[dict[str, Any], str]] = [
+    ({"design": "case1", **PLAIN}, TRUE),
+    ({"design": "case2", **PLAIN, "nulls": "public"}, f"{TRUE}; which values are missing"),
+    ({"design": "ring", **PLAIN}, TRUE),
+    ({"design": "canonical", **PLAIN, "n_anchors": 3, "exact_ranges": [2]}, f"{TRUE}; {TOLD}"),
+    ({"design": "canonical", **PLAIN, "n_anchors": 1, "acceptable": [[0, 1]]}, f"{TRUE}; {TOLD}"),
+    ({"design": "progressive", **PLAIN, "tau": 0.2, "reference": {"name": "norm"}}, TRUE),
+    (
+        {"design": "progressive", **PLAIN, "tau": 0.2, "reference": {"name": "norm"}, "stop": "own"},
+        f"{TRUE}; {STOPPED} (interval privacy does not hold)",
+    ),
+    (
+        {"design": "selective", "of": {"design": "case2", **PLAIN}, "tau": 0.3, "reference": {"name": "norm"}, "nulls": "public"},
+        f"{TRUE}; {UNRELEASED} (under the public reference); which values are missing",
+    ),
+    (
+        {"design": "ensemble", "of": [{"design": "canonical", **PLAIN, "n_anchors": n, "exact_ranges": [1]} for n in (1, 2)]},
+        f"{TRUE}; {TOLD}",
+    ),
 ]
 
 
-@pytest.mark.parametrize("design", OUTLINED, ids=lambda design: design["design"])
-def test_an_outline_says_what_its_mechanism_says(design: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("design", "says"), EVERY, ids=lambda given: given["design"] if isinstance(given, dict) else "")
+def test_what_a_design_does_not_protect_is_said_once(design: dict[str, Any], says: str) -> None:
     document = IntervalColumns.model_validate({"columns": {"y": design}}).columns["y"]
-    made, outlined = interval_mechanism("y", document), outline("y", document)
-    assert (outlined.protected, outlined.unprotected) == (made.protected, made.unprotected)
+    assert (protected(document), unprotected(document)) == (WHERE, says)
 
 
-@pytest.mark.parametrize("design", OUTLINED, ids=lambda design: design["design"])
-def test_a_release_comes_back_from_its_bytes(design: dict[str, Any]) -> None:
+def test_what_a_perturbed_design_does_not_protect() -> None:
+    of = {"design": "canonical", **PLAIN, "n_anchors": 1, "acceptable": [[0, 1]]}
+    document = IntervalColumns.model_validate({"columns": {"y": {**PERTURBED, "of": of, "nulls": "public"}}}).columns["y"]
+    assert protected(document) == "the value, by the ε of its perturbation"
+    what = "what the range says of the perturbed value; its ε bounds what that says of the value"
+    assert unprotected(document) == f"{what}; of perturbed values, {TOLD}; which values are missing"
+
+
+@pytest.mark.parametrize(("design", "says"), EVERY, ids=lambda given: given["design"] if isinstance(given, dict) else "")
+def test_a_release_comes_back_from_its_bytes(design: dict[str, Any], says: str) -> None:
     document = IntervalColumns.model_validate({"columns": {"y": design}}).columns["y"]
     release = IntervalRelease(designs={"y": document}, lattice={"y": True})
     again = IntervalRelease.from_bytes(release.to_bytes(), "designs")
-    assert again.designs == release.designs
+    assert unprotected(again.designs["y"]) == says
     assert again.to_bytes() == release.to_bytes()
     with pytest.raises(dpdask.InputError, match="another version"):
-        IntervalRelease.from_bytes(release.to_bytes().replace(b'"format": 1', b'"format": 2'), "designs")
+        IntervalRelease.from_bytes(release.to_bytes().replace(b'"format": 2', b'"format": 1'), "designs")
+
+
+@pytest.mark.parametrize("nulls", ["public", "refuse"])
+@pytest.mark.parametrize(
+    "design",
+    [
+        {"design": "selective", "of": {"design": "case2", **PLAIN}, "tau": 0.3, "reference": {"name": "norm"}},
+        {"design": "ensemble", "of": [{"design": "case1", **PLAIN}, {"design": "case1", **PLAIN}]},
+        PERTURBED,
+    ],
+    ids=lambda design: design["design"],
+)
+def test_nulls_are_decided_by_the_outer_design_alone(design: dict[str, Any], nulls: str) -> None:
+    *others, last = design["of"] if isinstance(design["of"], list) else [design["of"]]
+    said = {**last, "nulls": nulls}
+    with pytest.raises(dpdask.SpecError, match=r"columns\.rating\.of.*: a design inside another says nothing of nulls: move `nulls` to"):
+        mechanism(designs={**DESIGNS, "rating": {**design, "of": [*others, said] if others else said}})
+    card = mechanism(designs={**DESIGNS, "rating": {**design, "nulls": "public"}}).card["columns"]["rating"]
+    assert card["nulls"] == card["design"]["nulls"] == "public"
+    assert "nulls" not in json.dumps(card["design"]["of"])

@@ -263,11 +263,25 @@ def test_a_saved_copula_gives_the_same_records_elsewhere(release: dpdask.CopulaR
     here = dpdask.CopulaRelease.load(str(tmp_path / "saved"))
     pd.testing.assert_frame_equal(here.sample(300, seed=9).compute(), expected)
     assert here.card == release.card
+    assert list(here.fitted.schema.columns) == RELEASED  # nothing of a dropped column, not even its name
     assert here.sha256 == release.sha256
     pd.testing.assert_frame_equal(here.correlation, release.correlation)
     np.testing.assert_array_equal(here.marginals.table(("rating", "price")), release.marginals.table(("rating", "price")))
     there = subprocess.run([sys.executable, "-c", ELSEWHERE, str(tmp_path / "saved")], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert there.stdout.strip() == expected.to_csv().strip()
+
+
+def test_a_saved_copula_is_not_overwritten_and_its_card_is_its_own(
+    release: dpdask.CopulaRelease, schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
+) -> None:
+    release.save(str(tmp_path / "saved"))
+    other = dpdask.GaussianCopula(schema, epsilon=0.5, delta=1e-6, bins=4, insecure_seed=1).fit(table)
+    with pytest.raises(dpdask.OutputError, match=r"a file 'copula\.npz' is there already; remove it, or choose another folder"):
+        other.save(str(tmp_path / "saved"))
+    other.save(str(tmp_path / "other"))
+    (tmp_path / "other" / "card.json").write_bytes((tmp_path / "saved" / "card.json").read_bytes())
+    with pytest.raises(dpdask.InputError, match=r"card\.json: this is the card of another release than 'copula\.npz'"):
+        dpdask.CopulaRelease.load(str(tmp_path / "other"))
 
 
 @pytest.mark.parametrize("harm", ["empty", "garbage", "zip", "cut", "flipped", "card", "no card", "nothing"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,44 +36,83 @@ class LevelChannel:
         return self.weights.astype(np.float64) / 2.0**kernel.TOTAL_BITS
 
 
-def laplace(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bool) -> LevelChannel:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Laws:
+    """The law of what goes into a channel and the law of what is to come out, on the levels that have any probability.
+
+    Attributes
+    ----------
+    n_levels
+        How many levels there are in all.
+    rows, columns
+        The levels that go in and come out, increasing; indices among all.
+    source, target
+        float64 arrays, their probabilities, each summing to 1.
+    """
+
+    n_levels: int
+    rows: NDArray[np.intp]
+    columns: NDArray[np.intp]
+    source: NDArray[np.float64]
+    target: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, probabilities: NDArray[np.float64], target: NDArray[np.float64] | None) -> Self:
+        """Return both laws; they are one where no target is given."""
+        rows, source = _seen(probabilities)
+        columns, wanted = (rows, source) if target is None else _seen(target)
+        return cls(n_levels=len(probabilities), rows=rows, columns=columns, source=source, target=wanted)
+
+
+def _seen(probabilities: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    seen = np.flatnonzero(probabilities > kernel.UNSEEN)
+    return seen, probabilities[seen] / probabilities[seen].sum()
+
+
+def laplace(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bool, target: NDArray[np.float64] | None = None) -> LevelChannel:
     """Return the channel of Laplace noise with scale 1/epsilon on ranks.
 
     Parameters
     ----------
     probabilities
-        The reference, float64 array of shape (s,), summing to 1; zeros are levels that the reference never saw.
+        The law P of the level that goes in, float64 array of shape (s,), summing to 1; zeros are levels that were never
+        seen.
     epsilon
         Privacy parameter, positive and finite.
     ordered
         Whether the levels have an order. If not, the paper's mechanism has none either: it then works on the order in
         which the levels are declared, which keeps the privacy and the invariance but makes that order matter.
+    target
+        The law Q that the released level is to have, float64 array of shape (s,), summing to 1; P if not given, and the
+        channel then leaves the reference as it is.
 
     Returns
     -------
     LevelChannel
-        With P·T = P and ε* <= epsilon.
+        With P·T = Q and ε* <= epsilon.
 
     Privacy
     -------
-    Unit: one value. Adjacency: replace-one. ε* is computed from the whole-number weights that are sampled.
+    Unit: one value. Adjacency: replace-one. ε* is computed from the whole-number weights that are sampled, and holds
+    whatever the law of the input is.
 
     Notes
     -----
-    A level that the reference never saw takes the row of the nearest seen one (ordered; the lower of two) or the
-    reference itself (categorical). Both are rows that already satisfy ε, so ε* does not change.
+    A level that P never saw takes the row of the nearest seen one (ordered; the lower of two) or Q itself (categorical).
+    Both are rows that already satisfy ε, so ε* does not change.
 
     References
     ----------
-    Bi and Shen, Distribution-invariant differential privacy, equations (3)-(4), as one closed-form channel.
+    Bi and Shen, Distribution-invariant differential privacy, equations (3)-(4), as one closed-form channel; with a
+    target, ranks under P are read through the quantiles of Q, as the text around (2) does from one conditional law to
+    another.
     """
-    seen = np.flatnonzero(probabilities > kernel.UNSEEN)
-    reference = probabilities[seen] / probabilities[seen].sum()
-    weights = kernel.repaired_weights(kernel.laplace_channel(reference, 1.0 / epsilon), reference, epsilon)
-    return spread_over_unseen(weights, reference, seen, len(probabilities), epsilon, ordered=ordered)
+    laws = Laws.of(probabilities, target)
+    weights = kernel.repaired_weights(kernel.laplace_channel(laws.source, 1.0 / epsilon, laws.target), laws.target, epsilon)
+    return spread_over_unseen(weights, laws, epsilon, ordered=ordered)
 
 
-def calibrated(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bool) -> LevelChannel:
+def calibrated(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bool, target: NDArray[np.float64] | None = None) -> LevelChannel:
     """Return the channel of Laplace noise on ranks whose scale is as small as ε allows.
 
     The published scale 1/ε leaves part of ε unspent on few levels: ε* is 0.92 ε on half-star ratings and 0.43 ε on a
@@ -80,30 +120,28 @@ def calibrated(probabilities: NDArray[np.float64], epsilon: float, *, ordered: b
 
     Parameters, returns and privacy are those of `laplace`.
     """
-    seen = np.flatnonzero(probabilities > kernel.UNSEEN)
-    reference = probabilities[seen] / probabilities[seen].sum()
+    laws = Laws.of(probabilities, target)
     low, high = min(_LEAST_SCALE, 1.0 / epsilon), 1.0 / epsilon  # ε* is not above ε at high
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        spent = kernel.exact_epsilon(kernel.integer_weights(kernel.laplace_channel(reference, middle)))
-        low, high = (low, middle) if spent <= Decimal(epsilon) else (middle, high)
-    weights = kernel.repaired_weights(kernel.laplace_channel(reference, high), reference, epsilon)
-    return spread_over_unseen(weights, reference, seen, len(probabilities), epsilon, ordered=ordered)
+        weights = kernel.integer_weights(kernel.laplace_channel(laws.source, middle, laws.target))
+        low, high = (low, middle) if kernel.is_private(weights, epsilon) else (middle, high)
+    weights = kernel.repaired_weights(kernel.laplace_channel(laws.source, high, laws.target), laws.target, epsilon)
+    return spread_over_unseen(weights, laws, epsilon, ordered=ordered)
 
 
-def spread_over_unseen(
-    small: NDArray[np.uint64], reference: NDArray[np.float64], seen: NDArray[np.intp], n_levels: int, epsilon: float, *, ordered: bool
-) -> LevelChannel:
-    """Return a channel on all levels from one on those that the reference saw, as the notes of `laplace` say."""
+def spread_over_unseen(small: NDArray[np.uint64], laws: Laws, epsilon: float, *, ordered: bool) -> LevelChannel:
+    """Return a channel on all levels from one on those that the laws have, as the notes of `laplace` say."""
+    n_levels = laws.n_levels
     weights = np.zeros((n_levels, n_levels), dtype=np.uint64)
-    nearest = np.abs(np.arange(n_levels)[:, None] - seen[None, :]).argmin(axis=1)
+    nearest = np.abs(np.arange(n_levels)[:, None] - laws.rows[None, :]).argmin(axis=1)
     rows = small[nearest]
     if not ordered:
-        unseen = np.setdiff1d(np.arange(n_levels), seen)
-        rows[unseen] = kernel.integer_weights(reference[None, :])
-    weights[:, seen] = rows
+        unseen = np.setdiff1d(np.arange(n_levels), laws.rows)
+        rows[unseen] = kernel.integer_weights(laws.target[None, :])
+    weights[:, laws.columns] = rows
     bound = kernel.exact_epsilon(weights)
-    if bound > Decimal(epsilon):  # the reference's own row, rounded, may stand a unit outside the others'
-        weights[:, seen] = small[nearest]
+    if bound > Decimal(epsilon):  # the target's own row, rounded, may stand a unit outside the others'
+        weights[:, laws.columns] = small[nearest]
         bound = kernel.exact_epsilon(weights)
     return LevelChannel(weights=weights, epsilon=min(np.nextafter(float(bound), np.inf), epsilon) if bound else 0.0)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import linprog
 
-from dpdask.channels.laplace import LevelChannel, calibrated, spread_over_unseen
+from dpdask.channels.laplace import Laws, LevelChannel, calibrated, spread_over_unseen
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as kernel
 
@@ -20,54 +20,55 @@ _TOLERANCE = 1e-10  # of the solver; HiGHS accepts no finer one
 Floats = NDArray[np.float64]
 
 
-def optimal(probabilities: Floats, epsilon: float, cost: Floats, *, ordered: bool = True) -> LevelChannel:
-    """Return the ε-private channel with P·T = P that has the least expected cost.
+def optimal(probabilities: Floats, epsilon: float, cost: Floats, *, ordered: bool = True, target: Floats | None = None) -> LevelChannel:
+    """Return the ε-private channel with P·T = Q that has the least expected cost; Q is P if no target is given.
 
     Parameters
     ----------
     probabilities
-        The reference P, float64 array of shape (s,), summing to 1; zeros are levels that the reference never saw.
+        The law P of the level that goes in, float64 array of shape (s,), summing to 1; zeros are levels never seen.
     epsilon
         Privacy parameter, positive and finite.
     cost
         float64 array of shape (s, s): what it costs to release level j for level k; finite, not negative.
     ordered
-        Whether a level that was never seen takes the row of the nearest seen one; otherwise it takes P itself.
+        Whether a level that was never seen takes the row of the nearest seen one; otherwise it takes Q itself.
+    target
+        The law Q that the released level is to have, float64 array of shape (s,), summing to 1.
 
     Returns
     -------
     LevelChannel
-        With P·T = P and ε* <= epsilon; its expected cost is never above that of the calibrated Laplace channel.
+        With P·T = Q and ε* <= epsilon; its expected cost is never above that of the calibrated Laplace channel.
 
     Raises
     ------
     SpecError
-        If P or the cost is no such thing, or more than 100 levels have positive probability.
+        If P, Q or the cost is no such thing, or more than 100 levels have positive probability.
 
     Privacy
     -------
     Unit: one value. Adjacency: replace-one. The solver is not trusted: whatever it returns is brought back to the
-    invariant channels, mixed with 1·Pᵀ until ε*, computed in whole numbers, is at most ε, and only then used.
+    channels with P·T = Q, mixed with 1·Qᵀ until ε*, computed in whole numbers, is at most ε, and only then used.
 
     Notes
     -----
-    The linear program is solved in the likelihood ratios R[k, j] = T[k, j] / P_j, which are of order one however rare a
-    level is: minimise Σ P_k P_j cost[k, j] R[k, j] subject to Σ_j P_j R[k, j] = 1, Σ_k P_k R[k, j] = 1, and
+    The linear program is solved in the likelihood ratios R[k, j] = T[k, j] / Q_j, which are of order one however rare a
+    level is: minimise Σ P_k Q_j cost[k, j] R[k, j] subject to Σ_j Q_j R[k, j] = 1, Σ_k P_k R[k, j] = 1, and
     t_j <= R[k, j] <= exp(ε) t_j.
     """
-    _check(probabilities, epsilon, cost)
-    seen = np.flatnonzero(probabilities > kernel.UNSEEN)
-    if len(seen) > MAX_OPTIMAL_LEVELS:
+    _check(probabilities, target, epsilon, cost)
+    laws = Laws.of(probabilities, target)
+    if max(len(laws.rows), len(laws.columns)) > MAX_OPTIMAL_LEVELS:
         raise SpecError(
             f"the optimal channel is solved for at most {MAX_OPTIMAL_LEVELS} levels, and more have positive probability",
             "channel optimal",
             "declare the column continuous, which bins it, or take the channel laplace-calibrated",
         )
-    reference = probabilities[seen] / probabilities[seen].sum()
-    inner_cost = np.ascontiguousarray(cost[np.ix_(seen, seen)])
-    weights = _solved(reference.tobytes(), float(epsilon), inner_cost.tobytes()).copy()
-    best = spread_over_unseen(weights, reference, seen, len(probabilities), epsilon, ordered=ordered)
-    fallback = calibrated(probabilities, epsilon, ordered=ordered)
+    inner_cost = np.ascontiguousarray(cost[np.ix_(laws.rows, laws.columns)])
+    weights = _solved(laws.source.tobytes(), laws.target.tobytes(), float(epsilon), inner_cost.tobytes()).copy()
+    best = spread_over_unseen(weights, laws, epsilon, ordered=ordered)
+    fallback = calibrated(probabilities, epsilon, ordered=ordered, target=target)
     return best if _expected(best, probabilities, cost) <= _expected(fallback, probabilities, cost) else fallback
 
 
@@ -75,10 +76,11 @@ def _expected(channel: LevelChannel, probabilities: Floats, cost: Floats) -> flo
     return float((probabilities[:, None] * channel.matrix * cost).sum())
 
 
-def _check(probabilities: Floats, epsilon: float, cost: Floats) -> None:
+def _check(probabilities: Floats, target: Floats | None, epsilon: float, cost: Floats) -> None:
     s = len(probabilities)
-    if not np.isfinite(probabilities).all() or (probabilities < 0).any() or abs(probabilities.sum() - 1) > 1e-9:
-        raise SpecError("the reference must be probabilities that sum to 1", "channel optimal", "correct the reference")
+    for law in (probabilities, *(() if target is None else (target,))):
+        if len(law) != s or not np.isfinite(law).all() or (law < 0).any() or abs(law.sum() - 1) > 1e-9:
+            raise SpecError("the reference must be probabilities that sum to 1", "channel optimal", "correct the reference")
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise SpecError("ε must be positive and finite", "channel optimal", "correct privacy.epsilon")
     if cost.shape != (s, s) or not np.isfinite(cost).all() or (cost < 0).any():
@@ -86,49 +88,46 @@ def _check(probabilities: Floats, epsilon: float, cost: Floats) -> None:
 
 
 @lru_cache(maxsize=64)
-def _solved(reference_bytes: bytes, epsilon: float, cost_bytes: bytes) -> NDArray[np.uint64]:
+def _solved(source_bytes: bytes, target_bytes: bytes, epsilon: float, cost_bytes: bytes) -> NDArray[np.uint64]:
     """Return the repaired whole-number weights of one program; cached by its very content."""
-    reference = np.frombuffer(reference_bytes)
-    s = len(reference)
-    cost = np.frombuffer(cost_bytes).reshape(s, s)
-    if s == 1:
-        return kernel.integer_weights(np.ones((1, 1)))
-    channel = _invariant(_solve(reference, epsilon, cost), reference)
-    return kernel.repaired_weights(channel, reference, epsilon)
+    source, target = np.frombuffer(source_bytes), np.frombuffer(target_bytes)
+    cost = np.frombuffer(cost_bytes).reshape(len(source), len(target))
+    if 1 in cost.shape:  # the constant channel is the only one
+        return kernel.integer_weights(np.tile(target, (len(source), 1)))
+    channel = _coupled(_solve(source, target, epsilon, cost), source, target)
+    return kernel.repaired_weights(channel, target, epsilon)
 
 
-def _solve(reference: Floats, epsilon: float, cost: Floats) -> Floats:
-    """Return the program's likelihood ratios, float64 of shape (s, s); the constant channel if the solver gives up."""
-    s = len(reference)
-    n = s * s
+def _solve(source: Floats, target: Floats, epsilon: float, cost: Floats) -> Floats:
+    """Return the program's likelihood ratios, float64 of shape (m, n); the constant channel if the solver gives up."""
+    m, n = cost.shape
     scale = max(float(cost.max()), np.finfo(np.float64).tiny)
-    objective = np.concatenate([(np.outer(reference, reference) * (cost / scale)).ravel() * s, np.zeros(s)])
-    row = reference[None, :]
-    margins = sparse.vstack([sparse.kron(sparse.eye_array(s), row), sparse.kron(row, sparse.eye_array(s))])
-    equal = sparse.hstack([margins, sparse.csr_array((2 * s, s))]).tocsr()
-    entries, bounds = sparse.eye_array(n), sparse.kron(np.ones((s, 1)), sparse.eye_array(s))
+    objective = np.concatenate([(np.outer(source, target) * (cost / scale)).ravel() * n, np.zeros(n)])
+    margins = sparse.vstack([sparse.kron(sparse.eye_array(m), target[None, :]), sparse.kron(source[None, :], sparse.eye_array(n))])
+    equal = sparse.hstack([margins, sparse.csr_array((m + n, n))]).tocsr()
+    entries, bounds = sparse.eye_array(m * n), sparse.kron(np.ones((m, 1)), sparse.eye_array(n))
     private = sparse.vstack([sparse.hstack([-entries, bounds]), sparse.hstack([entries * math.exp(-epsilon), -bounds])]).tocsr()
     solution = linprog(
         objective,
         A_ub=private,
-        b_ub=np.zeros(2 * n),
+        b_ub=np.zeros(2 * m * n),
         A_eq=equal,
-        b_eq=np.ones(2 * s),
+        b_eq=np.ones(m + n),
         bounds=(0, None),
         method="highs",
         options={"primal_feasibility_tolerance": _TOLERANCE, "dual_feasibility_tolerance": _TOLERANCE},
     )
-    ratios: Floats = np.ones((s, s)) if solution.x is None else np.clip(solution.x[:n].reshape(s, s), 0.0, None)
+    ratios: Floats = np.ones((m, n)) if solution.x is None else np.clip(solution.x[: m * n].reshape(m, n), 0.0, None)
     return ratios
 
 
-def _invariant(ratios: Floats, reference: Floats) -> Floats:
-    """Return the channel nearest to the solver's, in the sense of proportional fitting, whose joint law has both margins P."""
-    joint = reference[:, None] * ratios * reference[None, :] + 1e-300
+def _coupled(ratios: Floats, source: Floats, target: Floats) -> Floats:
+    """Return the channel nearest to the solver's, in the sense of proportional fitting, whose joint law has margins P and Q."""
+    joint = source[:, None] * ratios * target[None, :] + 1e-300
     for _ in range(100):
-        joint *= (reference / joint.sum(axis=1))[:, None]
-        joint *= (reference / joint.sum(axis=0))[None, :]
-        if np.abs(joint.sum(axis=1) - reference).max() <= 1e-17:
+        joint *= (source / joint.sum(axis=1))[:, None]
+        joint *= (target / joint.sum(axis=0))[None, :]
+        if np.abs(joint.sum(axis=1) - source).max() <= 1e-17:
             break
     channel: Floats = joint / joint.sum(axis=1, keepdims=True)
     return channel

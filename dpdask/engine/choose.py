@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpdask.engine.work import BOUNDS_NAME, TableWork, UnitWork, kept
@@ -19,12 +17,12 @@ from dpdask.io.storage import Folder
 from dpdask.kernels.siphash import siphash
 from dpdask.stats import holdout_mask
 from dpdask.stats.bounding import UnitBounds
+from dpdask.stats.hashing import as_words
 from dpdask.stats.holdout import HOLDOUT_ID
 from dpdask.streams import RunKey, stream, words
 
 Words = NDArray[np.uint64]
 _CHOSEN = "chosen"
-_NULL = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +67,7 @@ class Hasher:
             raise DataError("holds a null, and the unit of every row must be known", f"column {self._unit.column!r}", "fill it, or drop these rows")
         columns = np.empty((batch.num_rows, len(names)), dtype=np.uint64)
         for place, name in enumerate(names):
-            columns[:, place] = _as_words(batch.column(name))
+            columns[:, place] = as_words(batch.column(name))
         positions = np.arange(self._next, self._next + batch.num_rows, dtype=np.uint64)
         self._next += batch.num_rows
         units = siphash(np.ascontiguousarray(columns[:, :1]), *self._unit_key)
@@ -93,10 +91,15 @@ class Chooser:
         Names the fragment.
     number
         The fragment's place in the table.
+
+    Attributes
+    ----------
+    fragment_id
+        As given.
     """
 
     def __init__(self, work: TableWork, fragment_id: str, number: int) -> None:
-        self._work, self._fragment_id = work, fragment_id
+        self._work, self.fragment_id = work, fragment_id
         self._rng = stream(work.key(), HOLDOUT_ID, fragment_id) if work.fraction is not None and work.unit is None else None
         self._hasher = Hasher(work.key(), work.unit, number) if work.unit is not None else None
         self._bounds = load_bounds(work.secrets, work.unit.bounds_sha256) if work.unit is not None else None
@@ -126,11 +129,11 @@ class Chooser:
         """Keep which rows are released beside the run key, so that the writing stage need not hash them again."""
         if self._hasher is not None:
             released = np.concatenate([*self._split, np.zeros(0, dtype=bool)])
-            self._work.secrets.claim(f"{_CHOSEN}/{self._fragment_id}", np.packbits(released).tobytes())
+            self._work.secrets.claim(f"{_CHOSEN}/{self.fragment_id}", np.packbits(released).tobytes())
 
     def released(self) -> Callable[[Any], NDArray[np.bool_]]:
         """Return a function that tells, batch by batch, which rows are released: as kept, or computed anew."""
-        name = f"{_CHOSEN}/{self._fragment_id}"
+        name = f"{_CHOSEN}/{self.fragment_id}"
         if self._hasher is None or not self._work.secrets.exists(name):
             return lambda batch: self.split(batch)[0]
         bits = np.unpackbits(np.frombuffer(self._work.secrets.read(name), dtype=np.uint8)).view(bool)
@@ -157,25 +160,3 @@ def load_bounds(secrets: Folder, sha256: str) -> UnitBounds:
         If the file is missing or another.
     """
     return UnitBounds.from_bytes(kept(secrets, BOUNDS_NAME, sha256, "the run's unit bounds are not those that were written"))
-
-
-def _as_words(array: pa.Array) -> Words:
-    """Return a column as 64-bit words, equal where and only where the values are (texts: up to a 64-bit hash)."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_temporal(array.type):
-        array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
-    if pa.types.is_boolean(array.type) or pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
-        floating = pa.types.is_floating(array.type)
-        numbers = array.cast(pa.float64() if floating else pa.int64(), safe=False)
-        found = np.asarray((numbers.fill_null(0) if numbers.null_count else numbers).to_numpy(zero_copy_only=False))
-        plain = (np.where(np.isnan(found), np.nan, found + 0.0) if floating else found).view(np.uint64)  # one zero, one NaN
-    else:
-        encoded = array.dictionary_encode()
-        distinct = encoded.dictionary.to_pylist()
-        hashed = [int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little") for value in distinct]
-        codes = np.asarray(encoded.indices.fill_null(0).to_numpy(zero_copy_only=False))
-        plain = np.array(hashed or [0], dtype=np.uint64)[codes]
-    if array.null_count:
-        plain = np.where(np.asarray(pc.is_null(array).to_numpy(zero_copy_only=False)), _NULL, plain)
-    return np.ascontiguousarray(plain, dtype=np.uint64)

@@ -168,17 +168,18 @@ def _units_of_part(part: pd.DataFrame, fragment_id: str, number: int, work: Tabl
 @guarded
 def _survey_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork) -> Survey:
     check_part(part, work.secrets, fragment_id)
-    return survey_batches([batch_of(part, [*work.codecs, *work.unit_columns], work.types)], Chooser(work, fragment_id, number), work)
+    return survey_batches([batch_of(part, work.sealed, work.types)], Chooser(work, fragment_id, number), work)
 
 
 @guarded
 def _randomise_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork, sha256: str, kind: Rows, meta: pd.DataFrame) -> pd.DataFrame:
     check_part(part, work.secrets, fragment_id)
     release = kind.load(work.secrets, sha256)
-    batch = batch_of(part, [*work.codecs, *work.unit_columns], work.types)
+    batch = batch_of(part, work.sealed, work.types)
     chosen, _ = Chooser(work, fragment_id, number).split(batch)
-    rows = batch.select(list(work.codecs)).filter(pa.array(chosen))
+    rows = batch.select([*work.codecs, *work.group_columns]).filter(pa.array(chosen))
     random = release.randomise(rows, work.codecs, release.streams(work.key(), fragment_id))
+    random = random.select([name for name in random.schema.names if name not in work.group_columns])
     released = part.loc[chosen, [name for name in meta.columns if name not in random.schema.names]].copy()
     released.attrs = {}
     for name in random.schema.names:

@@ -7,18 +7,21 @@ import functools
 from collections.abc import Mapping
 
 from dpdask.engine.compute import Progress
-from dpdask.engine.survey import Statistic, Survey, survey, survey_units
+from dpdask.engine.survey import RECORDS, Statistic, Survey, group_key, survey, survey_units
 from dpdask.engine.work import BOUNDS_NAME, RELEASE_NAME, TableWork, keep, kept
 from dpdask.errors import DataError
 from dpdask.io.fragments import InputTable, discover
 from dpdask.io.storage import Folder
-from dpdask.mechanisms import DipRelease
-from dpdask.mechanisms.release_file import release_from_bytes, release_to_bytes
+from dpdask.mechanisms import ChannelKind, Cost, fit_dip
+from dpdask.mechanisms.chain import ChainRelease
+from dpdask.mechanisms.chain_fit import fit_chain
+from dpdask.mechanisms.fitted import FittedRelease, fitted_from_bytes, fitted_to_bytes
 from dpdask.mechanisms.spending import Spending
 from dpdask.privacy.events import Adjacency
-from dpdask.references import CellCounts, Distribution, Histogram, Known, Public, Reference, from_statistic, noisy_distribution
+from dpdask.references import CellCounts, Chain, Distribution, Histogram, Known, Reference, from_statistic, noisy_distribution
 from dpdask.schema import Schema
 from dpdask.stats.bounding import UnitBounds
+from dpdask.stats.records import Records
 from dpdask.streams import stream
 
 
@@ -35,24 +38,73 @@ def with_bounds(work: TableWork, bounds: UnitBounds) -> TableWork:
 
 
 def survey_input(table: InputTable, work: TableWork, progress: Progress | None = None) -> Survey:
-    """Return the survey of the private table; without a hold-out, footers that tell their rows save the pass."""
+    """Return the survey of the private table; without a hold-out and groups, footers that tell their rows save the pass."""
     rows = [fragment.n_rows for fragment in table.fragments]
-    if work.fraction is None and work.unit is None and not work.cells and None not in rows:
+    if work.fraction is None and work.unit is None and not work.cells and not work.group_columns and None not in rows:
         return Survey(n_released=tuple(n for n in rows if n is not None), statistics={})
     return survey("survey", table.fragments, work, progress)
 
 
-def survey_public(reference: Public, schema: Schema, work: TableWork, progress: Progress | None = None) -> Survey:
-    """Return the survey of a job's public table; it needs the privatised columns, and may have others.
+def survey_public(path: str, schema: Schema, work: TableWork, progress: Progress | None = None) -> Survey:
+    """Return the survey of a job's public table; it needs the privatised columns and the groups', and may have others.
 
     Raises
     ------
     DataError, InputError
         If the table cannot be read, or lacks a column.
     """
-    assert reference.path is not None
-    public = discover(reference.path, schema)
+    public = discover(path, schema)
     return survey("reference", public.fragments, _public_work(public, work), progress)
+
+
+def fit_release(
+    reference: Reference,
+    work: TableWork,
+    statistics: Mapping[str, Statistic],
+    spending: Spending,
+    adjacency: Adjacency,
+    channel: ChannelKind,
+    cost: Mapping[str, Cost] | None,
+    *,
+    insecure: bool,
+) -> FittedRelease:
+    """Return the release that a reference and its statistics make.
+
+    Parameters
+    ----------
+    reference, work, statistics, spending, adjacency, insecure
+        As for `distributions`.
+    channel, cost
+        As for `fit_dip`.
+
+    Raises
+    ------
+    SpecError, DataError
+        If they do not fit the columns, or the reference is too small.
+
+    Privacy
+    -------
+    As for `distributions`.
+    """
+    if isinstance(reference, Chain):
+        return _fit_records(reference, work, statistics, spending, channel)
+    references = distributions(reference, work, statistics, spending, adjacency, insecure=insecure)
+    return fit_dip(references, work.codecs, spending.row, channel, cost)
+
+
+def _fit_records(reference: Chain, work: TableWork, statistics: Mapping[str, Statistic], spending: Spending, channel: ChannelKind) -> ChainRelease:
+    records, key = statistics[RECORDS], work.key()
+    assert isinstance(records, Records)
+    return fit_chain(
+        records,
+        work.codecs,
+        spending.row,
+        channel,
+        order=reference.ordered(tuple(work.codecs), key),
+        by=reference.by,
+        group_key=group_key(key),
+        min_rows=reference.min_rows,
+    )
 
 
 def distributions(
@@ -97,7 +149,7 @@ def distributions(
 
 
 def _public_work(public: InputTable, work: TableWork) -> TableWork:
-    for name in work.codecs:
+    for name in [*work.codecs, *work.group_columns]:
         if public.schema.names.count(name) != 1 or public.schema.field(name).type != work.released.field(name).type:
             raise DataError(
                 "the public reference needs this column, once, with the input's type", f"column {name!r}", "correct mechanism.reference.path"
@@ -105,13 +157,13 @@ def _public_work(public: InputTable, work: TableWork) -> TableWork:
     return dataclasses.replace(work, types=public.schema, fraction=None, unit=None, cells={})
 
 
-def write_release(release: DipRelease, secrets: Folder) -> str:
+def write_release(release: FittedRelease, secrets: Folder) -> str:
     """Write a fitted release beside the run key and return its sha256."""
-    return keep(secrets, RELEASE_NAME, release_to_bytes(release))
+    return keep(secrets, RELEASE_NAME, fitted_to_bytes(release))
 
 
 @functools.lru_cache(maxsize=4)
-def load_release(secrets: Folder, sha256: str) -> DipRelease:
+def load_release(secrets: Folder, sha256: str) -> FittedRelease:
     """Return a fitted release, read once by each process and checked against its digest.
 
     Raises
@@ -119,4 +171,4 @@ def load_release(secrets: Folder, sha256: str) -> DipRelease:
     InputError
         If the file is missing or another.
     """
-    return release_from_bytes(kept(secrets, RELEASE_NAME, sha256, "the run's fitted release is not the one that was written"))
+    return fitted_from_bytes(kept(secrets, RELEASE_NAME, sha256, "the run's fitted release is not the one that was written"))

@@ -62,6 +62,10 @@ def _range_columns(work: TableWork) -> pa.Schema:
     return released_schema(work.released, list(work.codecs))
 
 
+def _covered_columns(work: TableWork) -> pa.Schema:
+    return released_schema(work.released, list(work.codecs), coverage=True)
+
+
 def _whole_levels(work: TableWork) -> list[str]:
     """Return the ends of columns with few whole values: anchors are whole there too."""
     return [end for name, codec in work.codecs.items() if isinstance(codec, LevelCodec) and is_lattice(codec) for end in ends_of(name)]
@@ -92,3 +96,4 @@ def _name(sha256: str) -> str:
 
 DIP_ROWS = Rows(load=load_release, released=_same_columns, few_valued=_level_columns)
 RANGE_ROWS = Rows(load=load_designs, released=_range_columns, few_valued=_whole_levels)
+COVERED_ROWS = Rows(load=load_designs, released=_covered_columns, few_valued=_whole_levels)

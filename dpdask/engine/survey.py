@@ -18,11 +18,17 @@ from dpdask.engine.seal import Seal
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
 from dpdask.io.fragments import Fragment, read_batches
+from dpdask.mechanisms.chain import group_hashes
 from dpdask.references import CellCounts
 from dpdask.stats import LevelCounts, RankSummary
 from dpdask.stats.bounding import UnitBounds, UnitRows
+from dpdask.stats.records import Records, numbers
+from dpdask.streams import RunKey, stream, words
 
-Statistic = LevelCounts | RankSummary | CellCounts
+Statistic = LevelCounts | RankSummary | CellCounts | Records
+
+RECORDS = "records"
+SAMPLE_ID, GROUP_ID = "chain/sample", "chain/by"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a task that failed
@@ -34,11 +40,58 @@ class Survey:
     n_released
         For each fragment, in order, the rows that will be released.
     statistics
-        For each privatised column its statistic over the reference rows.
+        For each privatised column its statistic over the reference rows; or that of whole records alone, as `RECORDS`.
     """
 
     n_released: tuple[int, ...]
     statistics: Mapping[str, Statistic]
+
+
+def group_key(key: RunKey) -> np.ndarray:
+    """Return the key of the groups' hashes, uint64 of shape (2,)."""
+    return words(stream(key, GROUP_ID, ""), 2)
+
+
+class Counter:
+    """Counts the reference rows of one fragment, batch by batch and in order.
+
+    Parameters
+    ----------
+    work
+        The work on the table.
+    fragment_id
+        Names the fragment.
+    """
+
+    def __init__(self, work: TableWork, fragment_id: str) -> None:
+        self._work = work
+        if work.records is not None:
+            self._rng, self._group_key = stream(work.key(), SAMPLE_ID, fragment_id), group_key(work.key())
+
+    def nothing(self) -> Mapping[str, Statistic]:
+        """Return the statistics of no rows."""
+        work = self._work
+        if work.records is not None:
+            return {RECORDS: Records.identity(len(work.codecs) + len(work.group_columns), work.records.max_records)}
+        return {name: identity(name, work) for name in work.codecs}
+
+    def count(self, batch: pa.RecordBatch, chosen: np.ndarray | None) -> Mapping[str, Statistic]:
+        """Return the statistics of the chosen ones of the next rows.
+
+        Raises
+        ------
+        DataError
+            If any row, chosen or not, violates the schema, or has no group.
+        """
+        work = self._work
+        if work.records is None:
+            return {name: of_batch(name, batch.column(name), chosen, work) for name in work.codecs}
+        columns = [group_hashes(name, batch.column(name), self._group_key) for name in work.group_columns]
+        columns += [numbers(codec, batch.column(name)).view(np.uint64) for name, codec in work.codecs.items()]
+        own = words(self._rng, batch.num_rows)
+        if chosen is not None:
+            columns, own = [column[chosen] for column in columns], own[chosen]
+        return {RECORDS: Records.of_rows(columns, own, work.records.max_records)}
 
 
 def identity(name: str, work: TableWork) -> Statistic:
@@ -65,13 +118,14 @@ def survey_batches(batches: Iterable[pa.RecordBatch], chooser: Chooser, work: Ta
     DataError
         If a value violates the schema.
     """
+    counter = Counter(work, chooser.fragment_id)
     fold = TreeFold(_merge_statistics)
-    fold.add({name: identity(name, work) for name in work.codecs})
+    fold.add(counter.nothing())
     n_released = 0
     for batch in batches:
         released, chosen = chooser.split(batch)
         n_released += int(released.sum())
-        fold.add({name: of_batch(name, batch.column(name), chosen, work) for name in work.codecs})
+        fold.add(counter.count(batch, chosen))
     return Survey(n_released=(n_released,), statistics=fold.result())
 
 

@@ -15,7 +15,7 @@ from dpdask.engine.compute import guarded, task_prefix
 from dpdask.engine.frames import Frame, batch_of, frame_types, meta_of, parts_of
 from dpdask.engine.seal import check_part
 from dpdask.engine.synthesise import drawn_batches, load_copula, load_histogram, record_batches
-from dpdask.engine.tabulate import Counted, Tables, domain_of, merged, shared_work, tabulate_batches
+from dpdask.engine.tabulate import Counted, Tables, Tabulated, domain_of, merged, shared_work, tabulate_batches
 from dpdask.engine.work import TableWork, tabulated_work
 from dpdask.errors import DataError, SpecError
 from dpdask.io.storage import Folder
@@ -61,8 +61,15 @@ def _counted_schema(frame: Frame, schema: Schema) -> Schema:
     return Schema(columns={name: column for name, column in schema.columns.items() if name not in index}) if index else schema
 
 
-def tabulate_frame(frame: Frame, work: TableWork, tables: Tables) -> Marginals:
+def tabulate_frame(frame: Frame, work: TableWork, tables: Tables, *, released: bool = False) -> Marginals:
     """Return the exact tables of a frame: the barrier.
+
+    Parameters
+    ----------
+    frame
+        A Dask or pandas frame.
+    work, tables, released
+        As for `tabulate.Counted`.
 
     Raises
     ------
@@ -70,18 +77,19 @@ def tabulate_frame(frame: Frame, work: TableWork, tables: Tables) -> Marginals:
         If a value violates the schema.
     """
     prefix, call = task_prefix("tabulate"), delayed(_tabulate_part, pure=False)
-    shared, parts = shared_work(work, tables), enumerate(parts_of(frame))
-    return merged([call(part, fragment_id, number, shared, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in parts])
+    shared, parts = shared_work(work, tables, released=released), enumerate(parts_of(frame))
+    return merged([call(part, fragment_id, number, shared, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in parts]).counts
 
 
 @guarded
-def _tabulate_part(part: pd.DataFrame, fragment_id: str, number: int, counted: Counted) -> Marginals:
+def _tabulate_part(part: pd.DataFrame, fragment_id: str, number: int, counted: Counted) -> Tabulated:
     work, tables = counted.work, counted.tables
-    if work.unit is not None:
+    if work.unit is not None or counted.released:
         check_part(part, work.secrets, fragment_id)
     counter = MarginalCounter(domain_of(work.cells), tables.cliques, two_way=tables.two_way)
-    tabulate_batches([batch_of(part, [*work.codecs, *work.unit_columns], work.types)], Chooser(work, fragment_id, number), work, counter)
-    return counter.result()
+    batches = [batch_of(part, [*work.codecs, *work.unit_columns], work.types)]
+    n_rows = tabulate_batches(batches, Chooser(work, fragment_id, number), work, counter)
+    return Tabulated(counts=counter.result(), n_released=(n_rows,))
 
 
 def sample_frame(

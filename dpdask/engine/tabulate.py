@@ -48,15 +48,42 @@ class Tables:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """What every counting task needs: one node of the graph, however many tasks there are."""
+    """What every counting task needs: one node of the graph, however many tasks there are.
+
+    Attributes
+    ----------
+    work
+        The work on the table.
+    tables
+        What is counted.
+    released
+        Whether the rows that are counted are released later: then what is seen of them is sealed now.
+    """
 
     work: TableWork
     tables: Tables
+    released: bool = False
 
 
-def shared_work(work: TableWork, tables: Tables) -> Any:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a task that failed
+class Tabulated:
+    """What one pass counts; private, and kept by the driver.
+
+    Attributes
+    ----------
+    counts
+        The tables.
+    n_released
+        For each fragment, in order, how many of its rows are counted: all, or with units those within their bounds.
+    """
+
+    counts: Marginals
+    n_released: tuple[int, ...]
+
+
+def shared_work(work: TableWork, tables: Tables, *, released: bool = False) -> Any:
     """Return the one node of a graph that all counting tasks share."""
-    return delayed(Counted(work=work, tables=tables), pure=False, traverse=False, name=task_prefix("work"))
+    return delayed(Counted(work=work, tables=tables, released=released), pure=False, traverse=False, name=task_prefix("work"))
 
 
 def domain_of(cells: Mapping[str, Cells]) -> Domain:
@@ -73,8 +100,17 @@ def domain_of(cells: Mapping[str, Cells]) -> Domain:
     return Domain(names=tuple(cells), sizes=tuple(column.size for column in cells.values()))
 
 
-def check_size(domain: Domain, tables: Tables) -> None:
+def check_size(domain: Domain, tables: Tables, bins: str = "mechanism.bins") -> None:
     """Check that the tables can be held.
+
+    Parameters
+    ----------
+    domain
+        The attributes.
+    tables
+        What is to be counted.
+    bins
+        Where a job says how columns are cut.
 
     Raises
     ------
@@ -96,7 +132,7 @@ def check_size(domain: Domain, tables: Tables) -> None:
         what = f"it has {largest:,} cells, and {_MAX_TABLE:,} can be held"
     else:
         where, what = f"{where} and the others", f"they have {total:,} cells together, and {MAX_CELLS:,} can be held"
-    raise SpecError(what, where, "lower mechanism.bins for its columns, declare fewer levels, or drop a column")
+    raise SpecError(what, where, f"lower {bins} for its columns, declare fewer levels, or drop a column")
 
 
 def check_latents(domain: Domain) -> None:
@@ -131,42 +167,48 @@ def encoded(batch: pa.RecordBatch, cells: Mapping[str, Cells], domain: Domain, c
     return codes
 
 
-def tabulate_batches(batches: Iterable[pa.RecordBatch], chooser: Chooser, work: TableWork, counter: MarginalCounter) -> None:
-    """Count the chosen rows of one fragment.
+def tabulate_batches(batches: Iterable[pa.RecordBatch], chooser: Chooser, work: TableWork, counter: MarginalCounter) -> int:
+    """Count the chosen rows of one fragment, and return how many they are.
 
     Raises
     ------
     DataError
         If a value violates the schema, or a row's unit is null.
     """
-    domain = domain_of(work.cells)
+    domain, n_rows = domain_of(work.cells), 0
     for batch in batches:
-        released, _ = chooser.split(batch)
-        counter.add(encoded(batch, work.cells, domain, released))
+        codes = encoded(batch, work.cells, domain, chooser.split(batch)[0])
+        counter.add(codes)
+        n_rows += codes.shape[1]
+    return n_rows
 
 
 @guarded
-def tabulate_fragments(fragments: tuple[Fragment, ...], counted: Counted) -> Marginals:
-    """Return the tables of neighbouring fragments of files; with units, each fragment is sealed."""
+def tabulate_fragments(fragments: tuple[Fragment, ...], counted: Counted) -> Tabulated:
+    """Return the tables of neighbouring fragments of files; where another pass sees their rows too, each fragment is sealed."""
     work, tables = counted.work, counted.tables
     counter = MarginalCounter(domain_of(work.cells), tables.cliques, two_way=tables.two_way)
+    n_released = []
     for fragment in fragments:
+        chooser = Chooser(work, fragment.id, fragment.number)
         try:
-            tabulate_batches(sealed_batches(fragment, work), Chooser(work, fragment.id, fragment.number), work, counter)
+            n_released.append(tabulate_batches(sealed_batches(fragment, work, released=counted.released), chooser, work, counter))
         except DataError as error:
             raise error.at(fragment.where) from None
-    return counter.result()
+        if counted.released:
+            chooser.keep()
+    return Tabulated(counts=counter.result(), n_released=tuple(n_released))
 
 
-def sealed_batches(fragment: Fragment, work: TableWork) -> Iterator[pa.RecordBatch]:
-    """Yield a fragment's rows; with units, which were chosen in a pass before, they must be the rows of that pass.
+def sealed_batches(fragment: Fragment, work: TableWork, *, released: bool = False) -> Iterator[pa.RecordBatch]:
+    """Yield a fragment's rows; where another pass sees them too, they must be the same in both.
 
     Raises
     ------
     InputError
         At the end, if they are not: then nothing that was counted may be kept.
     """
-    if work.unit is None:  # one pass is all that sees the rows
+    if work.unit is None and not released:  # one pass is all that sees the rows
         yield from read_batches(fragment, work.sealed, work.types)
         return
     seal = Seal(work.sealed)
@@ -177,13 +219,25 @@ def sealed_batches(fragment: Fragment, work: TableWork) -> Iterator[pa.RecordBat
 
 
 @guarded
-def merge_tables(parts: list[Marginals]) -> Marginals:
+def merge_tables(parts: list[Tabulated]) -> Tabulated:
     """Return the tables of neighbouring fragments together."""
-    return parts[0].merge(*parts[1:])
+    first, *others = (part.counts for part in parts)
+    return Tabulated(counts=first.merge(*others), n_released=tuple(n for part in parts for n in part.n_released))
 
 
-def tabulate(fragments: tuple[Fragment, ...], work: TableWork, tables: Tables, progress: Progress | None = None) -> Marginals:
+def tabulate(
+    fragments: tuple[Fragment, ...], work: TableWork, tables: Tables, progress: Progress | None = None, *, released: bool = False
+) -> Tabulated:
     """Return the tables of a whole table of files: one read of the privatised columns.
+
+    Parameters
+    ----------
+    fragments
+        In the order of the rows.
+    work, tables, released
+        As for `Counted`.
+    progress
+        Called with (stage, done, total).
 
     Raises
     ------
@@ -193,17 +247,17 @@ def tabulate(fragments: tuple[Fragment, ...], work: TableWork, tables: Tables, p
         If a file is missing, unreadable, or changed.
     """
     prefix = task_prefix("tabulate")
-    shared = shared_work(work, tables)
+    shared = shared_work(work, tables, released=released)
     call = delayed(tabulate_fragments, pure=False)
     groups = _grouped(fragments, domain_of(work.cells))
     leaves = [call(group, shared, dask_key_name=f"{prefix}-{number}") for number, group in enumerate(groups)]
     return merged(leaves, progress)
 
 
-def merged(leaves: Sequence[object], progress: Progress | None = None) -> Marginals:
+def merged(leaves: Sequence[object], progress: Progress | None = None) -> Tabulated:
     """Compute delayed tables and return them together: the barrier."""
     [result] = run_tasks("tabulate", [tree_reduce(leaves, merge_tables, task_prefix("merge"))], progress)
-    assert isinstance(result, Marginals)
+    assert isinstance(result, Tabulated)
     return result
 
 

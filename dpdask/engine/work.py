@@ -14,7 +14,7 @@ from dpdask.errors import InputError, SpecError
 from dpdask.io.fragments import Fragment
 from dpdask.io.storage import Folder
 from dpdask.privacy import UnitColumn
-from dpdask.references import Histogram, Holdout, Reference
+from dpdask.references import Chain, Histogram, Reference, Tree, held_out
 from dpdask.schema import Schema
 from dpdask.streams import RunKey
 
@@ -48,6 +48,22 @@ class UnitWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsWork:
+    """What a reference of whole records needs.
+
+    Attributes
+    ----------
+    by
+        The kept column whose values name the rows' groups, or None.
+    max_records
+        How many distinct records are held at most.
+    """
+
+    by: str | None
+    max_records: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableWork:
     """What every task on a table needs.
 
@@ -66,7 +82,9 @@ class TableWork:
     unit
         The privacy unit, or None when it is the row.
     cells
-        Where the reference is a noisy histogram, the public cells of each privatised column.
+        Where rows are counted, the public cells of each privatised column.
+    records
+        Where the reference is made of whole records, what that needs.
     """
 
     types: pa.Schema
@@ -76,6 +94,7 @@ class TableWork:
     secrets: Folder
     unit: UnitWork | None = None
     cells: Mapping[str, Cells] = field(default_factory=dict)
+    records: RecordsWork | None = None
 
     @property
     def unit_columns(self) -> list[str]:
@@ -83,9 +102,14 @@ class TableWork:
         return [] if self.unit is None else [self.unit.column, *self.unit.public]
 
     @property
+    def group_columns(self) -> list[str]:
+        """The column that names the rows' groups, if there is one."""
+        return [] if self.records is None or self.records.by is None else [self.records.by]
+
+    @property
     def sealed(self) -> list[str]:
-        """The columns that a fragment's seal covers: the private ones, and those that the unit's hashes need."""
-        return [*self.codecs, *self.unit_columns]
+        """The columns that a fragment's seal covers: the private ones, and those that the units' and groups' hashes need."""
+        return list(dict.fromkeys([*self.codecs, *self.unit_columns, *self.group_columns]))
 
     def key(self) -> RunKey:
         """Read the run key."""
@@ -144,17 +168,41 @@ def table_work(types: pa.Schema, schema: Schema, reference: Reference | None, se
     SpecError
         If the unit's column, or the reference, does not fit the columns.
     """
+    if isinstance(reference, Chain):
+        _check_groups(reference, schema, types)
     released = schema.released(types)
     codecs = {name: codec_for(name, schema.columns[name], released.field(name).type) for name in schema.privatised}
     return TableWork(
         types=types,
         released=released,
         codecs=codecs,
-        fraction=reference.fraction if isinstance(reference, Holdout) else None,
+        fraction=held_out(reference),
         secrets=secrets,
         unit=_unit_work(unit, schema, types),
-        cells={name: cells(codec, reference.bins) for name, codec in codecs.items()} if isinstance(reference, Histogram) else {},
+        cells=_cells(reference, codecs),
+        records=RecordsWork(by=reference.by, max_records=reference.max_records) if isinstance(reference, Chain) else None,
     )
+
+
+def _cells(reference: Reference | None, codecs: Mapping[str, Codec]) -> dict[str, Cells]:
+    if isinstance(reference, Tree):
+        return _cut(codecs, reference.bins, "mechanism.reference.bins")
+    return {name: cells(codec, reference.bins) for name, codec in codecs.items()} if isinstance(reference, Histogram) else {}
+
+
+def _cut(codecs: Mapping[str, Codec], bins: Mapping[str, int | Sequence[float]] | int, where: str) -> dict[str, Cells]:
+    given = {} if isinstance(bins, int) else bins
+    for name in given:
+        if name not in codecs or isinstance(codecs[name], LevelCodec):
+            raise SpecError("is not a continuous or mixed column that is privatised", f"{where}.{name}", "remove it")
+    usual = bins if isinstance(bins, int) else DEFAULT_BINS
+    return {name: cells(codec, given.get(name, usual)) for name, codec in codecs.items()}
+
+
+def _check_groups(reference: Chain, schema: Schema, types: pa.Schema) -> None:
+    if reference.by is not None and (reference.by not in schema.kept or pa.types.is_nested(types.field(reference.by).type)):
+        where = f"mechanism.reference.by {reference.by!r}"
+        raise SpecError("the groups' column must be a kept column of plain values", where, "name another, or remove it")
 
 
 def tabulated_work(
@@ -176,12 +224,7 @@ def tabulated_work(
         As `table_work`; also if bins name a column that is not cut.
     """
     work = table_work(types, schema, None, secrets, unit)
-    given = {} if isinstance(bins, int) else bins
-    for name in given:
-        if name not in work.codecs or isinstance(work.codecs[name], LevelCodec):
-            raise SpecError("is not a continuous or mixed column that is privatised", f"mechanism.bins.{name}", "remove it")
-    usual = bins if isinstance(bins, int) else DEFAULT_BINS
-    return replace(work, cells={name: cells(codec, given.get(name, usual)) for name, codec in work.codecs.items()})
+    return replace(work, cells=_cut(work.codecs, bins, "mechanism.bins"))
 
 
 def _unit_work(unit: UnitColumn | None, schema: Schema, types: pa.Schema) -> UnitWork | None:

@@ -9,6 +9,7 @@ from dpdask.errors import InputError
 from dpdask.io.fragments import discover
 from dpdask.io.manifest import CARD_NAME, Manifest
 from dpdask.io.storage import Folder
+from dpdask.jobs.kinds.kind import WHOLE_ROW
 from dpdask.jobs.spec import Job
 from dpdask.privacy.audit import audit_event
 from dpdask.privacy.events import CentralEvent, DiscreteLaplace, LocalRelease, leaves
@@ -30,9 +31,10 @@ def audit_job(job: Job, *, n_runs: int = 20_000) -> dict[str, Any]:
     -------
     `columns`: for each that is released row by row, `claimed` (its part of ε), `epsilon_exact` (ε* of the tables that are
     drawn from) and `reference`, which is the released channel where the job is released, the declared distribution, or a
-    uniform one: ε* of a run is computed again, for its own reference, before anything is drawn. `measurements`: for each
-    noisy histogram its `scale` or `sigma`, `sensitivity`, `claimed` and `lower_bound` (99.9999 % confidence). `sound`:
-    whether nothing found is above its claim.
+    stand-in: ε* of a run is computed again, for its own reference, before anything is drawn. `row`: the same of a whole
+    row, where that is less than the sum of its columns', or None. `measurements`: for each noisy histogram its `scale` or
+    `sigma`, `sensitivity`, `claimed` and `lower_bound` (99.9999 % confidence). `sound`: whether nothing found is above its
+    claim.
 
     Raises
     ------
@@ -41,9 +43,10 @@ def audit_job(job: Job, *, n_runs: int = 20_000) -> dict[str, Any]:
     """
     columns = job.kind.audit(discover(job.input_url, job.schema).schema, Folder(job.output_url), _card(job))
     measurements = [_measured(event, job, n_runs) for event in leaves(job.kind.event) if not isinstance(event, LocalRelease)]
-    sound = all(column["epsilon_exact"] <= column["claimed"] for column in columns.values())
+    sound = all(part["epsilon_exact"] <= part["claimed"] for part in columns.values())
+    row = columns.pop(WHOLE_ROW, None)
     sound = sound and all(measurement["lower_bound"] <= measurement["claimed"] for measurement in measurements)
-    return {"name": job.file.name, "columns": columns, "measurements": measurements, "sound": sound}
+    return {"name": job.file.name, "columns": columns, "row": row, "measurements": measurements, "sound": sound}
 
 
 def _measured(event: CentralEvent, job: Job, n_runs: int) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def check_promise(file: JobFile, where: str) -> None:
         return
     for key in ("privacy", "ledger"):
         if getattr(file, key) is not None:
-            what = f"a mechanism of the kind {file.mechanism.kind} has no ε, so there is none to promise or to charge"
+            what = f"this mechanism, of the kind {file.mechanism.kind}, has no ε, so there is none to promise or to charge"
             raise SpecError(what, f"{where}, {key}", f"remove the key {key!r}")
 
 

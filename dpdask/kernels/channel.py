@@ -17,6 +17,7 @@ from dpdask.kernels.jit import jit
 TOTAL_BITS = 63
 UNSEEN = 2.0**-44  # below this probability a level's weights could not be resolved in whole numbers
 _EXACT = Context(prec=60)
+_LOG_ERROR = 1e-12  # more than two logarithms of doubles can be wrong by
 
 Floats = NDArray[np.float64]
 Weights = NDArray[np.uint64]
@@ -49,29 +50,31 @@ def uniform_laplace_quantile(c: Floats, b: float) -> Floats:
     return np.where(c <= edge, lower, np.where(c >= 1.0 - edge, upper, inside))
 
 
-def laplace_channel(probabilities: Floats, b: float) -> Floats:
+def laplace_channel(probabilities: Floats, b: float, target: Floats | None = None) -> Floats:
     """Return T[k, j] = Pr(output level j | input level k) of the paper's mechanism with Laplace scale b on the ranks.
 
     Parameters
     ----------
     probabilities
-        float64 array of shape (s,), positive, summing to 1.
+        P, the input's law: float64 array of shape (m,), positive, summing to 1.
     b
         The scale of the Laplace noise, in units of rank (0, 1].
+    target
+        Q, the law that the output is to have: float64 array of shape (n,), positive, summing to 1; P if not given.
 
     Returns
     -------
-    float64 array of shape (s, s); rows sum to 1.
+    float64 array of shape (m, n); rows sum to 1, and P·T = Q.
 
     Notes
     -----
-    With q_j = G⁻¹(c_j), where c are the cumulative probabilities, T[k, j] is the Laplace density of q - c integrated over
-    [q_j, q_{j+1}] × [c_k, c_{k+1}], divided by P_k. It is summed from positive parts, so every entry is accurate
-    relative to its own size, and ratios of entries, which are the privacy loss, are too.
+    With q_j = G⁻¹(d_j), where c and d are the cumulative probabilities of P and Q, T[k, j] is the Laplace density of q - c
+    integrated over [q_j, q_{j+1}] × [c_k, c_{k+1}], divided by P_k. It is summed from positive parts, so every entry is
+    accurate relative to its own size, and ratios of entries, which are the privacy loss, are too.
     """
-    cumulative = np.concatenate([[0.0], np.cumsum(probabilities)])
-    cumulative[-1] = 1.0
-    quantiles = np.concatenate([[-np.inf], uniform_laplace_quantile(cumulative[1:-1], b), [np.inf]])
+    cumulative = _cumulative(probabilities)
+    cuts = cumulative if target is None else _cumulative(target)
+    quantiles = np.concatenate([[-np.inf], uniform_laplace_quantile(cuts[1:-1], b), [np.inf]])
     q_low, q_high = quantiles[None, :-1], quantiles[None, 1:]
     c_low, c_high = cumulative[:-1, None], cumulative[1:, None]
     # where the two intervals overlap the density has its kink: a square on the diagonal, and rectangles on either side
@@ -83,6 +86,12 @@ def laplace_channel(probabilities: Floats, b: float) -> Floats:
     mass += _rectangle(right - c_high, np.maximum(q_high - right, 0.0), c_high - c_low, b)
     channel: Floats = mass / (c_high - c_low)
     return channel
+
+
+def _cumulative(probabilities: Floats) -> Floats:
+    cumulative = np.concatenate([[0.0], np.cumsum(probabilities)])
+    cumulative[-1] = 1.0
+    return cumulative
 
 
 def _rectangle(gap: Floats | float, width: Floats, height: Floats, b: float) -> Floats:
@@ -114,25 +123,43 @@ def exact_epsilon(weights: Weights) -> Decimal:
 
     Levels that no row ever gives (a column of zeros) do not count; a level that only some rows give makes it infinite.
     """
-    lows, highs = weights.min(axis=0).tolist(), weights.max(axis=0).tolist()
-    pairs = {(low, high) for low, high in zip(lows, highs, strict=True) if high > low}
-    if any(low == 0 for low, _ in pairs):
+    lows, highs, losses = _losses(weights)
+    if not lows.all():
         return Decimal("Infinity")
+    near = losses >= losses.max(initial=0.0) - 2 * _LOG_ERROR  # no other level can have the greatest loss
+    pairs = set(zip(lows[near].tolist(), highs[near].tolist(), strict=True))
     with localcontext(_EXACT):  # operators round in the context of the moment, which is the caller's otherwise
         worst = max((Decimal(high).ln() - Decimal(low).ln() for low, high in pairs), default=Decimal(0))
         return (worst + Decimal("1e-50")).quantize(Decimal("1e-50"), rounding=ROUND_CEILING) if worst else worst
 
 
+def is_private(weights: Weights, epsilon: float) -> bool:
+    """Return whether ε* is at most `epsilon`, exactly; without its 50 digits where it is clear."""
+    lows, _, losses = _losses(weights)
+    if not lows.all():
+        return False
+    distance = float(losses.max(initial=0.0)) - epsilon
+    return distance < 0.0 if abs(distance) > _LOG_ERROR * max(1.0, epsilon) else exact_epsilon(weights) <= Decimal(epsilon)
+
+
+def _losses(weights: Weights) -> tuple[Weights, Weights, Floats]:
+    """Return the least and the greatest weight of each level whose rows differ, and the logarithm of their ratio."""
+    lows, highs = weights.min(axis=0), weights.max(axis=0)
+    lows, highs = lows[highs > lows], highs[highs > lows]
+    with np.errstate(divide="ignore"):
+        return lows, highs, np.log(highs.astype(np.float64)) - np.log(lows.astype(np.float64))
+
+
 def repaired_weights(channel: Floats, probabilities: Floats, epsilon: float) -> Weights:
     """Return the whole-number weights of a channel whose ε* is at most `epsilon`, exactly.
 
-    Where rounding left ε* above it, the channel is mixed with the constant channel 1·Pᵀ by the least power of two that
-    brings it below: mixing keeps both the rows and the invariance P·T = P.
+    Where rounding left ε* above it, the channel is mixed with the constant channel 1·Qᵀ by the least power of two that
+    brings it below, where Q = `probabilities` is the law of what the channel gives: mixing keeps both the rows and
+    P·T = Q, which for P = Q is the invariance.
     """
-    bound = Decimal(epsilon)
     weights = integer_weights(channel)
     share = 2.0**-52
-    while exact_epsilon(weights) > bound:
+    while not is_private(weights, epsilon):
         mixed = (1.0 - share) * channel + share * probabilities[None, :]
         weights = integer_weights(mixed)
         share = min(1.0, 2.0 * share)

@@ -96,11 +96,12 @@ def continualise(
     x = np.repeat(points, np.where(is_atom, 2, 1))
     c = np.repeat(above, np.where(is_atom, 2, 1))
     c[np.cumsum(np.where(is_atom, 2, 1))[is_atom] - 2] = below[is_atom]
-    first = points[0] if is_atom[0] else _origin(points, start, step)
+    first = points[0] if is_atom[0] else origin(points, start, step)
     return np.concatenate([[first], x]), np.concatenate([[0.0], c / above[-1]])
 
 
-def _origin(points: Floats, start: float | None, step: float | None) -> float:
+def origin(points: Floats, start: float | None, step: float | None) -> float:
+    """Return where the gap below the smallest of some sorted points begins; parameters as for `continualise`."""
     gap = step if step is not None else float(points[1] - points[0]) if len(points) > 1 else 1.0
-    origin = float(points[0]) - gap
-    return origin if start is None or step is not None else max(start, origin)
+    below = float(points[0]) - gap
+    return below if start is None or step is not None else max(start, below)

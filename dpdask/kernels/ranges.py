@@ -115,6 +115,24 @@ def partition(
     return lower, upper
 
 
+def anchors(words: Words, law: Quantiles, centres: Floats, *, spacing: float, ring: bool, lattice: bool) -> Floats:
+    """Return each row's anchors, sorted: those between which `partition` finds a value's range from the same words.
+
+    Parameters
+    ----------
+    words, law, centres, spacing, ring, lattice
+        As for `partition`.
+
+    Returns
+    -------
+    float64 array of shape (n, n_anchors), non-decreasing along each row.
+    """
+    drawn = np.empty(words.shape)
+    for row in range(len(words)):
+        _draw(words[row : row + 1], 0, law.x, law.p, centres, spacing, ring, lattice, drawn[row])
+    return np.sort(drawn, axis=1)
+
+
 def narrow(values: Floats, words: Words, law: Quantiles, tau: Quantiles, cdf: Steps, *, either: bool, lattice: bool) -> tuple[Floats, Floats]:
     """Return the range (lower, upper] to which rounds of halving by random anchors narrow each value down.
 

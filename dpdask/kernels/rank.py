@@ -259,9 +259,20 @@ def cell_interval(w: int, rate: float, n_cells: int) -> tuple[float, float]:
     With k = α / ((1-α)(1+α)), Pr(i + e <= w) is (w + 1 + k(α^(w+1) - α^(n-1-w))) / n for w in -1..n-1, and a geometric
     tail on either side.
     """
+    return _cell(w, rate, n_cells, _tails(rate, n_cells))
+
+
+@jit
+def _tails(rate: float, n_cells: int) -> tuple[float, float, float]:
+    """Return α, k, and Pr(i + e < 0)."""
     a = math.exp(-rate)
     k = a / (-math.expm1(-rate) * (1.0 + a))
-    tail = k * -math.expm1(-rate * n_cells) / n_cells  # Pr(i + e < 0)
+    return a, k, k * -math.expm1(-rate * n_cells) / n_cells
+
+
+@jit
+def _cell(w: int, rate: float, n_cells: int, tails: tuple[float, float, float]) -> tuple[float, float]:
+    a, k, tail = tails
     if w < 0:
         high = tail * math.exp(rate * (w + 1))
         return high * a, high
@@ -305,56 +316,70 @@ def privatise(
     values, is_null
         Of the same shapes.
     """
-    law = noise.n_cells, noise.rate, noise.margin, np.uint64(noise.sign)
-    ranks = _released_ranks(values, is_null, words, x, c, guide(x), lattice, *law, *tables)
+    ranks = disturb(_own_ranks(values, is_null, words, x, c, guide(x), lattice), words, noise, tables)
     return values_at(ranks, x, c, guide(c), lattice)
 
 
 @jit
-def _released_ranks(
-    values: Floats,
-    is_null: NDArray[np.bool_],
-    words: Weights,
-    x: Floats,
-    c: Floats,
-    guide: Guide,
-    lattice: bool,
-    n_cells: int,
-    rate: float,
-    margin: int,
-    sign: np.uint64,
-    thresholds: Weights,
-    aliases: NDArray[np.uint16],
-) -> Floats:
+def _own_ranks(values: Floats, is_null: NDArray[np.bool_], words: Weights, x: Floats, c: Floats, guide: Guide, lattice: bool) -> Floats:
+    """Return a rank of each value, uniform in the interval that it stands for, from each row's first word."""
     unit = 1.0 / 9007199254740992.0  # 2**-53
-    n_digits = len(thresholds)
     out = np.empty(len(values), dtype=np.float64)
     for row in range(len(values)):
         low, high = (0.0, c[0]) if is_null[row] else rank_interval(values[row], x, c, guide, lattice)
         uniform = (words[row, 0] >> np.uint64(11)) * unit
-        rank = min(max(int(n_cells * (low + uniform * (high - low))), 0), n_cells - 1)
-        w = min(max(rank + _noise(words[row], sign, thresholds, aliases), -margin), n_cells - 1 + margin)
-        below, above = cell_interval(w, rate, n_cells)
+        out[row] = low + uniform * (high - low)
+    return out
+
+
+def disturb(ranks: Floats, words: Weights, noise: RankNoise, tables: Tables) -> Floats:
+    """Return ranks with noise: uniform ones become uniform ones.
+
+    Parameters
+    ----------
+    ranks
+        float64 array of shape (n,), in [0, 1].
+    words
+        As for `privatise`; the first of a row is left to the caller.
+    noise, tables
+        As for `privatise`.
+
+    Returns
+    -------
+    float64 array of shape (n,), in (0, 1).
+    """
+    return _disturbed(ranks, words, noise.n_cells, noise.rate, noise.margin, np.uint64(noise.sign), *tables)
+
+
+@jit
+def _disturbed(
+    ranks: Floats, words: Weights, n_cells: int, rate: float, margin: int, sign: np.uint64, thresholds: Weights, aliases: NDArray[np.uint16]
+) -> Floats:
+    """Return w's place for each rank; digits are drawn from words 1..n_digits, the sign and the place from the next two.
+
+    The draw stands in the loop: handing arrays to a function for every row would cost more than the draw.
+    """
+    tails = _tails(rate, n_cells)
+    n_digits = len(thresholds)
+    out = np.empty(len(ranks), dtype=np.float64)
+    for row in range(len(ranks)):
+        magnitude = 0
+        for k in range(n_digits - 1, -1, -1):
+            word = words[row, k + 1] >> np.uint64(1)
+            entry = np.int64(word & np.uint64(255))
+            digit = entry if (word >> np.uint64(8)) < thresholds[k, entry] else np.int64(aliases[k, entry])
+            magnitude = magnitude * 256 + int(digit)
+        e = magnitude if (words[row, n_digits + 1] >> np.uint64(1)) < sign else -1 - magnitude
+        rank = min(max(int(n_cells * ranks[row]), 0), n_cells - 1)
+        w = min(max(rank + e, -margin), n_cells - 1 + margin)
+        below, above = _cell(w, rate, n_cells, tails)
         if w == -margin:
             below = 0.0
         if w == n_cells - 1 + margin:
             above = 1.0
-        place = ((words[row, n_digits + 2] >> np.uint64(11)) + 0.5) * unit
+        place = ((words[row, n_digits + 2] >> np.uint64(11)) + 0.5) / 9007199254740992.0  # 2**53
         out[row] = below + (above - below) * place
     return out
-
-
-@jit
-def _noise(words: Weights, sign: np.uint64, thresholds: Weights, aliases: NDArray[np.uint16]) -> int:
-    """Return e, from words 1..n_digits for its digits and the next one for its sign."""
-    n_digits = len(thresholds)
-    magnitude = 0
-    for k in range(n_digits - 1, -1, -1):
-        word = words[k + 1] >> np.uint64(1)
-        cell = np.int64(word & np.uint64(255))
-        digit = cell if (word >> np.uint64(8)) < thresholds[k, cell] else np.int64(aliases[k, cell])
-        magnitude = magnitude * 256 + int(digit)
-    return magnitude if (words[n_digits + 1] >> np.uint64(1)) < sign else -1 - magnitude
 
 
 @jit

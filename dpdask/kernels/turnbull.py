@@ -26,6 +26,7 @@ _EM_STEPS = 10
 _BEYOND = 0.1  # of the tolerance: how far Newton goes, so that there is room for the zeros
 _ZEROS = (1.0, 1e-2, 1e-4, 1e-6)  # of an atom's slack: the masses that may be zeros, as many as there is room for
 _TO_BOUNDARY = 0.995
+_TILE = 48  # OpenBLAS multiplies, and factors, square matrices of up to 63 in the calling thread
 _BACKTRACKS = 40
 
 
@@ -130,8 +131,8 @@ def npmle(left: Counts, right: Counts, counts: Counts, n_cells: int, *, toleranc
     overlap, where EM and ICM slow down; EM gives the start. Where the masses are not unique, the analytic centre of all
     solutions is approached. Ranges that all have one end open are Case I data, which pooling solves.
 
-    The Cholesky is the BLAS library's. On busy cores its threads wait for each other, and a single one
-    (OPENBLAS_NUM_THREADS=1) can be ten times faster than two.
+    The Cholesky is made of products of small tiles, which a BLAS library does in one thread. Threads of one on busy cores
+    wait for each other in turns: scipy's took ten times longer with two threads than with one.
 
     References
     ----------
@@ -273,7 +274,8 @@ def _interior(ranges: _Ranges, size: int, tolerance: float, max_iterations: int)
     for _ in range(_EM_STEPS):
         masses *= _gradient(ranges, masses)[0]
     masses = np.maximum(masses, 1e-3 / size)
-    slack, matrix, centring = np.full(size, 0.1), np.empty((size, size)), 0.3
+    padded = -(-size // _TILE) * _TILE
+    slack, matrix, centring = np.full(size, 0.1), np.zeros((padded, padded)), 0.3
     for iteration in range(max_iterations):
         gradient, likelihood = _gradient(ranges, masses)
         if gradient.max() * masses.sum() - 1.0 <= tolerance:
@@ -293,17 +295,36 @@ def _interior(ranges: _Ranges, size: int, tolerance: float, max_iterations: int)
 
 
 def _solved(matrix: Floats, right: Floats) -> Floats:
-    """Return matrix⁻¹ right of a positive semidefinite matrix given by its upper triangle, slightly lifted if it is singular."""
-    diagonal = np.diag(matrix).copy()
+    """Return matrix⁻¹ right of a positive semidefinite matrix given by its upper triangle, slightly lifted if it is singular.
+
+    The matrix may be larger, a multiple of the tile: what lies beyond the right side is overwritten.
+    """
+    size = len(right)
+    diagonal = np.diag(matrix)[:size].copy()
+    whole = np.concatenate([right, np.zeros(len(matrix) - size)])
     for lift in (0.0, 1e-13, 1e-10, 1e-7):
-        np.fill_diagonal(matrix, diagonal * (1.0 + lift) + lift)
+        np.fill_diagonal(matrix, np.concatenate([diagonal * (1.0 + lift) + lift, np.ones(len(matrix) - size)]))
         try:
-            factor = linalg.cholesky(matrix.T, lower=True, check_finite=False)
-        except linalg.LinAlgError:
+            factor = _factor(matrix)
+        except np.linalg.LinAlgError:
             continue
-        solution: Floats = linalg.cho_solve((factor, True), right, check_finite=False)
+        solution: Floats = linalg.cho_solve((factor, False), whole, check_finite=False)[:size]
         return solution
     return right / np.maximum(diagonal, 1e-300)
+
+
+def _factor(matrix: Floats) -> Floats:
+    """Return U, whose upper triangle has UᵀU = matrix, of which the upper triangle of tiles is read; LinAlgError if it is singular."""
+    factor = matrix.copy()
+    n_tiles = len(matrix) // _TILE
+    tiles = factor.reshape(n_tiles, _TILE, n_tiles, _TILE).swapaxes(1, 2)
+    for k in range(n_tiles):
+        lower = np.linalg.cholesky(tiles[k, k].T)
+        tiles[k, k] = lower.T
+        tiles[k, k + 1 :] = np.linalg.inv(lower) @ tiles[k, k + 1 :]
+        for i in range(k + 1, n_tiles):
+            tiles[i, i:] -= tiles[k, i].T @ tiles[k, i:]
+    return factor
 
 
 def _longest(values: Floats, move: Floats) -> float:

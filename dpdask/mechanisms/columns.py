@@ -39,8 +39,9 @@ def released_cells(names: Iterable[str], schema: Schema, types: pa.Schema, bins:
 
 
 def header_to_arrays(header: Mapping[str, Any], schema: Schema, types: pa.Schema, bins: Bins) -> dict[str, NDArray[np.uint8]]:
-    """Return a file's header with its columns, as arrays that `numpy.savez` takes."""
-    content = {**header, "bins": plain_bins(bins), "schema": schema.model_dump(exclude_none=True)}
+    """Return a file's header with the privatised columns and no other, as arrays that `numpy.savez` takes."""
+    private = Schema(columns={name: schema.columns[name] for name in schema.privatised})
+    content = {**header, "bins": plain_bins(bins), "schema": private.model_dump(exclude_none=True)}
     text = json.dumps(content, default=_tagged).encode()
     return {"header": np.frombuffer(text, dtype=np.uint8), "types": np.frombuffer(types.serialize().to_pybytes(), dtype=np.uint8)}
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +15,7 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.kernels import bins as bins_kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
+from dpdask.privacy.rounding import rounded_up_sum
 from dpdask.references import RankDistribution
 from dpdask.streams import RunKey, stream, words
 
@@ -132,9 +131,7 @@ class DipRelease:
     @property
     def epsilon(self) -> float:
         """An upper bound on the ε that a released row has cost."""
-        exact = sum(Fraction(mechanism.epsilon) for mechanism in self.columns.values())
-        total = float(exact)
-        return total if total >= exact else math.nextafter(total, math.inf)
+        return rounded_up_sum(mechanism.epsilon for mechanism in self.columns.values())
 
     def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Generator]) -> pa.RecordBatch:
         """Return the batch with every privatised column randomised and the others untouched.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Literal
 
 import numpy as np
@@ -61,18 +61,29 @@ def fit_dip(
     SpecError
         If ε is above what a continuous column's tables can resolve, or a cost or a size is not possible.
     """
-    unknown = set(given_costs or {}) - set(epsilons)
-    if unknown:
-        raise SpecError("is not a privatised column", f"cost of {min(unknown)!r}", "remove it")
     wanted = given_costs or {}
+    check_costs(wanted, epsilons, channel)
     return DipRelease(
         columns={name: _fit(codecs[name], distributions[name], epsilon, channel, wanted.get(name)) for name, epsilon in epsilons.items()}
     )
 
 
+def check_costs(given: Mapping[str, Cost], columns: Collection[str], channel: ChannelKind) -> None:
+    """Check that costs are of privatised columns, and have a channel that minimises them.
+
+    Raises
+    ------
+    SpecError
+        If one is not, or has none.
+    """
+    for name in given:
+        if name not in columns:
+            raise SpecError("is not a privatised column", f"cost of {name!r}", "remove it")
+        if channel != "optimal":
+            raise SpecError("a cost belongs to the optimal channel", f"column {name!r}", "set mechanism.channel: optimal, or remove it")
+
+
 def _fit(codec: Codec, distribution: Distribution, epsilon: float, channel: ChannelKind, cost: Cost | None) -> ColumnMechanism:
-    if cost is not None and channel != "optimal":
-        raise SpecError("a cost belongs to the optimal channel", f"column {codec.name!r}", "set mechanism.channel: optimal, or remove it")
     if isinstance(distribution, LevelDistribution):
         assert isinstance(codec, LevelCodec)
         found = _level_channel(codec, distribution.probabilities, epsilon, channel, cost)
@@ -93,14 +104,21 @@ def _level_channel(codec: LevelCodec, probabilities: NDArray[np.float64], epsilo
         return laplace(probabilities, epsilon, ordered=codec.ordered)
     if channel == "laplace-calibrated":
         return calibrated(probabilities, epsilon, ordered=codec.ordered)
-    matrix = _level_cost(codec, probabilities, cost or ("value" if codec.ordered else "zero-one"))
+    matrix = level_cost(codec, probabilities, cost or ("value" if codec.ordered else "zero-one"))
     try:
         return optimal(probabilities, epsilon, matrix, ordered=codec.ordered)
     except SpecError as error:
         raise error.at(f"column {codec.name!r}") from None
 
 
-def _level_cost(codec: LevelCodec, probabilities: NDArray[np.float64], cost: Cost) -> NDArray[np.float64]:
+def level_cost(codec: LevelCodec, probabilities: NDArray[np.float64], cost: Cost) -> NDArray[np.float64]:
+    """Return what each change of a level costs, float64 of shape (n_levels, n_levels).
+
+    Raises
+    ------
+    SpecError
+        If the levels have no such cost, or the declared matrix does not fit them.
+    """
     if not isinstance(cost, str):
         return costs.declared(cost, codec.n_levels, f"cost of {codec.name!r}")
     if cost == "zero-one":

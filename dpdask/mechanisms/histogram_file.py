@@ -15,6 +15,7 @@ from dpdask.errors import InputError
 from dpdask.mechanisms.columns import Bins, header_from_arrays, header_to_arrays, released_cells
 from dpdask.mechanisms.histogram import HistogramPlan, PerturbedHistogram
 from dpdask.mechanisms.histogram_cells import centres
+from dpdask.mechanisms.histogram_points import Points, points_per_cell, spread
 from dpdask.mechanisms.marginals_file import UNREADABLE, central_event
 from dpdask.privacy.events import to_dict
 from dpdask.schema import Schema
@@ -38,29 +39,50 @@ class FittedHistogram:
         How each continuous or mixed column is cut.
     histogram
         The noisy counts.
+    points
+        What stands for each cell: its `centre`, or points that are `spread` in it.
     """
 
     schema: Schema
     types: pa.Schema
     bins: Bins
     histogram: PerturbedHistogram
+    points: Points = "centre"
 
     def cells(self) -> dict[str, Cells]:
         """Return the public cells of each released column, in the order of the domain."""
         return released_cells(self.histogram.domain.names, self.schema, self.types, self.bins)
 
+    @property
+    def n_points(self) -> int:
+        """How many points the cells listed have together.
+
+        Raises
+        ------
+        SpecError
+            If too many columns are cut for points to be spread.
+        """
+        return len(self.histogram.keys) * points_per_cell(self.cells(), self.points)
+
     def cell_rows(self, start: int, stop: int) -> pa.Table:
-        """Return some of the cells listed: for each column, in the table's order, its centre, and `weight`, float64.
+        """Return some of the cells' points: for each column, in the table's order, its value, and `weight`, float64.
 
         Parameters
         ----------
         start, stop
-            Of the cells listed, in the order of their keys.
+            Of the points, in the order of the cells' keys.
         """
-        codes = self.histogram.codes_at(start, stop)
-        columns = {name: centres(column).take(pa.array(code)) for (name, column), code in zip(self.cells().items(), codes, strict=True)}
-        weights = self.histogram.weights[start:stop].astype(np.float64)
-        return pa.table({**{name: columns[name] for name in self.types.names}, WEIGHT: weights})
+        cells = self.cells()
+        each = points_per_cell(cells, self.points)
+        first, last = start // each, -(-stop // each)
+        if self.points == "centre":
+            codes = self.histogram.codes_at(first, last)
+            columns = {name: centres(column).take(pa.array(code)) for (name, column), code in zip(cells.items(), codes, strict=True)}
+            weights = self.histogram.weights[first:last].astype(np.float64)
+        else:
+            columns, weights = spread(self.histogram, cells, first, last)
+        table = pa.table({**{name: columns[name] for name in self.types.names}, WEIGHT: weights})
+        return table.slice(start - first * each, stop - start)
 
     @property
     def n_records(self) -> int:
@@ -82,6 +104,7 @@ def histogram_to_bytes(fitted: FittedHistogram) -> bytes:
         "cells": to_dict(planned.cells),
         "total": None if planned.total is None else to_dict(planned.total),
         "plan": {"threshold": planned.threshold, "factor": planned.factor, "epsilon": planned.epsilon, "rows": planned.rows},
+        "points": fitted.points,
     }
     buffer = io.BytesIO()
     np.savez_compressed(
@@ -118,7 +141,7 @@ def histogram_from_bytes(data: bytes, where: str | None = None) -> FittedHistogr
 
 def _read(arrays: Mapping[str, Any]) -> FittedHistogram:
     header, schema, types = header_from_arrays(arrays)
-    if header["format"] != HISTOGRAM_FORMAT or arrays["keys"].shape != arrays["weights"].shape:
+    if header["format"] != HISTOGRAM_FORMAT or arrays["keys"].shape != arrays["weights"].shape or header["points"] not in ("centre", "spread"):
         raise ValueError("another format")
     total = None if header["total"] is None else central_event(header["total"])
     planned = HistogramPlan(cells=central_event(header["cells"]), total=total, **header["plan"])
@@ -130,4 +153,4 @@ def _read(arrays: Mapping[str, Any]) -> FittedHistogram:
         keys=arrays["keys"],
         weights=arrays["weights"],
     )
-    return FittedHistogram(schema=schema, types=types, bins=header["bins"], histogram=histogram)
+    return FittedHistogram(schema=schema, types=types, bins=header["bins"], histogram=histogram, points=header["points"])

@@ -55,11 +55,6 @@ class Step(Protocol):
         """How many words a row consumes, whatever its value."""
         ...
 
-    @property
-    def reveals(self) -> tuple[str, ...]:
-        """What is revealed apart from the released range, one thing a sentence."""
-        ...
-
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
         """Return the lower and upper ends (float64, shape (n,)) for values (float64, (n,)) and words (uint64, (n, words_per_row))."""
         ...
@@ -119,13 +114,6 @@ class Partition:
         """One word an anchor."""
         return len(self.centres)
 
-    @property
-    def reveals(self) -> tuple[str, ...]:
-        """The exact values of the acceptable set."""
-        if len(self.acceptable.low) or self.acceptable.ranges.any():
-            return ("the exact values inside the acceptable set, and of all others that they are not in it",)
-        return ()
-
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
         """Return the range between the row's anchors in which each value lies."""
         return kernel.partition(values, words, self.law, self.centres, self.acceptable, spacing=self.spacing, ring=self.ring, lattice=self.lattice)
@@ -167,14 +155,6 @@ class Narrowing:
         """One word for tau and one a round."""
         return 1 + self.rounds
 
-    @property
-    def reveals(self) -> tuple[str, ...]:
-        """Where a row stops, if its own range decides."""
-        if self.either:
-            return ()
-        tells = "by stopping where its own next range would be too narrow, that a value is likelier near an end of its range"
-        return (f"{tells} (interval privacy does not hold)",)
-
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
         """Return the range to which each value is narrowed down."""
         return kernel.narrow(values, words, self.law, self.tau, self.cdf, either=self.either, lattice=self.lattice)
@@ -207,14 +187,6 @@ class Selection:
     def words_per_row(self) -> int:
         """The other's, and one for the coin."""
         return self.step.words_per_row + 1
-
-    @property
-    def reveals(self) -> tuple[str, ...]:
-        """What a missing range says, and what the other step reveals."""
-        says = (
-            "of a row released as the whole line, that its range was too narrow, with a probability of at most one half (under the public reference)"
-        )
-        return (*self.step.reveals, says)
 
     def is_wide(self, lower: Floats, upper: Floats) -> Bools:
         """Return where a range certainly has a coverage of at least tau."""
@@ -260,11 +232,6 @@ class Union:
         """The sum of the steps'."""
         return sum(step.words_per_row for step in self.steps)
 
-    @property
-    def reveals(self) -> tuple[str, ...]:
-        """What the steps reveal, each thing once."""
-        return tuple(dict.fromkeys(text for step in self.steps for text in step.reveals))
-
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
         """Return the intersection of the steps' ranges; exact where one of them is."""
         ends = np.cumsum([step.words_per_row for step in self.steps])
@@ -290,7 +257,9 @@ class Perturbed:
     -------
     The range is post-processing of the randomiser's output, so p(z | y₁) <= exp(α) p(z | y₂) for all y₁, y₂, with α the
     randomiser's ε: by Bayes' rule (32) holds on the whole line, and the mechanism is (1, α)-interval-differential; the
-    coverage of the released range only describes what is known of the perturbed value.
+    coverage of the released range only describes what is known of the perturbed value. Unit: a value. Adjacency:
+    replace-one. Anchors look at no value, and a range, or an exact value of the acceptable set, is a function of them and of
+    the perturbed value, so neither costs more. Event: one local release of every row, of the sum of its columns' α.
 
     References
     ----------
@@ -302,19 +271,9 @@ class Perturbed:
     step: Partition
 
     @property
-    def alpha(self) -> float:
-        """α of Definition 7, an upper bound."""
-        return self.perturbation.epsilon
-
-    @property
     def words_per_row(self) -> int:
         """The randomiser's, then the range's."""
         return self.perturbation.words_per_row + self.step.words_per_row
-
-    @property
-    def reveals(self) -> tuple[str, ...]:
-        """What the range reveals of the perturbed value."""
-        return (*self.step.reveals, "nothing for certain: ranges and exact values are those of the perturbed value")
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
         """Return the range of each perturbed value."""
@@ -340,7 +299,8 @@ class IntervalMechanism:
     -------
     Unit: a value. Interval privacy (Definition 1): given the released range, a value is distributed as it was before,
     restricted to the range. There is no ε, and neither notion implies the other (Proposition 3). A value that is released
-    again is narrowed further: the leakages add up (Theorem 4).
+    again is narrowed further: the leakages add up (Theorem 4). Of a `Perturbed` step this holds of the perturbed value;
+    the value itself has the randomiser's ε, which adds up over releases.
 
     References
     ----------
@@ -350,20 +310,6 @@ class IntervalMechanism:
     column: str
     step: Step
     nulls: bool = False
-
-    @property
-    def protected(self) -> str:
-        """What is protected, in words."""
-        return "where inside its released range a value lies; every released range was drawn at random, apart from the values"
-
-    @property
-    def unprotected(self) -> str:
-        """What is not, in words."""
-        always = [
-            "that the value lies in its released range" if not isinstance(self.step, Perturbed) else "what the range says of the perturbed value"
-        ]
-        nulls = ["which values are missing"] if self.nulls else []
-        return "; ".join([*always, *self.step.reveals, *nulls])
 
     def randomise(self, values: Floats, is_null: Bools, rng: Generator) -> Ranges:
         """Return a range for each value; consumes `step.words_per_row` words a row, nulls included.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +105,7 @@ def table(law: Any, where: str, *, short: bool = True) -> Quantiles:
     return Quantiles(np.maximum.accumulate(x), levels)
 
 
-def coverages(ranges: Ranges, reference: Law, *, acceptable: tuple[Interval, ...] = (), lattice: bool = False) -> Floats:
+def coverages(ranges: Ranges, reference: Law, *, acceptable: Sequence[Interval] = (), lattice: bool = False, where: str = "reference") -> Floats:
     """Return the individual coverage L(S) of each released range: its probability under a public reference.
 
     Parameters
@@ -114,9 +115,11 @@ def coverages(ranges: Ranges, reference: Law, *, acceptable: tuple[Interval, ...
     reference
         The law of the values.
     acceptable
-        The acceptable set of the design: what is told as a range is known to lie outside it.
+        The intervals of the design's acceptable set, which may overlap: what is told as a range is known to lie outside them.
     lattice
         Whether values are whole numbers.
+    where
+        Whose reference it is, for messages.
 
     Returns
     -------
@@ -131,10 +134,31 @@ def coverages(ranges: Ranges, reference: Law, *, acceptable: tuple[Interval, ...
     ----------
     Ding and Ding, Interval privacy, Implication 3 of Definition 1.
     """
-    public = Public(law=reference.frozen("reference", discrete=True), lattice=lattice, where="reference")
-    measured = _measure(ranges.lower, ranges.upper, public, list(acceptable))
+    public = Public(law=reference.frozen(where, discrete=True), lattice=lattice, where=where)
+    measured = _measure(ranges.lower, ranges.upper, public, acceptable)
     measured[ranges.is_null] = np.nan
     return measured
+
+
+def released_coverages(mechanism: IntervalMechanism, ranges: Ranges, reference: Law) -> Floats:
+    """Return the individual coverage of each range that a mechanism released, as `coverages` does: a function of ranges and designs alone.
+
+    Parameters
+    ----------
+    mechanism
+        Its acceptable set, and whether its values are whole numbers, are public.
+    ranges
+        As released. Of a perturbed column the coverage is that of the perturbed value.
+    reference
+        The law of the values.
+
+    Raises
+    ------
+    SpecError
+        If the reference is no law of scipy.stats.
+    """
+    step = mechanism.step
+    return coverages(ranges, reference, acceptable=_accepted(step), lattice=_is_lattice(step), where=_where(mechanism))
 
 
 def coverage(mechanism: IntervalMechanism, reference: Law) -> float:
@@ -149,7 +173,8 @@ def coverage(mechanism: IntervalMechanism, reference: Law) -> float:
 
     Returns
     -------
-    In [0, 1], within about 0.002. Of a perturbed column, what its ranges leave open of the perturbed values.
+    In [0, 1], within about 0.002. Of a perturbed column, what its ranges leave open of the perturbed values, if these follow
+    the reference: they do if the private ones do and the perturbation keeps it.
 
     Raises
     ------
@@ -167,13 +192,23 @@ def coverage(mechanism: IntervalMechanism, reference: Law) -> float:
     ----------
     Ding and Ding, Interval privacy, Definition 1. Roberts, The unreasonable effectiveness of quasirandom sequences (2018).
     """
-    where = f"reference of column {mechanism.column!r}"
-    lattice = any(step.lattice for step in _cutting(mechanism.step))
-    return step_coverage(mechanism.step, Public(law=reference.frozen(where, discrete=True), lattice=lattice, where=where))
+    where = _where(mechanism)
+    public = Public(law=reference.frozen(where, discrete=True), lattice=_is_lattice(mechanism.step), where=where)
+    return step_coverage(mechanism.step, public)
+
+
+def _where(mechanism: IntervalMechanism) -> str:
+    return f"reference of column {mechanism.column!r}"
+
+
+def _is_lattice(step: Step) -> bool:
+    return any(part.lattice for part in _cutting(step))
 
 
 def step_coverage(step: Step, public: Public) -> float:
-    """Return the expected coverage of a step under a public reference."""
+    """Return the expected coverage of a step under a public reference; of a perturbed one, that of its range."""
+    if isinstance(step, Perturbed):
+        return step_coverage(step.step, public)
     parts = [step] if isinstance(step, Partition) else list(step.steps) if isinstance(step, Union) else []
     if not parts or any(part.spacing > 0 for part in parts):
         lower, upper, _ = quasi_run(step, public)
@@ -226,10 +261,10 @@ def _together(step: Partition, points: Floats) -> Floats:
     return np.asarray(total, dtype=np.float64)
 
 
-def _measure(lower: Floats, upper: Floats, public: Public, accepted: list[Interval]) -> Floats:
+def _measure(lower: Floats, upper: Floats, public: Public, accepted: Sequence[Interval]) -> Floats:
     """Return the probability of each range without the accepted intervals; none of an exact value."""
     inside = public.cdf(upper) - public.cdf(lower) + (lower > upper)
-    for low, high in accepted:
+    for low, high in _apart(accepted):
         overlap = public.cdf(np.minimum(upper, high)) - public.cdf(np.maximum(lower, low))
         inside -= np.maximum(overlap, 0.0)
     return np.where(lower == upper, 0.0, np.clip(inside, 0.0, 1.0))
@@ -248,9 +283,13 @@ def _intervals(step: Partition) -> list[Interval]:
 
 
 def _accepted(step: Step) -> list[Interval]:
-    """Return the union of a step's acceptable intervals, as intervals that are apart."""
+    return [each for part in _cutting(step) if isinstance(part, Partition) for each in _intervals(part)]
+
+
+def _apart(intervals: Sequence[Interval]) -> list[Interval]:
+    """Return the union of intervals as increasing ones that are apart."""
     merged: list[Interval] = []
-    for low, high in sorted(each for part in _cutting(step) if isinstance(part, Partition) for each in _intervals(part)):
+    for low, high in sorted(intervals):
         if merged and low <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
         else:

@@ -8,11 +8,25 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    WrapSerializer,
+    field_validator,
+    model_validator,
+)
 from scipy import stats
 
 from dpdask.documents import Document
 from dpdask.errors import SpecError
+from dpdask.mechanisms.fit import ChannelKind
+from dpdask.privacy.budget import MAX_EPSILON
+from dpdask.references.sources import KnownColumn
 
 
 def _as_tuple(value: object) -> object:
@@ -252,6 +266,29 @@ class Canonical(_Anchored):
         return self
 
 
+Partitioning = Case1 | Case2 | Canonical | Ring
+
+
+def check_no_nulls(part: Partitioning) -> Partitioning:
+    """Refuse `nulls` in a design inside another one, which alone decides.
+
+    Raises
+    ------
+    ValueError
+        If it says anything of nulls.
+    """
+    if "nulls" in part.model_fields_set:
+        raise ValueError("a design inside another says nothing of nulls: move `nulls` to the design around it")
+    return part
+
+
+def _without_nulls(part: Partitioning, plain: SerializerFunctionWrapHandler) -> Any:
+    return {key: value for key, value in plain(part).items() if key != "nulls"}
+
+
+_Inside = AfterValidator(check_no_nulls), WrapSerializer(_without_nulls)
+
+
 class Progressive(_Column):
     """Rounds of halving by random anchors, until the next range would have a coverage below the row's tau (Example 4).
 
@@ -291,7 +328,7 @@ class Selective(_Column):
     """
 
     design: Literal["selective"]
-    of: Annotated[Case1 | Case2 | Canonical | Ring, Field(discriminator="design")]
+    of: Annotated[Partitioning, Field(discriminator="design"), *_Inside]
     tau: float = Field(gt=0, le=1)
     rho: float | None = Field(default=None, gt=0, le=1)
 
@@ -307,10 +344,42 @@ class Ensemble(_Column):
 
     design: Literal["ensemble"]
     of: Annotated[
-        tuple[Annotated[Case1 | Case2 | Canonical, Field(discriminator="design")], ...],
+        tuple[Annotated[Case1 | Case2 | Canonical, Field(discriminator="design"), *_Inside], ...],
         BeforeValidator(_as_tuple),
         Field(min_length=2, max_length=16),
     ]
+
+
+class DeclaredReference(KnownColumn):
+    """The declared distribution of a column, as the reference `known` takes it: it costs no ε and leaves no row unprotected."""
+
+    kind: Literal["known"]
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _declared(cls, kind: object) -> object:
+        if kind != "known":
+            raise ValueError("a perturbation before a range takes a declared distribution, `known`: other references are computed from rows")
+        return kind
+
+
+class Perturb(Document):
+    """Distribution-invariant privatisation of one column.
+
+    Attributes
+    ----------
+    epsilon
+        Its ε, in (0, 100]; of a continuous or mixed column and a Laplace channel in [1e-6, 16].
+    channel
+        `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
+        ε-private channel of least expected cost.
+    reference
+        The distribution that is kept: perturbed values follow it where the private ones do.
+    """
+
+    epsilon: float = Field(gt=0, le=MAX_EPSILON, allow_inf_nan=False)
+    channel: ChannelKind = "laplace"
+    reference: DeclaredReference
 
 
 class IntervalDifferential(_Column):
@@ -318,19 +387,31 @@ class IntervalDifferential(_Column):
 
     Attributes
     ----------
+    perturb
+        The perturbation, and its ε.
     of
         The design of the range.
     """
 
     design: Literal["interval-differential"]
-    of: Annotated[Case1 | Case2 | Canonical | Ring, Field(discriminator="design")]
+    perturb: Perturb
+    of: Annotated[Partitioning, Field(discriminator="design"), *_Inside]
 
 
-Partitioning = Case1 | Case2 | Canonical | Ring
 Design = Annotated[
     Case1 | Case2 | Canonical | Ring | Progressive | Selective | Ensemble | IntervalDifferential,
     Field(discriminator="design"),
 ]
+
+
+def reference_of(design: Design) -> Law | None:
+    """Return the public reference that a design names: its own, or that of the design or of the anchors inside; None without one."""
+    if design.reference is not None:
+        return design.reference
+    if isinstance(design, Selective | IntervalDifferential):
+        return reference_of(design.of)
+    anchors = None if isinstance(design, Ensemble) else design.anchors
+    return anchors.reference if isinstance(anchors, OptimalAnchors | CoverageAnchors) else None
 
 
 class IntervalColumns(Document):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
-from dpdask.kernels.ranges import LEVELS, TABLE_ERROR, Acceptable, Quantiles, Steps
+from dpdask.kernels.ranges import LEVELS, TABLE_ERROR, Acceptable, Quantiles
 from dpdask.mechanisms.interval import IntervalMechanism, Narrowing, Partition, Perturbation, Perturbed, Selection, Step, Union
 from dpdask.mechanisms.interval_coverage import Public, quasi_run, step_coverage, table
 from dpdask.mechanisms.interval_design import (
@@ -28,6 +28,7 @@ from dpdask.mechanisms.interval_design import (
 )
 
 Floats = NDArray[np.float64]
+Words = NDArray[np.uint64]
 
 _REACHED = 0.005
 _SCALES = (1e-4, 1e6)  # of the reference's own spread
@@ -65,7 +66,7 @@ def interval_mechanism(column: str, design: Design, *, lattice: bool = False, pe
     """
     where = f"column {column!r}"
     if (perturbation is not None) != isinstance(design, IntervalDifferential):
-        mend = "use it as a step of a job that fits the perturbation first" if perturbation is None else "use the design interval-differential"
+        mend = "fit its `perturb` to the column's codec first" if perturbation is None else "use the design interval-differential"
         raise SpecError("an interval-differential design, and no other, needs a fitted perturbation", where, mend)
     step: Step
     if isinstance(design, Progressive):
@@ -82,26 +83,22 @@ def interval_mechanism(column: str, design: Design, *, lattice: bool = False, pe
     return IntervalMechanism(column=column, step=step, nulls=design.nulls == "public")
 
 
-def outline(column: str, design: Design) -> IntervalMechanism:
-    """Return a column's mechanism without its laws: enough to say what it protects and reveals."""
-    nothing = np.zeros(0)
-    law, cdf = Quantiles(np.zeros(2), np.array([0.0, 1.0])), Steps(nothing, np.zeros(1), np.ones(1))
+def says_anything(mechanism: IntervalMechanism, low: float, high: float) -> bool:
+    """Return whether a mechanism's ranges can tell two values apart that lie in [low, high]: an anchor may fall between.
 
-    def cut(part: Partitioning) -> Partition:
-        return Partition(law=law, centres=np.zeros(part.n_cuts), acceptable=_acceptable(part))
+    Where none does, all values have the same range, and nothing of their distribution is identified.
+    """
+    step = mechanism.step
+    inner = step.step if isinstance(step, Selection | Perturbed) else step
+    cuts = inner.steps if isinstance(inner, Union) else [inner]
+    return low == high or any(_reaches(cut, low, high) for cut in cuts if isinstance(cut, Partition | Narrowing))
 
-    step: Step
-    if isinstance(design, Progressive):
-        step = Narrowing(law=law, tau=law, cdf=cdf, rounds=design.rounds, either=design.stop == "either")
-    elif isinstance(design, Selective):
-        step = Selection(step=cut(design.of), cdf=cdf, tau=design.tau, rho=1.0)
-    elif isinstance(design, Ensemble):
-        step = Union(steps=[cut(part) for part in design.of])
-    elif isinstance(design, IntervalDifferential):
-        raise SpecError("a perturbation before the range has an ε of its own", f"column {column!r}", "choose another design")
-    else:
-        step = cut(design)
-    return IntervalMechanism(column=column, step=step, nulls=design.nulls == "public")
+
+def _reaches(cut: Partition | Narrowing, low: float, high: float) -> bool:
+    if isinstance(cut, Narrowing):
+        return bool(cut.law.x[0] < high and cut.law.x[-1] > low)
+    told = len(cut.acceptable.low) > 0 or bool(cut.acceptable.ranges.any())
+    return told or bool(((cut.law.x[0] + cut.centres < high) & (cut.law.x[-1] + cut.centres > low)).any())
 
 
 def partition(design: Partitioning, where: str, *, lattice: bool, reference: Law | None = None) -> Partition:

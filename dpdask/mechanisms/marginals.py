@@ -182,12 +182,12 @@ def _planned(
     epsilon: float, delta: float, adjacency: Adjacency, rows: int, counted: tuple[tuple[float, int], ...]
 ) -> tuple[CentralEvent | None, ...]:
     """Return the event of each kind of table, or None for those that are left out."""
-    drafts = [_draft(delta, adjacency, rows, weight, count) if weight > 0 and count else None for weight, count in counted]
-    found = iter(scaled([draft for draft in drafts if draft is not None], epsilon, delta))
-    return tuple(next(found) if draft is not None else None for draft in drafts)
+    drafts = [draft(delta, adjacency, rows, weight, count) if weight > 0 and count else None for weight, count in counted]
+    found = iter(scaled([each for each in drafts if each is not None], epsilon, delta))
+    return tuple(next(found) if each is not None else None for each in drafts)
 
 
-def _draft(delta: float, adjacency: Adjacency, rows: int, weight: float, count: int) -> CentralEvent:
+def draft(delta: float, adjacency: Adjacency, rows: int, weight: float, count: int) -> CentralEvent:
     """Return the event of some tables of one weight, up to the factor that all noise has in common."""
     replaced = adjacency == "replace-one"
     if delta > 0:

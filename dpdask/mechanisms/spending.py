@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
 from dpdask.privacy import Budget, split_epsilon
 from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease
+from dpdask.privacy.rounding import rounded_down, rounded_up_sum
 from dpdask.references import Histogram, Reference
 from dpdask.references.histogram import histogram_event
 
@@ -34,9 +34,7 @@ class Spending:
     @property
     def row_total(self) -> float:
         """What one row's release may cost over all columns, rounded up."""
-        exact = sum((Fraction(epsilon) for epsilon in self.row.values()), Fraction(0))
-        total = float(exact)
-        return total if Fraction(total) >= exact else math.nextafter(total, math.inf)
+        return rounded_up_sum(self.row.values())
 
     def events(self, budget: Budget) -> Composed:
         """Return what will happen: a noisy histogram of each column, if there is one, and the rows' own releases."""
@@ -71,8 +69,7 @@ def spend(budget: Budget, reference: Reference, columns: tuple[str, ...], weight
     """
     rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
     of_reference, of_rows = reference.split(budget.epsilon) if isinstance(reference, Histogram) else (0.0, budget.epsilon)
-    exact = Fraction(of_rows) / rows
-    row = float(exact) if Fraction(float(exact)) <= exact else math.nextafter(float(exact), 0.0)
+    row = rounded_down(Fraction(of_rows) / rows)
     return Spending(
         reference=split_epsilon(of_reference, columns, weights) if isinstance(reference, Histogram) else {},
         row=split_epsilon(row, columns, weights),

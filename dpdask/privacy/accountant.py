@@ -19,6 +19,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld  # type: ignore[i
 
 from dpdask.errors import SpecError
 from dpdask.privacy.events import Adjacency, CentralEvent, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, from_dict, leaves, units
+from dpdask.privacy.rounding import rounded_down, rounded_up
 
 _GRID = 1e-4  # the PLD's step relative to ε: connected dots err by its square
 _MIN_STEP = 1e-7
@@ -144,10 +145,10 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
             left -= Fraction(charge.delta)
     if left < 0:
         return math.inf
-    counted = _counted(atoms, _rounded_down(left))
+    counted = _counted(atoms, rounded_down(left))
     # a later job is chosen by who has seen the earlier releases: sums and concentrated bounds hold then, a PLD does not
     pure = _pure(counted)
-    return min(alone, pure if left == 0 or pure == 0 else min(pure, _concentrated(counted, _rounded_down(left))))
+    return min(alone, pure if left == 0 or pure == 0 else min(pure, _concentrated(counted, rounded_down(left))))
 
 
 def _is_believed(charge: Charged) -> bool:
@@ -310,15 +311,7 @@ def _pure(counted: Mapping[Atom, int]) -> float:
     if any(isinstance(atom, DiscreteGaussian) for atom in counted):
         return math.inf
     exact = sum((n * _pure_of(atom) for atom, n in counted.items() if not isinstance(atom, DiscreteGaussian)), Fraction(0))
-    try:
-        return -_rounded_down(-exact)
-    except OverflowError:
-        return math.inf
-
-
-def _rounded_down(exact: Fraction) -> float:
-    rounded = float(exact)
-    return rounded if Fraction(rounded) <= exact else math.nextafter(rounded, -math.inf)
+    return rounded_up(exact)
 
 
 def _concentrated(counted: Mapping[Atom, int], delta: float) -> float:

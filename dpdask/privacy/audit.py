@@ -25,6 +25,7 @@ from dpdask.privacy.noise import perturb
 
 MAX_ENUMERATED = 2**22  # noise values; below, the rank mechanism's ε* is found by looking at every outcome
 _N_THRESHOLDS = 256
+_DIGITS = 1e-9  # relative: what 53 bits of a probability can change in an ε
 _SLACK = 1e-12  # of logarithms of whole numbers below 2**63, summed over at most 8 digits
 
 Counts = NDArray[np.int64]
@@ -67,6 +68,17 @@ def channel_epsilon(weights: NDArray[np.uint64]) -> float:
     exact = exact_epsilon(weights)
     rounded = float(exact)
     return rounded if Decimal(rounded) >= exact else math.nextafter(rounded, math.inf)
+
+
+def shown_weights(channel: object) -> NDArray[np.uint64]:
+    """Return the whole-number weights of a channel that is shown as probabilities, as in a release card."""
+    weights: NDArray[np.uint64] = (np.array(channel) * 2.0**TOTAL_BITS).astype(np.uint64)
+    return weights
+
+
+def within_digits(epsilon: float, claimed: float) -> float:
+    """Return the ε* of shown weights, or the claim if only their 53 bits take it beyond: the drawn ones have 63."""
+    return min(epsilon, claimed) if epsilon <= claimed * (1.0 + _DIGITS) else epsilon
 
 
 def rank_epsilon(noise: RankNoise) -> float:

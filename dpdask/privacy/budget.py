@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, PlainSerializer
 from dpdask.documents import Document
 from dpdask.errors import SpecError
 from dpdask.privacy.events import Adjacency
+from dpdask.privacy.rounding import rounded_down
 
 MAX_EPSILON = 100.0
 
@@ -87,15 +88,10 @@ def split_epsilon(epsilon: float, columns: tuple[str, ...], weights: Mapping[str
     if not all(math.isfinite(weight) and weight > 0 for weight in weights.values()):
         raise SpecError("weights must be positive and finite", "mechanism.weights", "drop a column rather than give it none of the budget")
     total = sum(Fraction(weight) for weight in weights.values())
-    parts = {name: _floor(Fraction(epsilon) * Fraction(weights[name]) / total) for name in columns}
+    parts = {name: rounded_down(Fraction(epsilon) * Fraction(weights[name]) / total) for name in columns}
     if not all(parts.values()):
         raise SpecError("a weight is too small: its column's part of ε is 0", "mechanism.weights", "bring the weights closer together")
     return parts
-
-
-def _floor(exact: Fraction) -> float:
-    rounded = float(exact)
-    return math.nextafter(rounded, 0.0) if Fraction(rounded) > exact else rounded
 
 
 def guarantee_text(budget: Budget, protected: str, unprotected: str) -> str:
@@ -104,17 +100,19 @@ def guarantee_text(budget: Budget, protected: str, unprotected: str) -> str:
     Notes
     -----
     The attacker's power is Lemma 1 of Bi & Shen (after Wasserman & Zhou 2010): testing "this row had value a, not b" at
-    level γ on one ε-private release has power at most γ·exp(ε).
+    level γ on one ε-private release has power at most γ·exp(ε); with a δ, at most γ·exp(ε) + δ.
     """
-    unit = budget.unit_column
-    whose, what, many, tested = "Each released row's private values", "one row", "a person with k released rows is protected by k·ε", "a row"
+    unit, exceptions = budget.unit_column, " and δ" if budget.delta else ""
+    whose, what, tested = "Each released row's private values", "one row", "a row"
+    many = "a person with k released rows is protected by k·ε" + (" and k·exp((k-1)·ε)·δ" if budget.delta else "")
     if unit is not None:
         whose = f"All private values of all released rows that share a {unit.column}"
         what = f"the rows of one {unit.column}, of which at most {unit.max_rows} are released"
-        many = f"a person with several {unit.column} values is protected by ε for each"
+        many = f"a person with several {unit.column} values is protected by ε{exceptions} for each"
         tested = f"a {unit.column}'s rows"
+    promise = f"δ = {_delta_text(budget.delta)}, {budget.adjacency}, unit: {what}"
     return (
-        f"{whose} are ε = {_epsilon_text(budget.epsilon)} differentially private (δ = 0, {budget.adjacency}, unit: {what}). "
+        f"{whose} are ε = {_epsilon_text(budget.epsilon)} differentially private ({promise}). "
         f"Protected: {protected}. Not protected: {unprotected}. "
         f"Kept columns, the number of rows, their order and which rows are there are published as they are; {many}. "
         + _attacker_text(budget, f"{tested} had one value rather than another")

@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 
 from dpdask.errors import BudgetError, DataError, SpecError
 from dpdask.privacy.ledger_tables import DATASETS, ENTRIES, LedgerStore, broken, check_chain, digest_of
+from dpdask.privacy.rounding import rounded_down, rounded_up_sum
 
 LEDGER_FORMAT = 1
 MAX_NAME_CHARACTERS = 200
@@ -68,7 +69,7 @@ def sum_charges(charges: Sequence[Charge], delta_limit: float) -> float:
     """
     if sum(Fraction(charge.delta) for charge in charges) > Fraction(delta_limit):
         return math.inf
-    return _ceil(sum((Fraction(charge.epsilon) for charge in charges), Fraction(0)))
+    return rounded_up_sum(charge.epsilon for charge in charges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +335,7 @@ class Ledger:
     def _balance(self, book: _Book, charges: Sequence[Charge]) -> Balance:
         composed = self._compose(charges, book.delta) if charges else 0.0
         epsilon = math.inf if math.isnan(composed) else composed
-        delta = _ceil(sum((Fraction(charge.delta) for charge in charges), Fraction(0)))
+        delta = rounded_up_sum(charge.delta for charge in charges)
         return Balance(
             epsilon_limit=book.epsilon,
             delta_limit=book.delta,
@@ -424,21 +425,11 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def _ceil(exact: Fraction) -> float:
-    try:
-        rounded = float(exact)
-    except OverflowError:
-        return math.inf
-    return math.nextafter(rounded, math.inf) if Fraction(rounded) < exact else rounded
-
-
 def _left(limit: float, spent: float) -> float:
     """Return what is left of a limit, rounded down; nothing, if what is spent is no number."""
     if not spent < limit:
         return 0.0
-    exact = Fraction(limit) - Fraction(spent)
-    rounded = float(exact)
-    return math.nextafter(rounded, 0.0) if Fraction(rounded) > exact else rounded
+    return rounded_down(Fraction(limit) - Fraction(spent))
 
 
 def _down(value: float) -> str:

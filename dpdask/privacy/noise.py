@@ -20,6 +20,7 @@ from opendp.mod import enable_features
 
 from dpdask.errors import SpecError
 from dpdask.privacy.events import CentralEvent, DiscreteLaplace
+from dpdask.privacy.rounding import rounded_up
 from dpdask.streams import words
 
 MAX_COUNT = 2**53
@@ -32,9 +33,7 @@ Measurement = Callable[[Counts], list[int]]
 
 def laplace_scale(sensitivity: int, epsilon: float) -> float:
     """Return sensitivity / epsilon rounded up: the scale at which discrete Laplace noise costs at most `epsilon`, at δ = 0."""
-    exact = Fraction(sensitivity) / Fraction(epsilon)
-    rounded = float(exact)
-    return rounded if Fraction(rounded) >= exact else math.nextafter(rounded, math.inf)
+    return rounded_up(Fraction(sensitivity) / Fraction(epsilon))
 
 
 def perturb(counts: Counts, event: CentralEvent, *, rng: Generator | None = None) -> Counts:

@@ -13,6 +13,8 @@ from dpdask.kernels import ecdf
 from dpdask.stats.levels import LevelCounts
 from dpdask.stats.ranks import MAX_KNOTS, MAX_RANK_ERROR, RankSummary
 
+MARGINS = "margins: each column's own distribution, and nothing of how they depend on each other"
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LevelDistribution:

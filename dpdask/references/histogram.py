@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal, Self
@@ -20,7 +19,8 @@ from dpdask.errors import DataError
 from dpdask.kernels import simplex
 from dpdask.privacy import noise
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
-from dpdask.references.distribution import Distribution, LevelDistribution, RankDistribution
+from dpdask.privacy.rounding import rounded_down
+from dpdask.references.distribution import MARGINS, Distribution, LevelDistribution, RankDistribution
 
 MAX_BINS = 2**15
 
@@ -50,16 +50,12 @@ class Histogram(Document):
 
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "nobody: the reference is a noisy histogram of all rows, and its ε is part of the total"
+    joint: ClassVar[str] = MARGINS
 
     def split(self, epsilon: float) -> tuple[float, float]:
         """Return what the reference and what the row's own release may cost; both rounded down, so their sum never passes `epsilon`."""
-        reference = _rounded_down(Fraction(epsilon) * Fraction(self.share))
-        return reference, _rounded_down(Fraction(epsilon) - Fraction(reference))
-
-
-def _rounded_down(exact: Fraction) -> float:
-    rounded = float(exact)
-    return math.nextafter(rounded, 0.0) if Fraction(rounded) > exact else rounded
+        reference = rounded_down(Fraction(epsilon) * Fraction(self.share))
+        return reference, rounded_down(Fraction(epsilon) - Fraction(reference))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed

@@ -14,7 +14,7 @@ from scipy import stats
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.documents import Document
 from dpdask.errors import SpecError
-from dpdask.references.distribution import Distribution, check_levels, continuous
+from dpdask.references.distribution import MARGINS, Distribution, check_levels, continuous
 
 _GRID = 2**15
 _SLACK = 1e-6  # probabilities that people write need not sum to 1 more closely than this
@@ -38,6 +38,7 @@ class Holdout(Document):
     fraction: float = Field(gt=0, lt=1)
 
     protected: ClassVar[str] = "the values of the released rows"
+    joint: ClassVar[str] = MARGINS
 
     @property
     def unprotected(self) -> str:
@@ -67,6 +68,7 @@ class Public(Document):
 
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "the rows of the public reference table, which is taken to be public already"
+    joint: ClassVar[str] = MARGINS
 
 
 class KnownColumn(Document):
@@ -129,6 +131,7 @@ class Known(Document):
 
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "nobody: the reference is declared, not taken from the data"
+    joint: ClassVar[str] = MARGINS
 
     def distribution(self, codec: Codec) -> Distribution:
         """Return the declared distribution of a column.

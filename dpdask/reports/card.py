@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from fractions import Fraction
 from importlib.metadata import version
 from typing import Any
 
 from dpdask.codec import Codec, LevelCodec
-from dpdask.mechanisms import ChannelKind, DipRelease, LevelMechanism, RankMechanism
+from dpdask.mechanisms import ChannelKind, LevelMechanism, RankMechanism
+from dpdask.mechanisms.chain import BinnedRanks, ChainRelease, LaplaceRanks
 from dpdask.mechanisms.dip import ColumnMechanism
+from dpdask.mechanisms.fitted import FittedRelease
 from dpdask.mechanisms.spending import Spending
+from dpdask.mechanisms.tree import TreeRelease
+from dpdask.mechanisms.tree_spending import TreeSpending
 from dpdask.privacy import Budget, guarantee_text
 from dpdask.privacy.events import to_dict
-from dpdask.references import Holdout, Reference
+from dpdask.privacy.rounding import rounded_up
+from dpdask.references import Chain, Public, Reference, held_out
+from dpdask.reports.tree_card import tree_accounting, tree_columns, tree_mechanism
 from dpdask.schema import Schema
 from dpdask.streams import STREAM_FORMAT
 from dpdask.version import __version__
@@ -32,8 +37,8 @@ def release_card(
     channel: ChannelKind,
     schema: Schema,
     codecs: Mapping[str, Codec],
-    spending: Spending,
-    release: DipRelease,
+    spending: Spending | TreeSpending,
+    release: FittedRelease,
     insecure: bool,
     released_share: float | None = None,
 ) -> bytes:
@@ -54,9 +59,9 @@ def release_card(
     -------
     Holds parameters, the public domain, and each level column's channel. With a hold-out, the channel reveals the
     hold-out's frequencies (P·T = P), and the card says so. Knots of a continuous reference are never in it: with a
-    hold-out they are rows' values.
+    hold-out they are rows' values. Along a tree all channels are functions of noisy tables, which paid for themselves.
     """
-    held_out = reference.fraction if isinstance(reference, Holdout) else 0.0
+    unreleased = held_out(reference) or 0.0
     of = "rows" if budget.unit_column is None else "units; of each, the rows beyond the bound are not released"
     guarantee = {
         "text": ("INSECURE: the noise is reproducible from a seed, so this release protects nobody. " if insecure else "")
@@ -65,8 +70,8 @@ def release_card(
         "delta": budget.delta,
         "adjacency": budget.adjacency,
         "unit": budget.model_dump(mode="json")["unit"],
-        "protected": {"who": reference.protected, "fraction": 1.0 - held_out, "of": of},
-        "unprotected": {"who": reference.unprotected, "fraction": held_out, "of": of},
+        "protected": {"who": reference.protected, "fraction": 1.0 - unreleased, "of": of},
+        "unprotected": {"who": reference.unprotected, "fraction": unreleased, "of": of},
     }
     if budget.unit_column is not None and released_share is not None:
         # public under replace-one, where the number of rows of a unit is; whole percents say no more than is needed
@@ -75,12 +80,8 @@ def release_card(
         "format": CARD_FORMAT,
         "name": name,
         "guarantee": guarantee,
-        "mechanism": {"kind": "dip", "channel": channel, "columns": "independent", "reference": _reference(reference)},
-        "columns": {
-            column: {"role": "privatised", "epsilon": spending.row[column], **_column(schema, codecs[column], mechanism)}
-            for column, mechanism in release.columns.items()
-        }
-        | {column: {"role": "kept"} for column in schema.kept},
+        "mechanism": {"kind": "dip", "channel": channel, **_joint(reference, release), "reference": _reference(reference)},
+        "columns": _columns(schema, codecs, spending, release) | {column: {"role": "kept"} for column in schema.kept},
         "accounting": _accounting(budget, spending, release),
         "order": "rows keep the order of the input, which is public",
         "insecure": insecure,
@@ -89,13 +90,15 @@ def release_card(
     return (json.dumps(card, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _accounting(budget: Budget, spending: Spending, release: DipRelease) -> dict[str, Any]:
+def _accounting(budget: Budget, spending: Spending | TreeSpending, release: FittedRelease) -> dict[str, Any]:
     """Return what was spent: never more than was promised, because every part was rounded down."""
+    if isinstance(release, TreeRelease):
+        assert isinstance(spending, TreeSpending)
+        return tree_accounting(budget, spending, release)
     exact = sum((Fraction(part) for part in spending.reference.values()), Fraction(0)) + spending.rows_per_unit * Fraction(release.epsilon)
-    total = float(exact)
     return {
         "composition": "sum over columns, and over the rows of a unit",
-        "epsilon_exact": total if Fraction(total) >= exact else math.nextafter(total, math.inf),
+        "epsilon_exact": rounded_up(exact),
         "epsilon_reference": dict(spending.reference),
         "rows_per_unit": spending.rows_per_unit,
         "events": to_dict(spending.events(budget)),
@@ -103,20 +106,62 @@ def _accounting(budget: Budget, spending: Spending, release: DipRelease) -> dict
 
 
 def _reference(reference: Reference) -> dict[str, Any]:
-    return {"kind": "public"} if reference.kind == "public" else reference.model_dump(mode="json", exclude_none=True)
+    return reference.model_dump(mode="json", exclude_none=True, exclude={"path"} if isinstance(reference, Chain | Public) else None)
 
 
-def _column(schema: Schema, codec: Codec, mechanism: ColumnMechanism) -> dict[str, Any]:
+def _joint(reference: Reference, release: FittedRelease) -> dict[str, Any]:
+    """Return what is promised of the columns' joint distribution, and how it was come by."""
+    if isinstance(release, TreeRelease):
+        return tree_mechanism(release)
+    if not isinstance(release, ChainRelease):
+        return {"columns": "independent", "joint": reference.joint}
+    assert isinstance(reference, Chain)
+    found: dict[str, Any] = {"columns": "chain", "joint": reference.joint, "order": list(release.columns)}
+    found["reference_share"] = 2.0**-release.least_grade  # of the reference's rows: a keyed sample, where their records were too many
+    if release.groups is not None:
+        pooled = {"groups": release.groups.pooled_groups, "rows": release.groups.pooled_rows}
+        found["by"] = {"column": release.groups.column, "min_rows": reference.min_rows}
+        found["by"] |= {f"pooled_percent_of_reference_{what}": round(100 * share) for what, share in pooled.items()}
+    return found | {"warnings": list(reference.warnings())}
+
+
+def _columns(schema: Schema, codecs: Mapping[str, Codec], spending: Spending | TreeSpending, release: FittedRelease) -> dict[str, dict[str, Any]]:
+    if isinstance(release, TreeRelease):
+        domains = {name: {"kind": schema.columns[name].kind, **_domain(schema, codecs[name])} for name in release.columns}
+        return {name: {"role": "privatised", **domains[name], **column} for name, column in tree_columns(release, spending.row).items()}
+    return {
+        name: {"role": "privatised", "epsilon": spending.row[name], **_column(schema, codecs[name], mechanism)}
+        for name, mechanism in release.columns.items()
+    }
+
+
+def _column(schema: Schema, codec: Codec, mechanism: ColumnMechanism | LaplaceRanks | BinnedRanks) -> dict[str, Any]:
     declared = schema.columns[codec.name]
     common: dict[str, Any] = {"kind": declared.kind, "epsilon_exact": mechanism.epsilon}
+    if isinstance(mechanism, LaplaceRanks | BinnedRanks):
+        return common | _domain(schema, codec) | _ranks(mechanism)
     if isinstance(mechanism, LevelMechanism):
         assert isinstance(codec, LevelCodec)
-        return common | {"levels": [_plain(level) for level in codec.levels.to_pylist()], "channel": mechanism.channel.matrix.tolist()}
-    common |= {"bounds": declared.bounds, "atoms": [_plain(atom) for atom in declared.atoms or ()], "nulls": declared.nulls}
+        return common | _domain(schema, codec) | {"channel": mechanism.channel.matrix.tolist()}
+    common |= _domain(schema, codec)
     common |= {"reference": {"knots_at_most": 2**16, "rank_error_at_most": max(2.0**-15, mechanism.distribution.rank_error)}}
     if isinstance(mechanism, RankMechanism):
         return common | {"ranks": mechanism.noise.n_cells, "alpha_log": -mechanism.noise.rate}
     return common | {"rank_edges": mechanism.edges.tolist(), "channel": mechanism.channel.matrix.tolist()}
+
+
+def _domain(schema: Schema, codec: Codec) -> dict[str, Any]:
+    declared = schema.columns[codec.name]
+    if isinstance(codec, LevelCodec):
+        return {"levels": [_plain(level) for level in codec.levels.to_pylist()]}
+    return {"bounds": declared.bounds, "atoms": [_plain(atom) for atom in declared.atoms or ()], "nulls": declared.nulls}
+
+
+def _ranks(mechanism: LaplaceRanks | BinnedRanks) -> dict[str, Any]:
+    """Return how ranks given the columns before are randomised."""
+    if isinstance(mechanism, LaplaceRanks):
+        return {"ranks": mechanism.noise.n_cells, "alpha_log": -mechanism.noise.rate}
+    return {"rank_bins": len(mechanism.channel.weights), "rank_channel": mechanism.channel.matrix.tolist()}
 
 
 def _plain(value: object) -> object:

@@ -45,6 +45,7 @@ def histogram_card(
         "kind": "histogram",
         "output": output,
         "records": n_records,
+        "points": None if output == "rows" else fitted.points,
         "bins": plain_bins(fitted.bins),
         "threshold": planned.threshold,
         "factor": planned.factor if planned.threshold == "enhanced" else None,

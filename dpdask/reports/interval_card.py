@@ -10,36 +10,64 @@ from typing import Any
 
 from dpdask.codec import Codec
 from dpdask.mechanisms.interval_coverage import coverage
-from dpdask.mechanisms.interval_design import Design, Law
-from dpdask.mechanisms.interval_fit import outline
-from dpdask.mechanisms.interval_release import IntervalRelease, ends_of, unit_of
+from dpdask.mechanisms.interval_design import Design, reference_of
+from dpdask.mechanisms.interval_differential import perturbed_columns, spending_of
+from dpdask.mechanisms.interval_promise import protected, unprotected
+from dpdask.mechanisms.interval_release import IntervalRelease, released_as, unit_of
+from dpdask.privacy import Budget, guarantee_text
+from dpdask.privacy.events import to_dict
 from dpdask.schema import Schema
 from dpdask.streams import STREAM_FORMAT
 from dpdask.version import __version__
 
 CARD_FORMAT = 1
 CONVENTION = (
-    "lower < upper: the value lies in (lower, upper], open-ended at -inf and inf; lower = upper: the exact value; "
-    "lower > upper: a ring's outer range, the value is at most upper or above lower; null: missing"
+    "lower < upper: the value, or the perturbed value where the column is perturbed, lies in (lower, upper], open-ended at -inf and inf; "
+    "lower = upper: it is exactly that; lower > upper: a ring's outer range, it is at most upper or above lower; null: missing"
+)
+COVERAGE = (
+    "; coverage: the probability of the range under its design's public reference, 0 of an exact value: a function of the range and of what is public"
 )
 _LIBRARIES = ("numpy", "pyarrow", "randomgen", "scipy")
 
 
 def protected_text(designs: Mapping[str, Design]) -> str:
-    """Return what is protected, in words."""
-    return outline(*next(iter(designs.items()))).protected
+    """Return what is protected, in words; of each column, where columns differ."""
+    by_text: dict[str, list[str]] = {}
+    for name, design in designs.items():
+        by_text.setdefault(protected(design), []).append(name)
+    return next(iter(by_text)) if len(by_text) == 1 else "; ".join(f"of {', '.join(names)}: {text}" for text, names in by_text.items())
 
 
 def unprotected_text(designs: Mapping[str, Design]) -> str:
     """Return what is not protected of each column, in words."""
     by_text: dict[str, list[str]] = {}
     for name, design in designs.items():
-        by_text.setdefault(outline(name, design).unprotected, []).append(name)
+        by_text.setdefault(unprotected(design), []).append(name)
     return "; ".join(f"of {', '.join(names)}: {text}" for text, names in by_text.items())
 
 
-def interval_guarantee(designs: Mapping[str, Design]) -> str:
-    """Return the promise in words, with what is not covered in the same breath."""
+def interval_guarantee(designs: Mapping[str, Design], budget: Budget | None = None) -> str:
+    """Return the promise in words, with what is not covered in the same breath.
+
+    Parameters
+    ----------
+    designs
+        By column.
+    budget
+        What is promised of the perturbed columns; None if there are none.
+    """
+    perturbed = {name: design for name, design in designs.items() if name in perturbed_columns(designs)}
+    pure = {name: design for name, design in designs.items() if name not in perturbed}
+    if budget is None:
+        return _pure_guarantee(pure)
+    columns = ", ".join(perturbed)
+    epsilon = guarantee_text(budget, f"the values of {columns} in all rows", unprotected_text(perturbed))
+    told = f"Of each value of {columns} a random range is released that contains what a perturbation made of it, and need not contain the value. "
+    return f"{told}For {columns}: {epsilon}" + (f" For {', '.join(pure)} that ε says nothing. {_pure_guarantee(pure)}" if pure else "")
+
+
+def _pure_guarantee(designs: Mapping[str, Design]) -> str:
     return (
         f"Of each private value ({', '.join(designs)}) a random range is released that contains it. There is no ε: interval privacy bounds "
         "what is told, not how much likelier an output gets. Given all that is listed as not protected, the value is distributed as it "
@@ -49,7 +77,9 @@ def interval_guarantee(designs: Mapping[str, Design]) -> str:
     )
 
 
-def interval_card(*, name: str, release: IntervalRelease, schema: Schema, codecs: Mapping[str, Codec], insecure: bool) -> bytes:
+def interval_card(
+    *, name: str, release: IntervalRelease, schema: Schema, codecs: Mapping[str, Codec], insecure: bool, budget: Budget | None = None
+) -> bytes:
     """Return the card as canonical JSON: the same release, the same bytes.
 
     Parameters
@@ -62,27 +92,33 @@ def interval_card(*, name: str, release: IntervalRelease, schema: Schema, codecs
         The declared columns, and the codec of each private one as far as its type is known.
     insecure
         Whether the anchors came from a seed.
+    budget
+        What is promised of the perturbed columns; None if there are none.
 
     Privacy
     -------
     Holds designs and what follows from them under their own public references; nothing of any row.
     """
-    warning = "INSECURE: the anchors are reproducible from a seed, so whoever knows it may rule out more than a range says. " if insecure else ""
+    noise = "the anchors are" if budget is None else "anchors and perturbations are"
+    warning = f"INSECURE: {noise} reproducible from a seed, so whoever knows it may rule out more than a range says. " if insecure else ""
     card: dict[str, Any] = {
         "format": CARD_FORMAT,
         "name": name,
         "guarantee": {
-            "text": warning + interval_guarantee(release.designs),
-            "epsilon": None,
-            "delta": None,
-            "unit": "value",
+            "text": warning + interval_guarantee(release.designs, budget),
+            **_promise(release, budget),
             "protected": {"what": protected_text(release.designs)},
             "unprotected": {"what": unprotected_text(release.designs)},
         },
-        "mechanism": {"kind": "interval", "columns": "independent", "convention": CONVENTION, "true_of_every_row": True},
+        "mechanism": {
+            "kind": "interval",
+            "columns": "independent",
+            "convention": CONVENTION + (COVERAGE if release.coverage else ""),
+            "true_of_every_row": not release.perturbations,
+        },
         "columns": {column: _column(column, release, schema, codecs.get(column)) for column in release.designs}
         | {column: {"role": "kept"} for column in schema.kept},
-        "accounting": {"epsilon_exact": None, "composition": "none in ε: leakages of repeated releases add up at most"},
+        "accounting": _accounting(release, budget),
         "order": "rows keep the order of the input, which is public",
         "insecure": insecure,
         "versions": {"dpdask": __version__, "streams": STREAM_FORMAT, **{library: version(library) for library in _LIBRARIES}},
@@ -90,30 +126,52 @@ def interval_card(*, name: str, release: IntervalRelease, schema: Schema, codecs
     return (json.dumps(card, indent=1, ensure_ascii=False) + "\n").encode()
 
 
+def _promise(release: IntervalRelease, budget: Budget | None) -> dict[str, Any]:
+    """Return the promise in numbers, and which columns it is of."""
+    if budget is None:
+        return {"epsilon": None, "delta": None, "unit": "value"}
+    return {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "adjacency": budget.adjacency,
+        "unit": "row",
+        "epsilon_private": list(release.perturbations),
+        "interval_private_only": [name for name in release.designs if name not in release.perturbations],
+    }
+
+
+def _accounting(release: IntervalRelease, budget: Budget | None) -> dict[str, Any]:
+    if budget is None:
+        return {"epsilon_exact": None, "composition": "none in ε: leakages of repeated releases add up at most"}
+    return {
+        "composition": "ε: sum over the perturbed columns; leakages of repeated releases of the others add up at most",
+        "epsilon_exact": release.epsilon,
+        "events": to_dict(spending_of(release.designs).events(budget)),
+    }
+
+
 def _column(name: str, release: IntervalRelease, schema: Schema, codec: Codec | None) -> dict[str, Any]:
     design, mechanism = release.designs[name], release.columns[name]
     found: dict[str, Any] = {
         "role": "privatised",
         "kind": schema.columns[name].kind,
-        "released_as": list(ends_of(name)),
+        "released_as": list(released_as(name, coverage=release.coverage)),
         "design": _plain(design.model_dump(mode="python", exclude_none=True)),
-        "protected": mechanism.protected,
-        "unprotected": mechanism.unprotected,
+        "protected": protected(design),
+        "unprotected": unprotected(design),
         "nulls": design.nulls,
     }
     if codec is not None:
         found["numbers"] = unit_of(codec)
-    reference = _reference(design)
+    perturbation = release.perturbations.get(name)
+    if perturbation is not None:
+        found |= {"epsilon": perturbed_columns(release.designs)[name].epsilon, "epsilon_exact": perturbation.epsilon, "ranges_of": "perturbed values"}
+    reference = reference_of(design)
     if reference is not None:
         mean = round(coverage(mechanism, reference), 4)
-        found |= {"reference": _plain(reference.model_dump(mode="python")), "mean_coverage": mean, "leakage": round(1.0 - mean, 4)}
+        found |= {"reference": _plain(reference.model_dump(mode="python")), "mean_coverage": mean}
+        found |= {"leakage": round(1.0 - mean, 4)} if perturbation is None else {}
     return found
-
-
-def _reference(design: Design) -> Law | None:
-    """Return the public reference of a design, its own or that of the design inside."""
-    inner = getattr(design, "of", None)
-    return design.reference or (_reference(inner) if inner is not None and not isinstance(inner, tuple) else None)
 
 
 def _plain(value: object) -> object:

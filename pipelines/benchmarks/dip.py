@@ -2,6 +2,9 @@
 
     python pipelines/benchmarks/dip.py --rows 25000095 --pairs 3 --json dip.json
     python pipelines/benchmarks/dip.py --job units --against dip
+    python pipelines/benchmarks/dip.py --job chain
+
+The table is MovieLens' ratings; that of `chain` and `tree` has five discrete columns, all of them private.
 
 Runs are interleaved (copy, DIP, copy, DIP, …) on one local cluster of two processes, so that a noisy machine disturbs
 both alike; the figures are medians. Memory is read on a cluster of its own that never made a copy. Needs the `test` extra.
@@ -27,7 +30,7 @@ from distributed import Client, default_client
 from dpdask.connect import connected
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import Cluster, load_job
-from dpdask.simulate import simulate_movielens
+from dpdask.simulate import simulate_census, simulate_movielens
 
 JOB = Path(__file__).parent.parent / "movielens" / "job.yaml"
 WORKERS = 2
@@ -56,6 +59,16 @@ def job(settings: dict[str, str]) -> Callable[[Path, Path], None]:
     return step
 
 
+def five_columns(reference: str) -> Callable[[Path, Path], None]:
+    """Return a step that privatises the five columns of a census jointly."""
+
+    def step(source: Path, target: Path) -> None:
+        paths = {"input.path": str(source), "output.path": str(target), "schema": f"{source}-schema.yaml"}
+        run_job(load_job(JOB, {**paths, "mechanism.reference": reference}))
+
+    return step
+
+
 STEPS: dict[str, Callable[[Path, Path], None]] = {
     "copy": copy,
     "dip": job({}),
@@ -64,7 +77,11 @@ STEPS: dict[str, Callable[[Path, Path], None]] = {
         {"privacy": "null", "mechanism": "{kind: interval, columns: {rating: {design: case2, anchors: {name: uniform, loc: 0, scale: 5.5}}}}"}
     ),
     "units": job({"privacy.unit": "{column: userId, max_rows: 20}"}),
+    "by": job({"mechanism.reference": "{kind: chain, fraction: 0.25, by: userId}"}),
+    "chain": five_columns("{kind: chain, fraction: 0.25}"),
+    "tree": five_columns("{kind: tree}"),
 }
+OF_FIVE_COLUMNS = {"chain", "tree"}
 
 
 def seconds(step: Callable[[Path, Path], None], source: Path, target: Path) -> float:
@@ -96,8 +113,11 @@ def peak_bytes(client: Client, step: Callable[[], None]) -> list[int]:
 
 
 def measure(rows: int, pairs: int, folder: Path, name: str, against: str) -> dict[str, object]:
-    source, target = folder / "ratings", folder / "out"
-    simulate_movielens(str(source), n_rows=rows)
+    source, target = folder / "table", folder / "out"
+    if name in OF_FIVE_COLUMNS:
+        simulate_census(str(source), n_rows=rows, n_attributes=5)
+    else:
+        simulate_movielens(str(source), n_rows=rows)
     ours: list[float] = []
     theirs: list[float] = []
     if pairs:

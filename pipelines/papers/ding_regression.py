@@ -1,19 +1,17 @@
 """The regression experiments of Ding and Ding, Interval privacy: section IV-B (Figures 10 and 11) and S1 (Figures 12 and 13).
 
-    python pipelines/papers/ding_regression.py --replications 50 --plots figures
+    python pipelines/papers/ding_regression.py --replications 50
 
 The paper draws these results and prints few numbers; each line says what it asserts and what is found here. Medians stand
-beside means: where almost all of 200 rows say nothing, single replications weigh heavily. Needs the `inference` extra;
-plots need matplotlib and are skipped without it.
+beside means: where almost all of 200 rows say nothing, single replications weigh heavily. Needs the `inference` extra.
+`ding_figures.py` draws figures 12 to 14.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from dpdask.inference.interval_regression import IntervalRegressor
 Floats = Any
 ROWS = 200
 ITERATIONS = 20
+SHOWN = (1, 3, 10, 20)
 SCALES = (0.1, 0.3, 0.5, 1, 3, 5, 10, 20, 30)
 DEGREES = (1000, 100, 10, 5, 3, 1)
 
@@ -62,6 +61,11 @@ def through_origin(sigma: float | None, iterations: int = ITERATIONS) -> Interva
     return IntervalRegressor(LinearRegression(fit_intercept=False), sigma=sigma, initial=0.0, max_iterations=iterations)
 
 
+def loss(estimator: LinearRegression) -> float:
+    """Return E (f(X) - f̂(X))² of a slope, X ~ N(0, 1), where the true slope is 1."""
+    return float((estimator.coef_[0] - 1) ** 2)
+
+
 def forest(seed: int) -> RandomForestRegressor:
     return RandomForestRegressor(100, max_depth=3, random_state=seed)
 
@@ -72,27 +76,27 @@ def line(what: str, ours: Floats, paper: str) -> None:
     print(f"{what:<66} {found.mean():9.4f} ± {error:.4f} (median {np.median(found):.4f})   paper: {paper}")
 
 
-def figure_10(seed: int, replications: int) -> Floats:
-    """Print the error by iteration of the linear regression; return its means by iteration."""
+def figure_10(seed: int, replications: int) -> dict[int, Floats]:
+    """Print the error of the linear regression as it is refitted; return its losses after so many refits."""
     rng = np.random.default_rng([seed, 10])
-    curve = np.zeros((replications, ITERATIONS + 1))
-    free, oracle = [], []
-    for k in range(replications):
+    losses: dict[int, list[float]] = {steps: [] for steps in SHOWN}
+    known, free, oracle = [], [], []
+    for _ in range(replications):
         X, y = linear(rng, ROWS)
         seen = ranges(y, rng.logistic(0, 5, (ROWS, 1)))
-        curve[k, 0] = 1.0
-        for steps in range(1, ITERATIONS + 1):
-            slope = through_origin(1.0, steps).fit(X, seen).estimator_.coef_[0]
-            curve[k, steps] = (slope - 1) ** 2  # E (f(X) - f̂(X))² with X ~ N(0, 1)
-        free.append((through_origin(None, 500).fit(X, seen).estimator_.coef_[0] - 1) ** 2)
-        oracle.append((LinearRegression(fit_intercept=False).fit(X, y).coef_[0] - 1) ** 2)
+        for steps in SHOWN:
+            losses[steps].append(loss(through_origin(1.0, steps).fit(X, seen).estimator_))
+        known.append(loss(through_origin(1.0, 500).fit(X, seen).estimator_))
+        free.append(loss(through_origin(None, 500).fit(X, seen).estimator_))
+        oracle.append(loss(LinearRegression(fit_intercept=False).fit(X, y)))
     large = linear(rng, 100_000)[1]
     line("Figure 10, linear: coverage", [coverage(large, rng.logistic(0, 5, (1000, 1))) for _ in range(9)], "around 0.9")
-    for steps in (1, 3, 20):
-        line(f"Figure 10, linear: L2 loss after {steps} refits, σ = 1", curve[:, steps], "falls, flat within 20")
+    for steps in SHOWN:
+        line(f"Figure 10, linear: L2 loss after {steps} refits, σ = 1", losses[steps], "falls from 1, flat within 20")
+    line("Figure 10, linear: L2 loss at convergence, σ = 1", known, "that after 20")
     line("Figure 10, linear: L2 loss at convergence, σ estimated", free, "-")
     line("Figure 10, linear: L2 loss of the raw data", oracle, "-")
-    return curve.mean(axis=0)
+    return {steps: np.array(found) for steps, found in losses.items()}
 
 
 def figure_11(seed: int, replications: int) -> None:
@@ -124,8 +128,8 @@ def midpoints(seen: Floats) -> Floats:
     return (low + high) / 2
 
 
-def figure_12(seed: int, replications: int) -> list[tuple[float, float, float]]:
-    """Print loss against coverage as the anchors spread; return (scale, coverage, mean loss)."""
+def figure_12(seed: int, replications: int) -> list[tuple[float, float, Floats]]:
+    """Print loss against coverage as the anchors spread; return (scale, coverage, losses)."""
     rng = np.random.default_rng([seed, 12])
     large, found = linear(rng, 100_000)[1], []
     for scale in SCALES:
@@ -133,15 +137,15 @@ def figure_12(seed: int, replications: int) -> list[tuple[float, float, float]]:
         for _ in range(replications):
             X, y = linear(rng, ROWS)
             seen = ranges(y, rng.logistic(0, scale, (ROWS, 1)))
-            losses.append((through_origin(1.0).fit(X, seen).estimator_.coef_[0] - 1) ** 2)
+            losses.append(loss(through_origin(1.0).fit(X, seen).estimator_))
         covered = coverage(large, rng.logistic(0, scale, (5000, 1)))
         line(f"Figure 12: L2 loss, anchors' scale {scale}, coverage {covered:.3f}", losses, "flat until coverage is very near 1")
-        found.append((scale, covered, float(np.mean(losses))))
+        found.append((scale, covered, np.array(losses)))
     return found
 
 
-def figure_13(seed: int, replications: int) -> list[tuple[int, float, float]]:
-    """Print loss when ε is t-distributed and taken for a Gaussian; return (degrees, mean, median)."""
+def figure_13(seed: int, replications: int) -> list[tuple[int, Floats]]:
+    """Print loss when ε is t-distributed and taken for a Gaussian; return (degrees, losses)."""
     rng = np.random.default_rng([seed, 13])
     found = []
     for degrees in DEGREES:
@@ -149,51 +153,25 @@ def figure_13(seed: int, replications: int) -> list[tuple[int, float, float]]:
         for _ in range(replications):
             X, y = linear(rng, ROWS, lambda n, d=degrees: rng.standard_t(d, size=n))
             seen = ranges(y, rng.logistic(0, 5, (ROWS, 1)))
-            losses.append((through_origin(1.0).fit(X, seen).estimator_.coef_[0] - 1) ** 2)
+            losses.append(loss(through_origin(1.0).fit(X, seen).estimator_))
         line(f"Figure 13: L2 loss, t noise of {degrees} degrees", losses, "not severely affected; least at 1000")
-        found.append((degrees, float(np.mean(losses)), float(np.median(losses))))
+        found.append((degrees, np.array(losses)))
     return found
-
-
-def plot(folder: Path, curve: Floats, tradeoff: list[tuple[float, float, float]], wrong: list[tuple[int, float, float]]) -> None:
-    """Write figures 10 (right bottom), 12 and 13 as SVG."""
-    try:
-        matplotlib = importlib.import_module("matplotlib")
-    except ImportError:
-        print("matplotlib is not installed: no plots")
-        return
-    matplotlib.use("svg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, xs, ys, label, log in (
-        ("figure-10", range(len(curve)), curve, "refits", False),
-        ("figure-12", [covered for _, covered, _ in tradeoff], [loss for *_, loss in tradeoff], "privacy coverage", False),
-        ("figure-13", [degrees for degrees, *_ in wrong], [loss for _, loss, _ in wrong], "degrees of freedom", True),
-    ):
-        figure, axes = pyplot.subplots()
-        axes.plot(xs, ys, marker="o")
-        axes.set(xlabel=label, ylabel="L2 loss", xscale="log" if log else "linear")
-        figure.savefig(folder / f"{name}.svg")
-        pyplot.close(figure)
-        print(folder / f"{name}.svg")
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--replications", type=int, default=50, help="of figures 10, 12 and 13; of 11, a fifth")
-    parser.add_argument("--plots", type=Path, help="a folder for SVG figures")
     options = parser.parse_args(arguments)
     if options.replications < 10:
         parser.error("--replications must be at least 10")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the paper stops after 20 refits
-        curve = figure_10(options.seed, options.replications)
+        figure_10(options.seed, options.replications)
         figure_11(options.seed, options.replications // 5)
-        tradeoff = figure_12(options.seed, options.replications)
-        wrong = figure_13(options.seed, options.replications)
-    if options.plots is not None:
-        plot(options.plots, curve, tradeoff, wrong)
+        figure_12(options.seed, options.replications)
+        figure_13(options.seed, options.replications)
 
 
 if __name__ == "__main__":

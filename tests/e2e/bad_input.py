@@ -531,6 +531,345 @@ NOISY_TABLES: tuple[Case, ...] = (
     _marginals("a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}),
 )
 
+_CUT: dict[str, Any] = {"name": "uniform", "loc": 0, "scale": 100}
+_NORM = {"name": "norm", "loc": 50, "scale": 20}
+_DESIGNS: dict[str, Any] = {
+    "rating": {"design": "case2", "anchors": {"name": "uniform", "loc": 0.5, "scale": 3}},
+    "price": {"design": "case1", "anchors": _CUT},
+}
+_PERTURBED: dict[str, Any] = {
+    "design": "interval-differential",
+    "perturb": {"epsilon": 1.0, "reference": {"kind": "known", **_CUT}},
+    "of": {"design": "case2", "anchors": _CUT},
+}
+
+
+def _interval(
+    name: str, code: int, says: str, *words: str, price: Any = None, designs: Mapping[str, Any] | None = None, coverage: bool = False, **changed: Any
+) -> Case:
+    """Return a case of an interval job, with another design of `price`, or other designs."""
+    columns = dict(designs) if designs is not None else _DESIGNS | ({} if price is None else {"price": price})
+    given = {"mechanism": {"kind": "interval", "columns": columns, "coverage": coverage}, "privacy": None, **changed}
+    return _case(f"interval: {name}", code, says, *words, **given)
+
+
+def _perturb(**changed: Any) -> dict[str, Any]:
+    return {**_PERTURBED, "perturb": {**_PERTURBED["perturb"], **changed}}
+
+
+RANGES: tuple[Case, ...] = (
+    _interval("ranges", 0, ""),
+    _interval("a column without bounds", 0, "", columns=COLUMNS | {"price": {"role": "privatise", "kind": "continuous"}}),
+    _interval("ranges and coverage", 0, "", coverage=True, designs={name: {**design, "reference": _CUT} for name, design in _DESIGNS.items()}),
+    _interval("a perturbed column", 0, "", price=_PERTURBED, privacy={"epsilon": 1.0}),
+    _interval("an ε but no perturbed column", 64, r"job\.yaml, privacy: .* has no ε.*; remove the key 'privacy'", privacy={"epsilon": 1.0}),
+    _interval(
+        "a ledger but no perturbed column",
+        64,
+        r"job\.yaml, ledger: .* has no ε.*; remove the key 'ledger'",
+        ledger={"url": "sqlite:///ledger.db", "dataset": "ratings"},
+    ),
+    _interval("a perturbed column but no ε", 64, r"job\.yaml: the key 'privacy' is missing; add it", price=_PERTURBED),
+    _interval(
+        "an ε smaller than the perturbed column's",
+        64,
+        r"privacy\.epsilon: the perturbed columns spend 1 together; set it to at least 1, or lower a perturb\.epsilon",
+        price=_PERTURBED,
+        privacy={"epsilon": 0.5},
+    ),
+    _interval(
+        "a perturbation by a hold-out",
+        64,
+        r"a perturbation before a range takes a declared distribution",
+        price=_perturb(reference={"kind": "holdout", "fraction": 0.2}),
+        privacy={"epsilon": 1.0},
+    ),
+    _interval("a perturbation and a δ", 64, r"privacy\.delta: .* spends no δ", price=_PERTURBED, privacy={"epsilon": 1.0, "delta": 1e-9}),
+    _interval(
+        "a perturbation to values out of bounds",
+        64,
+        r"reference of column 'price': has probability outside the column's bounds",
+        price=_perturb(reference={"kind": "known", **_NORM}),
+        privacy={"epsilon": 1.0},
+    ),
+    _interval("no design of a column", 64, r"column 'price': has no design; add it to mechanism\.columns", designs={"rating": _DESIGNS["rating"]}),
+    _interval("no designs", 64, r"mechanism\.columns: .*at least 1", designs={}),
+    _interval(
+        "a design of an unknown column",
+        64,
+        r"mechanism\.columns\.pric: is not a privatised column; remove it",
+        designs=_DESIGNS | {"pric": _DESIGNS["price"]},
+    ),
+    _interval("a design of a kept column", 64, r"mechanism\.columns\.userId: is not a privatised", designs=_DESIGNS | {"userId": _DESIGNS["price"]}),
+    _interval(
+        "an unknown key of a design",
+        64,
+        r"unknown key 'mechanism\.columns\.price\.anchor'; did you mean 'anchors'\?",
+        price={"design": "case1", "anchor": _CUT},
+    ),
+    _interval("an unknown design", 64, r"mechanism\.columns\.price: .*'case9'", price={"design": "case9", "anchors": _CUT}),
+    _interval("a design without a name", 64, r"the key 'mechanism\.columns\.price\.design' is missing; add it", price={"anchors": _CUT}),
+    _interval(
+        "neither anchors nor a least coverage", 64, r"mechanism\.columns\.price: give either `anchors` or `at_least`", price={"design": "case1"}
+    ),
+    *(
+        _interval(f"{what} of anchors", 64, says, price={"design": "case1", "anchors": anchors})
+        for what, anchors, says in (
+            ("an unknown law", {"name": "unifrom"}, r"anchors of column 'price': scipy\.stats has no continuous distribution 'unifrom'"),
+            ("a discrete law", {"name": "poisson", "mu": 3}, r"no continuous distribution 'poisson'"),
+            ("an unknown parameter", {"name": "norm", "scal": 3}, r"no continuous distribution 'norm' with these parameters; see scipy\.stats"),
+            ("an infinite parameter", {"name": "norm", "scale": float("inf")}, r"the parameters of a distribution are finite numbers"),
+            ("too wide a law", {"name": "pareto", "b": 0.01}, r"the law's tails are too wide to be tabulated; choose another law"),
+            ("an unknown purpose", {"optimal_for": "median", "reference": _NORM}, r"anchors\.optimal_for: .*'mean'"),
+            ("no reference", {"optimal_for": "mean"}, r"column 'price': this design needs a public reference; add `reference"),
+        )
+    ),
+    *(
+        _interval(
+            f"a coverage of {target:g} that {design} cannot have",
+            64,
+            rf"column 'price': anchors of this design reach coverages between {least} and 1, not {target:g}; choose a coverage in between",
+            price={"design": design, "anchors": {"coverage": target, "family": {"name": "norm"}}, "reference": _NORM},
+        )
+        for design, target, least in (("case1", 0.5, 0.5), ("case2", 0.3, 0.3333), ("ring", 0.45, 0.5))
+    ),
+    *(
+        _interval(
+            f"a least coverage of {least:g} of {design}",
+            64,
+            rf"{n_ranges} ranges cannot all have a coverage of {least:g}; at_least may be up to 1/{n_ranges}",
+            price={"design": design, "at_least": least, "reference": _NORM},
+        )
+        for design, least, n_ranges in (("case1", 0.51, 2), ("case2", 0.4, 3))
+    ),
+    *(
+        _interval(
+            f"anchors {where}",
+            64,
+            r"column 'price': no anchor falls between its least and greatest value \(0 and 100\), so its ranges would say nothing of it; choose",
+            price={"design": design, "anchors": {"name": "uniform", "loc": loc, "scale": 50}, **more},
+        )
+        for where, design, loc, more in (
+            ("above all values", "case1", 101, {}),
+            ("below all values", "case2", -60, {}),
+            ("of rounds that end at once", "progressive", 101, {"tau": 0.2, "reference": _CUT}),
+        )
+    ),
+    _interval(
+        "anchors of a perturbed column, above all values",
+        64,
+        r"column 'price': no anchor falls between its least and greatest value",
+        price={**_PERTURBED, "of": {"design": "case1", "anchors": {"name": "uniform", "loc": 101}}},
+        privacy={"epsilon": 1.0},
+    ),
+    _interval(
+        "anchors above all levels",
+        64,
+        r"column 'rating': no anchor falls between its least and greatest value \(1 and 3\)",
+        designs=_DESIGNS | {"rating": {"design": "case1", "anchors": {"name": "uniform", "loc": 3}}},
+    ),
+    _interval(
+        "acceptable intervals that overlap",
+        64,
+        r"acceptable intervals have a lower end below their upper end, increase, and do not overlap",
+        price={"design": "canonical", "n_anchors": 2, "anchors": _CUT, "acceptable": [[0, 20], [10, 30]]},
+    ),
+    _interval(
+        "an exact range that is not there",
+        64,
+        r"exact_ranges are distinct numbers from 1 to 3",
+        price={"design": "canonical", "n_anchors": 2, "anchors": _CUT, "exact_ranges": [4]},
+    ),
+    _interval(
+        "a selection that cannot be ignored",
+        64,
+        r"column 'price': rho 0\.9 is not ignorable.*; choose at most 0\.\d+, the probability of a coverage of 0\.9",
+        price={"design": "selective", "of": _DESIGNS["price"], "tau": 0.9, "rho": 0.9, "reference": _CUT},
+    ),
+    _interval(
+        "a selection of nothing",
+        64,
+        r"column 'price': no range of this design has a coverage of 0\.9; choose a lower tau",
+        price={"design": "selective", "of": {"design": "case2", "at_least": 0.3}, "tau": 0.9, "reference": _NORM},
+    ),
+    _interval(
+        "rounds for a coverage",
+        64,
+        r"a coverage cannot be designed for by rounds",
+        price={"design": "progressive", "anchors": {"coverage": 0.8, "family": _NORM}, "tau": 0.2},
+    ),
+    _interval("coverage without a reference", 64, r"column 'rating': its design names no public reference to measure coverage by", coverage=True),
+    _interval(
+        "a kept column that is called like a range",
+        64,
+        r"column 'price': its released column would be 'price_upper', and another one has that name; rename the other",
+        columns=COLUMNS | {"price_upper": {"role": "keep"}},
+        parts={"a.parquet": table(price_upper=pa.array([1] * N_ROWS))},
+    ),
+    _interval(
+        "a categorical column",
+        64,
+        r"column 'note': a categorical column has no order, so no range; drop it",
+        columns=COLUMNS | {"note": {"role": "privatise", "kind": "categorical", "levels": [TEXT[:3]]}},
+    ),
+    _interval(
+        "nulls that nobody called public",
+        64,
+        r"column 'price': a null has no range to hide in",
+        columns=COLUMNS | {"price": _PRICE | {"nulls": "level"}},
+    ),
+    _interval(
+        "nulls that are public",
+        0,
+        "",
+        price={**_DESIGNS["price"], "nulls": "public"},
+        columns=COLUMNS | {"price": _PRICE | {"nulls": "level"}},
+        parts={"a.parquet": table(price=_NULLS)},
+    ),
+    *(
+        _interval(
+            f"a value that is {what}",
+            65,
+            rf"part-1\.parquet, row group 1, column '{name}': holds {says}",
+            parts={**_BAD, "part-1.parquet": with_value(name, value)},
+        )
+        for what, name, value, says in (
+            ("null", "price", None, "a null"),
+            ("NaN", "price", float("nan"), "NaN or an infinity"),
+            ("infinite", "price", float("inf"), "NaN or an infinity"),
+            ("outside its bounds", "price", NUMBER, "a value outside its bounds"),
+            ("none of the levels", "rating", NUMBER, "a value outside its levels"),
+        )
+    ),
+    _interval("a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}),
+    Case(
+        name="interval: a CSV file of a header alone",
+        code=65,
+        says=r"data: the table has no rows",
+        prepare=lambda folder: _csv(
+            folder,
+            _HEADER,
+            privacy=None,
+            mechanism={"kind": "interval", "columns": _DESIGNS},
+            columns=COLUMNS | {"price": _PRICE | {"type": "float64"}},
+        ),
+    ),
+)
+
+
+def _histogram(
+    name: str,
+    code: int,
+    says: str,
+    *words: str,
+    columns: Any = None,
+    parts: Mapping[str, pa.Table] | None = None,
+    privacy: Any = None,
+    **mechanism: Any,
+) -> Case:
+    """Return a case of a histogram job: its mechanism's keys, and its privacy's."""
+    given = {"kind": "histogram", "bins": 4, **mechanism}
+    terms = {"epsilon": 1.0, **(privacy or {})}
+    return _case(f"histogram: {name}", code, says, *words, parts=parts, columns=columns or _NOBODYS, mechanism=given, privacy=terms)
+
+
+_ROWS = {"output": "rows", "n_rows": 50}
+HISTOGRAMS: tuple[Case, ...] = (
+    _histogram("cells", 0, ""),
+    _histogram("cells without a threshold", 0, "", threshold="none"),
+    _histogram("rows", 0, "", **_ROWS),
+    _histogram("add-remove and a δ", 0, "", privacy={"adjacency": "add-remove", "delta": 1e-9}),
+    _histogram("a threshold that no cell reaches", 0, "", factor=1e6),
+    _histogram(
+        "rows of a threshold that no cell reaches",
+        64,
+        r"no cell has a positive weight: noise and threshold left nothing to sample; declare fewer bins",
+        factor=1e6,
+        **_ROWS,
+    ),
+    _histogram("a column to be kept", 64, r"column 'userId': a cell of a histogram is nobody's, so no column can be kept; give it", columns=COLUMNS),
+    _case(
+        "histogram: no ε",
+        64,
+        r"job\.yaml: the key 'privacy' is missing; add it",
+        columns=_NOBODYS,
+        mechanism={"kind": "histogram"},
+        privacy=None,
+    ),
+    _histogram("an unknown key", 64, r"unknown key 'mechanism\.treshold'; did you mean 'threshold'\?", treshold="positive"),
+    _histogram("an unknown threshold", 64, r"job\.yaml, mechanism\.threshold: .*'none', 'positive' or 'enhanced'", threshold="some"),
+    *(
+        _histogram(f"factor {text}", 64, r"mechanism\.factor: Input should be", "--set", f"mechanism.factor={text}")
+        for text in ("0", "-1", ".inf", ".nan")
+    ),
+    *(
+        _histogram(
+            f"n_rows {text}",
+            64,
+            r"mechanism\.n_rows: a whole number, at least 1, is expected, or `input`$",
+            "--set",
+            f"mechanism.n_rows={text}",
+            output="rows",
+        )
+        for text in ("0", "-1", "1.5", "all")
+    ),
+    _histogram("a number of cells to release", 64, r"mechanism\.n_rows: the cells are as many as there are; remove it", n_rows=5),
+    _histogram("points of rows", 64, r"mechanism\.points: synthetic rows lie anywhere in their cells", points="spread", **_ROWS),
+    _histogram("unknown points", 64, r"mechanism\.points: .*'centre' or 'spread'", points="mean"),
+    _histogram("bins of an unknown column", 64, r"mechanism\.bins\.pric: is not a continuous or mixed column that is privatised", bins={"pric": 3}),
+    _histogram("bins of a column that has levels", 64, r"mechanism\.bins\.rating: is not a continuous or mixed column", bins={"rating": 3}),
+    *(
+        _histogram(f"bins {text}", 64, r"job\.yaml, mechanism\.bins", "--set", f"mechanism.bins={text}")
+        for text in ("0", "-3", "2.5", "many", "40000")
+    ),
+    _histogram("bins that do not increase", 64, r"bins of 'price': the first values of the cells must increase", bins={"price": [0, 50, 20]}),
+    _histogram(
+        "bins by a rule that add-remove hides",
+        64,
+        r"mechanism\.bins: the rule needs the number of rows",
+        bins="rule",
+        privacy={"adjacency": "add-remove"},
+    ),
+    _histogram(
+        "a column without bounds",
+        64,
+        r"column 'price': a column without bounds has no public cells to count in; give it bounds in the schema",
+        columns=_NOBODYS | {"price": {"role": "privatise", "kind": "continuous"}},
+    ),
+    _histogram(
+        "more cells than noise can be drawn for",
+        64,
+        r"has 1,073,741,824 cells, and noise can be drawn for each of 10,000,000",
+        columns=_WIDE | {name: {"role": "drop"} for name in ("p2", "p3", "p4")},
+        parts=_wide(),
+        bins=32_768,
+        threshold="none",
+    ),
+    _histogram(
+        "a column called weight",
+        64,
+        r"column 'weight': the released cells have a column of that name themselves; rename it, or drop it",
+        columns=_NOBODYS | {"weight": _PRICE},
+        parts={"a.parquet": table(weight=pa.array(np.linspace(0.0, 100.0, N_ROWS)))},
+    ),
+    _histogram(
+        "a value outside its bounds",
+        65,
+        r"part-1\.parquet, row group 1, column 'price': holds a value outside its bounds",
+        parts={**_BAD, "part-1.parquet": with_value("price", NUMBER)},
+    ),
+    _histogram(
+        "a value outside its levels",
+        65,
+        r"part-1\.parquet, row group 1, column 'rating': holds a value outside its levels",
+        parts={**_BAD, "part-1.parquet": with_value("rating", NUMBER)},
+    ),
+    _histogram(
+        "a null", 65, r"part-1\.parquet, row group 1, column 'price': holds a null", parts={**_BAD, "part-1.parquet": with_value("price", None)}
+    ),
+    _histogram("a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}),
+)
+
 CASES: tuple[Case, ...] = (
     # ---- the job
     _case("an unknown key in the job", 64, r"unknown key 'mechanism\.chanel'; did you mean 'channel'\?", mechanism__chanel="laplace"),
@@ -550,7 +889,7 @@ CASES: tuple[Case, ...] = (
         _case(f"a hold-out fraction of {text}", 64, r"job\.yaml, mechanism\.reference\.fraction: ", "--set", f"mechanism.reference.fraction={text}")
         for text in ("0", "1", "1.5", "-0.1", ".nan")
     ),
-    _case("δ > 0", 64, r"privacy\.delta: .* spends no δ; set it to 0, or remove it$", "--set", "privacy.delta=1e-6"),
+    _case("δ > 0", 64, r"privacy\.delta: .* spends no δ; set it to 0, or take the reference tree$", "--set", "privacy.delta=1e-6"),
     _case("δ > 0 that no validation lets pass", 64, r"privacy\.delta: .* spends no δ", "--set", "privacy.delta=1e-6", verb="validate"),
     *(
         _case(f"δ = {text}", 64, r"job\.yaml, privacy\.delta: Input should be ", "--set", f"privacy.delta={text}")
@@ -964,6 +1303,8 @@ CASES: tuple[Case, ...] = (
     _case("an output with a slash at its end", 0, "", output__path="out/"),
     _case("spaces and letters of all the world", 0, "", output__path="öut put/100 %/ 出力"),
     *NOISY_TABLES,
+    *RANGES,
+    *HISTOGRAMS,
     Case(name="a home folder", code=0, says="", prepare=lambda folder: job(folder, output__path="~/out"), env={"HOME": "{folder}/home"}),
 )
 

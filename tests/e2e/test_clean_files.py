@@ -238,7 +238,7 @@ SHARD_KEYS = {"name", "n_rows", "n_bytes", "sha256"}
 CARD_KEYS = {
     "": {"format", "name", "guarantee", "mechanism", "columns", "accounting", "order", "insecure", "versions"},
     "guarantee": {"text", "epsilon", "delta", "adjacency", "unit", "protected", "unprotected"},
-    "mechanism": {"kind", "channel", "columns", "reference"},
+    "mechanism": {"kind", "channel", "columns", "joint", "reference"},
     "accounting": {"composition", "epsilon_exact", "epsilon_reference", "rows_per_unit", "events"},
     "versions": {"dpdask", "streams", "numpy", "pyarrow", "randomgen"},
 }

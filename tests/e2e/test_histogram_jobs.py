@@ -23,7 +23,7 @@ from dpdask.engine import release as engine_release
 from dpdask.engine.work import KEY_NAME, table_work
 from dpdask.io.storage import Folder
 from dpdask.jobs.run import run_job
-from dpdask.mechanisms.release_file import release_from_bytes
+from dpdask.mechanisms.fitted import fitted_from_bytes
 from dpdask.mechanisms.spending import spend
 from dpdask.privacy import Budget, UnitColumn, noise
 from dpdask.privacy.events import DiscreteLaplace, from_dict, leaves
@@ -119,7 +119,7 @@ def test_secure_noise_is_drawn_once(source: Path, drivers: Drivers, tmp_path: Pa
         assert drivers.run("run", made, point=point)[0] == -signal.SIGKILL
         assert (state / "release.npz").read_bytes() == fitted
     run_here(made)
-    matrix = release_from_bytes(fitted).columns["rating"].channel.matrix  # type: ignore[union-attr]  # levels have one
+    matrix = fitted_from_bytes(fitted).columns["rating"].channel.matrix  # type: ignore[union-attr]  # levels have one
     assert card(tmp_path)["columns"]["rating"]["channel"] == matrix.tolist()
     assert card(tmp_path)["insecure"] is False
 

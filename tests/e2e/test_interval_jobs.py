@@ -27,6 +27,8 @@ from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job, status
 from dpdask.mechanisms.interval import Ranges
+from dpdask.mechanisms.interval_coverage import coverages
+from dpdask.mechanisms.interval_design import Law
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
 
 SCHEMA: dict[str, Any] = {**MIXED_SCHEMA, "genre": {"role": "drop", "type": "string"}}
@@ -129,7 +131,7 @@ def test_plan_run_and_audit_promise_no_epsilon(source: Path, tmp_path: Path) -> 
     planned = plan_job(loaded)
     assert (planned.epsilons, planned.reference_epsilons, planned.ledger) == ({}, {}, None)
     assert planned.released_rows == sum(SIZES)
-    assert audit_job(loaded) == {"name": "test", "columns": {}, "measurements": [], "sound": True}
+    assert audit_job(loaded) == {"name": "test", "columns": {}, "row": None, "measurements": [], "sound": True}
     outcome = run_cli("run", tmp_path / "job" / "job.yaml", "--json")
     result = json.loads(outcome.stdout)
     assert (result["epsilon"], result["delta"], result["rows"]) == (None, None, sum(SIZES))
@@ -202,6 +204,38 @@ def test_ranges_of_a_job_tell_the_distribution(tmp_path: Path) -> None:
     fitted = npmle(RangeCounts.of_batch(grid_of_ranges(found.lower, found.upper, 2000), found.lower, found.upper), support=(0.0, 1.0))
     at = np.linspace(0.05, 0.95, 19)
     assert np.abs(fitted.cdf(at) - stats.beta(2, 5).cdf(at)).max() < 0.05
+
+
+# ---- coverage beside the ranges
+
+COVERED: dict[str, Any] = {
+    "rating": {"design": "case2", "anchors": uniform(5.5), "reference": uniform(5.0)},
+    "price": DESIGNS["price"],
+    "age": {"design": "ring", "anchors": uniform(120), "reference": {"name": "randint", "low": 18, "high": 90}},
+    "amount": {**DESIGNS["amount"], "reference": uniform(100)},
+}
+
+
+def test_coverages_are_what_anybody_computes_from_the_ranges_and_the_card(source: Path, tmp_path: Path) -> None:
+    """So they add nothing: an outsider needs the released ends and the public card alone."""
+    plain = run(tmp_path / "plain", source, COVERED)
+    released = run(tmp_path, source, mechanism={"kind": "interval", "columns": COVERED, "coverage": True})
+    assert released.column_names == ["userId", *(f"{name}_{what}" for name in PRIVATE for what in ("lower", "upper", "coverage"))]
+    assert released.select(plain.column_names).equals(plain)
+    columns = card(tmp_path)["columns"]
+    assert "coverage: the probability of the range" in card(tmp_path)["mechanism"]["convention"]
+    assert "coverage: " not in card(tmp_path / "plain")["mechanism"]["convention"]
+    for name in PRIVATE:
+        column = columns[name]
+        assert column["released_as"] == [f"{name}_lower", f"{name}_upper", f"{name}_coverage"]
+        told = tuple((float(low), float(high)) for low, high in column["design"].get("acceptable", ()))
+        expected = coverages(ranges(released, name), Law(**column["reference"]), acceptable=told, lattice=name == "age")
+        found = released[f"{name}_coverage"]
+        assert found.type == pa.float64()
+        assert found.to_numpy().tolist() == expected.tolist(), name
+        assert len(np.unique(expected)) > 20, name
+        if name in ("rating", "age"):  # whose values follow their references
+            assert expected.mean() == pytest.approx(column["mean_coverage"], abs=0.02), name
 
 
 # ---- the same bytes
@@ -298,7 +332,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         changed("price", {"design": "case2", "anchor": UNIT}),
         r"unknown key 'mechanism\.columns\.price\.anchor'; did you mean 'anchors'\?",
     ),
-    "perturbation": (changed("price", {"design": "interval-differential", "of": TINY}), r"column 'price': a perturbation .* has an ε"),
+    "coverage of what has no reference": (
+        {"mechanism": {"kind": "interval", "columns": DESIGNS, "coverage": True}},
+        r"column 'rating': its design names no public reference to measure coverage by; add `reference",
+    ),
+    "clash with a coverage": (
+        {
+            "schema": {"price": SCHEMA["price"], "price_coverage": {"role": "keep", "type": "float64"}},
+            "mechanism": {"kind": "interval", "columns": {"price": DESIGNS["price"]}, "coverage": True},
+        },
+        r"column 'price': its released column would be 'price_coverage'",
+    ),
     "private nulls": ({"schema": {**SCHEMA, "price": {**SCHEMA["price"], "nulls": "level"}}}, r"column 'price': a null has no range"),
     "no columns": ({"mechanism": {"kind": "interval", "columns": {}}}, r"mechanism\.columns"),
 }

@@ -115,8 +115,25 @@ def test_a_threshold_cuts_the_same_noise(threshold: str, least: int, source: Pat
     pd.testing.assert_series_equal(cut.sort_index(), whole[whole >= least].sort_index())
 
 
+def test_points_may_be_spread(source: Path, tmp_path: Path) -> None:
+    given = {**CELLS, "bins": {"price": 5, "age": 3}}
+    schema = {**SCHEMA, "age": WIDE["age"]}
+    centres = run(tmp_path / "centres", source, given, schema=schema)
+    points = run(tmp_path / "points", source, {**given, "points": "spread"}, schema=schema)
+    assert points.schema.equals(centres.schema)
+    assert points.num_rows == 4 * centres.num_rows
+    assert len(list((tmp_path / "points" / "out").glob("*.parquet"))) == -(-points.num_rows // 500)  # no multiple of 4 or of 500
+    sums = points["weight"].to_numpy().reshape(-1, 4).sum(axis=1)
+    assert sums == pytest.approx(centres["weight"].to_numpy())
+    assert points["rating"].to_pylist()[::4] == centres["rating"].to_pylist()
+    assert points["price"].to_numpy().reshape(-1, 4).mean(axis=1) == pytest.approx(centres["price"].to_numpy())
+    told = [card(tmp_path / name)["mechanism"] for name in ("centres", "points")]
+    assert [each["points"] for each in told] == ["centre", "spread"]
+    assert {**told[0], "points": 0} == {**told[1], "points": 0}
+
+
 def test_nothing_left_is_an_empty_table(source: Path, tmp_path: Path) -> None:
-    cells = run(tmp_path, source, {**CELLS, "threshold": "enhanced", "factor": 1e4})
+    cells = run(tmp_path, source, {**CELLS, "threshold": "enhanced", "factor": 1e4, "points": "spread"})
     assert cells.num_rows == 0
     assert cells.column_names == [*PRIVATISED, "weight"]
 
@@ -324,6 +341,8 @@ REFUSED = [
     ({**CELLS, "n_rows": 5}, {}, "the cells are as many as there are"),
     ({**CELLS, "bins": {"genre": 5}}, {}, "is not a continuous or mixed column"),
     ({**CELLS, "factor": 0}, {}, "factor"),
+    ({**CELLS, "points": "mean"}, {}, "points"),
+    ({**DRAWN, "points": "spread"}, {}, "synthetic rows lie anywhere in their cells"),
     ({**CELLS, "threshold": "some"}, {}, "threshold"),
 ]
 

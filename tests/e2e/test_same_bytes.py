@@ -31,7 +31,16 @@ def lakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def reference(kind: str, lakes: dict[str, Path]) -> dict[str, Any]:
-    return {"holdout": HOLDOUT, "known": KNOWN, "public": {"kind": "public", "path": str(lakes["public"])}}[kind]
+    public = str(lakes["public"])
+    chain = {"kind": "chain", "fraction": 0.25, "by": "userId", "min_rows": 2, "max_records": 400, "order": "random"}
+    return {
+        "holdout": HOLDOUT,
+        "known": KNOWN,
+        "public": {"kind": "public", "path": public},
+        "chain": chain,
+        "chain of a public table": {"kind": "chain", "path": public},
+        "tree": {"kind": "tree", "bins": 6},
+    }[kind]
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +50,8 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 CASES = [("parquet", "holdout"), ("parquet", "known"), ("parquet", "public"), ("csv", "holdout"), ("csv", "known")]
+CASES += [("parquet", "chain"), ("csv", "chain"), ("parquet", "chain of a public table")]
+CASES += [("parquet", "tree"), ("csv", "tree")]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from dpdask.engine import randomise, release, survey, synthesise, tabulate
 from dpdask.io import shards
 from dpdask.io.storage import Folder
 from dpdask.jobs import charging
-from dpdask.jobs.kinds import central, copula, dip, marginals
+from dpdask.jobs.kinds import central, copula, marginals, tree
 from dpdask.jobs.state import RunState
 
 Strike = Callable[[], None]
@@ -77,7 +77,7 @@ POINTS: dict[str, Callable[[Strike], None]] = {
     "surveying": lambda s: at(survey, "survey_fragment", s, nth=2),
     "intended": lambda s: at(charging, "intend", s),
     "drawn": lambda s: at(release, "distributions", s),
-    "surveyed": lambda s: at(dip, "fit_dip", s, after=False),
+    "surveyed": lambda s: at(release, "fit_release", s, after=False),
     "release-written": lambda s: at(release, "write_release", s),
     "fitted": lambda s: at(RunState, "write", s, when=reached("fitted")),
     "first-shard-begun": lambda s: at(shards.ShardWriter, "write", s, nth=1),
@@ -110,6 +110,11 @@ POINTS |= {  # of jobs that release nothing but noisy statistics, or what is mad
     "some-records": lambda s: at(synthesise, "write_records", s, nth=3),
     "all-records": lambda s: at(synthesise, "write_all_records", s),
     "tables-staged": lambda s: at(marginals, "stage", s),
+}
+POINTS |= {  # of a release along a tree
+    "tree-measured": lambda s: at(tree, "measure_tree", s),
+    "noise-kept": lambda s: at(tree, "keep", s),
+    "tree-fitted": lambda s: at(tree, "fit_tree", s),
 }
 
 

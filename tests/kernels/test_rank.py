@@ -336,20 +336,9 @@ def test_the_first_word_places_a_value_inside_its_own_interval() -> None:
     words = np.zeros((2, rank.words_per_row(noise)), dtype=np.uint64)
     words[:, -1] = 2**63
     words[1, 0] = 2**64 - 1
-    ranks = rank._released_ranks(
-        np.zeros(2),
-        np.zeros(2, bool),
-        words,
-        x,
-        c,
-        rank.guide(x),
-        False,
-        noise.n_cells,
-        noise.rate,
-        noise.margin,
-        np.uint64(noise.sign),
-        *rank.digit_tables(noise),
-    )
+    values, _ = rank.privatise(np.zeros(2), np.zeros(2, bool), words, x, c, noise, rank.digit_tables(noise), lattice=False)
+    assert (values == 0.0).all()
+    ranks = rank.disturb(rank._own_ranks(np.zeros(2), np.zeros(2, bool), words, x, c, rank.guide(x), False), words, noise, rank.digit_tables(noise))
     assert ranks[0] < 0.1 < 0.9 < ranks[1]
 
 

@@ -325,7 +325,8 @@ def test_a_fitted_copula_comes_back_from_its_bytes():
     data = copula_to_bytes(fitted)
     back = copula_from_bytes(data)
     assert copula_to_bytes(fitted) == copula_to_bytes(back) == data
-    assert (back.schema, back.types, back.bins, back.report) == (fitted.schema, fitted.types, fitted.bins, fitted.report)
+    assert (back.types, back.bins, back.report) == (fitted.types, fitted.bins, fitted.report)
+    assert back.schema.columns == {name: fitted.schema.columns[name] for name in fitted.schema.privatised}
     assert (back.model.domain, back.model.n_rows, back.noisy.noise) == (fitted.model.domain, fitted.model.n_rows, fitted.noisy.noise)
     for n in (0, 1, CHUNK_ROWS + 5):
         assert sampled(back.model, n).tobytes() == sampled(fitted.model, n).tobytes()

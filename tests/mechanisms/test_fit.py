@@ -36,7 +36,7 @@ def table() -> pd.DataFrame:
 
 def fitted(table: pd.DataFrame, channel: str) -> tuple[dpdask.Release, pd.DataFrame]:
     dip = dpdask.DIP(SCHEMA, epsilon=8.0, reference=dpdask.Public(), channel=channel, insecure_seed=1)  # type: ignore[arg-type]  # parametrised
-    release = dip.fit(table)
+    release = dip.fit(table.iloc[::-1])
     return release, release.transform(table)
 
 

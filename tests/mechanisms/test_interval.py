@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from dpdask.documents import validate
-from dpdask.errors import DataError
+from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms.interval import IntervalMechanism, Partition, Perturbed, Ranges, Selection
-from dpdask.mechanisms.interval_coverage import coverage, coverages
-from dpdask.mechanisms.interval_design import IntervalColumns, Law
+from dpdask.mechanisms.interval_coverage import coverage, coverages, released_coverages
+from dpdask.mechanisms.interval_design import Design, IntervalColumns, Law
 from dpdask.mechanisms.interval_fit import interval_mechanism
+from dpdask.mechanisms.interval_promise import unprotected
 from dpdask.streams import RunKey, stream, words
 
 N01 = {"name": "norm"}
@@ -46,8 +47,12 @@ DESIGNS: dict[str, dict[str, Any]] = {
 ACCEPTABLE = {"canonical": ((-0.2, 0.3), (1.0, 1.2)), "ensemble": ((0.0, 1.0),)}
 
 
+def document(design: dict[str, Any]) -> Design:
+    return validate(IntervalColumns, {"columns": {"income": design}}, "job").columns["income"]
+
+
 def mechanism(design: dict[str, Any], **more: Any) -> IntervalMechanism:
-    return interval_mechanism("income", validate(IntervalColumns, {"columns": {"income": design}}, "job").columns["income"], **more)
+    return interval_mechanism("income", document(design), **more)
 
 
 MECHANISMS = {name: mechanism(design) for name, design in DESIGNS.items()}
@@ -183,7 +188,7 @@ def test_cheating_mechanisms_are_found_out():
     )
     assert tells_more(run(MECHANISMS["canonical"], values), values)
     assert tells_more(run(MECHANISMS["published progressive"], values), values)
-    assert "interval privacy does not hold" in MECHANISMS["published progressive"].unprotected
+    assert "interval privacy does not hold" in unprotected(document(DESIGNS["published progressive"]))
 
 
 # coverage
@@ -195,6 +200,17 @@ def test_the_expected_coverage_is_that_of_many_rows(name):
     found = coverages(run(made, values), Law(name="norm"), acceptable=ACCEPTABLE.get(name, ()))
     assert coverage(made, Law(name="norm")) == pytest.approx(found.mean(), abs=0.002 + 5 * found.std() / np.sqrt(len(values)))
     assert ((found >= 0) & (found <= 1)).all()
+
+
+def test_overlapping_acceptable_intervals_are_taken_out_once():
+    whole = Ranges(lower=np.array([0.0, -np.inf, 0.3]), upper=np.array([1.0, np.inf, 0.3]), is_null=np.zeros(3, dtype=bool))
+    uniform = Law(name="uniform")
+    assert coverages(whole, uniform, acceptable=((0.4, 0.6), (0.1, 0.5), (0.2, 0.3))) == pytest.approx([0.5, 0.5, 0.0])
+    parts = [{"design": "canonical", "n_anchors": 1, "anchors": WIDE, "acceptable": [ends]} for ends in ([0.1, 0.5], [0.4, 0.6])]
+    made = mechanism({"design": "ensemble", "of": parts})
+    assert released_coverages(made, whole, uniform) == pytest.approx([0.5, 0.5, 0.0])
+    with pytest.raises(SpecError, match=r"reference of column 'income': .*no distribution 'unifrom'"):
+        released_coverages(made, whole, Law(name="unifrom"))
 
 
 def test_the_published_figures_of_coverage():
@@ -351,8 +367,6 @@ def test_nulls_are_refused_or_public():
     released = public.randomise(values, is_null, stream(RunKey.insecure(1), "m", "f"))
     assert released.is_null.tolist() == [False, True, False]
     assert np.isnan(released.lower).tolist() == np.isnan(released.upper).tolist() == [False, True, False]
-    assert "which values are missing" in public.unprotected
-    assert "missing" not in MECHANISMS["case1"].unprotected
     assert np.isnan(coverages(released, Law(name="norm"))).tolist() == [False, True, False]
     filled = public.randomise(np.array([1.0, 0.0, 2.0]), np.zeros(3, dtype=bool), stream(RunKey.insecure(1), "m", "f"))
     assert (released.lower[[0, 2]] == filled.lower[[0, 2]]).all()  # a null consumes its words
@@ -404,15 +418,15 @@ class Swap:
 
 
 def test_the_range_of_a_perturbed_value():
-    design = {"design": "interval-differential", "of": {"design": "case1", "anchors": {"name": "uniform", "loc": -1, "scale": 3}}}
+    of = {"design": "case1", "anchors": {"name": "uniform", "loc": -1, "scale": 3}}
+    design = {"design": "interval-differential", "of": of, "perturb": {"epsilon": 1.2, "reference": {"kind": "known", "probabilities": [0.5, 0.5]}}}
     made = mechanism(design, perturbation=Swap())
     assert isinstance(made.step, Perturbed)
-    assert made.step.alpha == pytest.approx(np.log(3))
+    assert made.step.perturbation.epsilon == pytest.approx(np.log(3))
     assert made.step.words_per_row == 2
     n = 100_000
     zeros, ones = run(made, np.zeros(n)), run(made, np.ones(n))
     assert 0.05 < 1 - zeros.contain(np.zeros(n)).mean() < 0.25  # it need not contain the value
     middle = [((each.upper > 0) & (each.upper < 1)).sum() / n for each in (ones, zeros)]  # Ỹ = 0 and an anchor in between
     assert middle[1] / middle[0] == pytest.approx(3.0, rel=0.1)  # (32), and no slack is left
-    assert "perturbed" in made.unprotected
     assert 0 < coverage(made, Law(name="uniform")) < 1

@@ -12,7 +12,7 @@ from dpdask.kernels.ranges import LEVELS, TABLE_ERROR
 from dpdask.mechanisms.interval import IntervalMechanism, Partition
 from dpdask.mechanisms.interval_coverage import Public, coverage, coverages, table
 from dpdask.mechanisms.interval_design import IntervalColumns, Law
-from dpdask.mechanisms.interval_fit import interval_mechanism, optimal
+from dpdask.mechanisms.interval_fit import interval_mechanism, optimal, says_anything
 from dpdask.streams import RunKey, stream
 
 N01 = {"name": "norm"}
@@ -83,7 +83,10 @@ def refusal(design, **more) -> str:
         ({"design": "selective", "of": CASE1, "tau": 0.5, "reference": {"name": "randint", "low": 0, "high": 2**30}}, "too many values"),
         ({"design": "ensemble", "of": [CASE1]}, "at least 2"),
         ({"design": "ensemble", "of": [CASE1, {"design": "ring", "anchors": N01}]}, "ring"),
-        ({"design": "interval-differential", "of": CASE1}, "needs a fitted perturbation"),
+        (
+            {"design": "interval-differential", "of": CASE1, "perturb": {"epsilon": 1.0, "reference": {"kind": "known", "name": "norm"}}},
+            "needs a fitted perturbation",
+        ),
     ],
 )
 def test_what_is_refused(design, says):
@@ -203,3 +206,35 @@ def test_the_laws_of_tau_are_clipped():
     made = mechanism({"design": "progressive", "anchors": N01, "tau": {"name": "norm"}, "reference": N01})
     assert made.step.tau.x.min() == 0.0
     assert made.step.tau.x.max() == 1.0
+
+
+UNIT = {"name": "uniform", "loc": 10, "scale": 5}
+
+
+@pytest.mark.parametrize(
+    ("design", "low", "high", "says"),
+    [
+        ({"design": "case1", "anchors": UNIT}, 0.0, 10.0, False),
+        ({"design": "case1", "anchors": UNIT}, 0.0, 10.5, True),
+        ({"design": "case2", "anchors": UNIT}, 14.9, 20.0, True),
+        ({"design": "case2", "anchors": UNIT}, 15.0, 20.0, False),
+        ({"design": "case2", "anchors": UNIT}, 20.0, 20.0, True),  # one value: there is nothing to tell
+        ({"design": "ring", "anchors": UNIT}, 20.0, 30.0, False),
+        ({"design": "case1", "anchors": N01}, 20.0, 30.0, False),  # a normal anchor never reaches 20: no word stands for it
+        ({"design": "canonical", "n_anchors": 1, "anchors": UNIT, "acceptable": [[0, 1]]}, 0.0, 9.0, True),
+        ({"design": "selective", "of": {"design": "case1", "anchors": UNIT}, "tau": 0.2, "reference": UNIT}, 0.0, 9.0, False),
+        ({"design": "ensemble", "of": [{"design": "case1", "anchors": UNIT}, CASE1]}, 0.0, 9.0, True),
+        ({"design": "ensemble", "of": [{"design": "case1", "anchors": UNIT}] * 2}, 0.0, 9.0, False),
+        ({"design": "progressive", "anchors": UNIT, "tau": 0.1, "reference": UNIT}, 0.0, 9.0, False),
+    ],
+)
+def test_ranges_say_something_where_an_anchor_may_fall_between_two_values(design, low, high, says):
+    made = mechanism(design)
+    assert says_anything(made, low, high) is says
+    values = np.linspace(low, high, 20_000)
+    released = made.randomise(values, np.zeros(len(values), dtype=bool), stream(RunKey.insecure(1), "interval/income", "a"))
+    if not says:
+        assert released.contain(np.full(len(values), low)).all()
+        assert released.contain(np.full(len(values), high)).all()
+    elif low < high:
+        assert not (released.contain(np.full(len(values), low)) & released.contain(np.full(len(values), high))).all()

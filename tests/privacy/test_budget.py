@@ -122,6 +122,16 @@ def test_the_guarantee_says_who_is_not_covered_in_the_same_breath():
     assert guarantee_text(Budget(epsilon=3.0), "a", "b").endswith("at most 100.0 %, which is no protection worth the name.")
 
 
+def test_a_release_of_rows_with_a_delta_says_so():
+    text = guarantee_text(Budget(epsilon=1.0, delta=1e-2), "all rows", "nobody")
+    assert "ε = 1 differentially private (δ = 0.01, replace-one, unit: one row)" in text
+    assert "a person with k released rows is protected by k·ε and k·exp((k-1)·ε)·δ." in text
+    assert "at most 14.6 %." in text  # 5 % · e + 1 %, rounded up
+    unit = guarantee_text(Budget(epsilon=1.0, delta=1e-2, unit=UnitColumn(column="user", max_rows=3)), "all rows", "nobody")
+    assert "(δ = 0.01, replace-one, unit: the rows of one user, of which at most 3 are released)" in unit
+    assert "a person with several user values is protected by ε and δ for each." in unit
+
+
 def central(*, n_rows_public: bool = False, **budget: object) -> str:
     return central_guarantee_text(validate(Budget, budget, "job.yaml"), "all rows", "nobody", n_rows_public=n_rows_public)
 

@@ -9,11 +9,12 @@ from pydantic import Field
 
 from dpdask.documents import Document
 from dpdask.jobs.kinds.copula import Copula, CopulaKind
-from dpdask.jobs.kinds.dip import Dip, DipKind
+from dpdask.jobs.kinds.dip import Dip
 from dpdask.jobs.kinds.histogram import HistogramKind, NoisyHistogram
 from dpdask.jobs.kinds.interval import IntervalKind, Intervals
 from dpdask.jobs.kinds.kind import Expected, Fitted, Kind, Parts, Setting, Terms
 from dpdask.jobs.kinds.marginals import MarginalsKind, NoisyTables
+from dpdask.jobs.kinds.tree import dip_kind
 
 Mechanism = Annotated[
     Dip | Copula | Intervals | NoisyTables | NoisyHistogram,
@@ -21,19 +22,17 @@ Mechanism = Annotated[
 ]
 
 _KINDS: Mapping[type[Document], Callable[[Any, Any], Kind]] = {
-    Dip: DipKind.of,
+    Dip: dip_kind,
     Copula: CopulaKind.of,
     Intervals: IntervalKind.of,
     NoisyTables: MarginalsKind.of,
     NoisyHistogram: HistogramKind.of,
 }
 
-_WITHOUT_EPSILON = (Intervals,)
-
 
 def spends(mechanism: Document) -> bool:
     """Return whether a mechanism spends a budget, so that its job must promise one."""
-    return not isinstance(mechanism, _WITHOUT_EPSILON)
+    return not isinstance(mechanism, Intervals) or mechanism.spends
 
 
 def kind_of(mechanism: Document, terms: Setting) -> Kind:

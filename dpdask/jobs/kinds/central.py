@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import Any
 
 import pyarrow as pa
-from pydantic import BeforeValidator
 
 from dpdask.engine import release, tabulate
 from dpdask.engine.compute import Progress
@@ -20,37 +19,8 @@ from dpdask.jobs.kinds.kind import Terms
 from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, measure
 from dpdask.mechanisms.marginals_file import noisy_from_bytes, noisy_to_bytes
 from dpdask.privacy import COVERED, UNCOVERED, noisy_counts_text
-from dpdask.references.histogram import MAX_BINS
 from dpdask.schema import Schema
 from dpdask.streams import RunKey, stream
-
-
-def _as_firsts(value: object) -> object:
-    if not isinstance(value, list | tuple) or not value or any(type(first) not in (int, float) for first in value):
-        raise ValueError("a number of cells, or a list of the first value of each cell, is expected")
-    return tuple(float(first) for first in value)
-
-
-def _as_count(value: object) -> object:
-    if type(value) is not int or not 1 <= value <= MAX_BINS:
-        raise ValueError(f"a number of cells is a whole number from 1 to {MAX_BINS:,}")
-    return value
-
-
-def _as_bins(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {name: _as_bins_of(name, bins) for name, bins in value.items()}
-    return _as_count(value)
-
-
-def _as_bins_of(name: object, value: object) -> object:
-    try:
-        return _as_firsts(value) if isinstance(value, list | tuple) else _as_count(value)
-    except ValueError as error:
-        raise ValueError(f"of the column {name!r}: {error}") from None
-
-
-Bins = Annotated[int | dict[str, int | tuple[float, ...]], BeforeValidator(_as_bins)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +120,8 @@ def measured(
     drawn = drawn_before(secrets, NOISY_NAME)
     if drawn is not None:
         charge()
-        found = load_noisy(secrets, drawn)
-        if found.noise != planned or found.domain != tabulate.domain_of(work.cells):
-            raise InputError("the run's noisy tables are of another version of dpdask", NOISY_NAME, "go on with that one, or `dpdask abort` the run")
-        return found, drawn
-    counts = tabulate.tabulate(table.fragments, release.bound_units(table, work, progress), tables, progress)
+        return load_drawn(secrets, drawn, work, lambda _: planned), drawn
+    counts = tabulate.tabulate(table.fragments, release.bound_units(table, work, progress), tables, progress).counts
     if counts.n_rows == 0:
         raise DataError("the table has no rows", terms.input_path, "check the job's input.path")
     charge()
@@ -172,6 +139,29 @@ def load_noisy(secrets: Folder, digest: str) -> NoisyMarginals:
         If there are none, or others.
     """
     return noisy_from_bytes(kept(secrets, NOISY_NAME, digest, "the run's noisy tables are not those that were written"), NOISY_NAME)
+
+
+def load_drawn(secrets: Folder, digest: str, work: TableWork, planned: Callable[[NoisyMarginals], MarginalNoise]) -> NoisyMarginals:
+    """Return the noisy tables that a driver drew and kept before it died.
+
+    Parameters
+    ----------
+    secrets, digest
+        As for `load_noisy`.
+    work
+        The work on the table, with its cells.
+    planned
+        Returns the noise that such tables should have.
+
+    Raises
+    ------
+    InputError
+        If they are of other columns, or have another noise.
+    """
+    found = load_noisy(secrets, digest)
+    if found.domain != tabulate.domain_of(work.cells) or found.noise != planned(found):
+        raise InputError("the run's noisy tables are of another version of dpdask", NOISY_NAME, "go on with that one, or `dpdask abort` the run")
+    return found
 
 
 def drawn_before(secrets: Folder, name: str) -> str | None:

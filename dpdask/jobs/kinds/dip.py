@@ -22,18 +22,34 @@ from dpdask.io.fragments import InputTable, takes_in
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.jobs.kinds.kind import Expected, Fitted, Terms
-from dpdask.kernels.channel import TOTAL_BITS
 from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
 from dpdask.mechanisms import ChannelKind, Cost, RankMechanism, fit_dip
+from dpdask.mechanisms.chain import LaplaceRanks, RankRandomiser
+from dpdask.mechanisms.chain_fit import check_rank_costs, rank_mechanisms
 from dpdask.mechanisms.dip import ColumnMechanism
+from dpdask.mechanisms.fitted import FittedRelease
 from dpdask.mechanisms.spending import Spending, spend
+from dpdask.mechanisms.tree_spending import TreeSpending
 from dpdask.privacy import Budget, guarantee_text
-from dpdask.privacy.audit import channel_epsilon, rank_epsilon
+from dpdask.privacy.audit import channel_epsilon, rank_epsilon, shown_weights, within_digits
 from dpdask.privacy.events import Composed
-from dpdask.references import Distribution, Histogram, Holdout, Known, LevelDistribution, Public, RankDistribution, Reference
+from dpdask.references import (
+    Chain,
+    Distribution,
+    Histogram,
+    Holdout,
+    Known,
+    LevelDistribution,
+    Public,
+    RankDistribution,
+    Reference,
+    Tree,
+    held_out,
+)
 from dpdask.reports.card import release_card
 
 N_KNOTS = 2**10
+WRITE = ("write: randomise each fragment and stage its shards",)
 
 
 class Dip(Document):
@@ -42,7 +58,8 @@ class Dip(Document):
     Attributes
     ----------
     reference
-        `holdout`, `histogram`, `public` or `known`; there is no default, because it decides who is protected.
+        `holdout`, `histogram`, `public` or `known`, each column by its own margin; `chain`, all columns jointly; or `tree`,
+        the pairs of columns that depend most on each other. There is no default, because it decides who is protected.
     channel
         `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
         ε-private channel of least expected cost.
@@ -53,7 +70,7 @@ class Dip(Document):
     """
 
     kind: Literal["dip"]
-    reference: Annotated[Holdout | Public | Known | Histogram, Field(discriminator="kind")]
+    reference: Annotated[Holdout | Public | Known | Histogram | Chain | Tree, Field(discriminator="kind")]
     channel: ChannelKind = "laplace"
     cost: dict[str, Cost] | None = None
     weights: dict[str, float] | None = None
@@ -78,7 +95,7 @@ class DipKind:
     spec: Dip
     terms: Terms
     reference: Reference
-    spending: Spending
+    spending: Spending | TreeSpending
 
     @classmethod
     def of(cls, spec: Dip, terms: Terms) -> DipKind:
@@ -89,11 +106,10 @@ class DipKind:
         SpecError
             If the mechanism fits neither the budget, nor the schema, nor the output.
         """
-        _check_budget(terms.budget)
+        check_budget(terms.budget)
         reference = _placed(spec.reference, terms)
         kind = cls(spec=spec, terms=terms, reference=reference, spending=spend(terms.budget, reference, terms.schema.privatised, spec.weights))
-        if spec.cost and spec.channel != "optimal":
-            raise SpecError("a cost belongs to the optimal channel", "mechanism.cost", "set mechanism.channel: optimal, or remove it")
+        check_channel(spec)
         kind._check_epsilons()
         kind._check_reference()
         return kind
@@ -103,11 +119,16 @@ class DipKind:
             return  # on bins: no rank noise
         columns = self.terms.schema.columns
         for name, epsilon in self.spending.row.items():
-            if not columns[name].has_levels and not MIN_EPSILON <= epsilon <= MAX_EPSILON:
-                what = f"a {columns[name].kind} column takes an ε in [{MIN_EPSILON:g}, {MAX_EPSILON:g}]"
+            by_rank = isinstance(self.reference, Chain) or not columns[name].has_levels
+            if by_rank and not MIN_EPSILON <= epsilon <= MAX_EPSILON:
+                kind = "chain's" if isinstance(self.reference, Chain) else columns[name].kind
+                what = f"a {kind} column takes an ε in [{MIN_EPSILON:g}, {MAX_EPSILON:g}]"
                 raise SpecError(what, f"column {name!r}", "change privacy.epsilon, or its division by mechanism.weights")
 
     def _check_reference(self) -> None:
+        if isinstance(self.reference, Chain):
+            self.reference.check(self.terms.schema, self.terms.budget.unit_column)
+            check_rank_costs(self.spec.cost or {}, self.terms.schema.privatised, self.spec.channel)
         if isinstance(self.reference, Known):
             privatised = self.terms.schema.privatised
             for name in privatised:
@@ -145,7 +166,7 @@ class DipKind:
     @property
     def fraction(self) -> float | None:
         """The hold-out's fraction, or None without a hold-out."""
-        return self.reference.fraction if isinstance(self.reference, Holdout) else None
+        return held_out(self.reference)
 
     def check(self, types: pa.Schema, secrets: Folder) -> None:
         """Check a table's Arrow types against the declared domains; nothing is read or written.
@@ -166,23 +187,25 @@ class DipKind:
     def expect(self, table: InputTable, rows_per_shard: int) -> Expected:
         """Return what a run on a table would do; no row is read."""
         stages = self._stages(table.n_rows is None)
+        warnings = self._warnings(table.n_rows)
         if table.n_rows is None:
-            return Expected(stages=stages, n_rows=None, n_shards=None)
+            return Expected(stages=stages, n_rows=None, n_shards=None, warnings=warnings)
         bounded = self.terms.budget.unit_column is not None  # then how many rows the units have decides, and no footer tells
         return Expected(
             stages=stages,
             n_rows=None if bounded else round(table.n_rows * (1 - (self.fraction or 0.0))),
             n_shards=most_shards(table.n_rows, None if bounded else self.fraction, len(table.fragments), rows_per_shard),
+            warnings=warnings,
         )
+
+    def _warnings(self, n_rows: int | None) -> tuple[str, ...]:
+        return self.reference.warnings() if isinstance(self.reference, Chain) else ()
 
     def _stages(self, uncounted: bool) -> tuple[str, ...]:
         columns = ", ".join(self.terms.schema.privatised)
-        stages = []
-        unit = self.terms.budget.unit_column
-        if unit is not None:
-            stages.append(
-                f"units: read {unit.column} and the kept columns; choose at most {unit.max_rows} rows of each {unit.column}, by a keyed hash"
-            )
+        if isinstance(self.reference, Chain):
+            return (*self._unit_stages(), *self.reference.stages(columns, uncounted=uncounted), *WRITE)
+        stages = self._unit_stages()
         if isinstance(self.reference, Holdout):
             stages.append(f"survey: read {columns}; choose the hold-out; its distribution, merged in a tree")
         elif isinstance(self.reference, Histogram):
@@ -193,8 +216,13 @@ class DipKind:
             stages.append(f"reference: read {columns} of the public table; its distribution, merged in a tree")
         source = "the declared reference" if isinstance(self.reference, Known) else "the reference"
         stages.append(f"fit: {source} and each column's channel, on the driver, written once")
-        stages.append("write: randomise each fragment and stage its shards")
-        return tuple(stages)
+        return (*stages, *WRITE)
+
+    def _unit_stages(self) -> list[str]:
+        unit = self.terms.budget.unit_column
+        if unit is None:
+            return []
+        return [f"units: read {unit.column} and the kept columns; choose at most {unit.max_rows} rows of each {unit.column}, by a keyed hash"]
 
     def fit(self, table: InputTable, secrets: Folder, charge: Callable[[], None], progress: Progress | None, *, insecure: bool) -> Fitted:
         """Compute the reference and fit the release: the barrier before any row is randomised.
@@ -214,13 +242,21 @@ class DipKind:
         found = release.survey_input(table, work, progress)
         if sum(found.n_released) == 0:
             raise DataError("no row would be released", self.terms.input_path, "lower mechanism.reference.fraction, or check the input")
-        source = release.survey_public(self.reference, self.terms.schema, work, progress) if isinstance(self.reference, Public) else found
+        public = self.reference.path if isinstance(self.reference, Public | Chain) else None
+        source = found if public is None else release.survey_public(public, self.terms.schema, work, progress)
         charge()
-        references = release.distributions(self.reference, work, source.statistics, self.spending, self.terms.budget.adjacency, insecure=insecure)
-        fitted = fit_dip(references, work.codecs, self.spending.row, self.spec.channel, self.spec.cost)
-        sha256 = release.write_release(fitted, secrets)
-        bounds_sha256 = work.unit.bounds_sha256 if work.unit is not None else ""
-        return Fitted(release_sha256=sha256, bounds_sha256=bounds_sha256, n_released=found.n_released)
+        assert isinstance(self.spending, Spending)
+        fitted = release.fit_release(
+            self.reference,
+            work,
+            source.statistics,
+            self.spending,
+            self.terms.budget.adjacency,
+            self.spec.channel,
+            self.spec.cost,
+            insecure=insecure,
+        )
+        return written(fitted, work, found.n_released)
 
     def write(
         self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None
@@ -265,20 +301,26 @@ class DipKind:
             return {}
         columns, found = card["columns"], {}
         for name, claimed in self.spending.row.items():
-            if "channel" not in columns[name]:
+            drawn = columns[name].get("channel") or columns[name].get("rank_channel")
+            if drawn is None:
                 return {}
-            weights = (np.array(columns[name]["channel"]) * 2.0**TOTAL_BITS).astype(np.uint64)
-            # the card's numbers have 53 bits: its ε* can differ from the drawn one's in the last places
-            epsilon = min(channel_epsilon(weights), claimed) if channel_epsilon(weights) <= claimed * (1 + 1e-9) else channel_epsilon(weights)
+            epsilon = within_digits(channel_epsilon(shown_weights(drawn)), claimed)
             found[name] = {"claimed": claimed, "epsilon_exact": epsilon, "reference": "the released channel"}
         return found
 
     def _fitted(self, work: TableWork) -> dict[str, dict[str, Any]]:
+        if isinstance(self.reference, Chain):
+            return self._ranks()
         source = "the declared distribution" if isinstance(self.reference, Known) else "a uniform stand-in"
         references = {name: self._stand_in(work, name) for name in work.codecs}
         claims = self.spending.row
         fitted = fit_dip(references, work.codecs, claims, self.spec.channel, self.spec.cost)
         return {name: {"claimed": claims[name], "epsilon_exact": _exact(found), "reference": source} for name, found in fitted.columns.items()}
+
+    def _ranks(self) -> dict[str, dict[str, Any]]:
+        claims, source = self.spending.row, "ranks, which are randomised alike for every reference"
+        found = rank_mechanisms(claims, self.spec.channel)
+        return {name: {"claimed": claims[name], "epsilon_exact": _exact(each), "reference": source} for name, each in found.items()}
 
     def _stand_in(self, work: TableWork, name: str) -> Distribution:
         codec = work.codecs[name]
@@ -290,9 +332,16 @@ class DipKind:
         return RankDistribution(np.linspace(low, high, N_KNOTS + 1), np.linspace(0.0, 1.0, N_KNOTS + 1), 0.0)
 
 
-def _check_budget(budget: Budget) -> None:
-    if budget.delta:
-        raise SpecError("distribution-invariant privatisation is pure ε and spends no δ", "privacy.delta", "set it to 0, or remove it")
+def check_budget(budget: Budget, *, spends_delta: bool = False) -> None:
+    """Check that a release row by row can keep what is promised.
+
+    Raises
+    ------
+    SpecError
+        If a δ is promised that the reference does not spend, or that nobody learns whether a row is there.
+    """
+    if budget.delta and not spends_delta:
+        raise SpecError("distribution-invariant privatisation is pure ε and spends no δ", "privacy.delta", "set it to 0, or take the reference tree")
     if budget.adjacency != "replace-one":
         raise SpecError(
             "distribution-invariant privatisation releases one row for each row, so it cannot hide that a row is there",
@@ -301,16 +350,40 @@ def _check_budget(budget: Budget) -> None:
         )
 
 
+def check_channel(spec: Dip) -> None:
+    """Check that a cost has a channel that minimises it.
+
+    Raises
+    ------
+    SpecError
+        If it has none.
+    """
+    if spec.cost and spec.channel != "optimal":
+        raise SpecError("a cost belongs to the optimal channel", "mechanism.cost", "set mechanism.channel: optimal, or remove it")
+
+
+def written(fitted: FittedRelease, work: TableWork, n_released: tuple[int, ...]) -> Fitted:
+    """Write a fitted release beside the run key and return what the barrier leaves."""
+    bounds_sha256 = work.unit.bounds_sha256 if work.unit is not None else ""
+    return Fitted(release_sha256=release.write_release(fitted, work.secrets), bounds_sha256=bounds_sha256, n_released=n_released)
+
+
 def _placed(reference: Reference, terms: Terms) -> Reference:
     """Return the reference with its path made absolute; a public table is an input too, so the output may not lie in it."""
-    if not isinstance(reference, Public):
+    if not isinstance(reference, Public | Chain) or held_out(reference) is not None:
         return reference
+    if reference.path is None and isinstance(reference, Chain):
+        raise SpecError("a chain takes its records from a hold-out or from a public table", "mechanism.reference", "give fraction, or path")
     if reference.path is None:
         raise SpecError("the key 'mechanism.reference.path' is missing", terms.name, "add it")
     url = absolute_url(reference.path, terms.base)
     if takes_in(url, terms.output_url):
         raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
-    return Public(path=url)
+    private = absolute_url(terms.input_path, terms.base)
+    if takes_in(url, private) or takes_in(private, url):
+        what = "the public table and the private one are in each other, so rows that are to be protected would be their own reference"
+        raise SpecError(what, "mechanism.reference.path", "name another table")
+    return reference.model_copy(update={"path": url})
 
 
 def most_shards(n_rows: int, fraction: float | None, n_fragments: int, per_shard: int) -> int:
@@ -323,5 +396,5 @@ def most_shards(n_rows: int, fraction: float | None, n_fragments: int, per_shard
     return min(n_fragments, 2 * -(-most // per_shard) + 2 * -(-n_rows // (4 * per_shard))) + most // per_shard
 
 
-def _exact(mechanism: ColumnMechanism) -> float:
-    return rank_epsilon(mechanism.noise) if isinstance(mechanism, RankMechanism) else channel_epsilon(mechanism.channel.weights)
+def _exact(mechanism: ColumnMechanism | RankRandomiser) -> float:
+    return rank_epsilon(mechanism.noise) if isinstance(mechanism, RankMechanism | LaplaceRanks) else channel_epsilon(mechanism.channel.weights)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import pyarrow as pa
@@ -27,7 +27,9 @@ from dpdask.mechanisms.columns import bins_by_column
 from dpdask.mechanisms.histogram import HistogramPlan, Threshold
 from dpdask.mechanisms.histogram_cells import bins_by_rule
 from dpdask.mechanisms.histogram_file import WEIGHT, FittedHistogram
+from dpdask.mechanisms.histogram_points import Points, points_per_cell
 from dpdask.privacy.events import Composed, DiscreteLaplace
+from dpdask.references.bins import as_bins
 from dpdask.reports.histogram_card import histogram_card
 from dpdask.schema import Schema
 from dpdask.stats.joint import n_cells
@@ -38,7 +40,7 @@ _FAR = 30.0  # scales of the noise that the noisy number of rows keeps within, b
 
 
 def _as_bins(value: object) -> object:
-    return value if value == "rule" else central._as_bins(value)
+    return value if value == "rule" else as_bins(value)
 
 
 def _as_n_rows(value: object) -> object:
@@ -60,7 +62,10 @@ class NoisyHistogram(Document):
     factor
         A of the enhanced threshold A·log n/ε.
     output
-        `cells`: centres and weights; `rows`: synthetic rows drawn from the positive weights.
+        `cells`: points and weights; `rows`: synthetic rows drawn from the positive weights.
+    points
+        Of `cells`, what stands for each: its `centre`, or points `spread` in it that keep the moments of a smooth density,
+        two for each column that is cut, multiplied; see `mechanisms.histogram_points.spread`.
     n_rows
         How many rows: a number, or `input`: as many as the table has (under add-remove, as the noisy counts say).
     """
@@ -70,6 +75,7 @@ class NoisyHistogram(Document):
     threshold: Threshold = "enhanced"
     factor: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     output: Literal["cells", "rows"] = "cells"
+    points: Points = "centre"
     n_rows: Annotated[Literal["input"] | int, BeforeValidator(_as_n_rows)] = "input"
 
 
@@ -112,6 +118,9 @@ class HistogramKind(central.NoisyCounts):
             check_columns(terms.schema)
             if spec.n_rows != "input":
                 raise SpecError("the cells are as many as there are", "mechanism.n_rows", "remove it, or set mechanism.output to rows")
+        elif spec.points != "centre":
+            what = "synthetic rows lie anywhere in their cells, so no points stand for these"
+            raise SpecError(what, "mechanism.points", "remove it, or set mechanism.output to cells")
         if spec.bins == "rule" and terms.budget.adjacency == "add-remove":
             what = "the rule needs the number of rows, which add-remove hides"
             raise SpecError(what, "mechanism.bins", "give numbers of cells, or set privacy.adjacency to replace-one")
@@ -142,6 +151,7 @@ class HistogramKind(central.NoisyCounts):
             If they do not fit.
         """
         work = central.work_on(types, self.terms, 1 if self.spec.bins == "rule" else self.spec.bins, secrets)
+        points_per_cell(work.cells, self.spec.points)
         histogram.check_size(domain_of(work.cells), self.noise, _MANY_ROWS)
 
     def _bins(self, table: InputTable) -> int | dict[str, int | tuple[float, ...]]:
@@ -177,7 +187,7 @@ class HistogramKind(central.NoisyCounts):
             *central.unit_stage(self.terms),
             f"tabulate: read {n} columns once; count their joint histogram of {n_cells(domain):,} cells, merged in a tree",
             f"fit: noise on every cell, threshold {self.spec.threshold}, on the driver, written once",
-            "write: draw synthetic rows and stage their shards" if rows else "write: the cells with a weight, one row a cell",
+            "write: draw synthetic rows and stage their shards" if rows else "write: the cells with a weight, one row a point",
         )
         warnings = list(central.warnings(self.terms, table.n_rows))
         if table.n_rows is not None:
@@ -228,11 +238,12 @@ class HistogramKind(central.NoisyCounts):
         rng = stream(RunKey(secrets.read(KEY_NAME)), "histogram/noise", "") if insecure else None
         noisy = histogram.draw(counts, planned, rng=rng)
         fitted = FittedHistogram(schema=self.terms.schema, types=work.released, bins=bins_by_column(bins, work.cells), histogram=noisy)
+        fitted = replace(fitted, points=self.spec.points)
         return self._fitted(fitted, synthesise.write_histogram(fitted, secrets))
 
     def _fitted(self, fitted: FittedHistogram, digest: str) -> Fitted:
         n_rows = fitted.n_records if self.spec.n_rows == "input" else self.spec.n_rows
-        return Fitted(release_sha256=digest, n_released=(len(fitted.histogram.keys) if self.spec.output == "cells" else n_rows,))
+        return Fitted(release_sha256=digest, n_released=(fitted.n_points if self.spec.output == "cells" else n_rows,))
 
     def write(
         self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None

@@ -1,4 +1,4 @@
-"""Interval privacy as a job: every private value becomes a random range that contains it, in one pass and without any ε."""
+"""Interval privacy as a job: every private value becomes a random range, in one pass; only values perturbed first have an ε."""
 
 from __future__ import annotations
 
@@ -12,32 +12,42 @@ from pydantic import Field
 from dpdask.documents import Document
 from dpdask.engine import randomise, release
 from dpdask.engine.compute import Progress
-from dpdask.engine.rows import RANGE_ROWS, load_designs, write_designs
+from dpdask.engine.rows import COVERED_ROWS, RANGE_ROWS, load_designs, write_designs
 from dpdask.engine.work import TableWork, lay_out, table_work
 from dpdask.errors import DataError
 from dpdask.io.fragments import InputTable
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
-from dpdask.jobs.kinds.central import NoParts
 from dpdask.jobs.kinds.dip import most_shards
-from dpdask.jobs.kinds.kind import Expected, Fitted, Setting
+from dpdask.jobs.kinds.kind import Expected, Fitted, Setting, Terms
 from dpdask.mechanisms.interval_design import Design
+from dpdask.mechanisms.interval_differential import perturbed_columns, spending_of, within
 from dpdask.mechanisms.interval_release import IntervalRelease, check_designs
+from dpdask.mechanisms.spending import Spending
+from dpdask.privacy import Budget
 from dpdask.privacy.events import Composed
 from dpdask.reports.interval_card import interval_card, interval_guarantee, protected_text, unprotected_text
 
 
 class Intervals(Document):
-    """Random ranges that contain the values.
+    """Random ranges that contain the values, or what a perturbation made of them.
 
     Attributes
     ----------
     columns
         The design of each privatised column.
+    coverage
+        Whether `<column>_coverage` is released beside the ends: the range's probability under the design's public reference.
     """
 
     kind: Literal["interval"]
     columns: Annotated[Mapping[str, Design], Field(min_length=1)]
+    coverage: bool = False
+
+    @property
+    def spends(self) -> bool:
+        """Whether a column is perturbed, so that the job has an ε."""
+        return bool(perturbed_columns(self.columns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +59,14 @@ class IntervalKind:
     spec
         The mechanism as the job writes it.
     terms
-        What the job says beside it: no budget, because there is no ε.
+        What the job says beside it; `Terms`, with a budget, where a column is perturbed.
+    designs
+        The design of each private column, in the schema's order; the ε of perturbed ones sum to no more than the budget's.
     """
 
     spec: Intervals
     terms: Setting
+    designs: Mapping[str, Design]
 
     @classmethod
     def of(cls, spec: Intervals, terms: Setting) -> IntervalKind:
@@ -62,25 +75,26 @@ class IntervalKind:
         Raises
         ------
         SpecError
-            If the designs do not fit the columns.
+            If the designs do not fit the columns, or the budget.
         """
-        check_designs(terms.schema, spec.columns, "mechanism.columns")
-        return cls(spec=spec, terms=terms)
+        check_designs(terms.schema, spec.columns, "mechanism.columns", coverage=spec.coverage)
+        designs = {name: spec.columns[name] for name in terms.schema.privatised}
+        return cls(spec=spec, terms=terms, designs=within(designs, terms.budget) if isinstance(terms, Terms) else designs)
 
     @property
-    def designs(self) -> dict[str, Design]:
-        """The design of each private column, in the schema's order."""
-        return {name: self.spec.columns[name] for name in self.terms.schema.privatised}
+    def budget(self) -> Budget | None:
+        """What is promised of the perturbed columns; None if there are none."""
+        return self.terms.budget if isinstance(self.terms, Terms) else None
 
     @property
     def event(self) -> Composed:
-        """Nothing that has an ε."""
-        return Composed(events=())
+        """One local release of every row by its perturbed columns; nothing without them."""
+        return Composed(events=()) if self.budget is None else self.spending.events(self.budget)
 
     @property
-    def spending(self) -> NoParts:
-        """Nothing: there is no ε."""
-        return NoParts()
+    def spending(self) -> Spending:
+        """What each perturbed column costs; the others have no ε."""
+        return spending_of(self.designs)
 
     @property
     def protected(self) -> str:
@@ -95,12 +109,13 @@ class IntervalKind:
     @property
     def guarantee(self) -> str:
         """The promise in words."""
-        return interval_guarantee(self.designs)
+        return interval_guarantee(self.designs, self.budget)
 
     @property
     def how(self) -> str:
         """What was done, in a few words."""
-        return f"{', '.join(self.designs)} released as random ranges"
+        perturbed = perturbed_columns(self.designs)
+        return f"{', '.join(self.designs)} released as random ranges" + (f"; {', '.join(perturbed)} perturbed first" if perturbed else "")
 
     def check(self, types: pa.Schema, secrets: Folder) -> None:
         """Check a table's Arrow types against the declared domains, and tabulate every law; nothing is read or written.
@@ -110,10 +125,13 @@ class IntervalKind:
         DataError, SpecError
             If they do not fit, or a design cannot be had.
         """
-        IntervalRelease.of(self.designs, self._work(types, secrets).codecs)
+        self._release(self._work(types, secrets))
 
     def _work(self, types: pa.Schema, secrets: Folder) -> TableWork:
         return table_work(types, self.terms.schema, None, secrets)
+
+    def _release(self, work: TableWork) -> IntervalRelease:
+        return IntervalRelease.of(self.designs, work.codecs, coverage=self.spec.coverage)
 
     def expect(self, table: InputTable, rows_per_shard: int) -> Expected:
         """Return what a run on a table would do; no row is read."""
@@ -121,11 +139,16 @@ class IntervalKind:
         count = () if table.n_rows is not None else (f"survey: read {columns}; count the rows",)
         stages = (
             *count,
-            "fit: the tables that anchors are drawn from, on the driver; the designs are written once",
-            "write: draw each fragment's anchors, find its values' ranges, and stage its shards",
+            "fit: the tables that anchors and perturbations are drawn from, on the driver; the designs are written once",
+            f"write: {self._perturbing}draw each fragment's anchors, find its values' ranges, and stage its shards",
         )
         n_shards = None if table.n_rows is None else most_shards(table.n_rows, None, len(table.fragments), rows_per_shard)
         return Expected(stages=stages, n_rows=table.n_rows, n_shards=n_shards)
+
+    @property
+    def _perturbing(self) -> str:
+        perturbed = perturbed_columns(self.designs)
+        return f"perturb {', '.join(perturbed)}; " if perturbed else ""
 
     def fit(self, table: InputTable, secrets: Folder, charge: Callable[[], None], progress: Progress | None, *, insecure: bool) -> Fitted:
         """Write the designs beside the run key; rows are read only where no footer counts them.
@@ -134,13 +157,15 @@ class IntervalKind:
         ------
         DataError, SpecError
             If there is no row, or a design cannot be had.
+        BudgetError
+            From `charge`.
         """
         work = self._work(table.schema, secrets)
         found = release.survey_input(table, work, progress)
         if sum(found.n_released) == 0:
             raise DataError("the table has no rows", self.terms.input_path, "check the job's input.path")
         charge()
-        sha256 = write_designs(IntervalRelease.of(self.designs, work.codecs), secrets)
+        sha256 = write_designs(self._release(work), secrets)
         return Fitted(release_sha256=sha256, n_released=found.n_released)
 
     def write(
@@ -154,7 +179,8 @@ class IntervalKind:
             The first failure; what is staged stays.
         """
         tasks = lay_out(table.fragments, fitted.n_released, rows_per_shard)
-        return randomise.write_all(tasks, self._work(table.schema, secrets), fitted.release_sha256, publish, actions, progress, RANGE_ROWS)
+        rows = COVERED_ROWS if self.spec.coverage else RANGE_ROWS
+        return randomise.write_all(tasks, self._work(table.schema, secrets), fitted.release_sha256, publish, actions, progress, rows)
 
     def card(self, table: InputTable, fitted: Fitted, secrets: Folder, *, insecure: bool) -> bytes:
         """Return the release card: the same release, the same bytes."""
@@ -164,8 +190,13 @@ class IntervalKind:
             schema=self.terms.schema,
             codecs=self._work(table.schema, secrets).codecs,
             insecure=insecure,
+            budget=self.budget,
         )
 
     def audit(self, types: pa.Schema, secrets: Folder, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-        """Return nothing: there is no ε to measure."""
-        return {}
+        """Return for each perturbed column its `claimed` ε, its exact ε*, and the `reference` that this holds for: what is declared."""
+        claims = self.spending.row
+        return {
+            name: {"claimed": claims[name], "epsilon_exact": perturbation.exact_epsilon, "reference": "the declared distribution"}
+            for name, perturbation in self._release(self._work(types, secrets)).perturbations.items()
+        }

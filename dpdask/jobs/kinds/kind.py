@@ -17,6 +17,8 @@ from dpdask.privacy import Budget
 from dpdask.privacy.events import Event
 from dpdask.schema import Schema
 
+WHOLE_ROW = "(all columns of a row)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -191,6 +193,8 @@ class Kind(Protocol):
 
     def audit(self, types: pa.Schema, secrets: Folder, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return for each column that is released row by row its `claimed` and its exact ε*, as `epsilon_exact`, and the `reference` it holds for.
+
+        Where the ε* of a whole row is known beside those of its columns, it has an entry of its own, `WHOLE_ROW`.
 
         Parameters
         ----------

@@ -1,0 +1,60 @@
+"""A fitted release saved in a folder with its card, which holds the release's digest: the two come back together or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+from dpdask.errors import InputError, OutputError
+from dpdask.io.storage import Folder
+
+CARD = "card.json"
+_DIGEST = "sha256"
+
+
+def save_release(place: Folder, name: str, data: bytes, card: Mapping[str, Any]) -> None:
+    """Write a release, then its card, which tells that the release is whole; nothing is overwritten.
+
+    Parameters
+    ----------
+    place
+        The folder; it is created if it is not there.
+    name
+        The release's file in it.
+    data
+        The release.
+    card
+        Plain values that JSON has.
+
+    Raises
+    ------
+    OutputError
+        If a release or a card is there already, or no folder can be made there.
+    """
+    place.create()
+    for file in (name, CARD):
+        if place.exists(file):
+            raise OutputError(f"a file {file!r} is there already", place.url, "remove it, or choose another folder")
+    place.write(name, data)
+    place.write(CARD, json.dumps({**card, _DIGEST: {name: sha256(data).hexdigest()}}, indent=1, ensure_ascii=False).encode())
+
+
+def load_release(place: Folder, name: str) -> tuple[bytes, dict[str, Any]]:
+    """Return a release and its card, as `save_release` wrote them.
+
+    Raises
+    ------
+    InputError
+        If either is missing, or the card is none, or that of another release.
+    """
+    data = place.read(name)
+    try:
+        card = json.loads(place.read(CARD))
+        digest = card.pop(_DIGEST)[name]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"this is no card of {name!r}", CARD, "save the release again") from None
+    if digest != sha256(data).hexdigest():
+        raise InputError(f"this is the card of another release than {name!r}", CARD, "restore both from one release, or save it again")
+    return data, card

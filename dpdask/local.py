@@ -1,0 +1,243 @@
+"""Local use: the channels of a fitted release as JSON, by which each device randomises its own value before it leaves."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.engine.release import load_release
+from dpdask.errors import OutputError, SpecError
+from dpdask.frames import Release
+from dpdask.kernels.channel import TOTAL_BITS
+from dpdask.mechanisms import BinMechanism, DipRelease, LevelMechanism, RankMechanism
+from dpdask.mechanisms.dip import ColumnMechanism
+from dpdask.references import Known, Public, RankDistribution, Reference
+from dpdask.schema import Column, Level
+from dpdask.version import __version__
+
+FORMAT = 1
+MAX_KNOTS = 2**10
+MAX_WEIGHTS = 2**18
+_LARGEST = 2.0**1021, 2**53  # of real and of whole numbers, as the codec takes them
+_WIDER = 1.05
+
+Floats = NDArray[np.float64]
+
+
+def export(release: Release) -> str:
+    """Return the channels of a release as JSON: the same release, the same text.
+
+    Parameters
+    ----------
+    release
+        From `DIP.fit`, with a `Known` or `Public` reference and the unit `row`.
+
+    Returns
+    -------
+    str
+        `format`, `guarantee`, `epsilon` (one answer to all columns, rounded up), and for each privatised column its `kind`, its
+        exact `epsilon`, its domain, and `weights`: rows of whole numbers that sum to 2**63, as texts, since many readers of
+        JSON round beyond 2**53. `levels`: one row per level. `edges`: one row per bin of ranks. `ranks`: noise on so many
+        whole ranks, its sign's row (not below 0, below 0) and one row for each base-256 digit, least significant first.
+        `x` and `c` are the knots of the continualised reference cdf, of which null has the part below c[0].
+
+    Raises
+    ------
+    SpecError
+        If the reference is another one, the unit is not the row, or a level column has more than 2**18 weights.
+    InputError
+        If the fitted release is gone: it was closed.
+
+    Privacy
+    -------
+    Unit: one answer of one person. Adjacency: replace-one. A device that draws from these tables with its own entropy is
+    ε-locally private, whoever reads the answer. The file holds no key, and nothing of a private row: a `Known` reference is
+    declared, a `Public` table public. A `Holdout` is refused, because its channels publish the hold-out's distribution,
+    which no ε covers; a `Histogram`, because raw rows were counted for it, so that somebody holds them and has spent part
+    of their ε: nothing is local then. (What is already released may be the `Public` table.)
+
+    Notes
+    -----
+    The reference of a continuous or mixed column keeps at most 1,024 knots, and three more for each atom: pieces of the cdf
+    are joined where they hold little probability. Released values follow the thinned cdf, which is in the file and so
+    exactly known; `rank_error` bounds its distance from the distribution that the reference was made of. ε does not
+    change: it is the noise's, and the cdf is read before it (as a function of the value) and after it.
+
+    References
+    ----------
+    Bi and Shen, Distribution-invariant differential privacy, appendix S3, Definition S1.
+    """
+    _check(release)
+    fitted = load_release(release.work.secrets, release.sha256)
+    assert isinstance(fitted, DipRelease)
+    columns = {
+        name: _column(release.dip.schema.columns[name], release.work.codecs[name], mechanism) | {"weights": _weights(name, mechanism)}
+        for name, mechanism in fitted.columns.items()
+    }
+    document = {
+        "format": FORMAT,
+        "made_by": f"dpdask {__version__}",
+        "guarantee": _guarantee(fitted.epsilon),
+        "epsilon": fitted.epsilon,
+        "adjacency": "replace-one",
+        "unit": "one answer of one person, to all columns",
+        "reference": release.dip.reference.kind,
+        "channel": release.dip.channel,
+        "columns": columns,
+    }
+    return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def save(release: Release, path: str | Path) -> None:
+    """Write `export(release)` to a new file.
+
+    Raises
+    ------
+    OutputError
+        If the file is there already, or cannot be written.
+    SpecError, InputError
+        As for `export`.
+    """
+    text = export(release)
+    try:
+        with Path(path).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise OutputError("the file is there already", str(path), "remove it, or choose another name") from None
+    except OSError:
+        raise OutputError("the file cannot be written", str(path), "choose another place") from None
+
+
+def _check(release: Release) -> None:
+    reference, where = release.dip.reference, "local.export"
+    if not isinstance(reference, Known | Public):
+        raise SpecError(_why_not(reference), where, "fit with Known(...), or with Public() on a table that is already public")
+    if release.dip.unit != "row":
+        what = "a device sees its own answer, and cannot bound how many others its unit gives"
+        raise SpecError(what, where, "fit with unit='row' and ε divided by the number of answers")
+
+
+def _why_not(reference: Reference) -> str:
+    reasons = {
+        "holdout": "the file would publish the hold-out's distribution, and no ε covers the held-out rows",
+        "histogram": "raw rows were counted for a histogram, so somebody holds them: their release is not local",
+    }
+    return reasons.get(reference.kind, f"the columns of a {reference.kind} reference are released together, which this format does not hold")
+
+
+def _guarantee(epsilon: float) -> str:
+    return (
+        f"Whatever a person's values are, no answer to all columns is more than e^{epsilon:.6g} times as likely as under other values, whoever "
+        "reads it (local differential privacy, δ = 0). Fresh noise on a value that was already answered costs ε again: keep the answer and repeat it."
+    )
+
+
+def _column(declared: Column, codec: Codec, mechanism: ColumnMechanism) -> dict[str, Any]:
+    common = {"kind": declared.kind, "epsilon": mechanism.epsilon}
+    if isinstance(mechanism, LevelMechanism):
+        assert isinstance(codec, LevelCodec)
+        assert declared.levels is not None
+        nulls = [None] if codec.levels.null_count else []
+        whole = pa.types.is_integer(codec.levels.type)
+        return common | {"levels": nulls + [_plain(level, whole=whole) for level in declared.levels]}
+    assert isinstance(codec, ValueCodec)
+    common |= _reference(codec, mechanism.distribution)
+    if isinstance(mechanism, BinMechanism):
+        return common | {"edges": mechanism.edges.tolist()}
+    return common | {"ranks": mechanism.noise.n_cells, "rate": mechanism.noise.rate, "margin": mechanism.noise.margin}
+
+
+def _reference(codec: ValueCodec, distribution: RankDistribution) -> dict[str, Any]:
+    kept, error = thinned(distribution.x, distribution.c, MAX_KNOTS)
+    most = _LARGEST[codec.lattice]
+    return {
+        "type": str(codec.type),
+        "nulls": codec.nulls,
+        "lattice": codec.lattice,
+        "bounds": _numbers(codec, np.array(codec.bounds)) if codec.bounds else [-most, most],
+        "atoms": _numbers(codec, np.array(codec.atoms, dtype=np.float64)),
+        "knots": {"kept": len(kept), "fitted": len(distribution.x), "rank_error": distribution.rank_error + error},
+        "x": _numbers(codec, distribution.x[kept]),
+        "c": distribution.c[kept].tolist(),
+    }
+
+
+def _weights(name: str, mechanism: ColumnMechanism) -> list[list[str]]:
+    if isinstance(mechanism, RankMechanism):
+        noise = mechanism.noise
+        sign = [noise.sign, 2**TOTAL_BITS - noise.sign]
+        return [[str(weight) for weight in row] for row in [sign, *noise.weights.tolist()]]
+    weights = mechanism.channel.weights
+    if weights.size > MAX_WEIGHTS:
+        raise SpecError(f"its channel has more than {MAX_WEIGHTS:,} weights, too many for a small file", f"column {name!r}", "merge some levels")
+    return [[str(weight) for weight in row] for row in weights.tolist()]
+
+
+def _plain(level: Level, *, whole: bool) -> bool | int | float | str:
+    """Return a declared level as JSON holds it: dates and times as ISO 8601 texts."""
+    if isinstance(level, dt.date):
+        return level.isoformat()
+    return int(level) if whole else level
+
+
+def _numbers(codec: ValueCodec, values: Floats) -> list[float]:
+    """Return increasing numbers as people write them: whole if they must be, and 0.1 for the float32 nearest to it.
+
+    A device holds 0.1, which is no float32, and an atom has to be met exactly.
+    """
+    if codec.lattice:
+        whole: list[float] = values.astype(np.int64).tolist()
+        return whole
+    with np.errstate(over="ignore"):
+        narrow = values.astype(codec.type.to_pandas_dtype())
+    shortest = [float(str(short)) if short == value else value for short, value in zip(narrow, values.tolist(), strict=True)]
+    increasing: list[float] = np.maximum.accumulate(shortest).tolist()  # a number between two float32 may now lie beside the wrong one
+    return increasing
+
+
+def thinned(x: Floats, c: Floats, n_knots: int) -> tuple[NDArray[np.intp], float]:
+    """Return which knots of a continualised cdf to keep, and by how much the cdf changes.
+
+    Parameters
+    ----------
+    x, c
+        The knots, float64 arrays of one length; the cdf jumps where x repeats.
+    n_knots
+        How many to keep at most, besides three for each jump; all, if there are no more.
+
+    Returns
+    -------
+    kept
+        Increasing positions: the ends, both sides of every jump, and between them as evenly in probability as there are knots.
+    error
+        The largest change of a rank.
+    """
+    if len(x) <= n_knots:
+        return np.arange(len(x)), 0.0
+    jumps = np.flatnonzero(np.diff(x) == 0)
+    fixed = np.unique(np.concatenate([[0, len(x) - 1], jumps, jumps + 1]))
+    width = 1.0 / n_knots
+    while len(kept := _evenly(c, fixed, width)) > n_knots + 3 * len(jumps):
+        width *= _WIDER
+    place = np.maximum(np.searchsorted(kept, np.arange(len(x))), 1)
+    left, right = kept[place - 1], kept[place]
+    gap = np.where(x[right] > x[left], x[right] - x[left], 1.0)
+    line = np.where(x[right] > x[left], c[left] + (c[right] - c[left]) * ((x - x[left]) / gap), c)
+    return kept, float(np.abs(line - c).max())
+
+
+def _evenly(c: Floats, fixed: NDArray[np.intp], width: float) -> NDArray[np.intp]:
+    """Return the fixed positions, and between them the fewest whose steps of c are no wider than `width`, or are single steps."""
+    steps, stops, kept = c.tolist(), fixed.tolist(), [0]
+    for stop in stops[1:]:
+        while kept[-1] < stop:
+            kept.append(min(stop, max(kept[-1] + 1, bisect_right(steps, steps[kept[-1]] + width) - 1)))
+    return np.array(kept)

@@ -1,0 +1,255 @@
+"""Answers as they come back, from files or tables: read strictly, checked against what was asked, turned into ranges.
+
+They are written by strangers, so nothing in them is trusted, and no message repeats any of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from dpdask.errors import DataError, InputError
+from dpdask.kernels.ranges import at_least
+from dpdask.mechanisms.interval import Narrowing
+from dpdask.mechanisms.interval_release import ends_of
+from dpdask.streams import RunKey
+from dpdask.survey.form import ANSWER_FORMAT, CONVENTION
+from dpdask.survey.questions import choices, draw_anchors
+from dpdask.survey.wording import Asked
+
+Floats = NDArray[np.float64]
+Answer = Mapping[str, Any]
+Answers = str | Path | bytes | Answer | Sequence[str | Path | bytes | Answer]
+
+MAX_ID = 200  # characters
+_TEXTS = ("survey", "respondent", "convention")
+_HEADER = (*_TEXTS, "format")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+
+
+def read_answers(answers: Answers | pd.DataFrame) -> list[Answer]:
+    """Return answers one by one: of files (JSON: one answer or a list of them; CSV: a row each), their bytes, mappings or a frame.
+
+    Raises
+    ------
+    InputError
+        If a file cannot be read.
+    DataError
+        If it is neither JSON nor CSV of answers.
+    """
+    if isinstance(answers, pd.DataFrame):
+        return [{str(key): value for key, value in row.items() if not _is_missing(value)} for row in answers.to_dict("records")]
+    if isinstance(answers, Mapping):
+        return [answers]
+    if isinstance(answers, bytes):
+        return _of_json(answers)
+    if isinstance(answers, str | Path):
+        return _of_file(Path(answers))
+    found: list[Answer] = []
+    for position, part in enumerate(answers, start=1):
+        try:
+            found += read_answers(part)
+        except DataError as error:
+            raise error.at(f"file {position}") from None
+    return found
+
+
+def _of_file(path: Path) -> list[Answer]:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        raise InputError("this file of answers cannot be read", str(path), "check its path") from None
+    if path.suffix.lower() != ".csv":
+        return _of_json(content)
+    try:
+        rows = list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True))
+    except (UnicodeDecodeError, csv.Error):  # the parser's message would repeat the file
+        raise DataError("this is no CSV table of answers", None, "export it anew") from None
+    return [{key: cell if key in _TEXTS else _cell(cell) for key, cell in row.items() if cell} for row in rows]
+
+
+def _of_json(content: bytes) -> list[Answer]:
+    wrong = DataError("this is no answer to a survey: not JSON, or not of objects", None, "take the file that the form saved")
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        raise wrong from None
+    found = found if isinstance(found, list) else [found]
+    if not all(isinstance(answer, dict) for answer in found):
+        raise wrong
+    return found
+
+
+def check_headers(found: Sequence[Answer], survey: str, known: Sequence[str], required: Sequence[str]) -> list[str | None]:
+    """Return the respondents of answers, None where one bears no id, once all are seen to answer this survey.
+
+    Parameters
+    ----------
+    found
+        The answers.
+    survey
+        The id they must bear.
+    known, required
+        Which keys they may have apart from the header's, and which keys they must have.
+
+    Raises
+    ------
+    DataError
+        If an answer is to another survey or of another format, has other keys or an id that is none, or two are of one respondent.
+    """
+    for position, answer in enumerate(found, start=1):
+        where = f"answer {position}"
+        if not _is_text(answer.get("survey"), survey):
+            what = "it answers another survey, or this one in another version or with another key"
+            raise DataError(what, where, "ingest it with the survey, and the key, that asked it")
+        if _number(answer.get("format", ANSWER_FORMAT)) != ANSWER_FORMAT or not _is_text(answer.get("convention", CONVENTION), CONVENTION):
+            raise DataError("it was written by another version", where, "ingest it with that version")
+        if not set(answer) <= {*_HEADER, *known}:
+            raise DataError("it holds something that was not asked", where, "take the file that the form saved, or remove that column")
+        missing = [key for key in required if key not in answer]
+        if missing:
+            raise DataError(f"it lacks {missing[0]!r}", where, "take the file that the form saved")
+        if answer.get("respondent") is not None and id_of(answer["respondent"]) is None:
+            what = f"its respondent's id is no text of 1 to {MAX_ID} characters that UTF-8 has"
+            raise DataError(what, where, "use ids that are short texts or whole numbers")
+    respondents = [id_of(answer.get("respondent")) for answer in found]
+    named = [respondent for respondent in respondents if respondent is not None]
+    if len(set(named)) < len(named):
+        raise DataError("two answers are of one respondent", "respondent", "keep the first of each: two ranges of one value narrow each other")
+    return respondents
+
+
+def form_ranges(found: Sequence[Answer], asked: Asked) -> tuple[Floats, Floats]:
+    """Return the ranges (float64, shape (n,) each) that respondents' forms saved of one column.
+
+    Raises
+    ------
+    DataError
+        If an end is no number, or a range is none that this column's form can end with.
+    """
+    names = ends_of(asked.name)
+    ends = np.empty((2, len(found)))
+    for position, answer in enumerate(found):
+        for row, name in enumerate(names):
+            end = _end(answer[name])
+            if math.isnan(end):
+                raise DataError(f"{name!r} is no number", f"answer {position + 1}", 'write open ends as "-inf" and "inf"')
+            ends[row, position] = end
+    lower, upper = ends
+    for wrong, what in _violations(lower, upper, asked):
+        if wrong.any():
+            where = f"answer {int(np.argmax(wrong)) + 1}, column {asked.name!r}"
+            raise DataError(what, where, "its form cannot have saved this: leave the answer out")
+    return lower, upper
+
+
+def _violations(lower: Floats, upper: Floats, asked: Asked) -> list[tuple[NDArray[np.bool_], str]]:
+    step = asked.step
+    assert isinstance(step, Narrowing)
+    first, last = asked.rounded(step.law.x[[0, -1]])
+    ends = np.concatenate([lower, upper])
+    finite = np.isfinite(ends)
+    outside = finite & ((ends < first) | (ends > last))
+    rough = np.zeros(len(ends), dtype=np.bool_)
+    rough[finite] = ~asked.is_shown(ends[finite])
+    found = [
+        (~(lower < upper), "its lower end is not below its upper end"),
+        ((outside | rough).reshape(2, -1).any(axis=0), "an end is no anchor that could have been drawn"),
+        (~asked.has_value(lower, upper), "its range holds no value within the bounds, or no level"),
+    ]
+    if found[0][0].any():  # no coverage of what is no range
+        return found
+    return [*found, (at_least(lower, upper, step.cdf) < step.tau.x[0], "its range is narrower than the design lets anyone's be")]
+
+
+def choice_ranges(found: Sequence[Answer], respondents: Sequence[str], asked: Asked, survey: str, key: RunKey) -> tuple[Floats, Floats]:
+    """Return the ranges (float64, shape (n,) each) that respondents' choices stand for; (-inf, inf) where one was not made.
+
+    Raises
+    ------
+    DataError
+        If a choice is none of those that the respondent had, or a number is missing, not asked for, or no value that fits the choice.
+    """
+    drawn = draw_anchors(asked, survey, respondents, key)
+    ranges = [_chosen(answer, asked, drawn[row], f"answer {row + 1}, column {asked.name!r}") for row, answer in enumerate(found)]
+    ends = np.array(ranges, dtype=np.float64).reshape(-1, 2)
+    return ends[:, 0].copy(), ends[:, 1].copy()
+
+
+def _chosen(answer: Answer, asked: Asked, anchors: Floats, where: str) -> tuple[float, float]:
+    chosen, given = answer.get(f"{asked.name}_choice"), answer.get(f"{asked.name}_value")
+    if _is_missing(chosen) and _is_missing(given):
+        return -math.inf, math.inf
+    options = choices(asked, anchors)
+    number = _number(chosen)
+    if not (1 <= number <= len(options) and number.is_integer()):
+        raise DataError("its choice is none of those that this respondent had", where, "count choices from 1")
+    option = options[int(number) - 1]
+    if not option.exact:
+        if not _is_missing(given):
+            raise DataError("it gives a number where only its range was asked for", where, "remove the number: it must not be collected")
+        return option.lower, option.upper
+    value = _end(given)
+    if not (option.lower < value <= option.upper and asked.is_value(value)):
+        raise DataError("its number is missing, or does not fit its choice", where, "leave the choice out, or ask again")
+    return value, value
+
+
+def _end(value: Any) -> float:
+    """Return an end as a number; NaN if it is none."""
+    if isinstance(value, str):
+        return {"-inf": -math.inf, "inf": math.inf}.get(value) or _parsed(value)
+    return _number(value)
+
+
+def _number(value: Any) -> float:
+    """Return a number as a float; NaN if it is none, or too large for one."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def _parsed(text: str) -> float:
+    """Return the finite number that a text of ASCII digits is; NaN if it is none."""
+    number = float(text) if _NUMBER.fullmatch(text) else math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def _cell(text: Any) -> Any:
+    """Return a table's cell as a number, if it is one."""
+    number = _parsed(text) if isinstance(text, str) else math.nan
+    return text if math.isnan(number) else number
+
+
+def id_of(value: Any) -> str | None:
+    """Return a respondent's id as a text; None if it is no text of 1 to `MAX_ID` characters that UTF-8 has, nor a whole number of as many."""
+    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not (isinstance(value, str) or (is_number and abs(int(value)) < 10 ** (MAX_ID - 1))):
+        return None
+    text = str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # it would hold the id
+        return None
+    return text if 1 <= len(text) <= MAX_ID else None
+
+
+def _is_text(value: Any, text: str) -> bool:
+    return isinstance(value, str) and value == text
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float | np.floating) and math.isnan(value))

@@ -1,0 +1,379 @@
+"""A survey under interval privacy: questions out, answers in, a release."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
+from dpdask.documents import Document, validate
+from dpdask.errors import SpecError
+from dpdask.kernels.ranges import Quantiles
+from dpdask.mechanisms.interval import Narrowing, Partition
+from dpdask.mechanisms.interval_design import Canonical, Case1, Case2, CoverageAnchors, Design, IntervalColumns, Progressive, Ring
+from dpdask.mechanisms.interval_release import IntervalRelease, check_designs, ends_of, numbers
+from dpdask.reports.interval_card import interval_card
+from dpdask.schema import Schema, arrow_type
+from dpdask.streams import RunKey
+from dpdask.survey.answers import MAX_ID, Answers, check_headers, choice_ranges, form_ranges, id_of, read_answers
+from dpdask.survey.form import ANSWER_FORMAT, form
+from dpdask.survey.questions import question_table
+from dpdask.survey.wording import Asked, Wording
+
+_DAYS = (-719162, 2932896)  # 0001-01-01 and 9999-12-31, in days since 1970
+_UNANSWERED = "which questions a respondent left unanswered, a choice that may depend on the value"
+_STOPPED = (
+    "how soon a respondent stopped, chose tau, or loaded the form anew, which may depend on the value (an early stop shows as a wider range; a "
+    "mean_coverage takes everybody to answer every question that was due)"
+)
+_TRUE = "What is released is true of every row. "  # a mechanism's promise, and no survey's
+_OF_DRAWN_ANCHORS = ("mean_coverage", "leakage")
+_PERSON = b"dpdask survey"
+
+
+class Wordings(Document):
+    """The wording of each column.
+
+    Attributes
+    ----------
+    wording
+        By the column's name.
+    """
+
+    wording: Mapping[str, Wording]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawn:
+    """What a survey's parameters come to; a progressive one has no key."""
+
+    release: IntervalRelease
+    declared: Mapping[str, Codec]
+    asked: tuple[Asked, ...]
+    key: RunKey | None
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Questions that ask people where a value lies, never what it is, and a release of their answers.
+
+    Parameters
+    ----------
+    schema
+        The columns to ask for, all of role `privatise`: numbers or dates. Declare `type: int64` (or `date32`) where values are
+        whole, and anchors will be. Public columns are joined to the release by respondent.
+    columns
+        The design of each, as of `dpdask.IntervalMechanism`: all of them `case1`, `case2`, `canonical` or `ring`, whose
+        questions are drawn beforehand, or all `progressive` (with `stop: either`), asked round by round by a form. None may
+        hold nulls: whoever does not answer has the range (-inf, inf).
+    wording
+        How each is asked for: a `Wording`, or a mapping that makes one.
+    key
+        Of the questions drawn beforehand: the same key, the same questions. Answers are ingested with the key that asked, and
+        refused with any other: `id` depends on it. None: a new one, of this object alone. To ingest in another process, keep
+        the 32 bytes of `RunKey.fresh().reveal()` in a file that only you can read, and give `RunKey(path.read_bytes())`.
+        A progressive survey has none: its forms draw in the respondents' browsers.
+    insecure_seed
+        For tests: the key from a seed.
+
+    Raises
+    ------
+    SpecError
+        If a parameter is invalid, a design cannot be asked or does not fit its column, or no rounded anchor says anything.
+
+    Privacy
+    -------
+    Unit: a value. There is no ε. Nobody but the respondent ever holds the value: anchors are drawn before it is asked for
+    anything (by a form: in the respondent's own browser, from its secure source). Protected: where inside the released range
+    the value lies. Not protected: that it lies in it, as far as the respondent tells the truth, and what respondents decide
+    for themselves: whether to answer, and in a form when to stop and, with `own_tau`, at what coverage. The range stays true
+    whenever they stop, but a decision that depends on the value says something of it beyond the range, and biases what is
+    estimated from all ranges; without such decisions a form's range has the law of the progressive mechanism (with
+    `decimals`, of rounded anchors). A form draws its questions when it is loaded: an answer that is taken back and given
+    again brings the same question, but a page that is loaded anew draws new ones, among which a respondent could choose.
+    Somebody asked twice (another survey, another key, a second file) tells two ranges, which narrow each other.
+    The id, which is public, is a keyed digest: it tells nothing of a 256-bit key, but lets a guessed seed be checked.
+
+    References
+    ----------
+    Ding and Ding, Interval privacy: a framework for privacy-preserving data collection, Fig. 6, Example 4, section IV-C.
+
+    Examples
+    --------
+    >>> import dpdask
+    >>> schema = dpdask.Schema.from_dict({"columns": {"income": {"role": "privatise", "kind": "continuous", "type": "int64"}}})
+    >>> anchors = {"name": "uniform", "loc": 0, "scale": 150_000}
+    >>> wording = {"income": {"of": "your yearly income before tax", "unit": "euro"}}
+    >>> survey = dpdask.Survey(schema, columns={"income": {"design": "case1", "anchors": anchors}}, wording=wording, insecure_seed=1)
+    >>> asked = survey.questions(2)
+    >>> answers = [{"survey": survey.id, "respondent": "1", "income_choice": 2}, {"survey": survey.id, "respondent": "2", "income_choice": 1}]
+    >>> list(survey.ingest(answers).columns)
+    ['respondent', 'income_lower', 'income_upper']
+    """
+
+    schema: Schema
+    _: KW_ONLY
+    columns: Mapping[str, Design | Mapping[str, Any]]
+    wording: Mapping[str, Wording | Mapping[str, Any]]
+    key: RunKey | None = field(default=None, repr=False)
+    insecure_seed: int | None = None
+    _drawn: _Drawn = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.schema.privatised or self.schema.kept:
+            raise SpecError("a survey asks for private columns alone", "Survey", "join public columns to its release by respondent")
+        designs = validate(IntervalColumns, {"columns": dict(self.columns)}, "Survey").columns
+        check_designs(self.schema, designs, "columns")
+        wording = validate(Wordings, {"wording": dict(self.wording)}, "Survey").wording
+        check_askable(self.schema, designs, wording)
+        names = self.schema.privatised
+        declared = {name: codec for name in names if (codec := _codec(self.schema, name)) is not None}
+        codecs = {name: declared.get(name) or codec_for(name, self.schema.columns[name], arrow_type("float64")) for name in names}
+        release = IntervalRelease.of({name: designs[name] for name in names}, codecs)
+        asked = tuple(_asked(name, wording[name], release, codecs[name]) for name in names)
+        for each in asked:
+            check_decimals(each, designs[each.name], is_continuous=self.schema.columns[each.name].kind == "continuous")
+        key = _key(self.key, self.insecure_seed, is_progressive=isinstance(asked[0].step, Narrowing))
+        texts = {name: text.model_dump() for name, text in wording.items()}
+        kinds = {name: self.schema.columns[name].model_dump(mode="json") for name in names}
+        what = json.dumps([ANSWER_FORMAT, release.to_bytes().decode(), texts, kinds], sort_keys=True)
+        id_ = blake2b(what.encode(), digest_size=8, person=_PERSON, key=b"" if key is None else key.reveal()).hexdigest()
+        object.__setattr__(self, "_drawn", _Drawn(release=release, declared=declared, asked=asked, key=key, id=id_))
+
+    @property
+    def id(self) -> str:
+        """What answers must bear: a digest of columns, designs and wording, keyed by the key of questions drawn beforehand."""
+        return self._drawn.id
+
+    @property
+    def is_progressive(self) -> bool:
+        """Whether questions follow from answers, so that a form must ask them."""
+        return self._drawn.key is None
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """The release card: what ranges reveal, as `IntervalMechanism.card`, and what respondents' own decisions may."""
+        drawn, insecure = self._drawn, self.insecure_seed is not None
+        card: dict[str, Any] = json.loads(
+            interval_card(name="survey", release=drawn.release, schema=self.schema, codecs=drawn.declared, insecure=insecure)
+        )
+        more = _STOPPED if self.is_progressive else _UNANSWERED
+        guarantee = card["guarantee"]
+        guarantee["unprotected"]["what"] += f"; {more}"
+        guarantee["text"] = (
+            guarantee["text"].replace(_TRUE, "")
+            + f" Not protected either: {more}. All of this holds as far as respondents answer truthfully, each of them once."
+        )
+        card["mechanism"]["true_of_every_row"] = False  # nobody can know: people answered
+        for asked in drawn.asked:
+            if asked.is_coarser:
+                column = card["columns"][asked.name]
+                column["anchors"] = f"rounded down to {asked.decimals} decimals before they were shown; no coverage is stated"
+                for figure in _OF_DRAWN_ANCHORS:
+                    column.pop(figure, None)
+        card["order"] = "rows keep the order in which answers were ingested, which is public, as are respondents' ids"
+        card["survey"] = {"id": self.id, "format": ANSWER_FORMAT, "progressive": self.is_progressive} | {
+            "wording": {asked.name: asked.wording.model_dump(exclude_none=True) for asked in drawn.asked}
+        }
+        return card
+
+    def questions(self, respondents: int | Sequence[str | int]) -> pd.DataFrame:
+        """Return the questions of respondents, drawn beforehand.
+
+        Parameters
+        ----------
+        respondents
+            Their ids, distinct; or how many there are, for the ids "1", "2", ….
+
+        Returns
+        -------
+        A row per respondent and column: `survey` (its id), `respondent`, `column`, `question` and `choices` (texts; an answer
+        is the number of a choice, counted from 1), `anchors` (numbers, sorted). A respondent's row is a function of the key,
+        the survey and the id alone. Whoever answers "please give it" gives the number too.
+
+        Raises
+        ------
+        SpecError
+            If the survey is progressive, or an id stands twice or is none.
+        """
+        if self._drawn.key is None:
+            raise SpecError("a progressive design's questions follow from the answers", "questions", "give every respondent the form")
+        ids = [id_of(each) for each in (range(1, respondents + 1) if isinstance(respondents, int) else respondents)]
+        return question_table(self._drawn.asked, self.id, check_ids(ids), self._drawn.key)
+
+    def form(self, *, title: str, introduction: str = "", respondent: str | None = None, own_tau: bool = False) -> str:
+        """Return the form of a progressive survey: one HTML file that needs, loads and sends nothing.
+
+        Anchors are drawn in the browser by the mechanism's own law, all of them when the page is loaded: loading it again
+        draws anew. Respondents may stop before any question, see what they have told so far, and take an answer back, which
+        draws nothing; at the end they save a file of the final ranges alone.
+
+        Parameters
+        ----------
+        title, introduction
+            Plain texts.
+        respondent
+            An id that the answer will carry, so that public columns can be joined to it; such a file is not anonymous.
+        own_tau
+            Whether respondents choose the least coverage of their ranges, before the first question, instead of one
+            that is drawn by the design; not below the least that the design allows.
+
+        Raises
+        ------
+        SpecError
+            If the survey is not progressive, or a reference has too many values for a page.
+        """
+        if not self.is_progressive:
+            raise SpecError("only a progressive design needs a form", "form", "ask the rows of `questions`")
+        if respondent is not None:
+            check_ids([id_of(respondent)])
+        return form(self._drawn.asked, self.id, title=title, introduction=introduction, respondent=respondent, own_tau=own_tau)
+
+    def ingest(self, answers: Answers | pd.DataFrame) -> pd.DataFrame:
+        """Return the release of some answers: `npmle` and `IntervalRegressor` take its ranges as a mechanism's.
+
+        Parameters
+        ----------
+        answers
+            Of a form: the files that it saved. Of questions: a mapping or row per respondent with `survey`, `respondent`,
+            `<column>_choice` (from 1; missing where unanswered) and, where the choice asks for the number, `<column>_value`.
+            Paths of JSON or CSV files, their bytes, mappings, lists of these, or a frame.
+
+        Returns
+        -------
+        A row per answer, in their order: `respondent` where any answer bears one, and float64 `<column>_lower` and
+        `<column>_upper`, as the card's convention says; (-inf, inf) of an unanswered question.
+
+        Raises
+        ------
+        DataError
+            If an answer is not to this survey or its key, or is none that its respondent could have given; if two are of one
+            respondent.
+        InputError
+            If a file cannot be read.
+        """
+        found, asked = read_answers(answers), self._drawn.asked
+        if self._drawn.key is None:
+            keys = [end for each in asked for end in ends_of(each.name)]
+            respondents = check_headers(found, self.id, keys, keys)
+            ranges = [form_ranges(found, each) for each in asked]
+        else:
+            keys = [f"{each.name}_{part}" for each in asked for part in ("choice", "value")]
+            respondents = check_headers(found, self.id, keys, ["respondent"])
+            ranges = [choice_ranges(found, [str(each) for each in respondents], each, self.id, self._drawn.key) for each in asked]
+        whose = {"respondent": pd.Series(respondents, dtype="str")} if any(each is not None for each in respondents) else {}
+        ends = {name: end for each, pair in zip(asked, ranges, strict=True) for name, end in zip(ends_of(each.name), pair, strict=True)}
+        return pd.DataFrame({**whose, **ends})
+
+
+def check_askable(schema: Schema, designs: Mapping[str, Design], wording: Mapping[str, Wording]) -> None:
+    """Check that columns and designs can be asked, in one way, and have their words.
+
+    Raises
+    ------
+    SpecError
+        If they cannot.
+    """
+    for name, design in designs.items():
+        where = f"columns.{name}"
+        if design.nulls == "public" or schema.columns[name].nulls == "level":
+            what = "a survey has no nulls: whoever does not answer has the range (-inf, inf)"
+            raise SpecError(what, where, "leave `nulls` out, of the schema and of the design")
+        if not isinstance(design, Case1 | Case2 | Canonical | Ring | Progressive):
+            raise SpecError("nobody can be asked for it", where, "use the design case1, case2, canonical, ring or progressive")
+        if isinstance(design, Progressive) and design.stop != "either":
+            raise SpecError("where a respondent's own range decides, the stop tells of the value", where, "use `stop: either`")
+        if isinstance(design, Progressive) != isinstance(next(iter(designs.values())), Progressive):
+            raise SpecError("a survey is progressive in all columns or in none", where, "make two surveys")
+        if name not in wording:
+            raise SpecError("it has no wording", where, "add it to `wording`, at least `of`")
+    extra = next((name for name in wording if name not in designs), None)
+    if extra is not None:
+        raise SpecError("is not asked for", f"wording.{extra}", "remove it, or give the column a design")
+
+
+def check_decimals(asked: Asked, design: Design, *, is_continuous: bool) -> None:
+    """Check that anchors may be shown with fewer digits than they are drawn with: no coverage is promised, and they still say something.
+
+    Parameters
+    ----------
+    asked, design
+        Of the column.
+    is_continuous
+        Whether its least value, like any other, has no probability of its own, so that an anchor on it says nothing.
+
+    Raises
+    ------
+    SpecError
+        If they may not.
+    """
+    where = f"wording.{asked.name}.decimals"
+    if not asked.is_coarser:
+        return
+    if getattr(design, "at_least", None) is not None or isinstance(getattr(design, "anchors", None), CoverageAnchors):
+        raise SpecError("rounded anchors need not have the coverage that is asked for", where, "leave it out, or give anchors")
+    low, high = asked.bounds
+    if not asked.tells_apart(low if is_continuous else math.nextafter(low, -math.inf), high):
+        what = "no anchor that is rounded down falls between its least and greatest value, so its ranges would say nothing of it"
+        raise SpecError(what, where, "choose more decimals, or anchors that reach where values are")
+
+
+def _key(key: RunKey | None, seed: int | None, *, is_progressive: bool) -> RunKey | None:
+    """Return the key of questions drawn beforehand."""
+    if is_progressive and not (key is None and seed is None):
+        raise SpecError("a progressive survey has no key: its forms draw in the respondents' browsers", "Survey", "leave key and insecure_seed out")
+    if key is not None and seed is not None:
+        raise SpecError("a key and a seed are two keys", "Survey", "give one of them")
+    if is_progressive or key is not None:
+        return key
+    return RunKey.fresh() if seed is None else RunKey.insecure(seed)
+
+
+def _codec(schema: Schema, name: str) -> Codec | None:
+    type_ = schema.columns[name].type
+    return None if type_ is None else codec_for(name, schema.columns[name], arrow_type(type_))
+
+
+def _asked(name: str, wording: Wording, release: IntervalRelease, codec: Codec) -> Asked:
+    step, where = release.columns[name].step, f"column {name!r}"
+    assert isinstance(step, Partition | Narrowing)
+    type_ = codec.levels.type if isinstance(codec, LevelCodec) else codec.type
+    if pa.types.is_timestamp(type_):
+        raise SpecError("people are asked for numbers and dates", where, "declare the type date32")
+    if step.lattice and wording.decimals:
+        raise SpecError("its anchors are whole", f"wording.{name}.decimals", "leave it out, or declare the type float64")
+    is_date = bool(pa.types.is_date(type_))
+    centres = step.centres if isinstance(step, Partition) else np.zeros(1)
+    if is_date and not _are_days(step.law, centres):
+        raise SpecError("an anchor may be no date of the years 1 to 9999", where, "give anchors in days since 1970, not so wide")
+    levels = np.sort(numbers(codec, codec.levels)[0]) if isinstance(codec, LevelCodec) else np.zeros(0)
+    bounds = codec.bounds or (-math.inf, math.inf) if isinstance(codec, ValueCodec) else (float(levels[0]), float(levels[-1]))
+    return Asked(name=name, wording=wording, step=step, is_date=is_date, bounds=bounds, levels=levels)
+
+
+def _are_days(law: Quantiles, centres: np.ndarray) -> bool:
+    return bool(_DAYS[0] <= law.x[0] + centres.min() and law.x[-1] + centres.max() <= _DAYS[1])
+
+
+def check_ids(ids: Sequence[str | None]) -> list[str]:
+    """Return respondents' ids.
+
+    Raises
+    ------
+    SpecError
+        If one stands twice, or is None: none that answers could bear.
+    """
+    found = [each for each in ids if each is not None]
+    if len(set(found)) < len(ids):
+        what = f"a respondent's id stands twice, or is empty, or no text of up to {MAX_ID} characters that UTF-8 has"
+        raise SpecError(what, "respondents", "give every respondent an id")
+    return found

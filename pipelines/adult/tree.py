@@ -1,0 +1,147 @@
+"""DIP along a tree on the survey's 14 columns, every person released and covered: for the data's steward only, because it reads private rows.
+
+    python pipelines/adult/tree.py --input /path/to/adult.parquet
+
+Prints a Markdown table, a line for each channel, δ and share of ε that the noisy tables take: the mean total variation between
+the two-way tables of the released and of the original rows, on the tree's pairs and on all pairs; how much more often a
+released value is its own row's than another row's (mean over columns; 0: chance); how much more often a whole released row is
+its own row's in half of the columns or more; ε* of a row; what everything costs together; seconds to fit. Means of several
+runs. Cells are the copula job's. Noise is secure unless a seed is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpdask.cells import DEFAULT_BINS, Cells, cells
+from dpdask.codec import codec_for
+from dpdask.engine.tabulate import domain_of, encoded
+from dpdask.jobs.kinds.copula import Copula
+from dpdask.jobs.spec import load_job
+from dpdask.kernels.marginals import Codes
+from dpdask.mechanisms import ChannelKind
+from dpdask.mechanisms.tree_fit import fit_tree
+from dpdask.mechanisms.tree_spending import spend_tree
+from dpdask.mechanisms.tree_tables import measure_tree
+from dpdask.privacy import Budget
+from dpdask.references.tree import Tree
+from dpdask.stats import Domain, Marginals
+from dpdask.streams import RunKey, stream
+
+DELTAS = (0.0, 2.0**-30)
+SHARES = (0.3, 0.5, 0.7, 0.9)
+CHANNELS: tuple[ChannelKind, ...] = ("laplace", "optimal")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """The table, as values and as codes of its cells."""
+
+    batch: pa.RecordBatch
+    cells: dict[str, Cells]
+    domain: Domain
+    codes: Codes
+
+    def coded(self, batch: pa.RecordBatch) -> Codes:
+        return encoded(batch, self.cells, self.domain, np.ones(batch.num_rows, dtype=np.bool_))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one run shows."""
+
+    on_tree: float
+    on_all: float
+    kept: float
+    recognised: float
+    row: float
+    total: float
+    seconds: float
+
+
+def read_survey(path: str) -> Survey:
+    """Return the table, its numbers cut as the copula job cuts them."""
+    loaded = load_job(Path(__file__).with_name("job.yaml"), {"input.path": json.dumps(str(Path(path).resolve()))})
+    assert isinstance(loaded.file.mechanism, Copula)
+    bins, names = loaded.file.mechanism.bins, loaded.schema.privatised
+    assert not isinstance(bins, int)
+    [batch] = pq.read_table(path, columns=list(names)).combine_chunks().to_batches()
+    cut = {name: cells(codec_for(name, loaded.schema.columns[name], batch.schema.field(name).type), bins.get(name, DEFAULT_BINS)) for name in names}
+    domain = domain_of(cut)
+    return Survey(batch=batch, cells=cut, domain=domain, codes=encoded(batch, cut, domain, np.ones(batch.num_rows, dtype=np.bool_)))
+
+
+def outcome(survey: Survey, budget: Budget, share: float, channel: ChannelKind, seed: int | None) -> Outcome:
+    names = survey.domain.names
+    key = RunKey.fresh() if seed is None else RunKey.insecure(seed)
+    spending = spend_tree(budget, Tree(share=share), names)
+    start = time.perf_counter()
+    rng = None if seed is None else stream(key, "marginals/noise", "")
+    noisy = measure_tree(Marginals.of_codes(survey.domain, survey.codes), spending.noise, rng=rng)
+    release = fit_tree(noisy, survey.cells, spending.row, channel)
+    seconds = time.perf_counter() - start
+    codecs = {name: column.codec for name, column in survey.cells.items()}
+    codes = survey.coded(release.randomise(survey.batch, codecs, release.streams(key, "")))
+    apart = variations(survey.domain, survey.codes, codes)
+    joined = {frozenset(edge) for edge in release.edges}
+    own, other = codes == survey.codes, np.roll(codes, 1, axis=1) == survey.codes
+    half = len(names) // 2
+    return Outcome(
+        on_tree=float(np.mean([value for pair, value in apart.items() if frozenset(pair) in joined])),
+        on_all=float(np.mean(list(apart.values()))),
+        kept=float(own.mean() - other.mean()),
+        recognised=float((own.sum(axis=0) >= half).mean() / (other.sum(axis=0) >= half).mean()),
+        row=release.epsilon,
+        total=spending.exact(budget, release.epsilon),
+        seconds=seconds,
+    )
+
+
+def variations(domain: Domain, codes: Codes, others: Codes) -> dict[tuple[str, ...], float]:
+    """Return the total variation between the two-way tables of each pair of columns."""
+    first, second = (Marginals.of_codes(domain, each) for each in (codes, others))
+    return {pair: float(np.abs(first.table(pair) / first.n_rows - second.table(pair) / second.n_rows).sum() / 2) for pair in domain.pairs()}
+
+
+def line(channel: str, delta: float, share: float, runs: list[Outcome]) -> str:
+    def mean(part: str) -> float:
+        return float(np.mean([getattr(run, part) for run in runs]))
+
+    parts = [f"{mean('on_tree'):.4f}", f"{mean('on_all'):.4f}", f"{mean('kept'):.4f}", f"{mean('recognised'):.2f}"]
+    return f"| {channel} | {delta:.2g} | {share:g} | {' | '.join(parts)} | {mean('row'):.3f} | {mean('total'):.4f} | {mean('seconds'):.1f} |"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--input", required=True, help="the table, one Parquet file")
+    parser.add_argument("--epsilon", type=float, default=2.0)
+    parser.add_argument("--deltas", type=float, nargs="+", default=DELTAS)
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
+    parser.add_argument("--channels", nargs="+", choices=("laplace", "laplace-calibrated", "optimal"), default=CHANNELS)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--seed", type=int, help="INSECURE: noise from this seed, which protects nobody")
+    given = parser.parse_args(arguments)
+    survey = read_survey(given.input)
+    if given.seed is not None:
+        print("INSECURE: the noise comes from a seed.\n")
+    print(f"{survey.codes.shape[1]:,} rows, {survey.domain.n_attributes} columns, ε = {given.epsilon:g}\n")
+    print("| channel | δ | share | TV, tree | TV, all pairs | own value kept | own row recognised | ε* of a row | ε in all | seconds |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for channel in given.channels:
+        for delta in given.deltas:
+            for share in given.shares:
+                budget = Budget(epsilon=given.epsilon, delta=delta)
+                seeds = [None if given.seed is None else given.seed + run for run in range(given.runs)]
+                print(line(channel, delta, share, [outcome(survey, budget, share, channel, seed) for seed in seeds]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

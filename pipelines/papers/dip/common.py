@@ -1,0 +1,175 @@
+"""What the scripts of this folder share: cells with standard errors, tables that are printed and kept, streams of replicates."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = Any
+EPSILONS = (1.0, 2.0, 3.0, 4.0)
+PAPER_REPLICATES = 1000
+LIMIT, NEAR = 3.0, 0.1  # of combined standard errors; of the paper's number
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A mean over replicates: its standard deviation over them, how many there were (one has no spread), and to what it was rounded."""
+
+    mean: float
+    spread: float
+    replicates: int
+    rounded_to: float = 0.0
+
+    @classmethod
+    def of(cls, samples: Iterable[float]) -> Cell:
+        found = np.asarray(list(samples), dtype=float)
+        return cls(float(found.mean()), float(found.std(ddof=1)) if len(found) > 1 else math.nan, len(found))
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean, with what rounding adds."""
+        return math.hypot(self.spread / math.sqrt(self.replicates), self.rounded_to / math.sqrt(12))
+
+    def times(self, factor: float) -> Cell:
+        return Cell(self.mean * factor, self.spread * factor, self.replicates, self.rounded_to * factor)
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.mean):
+            return "∞" if self.mean > 0 else "–"
+        if not math.isfinite(self.error):
+            return f"{self.mean:.4g}"
+        digits = 2 if self.error == 0 else min(6, max(0, 1 - math.floor(math.log10(self.error))))
+        return f"{self.mean:.{digits}f} ± {self.error:.{digits}f}"
+
+
+def published(mean: float, spread: float, replicates: int = PAPER_REPLICATES, rounded_to: float = 0.01) -> Cell:
+    """Return a cell of the paper.
+
+    Its parentheses are called standard errors but are standard deviations over the replicates: for the non-private mean
+    of Table 4, whose exact law is known, they are 0.75 of the mean, as for the absolute value of a Gaussian (0.755);
+    standard errors of 1000 replicates would be 0.024 of it.
+    """
+    return Cell(mean, spread, replicates, rounded_to)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line: a setting, a method and an ε, what the paper has and what we have."""
+
+    setting: str
+    method: str
+    epsilon: float | None
+    paper: Cell | None = None
+    ours: Cell | None = None
+    optimal: Cell | None = None
+    private: Cell | None = None
+
+    @property
+    def of_paper(self) -> str | None:
+        """Whose cell of the paper a line of NP or DIP stands beside: its method, without what a variant adds to the name."""
+        found = re.match(r"NP|DIP, \d+ % held out|DIP$", self.method)
+        return found.group() if found else None
+
+    @property
+    def is_near(self) -> bool:
+        """Whether ours is within 3 combined standard errors or 10 % of the paper's."""
+        return self.apart is not None and (abs(self.apart) <= LIMIT or abs(self.ours.mean / self.paper.mean - 1) <= NEAR)
+
+    @property
+    def apart(self) -> float | None:
+        """By how many combined standard errors ours and the paper's differ."""
+        if self.paper is None or self.ours is None:
+            return None
+        combined = math.hypot(self.paper.error, self.ours.error)
+        return (self.ours.mean - self.paper.mean) / combined if combined > 0 and math.isfinite(combined) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of the paper beside ours."""
+
+    name: str
+    title: str
+    unit: str
+    rows: list[Row]
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def markdown(self) -> str:
+        lines = [f"### {self.name}: {self.title}", "", self.unit, ""]
+        lines += [
+            "| setting | method | ε | paper | ours | ours, optimal channel | ours, end to end private | apart |",
+            "|---|---|--:|--:|--:|--:|--:|--:|",
+        ]
+        for row in self.rows:
+            apart = "" if row.apart is None else f"{row.apart:+.1f}"
+            cells = [str(cell) if cell is not None else "" for cell in (row.paper, row.ours, row.optimal, row.private)]
+            epsilon = "" if row.epsilon is None else f"{row.epsilon:g}"
+            lines.append(f"| {row.setting} | {row.method} | {epsilon} | {' | '.join(cells)} | {apart} |")
+        notes = [f"- {note}" for note in self.notes] + ([f"- {self.seconds:.0f} s."] if self.seconds else [])
+        return "\n".join([*lines, "", *notes, ""])
+
+    def judged(self) -> list[Row]:
+        """Return the lines of NP and DIP, without variants, that have a number of the paper beside them."""
+        return [row for row in self.rows if row.of_paper == row.method and row.apart is not None]
+
+    def variants(self, row: Row) -> list[Row]:
+        """Return the lines that read the paper's experiment in another way than a judged line does."""
+        same = [other for other in self.rows if (other.setting, other.epsilon, other.of_paper) == (row.setting, row.epsilon, row.method)]
+        return [other for other in same if other.method != row.method]
+
+    def verdict(self) -> str:
+        """Return how many judged cells agree with the paper's."""
+        rows = self.judged()
+        within, near = sum(abs(row.apart) <= LIMIT for row in rows), sum(row.is_near for row in rows)
+        read = sum(row.is_near or any(other.is_near for other in self.variants(row)) for row in rows)
+        return f"{len(rows)} cells of NP and DIP: {within} within 3 combined standard errors, {near} so or within 10 %, {read} with the variants"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Table:
+        found = json.loads(text)
+        cells = ("paper", "ours", "optimal", "private")
+        rows = [Row(**{key: Cell(**value) if key in cells and value else value for key, value in row.items()}) for row in found.pop("rows")]
+        return cls(rows=rows, **found)
+
+
+def replicate_rng(seed: int, *place: int) -> np.random.Generator:
+    """Return the generator of one place of an experiment: data and baselines, not releases, which have keyed streams."""
+    return np.random.default_rng([seed, *place])
+
+
+def parser(description: str, replicates: int, data: str | None = None) -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--replicates", type=int, default=replicates, help=f"default {replicates}; the paper has {PAPER_REPLICATES}")
+    found.add_argument("--seed", type=int, default=1)
+    found.add_argument("--json", type=Path, help="also write the table to this file")
+    if data is not None:
+        found.add_argument("--data", type=Path, required=True, help=data)
+    return found
+
+
+def report(options: argparse.Namespace, make: Callable[[], Table]) -> Table:
+    """Make, print and keep a table."""
+    if options.replicates < 1:
+        raise SystemExit("--replicates must be at least 1")
+    begun = time.perf_counter()
+    table = make()
+    table = Table(**{key: getattr(table, key) for key in ("name", "title", "unit", "rows", "notes")}, seconds=time.perf_counter() - begun)
+    print(table.markdown())
+    print(table.verdict())
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(table.to_json(), encoding="utf-8")
+    return table

@@ -1,0 +1,131 @@
+"""Joint releases of a matrix of numbers at the level of mechanisms: by the chain of a hold-out, and by a private tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dpdask.cells import Cells, cells
+from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.kernels import chain as kernel
+from dpdask.mechanisms import ChannelKind
+from dpdask.mechanisms.chain import ChainRelease
+from dpdask.mechanisms.chain_fit import rank_mechanisms
+from dpdask.mechanisms.tree_fit import fit_tree
+from dpdask.mechanisms.tree_spending import spend_tree
+from dpdask.mechanisms.tree_tables import measure_tree
+from dpdask.privacy import Budget
+from dpdask.references.tree import Tree
+from dpdask.stats import Domain, Marginals
+from dpdask.stats.records import numbers
+from dpdask.streams import RunKey
+
+Array = Any
+DELTA = 2.0**-30  # of the tree's tables; its rows need none
+
+
+def levels(name: str, values: Sequence[int], *, ordered: bool = True) -> LevelCodec:
+    return LevelCodec(name=name, levels=pa.array(values, type=pa.int64()), ordered=ordered)
+
+
+def line(name: str, bounds: tuple[float, float] | None = None, *, whole: bool = False) -> ValueCodec:
+    return ValueCodec(name=name, type=pa.int64() if whole else pa.float64(), bounds=bounds, atoms=(), nulls=False)
+
+
+def as_batch(table: Array, codecs: Sequence[Codec]) -> pa.RecordBatch:
+    arrays = [pa.array(column, type=pa.float64()).cast(type_of(codec)) for column, codec in zip(table.T, codecs, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=[codec.name for codec in codecs])
+
+
+def as_matrix(batch: pa.RecordBatch) -> Array:
+    return np.column_stack([column.to_numpy(zero_copy_only=False).astype(float) for column in batch.columns])
+
+
+def type_of(codec: Codec) -> pa.DataType:
+    return codec.levels.type if isinstance(codec, LevelCodec) else codec.type
+
+
+def chain(held_out: Array, rows: Array, codecs: Sequence[Codec], epsilon: float, channel: ChannelKind, order: Array, seed: int, place: str) -> Array:
+    """Return rows released by the chain of the held-out ones, float64 array of shape (n, p).
+
+    Parameters
+    ----------
+    held_out, rows
+        float64 arrays of shapes (m, p) and (n, p).
+    codecs
+        One per column.
+    epsilon
+        Of a row; each column gets ε / p.
+    channel
+        `laplace` or `optimal`.
+    order
+        int array of shape (p,): which column is released first, and so on.
+    seed, place
+        Of the streams.
+    """
+    batch = as_batch(held_out, codecs)
+    ordered = [codecs[column] for column in order]
+    columns = [numbers(codec, batch.column(codec.name)) for codec in ordered]
+    grids = [_grid(codec, column) for codec, column in zip(ordered, columns, strict=True)]
+    single = np.zeros(len(held_out), dtype=np.int64)
+    trie = kernel.build(columns, np.ones(len(held_out), dtype=np.int64), single, 1, grids)
+    mechanisms = dict.fromkeys((codec.name for codec in ordered), _rank_mechanism(epsilon / len(codecs), channel))
+    release = ChainRelease(columns=mechanisms, trie=trie, groups=None, least_grade=0)
+    by_name = {codec.name: codec for codec in codecs}
+    return as_matrix(release.randomise(as_batch(rows, codecs), by_name, release.streams(RunKey.insecure(seed), place)))
+
+
+def _grid(codec: Codec, column: Array) -> tuple[Array, Array] | None:
+    if isinstance(codec, LevelCodec):
+        return None
+    return kernel.grid(column, np.array(codec.atoms), codec.bounds[0] if codec.bounds else None, 1.0 if codec.lattice else None)
+
+
+@lru_cache
+def _rank_mechanism(epsilon: float, channel: ChannelKind) -> Any:
+    """Return what randomises a column's rank: ε alone gives it, so that replicates need not make it again."""
+    return rank_mechanisms({"x": epsilon}, channel)["x"]
+
+
+def tree(rows: Array, codecs: Sequence[Codec], bins: Mapping[str, Any], epsilon: float, rng: np.random.Generator, seed: int, place: str) -> Array:
+    """Return all rows released along the private tree of noisy tables of all of them, float64 array of shape (n, p).
+
+    Parameters
+    ----------
+    rows
+        float64 array of shape (n, p).
+    codecs
+        One per column; a line has bounds.
+    bins
+        For each line how it is cut.
+    epsilon
+        Of a row, tables and all; with δ = 2**-30 for the tables.
+    rng
+        For the tables' noise, so that experiments repeat.
+    seed, place
+        Of the streams.
+    """
+    batch, by_name = as_batch(rows, codecs), {codec.name: codec for codec in codecs}
+    public: dict[str, Cells] = {codec.name: cells(codec, bins.get(codec.name, 2)) for codec in codecs}
+    domain = Domain(names=tuple(public), sizes=tuple(column.size for column in public.values()))
+    codes = np.array([_codes(column, batch.column(name)) for name, column in public.items()], dtype=domain.code_dtype)
+    spending = spend_tree(Budget(epsilon=epsilon, delta=DELTA), Tree(share=0.5), domain.names)
+    noisy = measure_tree(Marginals.of_codes(domain, codes), spending.noise, rng=rng)
+    release = fit_tree(noisy, public, spending.row)
+    released = release.randomise(batch, by_name, release.streams(RunKey.insecure(seed), place))
+    return as_matrix(released.select([codec.name for codec in codecs]))
+
+
+def _codes(column: Cells, array: pa.Array) -> Array:
+    return column.codec.encode(array) if isinstance(column.codec, LevelCodec) else column.codes(array)
+
+
+def split(n: int, fraction: float, rng: np.random.Generator) -> Array:
+    """Return which rows are held out, exactly a fraction of them, as in the paper."""
+    out = np.zeros(n, dtype=bool)
+    out[rng.permutation(n)[: round(fraction * n)]] = True
+    return out

@@ -1,0 +1,218 @@
+"""Table 2 of Bi and Shen, Distribution-invariant differential privacy: the coefficients of a linear regression.
+
+    python -m pipelines.papers.dip.table2 [--replicates 1000] [--sizes 200 2000] [--columns 6 30]
+
+Y = X β + e, β = 1; a third each of X's columns is N(0, 10²), Poisson(5) and Bernoulli(0.5). Released are all columns and Y,
+in a random order, by the chain of a hold-out; the distance is that of the least-squares coefficients with their intercept
+(β, 0): without the intercept the non-private numbers would be √(8.4 / 21.4) = 0.63 of the paper's.
+
+The paper makes a discrete value v continuous first, v - U with U uniform on (0, 1), and only then cuts the grid of records:
+a released value is then the level above a point of a record's cell, which may be a level higher than its lower neighbour's.
+Our chain keeps levels as they are. Both are shown; "continualised" is the paper's, by the same kernel.
+
+End to end private: all rows by the tree of noisy tables, ε and δ = 2⁻³⁰, half of ε for the tables. LRM and OPM take each
+column by itself, and then the residuals of Y given the noisy X, as the appendix says.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from dpdask.channels import baselines
+from pipelines.papers.dip import joint
+from pipelines.papers.dip.common import EPSILONS, Cell, Row, Table, parser, published, replicate_rng, report
+
+Array = Any
+FRACTIONS = (0.15, 0.25, 0.35)
+MAX_POISSON = 30  # beyond lie 1e-14
+NAMES = {fraction: f"DIP, {round(100 * fraction)} % held out" for fraction in FRACTIONS}
+CONTINUALISED = {fraction: f"{name}, continualised" for fraction, name in NAMES.items()}
+PAPER = {
+    (200, 6): {
+        "NP": ((0.31, 0.16), (0.31, 0.15), (0.31, 0.16), (0.31, 0.15)),
+        NAMES[0.15]: ((2.19, 1.15), (2.16, 1.14), (2.14, 1.13), (2.14, 1.14)),
+        NAMES[0.25]: ((1.40, 0.77), (1.40, 0.75), (1.42, 0.79), (1.40, 0.76)),
+        NAMES[0.35]: ((1.13, 0.59), (1.13, 0.61), (1.11, 0.62), (1.12, 0.59)),
+        "LRM": ((62.80, 43.28), (33.53, 21.43), (24.53, 14.86), (21.44, 11.91)),
+        "OPM": ((757.16, 558.17), (378.68, 287.99), (241.05, 190.85), (184.72, 136.91)),
+    },
+    (2000, 6): {
+        "NP": ((0.09, 0.04), (0.09, 0.04), (0.09, 0.04), (0.09, 0.04)),
+        NAMES[0.15]: ((0.31, 0.15), (0.32, 0.15), (0.31, 0.15), (0.32, 0.15)),
+        NAMES[0.25]: ((0.24, 0.12), (0.24, 0.12), (0.24, 0.12), (0.24, 0.11)),
+        NAMES[0.35]: ((0.21, 0.10), (0.21, 0.10), (0.21, 0.10), (0.20, 0.10)),
+        "LRM": ((19.55, 13.66), (13.67, 7.94), (12.30, 6.00), (11.83, 4.91)),
+        "OPM": ((650.15, 489.16), (315.75, 240.77), (219.46, 167.75), (165.44, 125.28)),
+    },
+    (200, 30): {
+        "NP": ((0.77, 0.30), (0.74, 0.30), (0.76, 0.32), (0.77, 0.33)),
+        NAMES[0.15]: ((21.07, 10.64), (20.91, 10.68), (21.03, 10.84), (21.05, 10.94)),
+        NAMES[0.25]: ((9.16, 4.41), (9.17, 4.47), (9.28, 4.45), (9.21, 4.46)),
+        NAMES[0.35]: ((6.15, 2.84), (6.24, 2.95), (6.23, 2.95), (6.21, 3.00)),
+        "LRM": ((489.43, 370.81), (250.98, 182.24), (179.74, 117.89), (138.68, 90.79)),
+        "OPM": ((6044.5, 4611.4), (2951.1, 2277.7), (2021.9, 1492.6), (1542.4, 1118.0)),
+    },
+    (2000, 30): {
+        "NP": ((0.21, 0.09), (0.21, 0.08), (0.21, 0.08), (0.21, 0.08)),
+        NAMES[0.15]: ((1.39, 0.59), (1.39, 0.59), (1.40, 0.60), (1.39, 0.60)),
+        NAMES[0.25]: ((0.88, 0.38), (0.88, 0.39), (0.89, 0.38), (0.88, 0.39)),
+        NAMES[0.35]: ((0.73, 0.32), (0.71, 0.32), (0.72, 0.31), (0.72, 0.33)),
+        "LRM": ((209.25, 147.50), (116.93, 84.48), (86.97, 57.60), (74.07, 45.71)),
+        "OPM": ((7822.7, 6055.5), (4046.6, 3073.2), (2595.7, 1944.0), (2052.9, 1522.2)),
+    },
+}
+
+
+def data(n: int, p: int, rng: np.random.Generator) -> Array:
+    """Return the columns of X and then Y, float64 array of shape (n, p + 1)."""
+    third = p // 3
+    x = np.hstack([rng.normal(0, 10, (n, third)), np.minimum(rng.poisson(5, (n, third)), MAX_POISSON), rng.integers(0, 2, (n, third))])
+    return np.column_stack([x, x.sum(axis=1) + rng.normal(size=n)])
+
+
+def codecs(p: int) -> list[Any]:
+    """Return the codecs of X's columns and of Y; the bounds are public, and only the private tree needs them."""
+    third = p // 3
+    normal = [joint.line(f"normal{k}", (-45.0, 45.0)) for k in range(third)]
+    poisson = [joint.levels(f"poisson{k}", range(MAX_POISSON + 1)) for k in range(third)]
+    binary = [joint.levels(f"binary{k}", (0, 1)) for k in range(third)]
+    return [*normal, *poisson, *binary, joint.line("y", scale(p))]
+
+
+def scale(p: int) -> tuple[float, float]:
+    """Return public bounds of Y: 4.5 standard deviations on either side of its mean."""
+    middle, deviation = (p // 3) * 5.5, float(np.sqrt((p // 3) * (100 + 5 + 0.25) + 1))
+    return middle - 4.5 * deviation, middle + 4.5 * deviation
+
+
+def unbounded(p: int) -> list[Any]:
+    return [joint.line(codec.name) if codec.name.startswith(("normal", "y")) else codec for codec in codecs(p)]
+
+
+def continualised(table: Array, out: Array, epsilon: float, order: Array, rng: np.random.Generator, seed: int, place: str) -> Array:
+    """Return the rows released as the paper does it: discrete values spread below themselves, and rounded up again."""
+    p = table.shape[1] - 1
+    third, v = p // 3, table.copy()
+    v[:, third:p] -= rng.random((len(table), p - third))
+    lines = [joint.line(codec.name) for codec in codecs(p)]
+    released = joint.chain(v[out], v[~out], lines, epsilon, "laplace", order, seed, place)
+    released[:, third:p] = np.ceil(released[:, third:p])
+    highest = np.repeat([MAX_POISSON, 1], third)
+    released[:, third:p] = released[:, third:p].clip(0, highest)
+    return released
+
+
+def tree_bins(p: int) -> dict[str, Any]:
+    low, high = scale(p)
+    steps = np.linspace(-2.4, 2.4, 9)
+    normal, y = tuple((10 * steps).tolist()), tuple(((low + high) / 2 + (high - low) / 9 * steps).tolist())
+    return {f"normal{k}": normal for k in range(p // 3)} | {"y": y}
+
+
+def distance(table: Array) -> float:
+    """Return how far the least-squares coefficients of a table, with their intercept, are from the true ones."""
+    x = np.column_stack([np.ones(len(table)), table[:, :-1]])
+    beta = np.linalg.lstsq(x, table[:, -1], rcond=None)[0]
+    beta[1:] -= 1
+    return float(np.linalg.norm(beta))
+
+
+def competitor(table: Array, epsilon: float, method: str, rng: np.random.Generator) -> Array:
+    """Return X column by column, and Y by its residuals given the noisy X; ε / (p + 1) each."""
+    share = epsilon / table.shape[1]
+
+    def one(column: Array, low: float | None) -> Array:
+        if method == "OPM":
+            return baselines.opm_ball(column, np.sqrt(len(column)) * float(np.abs(column).max()), share, rng=rng)
+        width = float(column.max()) if low == 0.0 else 2 * float(np.abs(column).max())
+        return baselines.lrm(column, width, share, rng=rng)
+
+    third = (table.shape[1] - 1) // 3
+    x = np.column_stack([one(column, None if k < third else 0.0) for k, column in enumerate(table.T[:-1])])
+    design = np.column_stack([np.ones(len(x)), x])
+    fitted = design @ np.linalg.lstsq(design, table[:, -1], rcond=None)[0]
+    return np.column_stack([x, fitted + one(table[:, -1] - fitted, None)])
+
+
+def one_replicate(n: int, p: int, epsilon: float, seed: int, k: int) -> dict[str, float]:
+    """Return the distances of all methods on one simulated table."""
+    rng = replicate_rng(seed, 2, n, p, int(epsilon), k)
+    table, free, place = data(n, p, rng), unbounded(p), f"{n}/{p}/{epsilon}/{k}"
+    found = {"NP": distance(table), "LRM": distance(competitor(table, epsilon, "LRM", rng)), "OPM": distance(competitor(table, epsilon, "OPM", rng))}
+    for fraction in FRACTIONS:
+        out, order = joint.split(n, fraction, rng), rng.permutation(p + 1)
+        for channel in ("laplace", "optimal"):
+            released = joint.chain(table[out], table[~out], free, epsilon, channel, order, seed, f"{place}/{fraction}/{channel}")
+            found[f"{channel} {fraction}"] = distance(released)
+        found[f"continualised {fraction}"] = distance(continualised(table, out, epsilon, order, rng, seed, f"{place}/{fraction}/v"))
+    return found
+
+
+def private_replicate(n: int, p: int, epsilon: float, seed: int, k: int) -> float:
+    rng = replicate_rng(seed, 2, n, p, int(epsilon), k)
+    table = data(n, p, rng)
+    public = codecs(p)
+    for column, codec in enumerate(public):
+        if codec.name.startswith(("normal", "y")):
+            table[:, column] = table[:, column].clip(*codec.bounds)
+    return distance(joint.tree(table, public, tree_bins(p), epsilon, rng, seed, f"tree/{n}/{p}/{epsilon}/{k}"))
+
+
+def rows_of(n: int, p: int, epsilon: float, replicates: int, private: int, seed: int) -> list[Row]:
+    """Return the lines of one setting at one ε."""
+    found = [one_replicate(n, p, epsilon, seed, k) for k in range(replicates)]
+    cells = {name: Cell.of([one[name] for one in found]) for name in found[0]}
+    tree = Cell.of([private_replicate(n, p, epsilon, seed, k) for k in range(private)]) if private else None
+    setting, quoted = f"N = {n}, p = {p}", {name: published(*values[int(epsilon) - 1]) for name, values in PAPER[n, p].items()}
+    rows = [Row(setting=setting, method="NP", epsilon=epsilon, paper=quoted["NP"], ours=cells["NP"])]
+    for fraction, name in NAMES.items():
+        ours, optimal = cells[f"laplace {fraction}"], cells[f"optimal {fraction}"]
+        rows.append(Row(setting=setting, method=name, epsilon=epsilon, paper=quoted[name], ours=ours, optimal=optimal))
+        again = cells[f"continualised {fraction}"]
+        rows.append(Row(setting=setting, method=CONTINUALISED[fraction], epsilon=epsilon, paper=quoted[name], ours=again))
+    if tree is not None:
+        rows.append(Row(setting=setting, method="DIP, none held out", epsilon=epsilon, private=tree))
+    return rows + [Row(setting=setting, method=name, epsilon=epsilon, paper=quoted[name], ours=cells[name]) for name in ("LRM", "OPM")]
+
+
+def table(options: argparse.Namespace) -> Table:
+    settings = [(n, p) for p in options.columns for n in options.sizes]
+    private = min(options.replicates, options.private)
+    return Table(
+        name="Table 2",
+        title="coefficients of a linear regression, law unknown",
+        unit=(
+            f"Mean Euclidean distance of (intercept, β) from the truth ± its standard error; {options.replicates} replicates "
+            f"({private} end to end private; paper: 1000)."
+        ),
+        rows=[row for n, p in settings for epsilon in options.epsilons for row in rows_of(n, p, epsilon, options.replicates, private, options.seed)],
+        notes=[
+            "The distance includes the intercept: without it the non-private numbers would be 0.63 of the paper's.",
+            (
+                "A released row of the chain follows one hold-out record up to the gap to its neighbours, so the error is that of "
+                "the hold-out's few records and of these gaps: ε hardly matters."
+            ),
+            (
+                "Half of DIP's error is the intercept's bias: inside its cell a released value lies below its record's, by half a gap on average. "
+                "Where ours and the paper's still differ (continualised, up to a tenth, ours the smaller), it is there that they do."
+            ),
+            "End to end private: a tree of noisy two-way tables of all rows, at δ = 2⁻³⁰; continuous columns in 10 public cells.",
+        ],
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parser(__doc__, 60)
+    options.add_argument("--sizes", type=int, nargs="+", default=[200, 2000], choices=[200, 2000])
+    options.add_argument("--columns", type=int, nargs="+", default=[6, 30], choices=[6, 30])
+    options.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS), choices=EPSILONS)
+    options.add_argument("--private", type=int, default=20, help="replicates of the tree, which is refitted for each; 0: none")
+    chosen = options.parse_args(arguments)
+    report(chosen, lambda: table(chosen))
+
+
+if __name__ == "__main__":
+    main()

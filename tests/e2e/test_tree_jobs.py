@@ -1,0 +1,477 @@
+"""The reference `tree` end to end: its pairs, its price, kills, what its card, plan and audit say, bad input, and frames."""
+
+from __future__ import annotations
+
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+from distributed import Client
+from e2e.helpers import digests, lake, load, processes, run_here, write_job
+from scipy import stats
+
+import dpdask
+from dpdask.cli import _audit_text, _plan_text
+from dpdask.errors import BudgetError
+from dpdask.jobs import charging
+from dpdask.jobs.auditing import audit_job
+from dpdask.jobs.plan import plan_job
+from dpdask.jobs.run import run_job
+from dpdask.privacy import accountant
+from dpdask.privacy.events import from_dict
+
+ALPHA = 1e-9
+DELTA = 2.0**-30
+TREE: dict[str, Any] = {"kind": "tree", "bins": {"c": 8, "d": [0.0, 2.0, 5.0], "e": 10}}
+SCHEMA: dict[str, Any] = {
+    "user": {"role": "keep"},
+    "a": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2]},
+    "b": {"role": "privatise", "kind": "categorical", "levels": ["x", "y"], "nulls": "level"},
+    "c": {"role": "privatise", "kind": "continuous", "bounds": [-2.0, 4.0]},
+    "d": {"role": "privatise", "kind": "mixed", "atoms": [0.0], "bounds": [0.0, 10.0], "nulls": "level"},
+    "e": {"role": "privatise", "kind": "continuous", "bounds": [18, 97], "type": "int64"},
+    "note": {"role": "drop"},
+}
+PRIVATE = ("a", "b", "c", "d", "e")
+N_ROWS = 12_000
+
+
+def people(n_rows: int = N_ROWS, seed: int = 3) -> pd.DataFrame:
+    """Return rows with one column of every kind: b, c and d follow a, and e stands alone."""
+    rng = np.random.default_rng(seed)
+    a = rng.choice(3, n_rows, p=[0.5, 0.2, 0.3])
+    d = np.where(rng.random(n_rows) < 0.2 + 0.3 * a, 0.0, rng.uniform(0.0, 10.0, n_rows))
+    d[rng.random(n_rows) < 0.1] = np.nan
+    return pd.DataFrame(
+        {
+            "user": rng.integers(0, 600, n_rows),
+            "a": a,
+            "b": np.where(rng.random(n_rows) < 0.9, np.array(["x", "y", None])[a], "y"),
+            "c": np.clip(a + 0.3 * rng.normal(size=n_rows), -2.0, 4.0),
+            "d": d,
+            "e": rng.integers(18, 98, n_rows),
+            "note": "n",
+        }
+    )
+
+
+def arrow(rows: pd.DataFrame) -> pa.Table:
+    return pa.Table.from_pandas(rows, preserve_index=False)
+
+
+def written(folder: Path, rows: pd.DataFrame, n_files: int = 3) -> Path:
+    folder.mkdir(parents=True)
+    for number, part in enumerate(np.array_split(np.arange(len(rows)), n_files)):
+        pq.write_table(arrow(rows.iloc[part]), folder / f"{number}.parquet", row_group_size=1500)
+    return folder
+
+
+def job(folder: Path, source: Path, **changed: Any) -> Path:
+    given = {"schema": SCHEMA, "privacy__epsilon": 3.0, "mechanism__reference": TREE, "output__rows_per_shard": 5000, **changed}
+    return write_job(folder, source, folder / "out", **given)
+
+
+def out(folder: Path) -> pd.DataFrame:
+    return pads.dataset(folder / "out", exclude_invalid_files=False).to_table().to_pandas()
+
+
+def card_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
+    return found
+
+
+def released(folder: Path, source: Path, **changed: Any) -> pd.DataFrame:
+    run_here(job(folder, source, **changed))
+    return out(folder)
+
+
+def cell(rows: pd.DataFrame, name: str) -> pd.Series:
+    """Return the public cells of a column, those of the job."""
+    values = rows[name]
+    if name == "c":
+        return np.clip(np.ceil((values + 2.0) / 0.75), 1, 8)
+    if name == "d":
+        return values.case_when([(values.isna(), -2), (values == 0, -1), (values < 2, 0), (values < 5, 1), (values >= 5, 2)])
+    return values.sub(18) // 8 if name == "e" else values.fillna("null") if name == "b" else values
+
+
+def variation(one: pd.DataFrame, other: pd.DataFrame, *names: str) -> float:
+    """Return the total variation between two tables' counts of some columns."""
+    parts = [pd.concat([cell(rows, name).rename(name) for name in names], axis=1).value_counts(normalize=True) for rows in (one, other)]
+    counted = pd.concat(parts, axis=1).fillna(0.0)
+    return float(np.abs(counted.iloc[:, 0] - counted.iloc[:, 1]).sum() / 2)
+
+
+def chance(rows: pd.DataFrame, *names: str) -> float:
+    """Return about the most variation that a second sample of the same law has: E + 6 standard deviations, with room for noisy tables."""
+    p = pd.concat([cell(rows, name).rename(name) for name in names], axis=1).value_counts(normalize=True).to_numpy()
+    n = len(rows)
+    return float(np.sqrt(p * (1 - p) / (np.pi * n)).sum() * 1.0 + 6 * np.sqrt(1.0 / (4 * n)) + 0.01)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("tree") / "in", people())
+
+
+# ---- the law
+
+
+@pytest.mark.parametrize("delta", [0, DELTA], ids=["laplace", "gaussian"])
+@pytest.mark.parametrize("channel", ["laplace", "optimal"])
+def test_pairs_on_the_tree_keep_their_tables_where_margins_lose_them(channel: str, delta: float, source: Path, tmp_path: Path) -> None:
+    given = people()
+    kept = released(tmp_path / "tree", source, mechanism__channel=channel, privacy__delta=delta)
+    lost = released(tmp_path / "margins", source, mechanism__channel=channel, mechanism__reference={"kind": "histogram"})
+    assert list(kept.columns) == ["user", *PRIVATE]
+    assert len(kept) == N_ROWS
+    assert (kept["user"].to_numpy() == given["user"].to_numpy()).all()  # kept, in the same order
+    edges = [tuple(edge) for edge in card_of(tmp_path / "tree")["mechanism"]["edges"]]
+    assert {frozenset(edge) for edge in edges} >= {frozenset("ab"), frozenset("ac"), frozenset("ad")}
+    strong = [edge for edge in edges if "e" not in edge]
+    for edge in strong:
+        assert variation(given, kept, *edge) < chance(given, *edge), edge
+        assert variation(given, lost, *edge) > 2 * chance(given, *edge), edge
+    for name in PRIVATE:
+        assert variation(given, kept, name) < chance(given, name), name
+    assert np.mean([(cell(kept, name).to_numpy() == cell(given, name).to_numpy()).mean() for name in PRIVATE]) < 0.9  # and rows did change
+
+
+def test_values_are_valid_and_drawn_inside_their_cells(source: Path, tmp_path: Path) -> None:
+    found = released(tmp_path, source)
+    assert set(found["a"]) == {0, 1, 2}
+    assert set(found["b"].dropna()) == {"x", "y"}
+    assert found["b"].isna().any()
+    assert found["c"].between(-2, 4).all()
+    assert found["c"].nunique() > 0.99 * N_ROWS
+    assert found["d"].dropna().between(0, 10).all()
+    assert (found["d"] == 0).mean() > 0.1
+    assert found["d"].isna().any()
+    assert found["e"].dtype == np.int64
+    assert found["e"].between(18, 97).all()
+    inside = found["c"] % 0.75  # cells are 0.75 wide, and their first edge is -2
+    assert stats.kstest((found["c"] + 2.0) % 0.75 / 0.75, "uniform").pvalue > ALPHA
+    assert inside.std() > 0.1
+
+
+def test_rows_go_to_others_that_are_alike(source: Path, tmp_path: Path) -> None:
+    """Which own value a row had shows, as far as ε lets it, and no further."""
+    given, found = people(), released(tmp_path, source)
+    own = (cell(given, "a").to_numpy() == cell(found, "a").to_numpy()).mean()
+    other = (cell(given, "a").to_numpy() == np.roll(cell(found, "a").to_numpy(), 1)).mean()
+    part = card_of(tmp_path)["columns"]["a"]["epsilon"]
+    assert other < own < other * np.exp(part)
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]], ids=["one-column", "two-columns"])
+@pytest.mark.parametrize("delta", [0, DELTA], ids=["laplace", "gaussian"])
+def test_few_columns(names: list[str], delta: float, source: Path, tmp_path: Path) -> None:
+    schema = {name: column if name in names or column["role"] != "privatise" else {"role": "drop"} for name, column in SCHEMA.items()}
+    made = job(tmp_path, source, schema=schema, mechanism__reference={"kind": "tree"}, privacy__delta=delta)
+    assert ("first look" in plan_job(load(made)).stages[1]) is False
+    run_here(made)
+    assert list(out(tmp_path).columns) == ["user", *names]
+    assert variation(people(), out(tmp_path), *names) < chance(people(), *names)
+    assert card_of(tmp_path)["mechanism"]["edges"] == ([["a", "b"]] if len(names) == 2 else [])
+
+
+# ---- units
+
+
+def test_a_units_rows_are_bounded_and_pay_together(source: Path, tmp_path: Path) -> None:
+    unit = {"column": "user", "max_rows": 9}
+    kept = released(tmp_path, source, privacy__unit=unit, privacy__delta=DELTA)
+    assert kept.groupby("user").size().max() == 9
+    assert len(kept) == people().groupby("user").size().clip(upper=9).sum()
+    card = card_of(tmp_path)
+    spent = card["accounting"]
+    assert spent["rows_per_unit"] == 9
+    assert spent["epsilon_tables"] + 9 * spent["epsilon_row_exact"] <= 3.0 * (1 + 1e-12)
+    assert spent["epsilon_exact"] <= 3.0
+    assert card["guarantee"]["released_percent_of_rows"] == round(100 * len(kept) / N_ROWS)
+    events = from_dict(spent["events"]).events  # type: ignore[union-attr]  # they are composed
+    assert [event.sensitivity for event in events[:-1]] == [pytest.approx(9 * 2**0.5)] * 3
+    assert events[-1].n == 9
+
+
+def test_a_table_without_footers_is_read_once_to_count_and_once_to_write(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "csv").mkdir()
+    for number, file in enumerate(sorted(source.iterdir())):
+        pa_csv.write_csv(pq.read_table(file), tmp_path / "csv" / f"{number}.csv")
+    schema = {name: column | ({"type": "int64"} if name == "user" else {}) for name, column in SCHEMA.items()}
+    stages: list[str] = []
+    run_here(job(tmp_path / "csv-job", tmp_path / "csv", schema=schema), lambda stage, *_: stages.append(stage))
+    assert list(dict.fromkeys(stages)) == ["tabulate", "write"]
+    assert len(out(tmp_path / "csv-job")) == N_ROWS
+
+
+def test_the_same_bytes_on_threads_and_processes(source: Path, tmp_path: Path) -> None:
+    expected = []
+    for name, changed in {"row": {}, "unit": {"privacy__unit": {"column": "user", "max_rows": 9}, "privacy__epsilon": 90.0}}.items():
+        made = load(job(tmp_path / name, source, **changed))
+        with dask.config.set(scheduler="synchronous"):
+            run_job(made)
+        expected.append(digests(tmp_path / name / "out"))
+        assert len(json.loads((tmp_path / name / "out" / "_dpdask" / "release.json").read_text())["mechanism"]["edges"]) >= 1
+        with dask.config.set(scheduler="threads", num_workers=4):
+            run_job(load(job(tmp_path / name, source, output__path=str(tmp_path / name / "threads"), **changed)))
+        assert digests(tmp_path / name / "threads") | {"_dpdask/manifest.json": ""} == expected[-1] | {"_dpdask/manifest.json": ""}
+    with processes(2) as cluster, Client(cluster) as client:
+        client.wait_for_workers(2)
+        run_job(load(job(tmp_path / "processes", source)))
+    assert digests(tmp_path / "processes" / "out") == expected[0]
+
+
+@pytest.mark.parametrize("delta", [0, DELTA], ids=["laplace", "gaussian"])
+@pytest.mark.parametrize("unit", ["row", {"column": "user", "max_rows": 9}], ids=["row", "unit"])
+def test_a_ledger_is_charged_once_what_the_job_declares(unit: Any, delta: float, source: Path, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    ledger = charging.open_ledger(url)
+    ledger.init("people", 3.5, 2 * delta)
+    made = job(tmp_path, source, privacy__delta=delta, privacy__unit=unit, ledger={"url": url, "dataset": "people"})
+    planned = plan_job(load(made)).ledger
+    assert planned is not None
+    assert (planned["before"], planned["fits"]) == (0.0, True)
+    for _ in range(2):
+        run_here(made)
+    shown = ledger.show("people")
+    assert [entry.kind for entry in shown.entries] == ["intend", "commit"]
+    assert (shown.entries[0].charge.epsilon, shown.entries[0].charge.delta) == (3.0, delta)
+    assert shown.balance.epsilon_spent == planned["after"] <= 3.0
+    assert shown.entries[0].charge.event["unit"] == ("row" if unit == "row" else "column user")
+    with pytest.raises(BudgetError):
+        run_here(made, output__path=tmp_path / "again")
+
+
+# ---- what is said
+
+
+def test_the_plan_the_card_and_the_audit_say_the_same(source: Path, tmp_path: Path) -> None:
+    made = job(tmp_path, source, privacy__delta=DELTA, mechanism__channel="laplace-calibrated")
+    planned = plan_job(load(made))
+    text = _plan_text(planned)
+    assert [stage.split(":")[0] for stage in planned.stages] == ["tabulate", "fit", "write", "commit"]
+    assert "noise on the tables (ε = 1.8, and all of δ)" in planned.stages[1]
+    assert "a row: ε = 1.2" in planned.stages[1]
+    assert "5 one-way and 10 two-way tables of all rows" in planned.stages[0]
+    assert planned.released_rows == N_ROWS
+    assert "Protected: the values of all rows. Not protected: nobody" in text
+    assert "ε = 3 differentially private (δ = 9.32e-10, replace-one" in text
+    assert "k·exp((k-1)·ε)·δ" in text
+    assert planned.warnings == ()
+    run_here(made)
+    card = card_of(tmp_path)
+    assert card["guarantee"]["text"].endswith(planned.guarantee)
+    assert (card["guarantee"]["delta"], card["guarantee"]["unprotected"]["fraction"]) == (DELTA, 0)
+    mechanism, spent = card["mechanism"], card["accounting"]
+    assert set(mechanism) == {"kind", "channel", "columns", "joint", "edges", "reference"}
+    assert set(spent) == {"composition", "epsilon_exact", "epsilon_tables", "epsilon_row_exact", "rows_per_unit", "events"}
+    shared = {"role", "kind", "parent", "epsilon", "epsilon_exact", "cells", "channel_as_asked", "channels"}
+    assert set(card["columns"]["a"]) == shared | {"levels"}
+    assert set(card["columns"]["d"]) == shared | {"bounds", "atoms", "nulls", "cell_edges"}
+    assert mechanism["columns"] == "tree"
+    assert mechanism["joint"].startswith("pairs on the tree, and only these")
+    assert mechanism["reference"] == {"kind": "tree", "share": 0.6, "bins": TREE["bins"]}
+    assert {frozenset(edge) for edge in mechanism["edges"]} == {
+        frozenset((column["parent"], name)) for name, column in private(card) if column["parent"]
+    }
+    assert spent["epsilon_tables"] == pytest.approx(1.8)
+    assert Fraction(spent["epsilon_tables"]) + sum(map(Fraction, planned.epsilons.values())) <= 3
+    assert spent["epsilon_row_exact"] <= math.fsum(planned.epsilons.values())
+    assert spent["epsilon_tables"] < spent["epsilon_exact"] <= 3.0
+    assert accountant.epsilon(from_dict(spent["events"]), DELTA) <= 3.0
+    for name, column in private(card):
+        assert 0 < column["epsilon_exact"] <= column["epsilon"] == planned.epsilons[name]
+        assert np.shape(column["channels"]) == (1 if column["parent"] is None else card["columns"][column["parent"]]["cells"], *[column["cells"]] * 2)
+    assert card["columns"]["c"]["cell_edges"][0] == -2.0
+    assert card["columns"]["b"]["levels"] == [None, "x", "y"]
+
+
+def private(card: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, column) for name, column in card["columns"].items() if column["role"] == "privatised"]
+
+
+@pytest.mark.parametrize("channel", ["laplace", "laplace-calibrated", "optimal"])
+def test_an_audit_is_sound_before_and_after_a_run(channel: str, source: Path, tmp_path: Path) -> None:
+    made = load(job(tmp_path, source, mechanism__channel=channel))
+    before = audit_job(made, n_runs=2000)
+    run_here(tmp_path / "job.yaml")
+    after = audit_job(made, n_runs=2000)
+    card = card_of(tmp_path)
+    for found, source_ in ((before, "a simulated table"), (after, "the released channels")):
+        assert found["sound"] is True
+        assert list(found["columns"]) == list(PRIVATE)
+        assert len(found["measurements"]) == 3
+        assert 0 < found["row"]["epsilon_exact"] <= found["row"]["claimed"]
+        assert found["row"]["claimed"] == pytest.approx(1.2, rel=1e-12)
+        for name, column in found["columns"].items():
+            assert column["claimed"] == made.spending.row[name]
+            assert 0 < column["epsilon_exact"] <= column["claimed"]
+            assert column["reference"] == source_
+        assert f"a whole row: ε* = {found['row']['epsilon_exact']!r} of" in _audit_text(found)
+    for name, column in after["columns"].items():
+        assert column["epsilon_exact"] == pytest.approx(card["columns"][name]["epsilon_exact"], rel=1e-6)
+    assert after["row"]["epsilon_exact"] == pytest.approx(card["accounting"]["epsilon_row_exact"], rel=1e-6)
+
+
+def test_a_released_channel_of_one_parent_level_that_is_too_weak_is_not_sound(source: Path, tmp_path: Path) -> None:
+    made = job(tmp_path, source)
+    run_here(made)
+    card = card_of(tmp_path)
+    name = next(name for name, column in private(card) if column["parent"] == "a")
+    column = card["columns"][name]
+    column["channels"][1] = np.eye(column["cells"]).tolist()
+    (tmp_path / "out" / "_dpdask" / "release.json").write_text(json.dumps(card))
+    found = audit_job(load(made), n_runs=1000)
+    assert found["sound"] is False
+    assert found["columns"][name]["epsilon_exact"] > found["columns"][name]["claimed"]
+    assert found["row"]["epsilon_exact"] > found["row"]["claimed"]
+    assert all(other["epsilon_exact"] <= other["claimed"] for key, other in found["columns"].items() if key != name)
+
+
+def test_channels_that_are_too_many_are_not_shown(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpdask.reports.tree_card.MAX_SHOWN", 10)
+    made = job(tmp_path, source)
+    run_here(made)
+    assert not any("channels" in column for _, column in private(card_of(tmp_path)))
+    found = audit_job(load(made), n_runs=1000)
+    assert found["sound"] is True
+    assert {column["reference"] for column in found["columns"].values()} == {"a simulated table"}
+
+
+def test_an_audit_reads_no_row(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpdask.engine.tabulate.read_batches", lambda *_: pytest.fail("rows were read"))
+    audit_job(load(job(tmp_path, source)), n_runs=1000)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_delta_as_large_as_a_row_is_warned_of(source: Path, tmp_path: Path) -> None:
+    made = job(tmp_path, source, privacy__delta=1e-4)
+    planned = plan_job(load(made))
+    assert len(planned.warnings) == 1
+    assert "δ = 0.0001 is not below 1 / the number of rows" in planned.warnings[0]
+    assert run_here(made).warnings == planned.warnings
+
+
+# ---- frames
+
+
+def dip(**changed: Any) -> dpdask.DIP:
+    given: dict[str, Any] = {"epsilon": 3.0, "reference": dpdask.Tree(bins=TREE["bins"]), "insecure_seed": 7, **changed}
+    return dpdask.DIP(dpdask.Schema.from_dict({"columns": SCHEMA}), **given)
+
+
+@pytest.mark.parametrize("delta", [0, DELTA], ids=["laplace", "gaussian"])
+@pytest.mark.parametrize("unit", ["row", dpdask.UnitColumn(column="user", max_rows=15)], ids=["row", "unit"])
+def test_frames(unit: Any, delta: float) -> None:
+    rows = people()
+    with dask.config.set(scheduler="synchronous"):
+        for frame in (rows, dd.from_pandas(rows, npartitions=4)):
+            release = dip(delta=delta, unit=unit).fit(frame)
+            lazy, again = release.transform(frame), release.transform(frame)
+            found = lazy if isinstance(lazy, pd.DataFrame) else lazy.compute()
+            pd.testing.assert_frame_equal(found, again if isinstance(again, pd.DataFrame) else again.compute())
+            assert list(found.columns) == ["user", *PRIVATE]
+            assert (found["user"] == rows.loc[found.index, "user"]).all()
+            assert found["e"].dtype == rows["e"].dtype
+            edges = [tuple(edge) for edge in release.card["mechanism"]["edges"]]
+            assert release.card["guarantee"]["delta"] == delta
+            assert release.card["accounting"]["epsilon_exact"] <= 3.0
+            if unit == "row":
+                assert len(found) == N_ROWS
+                assert {frozenset(edge) for edge in edges} >= {frozenset("ab"), frozenset("ac")}
+                for edge in (edge for edge in edges if "e" not in edge):
+                    assert variation(rows, found, *edge) < chance(rows, *edge), edge
+            else:
+                assert found.groupby("user").size().max() == 15
+            release.close()
+
+
+def test_a_frame_is_released_like_a_job(source: Path, tmp_path: Path) -> None:
+    """One law: the pair tables of both are those of the rows, and the cards promise the same."""
+    with dask.config.set(scheduler="synchronous"):
+        release = dip().fit(people())
+        frame, card = release.transform(people()), release.card
+    made = released(tmp_path, source)
+    other = card_of(tmp_path)
+    for edge in (("a", "b"), ("a", "c"), ("a", "d")):
+        assert variation(frame, made, *edge) < 1.5 * chance(people(), *edge)
+    assert {frozenset(edge) for edge in card["mechanism"]["edges"]} >= {frozenset("ab"), frozenset("ac"), frozenset("ad")}
+    for key in ("guarantee", "insecure", "order", "versions"):
+        assert card[key] == other[key], key
+    assert card["mechanism"].keys() == other["mechanism"].keys()
+    assert card["columns"].keys() == other["columns"].keys()
+    assert card["accounting"]["events"] == other["accounting"]["events"]
+
+
+def test_secure_frames_keep_no_noisy_table() -> None:
+    with dask.config.set(scheduler="synchronous"):
+        release = dip(insecure_seed=None, delta=DELTA).fit(people(1000))
+        one = release.transform(people(1000))
+        other = dip(insecure_seed=None, delta=DELTA).fit(people(1000)).transform(people(1000))
+    assert set(release.work.secrets.names()) == {"run.key", "release.npz", "seals"}
+    assert not one.equals(other)
+    assert "INSECURE" not in release.card["guarantee"]["text"]
+    release.close()
+
+
+def test_a_partition_that_changed_after_the_fit_is_refused() -> None:
+    rows = people(1000)
+    seen: list[int] = []
+
+    def part(frame: pd.DataFrame) -> pd.DataFrame:
+        seen.append(len(frame))
+        return frame.assign(a=(frame["a"] + len(seen)) % 3)
+
+    with dask.config.set(scheduler="synchronous"):
+        lazy = dd.from_pandas(rows, npartitions=2).map_partitions(part, meta=rows.head(0))
+        release = dip().fit(lazy)
+        with pytest.raises(dpdask.DataError, match="rows are not those that were first seen"):
+            release.transform(lazy).compute()
+
+
+def test_frames_that_cannot_be_are_refused() -> None:
+    with pytest.raises(dpdask.SpecError, match=r"DIP, delta: .*take Tree"):
+        dip(reference=dpdask.Histogram(), delta=1e-9)
+    with pytest.raises(dpdask.SpecError, match="weights must name exactly"):
+        dip(weights={"a": 1.0})
+    with pytest.raises(dpdask.SpecError, match="delta"):
+        dip(delta=-1e-9)
+    with pytest.raises(ValueError, match="less than 1"):
+        dpdask.Tree(share=1.0)
+    with dask.config.set(scheduler="synchronous"):
+        with pytest.raises(dpdask.SpecError, match="need more channels than can be held"):
+            dip(reference=dpdask.Tree(bins=2000)).fit(people(100))
+        with pytest.raises(dpdask.SpecError, match=r"mechanism\.reference\.bins\.a: is not a continuous"):
+            dip(reference=dpdask.Tree(bins={"a": 3})).fit(people(100))
+        with pytest.raises(dpdask.DataError, match="the frame has no rows"):
+            dip().fit(people(100).head(0))
+        with pytest.warns(UserWarning, match="δ is not below 1"):
+            dip(delta=0.02).fit(people(100))
+        release = dip().fit(people(100))
+        with pytest.raises(dpdask.SpecError, match="released together"):
+            dpdask.local.export(release)
+        with pytest.raises(dpdask.DataError, match="differ from those of the fitted frame"):
+            release.transform(people(100).astype({"a": "int32"}))
+
+
+def test_of_a_lake_with_every_kind_of_column(tmp_path: Path) -> None:
+    """The helpers' own lake, whose columns depend on nothing: no edge is told from noise, and every margin stays."""
+    made = write_job(tmp_path, lake(tmp_path / "in", [1500, 900, 1600]), tmp_path / "out", mechanism__reference={"kind": "tree", "bins": 5})
+    run_here(made)
+    card = card_of(tmp_path)
+    found = out(tmp_path)
+    assert len(found) == 4000
+    assert len(card["mechanism"]["edges"]) <= 2
+    assert stats.chisquare(found["rating"].value_counts().to_numpy()).pvalue > 1e-6

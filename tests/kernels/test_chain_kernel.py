@@ -1,0 +1,198 @@
+"""The trie of records against brute force: its ranks, its way back, its cells, and how uniform its ranks are."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpdask.kernels import chain
+from dpdask.kernels.chain import Trie, build, grid, ranks_of, values_at
+
+ALPHA = 1e-9
+LOWEST, HIGHEST = np.uint64(0), np.uint64(2**64 - 1)
+NONE = np.zeros(0)
+
+
+def trie_of(records: np.ndarray, counts: np.ndarray | None = None, roots: np.ndarray | None = None, grids: list | None = None) -> Trie:
+    """The trie of records, shape (n, columns); repeated ones are one node."""
+    records = np.asarray(records, dtype=np.float64)
+    counts = np.ones(len(records), dtype=np.int64) if counts is None else counts
+    roots = np.zeros(len(records), dtype=np.int64) if roots is None else roots
+    columns = [np.ascontiguousarray(column) for column in records.T]
+    return build(columns, counts, roots, int(roots.max()) + 1, grids or [None] * len(columns))
+
+
+def interval(value: float, node: int, trie: Trie) -> tuple[float, float, int]:
+    """The interval of ranks of one value, and its child."""
+    (low, high), (child, other) = ranks_of(np.full(2, value), np.full(2, node), np.array([LOWEST, HIGHEST]), trie)
+    assert child == other
+    return low, high, child
+
+
+small = st.lists(st.tuples(st.integers(-2, 3), st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=30)
+
+
+@settings(deadline=None, max_examples=200)
+@given(rows=small, value=st.tuples(st.integers(-4, 5), st.integers(-1, 4), st.integers(-1, 3)))
+def test_ranks_equal_a_count_among_the_records_that_share_the_prefix(rows: list, value: tuple) -> None:
+    records = np.array(rows, dtype=np.float64)
+    trie, node, prefix = trie_of(records), 0, np.ones(len(records), dtype=bool)
+    for place, number in enumerate(value):
+        among = records[prefix, place]
+        below, ties = (among < number).sum(), (among == number).sum()
+        low, high, node = interval(number, node, trie)
+        assert low == pytest.approx(below / (len(among) + 1), abs=1e-12)
+        assert high == pytest.approx((below + ties + 1) / (len(among) + 1), abs=1e-12)
+        nearest = min(set(among), key=lambda key, at=number: (abs(key - at), key))
+        assert trie.keys[node] == nearest
+        prefix &= records[:, place] == nearest
+    assert trie.cumulative[node] >= prefix.sum() >= 1
+
+
+@settings(deadline=None, max_examples=100)
+@given(rows=small, seed=st.integers(0, 99))
+def test_uniform_ranks_read_back_every_record_as_often_as_it_stands(rows: list, seed: int) -> None:
+    records = np.array(rows, dtype=np.float64)
+    counts = np.random.default_rng(seed).integers(1, 5, len(records))
+    trie = trie_of(records, counts)
+    law = exact_law(trie, records.shape[1])
+    for record in set(map(tuple, records)):
+        weight = counts[(records == record).all(axis=1)].sum()
+        assert law.pop(record) == pytest.approx(weight / counts.sum(), abs=1e-12)
+    assert not law
+
+
+def exact_law(trie: Trie, n_columns: int, root: int = 0) -> dict[tuple[float, ...], float]:
+    """The law of the released path under uniform ranks, cut at the cumulative weights of each node."""
+    paths = {(): (root, 1.0)}
+    for _ in range(n_columns):
+        found = {}
+        for prefix, (node, mass) in paths.items():
+            start, end = trie.first[node], trie.first[node + 1]
+            edges = np.concatenate([[0], trie.cumulative[start:end]]) / trie.cumulative[end - 1]
+            for low, high in itertools.pairwise(edges):
+                [value], [child] = values_at(np.array([(low + high) / 2]), np.array([node]), trie, False)
+                found[(*prefix, value)] = (child, mass * (high - low))
+        paths = found
+    return {prefix: mass for prefix, (_, mass) in paths.items()}
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_the_rank_of_a_row_that_is_exchangeable_with_the_records_is_exactly_uniform(columns: int) -> None:
+    rows = np.random.default_rng(columns).integers(0, 3, (40, columns)).astype(float)
+    edges = np.linspace(0, 1, 8)
+    masses: dict[tuple[float, ...], list[np.ndarray]] = {}
+    for left_out in range(len(rows)):
+        trie, node = trie_of(np.delete(rows, left_out, axis=0)), 0
+        for place, value in enumerate(rows[left_out]):
+            low, high, node = interval(value, node, trie)
+            drawn = np.diff(np.clip((edges - low) / (high - low), 0, 1))
+            masses.setdefault(tuple(rows[left_out, :place]), []).append(drawn)
+            if trie.keys[node] != value:
+                break  # no other row has this prefix: what follows is no rank given it
+    for prefix, found in masses.items():
+        same = int((rows[:, : len(prefix)] == prefix).all(axis=1).sum())
+        if same == len(found):
+            assert np.mean(found, axis=0) == pytest.approx(np.full(7, 1 / 7), abs=1e-9), prefix
+    assert len(masses[()]) == len(rows)
+
+
+def test_a_rank_that_ignores_its_own_row_is_not_uniform() -> None:
+    """The power of the test above: without the row among its ties, ranks pile up."""
+    rows = np.array([0.0, 0.0, 1.0])
+    found = []
+    for left_out in range(3):
+        others = np.delete(rows, left_out)
+        below, ties = (others < rows[left_out]).sum(), (others == rows[left_out]).sum()
+        low, high = below / 2, (below + max(ties, 1e-9)) / 2
+        found.append(np.diff(np.clip((np.linspace(0, 1, 8) - low) / (high - low), 0, 1)))
+    assert np.abs(np.mean(found, axis=0) - 1 / 7).max() > 0.02
+
+
+CELLS = [
+    # values, atoms, start, step, keys, lows
+    ([3.0, 5.0, 5.0, 9.0], [], None, None, [3, 5, 9], [1, 3, 5]),
+    ([3.0, 5.0, 9.0], [], 2.0, None, [3, 5, 9], [2, 3, 5]),
+    ([3.0, 5.0, 9.0], [], 0.0, 1.0, [3, 5, 9], [2, 3, 5]),
+    ([-np.inf, 3.0, 5.0], [], None, None, [-np.inf, 3, 5], [-np.inf, 1, 3]),
+    ([0.0, 3.0, 5.0], [0.0, 5.0, 7.0], 0.0, None, [0, 3, 5], [0, 0, 5]),
+    ([4.0], [], None, None, [4], [3]),
+    ([-np.inf], [], None, None, [-np.inf], [-np.inf]),
+]
+
+
+@pytest.mark.parametrize(("values", "atoms", "start", "step", "keys", "lows"), CELLS)
+def test_cells(values: list, atoms: list, start: float | None, step: float | None, keys: list, lows: list) -> None:
+    found = grid(np.array(values), np.array(atoms), start, step)
+    assert [part.tolist() for part in found] == [keys, lows]
+
+
+def test_a_value_goes_to_the_record_in_whose_cell_it_lies_and_to_the_nearest_elsewhere() -> None:
+    records = np.array([[1.0, 10.0], [2.0, 40.0], [2.0, 20.0], [-np.inf, 30.0]])
+    grids = [grid(column, NONE, None, None) for column in records.T]
+    trie = trie_of(records, grids=grids)
+    _, _, node = interval(1.5, 0, trie)  # (1, 2]
+    assert trie.keys[node] == 2.0
+    seen = {value: trie.keys[interval(value, node, trie)[2]] for value in (5.0, 15.0, 20.0, 24.0, 26.0, 35.0, 99.0)}
+    assert seen == {5.0: 20, 15.0: 20, 20.0: 20, 24.0: 20, 26.0: 40, 35.0: 40, 99.0: 40}
+    assert trie.keys[interval(-np.inf, 0, trie)[2]] == -np.inf
+    assert trie.keys[interval(-1e300, 0, trie)[2]] == 1.0
+    assert trie.keys[interval(-np.inf, node, trie)[2]] == 20.0
+
+
+def test_values_inside_a_cell() -> None:
+    records = np.array([[3.0], [7.0], [7.0]])
+    numbers = trie_of(records, grids=[grid(records[:, 0], NONE, None, None)])
+    ranks = np.array([1e-12, 1 / 6, 1 / 3, 2 / 3, 1 - 1e-12])
+    found, _ = values_at(ranks, np.zeros(5, dtype=np.int64), numbers, False)
+    assert found == pytest.approx([-1, 1, 3, 5, 7])
+    whole = trie_of(records, grids=[grid(records[:, 0], NONE, None, 1.0)])
+    ranks = (np.arange(3000) + 0.5) / 3000
+    found, _ = values_at(ranks, np.zeros(3000, dtype=np.int64), whole, True)
+    assert np.unique(found, return_counts=True)[1].tolist() == [1000, 500, 500, 500, 500]
+    assert set(found) == {3, 4, 5, 6, 7}
+
+
+def test_the_largest_numbers_have_room() -> None:
+    records = np.array([[-(2.0**1021)], [2.0**1021]])
+    trie = trie_of(records, grids=[grid(records[:, 0], NONE, None, None)])
+    found, _ = values_at(np.array([0.25, 0.75]), np.zeros(2, dtype=np.int64), trie, False)
+    assert np.isfinite(found).all()
+    assert found[1] == 0.0
+
+
+def test_roots_are_apart() -> None:
+    records = np.array([[0.0, 1.0], [0.0, 2.0], [5.0, 3.0], [0.0, 1.0], [0.0, 2.0], [5.0, 3.0]])
+    roots = np.array([0, 0, 0, 2, 2, 1])
+    trie = trie_of(records, roots=roots)
+    assert exact_law(trie, 2, 1) == {(5.0, 3.0): 1.0}
+    assert exact_law(trie, 2, 2) == {(0.0, 1.0): 0.5, (0.0, 2.0): 0.5}
+    assert exact_law(trie, 2, 0) == {(0.0, 1.0): pytest.approx(1 / 3), (0.0, 2.0): pytest.approx(1 / 3), (5.0, 3.0): pytest.approx(1 / 3)}
+
+
+def test_both_ways_give_back_a_fresh_sample_of_the_same_law() -> None:
+    """Rows like the records, no noise in between: ranks are uniform and independent, column by column."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(60_000, 1))
+    rows = np.concatenate([np.round(x), np.round(x + rng.normal(size=(60_000, 1)))], axis=1)
+    trie = trie_of(rows[:30_000])
+    node, ranks = np.zeros(30_000, dtype=np.int64), []
+    for column in rows[30_000:].T:
+        drawn = rng.integers(0, 2**64, 30_000, dtype=np.uint64)
+        found, node = ranks_of(np.ascontiguousarray(column), node, drawn, trie)
+        ranks.append(found)
+        assert stats.kstest(found, "uniform").pvalue > ALPHA
+    assert abs(stats.spearmanr(*ranks).statistic) < 6 / np.sqrt(30_000)
+    independent, _ = ranks_of(rows[30_000:, 1].copy(), np.zeros(30_000, dtype=np.int64), drawn, trie_of(rows[:30_000, 1:]))
+    assert abs(stats.spearmanr(ranks[0], independent).statistic) > 0.3  # the power of it: the column by its margin
+
+
+def test_no_path_without_a_record() -> None:
+    trie = Trie(np.zeros(1), np.zeros(1), np.zeros(1, dtype=np.int64), np.array([1, 1]))
+    with pytest.raises(AssertionError):
+        chain.values_at(np.array([0.5]), np.zeros(1, dtype=np.int64), trie, False)

@@ -1,0 +1,60 @@
+"""Draws that depend on a parent's released level, and the losses of their outcomes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpdask.kernels import channel as channel_kernel
+from dpdask.kernels import tree as kernel
+
+
+def random_weights(n_parents: int, n: int, seed: int = 1) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return channel_kernel.integer_weights(rng.dirichlet(np.ones(n), size=n_parents * n)).reshape(n_parents, n, n)
+
+
+@pytest.mark.parametrize(("n_parents", "n"), [(1, 1), (1, 5), (3, 4), (7, 300)])
+def test_a_draw_is_that_of_the_row_of_its_parent_and_own_level(n_parents: int, n: int) -> None:
+    weights = random_weights(n_parents, n)
+    thresholds, aliases = channel_kernel.alias_tables(weights.reshape(-1, n))
+    rng = np.random.default_rng(2)
+    parents = rng.integers(0, n_parents, size=2_000).astype(np.uint16)
+    own = rng.integers(0, n, size=2_000).astype(np.int32)
+    words = rng.integers(0, 2**64, size=2_000, dtype=np.uint64)
+    expected = channel_kernel.sample((parents.astype(np.int64) * n + own).astype(np.int32), words, thresholds, aliases)
+    found = kernel.sample_given(parents, own, words, n, thresholds, aliases)
+    assert found.dtype == np.uint16
+    assert found.tolist() == expected.tolist()
+
+
+def test_draws_have_the_weights_frequencies_and_no_others() -> None:
+    weights = random_weights(2, 3)
+    thresholds, aliases = channel_kernel.alias_tables(weights.reshape(-1, 3))
+    n = 300_000
+    words = np.random.default_rng(3).integers(0, 2**64, size=n, dtype=np.uint64)
+    found = kernel.sample_given(np.ones(n, dtype=np.uint16), np.full(n, 2, dtype=np.int32), words, 3, thresholds, aliases)
+    observed = np.bincount(found, minlength=3)
+    assert stats.chisquare(observed, n * (weights[1, 2] / 2.0**63)).pvalue > 1e-6
+    assert stats.chisquare(observed, n * (weights[0, 2] / 2.0**63)).pvalue < 1e-6
+
+
+def test_losses_are_the_exact_ones_rounded_up() -> None:
+    weights = random_weights(4, 6)
+    found = kernel.losses(weights)
+    for table, losses in zip(weights, found, strict=True):
+        for level, loss in enumerate(losses):
+            pair = np.stack([table[:, level], (1 << 63) - table[:, level]], axis=1)  # one outcome against all others
+            ends = pair[[table[:, level].argmin(), table[:, level].argmax()]]
+            ratio = np.log(np.longdouble(ends[1, 0])) - np.log(np.longdouble(ends[0, 0]))
+            assert 0 <= loss - ratio < 1e-13
+        assert losses.max() >= float(channel_kernel.exact_epsilon(table))
+
+
+def test_losses_of_outcomes_that_never_happen_or_only_for_some_rows() -> None:
+    half = 2**62
+    weights = np.array([[[half, half, 0], [2 * half, 0, 0], [half, half, 0]]], dtype=np.uint64)
+    assert kernel.losses(weights)[0, 1:].tolist() == [np.inf, -np.inf]
+    same = np.array([[[half, half], [half, half]]], dtype=np.uint64)
+    assert kernel.losses(same).tolist() == [[0.0, 0.0]]

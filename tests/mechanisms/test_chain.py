@@ -1,0 +1,453 @@
+"""The chain's law, exactly and drawn: it follows the reference in any order, loses no more than ε, and follows hold-out records."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from scipy import stats
+
+from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.errors import DataError, InputError, SpecError
+from dpdask.kernels import chain as kernel
+from dpdask.mechanisms import chain_file
+from dpdask.mechanisms.chain import BinnedRanks, ChainRelease, LaplaceRanks, group_hashes
+from dpdask.mechanisms.chain_file import chain_from_bytes, chain_to_bytes
+from dpdask.mechanisms.chain_fit import check_rank_costs, fit_chain, rank_mechanisms
+from dpdask.mechanisms.dip import DipRelease
+from dpdask.mechanisms.fit import N_BINS
+from dpdask.mechanisms.fitted import fitted_from_bytes, fitted_to_bytes
+from dpdask.privacy.audit import rank_epsilon
+from dpdask.references import Chain
+from dpdask.stats.records import Records, numbers
+from dpdask.streams import RunKey, stream, words
+
+ALPHA = 1e-9
+KEY = RunKey.insecure(7)
+GROUP_KEY = np.array([3, 4], dtype=np.uint64)
+MANY = 10**9  # beside so many records one row more changes nothing
+LOWEST, HIGHEST = np.uint64(0), np.uint64(2**64 - 1)
+Path = tuple[float, ...]
+
+
+def levels(name: str, n_levels: int) -> LevelCodec:
+    return LevelCodec(name=name, levels=pa.array(np.arange(n_levels)), ordered=True)
+
+
+def line(name: str) -> ValueCodec:
+    return ValueCodec(name=name, type=pa.float64(), bounds=None, atoms=(), nulls=False)
+
+
+def records_of(columns: dict[str, np.ndarray], codecs: dict[str, Codec], counts: np.ndarray | None = None, by: np.ndarray | None = None) -> Records:
+    """The records of some columns, each row `counts` times, all of one grade."""
+    keys = [numbers(codecs[name], pa.array(column)).view(np.uint64) for name, column in columns.items()]
+    keys = [*([group_hashes("by", pa.array(by), GROUP_KEY)] if by is not None else []), *keys]
+    n = len(keys[0])
+    words_ = np.full(n, HIGHEST)
+    found = Records.of_rows(keys, words_, 2**26)
+    if counts is None:
+        return found
+    assert len(found.counts) == n
+    return Records(max_records=2**26, keys=found.keys, grades=found.grades, counts=counts.astype(np.int64))
+
+
+def fitted(records: Records, codecs: dict[str, Codec], epsilon: float = 1.0, channel: Any = "optimal", **options: Any) -> ChainRelease:
+    options = {"order": tuple(codecs), **options}
+    return fit_chain(records, codecs, dict.fromkeys(codecs, epsilon), channel, **options)
+
+
+# ---- the exact law
+
+
+def interval(value: float, node: int, release: ChainRelease) -> tuple[float, float, int]:
+    (low, high), (child, _) = kernel.ranks_of(np.full(2, value), np.full(2, node), np.array([LOWEST, HIGHEST]), release.trie)
+    return low, high, child
+
+
+def children(node: int, release: ChainRelease) -> list[tuple[int, float, float]]:
+    trie = release.trie
+    start, end = trie.first[node], trie.first[node + 1]
+    edges = np.concatenate([[0], trie.cumulative[start:end]]) / trie.cumulative[end - 1]
+    return [(child, edges[child - start], edges[child - start + 1]) for child in range(start, end)]
+
+
+def overlap(edges: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Which share of (low, high) lies in each bin."""
+    return np.diff(np.clip(edges, low, high)) / (high - low)
+
+
+def exact_law(release: ChainRelease, row: Path, *, broken: bool = False, root: int = 0) -> dict[Path, float]:
+    """The law of the released row of levels; `broken` takes the rank given the released prefix too."""
+    edges = np.linspace(0.0, 1.0, N_BINS + 1)
+    states = {(): (root, root, 1.0)}
+    for value, mechanism in zip(row, release.columns.values(), strict=True):
+        assert isinstance(mechanism, BinnedRanks)
+        found: dict[Path, tuple[int, int, float]] = {}
+        for prefix, (own, released, mass) in states.items():
+            low, high, next_own = interval(value, released if broken else own, release)
+            bins = overlap(edges, low, high) @ mechanism.channel.matrix
+            for child, below, above in children(released, release):
+                share = N_BINS * overlap(edges, below, above) * (above - below)
+                found[(*prefix, release.trie.keys[child])] = (next_own, child, mass * float(bins @ share))
+        states = found
+    return {prefix: mass for prefix, (_, _, mass) in states.items()}
+
+
+def mixture(release: ChainRelease, law: dict[Path, float], *, broken: bool = False) -> dict[Path, float]:
+    """The law of the released row where rows follow `law`."""
+    total: dict[Path, float] = dict.fromkeys(law, 0.0)
+    for row, mass in law.items():
+        for path, share in exact_law(release, row, broken=broken).items():
+            total[path] += mass * share
+    return total
+
+
+def three_columns() -> dict[Path, float]:
+    rng = np.random.default_rng(4)
+    paths = list(itertools.product([0.0, 1.0, 2.0], [0.0, 1.0], [0.0, 1.0, 2.0, 3.0]))
+    masses = rng.dirichlet(np.full(len(paths), 0.4))
+    return dict(zip(paths, masses, strict=True))
+
+
+def known(law: dict[Path, float], order: tuple[int, ...], epsilon: float = 1.0) -> ChainRelease:
+    """A release whose reference is as good as the law itself, its columns in some order."""
+    rows = np.array(list(law))
+    codecs: dict[str, Codec] = {f"c{place}": levels(f"c{place}", int(rows[:, place].max()) + 1) for place in range(rows.shape[1])}
+    counts = np.maximum(np.round(np.array(list(law.values())) * MANY), 1)
+    columns = {name: rows[:, place].astype(np.int64) for place, name in enumerate(codecs)}
+    return fitted(records_of(columns, codecs, counts), codecs, epsilon, order=tuple(f"c{place}" for place in order))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_released_row_follows_the_reference_exactly_in_any_order(order: tuple[int, ...]) -> None:
+    law = three_columns()
+    release = known(law, order)
+    ordered = {tuple(row[place] for place in order): mass for row, mass in law.items()}
+    found = mixture(release, ordered)
+    assert max(abs(found[path] - mass) for path, mass in ordered.items()) < 1e-7
+    wrong = mixture(release, ordered, broken=True)
+    assert max(abs(wrong[path] - mass) for path, mass in ordered.items()) > 1e-2  # the power of it
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_ranks_given_the_released_prefix_would_attenuate_the_correlation(epsilon: float) -> None:
+    """Two fair coins that agree with probability p: right where the first stays (r), and as wrong as can be where it flips."""
+    p = 0.9
+    law = {(0.0, 0.0): p / 2, (0.0, 1.0): (1 - p) / 2, (1.0, 0.0): (1 - p) / 2, (1.0, 1.0): p / 2}
+    release = known(law, (0, 1), epsilon)
+    [first, second] = release.columns.values()
+    edges = np.linspace(0.0, 1.0, N_BINS + 1)
+    joint = lambda mechanism, a, b: overlap(edges, *a) @ mechanism.channel.matrix @ (overlap(edges, *b) * (b[1] - b[0]) * N_BINS)  # noqa: E731
+    r = joint(first, (0.0, 0.5), (0.0, 0.5))
+    same, other = (joint(second, part, (0.0, p)) for part in ((0.0, p), (p, 1.0)))
+    assert p * same + (1 - p) * other == pytest.approx(p, abs=1e-9)
+    closed = r * p + (1 - r) * ((1 - p) * same + p * other)
+    agree = lambda found: found[0.0, 0.0] + found[1.0, 1.0]  # noqa: E731
+    assert agree(mixture(release, law, broken=True)) == pytest.approx(closed, abs=1e-7)
+    assert closed < p - 0.005
+    assert agree(mixture(release, law)) == pytest.approx(p, abs=1e-7)
+
+
+SMALL = [
+    np.array([[0, 0], [0, 1], [1, 1], [1, 1], [1, 0]]),
+    np.array([[0, 0, 0], [0, 0, 1], [1, 0, 1], [2, 1, 1], [2, 1, 0], [2, 1, 0]]),
+    np.array([[0, 0], [0, 0], [0, 0]]),
+    np.array([[0], [1], [1], [2]]),
+]
+
+
+@pytest.mark.parametrize("rows", SMALL, ids=lambda rows: "x".join(map(str, rows.shape)))
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 3.0])
+def test_no_released_row_tells_more_of_a_row_than_epsilon(rows: np.ndarray, epsilon: float) -> None:
+    codecs: dict[str, Codec] = {f"c{place}": levels(f"c{place}", 4) for place in range(rows.shape[1])}
+    release = fitted(records_of({name: rows[:, place] for place, name in enumerate(codecs)}, codecs), codecs, epsilon)
+    laws = [exact_law(release, row) for row in itertools.product(range(4), repeat=rows.shape[1])]  # rows that no record is like, too
+    assert all(sum(law.values()) == pytest.approx(1.0, abs=1e-12) for law in laws)
+    table = np.array([list(law.values()) for law in laws])
+    loss = float(np.log(table.max(axis=0) / table.min(axis=0)).max())
+    assert loss <= sum(mechanism.epsilon for mechanism in release.columns.values()) * (1 + 1e-9)
+    assert release.epsilon <= len(codecs) * epsilon
+    if len(np.unique(rows, axis=0)) > 1:
+        assert loss > 0.4 * epsilon
+
+
+def test_what_is_drawn_is_the_exact_law() -> None:
+    rows = SMALL[1]
+    codecs: dict[str, Codec] = {f"c{place}": levels(f"c{place}", 4) for place in range(3)}
+    release = fitted(records_of({name: rows[:, place] for place, name in enumerate(codecs)}, codecs), codecs, 2.0)
+    n = 60_000
+    row = (2, 0, 1)
+    batch = pa.RecordBatch.from_pydict({name: pa.array(np.full(n, value)) for name, value in zip(codecs, row, strict=True)})
+    out = release.randomise(batch, codecs, release.streams(KEY, "f"))
+    drawn = np.stack([out.column(name).to_numpy() for name in codecs], axis=1)
+    law = {path: mass for path, mass in exact_law(release, row).items() if mass > 0}
+    counts = np.array([(drawn == path).all(axis=1).sum() for path in law])
+    assert counts.sum() == n
+    assert stats.chisquare(counts, n * np.array(list(law.values()))).pvalue > ALPHA
+    other = np.array(list(exact_law(release, (0, 0, 0)).values()))
+    assert stats.chisquare(counts, n * other).pvalue < ALPHA  # the power of it
+
+
+# ---- drawn
+
+
+def dependent(n: int, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    a = rng.integers(0, 3, n)
+    b = np.where(rng.random(n) < 0.8, a, rng.integers(0, 3, n))
+    c = np.where(rng.random(n) < 0.7, (a + b) % 2, rng.integers(0, 2, n))
+    return {"a": a, "b": b, "c": c}
+
+
+ABC: dict[str, Codec] = {"a": levels("a", 3), "b": levels("b", 3), "c": levels("c", 2)}
+N_DRAWN = 40_000
+
+
+def broken(release: ChainRelease, batch: pa.RecordBatch, key: RunKey) -> pa.RecordBatch:
+    """Ranks given the released prefix, as (2) of the paper can be read."""
+    rngs, released, arrays = release.streams(key, "f"), np.zeros(batch.num_rows, dtype=np.int64), {}
+    for name, mechanism in release.columns.items():
+        drawn = words(rngs[name], batch.num_rows, mechanism.n_words)
+        ranks, _ = kernel.ranks_of(batch.column(name).to_numpy().astype(float), released, drawn[:, 0].copy(), release.trie)
+        values, released = kernel.values_at(mechanism.disturb(ranks, drawn), released, release.trie, False)
+        arrays[name] = values.astype(np.int64)
+    return pa.RecordBatch.from_pydict({name: arrays[name] for name in batch.schema.names})
+
+
+def cells(batch: pa.RecordBatch) -> np.ndarray:
+    a, b, c = (batch.column(name).to_numpy() for name in "abc")
+    return np.bincount(6 * a + 2 * b + c, minlength=18)
+
+
+@pytest.mark.parametrize("channel", ["laplace", "optimal"])
+def test_the_order_of_columns_does_not_change_the_law(channel: Any) -> None:
+    rows = pa.RecordBatch.from_pydict(dependent(2 * N_DRAWN, 1))
+    records = records_of(dependent(300_000, 2), ABC)
+    found, wrong = [], []
+    for number, order in enumerate([("a", "b", "c"), ("c", "b", "a"), ("b", "a", "c"), ("c", "a", "b")]):
+        release = fitted(records, ABC, 1.0, channel, order=order)
+        part = rows.slice(number * N_DRAWN // 2, N_DRAWN // 2)
+        key = RunKey.insecure(number)
+        found.append(cells(release.randomise(part, ABC, release.streams(key, "f"))))
+        wrong.append(cells(broken(release, part, key)))
+    assert stats.chi2_contingency(found).pvalue > ALPHA
+    assert stats.chi2_contingency([cells(rows), np.sum(found, axis=0)]).pvalue > ALPHA
+    assert stats.chi2_contingency(wrong).pvalue < ALPHA
+    assert stats.chi2_contingency([cells(rows), np.sum(wrong, axis=0)]).pvalue < ALPHA
+
+
+def mixed(n: int, seed: int) -> pa.RecordBatch:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=n)
+    amount = np.where(rng.random(n) < 0.3, 0.0, np.exp(x + rng.normal(size=n)))
+    return pa.RecordBatch.from_pydict(
+        {
+            "kind": pa.array([None if code == 0 else "abc"[code - 1] for code in np.clip(np.round(x + 1.5), 0, 3).astype(int)]),
+            "x": pa.array(x, mask=rng.random(n) < 0.05),
+            "amount": pa.array(amount),
+            "age": pa.array(np.clip(np.round(40 + 15 * x), 0, 120).astype(np.int16)),
+            "id": pa.array(np.arange(n)),
+        }
+    )
+
+
+MIXED: dict[str, Codec] = {
+    "kind": LevelCodec(name="kind", levels=pa.array([None, "a", "b", "c"]), ordered=False),
+    "x": ValueCodec(name="x", type=pa.float64(), bounds=None, atoms=(), nulls=True),
+    "amount": ValueCodec(name="amount", type=pa.float64(), bounds=(0.0, 1e6), atoms=(0.0,), nulls=False),
+    "age": ValueCodec(name="age", type=pa.int16(), bounds=(0.0, 120.0), atoms=(), nulls=False),
+}
+
+
+def mixed_release(channel: Any = "laplace", **options: Any) -> ChainRelease:
+    reference = mixed(5_000, 11)
+    keys = [numbers(codec, reference.column(name)).view(np.uint64) for name, codec in MIXED.items()]
+    return fitted(Records.of_rows(keys, np.full(5_000, HIGHEST)), MIXED, 1.0, channel, **options)
+
+
+RELEASE = mixed_release()
+
+
+def released(batch: pa.RecordBatch, release: ChainRelease = RELEASE, key: RunKey = KEY, fragment: str = "f", cuts: tuple[int, ...] = ()) -> pa.Table:
+    rngs = release.streams(key, fragment)
+    edges = [0, *cuts, batch.num_rows]
+    return pa.Table.from_batches([release.randomise(batch.slice(a, b - a), MIXED, rngs) for a, b in itertools.pairwise(edges)]).combine_chunks()
+
+
+@pytest.mark.parametrize("channel", ["laplace", "optimal"])
+@pytest.mark.parametrize("order", [("kind", "x", "amount", "age"), ("age", "amount", "x", "kind")])
+def test_columns_of_every_kind_keep_their_joint_distribution(channel: Any, order: tuple[str, ...]) -> None:
+    batch = mixed(20_000, 12)
+    out = released(batch, mixed_release(channel, order=order))
+    assert out.schema == batch.schema
+    assert out["id"].combine_chunks().equals(batch.column("id"))
+    for name in ("x", "amount", "age"):
+        before, after = (table.column(name).drop_null().to_numpy() for table in (batch, out))
+        assert stats.ks_2samp(before, after).statistic < 0.04  # what 5,000 reference rows can give
+    assert abs(out["x"].null_count / 20_000 - 0.05) < 0.02
+    assert abs((out["amount"].to_numpy() == 0).mean() - 0.3) < 0.04
+    pairs = [("x", "amount"), ("x", "age"), ("amount", "age")]
+    for one, other in pairs:
+        before, after = (table.to_pandas()[[one, other]].corr(method="spearman").iloc[0, 1] for table in (batch, out))
+        assert after == pytest.approx(before, abs=0.05)
+        assert before > 0.3
+    moved = np.corrcoef(batch.column("age").to_numpy(), out["age"].to_numpy())[0, 1]
+    assert moved < 0.6  # and the rows are randomised
+
+
+def test_rows_do_not_depend_on_batching_and_streams_are_apart() -> None:
+    batch = mixed(400, 3)
+    whole = released(batch)
+    assert released(batch, cuts=(1, 7, 7, 300)).equals(whole)
+    for other in (released(batch, fragment="g"), released(batch, key=RunKey.insecure(8))):
+        assert not any(other[name].equals(whole[name]) for name in MIXED)
+    assert released(batch.slice(0, 0)).num_rows == 0
+
+
+@pytest.mark.parametrize("channel", ["laplace", "optimal"])
+def test_a_release_is_written_and_read_back(channel: Any) -> None:
+    release = mixed_release(channel, order=("age", "kind", "x", "amount"))
+    data = fitted_to_bytes(release)
+    again = fitted_from_bytes(data)
+    assert isinstance(again, ChainRelease)
+    assert list(again.columns) == ["age", "kind", "x", "amount"]
+    assert fitted_to_bytes(again) == data
+    batch = mixed(300, 4)
+    assert released(batch, again).equals(released(batch, release))
+    assert not isinstance(fitted_from_bytes(fitted_to_bytes(DipRelease(columns={}))), ChainRelease)
+
+
+def test_the_epsilon_of_a_row_is_that_of_its_columns() -> None:
+    parts = [mechanism.epsilon for mechanism in RELEASE.columns.values()]
+    assert sum(map(Fraction, parts)) <= Fraction(RELEASE.epsilon) <= 4
+    for mechanism in RELEASE.columns.values():
+        assert isinstance(mechanism, LaplaceRanks)
+        assert 0.999 < rank_epsilon(mechanism.noise) <= 1.0
+
+
+# ---- groups
+
+
+def grouped(min_rows: int = 5) -> ChainRelease:
+    group = np.repeat(["a", "b", "c"], [50, 5, 4])
+    value = np.repeat([0, 1, 2], [50, 5, 4])
+    codecs: dict[str, Codec] = {"v": levels("v", 3)}
+    return fitted(records_of({"v": value}, codecs, by=group), codecs, by="by", group_key=GROUP_KEY, min_rows=min_rows)
+
+
+def test_a_group_is_released_by_its_own_reference_and_a_small_or_unknown_one_by_the_pooled() -> None:
+    release = grouped()
+    n = 4000
+    group = np.repeat(["a", "b", "c", "never seen"], n)
+    batch = pa.RecordBatch.from_pydict({"by": pa.array(group), "v": pa.array(np.tile([0, 1, 2, 0], n))})
+    out = release.randomise(batch, {"v": levels("v", 3)}, release.streams(KEY, "f"))
+    assert out.column("by").equals(batch.column("by"))
+    found = {name: set(out.column("v").to_numpy()[group == name]) for name in set(group)}
+    assert found == {"a": {0}, "b": {1}, "c": {0, 1, 2}, "never seen": {0, 1, 2}}
+    assert release.groups is not None
+    assert (release.groups.pooled_groups, release.groups.pooled_rows) == (pytest.approx(1 / 3), pytest.approx(4 / 59))
+
+
+def test_groups_of_one_row_are_all_pooled() -> None:
+    codecs: dict[str, Codec] = {"v": levels("v", 3)}
+    value = np.arange(60) % 3
+    by = np.arange(60)
+    pooled = fitted(records_of({"v": value}, codecs, by=by), codecs, by="by", group_key=GROUP_KEY, min_rows=2)
+    alone = fitted(records_of({"v": value}, codecs), codecs)
+    assert pooled.groups is not None
+    assert (len(pooled.groups.hashes), pooled.groups.pooled_groups) == (0, 1.0)
+    batch = pa.RecordBatch.from_pydict({"by": pa.array(by), "v": pa.array(value)})
+    assert pooled.randomise(batch, codecs, pooled.streams(KEY, "f")).equals(alone.randomise(batch, codecs, alone.streams(KEY, "f")))
+
+
+def test_a_row_without_a_group_is_refused() -> None:
+    release = grouped()
+    batch = pa.RecordBatch.from_pydict({"by": pa.array(["a", None]), "v": pa.array([0, 0])})
+    with pytest.raises(DataError, match=r"column 'by': holds a null, and the group of every row must be known"):
+        release.randomise(batch, {"v": levels("v", 3)}, release.streams(KEY, "f"))
+
+
+# ---- limits
+
+
+def test_a_column_of_one_value_stays_that_value() -> None:
+    codecs: dict[str, Codec] = {"v": levels("v", 3), "x": line("x")}
+    release = fitted(records_of({"v": np.ones(50, dtype=np.int64), "x": np.full(50, 2.5)}, codecs), codecs)
+    batch = pa.RecordBatch.from_pydict({"v": pa.array([0, 1, 2]), "x": pa.array([-9.0, 2.5, 9.0])})
+    out = release.randomise(batch, codecs, release.streams(KEY, "f"))
+    assert out.column("v").to_pylist() == [1, 1, 1]
+    assert all(1.5 <= value <= 2.5 for value in out.column("x").to_pylist())
+
+
+def test_too_small_a_reference_is_refused() -> None:
+    codecs: dict[str, Codec] = {"v": levels("v", 3)}
+    with pytest.raises(DataError, match="fewer than 2 rows"):
+        fitted(records_of({"v": np.zeros(1, dtype=np.int64)}, codecs), codecs)
+
+
+def test_bytes_of_another_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    codecs: dict[str, Codec] = {"v": levels("v", 3)}
+    data = chain_to_bytes(fitted(records_of({"v": np.array([0, 1, 2, 1])}, codecs), codecs))
+    assert chain_to_bytes(chain_from_bytes(data)) == data
+    monkeypatch.setattr(chain_file, "CHAIN_FORMAT", 2)
+    with pytest.raises(InputError, match="another version"):
+        chain_from_bytes(data)
+
+
+def test_what_the_tables_cannot_resolve_is_refused() -> None:
+    for epsilon in (16.5, 1e-9):
+        with pytest.raises(SpecError, match="column 'v'"):
+            rank_mechanisms({"v": epsilon}, "laplace")
+    with pytest.raises(SpecError, match=r"cost of 'v'.*that of ranks"):
+        check_rank_costs({"v": "value"}, ["v"], "optimal")
+    with pytest.raises(SpecError, match=r"cost of 'w'.*not a privatised column"):
+        check_rank_costs({"w": "rank"}, ["v"], "optimal")
+    with pytest.raises(SpecError, match="belongs to the optimal channel"):
+        check_rank_costs({"v": "rank"}, ["v"], "laplace")
+    check_rank_costs({"v": "rank"}, ["v"], "optimal")
+    check_rank_costs({}, ["v"], "laplace")
+
+
+# ---- the attack that the texts warn of
+
+
+def same_cell(rows: np.ndarray, held_out: np.ndarray) -> tuple[float, float]:
+    """Which share of rows lies in the grid cell of a hold-out record in every column at once, and which share of those records they show."""
+    cell = lambda values: np.stack([np.searchsorted(np.sort(held_out[:, place]), values[:, place]) for place in range(rows.shape[1])], axis=1)  # noqa: E731
+    known, seen = set(map(tuple, cell(held_out))), list(map(tuple, cell(rows)))
+    return float(np.mean([each in known for each in seen])), len(known & set(seen)) / len(held_out)
+
+
+@pytest.mark.parametrize(("columns", "by_chance"), [(1, 1.0), (2, 1e-3), (3, 1e-6)])
+def test_every_released_row_follows_a_hold_out_record(columns: int, by_chance: float) -> None:
+    m = 1000
+    rng = np.random.default_rng(columns)
+    held_out, fresh = rng.normal(size=(m, columns)), rng.normal(size=(3 * m, columns))
+    codecs: dict[str, Codec] = {f"c{place}": line(f"c{place}") for place in range(columns)}
+    release = fitted(records_of({name: held_out[:, place] for place, name in enumerate(codecs)}, codecs), codecs, 0.5, "laplace")
+    batch = pa.RecordBatch.from_pydict({name: pa.array(fresh[:, place]) for place, name in enumerate(codecs)})
+    out = release.randomise(batch, codecs, release.streams(KEY, "f"))
+    rows = np.stack([out.column(name).to_numpy() for name in codecs], axis=1)
+    followed, shown = same_cell(rows, held_out)
+    assert followed == 1.0
+    share = Chain(fraction=0.25).followed_share
+    assert share is not None
+    assert abs(shown - share) < 6 * math.sqrt(share * (1 - share) / m)
+    inside = (fresh <= held_out.max(axis=0)).all(axis=1)
+    chance, _ = same_cell(fresh[inside], held_out)
+    assert chance <= by_chance + 6 * math.sqrt(by_chance * (1 - by_chance) / (3 * m)) + 1e-12
+    assert columns > 1 or chance == 1.0
+    nearest = np.abs(rows[:, None, :] - held_out[None, :, :]).max(axis=2).min(axis=1)
+    assert np.median(nearest) < 0.02  # of a standard deviation, in the worst column
+    assert columns == 1 or np.median(np.abs(fresh[:, None, :] - held_out[None, :, :]).max(axis=2).min(axis=1)) > 0.01 * columns
+
+
+def test_the_keys_of_streams_are_their_own() -> None:
+    drawn = words(RELEASE.streams(KEY, "f")["x"], 4)
+    assert (drawn == words(stream(KEY, "dip/chain/x", "f"), 4)).all()
+    assert not (drawn == words(stream(KEY, "dip/x", "f"), 4)).any()

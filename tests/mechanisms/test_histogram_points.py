@@ -1,0 +1,157 @@
+"""The points that stand for cells: moments against integrals and one-line formulas, every kind of column, refusals."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from dpdask.cells import Cells, cells
+from dpdask.codec import LevelCodec, ValueCodec
+from dpdask.errors import SpecError
+from dpdask.inference import WeightedSample, least_squares
+from dpdask.mechanisms.histogram import PerturbedHistogram, plan
+from dpdask.mechanisms.histogram_cells import WholeLine
+from dpdask.mechanisms.histogram_points import points_per_cell, spread
+from dpdask.privacy import Budget
+from dpdask.stats.marginals import Domain
+
+TOWN = LevelCodec(name="town", levels=pa.array(["A", "B"]), ordered=False)
+
+
+def floats(name: str = "x", **changes: Any) -> ValueCodec:
+    return ValueCodec(**{"name": name, "type": pa.float64(), "bounds": (0.0, 1.0), "atoms": (), "nulls": False, **changes})
+
+
+def released(table: Any, columns: dict[str, Cells]) -> PerturbedHistogram:
+    """Return a histogram with the weights given, as if noise had made them."""
+    weights = np.asarray(table, dtype=np.int64)
+    assert weights.shape == tuple(column.size for column in columns.values())
+    keys = np.flatnonzero(weights)
+    domain = Domain(names=tuple(columns), sizes=weights.shape)
+    planned = plan(Budget(epsilon=1.0), threshold="none")
+    return PerturbedHistogram(domain=domain, plan=planned, n_rows=10.0, cut=None, keys=keys, weights=weights.ravel()[keys])
+
+
+def points(table: Any, columns: dict[str, Cells]) -> pd.DataFrame:
+    given = released(table, columns)
+    values, weights = spread(given, columns, 0, len(given.keys))
+    return pd.DataFrame({name: array.to_pandas() for name, array in values.items()}).assign(weight=weights)
+
+
+def test_two_points_have_the_moments_of_the_formula():
+    n = np.array([10, 40, 90, 70, 60, -3])
+    found = points(n, {"x": cells(floats(), 6)})
+    h = 1 / 6
+    centre = (np.arange(6) + 0.5) * h
+    assert found["x"].to_numpy() == pytest.approx(np.repeat(centre, 2) + np.tile([-1, 1], 6) * h / math.sqrt(12))
+    pairs = found["weight"].to_numpy().reshape(6, 2)
+    assert pairs.sum(axis=1) == pytest.approx(n)
+    slopes = np.array([-3 * 10 + 4 * 40 - 90, 90 - 10, 70 - 40, 60 - 90, -3 - 70, 3 * -3 - 4 * 60 + 70]) / 24
+    share = np.clip(slopes * math.sqrt(12) / n, -1, 1)
+    assert (np.abs(share) == 1).sum() == 1  # the last
+    assert pairs[:, 1] - pairs[:, 0] == pytest.approx(share * n)
+    assert (np.sign(pairs) * np.sign(n)[:, None] >= 0).all()
+
+
+@pytest.mark.parametrize("law", [(1.0,), (0.2, 1.6), (1.0, 2.0, -2.5), (3.0, -8.0, 6.0)])
+def test_the_moments_of_a_parabola_are_its_own(law: tuple[float, ...]):
+    density = np.polynomial.Polynomial(law)
+    n = 1e12 / density.integ()(1.0)
+    counts = np.rint([n * (density.integ()(b) - density.integ()(a)) for a, b in pairwise(np.arange(11) / 10)])
+    found = points(counts, {"x": cells(floats(), 10)})
+    mean, second = (float((found["weight"] * found["x"] ** k).sum()) / 1e12 for k in (1, 2))
+    own = [(density * np.polynomial.Polynomial([0] * k + [1])).integ()(1.0) * n / 1e12 for k in (1, 2)]
+    assert mean == pytest.approx(own[0], abs=1e-9)
+    assert second == pytest.approx(own[1], abs=1e-4)  # a centre's is off by h²/12 times what the density falls off at the ends
+
+
+def test_cells_of_other_widths_follow_the_density_too():
+    column = cells(floats(), [0.0, 0.1, 0.3, 0.35, 0.7])
+    edges = column.edges
+    counts = np.rint(1e12 * (edges[1:] ** 2 - edges[:-1] ** 2))  # density 2x: its slope is 2 everywhere
+    found = points(counts, {"x": column})
+    assert float((found["weight"] * found["x"]).sum()) / 1e12 == pytest.approx(2 / 3, abs=1e-9)
+    two = points([300, 100], {"x": cells(floats(), 2)})
+    assert float((two["weight"] * two["x"]).sum()) / 400 == pytest.approx(0.375 - 2 * 200 / 12 / 2 / 400)
+    one = points([8], {"x": cells(floats(), 1)})
+    assert one["weight"].tolist() == [4, 4]
+    assert one["x"].tolist() == pytest.approx([0.5 - 1 / math.sqrt(12), 0.5 + 1 / math.sqrt(12)])
+
+
+def test_levels_atoms_nulls_and_whole_numbers_keep_their_values():
+    mixed = cells(floats(atoms=(0.0, 0.5), nulls=True), 4)
+    found = points(np.full(mixed.size, 6), {"x": mixed})
+    assert found["x"].isna().tolist() == [True] * 2 + [False] * 12
+    assert found["x"].tolist()[2:6] == [0.0, 0.0, 0.5, 0.5]
+    assert (found["weight"] == 3).all()
+    whole = cells(ValueCodec(name="n", type=pa.int32(), bounds=(1.0, 9.0), atoms=(5.0,), nulls=False), [1.0, 2.0, 5.0])
+    given = points(np.full(whole.size, 2), {"n": whole})
+    for values in (np.array([5.0]), np.array([1.0]), np.array([2.0, 3.0, 4.0]), np.array([6.0, 7.0, 8.0, 9.0])):
+        pair = given["n"][np.abs(given["n"] - values.mean()) <= values.std() + 1e-9]
+        assert sorted(pair) == pytest.approx([values.mean() - values.std(), values.mean() + values.std()])
+    days = cells(ValueCodec(name="day", type=pa.date32(), bounds=(0.0, 19.0), atoms=(), nulls=True), 2)
+    assert [str(day) for day in points([0, 2, 2], {"day": days})["day"]] == ["1970-01-03", "1970-01-08", "1970-01-13", "1970-01-18"]
+
+
+def test_columns_multiply_and_neighbours_share_all_other_columns():
+    columns = {"x": cells(floats(), 3), "town": cells(TOWN, 1), "y": cells(floats("y"), 4)}
+    table = np.random.default_rng(0).integers(20, 60, (3, 2, 4))
+    table[1, 1, 2] = 0  # not listed: counts as empty
+    whole = points(table, columns)
+    assert len(whole) == 4 * 23
+    assert points_per_cell(columns, "spread") == 4
+    at = whole.groupby(["x", "town"])["weight"].sum()
+    for town, slab in (("A", table[:, 0].sum(axis=1)), ("B", table[:, 1].sum(axis=1))):
+        assert at.xs(town, level="town").to_numpy().reshape(3, 2).sum(axis=1) == pytest.approx(slab)
+    for j, town in enumerate("AB"):  # along y, at x and town fixed: as if alone
+        for i in range(3):
+            alone = points(table[i, j], {"y": columns["y"]})
+            low, high = i / 3, (i + 1) / 3
+            here = whole[(whole["town"] == town) & whole["x"].between(low, high)]
+            assert here.groupby("y")["weight"].sum().to_numpy() == pytest.approx(alone["weight"].to_numpy())
+
+
+def test_a_part_is_what_the_whole_has_there():
+    columns = {"x": cells(floats(), 30), "y": cells(floats("y"), 20)}
+    given = released(np.random.default_rng(1).integers(-2, 9, (30, 20)), columns)
+    n = len(given.keys)
+    values, weights = spread(given, columns, 0, n)
+    parts = [spread(given, columns, start, stop) for start, stop in pairwise([0, 0, 1, 77, n])]
+    assert np.concatenate([part[1] for part in parts]).tolist() == weights.tolist()
+    for name in columns:
+        assert pa.concat_arrays([part[0][name] for part in parts]).equals(values[name])
+
+
+def test_least_squares_is_no_longer_attenuated():
+    rng = np.random.default_rng(2)
+    n, bins = 400_000, 10
+    x = rng.normal(0.5, 0.15, n).clip(0, 1)
+    y = (0.2 + 0.6 * x + rng.normal(0, 0.1, n)).clip(0, 1)
+    columns = {"x": cells(floats(), bins), "y": cells(floats("y"), 10)}
+    table = np.zeros((bins, 10), dtype=np.int64)
+    np.add.at(table, (columns["x"].codes(pa.array(x)), columns["y"].codes(pa.array(y))), 1)
+    given = released(table, columns)
+    frame = points(table, columns)
+    centre = given.to_table(columns).to_pandas()
+    true, spread_, centred = (
+        least_squares(WeightedSample.of_frame(f, "y", ["x"]))[1] for f in (pd.DataFrame({"x": x, "y": y, "weight": 1.0}), frame, centre)
+    )
+    assert centred / true == pytest.approx(1 / (1 + bins**-2 / 12 / x.var()), abs=0.005)
+    assert abs(centred / true - 1) > 0.03
+    assert abs(spread_ / true - 1) < 0.02
+
+
+def test_what_cannot_be_spread_is_refused():
+    columns = {f"c{i}": cells(floats(f"c{i}"), 2) for i in range(7)}
+    assert points_per_cell(columns, "centre") == 1
+    with pytest.raises(SpecError, match="7 columns are cut"):
+        points_per_cell(columns, "spread")
+    line = {"x": WholeLine(bins=4).cells(floats(bounds=None))}
+    with pytest.raises(SpecError, match="whole line"):
+        points([1, 2, 3, 4], line)

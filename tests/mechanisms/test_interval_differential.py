@@ -1,0 +1,425 @@
+"""Interval-differential privacy: DIP's own draws in the column's numbers, then a range of them, which cannot cost more."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
+from dpdask.documents import validate
+from dpdask.errors import SpecError
+from dpdask.kernels.channel import TOTAL_BITS
+from dpdask.mechanisms.dip import BinMechanism, LevelMechanism, RankMechanism
+from dpdask.mechanisms.interval import Partition, Perturbed, Ranges
+from dpdask.mechanisms.interval_coverage import coverage
+from dpdask.mechanisms.interval_design import Design, IntervalColumns, Law, reference_of
+from dpdask.mechanisms.interval_differential import LevelPerturbation, ValuePerturbation, adapted, fit_perturbation, spending_of, within
+from dpdask.mechanisms.interval_release import IntervalRelease, check_designs, is_lattice, numbers
+from dpdask.privacy import Budget
+from dpdask.privacy.events import Composed, LocalRelease
+from dpdask.schema import Column, Schema
+from dpdask.streams import RunKey, stream, words
+
+TINY = 1e-6  # the chance that a right mechanism fails a test
+LEVELS = [1, 2, 3, 4, 5]
+WEIGHTS = [0.1, 0.2, 0.4, 0.2, 0.1]
+RATING: dict[str, Any] = {"role": "privatise", "kind": "discrete", "levels": LEVELS}
+PRICE: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]}
+AMOUNT: dict[str, Any] = {"role": "privatise", "kind": "mixed", "atoms": [0.0], "bounds": [0.0, 100.0]}
+AGE: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0, 120]}
+UNIT = {"name": "uniform", "loc": 0, "scale": 1}
+KNOWN: dict[str, dict[str, Any]] = {
+    "rating": {"kind": "known", "probabilities": WEIGHTS},
+    "price": {"kind": "known", **UNIT},
+    "amount": {"kind": "known", "probabilities": [0.3], "name": "uniform", "loc": 0, "scale": 100},
+    "age": {"kind": "known", "name": "randint", "low": 18, "high": 90},
+}
+CODECS: dict[str, Codec] = {
+    name: codec_for(name, Column.model_validate({**column, "levels": tuple(column["levels"])} if "levels" in column else column), type_)
+    for name, column, type_ in (
+        ("rating", RATING, pa.int16()),
+        ("price", PRICE, pa.float64()),
+        ("amount", AMOUNT, pa.float64()),
+        ("age", AGE, pa.int32()),
+    )
+}
+# whole anchors 0..5, each as likely as any other: the law of every range is known exactly
+RATING_RANGE = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}}
+
+
+def designs(**columns: dict[str, Any]) -> dict[str, Design]:
+    return dict(validate(IntervalColumns, {"columns": columns}, "job").columns)
+
+
+def perturbed(column: str, of: dict[str, Any], epsilon: float = 1.0, **more: Any) -> dict[str, Any]:
+    perturb = {"epsilon": epsilon, "reference": KNOWN[column], **more}
+    return {"design": "interval-differential", "perturb": perturb, "of": of}
+
+
+def release(column: str, of: dict[str, Any], epsilon: float = 1.0, **more: Any) -> IntervalRelease:
+    return IntervalRelease.of(designs(**{column: perturbed(column, of, epsilon, **more)}), {column: CODECS[column]})
+
+
+def key(fragment: str = "a") -> np.random.Generator:
+    return stream(RunKey.insecure(5), "interval/x", fragment)
+
+
+def run(made: IntervalRelease, values: np.ndarray, fragment: str = "a") -> Ranges:
+    [mechanism] = made.columns.values()
+    return mechanism.randomise(values.astype(np.float64), np.zeros(len(values), dtype=bool), key(fragment))
+
+
+# the adapter
+
+
+@pytest.mark.parametrize(
+    ("column", "channel", "kind"),
+    [
+        ("rating", "laplace", LevelMechanism),
+        ("rating", "optimal", LevelMechanism),
+        ("price", "laplace-calibrated", RankMechanism),
+        ("price", "optimal", BinMechanism),
+        ("amount", "laplace", RankMechanism),
+        ("amount", "optimal", BinMechanism),
+        ("age", "laplace", RankMechanism),
+    ],
+)
+def test_a_perturbation_draws_what_its_mechanism_draws(column: str, channel: str, kind: type) -> None:
+    """The oracle is DIP itself, on Arrow arrays, from the same stream."""
+    [design] = designs(x=perturbed(column, RATING_RANGE, channel=channel)).values()
+    codec = CODECS[column]
+    mechanism = fit_perturbation(design.perturb, codec)  # type: ignore[union-attr]  # of its kind
+    assert isinstance(mechanism, kind)
+    levels = numbers(codec, codec.levels)[0] if isinstance(codec, LevelCodec) else np.zeros(0)
+    made = adapted(mechanism, levels=levels, lattice=is_lattice(codec))
+    assert isinstance(made, LevelPerturbation if kind is LevelMechanism else ValuePerturbation)
+    rng = np.random.default_rng(2)
+    drawn = {"rating": rng.choice(LEVELS, 2000), "price": rng.random(2000), "amount": rng.random(2000) * 100, "age": rng.integers(18, 90, 2000)}
+    array = pa.array(np.where(rng.random(2000) < 0.3, 0.0, drawn[column]) if column == "amount" else drawn[column]).cast(
+        codec.levels.type if isinstance(codec, LevelCodec) else codec.type
+    )
+    expected = mechanism.randomise(codec, array, key())  # type: ignore[arg-type]  # its own kind of codec
+    found = made.perturb(numbers(codec, array)[0], words(key(), 2000, made.words_per_row))
+    assert found.tolist() == [float(value) for value in expected.to_pylist()]
+    assert made.epsilon == mechanism.epsilon <= 1.0
+    assert 0.2 < made.exact_epsilon <= made.epsilon
+
+
+def test_levels_need_not_be_neighbours_and_null_is_no_level_of_what_is_perturbed() -> None:
+    codec = codec_for("rating", Column(role="privatise", kind="discrete", levels=(-2.5, 0.0, 7.0), nulls="level"), pa.float32())
+    design = {**perturbed("rating", {"design": "case1", "anchors": UNIT}), "nulls": "public"}
+    design["perturb"]["reference"] = {"kind": "known", "probabilities": [0.5, 0.25, 0.25]}
+    made = IntervalRelease.of(designs(rating=design), {"rating": codec})
+    perturbation = made.perturbations["rating"]
+    assert isinstance(perturbation, LevelPerturbation)
+    assert perturbation.levels.tolist() == [-2.5, 0.0, 7.0]
+    batch = pa.record_batch({"rating": pa.array([-2.5, None, 7.0] * 400, pa.float32())})
+    released = made.randomise(batch, {"rating": codec}, {"rating": key()})
+    assert (released.column("rating_lower").is_null().to_numpy(zero_copy_only=False) == batch.column("rating").is_null()).all()
+    assert set(perturbation.perturb(np.full(500, 7.0), words(key(), 500, 1)).tolist()) == {-2.5, 0.0, 7.0}
+
+
+def test_a_null_of_levels_below_0_is_drawn_like_a_level_and_blanked() -> None:
+    """A null comes as 0, above them all: the tables have no row for that."""
+    codec = codec_for("rating", Column(role="privatise", kind="discrete", levels=(-3, -2, -1), nulls="level"), pa.int64())
+    design = {**perturbed("rating", {"design": "case1", "anchors": {"name": "uniform", "loc": -4, "scale": 4}}), "nulls": "public"}
+    design["perturb"]["reference"] = {"kind": "known", "probabilities": [0.2, 0.3, 0.5]}
+    made = IntervalRelease.of(designs(rating=design), {"rating": codec})
+    [perturbation], drawn = made.perturbations.values(), words(key(), 3000, 1)
+    assert perturbation.perturb(np.zeros(3000), drawn).tolist() == perturbation.perturb(np.full(3000, -1.0), drawn).tolist()
+    released, filled = (
+        made.randomise(pa.record_batch({"rating": pa.array([-1, null, -2] * 1000)}), {"rating": codec}, {"rating": key()}) for null in (None, -3)
+    )
+    known = np.tile([True, False, True], 1000)
+    for end in ("rating_lower", "rating_upper"):
+        found, expected = (batch.column(end).to_numpy(zero_copy_only=False) for batch in (released, filled))
+        assert (np.isnan(found) == ~known).all()
+        assert found[known].tolist() == expected[known].tolist()  # a null consumes its words
+
+
+# the law of what is released
+
+
+def channel_of(made: IntervalRelease) -> list[list[Fraction]]:
+    """Return Pr(level | level), exactly: it is drawn in whole numbers."""
+    [perturbation] = made.perturbations.values()
+    assert isinstance(perturbation, LevelPerturbation)
+    return [[Fraction(weight, 2**TOTAL_BITS) for weight in row] for row in perturbation.mechanism.channel.weights.tolist()]
+
+
+Outcome = tuple[float, float]
+ANCHORS = range(6)  # of RATING_RANGE
+
+
+def range_law(level: int, anchors: range = ANCHORS, *, exact: bool = False) -> dict[Outcome, Fraction]:
+    """Return the law of case1's range of a level, all anchors being equally likely; `exact`: every level is told as it is."""
+    law: dict[Outcome, Fraction] = {}
+    for anchor in anchors:
+        ends = (float(level), float(level)) if exact else (-math.inf, float(anchor)) if level <= anchor else (float(anchor), math.inf)
+        law[ends] = law.get(ends, Fraction(0)) + Fraction(1, len(anchors))
+    return law
+
+
+def composed(channel: list[list[Fraction]], anchors: range = ANCHORS, *, exact: bool = False) -> list[dict[Outcome, Fraction]]:
+    """Return for each level the exact law of its released range."""
+    laws: list[dict[Outcome, Fraction]] = []
+    for row in channel:
+        law: dict[Outcome, Fraction] = {}
+        for share, level in zip(row, LEVELS, strict=True):
+            for ends, probability in range_law(level, anchors, exact=exact).items():
+                law[ends] = law.get(ends, Fraction(0)) + share * probability
+        laws.append(law)
+    return laws
+
+
+def most_ratio(laws: list[dict[Outcome, Fraction]]) -> Fraction:
+    outcomes = {ends for law in laws for ends in law}
+    return max(max(law.get(ends, Fraction(0)) for law in laws) / min(law.get(ends, Fraction(0)) for law in laws) for ends in outcomes)
+
+
+@pytest.mark.parametrize("channel", ["laplace", "laplace-calibrated", "optimal"])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_a_range_cannot_cost_more_than_the_perturbation(channel: str, epsilon: float) -> None:
+    """Exact, in fractions: ranges that tell single levels apart cost what the channel costs, coarser ones less, none of them more."""
+    made = release("rating", RATING_RANGE, epsilon, channel=channel)
+    matrix = channel_of(made)
+    own = max(max(column) / min(column) for column in zip(*matrix, strict=True))
+    assert most_ratio(composed(matrix, exact=True)) == own
+    assert 1 < most_ratio(composed(matrix)) <= own
+    coarse = most_ratio(composed(matrix, range(2, 4)))
+    assert 1 < coarse <= own
+    assert coarse < own or channel == "optimal"  # which may know two outcomes only
+    assert float(own) <= math.exp(made.perturbations["rating"].epsilon) * (1 + 1e-12) <= math.exp(epsilon) * (1 + 2e-12)
+    if channel != "laplace":
+        assert math.log(own) > 0.95 * epsilon  # nothing of it is wasted
+
+
+def fits(found: Ranges, law: dict[Outcome, Fraction]) -> float:
+    """Return the p-value of released ranges under a law; 0 if a range is none of its."""
+    seen = list(zip(found.lower.tolist(), found.upper.tolist(), strict=True))
+    outcomes = sorted(law)
+    if not set(seen) <= set(outcomes):
+        return 0.0
+    counts = np.array([seen.count(ends) for ends in outcomes])
+    return float(stats.chisquare(counts, np.array([float(law[ends]) for ends in outcomes]) * len(seen)).pvalue)
+
+
+def test_ranges_have_the_composed_law_and_no_other() -> None:
+    made = release("rating", RATING_RANGE, 2.0)
+    matrix = channel_of(made)
+    laws, n = composed(matrix), 60_000
+    twice = [[sum((a * b for a, b in zip(row, column, strict=True)), Fraction(0)) for column in zip(*matrix, strict=True)] for row in matrix]
+    less, more = composed(twice), [range_law(level) for level in LEVELS]
+    wider = composed(channel_of(release("rating", RATING_RANGE, 2.2)))
+    for index, level in enumerate(LEVELS):
+        found = run(made, np.full(n, level), f"level {level}")
+        assert fits(found, laws[index]) > TINY
+        if level != 3:  # the middle level's law hardly changes
+            assert fits(found, less[index]) < TINY  # perturbed twice
+            assert fits(found, more[index]) < TINY  # not perturbed at all
+    found = run(made, np.full(20 * n, 1), "many")
+    assert fits(found, laws[0]) > TINY
+    assert fits(found, wider[0]) < TINY  # of another ε
+
+
+@pytest.mark.parametrize("channel", ["laplace", "optimal"])
+def test_ranges_of_numbers_have_the_law_of_the_reference_and_keep_epsilon(channel: str) -> None:
+    made = release("price", {"design": "case1", "anchors": UNIT}, 2.0, channel=channel)
+    values, n = np.random.default_rng(8).random(60_000), 60_000
+
+    def anchor_given_below(found: Ranges) -> np.ndarray:
+        return found.upper[np.isneginf(found.lower)]  # of Ỹ even on (0, 1) and an even anchor: density 2u
+
+    even = run(made, values)
+    assert stats.kstest(anchor_given_below(even), lambda u: u**2).pvalue > TINY
+    assert stats.kstest(anchor_given_below(run(made, np.sqrt(values))), lambda u: u**2).pvalue < TINY  # others do not keep it
+    within_range = even.contain(values).mean()
+    assert 0.55 < within_range < 0.9  # a range need not contain the value; by chance alone two thirds do
+    counts = [int((run(made, np.full(n, value), f"{value}").upper < 0.1).sum()) for value in (1e-9, 1.0)]  # Ỹ below an anchor below 0.1
+    ratio = math.log(counts[0] / counts[1])
+    doubt = 6 * math.sqrt(1 / counts[0] + 1 / counts[1])
+    assert ratio - doubt > 1.0  # far from no perturbation's infinity, and from 0
+    assert ratio - doubt <= made.perturbations["price"].epsilon <= 2.0
+
+
+def test_the_coverage_is_that_of_the_perturbed_value() -> None:
+    made = release("price", {"design": "case1", "anchors": UNIT, "reference": UNIT})
+    [mechanism], [design] = made.columns.values(), made.designs.values()
+    assert isinstance(mechanism.step, Perturbed)
+    assert isinstance(mechanism.step.step, Partition)
+    assert reference_of(design) == Law(**UNIT)
+    assert coverage(mechanism, Law(**UNIT)) == pytest.approx(2 / 3, abs=2e-3)  # E U² + (1 - U)²
+
+
+@pytest.mark.parametrize("channel", ["laplace", "optimal"])
+@pytest.mark.parametrize("column", ["rating", "age"])
+def test_a_release_comes_back_from_its_bytes_and_draws_the_same(column: str, channel: str) -> None:
+    made = release(column, {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": 100}}, channel=channel)
+    again = IntervalRelease.from_bytes(made.to_bytes(), "designs")
+    assert again.to_bytes() == made.to_bytes()
+    assert again.epsilon == made.epsilon
+    values = np.random.default_rng(1).choice(LEVELS, 3000) + (20 if column == "age" else 0)
+    first, second = run(made, values), run(again, values)
+    assert first.lower.tolist() == second.lower.tolist()
+    assert first.upper.tolist() == second.upper.tolist()
+
+
+def test_the_same_stream_gives_the_same_ranges_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = release("price", {"design": "case2", "anchors": UNIT})
+    values = np.random.default_rng(1).random(1000)
+    whole = run(made, values)
+    monkeypatch.setattr("dpdask.mechanisms.interval._CHUNK", 37)
+    cut = run(made, values)
+    assert whole.lower.tolist() == cut.lower.tolist()
+
+
+# coverage beside the ranges
+
+
+def test_a_coverage_is_that_of_the_range_and_null_where_it_is() -> None:
+    codec = ValueCodec(name="y", type=pa.float64(), bounds=None, atoms=(), nulls=True)
+    of = {"design": "canonical", "n_anchors": 2, "anchors": UNIT, "acceptable": [[0.4, 0.5]]}
+    given_designs = designs(y={**of, "reference": UNIT, "nulls": "public"})
+    made = IntervalRelease.of(given_designs, {"y": codec}, coverage=True)
+    values = np.random.default_rng(3).random(2000)
+    batch = pa.record_batch({"y": pa.array(values, mask=values < 0.1), "z": pa.array(values)})
+    released = made.randomise(batch, {"y": codec}, made.streams(RunKey.insecure(1), "a"))
+    assert released.schema.names == ["y_lower", "y_upper", "y_coverage", "z"]
+    low, high, found = (released.column(name).to_numpy(zero_copy_only=False) for name in released.schema.names[:3])
+    inside = np.clip(high, 0, 1) - np.clip(low, 0, 1)
+    told = np.clip(np.minimum(high, 0.5) - np.maximum(low, 0.4), 0, None)
+    known = values >= 0.1
+    assert found[known] == pytest.approx(np.where(low == high, 0.0, inside - told)[known])
+    assert (released.column("y_coverage").is_null().to_numpy(zero_copy_only=False) == ~known).all()
+    plain = IntervalRelease.of(given_designs, {"y": codec}).randomise(batch, {"y": codec}, made.streams(RunKey.insecure(1), "a"))
+    assert plain.column("y_lower").equals(released.column("y_lower"))  # the ranges are the same with it and without
+    assert IntervalRelease.from_bytes(made.to_bytes(), "designs").coverage
+
+
+@pytest.mark.parametrize(
+    ("design", "expected"),
+    [
+        ({"design": "case1", "anchors": UNIT}, None),
+        ({"design": "case1", "anchors": {"optimal_for": "mean", "reference": UNIT}}, UNIT),
+        (
+            {"design": "case1", "anchors": {"coverage": 0.7, "family": {"name": "norm"}, "reference": UNIT}, "reference": {"name": "norm"}},
+            {"name": "norm"},
+        ),
+        ({"design": "selective", "tau": 0.3, "of": {"design": "case2", "at_least": 0.1, "reference": UNIT}}, UNIT),
+        ({"design": "ensemble", "of": [{"design": "case1", "anchors": UNIT, "reference": UNIT}] * 2}, None),
+        ({"design": "progressive", "anchors": UNIT, "tau": 0.1, "reference": UNIT}, UNIT),
+        (perturbed("price", {"design": "case1", "anchors": UNIT, "reference": UNIT}), UNIT),
+    ],
+)
+def test_the_reference_that_a_design_names(design: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    [made] = designs(price=design).values()
+    assert reference_of(made) == (None if expected is None else Law(**expected))
+    schema = Schema.from_dict({"columns": {"price": PRICE}})
+    check_designs(schema, {"price": made}, "columns")
+    if expected is None:
+        with pytest.raises(SpecError, match=r"column 'price': its design names no public reference.*; add `reference"):
+            check_designs(schema, {"price": made}, "columns", coverage=True)
+    else:
+        check_designs(schema, {"price": made}, "columns", coverage=True)
+
+
+# the budget
+
+
+def two(first: float, second: float) -> dict[str, Design]:
+    pure = {"design": "case1", "anchors": UNIT}
+    return designs(rating=perturbed("rating", RATING_RANGE, first), price=perturbed("price", RATING_RANGE, second), age=pure)
+
+
+def test_the_event_is_one_local_release_of_the_sum() -> None:
+    found = spending_of(two(0.5, 0.25))
+    assert found.row == {"rating": 0.5, "price": 0.25}
+    assert found.reference == {}
+    assert found.events(Budget(epsilon=1.0)) == Composed(events=(LocalRelease(epsilon=0.75),))
+
+
+cents = st.integers(1, 5000)
+
+
+@given(first=cents, second=cents)
+@settings(max_examples=200)
+def test_decimals_that_fit_a_decimal_budget_never_spend_more(first: int, second: int) -> None:
+    promised = float(Decimal(first + second) / 1000)
+    fitted = within(two(first / 1000, second / 1000), Budget(epsilon=promised))
+    spent = spending_of(fitted)
+    assert sum(map(Fraction, spent.row.values())) <= Fraction(promised)
+    assert spent.row_total <= promised
+    assert spent.row["rating"] == pytest.approx(first / 1000, rel=1e-15)
+    assert fitted["age"] == two(1, 1)["age"]
+    with pytest.raises(SpecError, match=rf"privacy\.epsilon: the perturbed columns spend {promised:g} together; set it to at least {promised:g}, or"):
+        within(two(first / 1000, second / 1000), Budget(epsilon=promised * (1 - 1e-9)))
+
+
+@pytest.mark.parametrize(
+    ("budget", "says"),
+    [
+        ({"delta": 1e-9}, r"privacy\.delta: .*spends no δ; set it to 0"),
+        ({"adjacency": "add-remove"}, r"privacy\.adjacency: .*; set it to replace-one"),
+        ({"unit": {"column": "id", "max_rows": 2}}, r"privacy\.unit: .*; set it to row"),
+        ({"epsilon": 0.7}, r"privacy\.epsilon: the perturbed columns spend 0\.75 together; set it to at least 0\.75, or lower"),
+    ],
+)
+def test_budgets_that_do_not_fit(budget: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        within(two(0.5, 0.25), Budget.model_validate({"epsilon": 1.0, **budget}))
+
+
+# refusals
+
+
+def refusal(column: str, design: dict[str, Any]) -> str:
+    def make() -> None:
+        made = designs(**{column: design})
+        check_designs(Schema.from_dict({"columns": {column: {"rating": RATING, "price": PRICE, "amount": AMOUNT}[column]}}), made, "columns")
+        IntervalRelease.of(made, {column: CODECS[column]})
+
+    with pytest.raises(SpecError) as caught:
+        make()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "changed", "says"),
+    [
+        ("price", {"reference": {"kind": "holdout", "fraction": 0.25}}, "a perturbation before a range takes a declared distribution"),
+        ("price", {"reference": {"kind": "histogram"}}, "other references are computed from rows"),
+        ("price", {"reference": {"kind": "public", "path": "x"}}, "other references are computed from rows"),
+        ("price", {"reference": UNIT}, "the key 'columns.price.perturb.reference.kind' is missing"),
+        ("price", {"reference": {"kind": "known", "name": "unifrom"}}, "scipy.stats has no distribution 'unifrom'"),
+        ("price", {"reference": {"kind": "known", "name": "norm"}}, "has probability outside the column's bounds"),
+        ("rating", {"reference": {"kind": "known", "probabilities": [0.5, 0.5]}}, "one probability per level"),
+        ("amount", {"reference": {"kind": "known", **UNIT}}, "one probability per atom"),
+        ("price", {"epsilon": 0}, "greater than 0"),
+        ("price", {"epsilon": 101.0}, "less than or equal to 100"),
+        ("price", {"epsilon": 17.0}, "a continuous column takes an ε in [1e-06, 16]; change its perturb.epsilon"),
+        ("amount", {"epsilon": 1e-7}, "a mixed column takes an ε in [1e-06, 16]"),
+        ("price", {"channel": "gaussian"}, "'laplace', 'laplace-calibrated' or 'optimal'"),
+        ("price", {"chanel": "laplace"}, "unknown key 'columns.price.perturb.chanel'; did you mean 'channel'?"),
+    ],
+)
+def test_what_is_refused(column: str, changed: dict[str, Any], says: str) -> None:
+    design = perturbed(column, {"design": "case1", "anchors": UNIT})
+    assert says in refusal(column, {**design, "perturb": {**design["perturb"], **changed}})
+
+
+def test_a_large_epsilon_needs_levels_or_the_optimal_channel() -> None:
+    assert release("rating", RATING_RANGE, 20.0).epsilon <= 20.0
+    assert 16 < release("price", {"design": "case1", "anchors": UNIT}, 20.0, channel="optimal").epsilon <= 20.0
+
+
+def test_a_design_without_its_perturbation() -> None:
+    assert "the key 'columns.price.perturb' is missing; add it" in refusal("price", {"design": "interval-differential", "of": RATING_RANGE})

@@ -1,0 +1,442 @@
+"""DIP along a tree: the law of its pairs, the exact privacy loss of a row, its tables, its price, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from fractions import Fraction
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpdask.cells import Cells, cells
+from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.errors import DataError, InputError, SpecError
+from dpdask.mechanisms import ChannelKind, fit_dip
+from dpdask.mechanisms.release_file import release_to_bytes
+from dpdask.mechanisms.tree import TreeRelease
+from dpdask.mechanisms.tree_file import tree_from_bytes, tree_to_bytes
+from dpdask.mechanisms.tree_fit import MAX_WEIGHTS, check_tree, fit_tree
+from dpdask.mechanisms.tree_spending import spend_tree
+from dpdask.mechanisms.tree_tables import TreeNoise, believed, measure_tree, plan_tree_noise, tree_of
+from dpdask.privacy import Budget
+from dpdask.privacy.accountant import epsilon as priced
+from dpdask.privacy.budget import UnitColumn
+from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, LocalRelease, leaves
+from dpdask.references import LevelDistribution
+from dpdask.references.tree import Tree
+from dpdask.stats import Domain, Marginals
+from dpdask.streams import RunKey, stream
+
+KEY = RunKey.insecure(11)
+SIZES = {"a": 3, "b": 2, "c": 4, "d": 3}
+CHANNELS: tuple[ChannelKind, ...] = ("laplace", "laplace-calibrated", "optimal")
+TINY = TreeNoise(
+    one_way=DiscreteLaplace(scale=0.05, sensitivity=2, adjacency="replace-one", count=4),
+    choosing=DiscreteLaplace(scale=0.05, sensitivity=2, adjacency="replace-one", count=6),
+    edges=DiscreteLaplace(scale=0.05, sensitivity=2, adjacency="replace-one", count=3),
+)
+
+
+def level_cells(sizes: dict[str, int]) -> dict[str, Cells]:
+    return {name: cells(LevelCodec(name=name, levels=pa.array(range(size)), ordered=name != "c"), 1) for name, size in sizes.items()}
+
+
+def chain(sizes: dict[str, int], seed: int = 5) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the law of the first column, and of each further one given the one before: strong dependence, no zeros."""
+    rng = np.random.default_rng(seed)
+    n = list(sizes.values())
+    return rng.dirichlet(np.full(n[0], 5.0)), [
+        rng.dirichlet(np.full(after, 0.7), size=before) * 0.9 + 0.1 / after for before, after in itertools.pairwise(n)
+    ]
+
+
+def chain_codes(sizes: dict[str, int], n: int, seed: int = 5) -> np.ndarray:
+    first, steps = chain(sizes, seed)
+    rng = np.random.default_rng(seed + 1)
+    codes = [rng.choice(len(first), p=first, size=n)]
+    for step in steps:
+        codes.append((rng.random(n)[:, None] > step[codes[-1]].cumsum(axis=1)[:, :-1]).sum(axis=1))
+    return np.stack(codes).astype(np.uint8)
+
+
+def counted(sizes: dict[str, int], n: int = 20_000, seed: int = 5) -> Marginals:
+    return Marginals.of_codes(Domain(names=tuple(sizes), sizes=tuple(sizes.values())), chain_codes(sizes, n, seed))
+
+
+def fitted(channel: ChannelKind = "laplace", epsilon: float = 1.0, sizes: dict[str, int] = SIZES, seed: int = 5) -> TreeRelease:
+    noisy = measure_tree(counted(sizes, seed=seed), TINY, rng=stream(KEY, "test", ""))
+    return fit_tree(noisy, level_cells(sizes), dict.fromkeys(sizes, epsilon), channel)
+
+
+def law(release: TreeRelease, row: dict[str, int]) -> dict[tuple[int, ...], Fraction]:
+    """Return the exact probability of every released row, in the order of the tree, given an own row."""
+    found = {(): Fraction(1)}
+    for place, (name, column) in enumerate(release.columns.items()):
+        above = -1 if column.parent is None else list(release.columns).index(column.parent)
+        after: dict[tuple[int, ...], Fraction] = {}
+        for released, probability in found.items():
+            weights = column.weights[0 if above < 0 else released[above], row[name]].tolist()
+            assert len(released) == place
+            after |= {(*released, level): probability * Fraction(weight, 2**63) for level, weight in enumerate(weights)}
+        found = after
+    return found
+
+
+def all_rows(release: TreeRelease) -> list[dict[str, int]]:
+    names = list(release.columns)
+    return [dict(zip(names, row, strict=True)) for row in itertools.product(*(range(release.columns[name].n_levels) for name in names))]
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_the_rows_epsilon_is_that_of_all_rows_and_outcomes_counted_one_by_one(channel: ChannelKind) -> None:
+    release = fitted(channel, 0.8)
+    laws = [law(release, row) for row in all_rows(release)]
+    outcomes = [outcome for outcome in laws[0] if any(each[outcome] for each in laws)]
+    worst = max(math.log(max(each[outcome] for each in laws) / min(each[outcome] for each in laws)) for outcome in outcomes)
+    assert worst <= release.epsilon + 1e-12
+    assert release.epsilon == pytest.approx(worst, abs=1e-9)
+    assert release.epsilon <= sum(column.epsilon for column in release.columns.values())
+    assert all(column.epsilon <= 0.8 for column in release.columns.values())
+
+
+def test_a_rows_epsilon_can_be_below_the_sum_over_its_columns() -> None:
+    release = fitted("laplace", 2.0)
+    total = sum(column.epsilon for column in release.columns.values())
+    assert release.epsilon < total - 1e-3
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_rows_of_the_tree_are_released_with_its_very_pairs(channel: ChannelKind) -> None:
+    noisy = measure_tree(counted(SIZES), TINY, rng=stream(KEY, "test", ""))
+    release = fit_tree(noisy, level_cells(SIZES), dict.fromkeys(SIZES, 1.5), channel)
+    one_way, edges = believed(noisy)
+    conditionals = {child: table / table.sum(axis=1, keepdims=True) for (_, child), table in edges.items()}
+    names = list(release.columns)
+    pairs = {edge: np.zeros((SIZES[edge[0]], SIZES[edge[1]])) for edge in release.edges}
+    for row in all_rows(release):
+        own = 1.0
+        for name, column in release.columns.items():
+            own *= one_way[name][row[name]] / noisy.n_rows if column.parent is None else conditionals[name][row[column.parent], row[name]]
+        for released, probability in law(release, row).items():
+            for parent, child in release.edges:
+                pairs[parent, child][released[names.index(parent)], released[names.index(child)]] += own * float(probability)
+    assert set(release.edges) == set(noisy.cliques)
+    assert len(release.edges) == 3
+    for edge, table in edges.items():
+        np.testing.assert_allclose(pairs[edge], table / table.sum(), rtol=0, atol=1e-7)  # raking's own tolerance
+    independent = {edge: np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum() ** 2 for edge, table in edges.items()}
+    assert max(np.abs(independent[edge] - pairs[edge]).max() for edge in edges) > 0.02  # what column by column would give
+
+
+def test_the_tree_is_the_chain_that_the_rows_come_from() -> None:
+    noisy = measure_tree(counted(SIZES), TINY, rng=stream(KEY, "test", ""))
+    assert {frozenset(edge) for edge in noisy.cliques} == {frozenset("ab"), frozenset("bc"), frozenset("cd")}
+    tree = tree_of(noisy)
+    seen: set[str | None] = {None}
+    for name, parent in tree:
+        assert parent in seen
+        seen.add(name)
+    assert seen == {None, *SIZES}
+
+
+def rows_of(codes: np.ndarray) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({name: pa.array(part.astype(np.int64)) for name, part in zip(SIZES, codes, strict=True)})
+
+
+CODECS: dict[str, Codec] = {name: column.codec for name, column in level_cells(SIZES).items()}
+
+
+def released(release: TreeRelease, batch: pa.RecordBatch, cuts: tuple[int, ...] = ()) -> pa.Table:
+    rngs = release.streams(KEY, "f")
+    edges = [0, *cuts, batch.num_rows]
+    parts = [release.randomise(batch.slice(low, high - low), CODECS, rngs) for low, high in itertools.pairwise(edges)]
+    return pa.Table.from_batches(parts).combine_chunks()
+
+
+def test_released_rows_follow_the_exact_law_and_no_other() -> None:
+    release = fitted("laplace", 1.0)
+    n = 200_000
+    row = {"a": 2, "b": 0, "c": 3, "d": 1}
+    batch = rows_of(np.repeat(np.array([[row[name]] for name in SIZES]), n, axis=1))
+    out = released(release, batch)
+    names = list(release.columns)
+    keys = np.ravel_multi_index([out[name].to_numpy() for name in names], [SIZES[name] for name in names])
+    observed = np.bincount(keys, minlength=math.prod(SIZES.values()))
+
+    def fits(expected: dict[tuple[int, ...], Fraction]) -> bool:
+        probabilities = np.array([float(value) for value in expected.values()])
+        kept = probabilities * n > 5
+        parts = np.append(probabilities[kept], probabilities[~kept].sum())
+        counts = np.append(observed[kept], observed[~kept].sum())
+        use = parts > 0
+        return bool(stats.chisquare(counts[use], n * parts[use] / parts[use].sum()).pvalue > 1e-6)
+
+    assert fits(law(release, row))
+    assert not fits(law(release, {**row, "d": 0}))
+    assert not fits(law(fitted("laplace", 0.8), row))
+    assert not fits(law(fitted("laplace", 1.25), row))
+
+
+def test_rows_of_the_chain_keep_their_pairs_and_column_by_column_does_not() -> None:
+    codes = chain_codes(SIZES, 100_000)
+    out = released(fitted("laplace", 1.0), rows_of(codes))
+    distributions = {name: LevelDistribution(np.bincount(part, minlength=SIZES[name]) / part.size) for name, part in zip(SIZES, codes, strict=True)}
+    alone = fit_dip(distributions, CODECS, dict.fromkeys(SIZES, 1.0))
+    apart = pa.Table.from_batches([alone.randomise(rows_of(codes), CODECS, alone.streams(KEY, "f"))])
+    table = rows_of(codes)
+
+    def variation(other: pa.Table, first: str, second: str) -> float:
+        width = SIZES[second]
+        one, two = (np.bincount(each[first].to_numpy() * width + each[second].to_numpy(), minlength=SIZES[first] * width) for each in (table, other))
+        return float(np.abs(one - two).sum() / 2 / one.sum())
+
+    for first, second in itertools.pairwise(SIZES):
+        assert variation(out, first, second) < 0.01
+        assert variation(apart, first, second) > 0.03
+
+
+def test_rows_do_not_depend_on_batching_and_kept_columns_stay() -> None:
+    release = fitted("optimal", 1.0)
+    batch = rows_of(chain_codes(SIZES, 3_000)).append_column("id", pa.array(np.arange(3_000)))
+    whole = released(release, batch)
+    assert released(release, batch, (1, 1, 1_700)).equals(whole)
+    assert whole.column_names == [*SIZES, "id"]
+    assert whole["id"].to_pylist() == list(range(3_000))
+    other = pa.Table.from_batches([release.randomise(batch, CODECS, release.streams(KEY, "g"))])
+    assert not other.equals(whole)
+
+
+def test_a_release_survives_its_file_and_other_files_are_refused() -> None:
+    release = fitted("optimal", 0.5)
+    data = tree_to_bytes(release)
+    again = tree_from_bytes(data)
+    assert tree_to_bytes(again) == data
+    assert again.epsilon == release.epsilon
+    assert again.edges == release.edges
+    batch = rows_of(chain_codes(SIZES, 500))
+    assert released(again, batch).equals(released(release, batch))
+    alone = fit_dip({"a": LevelDistribution(np.full(3, 1 / 3))}, CODECS, {"a": 1.0})
+    for wrong in (b"", data[:-50], release_to_bytes(alone)):
+        with pytest.raises(InputError, match="no release along a tree"):
+            tree_from_bytes(wrong, "release.npz")
+
+
+MIXED: dict[str, Codec] = {
+    "income": ValueCodec(name="income", type=pa.float64(), bounds=(0.0, 100.0), atoms=(0.0, 50.0), nulls=True),
+    "age": ValueCodec(name="age", type=pa.int16(), bounds=(18.0, 99.0), atoms=(), nulls=False),
+    "town": LevelCodec(name="town", levels=pa.array([None, "x", "y"]), ordered=False),
+}
+
+
+def mixed_batch(n: int = 30_000, seed: int = 3) -> pa.RecordBatch:
+    rng = np.random.default_rng(seed)
+    trait = rng.random(n)
+    income = np.where(trait < 0.3, 0.0, np.where(trait < 0.5, 50.0, 100 * trait))
+    age = 18 + (81 * np.where(rng.random(n) < 0.7, trait, rng.random(n))).astype(np.int16)
+    town = np.where(rng.random(n) < 0.8, np.where(trait < 0.4, "x", "y"), "x")
+    return pa.RecordBatch.from_pydict(
+        {
+            "income": pa.array(income, mask=rng.random(n) < 0.05),
+            "age": pa.array(age, type=pa.int16()),
+            "town": pa.array(town, mask=rng.random(n) < 0.1),
+        }
+    )
+
+
+def fitted_mixed(channel: ChannelKind) -> tuple[TreeRelease, dict[str, Cells], pa.RecordBatch]:
+    cut = {name: cells(codec, 6) for name, codec in MIXED.items()}
+    batch = mixed_batch()
+    domain = Domain(names=tuple(cut), sizes=tuple(column.size for column in cut.values()))
+    codes = np.stack([column.codes(batch.column(name)) for name, column in cut.items()]).astype(np.uint8)
+    noisy = measure_tree(Marginals.of_codes(domain, codes), plan_tree_noise(Budget(epsilon=50), 3), rng=stream(KEY, "test", ""))
+    return fit_tree(noisy, cut, dict.fromkeys(cut, 1.0), channel), cut, batch
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_numbers_atoms_nulls_and_texts_stay_what_they_are(channel: ChannelKind) -> None:
+    release, cut, batch = fitted_mixed(channel)
+    assert len(release.edges) == 2
+    out = release.randomise(batch, MIXED, release.streams(KEY, "f"))
+    assert [out.column(name).type for name in MIXED] == [pa.float64(), pa.int16(), pa.string()]
+    for name, column in cut.items():
+        before, after = (np.bincount(column.codes(each.column(name)), minlength=column.size) / batch.num_rows for each in (batch, out))
+        np.testing.assert_allclose(after, before, rtol=0, atol=0.015)
+    incomes = out.column("income").to_pylist()
+    assert {None, 0.0, 50.0} < set(incomes)
+    assert len(set(incomes)) > 1_000
+    assert release.epsilon <= 3.0
+
+
+def test_noise_on_ranks_goes_by_values_not_by_the_order_of_cells() -> None:
+    release, cut, _ = fitted_mixed("laplace")
+    column = release.columns["income"]
+    labels = cut["income"].labels()
+    low, middle, high = labels.index("0.0"), labels.index("50.0"), len(labels) - 1
+    weights = column.weights.astype(np.float64).sum(axis=0)
+    assert weights[low, low] / weights[high, low] > weights[middle, low] / weights[high, low] > 1.0  # 50 lies between 0 and 100
+
+
+def test_bad_values_are_refused_without_showing_them() -> None:
+    release = fitted()
+    batch = rows_of(chain_codes(SIZES, 5)).set_column(1, "b", pa.array([0, 1, 77, 0, 1]))
+    with pytest.raises(DataError, match="column 'b'") as caught:
+        release.randomise(batch, CODECS, release.streams(KEY, "f"))
+    assert "77" not in str(caught.value)
+
+
+def sparse(seed: int, n: int) -> Marginals:
+    """Return tables of few rows: many empty cells, levels that nobody has."""
+    rng = np.random.default_rng(seed)
+    sizes = tuple(int(size) for size in rng.integers(1, 9, size=int(rng.integers(1, 5))))
+    trait = rng.random(n)
+    codes = np.stack([np.minimum((np.where(rng.random(n) < 0.8, trait, rng.random(n)) ** 2 * size).astype(int), size - 1) for size in sizes])
+    return Marginals.of_codes(Domain(names=tuple("abcd"[: len(sizes)]), sizes=sizes), codes.astype(np.uint8))
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.sampled_from([2, 30, 1000]),
+    channel=st.sampled_from(CHANNELS),
+    epsilon=st.sampled_from([0.05, 1.0, 6.0]),
+    delta=st.sampled_from([0.0, 1e-6]),
+)
+def test_whatever_the_tables_are_the_channels_keep_their_epsilon(seed: int, n: int, channel: ChannelKind, epsilon: float, delta: float) -> None:
+    counts = sparse(seed, n)
+    sizes = dict(zip(counts.domain.names, counts.domain.sizes, strict=True))
+    budget = Budget(epsilon=epsilon, delta=delta)
+    spending = spend_tree(budget, Tree(share=0.5), counts.domain.names)
+    noisy = measure_tree(counts, spending.noise, rng=stream(KEY, f"{seed}", ""))
+    release = fit_tree(noisy, level_cells(sizes), spending.row, channel)
+    assert set(release.columns) == set(sizes)
+    for name, column in release.columns.items():
+        assert column.epsilon <= spending.row[name]
+        assert {sum(row) for table in column.weights.tolist() for row in table} == {2**63}
+        assert 0.0 <= column.solved <= 1.0
+    assert 0.0 <= release.epsilon <= spending.row_total
+    assert spending.exact(budget, release.epsilon) <= epsilon
+
+
+@pytest.mark.parametrize("delta", [0.0, 2.0**-30])
+@pytest.mark.parametrize("unit", ["row", UnitColumn(column="id", max_rows=7)])
+@pytest.mark.parametrize("share", [0.1, 0.9])
+@pytest.mark.parametrize("total", [0.1, 20.0])
+def test_everything_together_costs_at_most_epsilon(delta: float, unit: object, share: float, total: float) -> None:
+    budget = Budget(epsilon=total, delta=delta, unit=unit)
+    spending = spend_tree(budget, Tree(share=share), ("a", "b", "c"), {"a": 1.0, "b": 2.0, "c": 5.0})
+    rows = spending.rows_per_unit
+    event = spending.events(budget)
+    assert priced(event, delta) <= total
+    found = list(leaves(event))
+    assert [type(each) for each in found] == [*([DiscreteGaussian if delta else DiscreteLaplace] * 3), LocalRelease]
+    assert all(each.sensitivity == pytest.approx(rows * (math.sqrt(2) if delta else 2)) for each in found[:3])
+    assert found[3].n == rows == (1 if unit == "row" else 7)
+    assert spending.row["c"] == pytest.approx(5 * spending.row["a"])
+    assert Fraction(spending.tables) + rows * sum(map(Fraction, spending.row.values())) <= Fraction(total)
+    cheaper = dataclasses.replace(spending, noise=spending.noise.times(0.9))
+    assert priced(cheaper.events(budget), delta) > total * (1 if delta == 0 else 0.5)
+    assert event.unit == ("row" if unit == "row" else "column id")
+
+
+def test_an_epsilon_of_rows_that_no_delta_can_be_composed_with_is_refused() -> None:
+    with pytest.raises(SpecError, match="cannot be composed with a δ"):
+        spend_tree(Budget(epsilon=60.0, delta=2.0**-30), Tree(share=0.02), ("a", "b"))
+    assert spend_tree(Budget(epsilon=60.0), Tree(share=0.02), ("a", "b")).row_total == pytest.approx(58.8)
+
+
+def test_events_say_how_many_tables_there_are() -> None:
+    noise = plan_tree_noise(Budget(epsilon=1.0), 14)
+    assert [event.count for event in noise.event.events] == [14, 91, 13]
+    assert plan_tree_noise(Budget(epsilon=1.0), 2).choosing is None
+    assert plan_tree_noise(Budget(epsilon=1.0), 1).event.events == (plan_tree_noise(Budget(epsilon=1.0), 1).one_way,)
+
+
+def test_a_single_column_and_two_have_their_trees() -> None:
+    for names, edges in ((("a",), ()), (("a", "b"), (("a", "b"),))):
+        sizes = {name: SIZES[name] for name in names}
+        spending = spend_tree(Budget(epsilon=4.0), Tree(), names)
+        noisy = measure_tree(counted(sizes), spending.noise, rng=stream(KEY, "test", ""))
+        release = fit_tree(noisy, level_cells(sizes), spending.row)
+        assert release.edges == edges
+        assert list(release.columns) == list(names)
+
+
+def test_columns_without_dependence_stand_alone() -> None:
+    rng = np.random.default_rng(2)
+    codes = np.stack([rng.integers(0, size, 50_000) for size in SIZES.values()]).astype(np.uint8)
+    counts = Marginals.of_codes(Domain(names=tuple(SIZES), sizes=tuple(SIZES.values())), codes)
+    spending = spend_tree(Budget(epsilon=0.2), Tree(), tuple(SIZES))
+    noisy = measure_tree(counts, spending.noise, rng=stream(KEY, "test", ""))
+    assert len(noisy.cliques) < 3
+    assert len(fit_tree(noisy, level_cells(SIZES), spending.row).edges) == len(noisy.cliques)
+
+
+def test_a_rows_own_record_is_recognised_no_more_often_than_epsilon_allows() -> None:
+    codes = chain_codes(SIZES, 400_000)
+    release = fitted("optimal", 0.5)
+    out = np.stack([released(release, rows_of(codes))[name].to_numpy() for name in SIZES])
+    own = (out == codes).all(axis=0).mean()
+    other = (np.roll(out, 1, axis=1) == codes).all(axis=0).mean()
+    assert own <= other * math.exp(release.epsilon) * 1.02
+    assert own > other * 1.1  # there is something to recognise: the attack has power
+    strong = fitted("optimal", 3.0)
+    freer = np.stack([released(strong, rows_of(codes))[name].to_numpy() for name in SIZES])
+    assert (freer == codes).all(axis=0).mean() > other * math.exp(release.epsilon)  # and tells a weaker promise from this one
+
+
+def test_what_cannot_be_fitted_is_refused_before_any_row_is_read() -> None:
+    wide = {"a": 600, "b": 600}
+    with pytest.raises(SpecError, match="more channels than can be held"):
+        check_tree(level_cells(wide), "laplace")
+    many = {f"c{i}": 180 for i in range(5)}
+    assert 180 * 180 * 256 <= MAX_WEIGHTS < 5 * 180 * 180 * 256
+    with pytest.raises(SpecError, match="the channels of all columns"):
+        check_tree(level_cells(many), "laplace")
+    with pytest.raises(SpecError, match=r"column 'a'.*101 cells") as caught:
+        check_tree(level_cells({"a": 101, "b": 2}), "optimal")
+    assert caught.value.exit_code == 64
+    check_tree(level_cells({"a": 101, "b": 2}), "laplace")
+    with pytest.raises(SpecError, match="belongs to the optimal channel"):
+        check_tree(level_cells(SIZES), "laplace", {"a": "rank"})
+    with pytest.raises(SpecError, match="not a privatised column"):
+        check_tree(level_cells(SIZES), "optimal", {"z": "rank"})
+    with pytest.raises(SpecError, match="rows and columns"):
+        check_tree(level_cells(SIZES), "optimal", {"a": ((0.0, 1.0), (1.0, 0.0))})
+    with pytest.raises(SpecError, match="that of ranks"):
+        check_tree({"age": cells(MIXED["age"], 5)}, "optimal", {"age": "zero-one"})
+    check_tree({"age": cells(MIXED["age"], 5)}, "optimal", {"age": "rank"})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"share": 0.0}, "greater than 0"),
+        ({"share": 1.0}, "less than 1"),
+        ({"bins": 0}, "whole number from 1"),
+        ({"bins": {"a": []}}, "column 'a'"),
+        ({"depth": 2}, "extra"),
+    ],
+)
+def test_a_tree_is_validated(wrong: dict[str, object], what: str) -> None:
+    with pytest.raises(ValueError, match=what.replace("extra", "[Ee]xtra")):
+        Tree(**wrong)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_tree_says_who_is_covered_and_splits_without_passing_epsilon() -> None:
+    tree = Tree(share=0.3, bins={"a": [1, 5.5], "b": 4})
+    assert tree.bins == {"a": (1.0, 5.5), "b": 4}
+    assert json.loads(tree.model_dump_json())["kind"] == "tree"
+    assert tree.protected == "the values of all rows"
+    assert tree.unprotected.startswith("nobody")
+    for epsilon in (0.1, 1 / 3, 7.7):
+        tables, rows = tree.split(epsilon)
+        assert Fraction(tables) + Fraction(rows) <= Fraction(epsilon)
+        assert tables == pytest.approx(0.3 * epsilon)
+        assert rows == pytest.approx(0.7 * epsilon)

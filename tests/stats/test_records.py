@@ -1,0 +1,110 @@
+"""Distinct records: the merge laws, and a subsample that no partition and no order of merging changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.errors import DataError
+from dpdask.stats.records import Records, from_numbers, numbers
+
+
+def entries(records: Records) -> Counter[tuple[int, ...]]:
+    found = Counter({(*key, grade): count for key, grade, count in zip(records.keys.tolist(), records.grades, records.counts.tolist(), strict=True)})
+    assert len(found) == len(records.counts)
+    return found
+
+
+def rows(n: int, n_values: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, n_values, (n, 2)).astype(np.uint64), rng.integers(0, 2**64, n, dtype=np.uint64)
+
+
+def records_of(keys: np.ndarray, words: np.ndarray, max_records: int) -> Records:
+    return Records.of_rows([np.ascontiguousarray(column) for column in keys.T], words, max_records)
+
+
+def expected(keys: np.ndarray, words: np.ndarray, max_records: int) -> tuple[Counter[tuple[int, ...]], int]:
+    """What the statistic must be, by its definition."""
+    grades = [64 - int(word).bit_length() for word in words]
+    for least in range(65):
+        found = Counter((*key, grade) for key, grade in zip(keys.tolist(), grades, strict=True) if grade >= least)
+        if len(found) <= max_records:
+            return found, least
+    raise AssertionError
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    n=st.integers(0, 300),
+    n_values=st.sampled_from([1, 3, 40]),
+    seed=st.integers(0, 999),
+    max_records=st.sampled_from([1, 16, 100, 10_000]),
+    cuts=st.lists(st.integers(0, 300), max_size=6),
+    shuffle=st.randoms(),
+)
+def test_any_partition_merged_in_any_order_is_the_definition(n: int, n_values: int, seed: int, max_records: int, cuts: list[int], shuffle) -> None:
+    keys, words = rows(n, n_values, seed)
+    wanted, least = expected(keys, words, max_records)
+    places = np.split(np.arange(n), sorted(min(cut, n) for cut in cuts))
+    parts = [Records.identity(2, max_records)] + [records_of(keys[place], words[place], max_records) for place in places]
+    while len(parts) > 1:
+        shuffle.shuffle(parts)
+        n_merged = shuffle.randint(2, 4)
+        parts = [parts[0].merge(*parts[1:n_merged]), *parts[n_merged:]]
+    assert (entries(parts[0]), parts[0].least) == (wanted, least)
+
+
+def test_dropping_whatever_does_not_fit_would_depend_on_the_order() -> None:
+    """The power of the test above: the first `max_records` entries are others in another order."""
+    keys, words = rows(300, 40, 1)
+    first, last = records_of(keys[:200], words[:200], 10_000), records_of(keys[100:], words[100:], 10_000)
+    assert list(entries(first))[:16] != list(entries(last))[:16]
+    assert expected(keys, words, 16)[1] > 0
+
+
+@pytest.mark.parametrize("max_records", [100, 1000])
+def test_the_subsample_has_the_share_that_is_said(max_records: int) -> None:
+    keys, words = rows(60_000, 2**40, 5)
+    found = records_of(keys, words, max_records)
+    share = 2.0**-found.least
+    assert abs(found.n_rows - 60_000 * share) < 6 * np.sqrt(60_000 * share)
+    assert max_records / 3 < len(found.counts) <= max_records
+
+
+def test_few_distinct_records_are_counted_exactly() -> None:
+    keys, words = rows(60_000, 3, 5)
+    found = records_of(keys, words, 1000)
+    assert (found.least, found.n_rows) == (0, 60_000)
+    assert len(found.counts) < 9 * 20  # nine records, each once for every grade among its rows
+
+
+LEVELS = LevelCodec(name="a", levels=pa.array([None, "x", "y"]), ordered=False)
+LINE = ValueCodec(name="b", type=pa.float64(), bounds=(-5.0, 5.0), atoms=(0.0,), nulls=True)
+
+
+@pytest.mark.parametrize(
+    ("codec", "values", "expected_numbers"),
+    [(LEVELS, ["y", None, "x"], [2.0, 0.0, 1.0]), (LINE, [1.5, None, 0.0, -5.0], [1.5, -np.inf, 0.0, -5.0])],
+    ids=["levels", "line"],
+)
+def test_numbers_and_back(codec: Codec, values: list, expected_numbers: list[float]) -> None:
+    array = pa.array(values)
+    found = numbers(codec, array)
+    assert found.tolist() == expected_numbers
+    assert from_numbers(codec, found).to_pylist() == values
+
+
+def test_there_is_one_zero() -> None:
+    assert np.signbit(numbers(LINE, pa.array([-0.0]))).tolist() == [False]
+
+
+def test_a_value_outside_the_domain_is_refused() -> None:
+    with pytest.raises(DataError, match="outside its bounds"):
+        numbers(LINE, pa.array([5.5]))

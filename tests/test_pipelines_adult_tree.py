@@ -1,0 +1,57 @@
+"""The script of pipelines/adult that releases the survey along a tree: on a small table, and on the real one where it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpdask.jobs.spec import load_job
+from pipelines.adult import tree
+
+FOLDER = Path(tree.__file__).parent
+DATA = Path(os.environ.get("DPDASK_DATA", FOLDER.parents[1] / "data"))
+
+
+def figures(printed: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines() if line.startswith(("| laplace", "| optimal"))]
+
+
+def test_a_small_table_is_released_and_a_seed_repeats_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(1)
+    trait = rng.random(3_000)
+    columns: dict[str, np.ndarray] = {}
+    for name, column in load_job(FOLDER / "job.yaml").schema.columns.items():
+        if column.levels is not None:
+            columns[name] = np.array(column.levels)[(trait * len(column.levels)).astype(int)]
+        elif column.bounds is not None:
+            low, high = (int(bound) for bound in column.bounds)
+            columns[name] = low + (trait * (high - low + 1)).astype(np.int32)
+    path = tmp_path / "adult.parquet"
+    pd.DataFrame(columns).to_parquet(path)
+
+    def rows(*more: str) -> list[list[str]]:
+        tree.main(["--input", str(path), "--runs", "1", "--channels", "laplace", "--deltas", "0", *more])
+        return figures(capsys.readouterr().out)
+
+    first, second = rows("--shares", "0.1", "0.9", "--epsilon", "10", "--seed", "1")
+    assert float(first[3]) > float(second[3]) > 0  # more on the tables brings them nearer
+    assert float(first[5]) > float(second[5])  # and less of a row's own values is left
+    assert float(first[8]) <= 9.0
+    assert float(first[9]) <= 10.0
+    again = rows("--shares", "0.1", "--epsilon", "10", "--seed", "1")[0]
+    assert again[:-2] == first[:-2]
+
+
+def test_the_real_table_is_released_as_near_as_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    table = DATA / "adult.parquet"
+    if not table.exists():
+        pytest.skip(f"{table} is not there: fetch it, or name its folder in DPDASK_DATA")
+    tree.main(["--input", str(table), "--runs", "2", "--channels", "laplace", "--deltas", str(2.0**-30), "--shares", "0.5", "--seed", "1"])
+    [row] = figures(capsys.readouterr().out)
+    assert float(row[3]) <= 0.05
+    assert float(row[9]) <= 2.0
+    assert abs(float(row[6]) - 1.0) < 0.1  # whole rows are recognised at chance level
