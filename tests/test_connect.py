@@ -89,7 +89,9 @@ def unused() -> str:
         return f"tcp://127.0.0.1:{free.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("address", [unused(), "127.0.0.1:99999", "foo://127.0.0.1:1", "tcp://nowhere.invalid:8786"])
+@pytest.mark.parametrize(
+    "address", [pytest.param(unused(), id="an unused port"), "127.0.0.1:99999", "foo://127.0.0.1:1", "tcp://nowhere.invalid:8786"]
+)
 def test_a_scheduler_that_cannot_be_reached_is_temporary(address):
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "300ms"}),

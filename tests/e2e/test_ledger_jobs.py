@@ -20,7 +20,6 @@ from dpdask.engine import randomise
 from dpdask.engine import release as engine_release
 from dpdask.errors import BudgetError, DataError, InputError, SpecError, TemporaryError
 from dpdask.jobs import charging, run
-from dpdask.jobs.kinds import dip
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort
 from dpdask.privacy import noise
@@ -101,7 +100,7 @@ def test_it_is_charged_before_anything_is_drawn(
 
         monkeypatch.setattr(owner, name, charged)
 
-    for owner, name in ((noise, "perturb"), (engine_release, "distributions"), (dip, "fit_dip"), (engine_release, "write_release")):
+    for owner, name in ((noise, "perturb"), (engine_release, "distributions"), (engine_release, "fit_dip"), (engine_release, "write_release")):
         watched(owner, name)
     watched(randomise, "write_all")
     made = written(tmp_path, source, out, url, mechanism__reference=reference)
@@ -120,7 +119,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_drawn(job: Path, out: P
     def drawn(*_: Any, **__: Any) -> Any:
         raise AssertionError("noise was drawn")
 
-    for owner, name in ((noise, "perturb"), (engine_release, "distributions"), (dip, "fit_dip"), (randomise, "write_all")):
+    for owner, name in ((noise, "perturb"), (engine_release, "distributions"), (engine_release, "fit_dip"), (randomise, "write_all")):
         monkeypatch.setattr(owner, name, drawn)
     with pytest.raises(BudgetError, match="the budget of the dataset 'ratings' is too small") as caught:
         run_here(job, privacy__epsilon=4.0000001)
@@ -213,7 +212,7 @@ def test_the_ledger_and_its_refusals_change_no_byte(job: Path, out: Path, url: s
 # ---- given back, and not given back
 
 
-PLACES = {"distributions": engine_release, "fit_dip": dip, "write_release": engine_release, "write_all": randomise, "_stage_meta": run}
+PLACES = {"distributions": engine_release, "fit_dip": engine_release, "write_release": engine_release, "write_all": randomise, "_stage_meta": run}
 
 
 @pytest.mark.parametrize("place", PLACES)

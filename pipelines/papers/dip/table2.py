@@ -197,7 +197,7 @@ def table(options: argparse.Namespace) -> Table:
             ),
             (
                 "Half of DIP's error is the intercept's bias: inside its cell a released value lies below its record's, by half a gap on average. "
-                "Where ours and the paper's still differ (continualised, up to a tenth, ours the smaller), it is there that they do."
+                "What is left of the difference (continualised, up to a tenth in two of the four settings, ours the smaller) is not explained."
             ),
             "End to end private: a tree of noisy two-way tables of all rows, at δ = 2⁻³⁰; continuous columns in 10 public cells.",
         ],
