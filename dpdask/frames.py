@@ -69,7 +69,7 @@ class DIP:
     -------
     Unit: a row, or with `unit` all rows that share a column's value. Adjacency: replace-one. Protected: the values of the
     released rows. Not protected: held-out rows (they shape the output and are not released; a `Chain`
-    republishes them almost verbatim), kept columns, the number and
+    republishes them, levels exactly), kept columns, the number and
     the order of rows. Sensitivity: none for the rows, each is randomised on its own; 2 for a `Histogram`'s counts (2 ·
     max_rows with a unit), and for each of a `Tree`'s tables. Event: one local release of every row, and one discrete Laplace
     measurement of every private column where the reference is a `Histogram`, or a discrete Laplace or Gaussian one of each

@@ -119,6 +119,13 @@ def test_the_distance_of_table_2_counts_the_intercept() -> None:
     assert table2.distance(table) == pytest.approx(0.5, abs=1e-8)
 
 
+def test_a_design_of_table_2_is_the_same_for_all_replicates() -> None:
+    one, other = (table2.data(50, 6, common.replicate_rng(1, k), common.replicate_rng(9, 2)) for k in (0, 1))
+    np.testing.assert_array_equal(one[:, :-1], other[:, :-1])
+    assert not np.array_equal(one[:, -1], other[:, -1])
+    assert not np.array_equal(one[:, :-1], table2.data(50, 6, common.replicate_rng(1, 0))[:, :-1])
+
+
 def test_one_replicate_of_tables_2_and_6_keeps_the_order_of_methods() -> None:
     found = table2.one_replicate(200, 6, 1.0, 1, 0)
     assert found["NP"] < found["laplace 0.25"] < found["LRM"] < found["OPM"]

@@ -157,7 +157,7 @@ class ChainRelease:
     not depend on them. Row-level noise, so there is no sensitivity: each column's noisy rank is an ε-private function of
     the row whatever the rank was computed from, and all that follows is post-processing, so ε of a row is the sum of its
     columns' ε*. Event: one local release of every row. Not protected: the reference records. Every released row follows one
-    of them up to the gap to its neighbour in each column.
+    of them: levels and atoms exactly, other values up to the gap to their neighbours.
 
     Notes
     -----

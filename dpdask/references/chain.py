@@ -44,7 +44,8 @@ class Chain(Document):
     Privacy
     -------
     With `fraction`, protects the released rows only: the held-out rows are not released and have no ε, and in several
-    dimensions they are republished almost verbatim. Every released row lies in the grid cell of a hold-out record in all
+    dimensions they are republished: levels and atoms exactly, other values almost. Every released row lies in the grid cell of
+    a hold-out record in all
     columns at once. Measured with 1,000 hold-out rows of independent continuous columns: 100 % of the released rows, in
     any number of columns; of fresh rows of the same law, by chance, 100 % with one column, about 0.1 % with two and none
     with three. With a quarter held out, the released rows so show about 95 % of those records, and of records that repeat
@@ -91,8 +92,8 @@ class Chain(Document):
             return "the rows of the public reference table, which is taken to be public already and is republished record by record"
         return (
             f"the held-out rows, {self.fraction:g} of the table (whole units, where the unit is more than a row): they are not released and no ε "
-            "covers them, but every released row follows one of them in all private columns at once, up to the gap to its neighbour in each, so "
-            "that hold-out records are republished almost verbatim"
+            "covers them, but every released row follows one of them in all private columns at once, so that hold-out records are republished: "
+            "levels and atoms exactly as they are, other values up to the gap to their neighbours"
         )
 
     @property
@@ -108,9 +109,9 @@ class Chain(Document):
         found = []
         if self.followed_share is not None:
             found.append(
-                f"the chain republishes hold-out records: every released row follows one of them up to the gap to its neighbour in each column, and "
-                f"about {math.ceil(100 * self.followed_share)} % of the records that are unlike all others, and nearly "
-                "all of those that repeat, are followed by a released row; take it only where the "
+                "the chain republishes hold-out records: every released row repeats one of them, levels and atoms exactly and other values up "
+                f"to the gap to their neighbours; about {100 * self.followed_share:.0f} % of the records come out (of those that occur often, nearly "
+                "all); take it only where the "
                 "hold-out's people have agreed, or a public table"
             )
         if self.by is not None:
@@ -155,7 +156,8 @@ class Chain(Document):
         if self.by is None:
             return
         if self.by not in schema.kept:
-            raise SpecError("the groups' column must be kept", f"mechanism.reference.by {self.by!r}", "name a column of the role keep")
+            kept = ", ".join(schema.kept) or "none"
+            raise SpecError("the groups' column must be kept", f"mechanism.reference.by {self.by!r}", f"name a column of the role keep ({kept})")
         if unit is not None and self.fraction is not None and unit.column == self.by:
             what = "units are held out whole, so no released one would have a reference of its own"
             raise SpecError(what, f"mechanism.reference.by {self.by!r}", "remove it, or take a public table")

@@ -60,11 +60,15 @@ def main(arguments: list[str] | None = None) -> None:
     if given.verb == "form":
         given.page.write_text(made.form(title="Two questions about money", own_tau=given.own_tau), encoding="utf-8")
         return
-    released = made.ingest(sorted(given.folder.glob("*.json")))
+    answers = sorted(given.folder.glob("*.json"))
+    if not answers:
+        parser.error(f"{given.folder}: there is no answer (*.json) here; check the folder")
+    released = made.ingest(answers)
+    found = {name: quarters(released, name) for name in REFERENCES}  # before anything is written: it may be refused
     released.to_parquet(given.release, index=False)
     given.release.with_suffix(".card.json").write_text(json.dumps(made.card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    for name in REFERENCES:
-        print(name, *(f"{q:.0%}: {quartile:,.0f}" for q, quartile in zip(QUARTERS, quarters(released, name), strict=True)))
+    for name, quartiles in found.items():
+        print(name, *(f"{q:.0%}: {quartile:,.0f}" for q, quartile in zip(QUARTERS, quartiles, strict=True)))
 
 
 if __name__ == "__main__":

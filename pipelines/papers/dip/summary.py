@@ -26,7 +26,7 @@ ours from the paper's in combined standard errors. NP: not private. LRM, OPM, EX
 (`dpdask.channels.baselines`), for comparison and not recommendation.
 
 DIP's tables with a hold-out protect the released rows only: the hold-out has no ε, and the chain of several columns
-republishes its records almost verbatim. Only the last column protects every row.
+republishes its records, levels exactly and other values almost. Only the last column protects every row.
 """
 READING = """A variant reads the paper's experiment in another way; its line stands below the one compared, and the notes say why. A cell
 that is not near has its reason there too. Tables 9 and 3 have other data than the paper's: only their order compares.
