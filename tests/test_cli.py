@@ -165,7 +165,8 @@ def test_audit_as_text_and_as_json(tmp_path, monkeypatch):
     assert ended.out.startswith("bad-input: sound\n  rating: ε* = ")
     assert " of 0.5 claimed, for a uniform stand-in\n" in ended.out
     found = json.loads(command(*given, "--json", "--set", "mechanism.reference={kind: histogram}").out)
-    assert set(found) == {"name", "columns", "measurements", "sound"}
+    assert set(found) == {"name", "columns", "row", "measurements", "sound"}
+    assert found["row"] is None
     assert (found["sound"], set(found["columns"]), len(found["measurements"])) == (True, {"rating", "price"}, 2)
     assert "histogram noise of scale 40: at least ε = " in command(*given, "--set", "mechanism.reference={kind: histogram}").out
     assert not (tmp_path / "out").exists()

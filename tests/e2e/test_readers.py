@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,9 +50,10 @@ def holdout(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def public(folder: Path) -> tuple[pa.Table, pa.Table, dict]:
-    """A release of all rows in the order of the input, under a public reference: the input's own table, so that the law is known exactly."""
+    """A release of all rows in the order of the input, under a public reference: a copy of the input, so that the law is known exactly."""
     (folder / "public").mkdir()
-    reference = f"{{kind: public, path: {folder / 'ratings'}}}"
+    copy = shutil.copytree(folder / "ratings", folder / "public" / "table")
+    reference = f"{{kind: public, path: {copy}}}"
     out = release(folder, **{"output.path": folder / "public" / "out", "mechanism.reference": reference})
     del out
     path = folder / "public" / "out"
