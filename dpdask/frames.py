@@ -12,7 +12,7 @@ from dpdask.documents import validate
 from dpdask.engine.frames import Frame, bound_frame, frame_work, identity, randomise_frame, secret_folder, survey_frame
 from dpdask.engine.release import fit_release, load_release, write_release
 from dpdask.engine.synthetic_frames import tabulate_frame
-from dpdask.engine.tabulate import Tables, check_size, domain_of
+from dpdask.engine.tabulate import ALL_PAIRS, check_size, domain_of
 from dpdask.engine.work import KEY_NAME, TableWork
 from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms import ChannelKind, Cost
@@ -27,8 +27,6 @@ from dpdask.references import Chain, Known, Reference, Tree, held_out, is_public
 from dpdask.reports.card import release_card
 from dpdask.schema import Schema
 from dpdask.streams import RunKey, stream
-
-_ALL_PAIRS = Tables()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +154,7 @@ class DIP:
         work = frame_work(frame, self.schema, self.reference, folder, self.budget.unit_column)
         if isinstance(self.reference, Tree):
             check_tree(work.cells, self.channel, self.cost)
-            check_size(domain_of(work.cells), _ALL_PAIRS, "bins")
+            check_size(domain_of(work.cells), ALL_PAIRS, "bins")
         work = bound_frame(frame, work)
         fitted = self._fit_tree(frame, work) if isinstance(self.reference, Tree) else self._fit_statistics(frame, work)
         return Release(
@@ -176,7 +174,7 @@ class DIP:
     def _fit_tree(self, frame: Frame, work: TableWork) -> FittedRelease:
         spending = self.spending
         assert isinstance(spending, TreeSpending)
-        counts = tabulate_frame(frame, work, _ALL_PAIRS, released=True)
+        counts = tabulate_frame(frame, work, ALL_PAIRS, released=True)
         if counts.n_rows == 0:
             raise DataError("the frame has no rows", "DIP", "give it some")
         if self.delta * counts.n_rows >= 1:

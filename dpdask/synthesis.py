@@ -16,7 +16,7 @@ from dpdask.documents import validate
 from dpdask.engine.frames import Frame, bound_frame, forget_secrets, secret_folder
 from dpdask.engine.synthesise import write_copula
 from dpdask.engine.synthetic_frames import frame_tables_work, sample_frame, tabulate_frame
-from dpdask.engine.tabulate import Tables, check_latents, check_size, domain_of
+from dpdask.engine.tabulate import ALL_PAIRS, Tables, check_latents, check_size, domain_of
 from dpdask.engine.work import KEY_NAME
 from dpdask.errors import DataError, SpecError
 from dpdask.io.saved import load_release, save_release
@@ -33,7 +33,6 @@ from dpdask.stats import Clique, Marginals
 from dpdask.streams import RunKey, stream
 
 _PARTITION_ROWS = 2**17
-_ALL_PAIRS = Tables()
 DEFAULT_OPTIONS = CopulaOptions()
 _COPULA = "copula.npz"
 
@@ -157,9 +156,9 @@ class GaussianCopula:
         key = RunKey.fresh() if self.insecure_seed is None else RunKey.insecure(self.insecure_seed)
         place.write(KEY_NAME, key.reveal(), private=True)
         work = frame_tables_work(frame, self.schema, self.bins, place, self.budget.unit_column)
-        check_size(domain_of(work.cells), _ALL_PAIRS)
+        check_size(domain_of(work.cells), ALL_PAIRS)
         check_latents(domain_of(work.cells))
-        counts = tabulate_frame(frame, bound_frame(frame, work), _ALL_PAIRS)
+        counts = tabulate_frame(frame, bound_frame(frame, work), ALL_PAIRS)
         if counts.n_rows == 0:
             raise DataError("the frame has no rows", "GaussianCopula", "give it some")
         rng = stream(key, "marginals/noise", "") if self.insecure_seed is not None else None

@@ -46,6 +46,9 @@ class Tables:
     two_way: bool = True
 
 
+ALL_PAIRS = Tables()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
     """What every counting task needs: one node of the graph, however many tasks there are.

@@ -236,15 +236,25 @@ def sample(codes: NDArray[np.int32], words: Weights, thresholds: Weights, aliase
     thresholds, aliases
         From `alias_tables`.
     """
-    cells = thresholds.shape[1]
-    bits = 0
-    while (1 << bits) < cells:
-        bits += 1
-    mask = np.uint64(cells - 1)
+    bits = index_bits(thresholds)
     out = np.empty(len(codes), dtype=np.int32)
     for i in range(len(codes)):
-        word = words[i] >> np.uint64(1)
-        cell = np.int64(word & mask)
-        row = codes[i]
-        out[i] = cell if (word >> np.uint64(bits)) < thresholds[row, cell] else aliases[row, cell]
+        out[i] = draw(words[i], codes[i], bits, thresholds, aliases)
     return out
+
+
+@jit
+def index_bits(thresholds: NDArray[np.uint64]) -> int:
+    """Return how many bits of a word name a column of the tables."""
+    bits = 0
+    while (1 << bits) < thresholds.shape[1]:
+        bits += 1
+    return bits
+
+
+@jit
+def draw(word: np.uint64, row: int, bits: int, thresholds: NDArray[np.uint64], aliases: NDArray[np.uint16]) -> int:
+    """Return the output level that a uniform word draws from one row of the tables; `bits` is `index_bits` of them."""
+    rest = word >> np.uint64(1)
+    cell = np.int64(rest & np.uint64(thresholds.shape[1] - 1))
+    return int(cell) if (rest >> np.uint64(bits)) < thresholds[row, cell] else int(aliases[row, cell])

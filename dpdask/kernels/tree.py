@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dpdask.kernels.channel import draw, index_bits
 from dpdask.kernels.jit import jit
 
 Floats = NDArray[np.float64]
@@ -33,17 +34,10 @@ def sample_given(
         From `channel.alias_tables`, of shape (n_parent_levels · n_levels, 2**bits): row b · n_levels + k is that of parent
         level b and own level k.
     """
-    cells = thresholds.shape[1]
-    bits = 0
-    while (1 << bits) < cells:
-        bits += 1
-    mask = np.uint64(cells - 1)
+    bits = index_bits(thresholds)
     out = np.empty(len(own), dtype=np.uint16)
     for i in range(len(own)):
-        word = words[i] >> np.uint64(1)
-        cell = np.int64(word & mask)
-        row = np.int64(parents[i]) * n_levels + own[i]
-        out[i] = cell if (word >> np.uint64(bits)) < thresholds[row, cell] else aliases[row, cell]
+        out[i] = draw(words[i], np.int64(parents[i]) * n_levels + own[i], bits, thresholds, aliases)
     return out
 
 

@@ -45,9 +45,8 @@ class Chain(Document):
     -------
     With `fraction`, protects the released rows only: the held-out rows are not released and have no ε, and in several
     dimensions they are republished: levels and atoms exactly, other values almost. Every released row lies in the grid cell of
-    a hold-out record in all
-    columns at once. Measured with 1,000 hold-out rows of independent continuous columns: 100 % of the released rows, in
-    any number of columns; of fresh rows of the same law, by chance, 100 % with one column, about 0.1 % with two and none
+    a hold-out record in all columns at once. Measured with 1,000 hold-out rows of independent continuous columns: 100 % of
+    the released rows, in any number of columns; of fresh rows of the same law, by chance, 100 % with one column, about 0.1 % with two and none
     with three. With a quarter held out, the released rows so show about 95 % of those records, and of records that repeat
     (few levels) nearly all. With `path`, protects all
     rows, provided that the public table holds none of them.

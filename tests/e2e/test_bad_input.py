@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from unittest import mock
 
 import pyarrow.dataset as pads
@@ -37,6 +38,21 @@ def check_line(case: Case, err_lines: list[str], out: str, err: str) -> None:
     assert not out
     for secret in SECRETS:
         assert secret not in err
+
+
+def check_case(case: Case, folder: Path) -> None:
+    """Assert that what is wrong is said in one line and leaves nothing, and that what is odd works and leaves no state."""
+    ended, before, after = execute(case, folder)
+    assert ended.code == case.code, ended.err
+    if case.code:
+        check_line(case, ended.lines, ended.out, ended.err)
+        assert after == before
+        return
+    assert ended.lines == []
+    assert any(name.endswith("_SUCCESS") for name in after)
+    assert not [name for name in after if ".dpdask" in name or name.endswith(".tmp")]
+    for secret in SECRETS:
+        assert secret not in ended.out + ended.err
 
 
 @pytest.mark.parametrize("case", FAILING, ids=ids)

@@ -28,8 +28,6 @@ from dpdask.references.bins import Bins
 from dpdask.reports.central_card import copula_card
 from dpdask.streams import RunKey, stream
 
-_ALL_PAIRS = tabulate.Tables()
-
 
 def _as_n_rows(value: object) -> object:
     if value != "input" and (type(value) is not int or value < 1):
@@ -113,7 +111,7 @@ class CopulaKind(central.NoisyCounts):
             If they do not fit.
         """
         work = central.work_on(types, self.terms, self.spec.bins, secrets)
-        central.check_counts(work, _ALL_PAIRS)
+        central.check_counts(work, tabulate.ALL_PAIRS)
         tabulate.check_latents(tabulate.domain_of(work.cells))
 
     def expect(self, table: InputTable, rows_per_shard: int) -> Expected:
@@ -144,7 +142,7 @@ class CopulaKind(central.NoisyCounts):
         Exact counts reach the driver and go no further; what is written is a function of the noisy tables.
         """
         work = central.work_on(table.schema, self.terms, self.spec.bins, secrets)
-        noisy, _ = central.measured(table, work, _ALL_PAIRS, self.noise, self.terms, secrets, charge, progress, insecure=insecure)
+        noisy, _ = central.measured(table, work, tabulate.ALL_PAIRS, self.noise, self.terms, secrets, charge, progress, insecure=insecure)
         model, report = fit_copula(noisy, stream(RunKey(secrets.read(KEY_NAME)), "copula/calibration", ""))
         bins = bins_by_column(self.spec.bins, work.cells)
         fitted = FittedCopula(schema=self.terms.schema, types=work.released, bins=bins, noisy=noisy, model=model, report=report)

@@ -29,7 +29,6 @@ from dpdask.references import Tree
 from dpdask.stats import Domain, Marginals
 from dpdask.streams import RunKey, stream
 
-_ALL_PAIRS = tabulate.Tables()
 _STAND_IN_ROWS = 2**14
 
 Channels = Mapping[str, tuple[str | None, np.ndarray]]
@@ -83,7 +82,7 @@ class TreeKind(DipKind):
         """
         cells = self._work(types, secrets).cells
         check_tree(cells, self.spec.channel, self.spec.cost)
-        tabulate.check_size(tabulate.domain_of(cells), _ALL_PAIRS, "mechanism.reference.bins")
+        tabulate.check_size(tabulate.domain_of(cells), tabulate.ALL_PAIRS, "mechanism.reference.bins")
 
     def _warnings(self, n_rows: int | None) -> tuple[str, ...]:
         return central.warnings(self.terms, n_rows)
@@ -122,7 +121,7 @@ class TreeKind(DipKind):
             charge()
             noisy = self._drawn(work, drawn)
             return self._channels(noisy, work, n_released)
-        found = tabulate.tabulate(table.fragments, work, _ALL_PAIRS, progress, released=True)
+        found = tabulate.tabulate(table.fragments, work, tabulate.ALL_PAIRS, progress, released=True)
         if found.counts.n_rows == 0:
             raise DataError("no row would be released", self.terms.input_path, "check the input")
         charge()
