@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,8 @@ from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.charging import open_ledger
 from dpdask.jobs.plan import Plan, plan_job
 from dpdask.jobs.spec import Job, load_job
-from dpdask.privacy.ledger import Summary
+from dpdask.privacy import attacker_power, percent_above
+from dpdask.privacy.ledger_entries import Balance, Summary
 from dpdask.simulate import CENSUS_ATTRIBUTES, simulate_census, simulate_movielens
 from dpdask.version import __version__
 
@@ -173,10 +173,13 @@ _dataset = click.option("--dataset", required=True, help="The dataset's name.")
 @_dataset
 @click.option("--epsilon", type=float, required=True, help="The most that all releases together may spend.")
 @click.option("--delta", type=float, default=0.0, show_default=True)
-def ledger_init(url: str, dataset: str, epsilon: float, delta: float) -> None:
+@click.option("--strict", is_flag=True, help="Charge runs that read rows and refuse them; stays so.")
+def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bool) -> None:
     """Give a dataset its budget."""
-    made = open_ledger(url).init(dataset, epsilon, delta)
-    click.echo(f"{dataset}: " + ("a budget of" if made else "has this budget already:") + f" ε {epsilon!r}, δ {delta!r}")
+    opened = open_ledger(url)
+    made = opened.init(dataset, epsilon, delta, strict=strict)
+    rule = ", strict: refusals that read rows are charged" if opened.is_strict(dataset) else ""
+    click.echo(f"{dataset}: " + ("a budget of" if made else "has this budget already:") + f" ε {epsilon!r}, δ {delta!r}{rule}")
 
 
 @ledger.command("show")
@@ -274,7 +277,6 @@ def _size_text(measurement: dict[str, Any]) -> str:
 
 def _ledger_text(summary: Summary) -> str:
     balance = summary.balance
-    power = min(1.0, 0.05 * math.exp(min(balance.epsilon_spent, 10.0)) + balance.delta_limit)  # the ε spent is that at the limit's δ
     spent = f"ε {balance.epsilon_spent!r} of {balance.epsilon_limit!r} spent by {balance.n_runs} runs, {balance.epsilon_left!r} left"
     entries = (
         f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6} ε {entry.charge.epsilon!r} δ {entry.charge.delta!r} {entry.run_id}"
@@ -282,11 +284,27 @@ def _ledger_text(summary: Summary) -> str:
     )
     lines = [
         f"{summary.dataset}: {spent}; δ {balance.delta_spent!r} of {balance.delta_limit!r}",
-        f"  an attacker who tests at the 5 % level what a row was, with all these releases in hand, is right with probability at most {power:.1%}",
+        *_attacker_lines(balance),
+        *([f"  {balance.n_refused} runs read rows and refused them{', and were charged' if summary.strict else ''}"] if balance.n_refused else []),
         *entries,
         f"  head {summary.head}",
     ]
     return "\n".join(lines)
+
+
+def _attacker_lines(balance: Balance) -> list[str]:
+    """Return what an attacker learns of the rows that every run covers, and which rows that does not hold for."""
+    power = percent_above(attacker_power(balance.epsilon_spent, balance.delta_limit))  # the ε spent is that at the limit's δ
+    right = f"is right with probability at most {power}"
+    coverage = balance.coverage
+    if not coverage.text:
+        return [f"  an attacker who tests at the 5 % level what a row was, with all these releases in hand, {right}"]
+    lines = [f"  coverage: {coverage.text}; no bound on an attacker holds for these rows"]
+    if coverage.uncovered < 1 and not coverage.n_unknown:
+        lines.append(
+            f"  of a row that every run covers, an attacker who tests at the 5 % level what it was, with all these releases in hand, {right}"
+        )
+    return lines
 
 
 def _plan_text(planned: Plan) -> str:
@@ -311,7 +329,8 @@ def _ledger_lines(ledger: dict[str, Any] | None) -> list[str]:
     if ledger is None:
         return []
     verdict = "" if ledger["fits"] else ": THE RUN WILL BE REFUSED"
-    return [f"  ledger    ε {ledger['before']!r} spent by {ledger['runs']} runs, {ledger['after']!r} after this one, of {ledger['limit']!r}{verdict}"]
+    spent = f"  ledger    ε {ledger['before']!r} spent by {ledger['runs']} runs, {ledger['after']!r} after this one, of {ledger['limit']!r}{verdict}"
+    return [spent, *([f"  coverage  after this run, {ledger['coverage']}"] if ledger["coverage"] else [])]
 
 
 def _outcome_text(job: Job, result: dict[str, Any]) -> str:

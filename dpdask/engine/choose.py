@@ -30,6 +30,7 @@ class Hashes:
     """The keyed hashes of some rows: uint64 arrays of one length."""
 
     units: Words
+    held_units: Words
     rows: Words
     positions: Words
 
@@ -41,17 +42,20 @@ class Hasher:
     ----------
     key
         The run's key.
+    holdout_key
+        That of the hold-out; the run's, or one that several runs share.
     unit
         The unit's column, and the public columns that tell rows apart.
     number
         The fragment's place in the table.
     """
 
-    def __init__(self, key: RunKey, unit: UnitWork, number: int) -> None:
+    def __init__(self, key: RunKey, holdout_key: RunKey, unit: UnitWork, number: int) -> None:
         self._unit = unit
         self._unit_key = words(stream(key, "bounding/unit", ""), 2)
         self._row_key = words(stream(key, "bounding/row", ""), 2)
-        self._holdout_key = words(stream(key, f"{HOLDOUT_ID}/unit", ""), 2)
+        self._held_unit_key = words(stream(holdout_key, "bounding/unit", ""), 2)
+        self._holdout_key = words(stream(holdout_key, f"{HOLDOUT_ID}/unit", ""), 2)
         self._next = number << 32
 
     def hash(self, batch: pa.RecordBatch) -> Hashes:
@@ -71,11 +75,12 @@ class Hasher:
         positions = np.arange(self._next, self._next + batch.num_rows, dtype=np.uint64)
         self._next += batch.num_rows
         units = siphash(np.ascontiguousarray(columns[:, :1]), *self._unit_key)
-        return Hashes(units=units, rows=siphash(columns, *self._row_key), positions=positions)
+        held = units if np.array_equal(self._held_unit_key, self._unit_key) else siphash(np.ascontiguousarray(columns[:, :1]), *self._held_unit_key)
+        return Hashes(units=units, held_units=held, rows=siphash(columns, *self._row_key), positions=positions)
 
     def held_out(self, hashes: Hashes, fraction: float) -> NDArray[np.bool_]:
         """Return which rows belong to a held-out unit."""
-        drawn = siphash(hashes.units.reshape(-1, 1), *self._holdout_key)
+        drawn = siphash(hashes.held_units.reshape(-1, 1), *self._holdout_key)
         result: NDArray[np.bool_] = drawn < np.uint64(int(fraction * 2**64))
         return result
 
@@ -100,8 +105,8 @@ class Chooser:
 
     def __init__(self, work: TableWork, fragment_id: str, number: int) -> None:
         self._work, self.fragment_id = work, fragment_id
-        self._rng = stream(work.key(), HOLDOUT_ID, fragment_id) if work.fraction is not None and work.unit is None else None
-        self._hasher = Hasher(work.key(), work.unit, number) if work.unit is not None else None
+        self._rng = stream(work.holdout_key(), HOLDOUT_ID, fragment_id) if work.fraction is not None and work.unit is None else None
+        self._hasher = Hasher(work.key(), work.holdout_key(), work.unit, number) if work.unit is not None else None
         self._bounds = load_bounds(work.secrets, work.unit.bounds_sha256) if work.unit is not None else None
         self._split: list[NDArray[np.bool_]] = []
 

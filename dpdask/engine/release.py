@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from dpdask.engine.compute import Progress
 from dpdask.engine.survey import RECORDS, Statistic, Survey, group_key, survey, survey_units
-from dpdask.engine.work import BOUNDS_NAME, RELEASE_NAME, TableWork, keep, kept
+from dpdask.engine.work import BOUNDS_NAME, NOISY_NAME, RELEASE_NAME, TableWork, keep, kept
 from dpdask.errors import DataError
 from dpdask.io.fragments import InputTable, discover
 from dpdask.io.storage import Folder
@@ -18,7 +18,9 @@ from dpdask.mechanisms.chain_fit import fit_chain
 from dpdask.mechanisms.fitted import FittedRelease, fitted_from_bytes, fitted_to_bytes
 from dpdask.mechanisms.spending import Spending
 from dpdask.privacy.events import Adjacency
-from dpdask.references import CellCounts, Chain, Distribution, Histogram, Known, Reference, from_statistic, noisy_distribution
+from dpdask.references import CellCounts, Chain, Distribution, Histogram, Known, Reference, from_statistic
+from dpdask.references.histogram import Counts, check_rows, distribution_of, histogram_event, noisy_counts
+from dpdask.references.histogram_file import histograms_from_bytes, histograms_to_bytes
 from dpdask.schema import Schema
 from dpdask.stats.bounding import UnitBounds
 from dpdask.stats.records import Records
@@ -132,20 +134,36 @@ def distributions(
 
     Privacy
     -------
-    The noise of a histogram is drawn once, outside any graph, and kept with the fitted release: a resumed run does not
-    draw it again. Charge the ledger before.
+    The noise of a histogram is drawn once, outside any graph, and kept beside the run key at once: a resumed run takes it up
+    and does not draw it again. Charge the ledger before.
     """
     if isinstance(reference, Known):
         return {name: reference.distribution(codec) for name, codec in work.codecs.items()}
     if not isinstance(reference, Histogram):
         return {name: from_statistic(codec, statistics[name]) for name, codec in work.codecs.items()}  # type: ignore[arg-type]  # no cells, no counts of them
-    found: dict[str, Distribution] = {}
+    counts = {name: statistic for name, statistic in statistics.items() if isinstance(statistic, CellCounts)}
     for name, cells in work.cells.items():
-        statistic = statistics[name]
-        assert isinstance(statistic, CellCounts)
+        check_rows(cells, counts[name], adjacency)
+    noisy = _noisy_histograms(work, counts, spending, adjacency, insecure=insecure)
+    public = adjacency == "replace-one"
+    return {name: distribution_of(cells, noisy[name], counts[name].n_rows if public else None) for name, cells in work.cells.items()}
+
+
+def _noisy_histograms(
+    work: TableWork, counts: Mapping[str, CellCounts], spending: Spending, adjacency: Adjacency, *, insecure: bool
+) -> Mapping[str, Counts]:
+    """Return the noisy counts of every column: drawn now and kept at once, or as a driver that died has kept them."""
+    rows = spending.rows_per_unit
+    events = {name: histogram_event(spending.reference[name], adjacency, rows) for name in work.cells}
+    if work.secrets.exists(NOISY_NAME):
+        sizes = {name: cells.size for name, cells in work.cells.items()}
+        return histograms_from_bytes(work.secrets.read(NOISY_NAME), events, sizes, NOISY_NAME)
+    noisy = {}
+    for name, cells in work.cells.items():
         rng = stream(work.key(), f"reference/{name}", "") if insecure else None
-        found[name], _ = noisy_distribution(cells, statistic, spending.reference[name], adjacency, rows_per_unit=spending.rows_per_unit, rng=rng)
-    return found
+        noisy[name], _ = noisy_counts(cells, counts[name], spending.reference[name], adjacency, rows_per_unit=rows, rng=rng)
+    keep(work.secrets, NOISY_NAME, histograms_to_bytes(noisy, events))
+    return noisy
 
 
 def _public_work(public: InputTable, work: TableWork) -> TableWork:

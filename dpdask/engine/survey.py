@@ -189,7 +189,7 @@ def unit_rows_of_batches(batches: Iterable[pa.RecordBatch], number: int, work: T
         If a row's unit is null.
     """
     assert work.unit is not None
-    hasher = Hasher(work.key(), work.unit, number)
+    hasher = Hasher(work.key(), work.holdout_key(), work.unit, number)
     fold = TreeFold(_merge_units)
     fold.add(UnitRows.identity(work.unit.max_rows))
     for batch in batches:

@@ -19,6 +19,7 @@ from dpdask.schema import Schema
 from dpdask.streams import RunKey
 
 KEY_NAME = "run.key"
+HOLDOUT_NAME = "holdout.key"
 RELEASE_NAME = "release.npz"
 NOISY_NAME = "noisy.npz"
 BOUNDS_NAME = "bounds.npz"
@@ -85,6 +86,8 @@ class TableWork:
         Where rows are counted, the public cells of each privatised column.
     records
         Where the reference is made of whole records, what that needs.
+    kept_holdout
+        Whether the hold-out is chosen by a key that several runs share, which lies beside the run key.
     """
 
     types: pa.Schema
@@ -95,6 +98,7 @@ class TableWork:
     unit: UnitWork | None = None
     cells: Mapping[str, Cells] = field(default_factory=dict)
     records: RecordsWork | None = None
+    kept_holdout: bool = False
 
     @property
     def unit_columns(self) -> list[str]:
@@ -114,6 +118,10 @@ class TableWork:
     def key(self) -> RunKey:
         """Read the run key."""
         return RunKey(self.secrets.read(KEY_NAME))
+
+    def holdout_key(self) -> RunKey:
+        """Read the key that chooses the hold-out: the run key, or the dataset's."""
+        return RunKey(self.secrets.read(HOLDOUT_NAME)) if self.kept_holdout else self.key()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +189,7 @@ def table_work(types: pa.Schema, schema: Schema, reference: Reference | None, se
         unit=_unit_work(unit, schema, types),
         cells=_cells(reference, codecs),
         records=RecordsWork(by=reference.by, max_records=reference.max_records) if isinstance(reference, Chain) else None,
+        kept_holdout=held_out(reference) is not None and secrets.exists(HOLDOUT_NAME),
     )
 
 

@@ -1,18 +1,31 @@
-"""A job's charge on its dataset's ledger: intended before any noise is drawn, committed with the release."""
+"""A job's charge on its dataset's ledger: there is room for it before a row is read, it is intended before any noise is drawn."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import blake2b
 
 from dpdask.errors import SpecError
+from dpdask.io.fragments import InputTable
 from dpdask.jobs.spec import Job
 from dpdask.privacy.accountant import compose
+from dpdask.privacy.coverage import Coverage
 from dpdask.privacy.events import Composed, Event, to_dict
-from dpdask.privacy.ledger import Balance, Charge, Ledger
+from dpdask.privacy.ledger import Ledger
+from dpdask.privacy.ledger_entries import FREE, Balance, Charge, Entry
+
+_PERSON = b"dpdask hold-out"
 
 
-def charge_of(job: Job) -> Charge:
-    """Return what a job costs its dataset: its ε and δ, and the events by which an accountant prices it.
+def charge_of(job: Job, sample: str = "") -> Charge:
+    """Return what a job costs its dataset: its ε and δ, the events by which an accountant prices it, and whom they do not cover.
+
+    Parameters
+    ----------
+    job
+        The job.
+    sample
+        Names the draw of its hold-out.
 
     Raises
     ------
@@ -23,11 +36,13 @@ def charge_of(job: Job) -> Charge:
     if promised is None:
         raise SpecError("a job without an ε cannot be charged", job.file.name, "remove its ledger")
     unit = "row" if promised.unit_column is None else f"column {promised.unit_column.column}"
-    return Charge(epsilon=promised.epsilon, delta=promised.delta, event=to_dict(_of_unit(job.kind.event, unit)))
+    uncovered = tuple(replace(each, sample=sample) for each in job.kind.uncovered)
+    event = replace(_composed(job.kind.event), unit=unit, uncovered=uncovered)
+    return Charge(epsilon=promised.epsilon, delta=promised.delta, event=to_dict(event))
 
 
-def _of_unit(event: Event, unit: str) -> Composed:
-    return replace(event, unit=unit) if isinstance(event, Composed) else Composed(events=(event,), unit=unit)
+def _composed(event: Event) -> Composed:
+    return event if isinstance(event, Composed) else Composed(events=(event,))
 
 
 def open_ledger(url: str) -> Ledger:
@@ -41,8 +56,8 @@ def open_ledger(url: str) -> Ledger:
     return Ledger(url, compose=compose)
 
 
-def intend(job: Job, run_id: str) -> None:
-    """Charge a run, if the job has a ledger; a run that is charged already is not charged again.
+def check_room(job: Job, run_id: str | None) -> None:
+    """Check, before a row is read, that the budget has room for a job, or that its unfinished run is charged already.
 
     Raises
     ------
@@ -52,24 +67,85 @@ def intend(job: Job, run_id: str) -> None:
         If there is no such dataset, or the ledger cannot be reached.
     """
     if job.ledger is not None:
-        open_ledger(job.ledger.url).intend(job.ledger.dataset, run_id, charge_of(job))
+        open_ledger(job.ledger.url).check_room(job.ledger.dataset, charge_of(job), run_id)
 
 
-def commit(job: Job, run_id: str) -> None:
-    """Record that a charged run was released; doing it again changes nothing."""
+def holdout_of(job: Job, table: InputTable) -> tuple[bytes, str] | None:
+    """Return the key and the name of the dataset's one hold-out, if the job has a ledger and holds rows out."""
+    if job.ledger is None or not job.kind.uncovered:
+        return None
+    key = open_ledger(job.ledger.url).holdout_key(job.ledger.dataset)
+    assert key is not None
+    return key, sample_of(job, table, key)
+
+
+def sample_of(job: Job, table: InputTable, key: bytes) -> str:
+    """Return the name of the hold-out that a key chooses: equal for runs that hold out the same rows, or nested parts of them.
+
+    It depends on the key, and on what the choice is a function of: the unit, or the places of the rows.
+    """
+    promised = job.file.privacy
+    unit = promised.unit_column if promised is not None else None
+    place = f"unit {unit.column}" if unit is not None else "\n".join(fragment.id for fragment in table.fragments)
+    return blake2b(place.encode(), key=key, person=_PERSON, digest_size=16).hexdigest()
+
+
+def intend(job: Job, run_id: str, sample: str) -> Entry | None:
+    """Charge a run, if the job has a ledger, and return its entry; a run that is charged already is not charged again.
+
+    Parameters
+    ----------
+    job
+        The job.
+    run_id, sample
+        The names of the run and of its hold-out.
+
+    Raises
+    ------
+    BudgetError
+        If the dataset's budget does not allow it; nothing is written.
+    SpecError, TemporaryError
+        If there is no such dataset, or the ledger cannot be reached.
+    """
+    if job.ledger is None:
+        return None
+    return open_ledger(job.ledger.url).intend(job.ledger.dataset, run_id, charge_of(job, sample))
+
+
+def commit(job: Job, run_id: str, release_sha256: str) -> None:
+    """Record that a charged run was released, with the digest of its fitted release; doing it again changes nothing."""
     if job.ledger is not None:
-        open_ledger(job.ledger.url).commit(job.ledger.dataset, run_id)
+        open_ledger(job.ledger.url).commit(job.ledger.dataset, run_id, release_sha256)
 
 
 def void(job: Job, run_id: str) -> None:
     """Take back the charge of a run whose noise nobody can have seen, if it was charged."""
     if job.ledger is not None:
         ledger = open_ledger(job.ledger.url)
-        if any(entry.run_id == run_id for entry in ledger.show(job.ledger.dataset).entries):
+        newest = {entry.run_id: entry.kind for entry in ledger.show(job.ledger.dataset).entries}
+        if newest.get(run_id) == "intend":
             ledger.void(job.ledger.dataset, run_id)
 
 
-def balances(job: Job) -> tuple[Balance, Balance] | None:
+def refuse(job: Job, run_id: str, sample: str, *, drawn: bool) -> None:
+    """Record that a run read rows and refused them; it stays charged if noise was `drawn`, or if the dataset is strict."""
+    if job.ledger is not None:
+        ledger = open_ledger(job.ledger.url)
+        charged = drawn or ledger.is_strict(job.ledger.dataset)
+        ledger.refuse(job.ledger.dataset, run_id, charge_of(job, sample) if charged else FREE)
+
+
+def is_strict(job: Job) -> bool:
+    """Return whether the job's dataset charges refusals that read rows."""
+    return job.ledger is not None and open_ledger(job.ledger.url).is_strict(job.ledger.dataset)
+
+
+def coverage_until(job: Job, run_id: str) -> Coverage:
+    """Return what a charged run and the dataset's runs before it leave without ε together; nothing without a ledger."""
+    return Coverage() if job.ledger is None else open_ledger(job.ledger.url).coverage_until(job.ledger.dataset, run_id)
+
+
+def balances(job: Job, table: InputTable) -> tuple[Balance, Balance] | None:
     """Return a dataset's balance before and after the job, or None without a ledger.
 
     Raises
@@ -80,4 +156,6 @@ def balances(job: Job) -> tuple[Balance, Balance] | None:
     if job.ledger is None:
         return None
     ledger = open_ledger(job.ledger.url)
-    return ledger.spent(job.ledger.dataset), ledger.spent(job.ledger.dataset, plus=charge_of(job))
+    key = ledger.holdout_key(job.ledger.dataset, draw=False) if job.kind.uncovered else None
+    sample = "to be drawn" if key is None else sample_of(job, table, key)
+    return ledger.spent(job.ledger.dataset), ledger.spent(job.ledger.dataset, plus=charge_of(job, sample))

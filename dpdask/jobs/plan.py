@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dpdask.io.fragments import discover
+from dpdask.io.fragments import InputTable, discover
 from dpdask.io.storage import Folder
 from dpdask.jobs import charging
 from dpdask.jobs.spec import Job
@@ -30,7 +30,8 @@ class Plan:
     reference_epsilons
         What each noisy histogram costs, where there are any.
     ledger
-        The dataset's ε spent before and after the run, its limit, and whether the run fits; None without a ledger.
+        The dataset's ε spent before and after the run, its limit, whether the run fits, and which share of the rows has no ε in
+        some run, before and after this one; None without a ledger.
     kept, dropped
         The other columns.
     guarantee
@@ -88,7 +89,7 @@ def plan_job(job: Job) -> Plan:
         stages=(*expected.stages, _COMMIT),
         epsilons=dict(job.kind.spending.row),
         reference_epsilons=dict(job.kind.spending.reference),
-        ledger=_ledger(job),
+        ledger=_ledger(job, table),
         kept=job.schema.kept,
         dropped=tuple(name for name, column in job.schema.columns.items() if column.role == "drop"),
         guarantee=job.kind.guarantee,
@@ -100,10 +101,19 @@ def plan_job(job: Job) -> Plan:
     )
 
 
-def _ledger(job: Job) -> dict[str, Any] | None:
-    found = charging.balances(job)
+def _ledger(job: Job, table: InputTable) -> dict[str, Any] | None:
+    found = charging.balances(job, table)
     if found is None:
         return None
     before, after = found
     fits = after.epsilon_spent <= after.epsilon_limit  # at the limit's δ, as the ledger judges: the runs' own δ do not add up where events compose
-    return {"limit": before.epsilon_limit, "before": before.epsilon_spent, "after": after.epsilon_spent, "runs": before.n_runs, "fits": fits}
+    return {
+        "limit": before.epsilon_limit,
+        "before": before.epsilon_spent,
+        "after": after.epsilon_spent,
+        "runs": before.n_runs,
+        "fits": fits,
+        "uncovered_before": before.coverage.uncovered,
+        "uncovered_after": after.coverage.uncovered,
+        "coverage": after.coverage.text,
+    }

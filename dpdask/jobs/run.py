@@ -1,4 +1,4 @@
-"""The run: a state machine that any crash leaves where a second run can go on, to the same bytes."""
+"""A run as a resumable state machine: run it again after a crash and it writes the same bytes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dpdask.io.storage import Folder
 from dpdask.jobs import charging
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
+from dpdask.reports.card import with_dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +54,10 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
 
     Raises
     ------
+    BudgetError
+        If the dataset's budget has no room for the job: said before a row is read, and again before noise is drawn.
     SpecError, DataError
-        If the job or its data are wrong; nothing is kept, so a mended job starts afresh. Nothing is kept either of a
+        If the job or its data are wrong; nothing is kept, so a corrected job starts afresh. Nothing is kept either of a
         run that failed before its first noise.
     InputError
         If the input is missing, or changed since the run began; what is staged is kept.
@@ -66,12 +69,16 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     Privacy
     -------
     Row noise is a function of the run key; central noise is kept beside it as soon as it is drawn. So a second run repeats
-    the first one's draws and releases nothing new. The key is removed at the commit.
+    the first one's draws and releases nothing new. The key is removed at the commit. A refusal that read rows says something
+    exact of them that no ε covers: a ledger records it, and charges it where the dataset is strict. Errors and warnings are for
+    the steward alone.
     """
     state = RunState(Folder(job.output_url))
     finished = _finished(job, state)
     if finished is not None:
         return finished
+    unfinished = _unfinished(job, state)
+    charging.check_room(job, None if unfinished is None else unfinished.run_id)
     table = discover(job.input_url, job.schema)
     job.kind.check(table.schema, state.folder)
     if table.n_rows == 0 or not table.fragments:
@@ -84,9 +91,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
         try:
             return dataclasses.replace(_advance(job, state, table, progress), warnings=warnings)
         except DpdaskError as error:
-            published = Manifest.read(state.output) is not None  # then only the ledger's commit is wanting: never take the charge back
-            if not published and (isinstance(error, SpecError | DataError | BudgetError) or _nothing_drawn(state, job)):
-                _forget(job, state)
+            _fail(job, state, error)
             raise
 
 
@@ -110,18 +115,31 @@ def _finished(job: Job, state: RunState) -> Outcome | None:
     if state.folder.exists():
         reached = state.read()
         if reached is not None and reached.job == job.digest:
-            charging.commit(job, reached.run_id)
+            charging.commit(job, reached.run_id, reached.release_sha256)
         state.remove()
     return Outcome(status="already released", output=job.output_url, manifest=manifest)
 
 
-def _forget(job: Job, state: RunState) -> None:
-    """Remove a run that can never be released; take its charge back only if it had kept no noise yet."""
+def _unfinished(job: Job, state: RunState) -> Progressed | None:
+    """Return what this job's unfinished run has reached, or None."""
     reached = state.read()
-    unseen = _nothing_drawn(state, job)
-    state.remove()
-    if reached is not None and reached.job == job.digest and unseen:
+    return reached if reached is not None and reached.job == job.digest else None
+
+
+def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
+    """Keep of a run that failed what a second run can go on from, remove the rest, and tell the ledger."""
+    if isinstance(error, OutputError) or Manifest.read(state.output) is not None:
+        return  # the state is another's; or the release is out, and only the ledger's commit is wanting
+    drawn = not _nothing_drawn(state, job)
+    refused = isinstance(error, SpecError | DataError) or (isinstance(error, InternalError) and not drawn)
+    if not refused and not isinstance(error, BudgetError) and (drawn or charging.is_strict(job)):
+        return
+    reached = _unfinished(job, state)
+    if reached is not None and refused:
+        charging.refuse(job, reached.run_id, reached.sample, drawn=drawn)
+    elif reached is not None and not drawn:
         charging.void(job, reached.run_id)
+    state.remove()
 
 
 def _nothing_drawn(state: RunState, job: Job) -> bool:
@@ -138,13 +156,20 @@ def _charge(job: Job, state: RunState, reached: Progressed) -> None:
     ------
     InputError
         If there is noise already, and the ledger is not what it was: what was drawn is kept until it is.
+    OutputError
+        If the run was released already: its folder is an old copy, and would draw its noise a second time.
     """
     try:
-        charging.intend(job, reached.run_id)
+        entry = charging.intend(job, reached.run_id, reached.sample)
     except SpecError as error:
         if _nothing_drawn(state, job):
             raise
         raise InputError(error.what, error.where, "restore the ledger and run again, or `dpdask abort` the run") from None
+    if entry is None or entry.kind != "commit":
+        return
+    if reached.stage == "opened" or entry.release not in ("", reached.release_sha256):
+        what = "this run was released already, and its hidden folder is an old copy that would draw new noise on one charge"
+        raise OutputError(what, job.file.output.path, "`dpdask abort` it; a new run is charged anew")
 
 
 def _publishing(state: RunState) -> bool:
@@ -158,12 +183,14 @@ def _publishing(state: RunState) -> bool:
 def _advance(job: Job, state: RunState, table: InputTable, progress: Progress | None) -> Outcome:
     reached = state.read()
     if reached is None:
-        reached = state.open(job.digest, table.fingerprint, job.file.insecure_seed)
+        reached = state.open(job.digest, table.fingerprint, job.file.insecure_seed, charging.holdout_of(job, table))
     if reached.job != job.digest:
         raise OutputError("a run of another job is staged for this output", job.file.output.path, "`dpdask abort` it, or choose another output.path")
     if reached.input != table.fingerprint:
         raise InputError("the input changed since the run began", job.file.input.path, "restore it and run again, or `dpdask abort` the run")
     if reached.stage == "opened":
+        if charging.is_strict(job):
+            _charge(job, state, reached)  # rows are read from here on, and to refuse them costs as much as to release them
         reached = _fit(job, state, table, reached, progress)
     else:
         _charge(job, state, reached)  # charged already, unless the job got its ledger, or another one, since
@@ -174,7 +201,7 @@ def _advance(job: Job, state: RunState, table: InputTable, progress: Progress | 
     state.write(dataclasses.replace(reached, stage="staged"))
     _sweep(publish, manifest)
     publish.move_to(state.output)
-    charging.commit(job, reached.run_id)
+    charging.commit(job, reached.run_id, reached.release_sha256)
     state.remove()
     return Outcome(status="released", output=job.output_url, manifest=manifest)
 
@@ -209,6 +236,7 @@ def _fit(job: Job, state: RunState, table: InputTable, reached: Progressed, prog
 
 def _stage_meta(job: Job, state: RunState, table: InputTable, reached: Progressed, shards: list[Shard]) -> Manifest:
     card = job.kind.card(table, reached.fitted, state.folder, insecure=job.file.insecure_seed is not None)
+    card = with_dataset(card, charging.coverage_until(job, reached.run_id))
     publish = state.publish(reached.run_id)
     publish.write(CARD_NAME, card)
     manifest = Manifest(job=job.digest, shards=tuple(shards), card_sha256=hashlib.sha256(card).hexdigest())

@@ -98,6 +98,9 @@ class Job:
         if takes_in(self.input_url, self.output_url):
             raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
         self._check_unit()
+        if file.ledger is not None and file.insecure_seed is not None:
+            what = "noise from a seed protects nobody, so no ε of a dataset can be spent on it"
+            raise SpecError(what, "insecure_seed", "remove the seed, or the key 'ledger'")
         self.ledger = file.ledger and file.ledger.model_copy(update={"url": _beside(file.ledger.url, base)})
         self.kind = kind_of(file.mechanism, self._terms(base))
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from dpdask.engine.work import KEY_NAME
+from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME
 from dpdask.errors import InputError, OutputError, TemporaryError
 from dpdask.io.manifest import META
 from dpdask.io.storage import Folder, storage_faults
@@ -46,6 +46,8 @@ class Progressed:
         Of the units' bounds, from `fitted` on, where the unit is not the row.
     n_released
         The released rows of each fragment or writing task, from `fitted` on. Private: never published.
+    sample
+        Names the draw of the hold-out.
     """
 
     run_id: str
@@ -55,6 +57,7 @@ class Progressed:
     release_sha256: str = ""
     bounds_sha256: str = ""
     n_released: tuple[int, ...] = ()
+    sample: str = ""
 
     @property
     def fitted(self) -> Fitted:
@@ -120,8 +123,17 @@ class RunState:
         """Record what the run has reached."""
         self.folder.write(_STATE, json.dumps({"format": STATE_FORMAT, **asdict(reached)}).encode(), private=True)
 
-    def open(self, job: str, fingerprint: str, seed: int | None) -> Progressed:
-        """Begin a run: its folder, its key, its first record.
+    def open(self, job: str, fingerprint: str, seed: int | None, holdout: tuple[bytes, str] | None = None) -> Progressed:
+        """Begin a run: its folder, its keys, its first record.
+
+        Parameters
+        ----------
+        job, fingerprint
+            The job's digest, and the input's.
+        seed
+            Makes the run key, for tests; None for a fresh one.
+        holdout
+            The key and the name of a hold-out that several runs share; None lets the run key choose the run's own.
 
         A key that an earlier attempt left without a record was never used, and is replaced. What a removal that was
         interrupted left is removed: it holds the noise of another key.
@@ -132,10 +144,13 @@ class RunState:
                 self.folder.child(name).remove()
         key = RunKey.fresh() if seed is None else RunKey.insecure(seed)
         self.folder.write(KEY_NAME, key.reveal(), private=True)
+        if holdout is not None:
+            self.folder.write(HOLDOUT_NAME, holdout[0], private=True)
         run_id = uuid.uuid4().hex
         for folder in (self.publish(run_id), self.publish(run_id).child(META), self.actions(run_id)):
             folder.create()
-        reached = Progressed(run_id=run_id, job=job, input=fingerprint, stage="opened")
+        sample = f"run {run_id}" if holdout is None else holdout[1]
+        reached = Progressed(run_id=run_id, job=job, input=fingerprint, stage="opened", sample=sample)
         self.write(reached)
         return reached
 

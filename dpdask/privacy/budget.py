@@ -94,8 +94,17 @@ def split_epsilon(epsilon: float, columns: tuple[str, ...], weights: Mapping[str
     return parts
 
 
-def guarantee_text(budget: Budget, protected: str, unprotected: str) -> str:
+def guarantee_text(budget: Budget, protected: str, unprotected: str, *, everyone: bool = True) -> str:
     """Return the promise of a release row by row in words, with who is not covered in the same breath.
+
+    Parameters
+    ----------
+    budget
+        What is promised.
+    protected, unprotected
+        Who is covered, and who is not.
+    everyone
+        Whether every row of the table is covered; if not, the bound on an attacker is limited to the rows that are.
 
     Notes
     -----
@@ -103,19 +112,20 @@ def guarantee_text(budget: Budget, protected: str, unprotected: str) -> str:
     level γ on one ε-private release has power at most γ·exp(ε); with a δ, at most γ·exp(ε) + δ.
     """
     unit, exceptions = budget.unit_column, " and δ" if budget.delta else ""
-    whose, what, tested = "Each released row's private values", "one row", "a row"
+    whose, what, tested = "Each released row's private values", "one row", "a released row"
     many = "a person with k released rows is protected by k·ε" + (" and k·exp((k-1)·ε)·δ" if budget.delta else "")
     if unit is not None:
         whose = f"All private values of all released rows that share a {unit.column}"
         what = f"the rows of one {unit.column}, of which at most {unit.max_rows} are released"
         many = f"a person with several {unit.column} values is protected by ε{exceptions} for each"
-        tested = f"a {unit.column}'s rows"
+        tested = f"the released rows of a {unit.column}"
     promise = f"δ = {_delta_text(budget.delta)}, {budget.adjacency}, unit: {what}"
     return (
         f"{whose} are ε = {_epsilon_text(budget.epsilon)} differentially private ({promise}). "
         f"Protected: {protected}. Not protected: {unprotected}. "
         f"Kept columns, the number of rows, their order and which rows are there are published as they are; {many}. "
         + _attacker_text(budget, f"{tested} had one value rather than another")
+        + ("" if everyone else " No such bound holds for the rows that are not protected.")
     )
 
 
@@ -178,6 +188,53 @@ def _delta_text(delta: float) -> str:
 
 
 def _attacker_text(budget: Budget, what: str) -> str:
-    power = min(100.0, math.ceil(50 * math.exp(budget.epsilon) + 1000 * budget.delta) / 10)  # rounded up, it is a bound
+    power = percent_above(attacker_power(budget.epsilon, budget.delta))
     suffix = ", which is no protection worth the name." if budget.epsilon >= 3 else "."
-    return f"An attacker who tests at the 5 % level whether {what} is right with probability at most {power:.1f} %{suffix}"
+    return f"An attacker who tests at the 5 % level whether {what} is right with probability at most {power}{suffix}"
+
+
+def attacker_power(epsilon: float, delta: float, level: float = 0.05) -> float:
+    """Return the greatest power of any test, at a level, of one row's value against another on an (ε, δ)-private release.
+
+    Parameters
+    ----------
+    epsilon, delta
+        What the release costs; ε may be infinite.
+    level
+        The probability of a false alarm, in (0, 1).
+
+    Notes
+    -----
+    The smaller of level·exp(ε) + δ and 1 - (1 - level - δ)·exp(-ε); the second one is smaller from exp(ε) = (1 - level)/level on.
+
+    References
+    ----------
+    Wasserman and Zhou 2010, Theorem 2.4; Kairouz, Oh and Viswanath 2015, Theorem 2.1, both inequalities.
+    """
+    growing = level * math.exp(min(epsilon, 100.0)) + delta
+    saturating = 1.0 - max(0.0, 1.0 - level - delta) * math.exp(-epsilon)
+    return min(1.0, growing, saturating)
+
+
+def percent_above(share: float) -> str:
+    """Return a share as a percentage with one decimal, rounded up: it is a bound."""
+    return f"{min(100.0, math.ceil(1000 * share) / 10):.1f} %"
+
+
+def cautions(budget: Budget, n_rows: int | None) -> tuple[str, ...]:
+    """Return what a reader of a card should know of a promise that protects little.
+
+    Parameters
+    ----------
+    budget
+        What is promised.
+    n_rows
+        How many rows there are, where that is public; else None.
+    """
+    found = []
+    if budget.epsilon >= 3:
+        found.append(f"ε = {_epsilon_text(budget.epsilon)} is large: an attacker who compares two values of one row is nearly always right")
+    if n_rows is not None and budget.delta * n_rows >= 1:
+        delta = f"δ = {_delta_text(budget.delta)} is not below 1 / the number of rows"
+        found.append(f"{delta}: publishing one random row verbatim would satisfy the same guarantee")
+    return tuple(found)

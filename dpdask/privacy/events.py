@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from dpdask.errors import SpecError
+from dpdask.privacy.coverage import Uncovered
 
 FORMAT = 1
 
@@ -121,12 +122,17 @@ class Composed:
         What happened; none is allowed.
     unit
         Whose sensitivities these are: `row`, or `column NAME`; None where nothing says so, as inside another composition.
+    uncovered
+        The samples of the rows that none of this covers: empty where every row is covered; None where nothing says so.
     """
 
     events: tuple[Event, ...]
     unit: str | None = None
+    uncovered: tuple[Uncovered, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.uncovered is not None and not all(isinstance(each, Uncovered) for each in self.uncovered):
+            raise _wrong("uncovered", "a list of samples")
         if self.unit is not None and not (isinstance(self.unit, str) and (self.unit == "row" or self.unit.startswith("column "))):
             raise _wrong("unit", "'row' or 'column NAME'")
         if not isinstance(self.events, tuple) or not all(isinstance(event, get_args(Event)) for event in self.events):
@@ -167,8 +173,10 @@ def units(event: Event) -> set[str]:
 def to_dict(event: Event) -> dict[str, Any]:
     """Return an event as a mapping that JSON can hold: `format`, `kind`, and its attributes."""
     if isinstance(event, Composed):
-        unit = {} if event.unit is None else {"unit": event.unit}
-        return {"format": FORMAT, "kind": _COMPOSED, "events": [to_dict(inner) for inner in event.events], **unit}
+        rest: dict[str, Any] = {} if event.unit is None else {"unit": event.unit}
+        if event.uncovered is not None:
+            rest["uncovered"] = [each.to_dict() for each in event.uncovered]
+        return {"format": FORMAT, "kind": _COMPOSED, "events": [to_dict(inner) for inner in event.events], **rest}
     return {"format": FORMAT, "kind": _NAMES[type(event)], **{field.name: getattr(event, field.name) for field in fields(event)}}
 
 
@@ -187,14 +195,26 @@ def from_dict(data: Mapping[str, Any]) -> Event:
         raise SpecError(f"the event's format is not {FORMAT}", "event", "read it with the version of dpdask that wrote it, or a later one")
     values = {key: value for key, value in data.items() if key not in ("format", "kind")}
     kind = data.get("kind")
-    if kind == _COMPOSED and set(values) in ({"events"}, {"events", "unit"}) and isinstance(values["events"], list | tuple):
-        return Composed(events=tuple(from_dict(inner) for inner in values["events"]), unit=values.get("unit"))
+    if kind == _COMPOSED and "events" in values and set(values) <= {"events", "unit", "uncovered"} and isinstance(values["events"], list | tuple):
+        events = tuple(from_dict(inner) for inner in values["events"])
+        return Composed(events=events, unit=values.get("unit"), uncovered=_uncovered(values.get("uncovered")))
     known = _KINDS.get(kind) if isinstance(kind, str) else None
     if known is None and kind != _COMPOSED:
         raise SpecError("the event's kind is unknown", "event", "read it with the version of dpdask that wrote it, or a later one")
     if known is None or set(values) != {field.name for field in fields(known)}:
         raise SpecError(f"an event of kind {kind!r} has other keys", "event", "correct the file it comes from")
     return known(**values)
+
+
+def _uncovered(listed: object) -> tuple[Uncovered, ...] | None:
+    if listed is None:
+        return None
+    if not isinstance(listed, list | tuple) or not all(isinstance(each, Mapping) for each in listed):
+        raise _wrong("uncovered", "a list of samples")
+    try:
+        return tuple(Uncovered(**each) for each in listed)
+    except TypeError:
+        raise _wrong("uncovered", "a list of samples, each with a fraction, a fate and a name") from None
 
 
 def _wrong(name: str, expected: str) -> SpecError:

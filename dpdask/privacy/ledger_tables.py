@@ -1,4 +1,4 @@
-"""Where a ledger is kept: two tables in an SQLite file or a PostgreSQL database, their transactions, and the chain of their rows."""
+"""Where a ledger is kept: three tables in an SQLite file or a PostgreSQL database, their transactions, and the chain of their rows."""
 
 from __future__ import annotations
 
@@ -61,6 +61,13 @@ ENTRIES = sa.Table(  # times and events are texts: a database gives them back as
     sa.Column("recorded", sa.Text, nullable=False),
     sa.Column("previous", sa.Text, nullable=False),
     sa.Column("digest", sa.Text, nullable=False),
+)
+HOLDOUTS = sa.Table(
+    "dpdask_holdouts",
+    _TABLES,
+    sa.Column("dataset", sa.Text, sa.ForeignKey(DATASETS.c.name), primary_key=True),
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("created", sa.Text, nullable=False),
 )
 
 

@@ -1,5 +1,6 @@
 """Where the reference distribution comes from, and therefore who is protected."""
 
+from dpdask.privacy.coverage import Uncovered
 from dpdask.references.chain import Chain
 from dpdask.references.distribution import Distribution, LevelDistribution, RankDistribution, from_statistic
 from dpdask.references.histogram import CellCounts, Histogram, noisy_distribution
@@ -12,6 +13,14 @@ Reference = Holdout | Public | Known | Histogram | Chain | Tree
 def held_out(reference: Reference | None) -> float | None:
     """Return which part of the rows a reference holds out, or None."""
     return reference.fraction if isinstance(reference, Holdout | Chain) else None
+
+
+def uncovered_by(reference: Reference) -> tuple[Uncovered, ...]:
+    """Return the samples of a table's rows that a reference leaves without ε: the hold-out, if there is one."""
+    fraction = held_out(reference)
+    if fraction is None:
+        return ()
+    return (Uncovered(fraction=fraction, fate="republished" if isinstance(reference, Chain) else "held out"),)
 
 
 def is_public_table(reference: Reference | None) -> bool:
@@ -35,4 +44,5 @@ __all__ = [
     "held_out",
     "is_public_table",
     "noisy_distribution",
+    "uncovered_by",
 ]

@@ -166,16 +166,42 @@ def noisy_distribution(
     ----------
     Bi and Shen, Distribution-invariant differential privacy, with the hold-out's edf replaced by a private one.
     """
+    check_rows(cells, statistic, adjacency)
+    noisy, event = noisy_counts(cells, statistic, epsilon, adjacency, rows_per_unit=rows_per_unit, rng=rng)
+    return distribution_of(cells, noisy, statistic.n_rows if adjacency == "replace-one" else None), event
+
+
+def check_rows(cells: Cells, statistic: CellCounts, adjacency: Adjacency) -> None:
+    """Check that there are rows enough for a distribution, where their number is public.
+
+    Raises
+    ------
+    DataError
+        If there are fewer than 2 under replace-one.
+    """
     if adjacency == "replace-one" and statistic.n_rows < 2:
         raise DataError("the table has fewer than 2 rows", f"column {cells.codec.name!r}", "a distribution needs more")
-    noisy, event = noisy_counts(cells, statistic, epsilon, adjacency, rows_per_unit=rows_per_unit, rng=rng)
-    total = statistic.n_rows if adjacency == "replace-one" else max(1, int(noisy.sum()))
+
+
+def distribution_of(cells: Cells, noisy: Counts, n_rows: int | None) -> Distribution:
+    """Return the distribution that noisy counts describe: post-processing.
+
+    Parameters
+    ----------
+    cells
+        The column's cells.
+    noisy
+        int64 array, one count for each possible cell, as `noisy_counts` returns them.
+    n_rows
+        The number of rows, where it is public; None takes the noisy counts' own sum.
+    """
+    total = max(1, int(noisy.sum())) if n_rows is None else n_rows
     probabilities = np.zeros(cells.n_cells)
     probabilities[cells.possible] = simplex.project(noisy.astype(np.float64), float(total)) / total
     probabilities /= probabilities.sum()
     if isinstance(cells.codec, LevelCodec):
-        return LevelDistribution(probabilities), event
-    return _continuous(cells.codec, cells.edges, probabilities), event
+        return LevelDistribution(probabilities)
+    return _continuous(cells.codec, cells.edges, probabilities)
 
 
 def _continuous(codec: ValueCodec, edges: Floats, probabilities: Floats) -> RankDistribution:

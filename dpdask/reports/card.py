@@ -16,7 +16,8 @@ from dpdask.mechanisms.fitted import FittedRelease
 from dpdask.mechanisms.spending import Spending
 from dpdask.mechanisms.tree import TreeRelease
 from dpdask.mechanisms.tree_spending import TreeSpending
-from dpdask.privacy import Budget, guarantee_text
+from dpdask.privacy import Budget, cautions, guarantee_text
+from dpdask.privacy.coverage import Coverage
 from dpdask.privacy.events import to_dict
 from dpdask.privacy.rounding import rounded_up
 from dpdask.references import Chain, Public, Reference, held_out
@@ -41,6 +42,7 @@ def release_card(
     release: FittedRelease,
     insecure: bool,
     released_share: float | None = None,
+    n_rows: int | None = None,
 ) -> bytes:
     """Return the card as canonical JSON: the same release, the same bytes.
 
@@ -54,6 +56,8 @@ def release_card(
         Whether the noise came from a seed.
     released_share
         Which part of the rows is released, where a unit's bound drops some; given as a whole percentage.
+    n_rows
+        How many rows the table has, if that is known: public under replace-one.
 
     Privacy
     -------
@@ -65,13 +69,14 @@ def release_card(
     of = "rows" if budget.unit_column is None else "units; of each, the rows beyond the bound are not released"
     guarantee = {
         "text": ("INSECURE: the noise is reproducible from a seed, so this release protects nobody. " if insecure else "")
-        + guarantee_text(budget, reference.protected, reference.unprotected),
+        + guarantee_text(budget, reference.protected, reference.unprotected, everyone=not unreleased),
         "epsilon": budget.epsilon,
         "delta": budget.delta,
         "adjacency": budget.adjacency,
         "unit": budget.model_dump(mode="json")["unit"],
         "protected": {"who": reference.protected, "fraction": 1.0 - unreleased, "of": of},
         "unprotected": {"who": reference.unprotected, "fraction": unreleased, "of": of},
+        "cautions": list(cautions(budget, n_rows)),
     }
     if budget.unit_column is not None and released_share is not None:
         # public under replace-one, where the number of rows of a unit is; whole percents say no more than is needed
@@ -88,6 +93,28 @@ def release_card(
         "versions": {"dpdask": __version__, "streams": STREAM_FORMAT, **{library: version(library) for library in _LIBRARIES}},
     }
     return (json.dumps(card, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def with_dataset(card: bytes, coverage: Coverage) -> bytes:
+    """Return a card that says which share of its dataset's rows had no ε in this run or one before it; as it is if there is none.
+
+    Parameters
+    ----------
+    card
+        As `release_card` or another kind's function returns it.
+    coverage
+        Of the dataset's runs, this one included, as its ledger tells.
+    """
+    if not coverage.text:
+        return card
+    found = json.loads(card)
+    found["dataset"] = {
+        "text": f"Of this dataset, {coverage.text}: no bound on what an attacker learns holds for them.",
+        "uncovered_fraction": coverage.uncovered,
+        "republished_fraction": coverage.republished,
+        "runs_unknown": coverage.n_unknown,
+    }
+    return (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def _accounting(budget: Budget, spending: Spending | TreeSpending, release: FittedRelease) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dpdask.codec import LevelCodec
 from dpdask.mechanisms.columns import plain_bins
 from dpdask.mechanisms.copula_file import FittedCopula
 from dpdask.mechanisms.marginals import NoisyMarginals, deviation, margin_95, spent
-from dpdask.privacy import Budget
+from dpdask.privacy import Budget, cautions
 from dpdask.privacy.events import CentralEvent, to_dict
 from dpdask.schema import Schema
 from dpdask.streams import STREAM_FORMAT
@@ -120,6 +120,7 @@ def central_card(
             "unit": budget.model_dump(mode="json")["unit"],
             "protected": {"who": "every row of the table", "fraction": 1.0, "of": "rows"},
             "unprotected": {"who": "nobody", "fraction": 0.0, "of": "rows"},
+            "cautions": list(cautions(budget, n_rows["value"] if n_rows["exact"] else None)),
         },
         "mechanism": mechanism,
         "columns": {column: _column(schema, found) for column, found in cells.items()},

@@ -90,7 +90,7 @@ def write_job(folder: Path, input_: Path, output: Path, *, schema: Mapping[str, 
         "privacy": {"epsilon": 4.0, "delta": 0, "adjacency": "replace-one", "unit": "row"},
         "mechanism": {"kind": "dip", "reference": HOLDOUT, "channel": "laplace"},
         "cluster": {"kind": "synchronous"},
-        "insecure_seed": SEED,
+        "insecure_seed": None if changes.get("ledger") else SEED,  # noise from a seed is charged to no ledger
     }
     for dotted, value in changes.items():
         *parents, last = dotted.split("__")

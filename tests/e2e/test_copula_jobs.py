@@ -318,7 +318,7 @@ def test_two_runs_compose_and_the_third_is_refused_with_nothing_written(mechanis
     entries = ledger.show("people").entries
     assert [entry.kind for entry in entries] == ["intend", "commit"] * 2
     assert (entries[0].charge.epsilon, entries[0].charge.delta) == (2.0, DELTA)
-    assert entries[0].charge.event == {**card(tmp_path / "0")["accounting"]["events"], "unit": "row"}
+    assert entries[0].charge.event == {**card(tmp_path / "0")["accounting"]["events"], "unit": "row", "uncovered": []}
     spent = ledger.spent("people").epsilon_spent
     assert 2.0 < spent <= 3.3  # composed at the ledger's δ, not added up
     both = Composed(events=tuple(leaves(load(tmp_path / "0" / "job" / "job.yaml").kind.event)) * 2)

@@ -32,6 +32,7 @@ from dpdask.jobs.state import RunState
 from dpdask.mechanisms.spending import Spending
 from dpdask.privacy import Budget, central_guarantee_text
 from dpdask.privacy.accountant import epsilon
+from dpdask.privacy.coverage import Uncovered
 from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace, Event, to_dict
 from dpdask.schema import Schema
 
@@ -63,6 +64,7 @@ class Constant:
         )
     )
     spending: Spending = field(default_factory=lambda: Spending(reference={"rating, genre": 0.1}, row={}, rows_per_unit=1))
+    uncovered: tuple[Uncovered, ...] = ()
     protected: str = "all rows"
     unprotected: str = "nobody"
     guarantee: str = "a constant promise"
@@ -167,7 +169,7 @@ def test_a_kinds_event_and_the_budgets_delta_are_charged(tmp_path: Path) -> None
     run_job(job)
     [intended, _] = charging.open_ledger(place["url"]).show("ratings").entries
     assert (intended.charge.epsilon, intended.charge.delta) == (4.0, DELTA)
-    assert intended.charge.event == {**to_dict(kind.event), "unit": "row"}
+    assert intended.charge.event == {**to_dict(kind.event), "unit": "row", "uncovered": []}
     again = constant_job(tmp_path, Constant(), ledger=place, output__path=str(tmp_path / "two"))
     second = plan_job(again).ledger
     assert second is not None

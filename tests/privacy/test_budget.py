@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dpdask.documents import parse_yaml, validate
 from dpdask.errors import SpecError
-from dpdask.privacy import Budget, UnitColumn, central_guarantee_text, guarantee_text, split_epsilon
+from dpdask.privacy import Budget, UnitColumn, attacker_power, cautions, central_guarantee_text, guarantee_text, split_epsilon
 
 
 def budget(text: str) -> Budget:
@@ -103,14 +103,19 @@ def test_weights_that_leave_a_column_without_a_part_are_refused(weights, what):
     assert caught.value.mend
 
 
+def bound(epsilon: float, delta: float = 0.0) -> float:
+    """Return the attacker's power in percent."""
+    return min(100.0, 5 * math.exp(epsilon) + 100 * delta, 100 - max(0.0, 95 - 100 * delta) * math.exp(-epsilon))
+
+
 @settings(max_examples=200, derandomize=True, deadline=None, database=None)
 @given(st.floats(1e-9, 100))
 def test_the_guarantee_never_prints_less_than_is_paid(epsilon):
     text = guarantee_text(Budget(epsilon=epsilon), "the released rows", "the hold-out")
     assert float(text.split("ε = ")[1].split(" ")[0]) == epsilon
     percent = float(text.split("with probability at most ")[1].split(" %")[0])
-    exact = min(100.0, 5 * math.exp(epsilon))
-    assert exact <= percent <= exact + 0.1 + 1e-9
+    exact = bound(epsilon)
+    assert exact - 1e-12 <= percent <= exact + 0.1 + 1e-9
 
 
 def test_the_guarantee_says_who_is_not_covered_in_the_same_breath():
@@ -119,7 +124,10 @@ def test_the_guarantee_says_who_is_not_covered_in_the_same_breath():
     assert "a person with k released rows is protected by k·ε" in text
     assert "at most 13.6 %." in text
     assert "worth the name" not in text
-    assert guarantee_text(Budget(epsilon=3.0), "a", "b").endswith("at most 100.0 %, which is no protection worth the name.")
+    assert guarantee_text(Budget(epsilon=3.0), "a", "b").endswith("at most 95.3 %, which is no protection worth the name.")
+    assert text.endswith("at most 13.6 %.")
+    partly = guarantee_text(Budget(epsilon=1.0), "the released rows", "the held-out rows", everyone=False)
+    assert partly == text + " No such bound holds for the rows that are not protected."
 
 
 def test_a_release_of_rows_with_a_delta_says_so():
@@ -147,7 +155,7 @@ def test_a_central_guarantee_says_all_of_the_promise():
         "All that is released is computed from noisy statistics, which are ε = 3 differentially private "
         "(δ = 0, add-remove: one row is there or not, unit: one row). Protected: all rows. Not protected: nobody. "
         "The number of rows is private; a person with k rows is protected by k·ε. "
-        "An attacker who tests at the 5 % level whether a row is there is right with probability at most 100.0 %, "
+        "An attacker who tests at the 5 % level whether a row is there is right with probability at most 95.3 %, "
         "which is no protection worth the name."
     )
     assert "The number of rows is public;" in central(epsilon=1.0)
@@ -186,7 +194,7 @@ def test_a_central_guarantee_never_prints_less_than_is_paid(epsilon, delta, adja
     assert float(text.split("ε = ")[1].split(" ")[0]) == epsilon
     assert delta <= float(text.split("δ = ")[1].split(",")[0]) <= delta * 1.01 + 1e-323
     percent = float(text.split("with probability at most ")[1].split(" %")[0])
-    exact = min(100.0, 5 * math.exp(epsilon) + 100 * delta)
+    exact = bound(epsilon, delta)
     assert exact - 1e-12 <= percent <= exact + 0.1 + 1e-9
     assert text.endswith(", which is no protection worth the name.") == (epsilon >= 3)
 
@@ -194,4 +202,26 @@ def test_a_central_guarantee_never_prints_less_than_is_paid(epsilon, delta, adja
 def test_without_delta_both_guarantees_give_the_attacker_the_same_power():
     for epsilon in (0.01, 1.0, 2.9, 3.0, 50.0):
         row, all_ = guarantee_text(Budget(epsilon=epsilon), "a", "b"), central(epsilon=epsilon)
-        assert row[row.index("An attacker") :] == all_[all_.index("An attacker") :]
+        assert row[row.index("An attacker") :].replace("a released row", "a row") == all_[all_.index("An attacker") :]
+
+
+def test_the_attackers_power_is_the_tighter_of_two_bounds_and_is_reached():
+    """Randomised response reaches both: the most powerful test of one answer against the other, by enumeration."""
+    for epsilon in (0.1, 1.0, 2.9, 2.95, 4.0, 8.0):
+        truth = math.exp(epsilon) / (1 + math.exp(epsilon))
+        lie = 1 - truth
+        # reject on the answer "a" first (likelier under the alternative), then, with what is left of the level, on the other one
+        power = truth * min(1.0, 0.05 / lie) + (lie * (0.05 - lie) / truth if lie < 0.05 else 0.0)
+        assert attacker_power(epsilon, 0.0) == pytest.approx(power, rel=1e-12)
+    assert attacker_power(math.inf, 0.0) == 1.0
+    assert attacker_power(0.0, 0.01) == pytest.approx(0.06)
+    assert attacker_power(1.0, 0.99) == 1.0
+
+
+def test_little_protection_is_said_of_where_the_number_of_rows_is_public():
+    assert cautions(Budget(epsilon=2.9, delta=1e-6), 10**5) == ()
+    [large] = cautions(Budget(epsilon=3.0), 10**9)
+    assert large.startswith("ε = 3 is large")
+    [verbatim] = cautions(Budget(epsilon=1.0, delta=1e-3), 1000)
+    assert "publishing one random row verbatim would satisfy the same guarantee" in verbatim
+    assert cautions(Budget(epsilon=1.0, delta=1e-3), None) == ()

@@ -21,6 +21,7 @@ from privacy.ledger_worker import run_phases
 from dpdask.errors import BudgetError, DataError, SpecError, TemporaryError
 from dpdask.privacy import ledger_tables
 from dpdask.privacy.ledger import Charge, Ledger, sum_charges
+from dpdask.privacy.ledger_entries import FREE
 from dpdask.privacy.ledger_tables import DATASETS, ENTRIES, digest_of
 
 pytest_plugins = ("privacy.ledger_worker",)
@@ -109,6 +110,79 @@ def test_a_refusal_writes_nothing_and_says_what_is_left(ledger: Ledger) -> None:
     assert "asks for ε 1.0 and δ 0.0; ε 0.999999 and δ 9.53674E-7 are left of ε 2.0 and δ 9.5367431640625e-07" in str(refused.value)
     assert "\n" not in str(refused.value)
     assert ledger.show("ratings") == before
+
+
+def test_there_is_room_or_there_is_not_and_nothing_is_written(ledger: Ledger) -> None:
+    ledger.check_room("ratings", Charge(epsilon=2.0))
+    ledger.intend("ratings", "run-1", Charge(epsilon=2.0))
+    with pytest.raises(BudgetError):
+        ledger.check_room("ratings", HALF)
+    with pytest.raises(BudgetError):
+        ledger.check_room("ratings", HALF, "run-2")
+    ledger.check_room("ratings", Charge(epsilon=2.0), "run-1")  # it is charged already
+    assert kinds(ledger) == [("intend", "run-1")]
+
+
+def test_a_refusal_of_rows_is_recorded_once_for_nothing_or_for_its_charge(ledger: Ledger) -> None:
+    free = ledger.refuse("ratings", "run-1", FREE)
+    assert ledger.refuse("ratings", "run-1", FREE) == free
+    ledger.intend("ratings", "run-2", HALF)
+    ledger.refuse("ratings", "run-2", FREE)
+    ledger.refuse("ratings", "run-3", HALF)
+    balance = ledger.spent("ratings")
+    assert (balance.epsilon_spent, balance.n_runs, balance.n_refused) == (0.5, 1, 3)
+    assert kinds(ledger) == [("refuse", "run-1"), ("intend", "run-2"), ("refuse", "run-2"), ("refuse", "run-3")]
+    ledger.intend("ratings", "run-2", HALF)  # refused for nothing: charged anew
+    with pytest.raises(SpecError, match="is refused: what it cost stays charged"):
+        ledger.intend("ratings", "run-3", HALF)
+    with pytest.raises(BudgetError):
+        ledger.refuse("ratings", "run-4", Charge(epsilon=2.0))
+    ledger.commit("ratings", "run-2")
+    assert ledger.refuse("ratings", "run-2", FREE).kind == "commit"  # what was released was not refused
+
+
+def test_a_strict_dataset_is_made_once_and_stays(ledger: Ledger) -> None:
+    assert not ledger.is_strict("ratings")
+    for _ in range(2):
+        assert not ledger.init("ratings", 2.0, 2.0**-20, strict=True)
+    assert not ledger.init("ratings", 2.0, 2.0**-20)
+    assert ledger.is_strict("ratings")
+    assert ledger.show("ratings").strict
+    assert kinds(ledger) == [("strict", "strict")]
+    ledger.intend("ratings", "strict", HALF)  # a run may have that name
+    assert ledger.spent("ratings").n_runs == 1
+    assert Ledger(ledger._store._writer.url.render_as_string(hide_password=False)).init("other", 1.0, strict=True)
+    assert ledger.is_strict("other")
+
+
+def test_a_hold_outs_key_is_drawn_once_for_each_dataset(ledger: Ledger) -> None:
+    assert ledger.holdout_key("ratings", draw=False) is None
+    key = ledger.holdout_key("ratings")
+    assert key is not None
+    assert len(key) == 32
+    assert ledger.holdout_key("ratings", draw=False) == ledger.holdout_key("ratings") == key
+    ledger.init("other", 1.0)
+    assert ledger.holdout_key("other") != key
+    with pytest.raises(SpecError, match="does not know the dataset"):
+        ledger.holdout_key("nobody")
+    assert key.hex() not in repr(ledger.show("ratings"))
+
+
+def test_a_ledger_without_hold_outs_gets_their_table_when_one_is_drawn(ledger: Ledger) -> None:
+    with another_hand(ledger) as connection:
+        connection.exec_driver_sql("DROP TABLE dpdask_holdouts")
+    assert ledger.holdout_key("ratings", draw=False) is None
+    assert ledger.holdout_key("ratings") == ledger.holdout_key("ratings", draw=False) is not None
+
+
+def test_a_commit_keeps_the_digest_of_its_release(ledger: Ledger) -> None:
+    ledger.intend("ratings", "run-1", HALF)
+    committed = ledger.commit("ratings", "run-1", "abc")
+    assert (committed.release, committed.charge) == ("abc", HALF)
+    assert ledger.commit("ratings", "run-1", "other") == ledger.intend("ratings", "run-1", HALF) == committed
+    assert ledger.show("ratings").entries[-1] == committed
+    assert ledger.spent("ratings").epsilon_spent == 0.5
+    assert ledger.verify("ratings") == 2
 
 
 def test_delta_is_a_budget_too(ledger: Ledger) -> None:

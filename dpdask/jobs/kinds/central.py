@@ -19,6 +19,7 @@ from dpdask.jobs.kinds.kind import Terms
 from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, measure
 from dpdask.mechanisms.marginals_file import noisy_from_bytes, noisy_to_bytes
 from dpdask.privacy import COVERED, UNCOVERED, noisy_counts_text
+from dpdask.privacy.coverage import Uncovered
 from dpdask.schema import Schema
 from dpdask.streams import RunKey, stream
 
@@ -42,6 +43,11 @@ class NoisyCounts:
     """
 
     terms: Terms
+
+    @property
+    def uncovered(self) -> tuple[Uncovered, ...]:
+        """Nobody: the counts are of all rows."""
+        return ()
 
     @property
     def spending(self) -> NoParts:

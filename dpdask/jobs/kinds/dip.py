@@ -32,6 +32,7 @@ from dpdask.mechanisms.spending import Spending, spend
 from dpdask.mechanisms.tree_spending import TreeSpending
 from dpdask.privacy import Budget, guarantee_text
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon, shown_weights, within_digits
+from dpdask.privacy.coverage import Uncovered
 from dpdask.privacy.events import Composed
 from dpdask.references import (
     Chain,
@@ -45,6 +46,7 @@ from dpdask.references import (
     Reference,
     Tree,
     held_out,
+    uncovered_by,
 )
 from dpdask.reports.card import release_card
 
@@ -144,6 +146,11 @@ class DipKind:
         return self.spending.events(self.terms.budget)
 
     @property
+    def uncovered(self) -> tuple[Uncovered, ...]:
+        """The hold-out, if there is one."""
+        return uncovered_by(self.reference)
+
+    @property
     def protected(self) -> str:
         """Who is covered, in words: the reference decides."""
         return self.reference.protected
@@ -156,7 +163,7 @@ class DipKind:
     @property
     def guarantee(self) -> str:
         """The promise in words."""
-        return guarantee_text(self.terms.budget, self.protected, self.unprotected)
+        return guarantee_text(self.terms.budget, self.protected, self.unprotected, everyone=not self.uncovered)
 
     @property
     def how(self) -> str:
@@ -285,6 +292,7 @@ class DipKind:
             release=release.load_release(secrets, fitted.release_sha256),
             insecure=insecure,
             released_share=sum(fitted.n_released) / table.n_rows if table.n_rows else None,
+            n_rows=table.n_rows,
         )
 
     def audit(self, types: pa.Schema, secrets: Folder, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:

@@ -25,6 +25,7 @@ from dpdask.mechanisms.interval_differential import perturbed_columns, spending_
 from dpdask.mechanisms.interval_release import IntervalRelease, check_designs
 from dpdask.mechanisms.spending import Spending
 from dpdask.privacy import Budget
+from dpdask.privacy.coverage import Uncovered
 from dpdask.privacy.events import Composed
 from dpdask.reports.interval_card import interval_card, interval_guarantee, protected_text, unprotected_text
 
@@ -90,6 +91,11 @@ class IntervalKind:
     def event(self) -> Composed:
         """One local release of every row by its perturbed columns; nothing without them."""
         return Composed(events=()) if self.budget is None else self.spending.events(self.budget)
+
+    @property
+    def uncovered(self) -> tuple[Uncovered, ...]:
+        """Nobody: every row's values are perturbed alike."""
+        return ()
 
     @property
     def spending(self) -> Spending:

@@ -14,6 +14,7 @@ from dpdask.io.fragments import InputTable
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.privacy import Budget
+from dpdask.privacy.coverage import Uncovered
 from dpdask.privacy.events import Event
 from dpdask.schema import Schema
 
@@ -126,6 +127,10 @@ class Kind(Protocol):
     @property
     def event(self) -> Event:
         """What will happen: what the ledger is charged and the audit draws."""
+
+    @property
+    def uncovered(self) -> tuple[Uncovered, ...]:
+        """The samples of the rows that no ε covers; their draws have no name yet."""
 
     @property
     def spending(self) -> Parts:

@@ -1,0 +1,113 @@
+"""Which rows of a dataset no ε covers: what one release leaves out, and the share that several releases leave out together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal, get_args
+
+from dpdask.errors import SpecError
+from dpdask.privacy.rounding import rounded_up
+
+Fate = Literal["held out", "republished"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncovered:
+    """A random sample of the rows that has no ε in one release.
+
+    Attributes
+    ----------
+    fraction
+        The probability, in (0, 1), with which each row (or each whole unit) is in the sample.
+    fate
+        `held out`: the sample shapes the release and is not in it. `republished`: its records are in the release as well.
+    sample
+        Names the draw: of two samples of one name, the smaller one lies inside the larger one.
+
+    Raises
+    ------
+    SpecError
+        If an attribute is out of its range.
+    """
+
+    fraction: float
+    fate: Fate
+    sample: str = ""
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.fraction, float | int) and not isinstance(self.fraction, bool)
+        if not (number and 0 < self.fraction < 1 and self.fate in get_args(Fate) and isinstance(self.sample, str)):
+            raise SpecError("the rows that an event leaves out are described wrongly", "event", "give a fraction in (0, 1), their fate and a name")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes as a mapping that JSON can hold."""
+        return {"fraction": self.fraction, "fate": self.fate, "sample": self.sample}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """What the releases of one dataset leave without ε together.
+
+    Attributes
+    ----------
+    uncovered
+        The share of the rows, in [0, 1], that had no ε in some release: expected, and where samples were drawn apart, a bound on that.
+    republished
+        The share whose records were published by some release, in the same sense.
+    n_unknown
+        How many releases do not say whom they leave out: those that an earlier version of dpdask recorded.
+    """
+
+    uncovered: float = 0.0
+    republished: float = 0.0
+    n_unknown: int = 0
+
+    @property
+    def text(self) -> str:
+        """The shares in words; empty if every row is covered by every release."""
+        found = []
+        if self.uncovered:
+            many = "up to every row" if self.uncovered == 1 else f"about {_percent(self.uncovered)} of the rows"
+            again = f", and the records of about {_percent(self.republished)} were published as they are" if self.republished else ""
+            found.append(f"{many} had no ε in some run (hold-outs){again}")
+        if self.n_unknown:
+            runs = "1 run does" if self.n_unknown == 1 else f"{self.n_unknown} runs do"
+            found.append(f"{runs} not say whom they leave out")
+        return "; ".join(found)
+
+
+def coverage_of(events: Iterable[Mapping[str, Any]]) -> Coverage:
+    """Return what releases leave without ε together, from their events as a ledger holds them.
+
+    Notes
+    -----
+    Samples of one name are nested, so the largest counts. Samples of different names were drawn apart, and their fractions
+    are added up: a bound that holds whatever they have in common.
+    """
+    largest: dict[tuple[str, str], float] = {}
+    n_unknown = 0
+    for number, event in enumerate(events):
+        if "uncovered" not in event:
+            n_unknown += _releases_rows(event)
+            continue
+        for each in event["uncovered"]:
+            name = each["sample"] or f"({number})"
+            for kind in ("held out", each["fate"]):
+                largest[kind, name] = max(largest.get((kind, name), 0.0), each["fraction"])
+    return Coverage(uncovered=_total(largest, "held out"), republished=_total(largest, "republished"), n_unknown=n_unknown)
+
+
+def _total(largest: Mapping[tuple[str, str], float], kind: str) -> float:
+    return min(1.0, rounded_up(sum((Fraction(fraction) for (each, _), fraction in largest.items() if each == kind), Fraction(0))))
+
+
+def _releases_rows(event: Mapping[str, Any]) -> bool:
+    """Return whether an event releases rows one by one: only such a release can leave rows out."""
+    return event.get("kind") == "local-release" or any(_releases_rows(inner) for inner in event.get("events", ()))
+
+
+def _percent(share: float) -> str:
+    return f"{math.ceil(1000 * share - 1e-9) / 10:g} %"

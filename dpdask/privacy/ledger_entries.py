@@ -1,0 +1,274 @@
+"""What a ledger holds: charges, the entries of a dataset's chain, and the balance that they leave."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal, get_args
+
+from dpdask.errors import SpecError
+from dpdask.privacy.coverage import Coverage, coverage_of
+from dpdask.privacy.ledger_tables import broken
+from dpdask.privacy.rounding import rounded_up_sum
+
+Kind = Literal["intend", "commit", "void", "refuse", "strict"]
+_RELEASE = "release"  # the key under which a commit's event holds the digest of what was released
+
+
+def event_text(event: Mapping[str, Any], release: str = "") -> str:
+    """Return an event as JSON, with the digest of what was released where there is one.
+
+    Raises
+    ------
+    SpecError
+        If JSON cannot hold it.
+    """
+    try:
+        return json.dumps(dict(event) | ({_RELEASE: release} if release else {}), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise SpecError("an event must be a mapping that JSON can hold", "event", "use texts, finite numbers, lists and mappings of them") from None
+
+
+def checked_number(value: float, where: str, below: float) -> float:
+    """Return a number as a float.
+
+    Raises
+    ------
+    SpecError
+        If it is not in [0, below).
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
+        raise SpecError("a number is out of its range", where, "use 0 ≤ δ < 1" if below == 1 else "use a finite ε, not below 0")
+    return float(value) + 0.0  # -0 becomes 0, which is what databases give back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """What one run costs.
+
+    Parameters
+    ----------
+    epsilon
+        ε, finite and not negative.
+    delta
+        δ, in [0, 1).
+    event
+        What the composer needs to know of the mechanism, as JSON with its own version; public parameters only, never data.
+
+    Raises
+    ------
+    SpecError
+        If a number is out of its range, or the event is not JSON.
+    """
+
+    epsilon: float
+    delta: float = 0.0
+    event: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", checked_number(self.epsilon, "epsilon", sys.float_info.max))
+        object.__setattr__(self, "delta", checked_number(self.delta, "delta", 1.0))
+        object.__setattr__(self, "event", json.loads(event_text(self.event)))  # a copy, equal to what the ledger gives back
+
+
+FREE = Charge(epsilon=0.0)
+
+Compose = Callable[[Sequence[Charge], float], float]
+
+
+def sum_charges(charges: Sequence[Charge], delta_limit: float) -> float:
+    """Return the total ε of charges by basic composition, rounded up; infinite if their total δ is above the limit.
+
+    Parameters
+    ----------
+    charges
+        The charges.
+    delta_limit
+        The δ that they may have together.
+    """
+    if sum(Fraction(charge.delta) for charge in charges) > Fraction(delta_limit):
+        return math.inf
+    return rounded_up_sum(charge.epsilon for charge in charges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One link of a dataset's chain.
+
+    Attributes
+    ----------
+    sequence
+        1, 2, 3, … within the dataset.
+    kind
+        `intend`: noise may be drawn from now on. `commit`: it was released. `void`: it was never drawn. `refuse`: the run read
+        rows and then refused them; its charge is what that costs. `strict`: from now on refusals cost what their run would
+        have cost.
+    run_id
+        The run's name.
+    charge
+        What the run costs; the same in all its entries, until a void or a refusal.
+    recorded
+        When, in UTC (ISO 8601).
+    previous, digest
+        SHA-256 of the entry before (for the first: of the dataset's limits), and of this one with it; hexadecimal.
+    release
+        Of a commit, the digest of the fitted release: a run that was committed draws no noise again.
+    """
+
+    sequence: int
+    kind: Kind
+    run_id: str
+    charge: Charge
+    recorded: str
+    previous: str
+    digest: str
+    release: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Whether the entry's charge is spent while it is its run's newest."""
+        return self.kind in ("intend", "commit") or (self.kind == "refuse" and self.charge != FREE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """What is spent of a dataset's budget: by every run that was intended and not voided.
+
+    Attributes
+    ----------
+    epsilon_limit, delta_limit
+        The limits.
+    epsilon_spent
+        ε of all the runs together at δ = `delta_limit`, as the composer has it; infinite if no ε is enough.
+    delta_spent
+        The sum of their δ, rounded up.
+    epsilon_left, delta_left
+        The limits less what is spent, rounded down, at least 0.
+    n_runs
+        How many runs there are: M in the attacker's power γ·exp(M·ε).
+    n_refused
+        How many runs read rows and refused them.
+    coverage
+        What the runs leave without ε together.
+    """
+
+    epsilon_limit: float
+    delta_limit: float
+    epsilon_spent: float
+    delta_spent: float
+    epsilon_left: float
+    delta_left: float
+    n_runs: int
+    n_refused: int
+    coverage: Coverage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A dataset's ledger.
+
+    Attributes
+    ----------
+    dataset
+        The name.
+    created
+        When, in UTC (ISO 8601).
+    strict
+        Whether a refusal that read rows is charged.
+    balance
+        What is spent and left.
+    entries
+        The chain, oldest first.
+    head
+        The digest that the chain ends with. Keep it elsewhere: who can write the database can write a whole new chain.
+    """
+
+    dataset: str
+    created: str
+    strict: bool
+    balance: Balance
+    entries: tuple[Entry, ...]
+    head: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Book:
+    """A dataset's ledger as one transaction reads it, its chain checked.
+
+    Attributes
+    ----------
+    name, created
+        As in `Summary`.
+    epsilon, delta
+        The limits.
+    head
+        The digest that the chain ends with.
+    entries
+        Oldest first.
+    """
+
+    name: str
+    epsilon: float
+    delta: float
+    created: str
+    head: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def strict(self) -> bool:
+        """Whether a refusal that read rows is charged."""
+        return any(entry.kind == "strict" for entry in self.entries)
+
+    @property
+    def latest(self) -> dict[str, Entry]:
+        """Each run's newest entry."""
+        return {entry.run_id: entry for entry in self.entries if entry.kind != "strict"}
+
+    @property
+    def standing(self) -> dict[str, Entry]:
+        """The newest entry of each run that counts as spent: all but those voided, or refused for nothing."""
+        return {run_id: entry for run_id, entry in self.latest.items() if entry.counts}
+
+    @property
+    def charges(self) -> list[Charge]:
+        """What counts as spent."""
+        return [entry.charge for entry in self.standing.values()]
+
+    @property
+    def n_refused(self) -> int:
+        """How many runs read rows and refused them."""
+        return sum(entry.kind == "refuse" for entry in self.latest.values())
+
+    def coverage(self, plus: Iterable[Charge] = ()) -> Coverage:
+        """Return what the runs that count, and more charges, leave without ε together."""
+        return coverage_of(charge.event for charge in [*self.charges, *plus])
+
+    def coverage_until(self, run_id: str) -> Coverage:
+        """Return what a run and all runs intended before it leave without ε together: the same, whatever comes later."""
+        intended = [entry for entry in self.entries if entry.kind == "intend"]
+        last = max((entry.sequence for entry in intended if entry.run_id == run_id), default=0)
+        return coverage_of(entry.charge.event for entry in intended if entry.sequence <= last)
+
+
+def entry_of(row: Mapping[str, Any]) -> Entry:
+    """Return the entry that a database's row holds.
+
+    Raises
+    ------
+    DataError
+        If it holds none.
+    """
+    try:
+        event = json.loads(row["event"])
+        release = event.pop(_RELEASE, "") if row["kind"] == "commit" else ""
+        charge = Charge(epsilon=row["epsilon"], delta=row["delta"], event=event)
+    except (SpecError, ValueError, TypeError, AttributeError):
+        raise broken(f"the entry {row['sequence']} holds no charge") from None
+    if row["kind"] not in get_args(Kind):
+        raise broken(f"the entry {row['sequence']} is of no known kind")
+    rest = {key: row[key] for key in ("sequence", "kind", "run_id", "recorded", "previous", "digest")}
+    return Entry(charge=charge, release=release, **rest)

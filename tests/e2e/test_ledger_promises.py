@@ -1,0 +1,378 @@
+"""What a ledger promises whatever a caller does: whom no ε covers, one draw for one charge, and refusals that are no free questions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pyarrow as pa
+import pytest
+from e2e.helpers import hidden, load, run_cli, run_here, write_job
+from pyarrow import parquet as pq
+
+from dpdask.engine import choose, randomise
+from dpdask.errors import BudgetError, DataError, OutputError, SpecError, TemporaryError
+from dpdask.io import fragments
+from dpdask.jobs import charging, run
+from dpdask.jobs.plan import plan_job
+from dpdask.jobs.run import abort
+from dpdask.jobs.state import RunState
+from dpdask.privacy.coverage import Coverage
+from dpdask.privacy.ledger import Charge, Ledger
+from dpdask.privacy.ledger_entries import Balance
+
+SCHEMA: dict[str, Any] = {"who": {"role": "keep"}, "r": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]}}
+HOLDOUT = {"kind": "holdout", "fraction": 0.25}
+CHAIN = {"kind": "chain", "fraction": 0.25}
+HISTOGRAM = {"kind": "histogram"}
+N = 1000
+
+
+@pytest.fixture(autouse=True)
+def _here() -> Iterator[None]:
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source") / "in"
+    folder.mkdir()
+    for part in range(2):
+        who = np.arange(part * N // 2, (part + 1) * N // 2)
+        pq.write_table(pa.table({"who": who, "r": who % 5 + 1, "user": who // 4}), folder / f"{part}.parquet")
+    return folder
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    made = f"sqlite:///{tmp_path / 'ledger.db'}"
+    charging.open_ledger(made).init("people", 100.0)
+    return made
+
+
+def job(folder: Path, source: Path, url: str, **changed: Any) -> Path:
+    given = {"privacy__epsilon": 1.0, "ledger": {"url": url, "dataset": "people"}, "schema": {**SCHEMA, "user": {"role": "drop"}}, **changed}
+    return write_job(folder, source, folder / "out", **given)
+
+
+def ledger(url: str) -> Ledger:
+    return charging.open_ledger(url)
+
+
+def balance(url: str) -> Balance:
+    return ledger(url).spent("people")
+
+
+def kinds(url: str) -> list[str]:
+    ledger(url).verify("people")
+    return [entry.kind for entry in ledger(url).show("people").entries]
+
+
+def held_out(folder: Path) -> set[int]:
+    return set(range(N)) - set(pq.read_table(folder / "out")["who"].to_pylist())
+
+
+def card(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
+
+
+# ---- whom no ε covers
+
+
+def test_all_jobs_of_a_dataset_hold_out_the_same_rows(tmp_path: Path, source: Path, url: str) -> None:
+    found = []
+    for number, reference in enumerate([HOLDOUT, CHAIN, HOLDOUT]):
+        run_here(job(tmp_path / str(number), source, url, mechanism__reference=reference))
+        found.append(held_out(tmp_path / str(number)))
+    assert found[0] == found[1] == found[2]
+    assert 150 < len(found[0]) < 350
+    assert balance(url).coverage == Coverage(uncovered=0.25, republished=0.25)
+    smaller = {"kind": "holdout", "fraction": 0.1}
+    run_here(job(tmp_path / "smaller", source, url, mechanism__reference=smaller))
+    assert held_out(tmp_path / "smaller") < found[0]
+    assert balance(url).coverage.uncovered == 0.25
+
+
+def test_another_dataset_and_no_dataset_hold_out_other_rows(tmp_path: Path, source: Path, url: str) -> None:
+    ledger(url).init("other", 10.0)
+    places: list[Any] = [{"url": url, "dataset": "people"}, {"url": url, "dataset": "other"}, None, None]
+    found = []
+    for number, place in enumerate(places):
+        run_here(job(tmp_path / str(number), source, url, ledger=place, insecure_seed=None, mechanism__reference=HOLDOUT))
+        found.append(frozenset(held_out(tmp_path / str(number))))
+    assert len(set(found)) == 4
+
+
+def test_units_are_held_out_alike_wherever_their_rows_lie(tmp_path: Path, source: Path, url: str) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    whole = pq.read_table(source)
+    pq.write_table(whole.take(np.random.default_rng(0).permutation(N)), other / "all.parquet")
+    unit = {"column": "user", "max_rows": 4}
+    for name, where in (("a", source), ("b", other)):
+        run_here(job(tmp_path / name, where, url, mechanism__reference=HOLDOUT, privacy__unit=unit))
+    assert held_out(tmp_path / "a") == held_out(tmp_path / "b") != set()
+    assert balance(url).coverage.uncovered == 0.25
+
+
+def test_rows_at_other_places_are_another_sample_and_both_count(tmp_path: Path, source: Path, url: str) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    pq.write_table(pq.read_table(source), other / "all.parquet")
+    for name, where in (("a", source), ("b", other)):
+        run_here(job(tmp_path / name, where, url, mechanism__reference=HOLDOUT))
+    assert balance(url).coverage.uncovered == 0.5
+
+
+def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(tmp_path: Path, source: Path, url: str) -> None:
+    run_here(job(tmp_path / "first", source, url, mechanism__reference=HISTOGRAM))
+    shown = run_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
+    assert "an attacker who tests at the 5 % level what a row was, with all these releases in hand, is right with probability at most 13.6 %" in shown
+    assert "dataset" not in card(tmp_path / "first")
+    chain = job(tmp_path / "chain", source, url, mechanism__reference=CHAIN, privacy__epsilon=0.1)
+    planned = plan_job(load(chain)).ledger
+    assert planned is not None
+    assert (planned["uncovered_before"], planned["uncovered_after"]) == (0.0, 0.25)
+    assert "coverage  after this run, about 25 % of the rows had no ε in some run" in run_cli("plan", chain).stdout
+    run_here(chain)
+    shown = run_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
+    assert "about 25 % of the rows had no ε in some run (hold-outs), and the records of about 25 % were published as they are" in shown
+    assert "what a row was" not in shown
+    assert "of a row that every run covers, an attacker" in shown
+    assert card(tmp_path / "chain")["dataset"]["uncovered_fraction"] == 0.25
+    assert card(tmp_path / "chain")["guarantee"]["text"].endswith("No such bound holds for the rows that are not protected.")
+    later = job(tmp_path / "later", source, url, mechanism__reference=HISTOGRAM)
+    run_here(later)
+    assert "about 25 % of the rows had no ε in some run" in card(tmp_path / "later")["dataset"]["text"]
+
+
+def test_runs_of_an_earlier_version_are_not_vouched_for(tmp_path: Path, source: Path, url: str) -> None:
+    old = {"format": 1, "kind": "composed", "unit": "row", "events": [{"format": 1, "kind": "local-release", "epsilon": 1.0, "n": 1, "unit": "row"}]}
+    ledger(url).intend("people", "old", Charge(epsilon=1.0, event=old))
+    shown = run_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
+    assert "1 run does not say whom they leave out" in shown
+    assert "an attacker" not in shown.replace("no bound on an attacker", "")
+
+
+def test_a_card_written_again_after_a_crash_is_the_same_whatever_came_between(
+    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = job(tmp_path / "first", source, url, mechanism__reference=HISTOGRAM)
+    cards: list[bytes] = []
+
+    def crash(self: Any, target: Any) -> None:
+        cards.append((hidden(tmp_path / "first" / "out") / f"publish-{RunState(target).read().run_id}" / "_dpdask" / "release.json").read_bytes())  # type: ignore[union-attr]
+        raise TemporaryError("crash")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run.Folder, "move_to", crash)
+        with pytest.raises(TemporaryError):
+            run_here(first)
+    run_here(job(tmp_path / "second", source, url, mechanism__reference=HOLDOUT))
+    run_here(first)
+    assert [(tmp_path / "first" / "out" / "_dpdask" / "release.json").read_bytes()] == cards
+
+
+# ---- one charge, one draw
+
+
+def test_a_seed_is_charged_to_no_ledger(tmp_path: Path, source: Path, url: str) -> None:
+    made = job(tmp_path, source, url, mechanism__reference=HISTOGRAM, insecure_seed=7)
+    ended = run_cli("run", made)
+    assert ended.returncode == 64
+    assert "noise from a seed protects nobody, so no ε of a dataset can be spent on it" in ended.stderr
+    assert kinds(url) == []
+
+
+@pytest.mark.parametrize("stage", ["opened", "fitted"])
+def test_a_hidden_folder_that_is_restored_after_the_commit_draws_no_second_noise(
+    stage: str, tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
+    place = charging if stage == "opened" else randomise
+    name = "intend" if stage == "opened" else "write_all"
+    function = getattr(place, name)
+
+    def copying(*given: Any, **rest: Any) -> Any:
+        shutil.copytree(hidden(out), tmp_path / "backup")
+        return function(*given, **rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place, name, copying)
+        run_here(made)
+    first = {path.name: path.read_bytes() for path in out.glob("*.parquet")}
+    shutil.rmtree(out)
+    shutil.copytree(tmp_path / "backup", hidden(out))
+    if stage == "opened":
+        with pytest.raises(OutputError, match="this run was released already, and its hidden folder is an old copy"):
+            run_here(made)
+        assert not out.exists()
+        assert abort(load(made).output_url)
+        run_here(made)  # a run of its own, with a charge of its own
+        assert kinds(url) == ["intend", "commit", "intend", "commit"]
+    else:  # its noise is kept: the same bytes again, for nothing more
+        run_here(made)
+        assert {path.name: path.read_bytes() for path in out.glob("*.parquet")} == first
+        assert kinds(url) == ["intend", "commit"]
+
+
+def test_a_restored_folder_with_another_release_in_it_is_refused(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
+    write_all = randomise.write_all
+
+    def copying(*given: Any, **rest: Any) -> Any:
+        shutil.copytree(hidden(out), tmp_path / "backup")
+        return write_all(*given, **rest)
+
+    monkeypatch.setattr(randomise, "write_all", copying)
+    run_here(made)
+    monkeypatch.undo()
+    shutil.rmtree(out)
+    shutil.copytree(tmp_path / "backup", hidden(out))
+    state = json.loads((hidden(out) / "run.json").read_text())
+    (hidden(out) / "run.json").write_text(json.dumps({**state, "release_sha256": "0" * 64}))
+    with pytest.raises(OutputError, match="old copy"):
+        run_here(made)
+
+
+def test_the_commit_carries_the_digest_of_what_was_released(tmp_path: Path, source: Path, url: str) -> None:
+    seen: list[str] = []
+    write = RunState.write
+
+    def watching(self: RunState, reached: Any) -> None:
+        if reached.stage == "fitted":
+            seen.append(sha256((hidden(tmp_path / "out") / "release.npz").read_bytes()).hexdigest())
+        write(self, reached)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RunState, "write", watching)
+        run_here(job(tmp_path, source, url, mechanism__reference=HISTOGRAM))
+    [intended, committed] = ledger(url).show("people").entries
+    assert (intended.release, [committed.release]) == ("", seen)
+    assert committed.charge == intended.charge
+
+
+def test_histogram_noise_is_kept_the_moment_it_is_drawn(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = job(tmp_path, source, url, mechanism__reference=HISTOGRAM)
+    drawn: list[bytes] = []
+
+    def dying(*_: Any, **__: Any) -> None:
+        drawn.append((hidden(tmp_path / "out") / "noisy.npz").read_bytes())
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dpdask.engine.release.fit_dip", dying)
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                run_here(made)
+    fitted: list[str] = []
+
+    def stopping(self: RunState, reached: Any) -> None:
+        if reached.stage == "fitted":
+            fitted.append(reached.release_sha256)
+            raise KeyboardInterrupt
+        write(self, reached)
+
+    write = RunState.write
+    with monkeypatch.context() as patched:
+        patched.setattr(RunState, "write", stopping)
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                run_here(made)
+    assert len(set(drawn)) == len(set(fitted)) == 1
+    run_here(made)
+    assert kinds(url) == ["intend", "commit"]
+    assert ledger(url).show("people").entries[-1].release == fitted[0]
+
+
+# ---- refusals are no free questions
+
+
+def bad(folder: Path, source: Path) -> Path:
+    """Copy a source, with one value outside the levels."""
+    mine = Path(shutil.copytree(source, folder / "bad"))
+    table = pq.read_table(mine / "1.parquet").to_pandas()
+    table.loc[3, "r"] = 9
+    table.to_parquet(mine / "1.parquet", index=False)
+    return mine
+
+
+def test_a_budget_that_cannot_pay_is_refused_before_a_row_is_read(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger(url).intend("people", "spent", Charge(epsilon=100.0))
+
+    def read(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a row was read")
+
+    for owner, name in ((fragments.parquet, "read_batches"), (choose, "Chooser")):
+        monkeypatch.setattr(owner, name, read)
+    for reference in (HISTOGRAM, HOLDOUT):
+        with pytest.raises(BudgetError):
+            run_here(job(tmp_path, bad(tmp_path / reference["kind"], source), url, mechanism__reference=reference))
+    assert kinds(url) == ["intend"]
+
+
+@pytest.mark.parametrize("reference", [HISTOGRAM, HOLDOUT], ids=["histogram", "holdout"])
+def test_a_refusal_that_read_rows_is_recorded_and_costs_nothing(reference: dict[str, Any], tmp_path: Path, source: Path, url: str) -> None:
+    made = job(tmp_path, bad(tmp_path, source), url, mechanism__reference=reference)
+    for asked in range(1, 3):
+        with pytest.raises(DataError, match="a value outside its levels"):
+            run_here(made)
+        assert kinds(url) == ["refuse"] * asked
+        assert (balance(url).epsilon_spent, balance(url).n_runs, balance(url).n_refused) == (0.0, 0, asked)
+        assert not hidden(tmp_path / "out").exists()
+    assert "2 runs read rows and refused them" in run_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
+    run_here(job(tmp_path, source, url, mechanism__reference=reference))
+    assert balance(url).n_runs == 1
+
+
+@pytest.mark.parametrize("reference", [HISTOGRAM, HOLDOUT], ids=["histogram", "holdout"])
+def test_a_strict_ledger_charges_refusals_until_the_budget_is_spent(reference: dict[str, Any], tmp_path: Path, source: Path, url: str) -> None:
+    place = ["--url", url, "--dataset", "strict"]
+    assert "strict: refusals that read rows are charged" in run_cli("ledger", "init", *place, "--epsilon", "2", "--strict").stdout
+    given = {"ledger": {"url": url, "dataset": "strict"}, "mechanism__reference": reference}
+    asking = job(tmp_path, bad(tmp_path, source), url, **given)
+    for asked in range(1, 3):
+        with pytest.raises(DataError):
+            run_here(asking)
+        spent = ledger(url).spent("strict")
+        assert (spent.n_runs, spent.n_refused) == (asked, asked)
+        assert spent.epsilon_spent == pytest.approx(asked, rel=1e-12)
+    with pytest.raises(BudgetError):
+        run_here(asking)
+    with pytest.raises(BudgetError):
+        run_here(job(tmp_path / "good", source, url, **given))
+    assert "2 runs read rows and refused them, and were charged" in run_cli("ledger", "show", *place).stdout
+
+
+def test_a_failure_that_may_pass_is_charged_once_by_a_strict_ledger(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger(url).init("people", 100.0, strict=True)
+    made = job(tmp_path, source, url, mechanism__reference=HOLDOUT)
+
+    def lost(*_: Any, **__: Any) -> Any:
+        raise TemporaryError("the cluster lost its workers")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dpdask.engine.release.survey", lost)
+        for _ in range(2):
+            with pytest.raises(TemporaryError):
+                run_here(made)
+    assert kinds(url) == ["strict", "intend"]
+    run_here(made)
+    assert kinds(url) == ["strict", "intend", "commit"]
+
+
+def test_a_dataset_can_be_made_strict_and_stays_so(url: str) -> None:
+    assert not ledger(url).is_strict("people")
+    assert not ledger(url).init("people", 100.0, strict=True)
+    assert not ledger(url).init("people", 100.0)
+    assert ledger(url).is_strict("people")
+    assert kinds(url) == ["strict"]
+    with pytest.raises(SpecError, match="has a limit already"):
+        ledger(url).init("people", 99.0, strict=True)

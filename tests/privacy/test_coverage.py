@@ -1,0 +1,64 @@
+"""Which share of a dataset's rows has no ε in some release, from the events that a ledger holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dpdask.errors import SpecError
+from dpdask.privacy.coverage import Coverage, Uncovered, coverage_of
+from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease, from_dict, to_dict
+
+ROWS = LocalRelease(epsilon=1.0)
+COUNTS = DiscreteLaplace(scale=2.0, sensitivity=2, adjacency="replace-one")
+
+
+def released(*uncovered: tuple[float, str, str]) -> dict[str, Any]:
+    samples = tuple(Uncovered(fraction=fraction, fate=fate, sample=sample) for fraction, fate, sample in uncovered)  # type: ignore[arg-type]
+    return to_dict(Composed(events=(ROWS,), unit="row", uncovered=samples))
+
+
+def test_samples_of_one_name_are_nested_and_others_add_up() -> None:
+    assert coverage_of([]) == coverage_of([released(), released()]) == Coverage()
+    once = released((0.25, "held out", "a"))
+    assert coverage_of([once, once, released((0.1, "held out", "a"))]).uncovered == 0.25
+    assert coverage_of([once, released((0.5, "held out", "b"))]).uncovered == 0.75
+    assert coverage_of([once, released((0.9, "held out", "b"))]).uncovered == 1.0
+    assert coverage_of([released((0.1, "held out", ""))] * 2).uncovered == 0.2  # without a name, nothing says that they are one
+
+
+def test_a_republished_sample_is_uncovered_too() -> None:
+    found = coverage_of([released((0.25, "held out", "a")), released((0.1, "republished", "a"))])
+    assert found == Coverage(uncovered=0.25, republished=0.1)
+    assert found.text == "about 25 % of the rows had no ε in some run (hold-outs), and the records of about 10 % were published as they are"
+
+
+def test_only_a_release_of_rows_can_leave_rows_out() -> None:
+    told = to_dict(Composed(events=(COUNTS,), unit="row"))
+    untold = to_dict(Composed(events=(COUNTS, Composed(events=(ROWS,))), unit="row"))
+    assert coverage_of([told, {}]) == Coverage()
+    assert coverage_of([untold, to_dict(ROWS)]) == Coverage(n_unknown=2)
+    assert coverage_of([untold]).text == "1 run does not say whom they leave out"
+
+
+def test_an_event_keeps_whom_it_leaves_out() -> None:
+    event = Composed(events=(ROWS,), unit="row", uncovered=(Uncovered(fraction=0.25, fate="held out", sample="a"),))
+    assert from_dict(to_dict(event)) == event
+    everybody = Composed(events=(ROWS,), unit="row", uncovered=())
+    assert from_dict(to_dict(everybody)) == everybody
+    assert "uncovered" not in to_dict(Composed(events=(ROWS,)))
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan"), "0.5", True, None])
+def test_a_fraction_out_of_range_is_refused(fraction: Any) -> None:
+    with pytest.raises(SpecError):
+        Uncovered(fraction=fraction, fate="held out")
+
+
+@pytest.mark.parametrize("listed", ["all", [0.25], [{"fraction": 0.25}], [{"fraction": 0.25, "fate": "lost", "sample": ""}], {"fraction": 0.25}, 3])
+def test_what_is_not_understood_is_refused(listed: Any) -> None:
+    with pytest.raises(SpecError):
+        from_dict({**to_dict(Composed(events=(ROWS,), unit="row")), "uncovered": listed})
+    with pytest.raises(SpecError):
+        Composed(events=(ROWS,), uncovered=(listed,))
