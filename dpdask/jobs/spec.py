@@ -98,9 +98,7 @@ class Job:
         if takes_in(self.input_url, self.output_url):
             raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
         self._check_unit()
-        if file.ledger is not None and file.insecure_seed is not None:
-            what = "noise from a seed protects nobody, so no ε of a dataset can be spent on it"
-            raise SpecError(what, "insecure_seed", "remove the seed, or the key 'ledger'")
+        check_seed(file)
         self.ledger = file.ledger and file.ledger.model_copy(update={"url": _beside(file.ledger.url, base)})
         self.kind = kind_of(file.mechanism, self._terms(base))
 
@@ -153,6 +151,19 @@ def check_promise(file: JobFile, where: str) -> None:
         if getattr(file, key) is not None:
             what = f"this mechanism, of the kind {file.mechanism.kind}, has no ε, so there is none to promise or to charge"
             raise SpecError(what, f"{where}, {key}", f"remove the key {key!r}")
+
+
+def check_seed(file: JobFile) -> None:
+    """Check that no ledger is charged for noise that a seed makes: it can be drawn again by everybody.
+
+    Raises
+    ------
+    SpecError
+        If one is.
+    """
+    if file.ledger is not None and file.insecure_seed is not None:
+        what = "noise from a seed protects nobody, so no ε of a dataset can be spent on it"
+        raise SpecError(what, "insecure_seed", "remove the seed, or the key 'ledger'")
 
 
 def _beside(url: str, base: Path) -> str:

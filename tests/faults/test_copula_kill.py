@@ -12,7 +12,7 @@ from typing import Any
 import dask
 import pytest
 from distributed import Client, LocalCluster
-from e2e.helpers import MIXED_SCHEMA, digests, hidden, lake, load, processes, run_here, write_job
+from e2e.helpers import MIXED_SCHEMA, SEED, digests, hidden, lake, load, processes, run_here, write_job
 from faults.drivers import Drivers
 from faults.test_chaos import kill_one
 
@@ -50,6 +50,9 @@ def cases(points: list[str]) -> list[Any]:
 
 def _is_due(kind: str, point: str) -> bool:
     return OF_ONE[point] == kind if point in OF_ONE else kind == "copula" or point in EITHER
+
+
+pytestmark = pytest.mark.usefixtures("seeded_ledgers")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +98,7 @@ def alone(out: Path) -> bool:
 
 @pytest.mark.parametrize(("kind", "point"), cases(BEFORE_COMMIT))
 def test_killed_before_the_commit(kind: str, point: str, drivers: Drivers, source: Path, quiet: Any, url: str, tmp_path: Path, out: Path) -> None:
-    job = written(tmp_path, source, kind, ledger={"url": url, "dataset": "people"})
+    job = written(tmp_path, source, kind, ledger={"url": url, "dataset": "people"}, insecure_seed=SEED)
     assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL
     assert not out.exists()
     stages = {"locked": "absent"} | dict.fromkeys([*BEFORE_CHARGE[1:], *UNSEEN], "opened") | dict.fromkeys(FITTED, "fitted")
@@ -110,7 +113,7 @@ def test_killed_before_the_commit(kind: str, point: str, drivers: Drivers, sourc
 
 @pytest.mark.parametrize(("kind", "point"), cases(AFTER_COMMIT))
 def test_killed_after_the_commit(kind: str, point: str, drivers: Drivers, source: Path, quiet: Any, url: str, tmp_path: Path, out: Path) -> None:
-    job = written(tmp_path, source, kind, ledger={"url": url, "dataset": "people"})
+    job = written(tmp_path, source, kind, ledger={"url": url, "dataset": "people"}, insecure_seed=SEED)
     assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL
     assert digests(out) == quiet[kind]
     assert run_here(job).status == "already released"
@@ -121,7 +124,7 @@ def test_killed_after_the_commit(kind: str, point: str, drivers: Drivers, source
 
 @pytest.mark.parametrize("kind", MECHANISMS)
 def test_killed_again_and_again(kind: str, drivers: Drivers, source: Path, quiet: Any, url: str, tmp_path: Path, out: Path) -> None:
-    job = written(tmp_path, source, kind, ledger={"url": url, "dataset": "people"})
+    job = written(tmp_path, source, kind, ledger={"url": url, "dataset": "people"}, insecure_seed=SEED)
     for point in ("counted", "intended", "measured", "fitted", "shard-half-written", "staged", "before-move"):
         assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL, point
         assert not out.exists(), point
@@ -169,13 +172,13 @@ def test_a_failure_that_may_pass_keeps_noise_and_charge(source: Path, quiet: Any
     def crash(*_: Any, **__: Any) -> Any:
         raise TemporaryError("a worker died")
 
-    job = written(tmp_path, source, "copula", ledger={"url": url, "dataset": "people"})
-    monkeypatch.setattr(synthesise, "write_all_records", crash)
-    with pytest.raises(TemporaryError):
-        run_here(job)
+    job = written(tmp_path, source, "copula", ledger={"url": url, "dataset": "people"}, insecure_seed=SEED)
+    with monkeypatch.context() as patched:
+        patched.setattr(synthesise, "write_all_records", crash)
+        with pytest.raises(TemporaryError):
+            run_here(job)
     assert kinds(url) == ["intend"]
     assert (hidden(out) / "release.npz").exists()
-    monkeypatch.undo()
     run_here(job)
     assert digests(out) == quiet["copula"]
     assert kinds(url) == ["intend", "commit"]

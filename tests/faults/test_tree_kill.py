@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.helpers import digests, hidden, run_here
+from e2e.helpers import SEED, digests, hidden, run_here
 from e2e.test_tree_jobs import DELTA, SCHEMA, TREE, card_of, job, people, written
 from faults.drivers import Drivers
 
@@ -15,6 +15,8 @@ from dpdask.engine.work import NOISY_NAME
 from dpdask.jobs import charging
 from dpdask.jobs.kinds import tree as tree_kind
 from dpdask.jobs.run import status
+
+pytestmark = pytest.mark.usefixtures("seeded_ledgers")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ POINTS += [("unit", point) for point in ("bounded", "counted", "noise-kept", "re
 def test_a_killed_run_goes_on_to_the_same_bytes_for_one_charge(
     kind: str, point: str, small: Path, quiet: Any, drivers: Drivers, url: str, tmp_path: Path
 ) -> None:
-    made = job(tmp_path, small, output__rows_per_shard=300, ledger={"url": url, "dataset": "people"}, **KILLED[kind])
+    made = job(tmp_path, small, output__rows_per_shard=300, ledger={"url": url, "dataset": "people"}, insecure_seed=SEED, **KILLED[kind])
     assert drivers.run("run", made, point=point)[0] == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
     assert kinds(url) == ([] if point in (*BEFORE_CHARGE, "bounded") else ["intend"])
@@ -80,7 +82,7 @@ def status_after(point: str) -> str:
 
 @pytest.mark.parametrize("kind", KILLED)
 def test_killed_again_and_again(kind: str, small: Path, quiet: Any, drivers: Drivers, url: str, tmp_path: Path) -> None:
-    made = job(tmp_path, small, output__rows_per_shard=300, ledger={"url": url, "dataset": "people"}, **KILLED[kind])
+    made = job(tmp_path, small, output__rows_per_shard=300, ledger={"url": url, "dataset": "people"}, insecure_seed=SEED, **KILLED[kind])
     for point in ("counted", "intended", "noise-kept", "tree-fitted", "fitted", "shard-half-written", "before-move"):
         assert drivers.run("run", made, point=point)[0] == -signal.SIGKILL, point
         assert not (tmp_path / "out").exists(), point
