@@ -58,6 +58,12 @@ def task_prefix(stage: str) -> str:
     return f"dpdask-{stage}-{uuid.uuid4().hex[:12]}"
 
 
+def active_client() -> Client | None:
+    """Return the client of the cluster that computes, or None where this process does."""
+    client = getattr(get_scheduler(), "__self__", None)
+    return client if isinstance(client, Client) else None
+
+
 def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None) -> list[Any]:
     """Return the results of delayed tasks, computed by the active scheduler.
 
@@ -79,8 +85,8 @@ def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None
     """
     if not tasks:
         return []
-    client = getattr(get_scheduler(), "__self__", None)
-    if isinstance(client, Client):
+    client = active_client()
+    if client is not None:
         return _on_cluster(client, stage, tasks, progress)
     done = 0
     names = {task.key for task in tasks}
