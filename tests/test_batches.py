@@ -181,15 +181,12 @@ def test_a_batch_is_one_frame_with_its_rows(kind: str) -> None:
 
 def test_a_stream_belongs_to_a_column_s_name() -> None:
     columns = {name: {"role": "privatise", "kind": "discrete", "levels": LEVELS} for name in ("a", "b")}
-    known = dpdask.Known(columns={name: {"probabilities": [0.2] * 5} for name in columns})
+    made = dpdask.IntervalMechanism(dpdask.Schema.from_dict({"columns": columns}), columns=dict.fromkeys(columns, DESIGN))
     table = pd.DataFrame({"a": rows(100)["rating"], "b": rows(100, seed=1)["rating"]})
-    release = dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=known).fit(table)
-    release.transform(table)
+    made.privatise(table)
     table.columns = ["b", "a"]
-    with pytest.raises(dpdask.DpdaskError):
-        release.transform(table)
-    with pytest.raises(dpdask.DpdaskError):
-        release.transform(table[["a", "b"]], batch=None)
+    with pytest.raises(dpdask.DataError, match="not those that were first seen"):
+        made.privatise(table)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -215,6 +212,16 @@ def test_a_batch_has_a_name(kind: str, batch: Any) -> None:
     with pytest.raises(dpdask.SpecError, match="a text of 1 to 100 printable characters"):
         transform(rows(10), batch=batch)
     assert release.card["batches"]["names"] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_name_meets_another_s_streams(kind: str) -> None:
+    release, transform = any_frame(kind)
+    table = rows(500)
+    names = [None, "frame", "public table", "batch frame", "frame:0", "0"]
+    found = [tuple(values(transform(table, batch=name))) for name in names]
+    assert len(set(found)) == len(names)
+    assert release.card["batches"]["names"] == names
 
 
 @pytest.mark.parametrize("reference", [dpdask.Public(), dpdask.Chain()], ids=["public", "chain"])

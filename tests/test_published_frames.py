@@ -17,7 +17,7 @@ from distributed import Client
 from e2e.helpers import lake, load, processes, write_job
 
 import dpdask
-from dpdask.engine.forget import CACHES, forget_everywhere
+from dpdask.engine.forget import CACHES
 from dpdask.jobs.run import run_job
 
 RATING = {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]}
@@ -302,13 +302,19 @@ def test_closed_frames_leave_the_workers_memory(client: Client) -> None:
     assert all(not any(found.values()) for found in [held(), *client.run(held).values()])
 
 
-def test_a_cluster_that_has_gone_away_is_let_go() -> None:
+def test_a_cluster_that_has_gone_away_is_let_go(tmp_path: Path) -> None:
     cluster = processes(1)
     with Client(cluster) as gone:
         gone.wait_for_workers(1)
-        frame = dd.from_pandas(rows(), npartitions=2)
-        release = dip(dpdask.Histogram()).fit(frame)
-        cluster.close()
-        forget_everywhere()
+        release = dip(dpdask.Histogram()).fit(dd.from_pandas(rows(), npartitions=2))
+
+        def leave(stage: str, done: int, total: int) -> None:
+            if stage == "write" and done == total:
+                cluster.close()
+
+        job = write_job(tmp_path, lake(tmp_path / "in", [900]), tmp_path / "out")
+        assert run_job(load(job), leave).status == "released"
         release.close()
-        assert not any(held().values())
+    assert (tmp_path / "out" / "_SUCCESS").exists()
+    assert not (tmp_path / ".out.dpdask").exists()
+    assert not any(held().values())

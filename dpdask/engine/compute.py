@@ -7,6 +7,7 @@ import queue
 import traceback
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 import dask
@@ -121,7 +122,8 @@ def _on_cluster(client: Client, stage: str, tasks: Sequence[Any], progress: Prog
     except (KilledWorker, CancelledError, CommClosedError, TimeoutError) as error:
         raise TemporaryError(f"the cluster lost its workers ({type(error).__name__})", stage, "run again to resume") from None
     finally:
-        client.cancel(futures)
+        with suppress(Exception):  # a cluster that has gone away has nothing left to cancel
+            client.cancel(futures)
 
 
 def _patiently(client: Client, step: Callable[[], Any]) -> Any:
