@@ -9,6 +9,9 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, get_args
 
 from dpdask.documents import validate
+from dpdask.engine.batches import FITTED, PUBLIC, Batches
+from dpdask.engine.forget import forget_everywhere
+from dpdask.engine.frame_order import order_warning
 from dpdask.engine.frames import Frame, bound_frame, frame_work, identity, randomise_frame, secret_folder, survey_frame
 from dpdask.engine.release import fit_release, load_release, write_release
 from dpdask.engine.synthetic_frames import tabulate_frame
@@ -24,6 +27,7 @@ from dpdask.mechanisms.tree_spending import TreeSpending, spend_tree
 from dpdask.mechanisms.tree_tables import measure_tree
 from dpdask.privacy import Budget, UnitColumn
 from dpdask.references import Chain, Known, Reference, Tree, held_out, is_public_table
+from dpdask.reports.batches import with_batches
 from dpdask.reports.card import release_card
 from dpdask.schema import Schema
 from dpdask.streams import RunKey, stream
@@ -71,9 +75,12 @@ class DIP:
     the order of rows. Sensitivity: none for the rows, each is randomised on its own; 2 for a `Histogram`'s counts (2 ·
     max_rows with a unit), and for each of a `Tree`'s tables. Event: one local release of every row, and one discrete Laplace
     measurement of every private column where the reference is a `Histogram`, or a discrete Laplace or Gaussian one of each
-    of a `Tree`'s tables; that noise is drawn by `fit`. Row noise is a function of the run key, the
-    column and the partition, so recomputing a lazy frame repeats the same noise. ε is spent again by every new `fit` on
-    the same rows.
+    of a `Tree`'s tables; that noise is drawn by `fit`. Row noise is a function of the release, the batch, the column and
+    the partition, never of what a frame holds, so recomputing a lazy frame repeats the same noise. A release covers one
+    frame, the same Python object every time. With `Holdout`, `Histogram`, `Tree`, `Chain(fraction=…)` or a unit it is the
+    frame given to `fit`; with `Known` or a public table any frame, and more as named batches, each with noise of its own:
+    a row that stands in k batches is protected by k·ε. ε is spent again by every new `fit` on the same rows. Rows
+    keep the frame's order: where it is sorted by a private value, a row's place tells that value, so shuffle it first.
 
     References
     ----------
@@ -127,9 +134,9 @@ class DIP:
         Parameters
         ----------
         frame
-            A Dask or pandas frame. With a hold-out, the table to release; with `Public`, or a `Chain` without a fraction, the
-            public table; with `Known`, any frame of the table's columns (nothing of it is computed, unless a unit is
-            bounded: then the table itself); with `Histogram` or `Tree`, the table whose rows are counted.
+            A Dask or pandas frame. With `Public`, or a `Chain` without a fraction, the public table; with `Known`, any frame
+            of the table's columns (nothing of it is computed, unless a unit is bounded: then the table itself); otherwise
+            the table to release, and only this very object can be transformed: persist, filter or sort it before.
         secrets
             A private folder, as a path or URL, that every worker can read; by default a new temporary one of this
             machine (mode 0700), removed when Python ends.
@@ -144,7 +151,8 @@ class DIP:
         Warns
         -----
         UserWarning
-            If δ is not below 1 / the number of rows; what to think of before a `Chain` is released.
+            If δ is not below 1 / the number of rows; what to think of before a `Chain` is released; if a pandas frame that
+            is to be released is sorted by a private column.
         """
         for warning in self.reference.warnings() if isinstance(self.reference, Chain) else ():
             warnings.warn(warning, stacklevel=2)
@@ -155,18 +163,20 @@ class DIP:
         if isinstance(self.reference, Tree):
             check_tree(work.cells, self.channel, self.cost)
             check_size(domain_of(work.cells), ALL_PAIRS, "bins")
+        batches = Batches(folder, several=(isinstance(self.reference, Known) and work.unit is None) or is_public_table(self.reference))
+        if not batches.several:
+            batches.take(frame)
         work = bound_frame(frame, work)
         fitted = self._fit_tree(frame, work) if isinstance(self.reference, Tree) else self._fit_statistics(frame, work)
-        return Release(
-            dip=self,
-            work=work,
-            sha256=write_release(fitted, folder),
-            fitted_on=None if self.fraction is None and work.unit is None else identity(frame),
-            public=identity(frame) if is_public_table(self.reference) else None,
-        )
+        sorted_by = None if batches.several else order_warning(frame, work)
+        if sorted_by is not None:
+            warnings.warn(sorted_by, stacklevel=2)
+        public = identity(frame) if is_public_table(self.reference) else None
+        return Release(dip=self, work=work, sha256=write_release(fitted, folder), batches=batches, public=public)
 
     def _fit_statistics(self, frame: Frame, work: TableWork) -> FittedRelease:
-        statistics = {} if isinstance(self.reference, Known) else survey_frame(frame, work)
+        batch = PUBLIC if is_public_table(self.reference) else FITTED
+        statistics = {} if isinstance(self.reference, Known) else survey_frame(frame, work, batch)
         spending, insecure = self.spending, self.insecure_seed is not None
         assert isinstance(spending, Spending)
         return fit_release(self.reference, work, statistics, spending, self.budget.adjacency, self.channel, self.cost, insecure=insecure)
@@ -212,8 +222,8 @@ class Release:
         The columns' types and codecs, and the place of the run key.
     sha256
         Of the fitted release.
-    fitted_on
-        The identity of the frame whose hold-out and units were chosen, or None without either.
+    batches
+        Which frames it covers.
     public
         The identity of the public frame, or None without one.
     """
@@ -221,10 +231,10 @@ class Release:
     dip: DIP
     work: TableWork
     sha256: str
-    fitted_on: str | None
+    batches: Batches
     public: str | None
 
-    def transform(self, frame: Frame) -> Frame:
+    def transform(self, frame: Frame, batch: str | None = None) -> Frame:
         """Return the released rows of a frame: lazily for Dask, at once for pandas.
 
         Rows keep their order and index; held-out rows and dropped columns are gone; kept columns are untouched.
@@ -232,35 +242,46 @@ class Release:
         Parameters
         ----------
         frame
-            With a hold-out, the frame that the release was fitted on; otherwise any frame of the same columns.
+            With `Known` or a public table, any frame of the same columns; otherwise the frame that the release was fitted
+            on, the same Python object.
+        batch
+            With `Known` or a public table, a name for this frame. One frame needs none; each further one has a name of its
+            own, for instance `2026-11`. It stands on the card.
 
         Raises
         ------
         SpecError
-            If the hold-out or the units were chosen in another frame, whose rows would be released unasked; if the frame is
-            the public one, whose rows would be their own reference.
+            If the release, or the batch, covers another frame; if the batch is no name; if the frame is the public one,
+            whose rows would be their own reference.
         DataError
-            If the columns are not those of the schema, or (when computed) a value violates it.
+            If the columns are not those of the schema, or (when computed) a value violates it, or the index is neither row
+            numbers (a `RangeIndex`) nor a column that the schema keeps.
+
+        Warns
+        -----
+        UserWarning
+            If a pandas frame that is no fitted one is sorted by a private column.
 
         Privacy
         -------
-        Transforming the same frame again repeats the same noise and costs nothing more: a partition whose rows are not
-        those that were first seen is refused, so that no noise meets two values. The same rows in a frame built
-        otherwise are another release, and cost ε again. Two frames of equal content give equal outputs, so equal
-        outputs of one release tell that its inputs were equal.
+        Transforming a batch's frame again repeats the same noise and costs nothing more: a partition whose rows are not
+        those that were first seen is refused, so that no noise meets two values. Each batch has noise of its own, whatever
+        its rows: a row that stands in k batches is protected by k·ε.
         """
-        if self.fitted_on is not None and identity(frame) != self.fitted_on:
-            raise SpecError("a release with a hold-out or units covers only the frame it was fitted on", "transform", "transform it, or fit anew")
         if self.public is not None and identity(frame) == self.public:
             raise SpecError("this frame was given as the public table, so its rows would be their own reference", "transform", "fit on another table")
         found = frame_work(frame, self.dip.schema, self.dip.reference, self.work.secrets)
         if not found.released.equals(self.work.released):
             raise DataError("the columns or their types differ from those of the fitted frame", "transform", "give both frames the same types")
-        return randomise_frame(frame, self.work, self.sha256)
+        released = randomise_frame(frame, self.work, self.sha256, self.batches.take(frame, batch))
+        warning = order_warning(frame, self.work) if self.batches.several else None
+        if warning is not None:
+            warnings.warn(warning, stacklevel=2)
+        return released
 
     @property
     def card(self) -> dict[str, Any]:
-        """The release card: what was promised, to whom, and how; safe to publish."""
+        """The release card: what was promised, to whom, and how, and the batches so far; safe to publish."""
         dip, release = self.dip, load_release(self.work.secrets, self.sha256)
         card: dict[str, Any] = json.loads(
             release_card(
@@ -275,9 +296,10 @@ class Release:
                 insecure=dip.insecure_seed is not None,
             )
         )
-        return card
+        return with_batches(card, self.batches.names, epsilon=True) if self.batches.several else card
 
     def close(self) -> None:
-        """Destroy the run key, the reference and the units' bounds: frames that are not yet computed can no longer be."""
+        """Destroy the run key, the reference and the units' bounds, also in workers' memory: what is not computed yet can no longer be."""
         self.work.secrets.remove(KEY_NAME)
         self.work.secrets.remove()
+        forget_everywhere()

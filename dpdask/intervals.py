@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from dpdask.codec import codec_for
 from dpdask.documents import validate
+from dpdask.engine.batches import Batches
+from dpdask.engine.forget import forget_everywhere
+from dpdask.engine.frame_order import order_warning
 from dpdask.engine.frames import Frame, frame_work, randomise_frame, secret_folder
 from dpdask.engine.rows import COVERED_ROWS, RANGE_ROWS, write_designs
 from dpdask.engine.work import KEY_NAME
@@ -18,6 +22,7 @@ from dpdask.mechanisms.interval_design import Design, IntervalColumns
 from dpdask.mechanisms.interval_differential import perturbed_columns, spending_of
 from dpdask.mechanisms.interval_release import IntervalRelease, check_designs
 from dpdask.privacy import Budget
+from dpdask.reports.batches import with_batches
 from dpdask.reports.interval_card import interval_card
 from dpdask.schema import Schema, arrow_type
 from dpdask.streams import RunKey
@@ -51,11 +56,13 @@ class IntervalMechanism:
     -------
     Unit: a value. There is no ε. Protected: where inside its released range a value lies. Not protected: that it lies in
     it, and what the design says besides (the card lists it). A column whose design is `interval-differential` is perturbed
-    first: its values have the ε of its `perturb` under replace-one, one row's ε is the sum over these columns, and each
-    further frame of the same rows spends it again (event: one local release of every row). A range's coverage is a function
-    of the range and of what is public. Each mechanism has one key: the same frame gives the same
-    ranges, however often it is privatised or computed. The same rows in a frame built otherwise, or by another
-    mechanism, get other ranges, and the two narrow each other.
+    first: its values have the ε of its `perturb` under replace-one, and one row's ε is the sum over these columns
+    (event: one local release of every row). A range's coverage is a function
+    of the range and of what is public. Anchors and perturbations are a function of the mechanism, the batch, the column
+    and the partition, never of what a frame holds. A mechanism takes one frame, the same Python object every time, however
+    often it is privatised or computed, and more as named batches, each with ranges of its own. The ranges of a row that
+    stands in several batches, or comes to several mechanisms, narrow each other, and k batches spend the ε of perturbed columns k times.
+    Rows keep the frame's order: where it is sorted by a private value, a row's place tells that value, so shuffle it first.
 
     References
     ----------
@@ -79,6 +86,7 @@ class IntervalMechanism:
     insecure_seed: int | None = None
     _designs: dict[str, Design] = field(init=False, repr=False)
     _folder: Folder = field(init=False, repr=False)
+    _batches: Batches = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.schema.privatised:
@@ -90,6 +98,7 @@ class IntervalMechanism:
         object.__setattr__(self, "_folder", secret_folder(self.secrets))
         key = RunKey.fresh() if self.insecure_seed is None else RunKey.insecure(self.insecure_seed)
         self._folder.write(KEY_NAME, key.reveal(), private=True)
+        object.__setattr__(self, "_batches", Batches(self._folder, several=True))
 
     def _check_budget(self) -> None:
         """Raise a SpecError if the perturbed columns spend more together than a budget can promise."""
@@ -102,26 +111,45 @@ class IntervalMechanism:
             return None
         return validate(Budget, {"epsilon": spending_of(self._designs).row_total}, "IntervalMechanism")
 
-    def privatise(self, frame: Frame) -> Frame:
+    def privatise(self, frame: Frame, batch: str | None = None) -> Frame:
         """Return a frame's rows with two columns of ends for each private one: lazily for Dask, at once for pandas.
 
         Rows keep their order and index; dropped columns are gone; kept columns are untouched. The ends are float64; of dates
         and times they count days, or the column's own unit (microseconds if that is finer), since 1970.
 
+        Parameters
+        ----------
+        frame
+            A Dask or pandas frame.
+        batch
+            A name for it. One frame needs none; each further one has a name of its own, for instance `2026-11`. It stands
+            on the card.
+
         Raises
         ------
         SpecError
-            If a design cannot be had.
+            If a design cannot be had; if the batch is no name, or another frame's.
         DataError
-            If the columns are not those of the schema, or (when computed) a value violates it.
+            If the columns are not those of the schema, or (when computed) a value violates it, or the index is neither row
+            numbers (a `RangeIndex`) nor a column that the schema keeps.
+
+        Warns
+        -----
+        UserWarning
+            If a pandas frame is sorted by a private column.
         """
         work = frame_work(frame, self.schema, None, self._folder)
         release = IntervalRelease.of(self._designs, work.codecs, coverage=self.coverage)
-        return randomise_frame(frame, work, write_designs(release, self._folder), COVERED_ROWS if self.coverage else RANGE_ROWS)
+        name, kind = self._batches.take(frame, batch), COVERED_ROWS if self.coverage else RANGE_ROWS
+        released = randomise_frame(frame, work, write_designs(release, self._folder), name, kind)
+        warning = order_warning(frame, work)
+        if warning is not None:
+            warnings.warn(warning, stacklevel=2)
+        return released
 
     @property
     def card(self) -> dict[str, Any]:
-        """The release card: what ranges reveal.
+        """The release card: what ranges reveal, and the batches so far.
 
         A column whose type the schema does not declare is taken for one of floats, and the card has no mean coverage of it:
         whole numbers are cut by whole anchors, which may leave less open.
@@ -137,12 +165,14 @@ class IntervalMechanism:
         )
         for name in types.keys() - declared.keys():
             _without_mean(card["columns"][name])
-        return card
+        perturbed = perturbed_columns(self._designs)
+        return with_batches(card, self._batches.names, epsilon=bool(perturbed), ranges=len(perturbed) < len(self._designs))
 
     def close(self) -> None:
-        """Destroy the key: frames that are not yet computed can no longer be."""
+        """Destroy the key, also what was made with it in workers' memory: frames that are not yet computed can no longer be."""
         self._folder.remove(KEY_NAME)
         self._folder.remove()
+        forget_everywhere()
 
 
 def _without_mean(column: dict[str, Any]) -> None:

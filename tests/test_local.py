@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -254,11 +254,14 @@ def test_an_answer_is_drawn_with_the_law_of_its_own_row(texts, channel, monkeypa
     assert p_value(4) < ALPHA
 
 
+BATCHES = count()
+
+
 def library_answers(release: dpdask.Release, name: str, value: float | None, n: int) -> np.ndarray:
     table = public_table().iloc[:1].loc[[0] * n].reset_index(drop=True)
     table["user"] = np.arange(n)
     table[name] = pd.array([value] * n, dtype=table[name].dtype)
-    return release.transform(table)[name].astype("Float64").to_numpy(dtype=np.float64, na_value=-1e6)
+    return release.transform(table, batch=f"{next(BATCHES)}")[name].astype("Float64").to_numpy(dtype=np.float64, na_value=-1e6)
 
 
 @pytest.mark.parametrize("channel", ["laplace", "optimal"])

@@ -66,7 +66,7 @@ def optimal(probabilities: Floats, epsilon: float, cost: Floats, *, ordered: boo
             "declare the column continuous, which bins it, or take the channel laplace-calibrated",
         )
     inner_cost = np.ascontiguousarray(cost[np.ix_(laws.rows, laws.columns)])
-    weights = _solved(laws.source.tobytes(), laws.target.tobytes(), float(epsilon), inner_cost.tobytes()).copy()
+    weights = solved_weights(laws.source.tobytes(), laws.target.tobytes(), float(epsilon), inner_cost.tobytes()).copy()
     best = spread_over_unseen(weights, laws, epsilon, ordered=ordered)
     fallback = calibrated(probabilities, epsilon, ordered=ordered, target=target)
     return best if _expected(best, probabilities, cost) <= _expected(fallback, probabilities, cost) else fallback
@@ -88,7 +88,7 @@ def _check(probabilities: Floats, target: Floats | None, epsilon: float, cost: F
 
 
 @lru_cache(maxsize=64)
-def _solved(source_bytes: bytes, target_bytes: bytes, epsilon: float, cost_bytes: bytes) -> NDArray[np.uint64]:
+def solved_weights(source_bytes: bytes, target_bytes: bytes, epsilon: float, cost_bytes: bytes) -> NDArray[np.uint64]:
     """Return the repaired whole-number weights of one program; cached by its very content."""
     source, target = np.frombuffer(source_bytes), np.frombuffer(target_bytes)
     cost = np.frombuffer(cost_bytes).reshape(len(source), len(target))

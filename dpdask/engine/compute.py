@@ -7,6 +7,7 @@ import queue
 import traceback
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 import dask
@@ -58,6 +59,12 @@ def task_prefix(stage: str) -> str:
     return f"dpdask-{stage}-{uuid.uuid4().hex[:12]}"
 
 
+def active_client() -> Client | None:
+    """Return the client of the cluster that computes, or None where this process does."""
+    client = getattr(get_scheduler(), "__self__", None)
+    return client if isinstance(client, Client) else None
+
+
 def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None) -> list[Any]:
     """Return the results of delayed tasks, computed by the active scheduler.
 
@@ -79,8 +86,8 @@ def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None
     """
     if not tasks:
         return []
-    client = getattr(get_scheduler(), "__self__", None)
-    if isinstance(client, Client):
+    client = active_client()
+    if client is not None:
         return _on_cluster(client, stage, tasks, progress)
     done = 0
     names = {task.key for task in tasks}
@@ -115,7 +122,8 @@ def _on_cluster(client: Client, stage: str, tasks: Sequence[Any], progress: Prog
     except (KilledWorker, CancelledError, CommClosedError, TimeoutError) as error:
         raise TemporaryError(f"the cluster lost its workers ({type(error).__name__})", stage, "run again to resume") from None
     finally:
-        client.cancel(futures)
+        with suppress(Exception):  # a cluster that has gone away has nothing left to cancel
+            client.cancel(futures)
 
 
 def _patiently(client: Client, step: Callable[[], Any]) -> Any:

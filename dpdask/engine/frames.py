@@ -1,4 +1,4 @@
-"""Dask and pandas frames as tables: surveyed at once, randomised lazily, each partition under an identity of its own."""
+"""Dask and pandas frames as tables: surveyed at once, randomised lazily, each partition under its batch and number."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import pyarrow as pa
 from dask import delayed
 from dask.base import tokenize
 
-from dpdask.codec import LevelCodec, ValueCodec
+from dpdask.engine.batches import FITTED
 from dpdask.engine.choose import Chooser
 from dpdask.engine.compute import guarded, run_tasks, task_prefix
+from dpdask.engine.published import check_index, declared_schema, plain_kept, published_meta
 from dpdask.engine.reduce import tree_reduce
 from dpdask.engine.release import with_bounds
 from dpdask.engine.rows import DIP_ROWS, Rows
@@ -52,34 +53,22 @@ def forget_secrets(folder: Folder) -> None:
 
 
 def identity(frame: Frame) -> str:
-    """Return what names a frame: its content for pandas, its expression for Dask."""
+    """Return what tells one frame from another: its content for pandas, its expression for Dask. It names no stream."""
     return str(tokenize(frame)) if isinstance(frame, pd.DataFrame) else str(frame._name)
 
 
-def parts_of(frame: Frame) -> list[tuple[str, Any]]:
-    """Return each partition with its fragment id, fixed now: a partition's number may change when Dask optimises."""
-    parts = [frame] if isinstance(frame, pd.DataFrame) else frame.to_delayed(optimize_graph=False)
-    name = identity(frame)
-    return [(blake2b(f"{name}:{number}".encode(), digest_size=16).hexdigest(), part) for number, part in enumerate(parts)]
+def parts_of(frame: Frame, batch: str) -> list[tuple[str, Any]]:
+    """Return each partition with its fragment id, fixed now: a partition's number may change when Dask optimises.
 
-
-def declared_schema(frame: Frame, schema: Schema) -> Schema:
-    """Return the schema without the frame's index, after checking that exactly the frame's columns are declared.
-
-    Raises
-    ------
-    DataError
-        If a column is not declared, or the index has no name and no meaning, or is not kept.
+    Parameters
+    ----------
+    frame
+        A Dask or pandas frame.
+    batch
+        The name that it was taken under (`batches.Batches.take`), or `batches.PUBLIC`.
     """
-    meta = meta_of(frame)
-    index: list[Any] = list(meta.index.names)
-    if len(index) > 1 or (index[0] is None and not pd.api.types.is_integer_dtype(meta.index.dtype)):
-        raise DataError("its index has no name to be declared by", "frame", "name it and declare it, or reset_index(drop=True)")
-    named = [] if index[0] is None or index[0] in meta.columns else [index[0]]
-    schema.check_names([*named, *meta.columns])
-    if index[0] is not None and schema.columns[index[0]].role != "keep":
-        raise DataError("the index is published with the rows, and its role is not keep", f"index {index[0]!r}", "reset_index(drop=True)")
-    return Schema(columns={name: column for name, column in schema.columns.items() if name not in named}) if named else schema
+    parts = [frame] if isinstance(frame, pd.DataFrame) else frame.to_delayed(optimize_graph=False)
+    return [(blake2b(f"{batch}:{number}".encode(), digest_size=16).hexdigest(), part) for number, part in enumerate(parts)]
 
 
 def frame_types(frame: Frame) -> pa.Schema:
@@ -95,7 +84,7 @@ def meta_of(frame: Frame) -> pd.DataFrame:
 
 def frame_work(frame: Frame, schema: Schema, reference: Reference | None, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
     """Return the work on a frame whose columns were checked against the schema; nothing is computed."""
-    return table_work(frame_types(frame), declared_schema(frame, schema), reference, secrets, unit)
+    return table_work(frame_types(frame), declared_schema(meta_of(frame), schema, lazy=not isinstance(frame, pd.DataFrame)), reference, secrets, unit)
 
 
 def _arrow_type(column: pd.Series) -> pa.DataType:
@@ -103,8 +92,15 @@ def _arrow_type(column: pd.Series) -> pa.DataType:
     return pa.string() if column.dtype == object else pa.Schema.from_pandas(column.to_frame(), preserve_index=False).field(0).type
 
 
-def survey_frame(frame: Frame, work: TableWork) -> Mapping[str, Statistic]:
+def survey_frame(frame: Frame, work: TableWork, batch: str) -> Mapping[str, Statistic]:
     """Compute the statistics of a frame's reference rows: the barrier.
+
+    Parameters
+    ----------
+    frame, batch
+        As for `parts_of`.
+    work
+        The work on it.
 
     Raises
     ------
@@ -112,16 +108,27 @@ def survey_frame(frame: Frame, work: TableWork) -> Mapping[str, Statistic]:
         If a value violates the schema.
     """
     prefix, call = task_prefix("survey"), delayed(_survey_part, pure=False)
-    leaves = [call(part, fragment_id, number, work, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in enumerate(parts_of(frame))]
+    parts = enumerate(parts_of(frame, batch))
+    leaves = [call(part, fragment_id, number, work, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in parts]
     [found] = run_tasks("survey", [tree_reduce(leaves, merge_surveys, task_prefix("merge"))])
     assert isinstance(found, Survey)
     return found.statistics
 
 
-def randomise_frame(frame: Frame, work: TableWork, release_sha256: str, kind: Rows = DIP_ROWS) -> Frame:
-    """Return a frame's released rows: lazily for Dask, at once for pandas; the same frame, the same noise."""
+def randomise_frame(frame: Frame, work: TableWork, release_sha256: str, batch: str, kind: Rows = DIP_ROWS) -> Frame:
+    """Return a frame's released rows: lazily for Dask, at once for pandas; the same batch, the same noise.
+
+    Parameters
+    ----------
+    frame, batch
+        As for `parts_of`.
+    work, release_sha256
+        The work on it, and the fitted release.
+    kind
+        How rows are changed.
+    """
     meta = _shown_meta(meta_of(frame), work, kind)
-    parts = parts_of(frame)
+    parts = parts_of(frame, batch)
     if isinstance(frame, pd.DataFrame):
         [(fragment_id, part)] = parts
         return _randomise_part(part, fragment_id, 0, work, release_sha256, kind, meta)
@@ -135,7 +142,7 @@ def randomise_frame(frame: Frame, work: TableWork, release_sha256: str, kind: Ro
 
 
 def bound_frame(frame: Frame, work: TableWork) -> TableWork:
-    """Return the work with the bounds of the frame's units: a barrier, when the unit is not the row.
+    """Return the work with the bounds of the fitted frame's units: a barrier, when the unit is not the row.
 
     Raises
     ------
@@ -145,7 +152,8 @@ def bound_frame(frame: Frame, work: TableWork) -> TableWork:
     if work.unit is None:
         return work
     prefix, call = task_prefix("units"), delayed(_units_of_part, pure=False)
-    leaves = [call(part, fragment_id, number, work, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in enumerate(parts_of(frame))]
+    parts = enumerate(parts_of(frame, FITTED))
+    leaves = [call(part, fragment_id, number, work, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in parts]
     return with_bounds(work, reduce_units(leaves))
 
 
@@ -167,20 +175,24 @@ def _units_of_part(part: pd.DataFrame, fragment_id: str, number: int, work: Tabl
 
 @guarded
 def _survey_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork) -> Survey:
+    check_index(part.index, part.index.names)  # before ε is spent on a frame that could not be released
     check_part(part, work.secrets, fragment_id)
     return survey_batches([batch_of(part, work.sealed, work.types)], Chooser(work, fragment_id, number), work)
 
 
 @guarded
 def _randomise_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork, sha256: str, kind: Rows, meta: pd.DataFrame) -> pd.DataFrame:
+    key = work.key()  # first: once it is gone, nothing is read or written any more
+    check_index(part.index, meta.index.names)
     check_part(part, work.secrets, fragment_id)
     release = kind.load(work.secrets, sha256)
     batch = batch_of(part, work.sealed, work.types)
     chosen, _ = Chooser(work, fragment_id, number).split(batch)
     rows = batch.select([*work.codecs, *work.group_columns]).filter(pa.array(chosen))
-    random = release.randomise(rows, work.codecs, release.streams(work.key(), fragment_id))
+    random = release.randomise(rows, work.codecs, release.streams(key, fragment_id))
     random = random.select([name for name in random.schema.names if name not in work.group_columns])
-    released = part.loc[chosen, [name for name in meta.columns if name not in random.schema.names]].copy()
+    kept = [name for name in meta.columns if name not in random.schema.names]
+    released = plain_kept(part.loc[chosen, kept].copy(), meta)
     released.attrs = {}
     for name in random.schema.names:
         released[name] = _series(random.column(name), meta[name].dtype, released.index)
@@ -197,21 +209,8 @@ def _series(array: pa.Array, dtype: Any, index: pd.Index) -> pd.Series:
 
 def _shown_meta(meta: pd.DataFrame, work: TableWork, kind: Rows) -> pd.DataFrame:
     """Return the empty released frame, with new columns where a kind of release makes some."""
-    shown, schema = _released_meta(meta, work), kind.released(work)
+    shown, schema = published_meta(meta, work), kind.released(work)
     for name in schema.names:
         if name not in work.released.names:
             shown[name] = pd.Series(dtype=schema.field(name).type.to_pandas_dtype(), index=shown.index)
     return shown[schema.names]
-
-
-def _released_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
-    """Return the empty released frame; a private categorical's categories become its public levels."""
-    released = meta[work.released.names].copy()
-    for name, codec in work.codecs.items():
-        if isinstance(codec, LevelCodec) and isinstance(released[name].dtype, pd.CategoricalDtype):
-            levels = codec.levels.drop_null().to_pandas()
-            released[name] = released[name].astype(pd.CategoricalDtype(levels, ordered=codec.ordered))
-        elif isinstance(codec, ValueCodec) and isinstance(released[name].dtype, pd.CategoricalDtype):
-            released[name] = released[name].astype(released[name].dtype.categories.dtype)  # the categories are private values
-    result: pd.DataFrame = released  # whether pandas is typed depends on what is installed
-    return result

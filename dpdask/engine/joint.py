@@ -8,6 +8,7 @@ import pandas as pd
 import pyarrow as pa
 from dask import delayed
 
+from dpdask.engine.batches import FITTED
 from dpdask.engine.choose import Chooser
 from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
 from dpdask.engine.frames import Frame, batch_of, parts_of
@@ -81,7 +82,7 @@ def joint_counts_of_frame(frame: Frame, work: TableWork) -> JointCounts:
         If a value violates the schema.
     """
     prefix, call = task_prefix("tabulate"), delayed(_count_part, pure=False)
-    shared, parts = delayed(work, pure=False, traverse=False, name=task_prefix("work")), enumerate(parts_of(frame))
+    shared, parts = delayed(work, pure=False, traverse=False, name=task_prefix("work")), enumerate(parts_of(frame, FITTED))
     return _merged([call(part, fragment_id, number, shared, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in parts])
 
 

@@ -51,7 +51,7 @@ class Seal:
 
 
 def check_part(part: pd.DataFrame, secrets: Folder, fragment_id: str) -> None:
-    """Seal a frame's partition, or compare it with its seal: the same rows, in the same order.
+    """Seal a frame's partition, or compare it with its seal: the same rows of the same columns, in the same order.
 
     Raises
     ------
@@ -60,12 +60,13 @@ def check_part(part: pd.DataFrame, secrets: Folder, fragment_id: str) -> None:
     """
     digest = sha256(str(len(part)).encode())
     for name in part.columns:
+        digest.update(f"{name!r} {part[name].dtype} ".encode())  # a stream belongs to a column's name
         try:
             digest.update(pd.util.hash_pandas_object(part[name], index=False).to_numpy().tobytes())
         except TypeError:
             continue  # a column of lists or the like has no hash; the others tell the rows apart
     if not _same(secrets, fragment_id, digest.digest()):
-        raise DataError("a partition's rows are not those that were first seen", "frame", "persist the frame before `fit`, or fit anew")
+        raise DataError("a partition's rows are not those that were first seen", "frame", "persist the frame before it is first given, or fit anew")
 
 
 def _same(secrets: Folder, fragment_id: str, digest: bytes) -> bool:

@@ -10,9 +10,11 @@ import pandas as pd
 import pyarrow as pa
 from dask import delayed
 
+from dpdask.engine.batches import FITTED
 from dpdask.engine.choose import Chooser
 from dpdask.engine.compute import guarded, task_prefix
 from dpdask.engine.frames import Frame, batch_of, frame_types, meta_of, parts_of
+from dpdask.engine.published import check_index
 from dpdask.engine.seal import check_part
 from dpdask.engine.synthesise import drawn_batches, load_copula, load_histogram, record_batches
 from dpdask.engine.tabulate import Counted, Tables, Tabulated, domain_of, merged, shared_work, tabulate_batches
@@ -77,13 +79,15 @@ def tabulate_frame(frame: Frame, work: TableWork, tables: Tables, *, released: b
         If a value violates the schema.
     """
     prefix, call = task_prefix("tabulate"), delayed(_tabulate_part, pure=False)
-    shared, parts = shared_work(work, tables, released=released), enumerate(parts_of(frame))
+    shared, parts = shared_work(work, tables, released=released), enumerate(parts_of(frame, FITTED))
     return merged([call(part, fragment_id, number, shared, dask_key_name=f"{prefix}-{number}") for number, (fragment_id, part) in parts]).counts
 
 
 @guarded
 def _tabulate_part(part: pd.DataFrame, fragment_id: str, number: int, counted: Counted) -> Tabulated:
     work, tables = counted.work, counted.tables
+    if counted.released:
+        check_index(part.index, part.index.names)
     if work.unit is not None or counted.released:
         check_part(part, work.secrets, fragment_id)
     counter = MarginalCounter(domain_of(work.cells), tables.cliques, two_way=tables.two_way)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from dpdask.engine.forget import forget_everywhere
 from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME
 from dpdask.errors import InputError, OutputError, TemporaryError
 from dpdask.io.manifest import META
@@ -155,9 +156,10 @@ class RunState:
         return reached
 
     def remove(self) -> None:
-        """Remove the run: the key first, so that nothing that may be left can be used."""
+        """Remove the run, the key first, so that nothing that may be left can be used; then from the memory of all that worked on it."""
         self.folder.remove(KEY_NAME)
         self.folder.remove()
+        forget_everywhere()
 
     @contextmanager
     def lock(self) -> Iterator[None]:

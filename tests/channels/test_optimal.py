@@ -77,14 +77,14 @@ def test_a_level_never_seen_takes_the_row_of_its_neighbour_or_the_reference() ->
 
 
 def test_the_same_program_is_solved_once() -> None:
-    from dpdask.channels.optimal import _solved
+    from dpdask.channels.optimal import solved_weights
 
     cost = costs.squared(np.arange(7.0))
     probabilities = np.full(7, 1 / 7)
     optimal(probabilities, 0.7, cost)
-    before = _solved.cache_info()
+    before = solved_weights.cache_info()
     first = optimal(probabilities, 0.7, cost)
-    assert _solved.cache_info().hits == before.hits + 1
+    assert solved_weights.cache_info().hits == before.hits + 1
     first.weights[:] = 0
     assert optimal(probabilities, 0.7, cost).weights.any()
 

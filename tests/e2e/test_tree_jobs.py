@@ -401,8 +401,9 @@ def test_frames(unit: Any, delta: float) -> None:
 def test_a_frame_is_released_like_a_job(source: Path, tmp_path: Path) -> None:
     """One law: the pair tables of both are those of the rows, and the cards promise the same."""
     with dask.config.set(scheduler="synchronous"):
-        release = dip().fit(people())
-        frame, card = release.transform(people()), release.card
+        rows = people()
+        release = dip().fit(rows)
+        frame, card = release.transform(rows), release.card
     made = released(tmp_path, source)
     other = card_of(tmp_path)
     for edge in (("a", "b"), ("a", "c"), ("a", "d")):
@@ -417,10 +418,11 @@ def test_a_frame_is_released_like_a_job(source: Path, tmp_path: Path) -> None:
 
 def test_secure_frames_keep_no_noisy_table() -> None:
     with dask.config.set(scheduler="synchronous"):
-        release = dip(insecure_seed=None, delta=DELTA).fit(people(1000))
-        one = release.transform(people(1000))
-        other = dip(insecure_seed=None, delta=DELTA).fit(people(1000)).transform(people(1000))
-    assert set(release.work.secrets.names()) == {"run.key", "release.npz", "seals"}
+        rows = people(1000)
+        release = dip(insecure_seed=None, delta=DELTA).fit(rows)
+        one = release.transform(rows)
+        other = dip(insecure_seed=None, delta=DELTA).fit(rows).transform(rows)
+    assert set(release.work.secrets.names()) == {"run.key", "release.npz", "seals", "batches"}
     assert not one.equals(other)
     assert "INSECURE" not in release.card["guarantee"]["text"]
     release.close()

@@ -249,7 +249,12 @@ def test_frames_are_bounded_alike(reference: Any, source: Path, tmp_path: Path) 
     table = users()
     given = table.groupby("userId").size()
     chosen = []
-    for frame in (table, dd.from_pandas(table, npartitions=1), dd.from_pandas(table, npartitions=6), table.sample(frac=1, random_state=5)):
+    for frame in (
+        table,
+        dd.from_pandas(table, npartitions=1),
+        dd.from_pandas(table, npartitions=6),
+        table.sample(frac=1, random_state=5, ignore_index=True),
+    ):
         found = fitted(frame, reference).transform(frame)
         found = found if isinstance(found, pd.DataFrame) else found.compute()
         sizes = found.groupby("userId").size()

@@ -1,0 +1,320 @@
+"""What a released frame carries beside its rows: an index, categories, an order, and what stays in workers' memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from distributed import Client
+from e2e.helpers import lake, load, processes, write_job
+
+import dpdask
+from dpdask.engine.forget import CACHES
+from dpdask.jobs.run import run_job
+
+RATING = {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]}
+KNOWN = dpdask.Known(columns={"rating": {"probabilities": [0.2] * 5}})
+REFUSED = r"its index is neither row numbers \(a RangeIndex\) nor one column that the schema declares.*reset_index\(drop=True\)"
+PLANTED = "planted-secret-name"
+
+
+def schema(**columns: Any) -> dpdask.Schema:
+    return dpdask.Schema.from_dict({"columns": {"rating": RATING, **columns}})
+
+
+def dip(reference: Any, **columns: Any) -> dpdask.DIP:
+    return dpdask.DIP(schema(**columns), epsilon=2.0, reference=reference)
+
+
+def ranges(**columns: Any) -> dpdask.IntervalMechanism:
+    return dpdask.IntervalMechanism(schema(**columns), columns={"rating": {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}}})
+
+
+def rows(n: int = 600, index: Any = None) -> pd.DataFrame:
+    return pd.DataFrame({"rating": np.random.default_rng(3).choice([1, 2, 3, 4, 5], n)}, index=index)
+
+
+@pytest.fixture(scope="module")
+def client() -> Any:
+    with processes(2) as cluster, Client(cluster) as found:
+        found.wait_for_workers(2)
+        yield found
+
+
+NUMBERS = 123_456_789 + 7919 * np.random.default_rng(0).permutation(600)  # as of insured people
+
+
+@pytest.mark.parametrize("reference", [KNOWN, dpdask.Histogram(), dpdask.Holdout(fraction=0.25), dpdask.Public()], ids=lambda each: each.kind)
+def test_an_index_that_nobody_declared_is_refused(reference: Any) -> None:
+    table = rows(index=pd.Index(NUMBERS))
+    for frame in (table, rows()[rows()["rating"] > 2], rows().sample(frac=1, random_state=1), rows().astype({"rating": "int64"}).set_axis(NUMBERS)):
+        with pytest.raises(dpdask.DataError, match=REFUSED) as caught:
+            dip(reference).fit(frame)
+        assert "123456789" not in str(caught.value)
+    if reference is KNOWN:
+        with pytest.raises(dpdask.DataError, match=REFUSED):
+            dip(reference).fit(rows()).transform(table)
+        with pytest.raises(dpdask.DataError, match=REFUSED):
+            ranges().privatise(table)
+    named = table.rename_axis("person")
+    with pytest.raises(dpdask.DataError, match=r"index 'person'.*its role is not keep"):
+        dip(reference, person={"role": "drop"}).fit(named)
+    if reference.kind != "public":
+        found = dip(reference, person={"role": "keep"}).fit(named).transform(named)
+        assert set(found.index) <= set(NUMBERS)
+        mended = table.reset_index(drop=True)
+        assert isinstance(dip(reference).fit(mended).transform(mended), pd.DataFrame)
+
+
+def lazily(frame: Any) -> Any:
+    return dip(KNOWN).fit(frame).transform(frame)
+
+
+def test_every_partition_s_own_index_is_looked_at(client: Client) -> None:
+    """The empty frame that stands for a Dask frame says nothing of the partitions' indices."""
+    whole = dd.from_pandas(rows(), npartitions=3)
+    hidden = whole.map_partitions(lambda part: part.set_axis(NUMBERS[: len(part)]), meta=rows(0))
+    named = whole.map_partitions(lambda part: part.rename_axis("person"), meta=rows(0))
+    for frame in (dd.from_pandas(rows(index=pd.Index(np.sort(NUMBERS))), npartitions=3), whole[whole["rating"] > 2], hidden, named):
+        for scheduler in ("synchronous", "threads", client):
+            with pytest.raises(dpdask.DataError, match=REFUSED) as caught:
+                lazily(frame).compute(scheduler=scheduler)
+            assert "123456789" not in str(caught.value)
+        for reference in (dpdask.Histogram(), dpdask.Tree(), dpdask.Holdout(fraction=0.25)):  # at the barrier, before ε is spent
+            if frame is not named:
+                with pytest.raises(dpdask.DataError, match=REFUSED):
+                    dip(reference).fit(frame)
+        with pytest.raises(dpdask.DataError, match=REFUSED):
+            ranges().privatise(frame).compute(scheduler="synchronous")
+        assert len(lazily(frame.reset_index(drop=True)).compute(scheduler="synchronous")) > 100
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # Dask's own, while it reads Parquet
+def test_the_usual_ways_to_a_dask_frame_are_usable(tmp_path: Path) -> None:
+    for name, table in (("pandas", None), ("plain", rows())):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            if table is None:
+                rows().iloc[200 * number : 200 * (number + 1)].to_parquet(tmp_path / name / f"part.{number}.parquet")
+            else:
+                pq.write_table(pa.Table.from_pandas(table.head(200), preserve_index=False), tmp_path / name / f"part.{number}.parquet")
+    rows().to_csv(tmp_path / "rows.csv", index=False)
+    frame = dd.from_pandas(rows(), npartitions=3)
+    with dask.config.set(scheduler="synchronous"):
+        usual = [
+            dd.read_parquet(tmp_path / "pandas"),
+            dd.read_parquet(tmp_path / "plain"),
+            dd.read_csv(tmp_path / "rows.csv"),
+            dd.from_map(pd.read_parquet, sorted((tmp_path / "plain").iterdir())),
+            dd.concat([frame, frame]),
+            frame.repartition(npartitions=2),
+            frame.persist(),
+            frame[frame["rating"] > 2].reset_index(drop=True),
+            dd.read_parquet(tmp_path / "plain").repartition(npartitions=1).reset_index(drop=True),
+        ]
+        for each in usual:
+            assert len(lazily(each)) == len(each)
+            assert len(dip(dpdask.Histogram()).fit(each).transform(each)) == len(each)
+
+
+def people(n: int = 600) -> pd.DataFrame:
+    """Everybody's name is a category of its own, but for some that stand many times."""
+    return rows(n).assign(name=pd.Categorical([f"{PLANTED}-{number:04d}" for number in range(n)]))
+
+
+KEPT = {"role": "keep"}
+
+
+def carried(frame: Any) -> set[int]:
+    """The numbers of the people whose names a frame carries, wherever."""
+    data = cloudpickle.dumps(frame)
+    return {number for number in range(600) if f"{PLANTED}-{number:04d}".encode() in data}
+
+
+@pytest.mark.parametrize("dtype", ["category", "dictionary", "index"])
+@pytest.mark.parametrize("bounded", [False, True], ids=["holdout", "unit"])
+def test_categories_of_rows_that_are_not_released_do_not_come_along(bounded: bool, dtype: str, client: Client) -> None:
+    table = people().assign(user=np.arange(600) % 100)
+    if dtype == "dictionary":
+        table["name"] = table["name"].astype(str).astype(pd.ArrowDtype(pa.string())).astype(pd.ArrowDtype(pa.dictionary(pa.int32(), pa.string())))
+    if dtype == "index":
+        table = table.set_index("name")
+        assert isinstance(table.index, pd.CategoricalIndex)
+    unit: Any = dpdask.UnitColumn(column="user", max_rows=3) if bounded else "row"
+    reference = KNOWN if bounded else dpdask.Holdout(fraction=0.5)
+    made = dpdask.DIP(schema(name=KEPT, user=KEPT), epsilon=2.0, reference=reference, unit=unit)
+    released = made.fit(table).transform(table)
+    frame = dd.from_pandas(table, npartitions=3, sort=False)
+    lazy = made.fit(frame).transform(frame)
+    assert carried(lazy._meta) == set()
+    for found in (released, lazy.compute(scheduler="threads"), lazy.compute(scheduler=client), lazy.partitions[1].compute(scheduler="synchronous")):
+        names = pd.Series(found.index) if dtype == "index" else found["name"]
+        shown = {int(str(name)[-4:]) for name in names}
+        assert len(shown) == len(found) < 600
+        assert carried(found) == shown
+        assert not isinstance(names.dtype, pd.CategoricalDtype)
+    plain = lazy.compute(scheduler="synchronous")
+    assert plain.dtypes.astype(str).to_dict() == lazy.dtypes.astype(str).to_dict() == released.dtypes.astype(str).to_dict()
+
+
+def test_ranges_carry_no_categories() -> None:
+    table = people()
+    made = ranges(name=KEPT)
+    assert list(made.privatise(table)["name"]) == list(table["name"])
+    assert not isinstance(made.privatise(table)["name"].dtype, pd.CategoricalDtype)
+    lazy = made.privatise(dd.from_pandas(table, npartitions=2), batch="lazy")
+    assert carried(lazy._meta) == set()
+    assert list(lazy.compute(scheduler="synchronous")["name"]) == list(table["name"])
+
+
+@pytest.mark.parametrize(
+    ("categories", "dtype"),
+    [
+        (np.arange(10, 40, 10, dtype=np.int64), "Int64"),
+        (np.arange(10, 40, 10, dtype=np.uint8), "UInt8"),
+        (np.array([False, True]), "boolean"),
+        (np.array([0.5, 1.5, 2.5]), "float64"),
+        (pd.to_datetime(["2026-01-01", "2026-02-01"]), None),
+        (pd.interval_range(0, 3), "interval[float64, right]"),
+    ],
+    ids=["int64", "uint8", "bool", "float64", "datetime", "interval"],
+)
+def test_kept_categories_become_plain_values_nulls_included(categories: Any, dtype: str | None) -> None:
+    codes = np.random.default_rng(1).integers(-1, len(categories), 600)
+    table = rows().assign(name=pd.Categorical.from_codes(codes, categories=pd.Index(categories)))
+    found = dip(KNOWN, name=KEPT).fit(table).transform(table)["name"]
+    assert str(found.dtype) == (dtype or str(table["name"].cat.categories.dtype))
+    assert found.isna().equals(table["name"].isna())
+    assert (found.dropna().astype(object) == table["name"].dropna().astype(object)).all()
+    frame = dd.from_pandas(table, npartitions=3)
+    pd.testing.assert_series_equal(dip(KNOWN, name=KEPT).fit(frame).transform(frame).compute(scheduler="synchronous")["name"], found)
+
+
+def test_unknown_categories_are_texts_or_refused() -> None:
+    texts = dd.from_pandas(people().astype({"name": str}), npartitions=2).astype({"name": "category"})
+    assert not texts["name"].cat.known
+    found = dip(KNOWN, name=KEPT).fit(texts).transform(texts).compute(scheduler="synchronous")
+    assert list(found["name"]) == list(people()["name"])
+    numbers = dd.from_pandas(rows().assign(name=NUMBERS), npartitions=2).astype({"name": "category"})
+    with pytest.raises(dpdask.DataError, match="column 'name': a partition's values do not fit the frame's dtypes") as caught:
+        dip(KNOWN, name=KEPT).fit(numbers).transform(numbers).compute(scheduler="synchronous")
+    assert "123456789" not in str(caught.value)
+
+
+PRIVATE: dict[str, Any] = {
+    "rating": RATING,
+    "colour": {"role": "privatise", "kind": "categorical", "levels": ["red", "green", "blue"], "nulls": "level"},
+    "price": {"role": "privatise", "kind": "continuous", "bounds": [0, 1], "nulls": "level"},
+}
+
+
+def shuffled(n: int = 300) -> pd.DataFrame:
+    rng = np.random.default_rng(4)
+    columns = {"rating": rng.choice([1, 2, 3, 4, 5], n), "colour": rng.choice(["red", "green", "blue", None], n)}
+    return pd.DataFrame({**columns, "price": np.where(rng.random(n) < 0.1, np.nan, rng.random(n))})
+
+
+@pytest.mark.parametrize("name", list(PRIVATE))
+@pytest.mark.parametrize("ascending", [True, False])
+def test_a_table_sorted_by_a_private_column_is_warned_of(name: str, ascending: bool) -> None:
+    table = shuffled().sort_values(name, ascending=ascending, ignore_index=True)
+    made = dpdask.Schema.from_dict({"columns": PRIVATE})
+    told = rf"it is sorted by '{name}': a row's place tells its value; shuffle the rows first"
+    with pytest.warns(UserWarning, match=told) as caught:
+        dpdask.DIP(made, epsilon=2.0, reference=dpdask.Histogram()).fit(table)
+    assert len(caught) == 1
+    assert "\n" not in str(caught[0].message)
+    release = dpdask.DIP(made, epsilon=2.0, reference=dpdask.Public()).fit(shuffled(200))
+    with pytest.warns(UserWarning, match=told):
+        release.transform(table)
+    designs: Any = {
+        each: {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}, "nulls": "public"} for each in ("rating", "price")
+    }
+    columns = {each: PRIVATE[each] for each in designs}
+    if name in columns:
+        mechanism = dpdask.IntervalMechanism(dpdask.Schema.from_dict({"columns": columns}), columns=designs)
+        with pytest.warns(UserWarning, match=told):
+            mechanism.privatise(table[list(columns)])
+
+
+def test_other_tables_are_not_warned_of() -> None:
+    """Warnings are errors here: shuffled rows, a constant column, few rows, and a public table in order."""
+    made = dpdask.DIP(dpdask.Schema.from_dict({"columns": PRIVATE}), epsilon=2.0, reference=dpdask.Public())
+    release = made.fit(shuffled(200).sort_values("price", ignore_index=True))
+    release.transform(shuffled())
+    release.transform(shuffled().assign(price=0.5, rating=3, colour="red"), batch="constant")
+    release.transform(shuffled(9).sort_values("price", ignore_index=True), batch="few")
+
+
+def held() -> dict[str, int]:
+    """What this process's caches hold; runs on workers."""
+    return {cache.__name__: cache.cache_info().currsize for cache in CACHES}
+
+
+def test_a_job_leaves_the_workers_memory_at_its_commit(client: Client, tmp_path: Path) -> None:
+    kinds: dict[str, Any] = {
+        "load_release": {"kind": "dip", "reference": {"kind": "holdout", "fraction": 0.25}},
+        "load_histogram": {"kind": "histogram", "output": "rows", "bins": 4},
+        "load_copula": {"kind": "copula", "bins": 4},
+    }
+    columns = {"rating": {"role": "privatise", "kind": "discrete", "levels": [0.5 * level for level in range(1, 11)]}, "userId": {"role": "drop"}}
+    columns["timestamp"] = {"role": "drop"}
+    columns["genre"] = {"role": "privatise", "kind": "categorical", "levels": ["comedy", "drama", "horror"], "nulls": "level"}
+    for name in ("price", "age", "amount"):
+        columns[name] = {"role": "drop"}
+    source = lake(tmp_path / "in", [900, 900, 900])
+    for cache, mechanism in kinds.items():
+        job = write_job(tmp_path / cache, source, tmp_path / cache / "out", schema=columns, mechanism=mechanism, output__rows_per_shard=300)
+        seen: list[int] = []
+
+        def look(stage: str, done: int, total: int, cache: str = cache, seen: list[int] = seen) -> None:
+            if stage == "write" and done == total:
+                seen.extend(found[cache] for found in client.run(held).values())
+
+        with client.as_current():
+            run_job(load(job), look)
+        assert sum(seen) >= 1  # it was there while the job wrote
+        assert all(not any(found.values()) for found in [held(), *client.run(held).values()])
+
+
+def test_closed_frames_leave_the_workers_memory(client: Client) -> None:
+    table = rows().assign(user=np.arange(600) % 100)
+    frame = dd.from_pandas(table, npartitions=4)
+    made = dpdask.DIP(schema(user=KEPT), epsilon=2.0, reference=dpdask.Histogram(), unit=dpdask.UnitColumn(column="user", max_rows=3))
+    release = made.fit(frame)
+    release.transform(frame).compute()
+    mechanism = ranges(user=KEPT)
+    mechanism.privatise(frame).compute()
+    for cache, opened in (("load_bounds", release), ("load_release", release), ("load_designs", mechanism)):
+        assert sum(found[cache] for found in client.run(held).values()) >= (opened is mechanism or cache != "load_designs")
+    mechanism.close()
+    assert all(not any(found.values()) for found in client.run(held).values())
+    release.transform(frame).compute()  # what is still open reads again
+    release.close()
+    assert all(not any(found.values()) for found in [held(), *client.run(held).values()])
+
+
+def test_a_cluster_that_has_gone_away_is_let_go(tmp_path: Path) -> None:
+    cluster = processes(1)
+    with Client(cluster) as gone:
+        gone.wait_for_workers(1)
+        release = dip(dpdask.Histogram()).fit(dd.from_pandas(rows(), npartitions=2))
+
+        def leave(stage: str, done: int, total: int) -> None:
+            if stage == "write" and done == total:
+                cluster.close()
+
+        job = write_job(tmp_path, lake(tmp_path / "in", [900]), tmp_path / "out")
+        assert run_job(load(job), leave).status == "released"
+        release.close()
+    assert (tmp_path / "out" / "_SUCCESS").exists()
+    assert not (tmp_path / ".out.dpdask").exists()
+    assert not any(held().values())
