@@ -6,14 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dpdask.connect import connected
+from dpdask.connect import cautions, connected
 from dpdask.errors import DpdaskError, InternalError, UsageError
 from dpdask.io.storage import absolute_url
 from dpdask.jobs import run as runner
@@ -89,6 +89,7 @@ _out = click.argument("out")
 def validate(job: str, settings: dict[str, str]) -> None:
     """Check a job and its schema; read no data."""
     checked = load_job(job, settings)
+    cautions(checked.file.cluster)
     click.echo(f"{checked.file.name}: valid; privatises {', '.join(checked.schema.privatised)}")
 
 
@@ -98,7 +99,10 @@ def validate(job: str, settings: dict[str, str]) -> None:
 @_json
 def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
     """Say what a run would do, and who is protected by what; read footers only."""
-    planned = plan_job(load_job(job, settings))
+    loaded = load_job(job, settings)
+    warned = cautions(loaded.file.cluster)
+    planned = plan_job(loaded)
+    planned = replace(planned, warnings=(*warned, *planned.warnings))
     click.echo(json.dumps(planned.to_dict(), ensure_ascii=False) if as_json else _plan_text(planned))
 
 
@@ -110,6 +114,9 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
 def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None) -> None:
     """Run a job, or resume it; a finished job is left as it is."""
     loaded = load_job(job, settings)
+    warned = cautions(loaded.file.cluster, scheduler)
+    for warning in warned:  # now: after the run it would come too late
+        click.echo(f"dpdask: WARNING {warning}" if sys.stderr.isatty() else json.dumps({"warning": warning}, ensure_ascii=False), err=True)
     with connected(loaded.file.cluster, scheduler), _progress() as report:
         outcome = runner.run_job(loaded, report)
     promised = loaded.file.privacy
@@ -121,7 +128,7 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
         "bytes": sum(shard.n_bytes for shard in outcome.manifest.shards),
         "epsilon": promised.epsilon if promised is not None else None,
         "delta": promised.delta if promised is not None else None,
-        "warnings": outcome.warnings,
+        "warnings": [*warned, *outcome.warnings],
         "protected": loaded.kind.protected,
         "unprotected": loaded.kind.unprotected,
         "insecure": loaded.file.insecure_seed is not None,

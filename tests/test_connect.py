@@ -1,15 +1,26 @@
 """From a `cluster:` block to a scheduler: each kind, what it opens to the network, and what it says when it cannot."""
 
+import os
+import signal
 import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from urllib.error import HTTPError
 
 import dask
+import numpy as np
 import psutil
 import pytest
 from dask.base import get_scheduler
 from distributed import Client, LocalCluster, get_client, get_worker
 
-from dpdask.connect import connected
-from dpdask.errors import SpecError, TemporaryError
+from dpdask.connect import cautions, connected
+from dpdask.connect.address import is_loopback
+from dpdask.connect.private import scratch_folder
+from dpdask.errors import OutputError, SpecError, TemporaryError
+from dpdask.io.storage import Folder, absolute_url
 from dpdask.jobs.spec import Cluster
 
 
@@ -48,6 +59,12 @@ def test_local_processes_listen_on_this_machine_alone_and_leave(recwarn):
         ]
         assert {address.ip for address in open_} == {"127.0.0.1"}
         assert 8787 not in {address.port for address in open_}
+        info = client.scheduler_info()
+        assert {address.partition("://")[0] for address in (client.scheduler.address, *info["workers"])} == {"tls"}
+        for server in (info, *info["workers"].values()):
+            for page in ("status", "health", "metrics", "info/main/workers.html", "json/counts.json", "statics/css/base.css"):
+                with pytest.raises(HTTPError, match="404"):
+                    urllib.request.urlopen(f"http://127.0.0.1:{server['services']['dashboard']}/{page}")
     left = [process for process in me.children(recursive=True) if process in started and process.status() != psutil.STATUS_ZOMBIE]
     assert not [process for process in left if "resource_tracker" not in " ".join(process.cmdline())]  # Python's own, until the end
     assert not [str(warning.message) for warning in recwarn if "already in use" in str(warning.message)]
@@ -96,13 +113,165 @@ def test_a_scheduler_that_cannot_be_reached_is_temporary(address):
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "300ms"}),
         pytest.raises(TemporaryError, match="the scheduler cannot be reached"),
-        connected(Cluster(kind="threads"), address),
+        connected(Cluster(kind="threads", insecure=True), address),
     ):
         pass
 
 
+OPEN = [
+    "tcp://10.0.0.1:8786",
+    "10.0.0.1:8786",
+    "scheduler",
+    "TCP://scheduler.example:8786",
+    "ws://10.0.0.1:8786",
+    "ucx://10.0.0.1:8786",
+    "tcp://[2001:db8::1]:8786",
+    "tcp://127.0.0.1.example:8786",
+    "tcp://localhost.example:8786",
+    "tcp://127.0.0.1@10.0.0.1:8786",
+    "tcp://0.0.0.0:8786",
+    "foo://scheduler:1",
+]
+
+
+@pytest.mark.parametrize("address", OPEN)
+def test_a_scheduler_open_to_the_network_is_refused_unless_the_job_says_so(address):
+    says = r"whoever reaches this scheduler can run code on its workers .*; use tls:// with certificates, or set cluster.insecure: true$"
+    block = Cluster(kind="address", address=address)
+    for cluster, scheduler in ((block, None), (Cluster(), address), (Cluster(kind="local"), address)):
+        with pytest.raises(SpecError, match=says) as caught, connected(cluster, scheduler):
+            pass
+        assert caught.value.where == address
+        with pytest.raises(SpecError, match=says):
+            cautions(cluster, scheduler)
+    [warning] = cautions(block.model_copy(update={"insecure": True}))
+    assert warning.startswith(f"the scheduler at {address} asks for no certificate: whoever reaches it over the network can run code")
+    assert cautions(Cluster(insecure=True), address) == (warning,)
+
+
 @pytest.mark.parametrize(
-    "block", [{"kind": "slurm"}, {"kind": "local", "workers": 0}, {"kind": "local", "threads_per_worker": 0}, {"kind": "local", "worker": 2}]
+    "address", ["tcp://127.0.0.1:8786", "127.3.2.1:8786", "localhost:8786", "tcp://LOCALHOST", "ws://[::1]:8786", "tcp://127.0.0.1"]
+)
+def test_a_scheduler_open_to_this_machine_alone_is_warned_of(address):
+    [warning] = cautions(Cluster(kind="address", address=address))
+    assert warning.startswith(f"the scheduler at {address} asks for no certificate: every user of this machine can run code")
+
+
+@pytest.mark.parametrize("address", ["tls://10.0.0.1:8786", "TLS://scheduler:8786", "wss://10.0.0.1:8786", "inproc://10.0.0.1/1/1"])
+def test_a_scheduler_that_asks_for_certificates_needs_no_word(address):
+    assert cautions(Cluster(kind="address", address=address)) == ()
+
+
+def test_an_address_without_a_scheme_has_dasks_default():
+    with dask.config.set({"distributed.comm.default-scheme": "tls"}):
+        assert cautions(Cluster(kind="address", address="10.0.0.1:8786")) == ()
+
+
+@pytest.mark.parametrize("cluster", [Cluster(), Cluster(kind="local"), Cluster(kind="synchronous"), Cluster(kind="local", insecure=True)])
+def test_without_an_address_nobody_is_warned(cluster):
+    assert cautions(cluster) == ()
+
+
+def test_a_tls_address_without_certificates_is_refused():
+    with pytest.raises(SpecError, match="needs certificates"), connected(Cluster(), "tls://127.0.0.1:1"):
+        pass
+
+
+@pytest.mark.parametrize(("place", "expected"), [("[::1]", True), ("[::2]:1", False), ("", False), (":8786", False), ("[", False), ("::1", False)])
+def test_what_is_loopback(place, expected):
+    assert is_loopback(place) is expected
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in folder.rglob("*")}
+
+
+def spill(number: int, folder: str) -> np.ndarray:
+    Folder(absolute_url(folder)).write(f"part-{number}", b"released")
+    return np.full(100_000, float(number))
+
+
+def test_what_workers_spill_is_for_this_user_alone_and_leaves(tmp_path):
+    """Values above a target of some bytes go straight to disk: spilled for real, and read again."""
+    (tmp_path / "out").mkdir()
+    settings = {"distributed.worker.memory.target": 1e-9, "temporary-directory": str(tmp_path / "scratch")}
+    umask = os.umask(0o022)
+    try:
+        with dask.config.set(settings), connected(Cluster(kind="local", workers=1)):
+            client = get_client()
+            futures = client.map(spill, range(3), folder=str(tmp_path / "out"))
+            assert [float(values.sum()) for values in client.gather(futures)] == [0.0, 100_000.0, 200_000.0]
+            [storage] = (tmp_path / "scratch").rglob("storage")
+            assert len(modes(storage)) == 3
+            assert set(modes(storage).values()) == {0o600}
+            assert [folder.stat().st_mode & 0o777 for folder in (tmp_path / "scratch").iterdir()] == [0o700]
+            assert "PRIVATE KEY" not in "".join(path.read_text(errors="ignore") for path in (tmp_path / "scratch").rglob("*") if path.is_file())
+            del futures
+    finally:
+        os.umask(umask)
+    assert set(modes(tmp_path / "out").values()) == {0o644}  # what workers publish keeps its usual mode
+    assert {name for name in modes(tmp_path / "scratch") if "." not in name} == {f"dpdask-{os.getuid()}", "dask-scratch-space"}
+
+
+KILLED = """
+import os, sys
+from distributed import get_client
+from dpdask.connect import connected
+from dpdask.jobs.spec import Cluster
+if __name__ == "__main__":
+    with connected(Cluster(kind="local", workers=1)):
+        future = get_client().submit(bytes, 100_000)
+        future.result()
+        print("spilled", flush=True)
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_killed_driver_leaves_is_removed_at_the_next_start(tmp_path):
+    environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(tmp_path / "scratch"), "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "1e-9"}
+    (tmp_path / "driver.py").write_text(KILLED)
+    killed = subprocess.run([sys.executable, str(tmp_path / "driver.py")], env=environment, capture_output=True, text=True, check=False)
+    assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, "spilled\n")
+    [left] = (tmp_path / "scratch").rglob("storage")
+    assert set(modes(left).values()) == {0o600}
+    with dask.config.set({"temporary-directory": str(tmp_path / "scratch")}), connected(Cluster(kind="local", workers=1)):
+        get_client().wait_for_workers(1)
+        assert not left.exists()
+
+
+def test_the_workers_folder_is_this_users_alone_or_none(tmp_path):
+    with dask.config.set({"temporary-directory": str(tmp_path / "a" / "b")}):
+        folder = scratch_folder()
+        assert (folder.parent, folder.stat().st_mode & 0o777) == (tmp_path / "a" / "b", 0o700)
+        assert scratch_folder() == folder
+        folder.chmod(0o750)
+        with pytest.raises(OutputError, match=r"not a folder of this user alone .*; set Dask's temporary-directory"):
+            scratch_folder()
+        folder.rmdir()
+        folder.symlink_to(tmp_path, target_is_directory=True)
+        with pytest.raises(OutputError, match="not a folder of this user alone"), connected(Cluster(kind="local")):
+            pass
+        folder.unlink()
+        folder.mkdir(mode=0o700)
+        if os.getuid() == 0:
+            os.chown(folder, 65534, 65534)
+            with pytest.raises(OutputError, match="not a folder of this user alone"):
+                scratch_folder()
+    (tmp_path / "file").touch()
+    with dask.config.set({"temporary-directory": str(tmp_path / "file")}), pytest.raises(OutputError, match="no folder can be made here"):
+        scratch_folder()
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"kind": "slurm"},
+        {"kind": "local", "workers": 0},
+        {"kind": "local", "threads_per_worker": 0},
+        {"kind": "local", "worker": 2},
+        {"insecure": "yes"},
+    ],
 )
 def test_what_is_no_cluster_is_refused(block):
     with pytest.raises(ValueError, match="validation error"):

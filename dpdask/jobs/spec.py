@@ -36,12 +36,16 @@ class Output(Document):
 
 
 class Cluster(Document):
-    """Where the job runs: `local` processes, `threads`, `synchronous`, or the `address` of a scheduler."""
+    """Where the job runs: `local` processes, `threads`, `synchronous`, or the `address` of a scheduler.
+
+    A scheduler beyond this machine that asks for no certificate (`tcp://`) is refused unless `insecure` is true.
+    """
 
     kind: Literal["local", "threads", "synchronous", "address"] = "threads"
     workers: int | None = Field(default=None, ge=1)
     threads_per_worker: int = Field(default=1, ge=1)
     address: str | None = None
+    insecure: bool = False
 
 
 class LedgerPlace(Document):

@@ -9,6 +9,7 @@ from typing import Any
 
 import dask
 
+from dpdask.connect.address import check_address, on_scheduler
 from dpdask.errors import SpecError, TemporaryError
 from dpdask.jobs.spec import Cluster
 
@@ -21,6 +22,22 @@ _MALLOC = {
     "MKL_NUM_THREADS": 1,
     "OPENBLAS_NUM_THREADS": 1,
 }
+
+
+def cautions(cluster: Cluster, scheduler: str | None = None) -> tuple[str, ...]:
+    """Return what the steward is warned of: who else can reach the scheduler that a job asks for. Nothing is connected.
+
+    Parameters
+    ----------
+    cluster, scheduler
+        As for `connected`.
+
+    Raises
+    ------
+    SpecError
+        If an address is wanted and not given, or is open to the network without `insecure: true`.
+    """
+    return check_address(on_scheduler(cluster, scheduler))
 
 
 @contextmanager
@@ -37,12 +54,19 @@ def connected(cluster: Cluster, scheduler: str | None = None) -> Iterator[str]:
     Raises
     ------
     SpecError
-        If an address is wanted and not given.
+        If an address is wanted and not given, or is open to the network without `insecure: true`.
+    OutputError
+        If the folder for local workers' files cannot be made for this user alone.
     TemporaryError
         If the scheduler cannot be reached.
+
+    Privacy
+    -------
+    Whoever can speak to a scheduler or to a worker can run code as the user who started it. Local processes speak TLS with
+    certificates of this run, which never leave their memory, and serve no HTTP pages.
     """
-    if scheduler is not None:
-        cluster = Cluster(kind="address", address=scheduler)
+    cluster = on_scheduler(cluster, scheduler)
+    check_address(cluster)
     if cluster.kind == "synchronous":
         with dask.config.set(scheduler="synchronous"):
             yield "this process"
@@ -60,18 +84,33 @@ def connected(cluster: Cluster, scheduler: str | None = None) -> Iterator[str]:
 @contextmanager
 def _local(cluster: Cluster) -> Iterator[str]:
     from distributed import Client, LocalCluster
+    from distributed.security import Security
+
+    from dpdask.connect.private import PrivateNanny, scratch_folder
 
     workers = cluster.workers or dask.system.CPU_COUNT
-    # nothing of a private table leaves this machine: loopback only, no dashboard (None would mean port 8787, and a warning where it is taken)
+    # loopback is open to every user of this machine, so TLS; no dashboard (None would mean port 8787, and a warning where it is taken)
     options: dict[str, Any] = {
         "host": "127.0.0.1",
+        "protocol": "tls",
+        "security": Security.temporary(),
         "dashboard_address": "127.0.0.1:0",
         "scheduler_kwargs": {"dashboard": False},
+        "worker_class": PrivateNanny,
         "silence_logs": logging.CRITICAL,
     }
-    # Dask gives a worker that dies up for good unless it is back after 15 s; on a busy machine that ends with no workers
+    settings = {
+        # Dask gives a worker that dies up for good unless it is back after 15 s; on a busy machine that ends with no workers
+        "distributed.deploy.lost-worker-timeout": "1h",
+        "distributed.nanny.pre-spawn-environ": _MALLOC,
+        # without a dashboard, too, Dask's HTTP servers tell everybody what runs
+        "distributed.scheduler.http.routes": [],
+        "distributed.worker.http.routes": [],
+        # scheduler and nannies put their folder first in sys.path
+        "temporary-directory": str(scratch_folder()),
+    }
     with (
-        dask.config.set({"distributed.deploy.lost-worker-timeout": "1h", "distributed.nanny.pre-spawn-environ": _MALLOC}),
+        dask.config.set(settings),
         LocalCluster(n_workers=workers, threads_per_worker=cluster.threads_per_worker, **options) as local,
         Client(local),
     ):
@@ -82,8 +121,6 @@ def _local(cluster: Cluster) -> Iterator[str]:
 def _address(cluster: Cluster) -> Iterator[str]:
     from distributed import Client
 
-    if cluster.address is None:
-        raise SpecError("the key 'cluster.address' is missing", "cluster", "give the scheduler's address, such as tls://host:8786")
     try:
         # not the default client of this process: one that could not be reached would stay it
         client = Client(cluster.address, timeout=dask.config.get("distributed.comm.timeouts.connect"), set_as_default=False)
