@@ -302,6 +302,7 @@ def _plan_text(planned: Plan) -> str:
         *(f"  ε         {name}: {epsilon:.6g}" for name, epsilon in planned.epsilons.items()),
         *(f"  ε         {name}, noisy histogram: {epsilon:.6g}" for name, epsilon in planned.reference_epsilons.items()),
         *_ledger_lines(planned.ledger),
+        *(f"  outside   {name}: {outside}" for name, outside in planned.outside.items()),
         f"  kept      {', '.join(planned.kept) or 'nothing'}; dropped: {', '.join(planned.dropped) or 'nothing'}",
         f"  output    {released}{planned.output}",
         f"  promise   {planned.guarantee}",

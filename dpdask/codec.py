@@ -1,11 +1,13 @@
 """Values <-> what mechanisms work on: level codes, or numbers on a line, for one Arrow array at a time.
 
-The domain comes from the schema, never from the data: a value outside it is an error that does not show the value.
+The domain comes from the schema, never from the data. What becomes of a value outside it is the schema's to say: it is
+clipped, becomes null or another level, or is an error that does not show the value.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import math
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
@@ -15,11 +17,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpdask.errors import DataError
-from dpdask.schema import Column, Level
+from dpdask.schema import Column, Level, Outside
 
-_EXACT = 2**53
+_EXACT = 2.0**53
 _LARGEST = 2.0**1021
 _SMALL = 2**30
+_DAY = 86_400_000  # milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +37,14 @@ class LevelCodec:
         The public levels in the column's own Arrow type, in the schema's order; when null is a level it stands first.
     ordered
         Whether the order of the codes means anything.
+    instead
+        The code of every value outside the levels: that of null, or of another level. None: such a value is refused.
     """
 
     name: str
     levels: pa.Array
     ordered: bool
+    instead: int | None = None
 
     @property
     def n_levels(self) -> int:
@@ -63,15 +69,26 @@ class LevelCodec:
             If a value is null without null being a level, or is none of the levels.
         """
         array = _plain(array, self.name, self.levels.type)
-        first = self._first_of_run()
-        if first is not None and not array.null_count:
-            return self._differences(np.asarray(array.to_numpy(zero_copy_only=False)), first)
-        codes = pc.index_in(_comparable(array), value_set=_comparable(self.levels))
+        run = self._in_run(array)
+        if run is not None:
+            return run
+        codes = self._looked_up(array)
         if codes.null_count:
             if array.null_count and not self.levels.null_count:
                 raise _refused(self.name, "a null", "declare `nulls: level`, or fill it")
-            raise _refused(self.name, "a value outside its levels", "add the level to the schema, or mend the data")
+            if self.instead is None:
+                raise _refused(self.name, "a value outside its levels", "add the level to the schema, or declare `other: <level>`")
+            codes = codes.fill_null(self.instead)
         return codes.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]  # pyarrow is untyped
+
+    def n_outside(self, array: pa.Array) -> int:
+        """Return how many values `encode` changes because they are none of the levels; 0 where it refuses them."""
+        if self.instead is None:
+            return 0
+        array = _plain(array, self.name, self.levels.type)
+        if self._in_run(array) is not None:
+            return 0
+        return int(self._looked_up(array).null_count) - (0 if self.levels.null_count else int(array.null_count))
 
     def decode(self, codes: NDArray[np.integer]) -> pa.Array:
         """Return the values of `codes`, in the column's Arrow type."""
@@ -87,11 +104,19 @@ class LevelCodec:
         first = int(self.levels[0].as_py())
         return first if self.levels.to_pylist() == list(range(first, first + len(self.levels))) else None
 
-    def _differences(self, values: NDArray[np.integer], first: int) -> NDArray[np.int32]:
-        """Return the codes of whole numbers whose levels begin at `first`."""
+    def _in_run(self, array: pa.Array) -> NDArray[np.int32] | None:
+        """Return the codes of whole numbers that all lie in a run of levels, as differences to the first; else None."""
+        first = self._first_of_run()
+        if first is None or array.null_count:
+            return None
+        values = np.asarray(array.to_numpy(zero_copy_only=False))
         if len(values) and not (first <= int(values.min()) and int(values.max()) < first + len(self.levels)):
-            raise _refused(self.name, "a value outside its levels", "add the level to the schema, or mend the data")
+            return None
         return (values.astype(np.int64) - first).astype(np.int32) if abs(first) > _SMALL else values.astype(np.int32) - np.int32(first)
+
+    def _looked_up(self, array: pa.Array) -> pa.Array:
+        """Return the codes of any values, null where one is none of the levels."""
+        return pc.index_in(_comparable(array), value_set=_comparable(self.levels))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +136,9 @@ class ValueCodec:
         The declared atoms, in numbers, increasing; empty for a continuous column.
     nulls
         Whether null is a level.
+    outside
+        What becomes of a number outside the domain, as `Column` says: the bounds, and what float64 counts exactly (whole
+        numbers up to 2**53) or without overflow (others up to 2**1021).
     """
 
     name: str
@@ -118,11 +146,27 @@ class ValueCodec:
     bounds: tuple[float, float] | None
     atoms: tuple[float, ...]
     nulls: bool
+    outside: Outside = "refuse"
 
     @property
     def lattice(self) -> bool:
         """Whether values are whole numbers (integers, dates, times), so that a release must be whole too."""
         return not pa.types.is_floating(self.type)
+
+    @property
+    def least(self) -> float:
+        """The least number that the column's type holds and float64 computes with."""
+        return max(float(np.iinfo(self._dtype).min), -_EXACT) if self.lattice else -_LARGEST
+
+    @property
+    def greatest(self) -> float:
+        """The greatest such number."""
+        return min(float(np.iinfo(self._dtype).max), _EXACT) if self.lattice else _LARGEST
+
+    @property
+    def _dtype(self) -> np.dtype[np.integer]:
+        dtype: np.dtype[np.integer] = np.dtype(_whole(_counted(self.type)).to_pandas_dtype())
+        return dtype
 
     def encode(self, array: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return each value as a number, and where it is null.
@@ -137,21 +181,34 @@ class ValueCodec:
         Raises
         ------
         DataError
-            On a null that is no level, NaN, infinity, a number beyond 2**1021, a value outside the bounds, or a whole number
-            beyond 2**53.
+            On a null that is no level. If values outside the domain are refused: on a value outside the bounds, a whole
+            number beyond 2**53, another one beyond 2**1021, an infinity. On NaN, unless it becomes null.
         """
         array = _plain(array, self.name, self.type)
         if array.null_count and not self.nulls:
             raise _refused(self.name, "a null", "declare `nulls: level`, or fill it")
         is_null = np.asarray(array.is_null().to_numpy(zero_copy_only=False))
-        values = self._numbers(array)
-        if not np.isfinite(values).all():
-            raise _refused(self.name, "NaN or an infinity", "store a missing value as null")
-        if len(values) and max(float(values.max()), -float(values.min())) > _LARGEST:
-            raise _refused(self.name, "a number beyond ±2**1021, where differences overflow", "store it in a larger unit")
-        if self.bounds is not None and bool((((values < self.bounds[0]) | (values > self.bounds[1])) & ~is_null).any()):
-            raise _refused(self.name, "a value outside its bounds", "widen the schema's bounds, or mend the data")
-        return values, is_null
+        found = self._numbers(array)
+        if self.outside == "refuse":
+            self._check(found, is_null)
+        else:
+            inside = self._clipped(found)
+            missing = np.isnan(inside)
+            if self.outside == "null":
+                missing = (inside != found) | missing
+            elif not self.nulls and (missing & ~is_null).any():
+                raise _refused(self.name, "NaN", "declare `nulls: level`, or fill it")
+            found, is_null = inside, is_null | missing
+        return np.where(is_null, 0.0, found.astype(np.float64)), is_null
+
+    def n_outside(self, array: pa.Array) -> int:
+        """Return how many values `encode` changes because they lie outside the domain, NaN included; 0 where it refuses them."""
+        if self.outside == "refuse":
+            return 0
+        array = _plain(array, self.name, self.type)
+        found = self._numbers(array)
+        changed = self._clipped(found) != found  # NaN differs from itself
+        return int((changed & ~np.asarray(array.is_null().to_numpy(zero_copy_only=False))).sum())
 
     def decode(self, values: NDArray[np.float64], is_null: NDArray[np.bool_]) -> pa.Array:
         """Return numbers (whole ones for a lattice column) as the column's Arrow type, null where `is_null`."""
@@ -163,16 +220,38 @@ class ValueCodec:
         counted = _counted(self.type)
         return pa.array(values.astype(np.int64), mask=is_null).cast(_whole(counted)).cast(counted).cast(self.type)
 
-    def _numbers(self, array: pa.Array) -> NDArray[np.float64]:
-        """Return the values as float64, every one of them exactly; 0 where null."""
+    def _check(self, found: NDArray[np.integer] | NDArray[np.float64], is_null: NDArray[np.bool_]) -> None:
+        """Refuse numbers outside the domain."""
+        low, high = (found.min().item(), found.max().item()) if len(found) else (0, 0)  # Python compares whole numbers with floats exactly
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise _refused(self.name, "NaN or an infinity", "store a missing value as null")
+        if low < self.least or high > self.greatest:
+            power = 31 if pa.types.is_date(self.type) else 53
+            what = f"a whole number beyond ±2**{power}" if self.lattice else "a number beyond ±2**1021, where differences overflow"
+            raise _refused(self.name, what, f"store it in a {'coarser' if self.lattice else 'larger'} unit, or declare bounds")
+        if self.bounds is not None and bool((((found < self.bounds[0]) | (found > self.bounds[1])) & ~is_null).any()):
+            raise _refused(self.name, "a value outside its bounds", "widen the schema's bounds, or declare `outside: clip`")
+
+    def _clipped(self, found: NDArray[np.integer] | NDArray[np.float64]) -> NDArray[np.integer] | NDArray[np.float64]:
+        """Return the nearest number in the domain, in the dtype that they came in; NaN stays."""
+        low, high = self.bounds or (self.least, self.greatest)
+        low, high = max(low, self.least), min(high, self.greatest)
         if self.lattice:
-            counted = _counted(self.type)
-            array = array.cast(counted, safe=False).cast(_whole(counted))  # unsafe for the cut to microseconds alone
-            # Looked at before the cast to float64: Arrow's own refusal would carry the value.
-            extremes = pc.min_max(array).as_py()
-            if max(abs(extremes["min"] or 0), abs(extremes["max"] or 0)) > _EXACT:
-                raise _refused(self.name, "a whole number beyond ±2**53", "store it in a coarser unit")
-        return np.asarray(array.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False))
+            low, high = int(low), int(high)  # floats would make floats of whole numbers
+        inside: NDArray[np.integer] | NDArray[np.float64] = np.clip(found, low, high)
+        return inside
+
+    def _numbers(self, array: pa.Array) -> NDArray[np.integer] | NDArray[np.float64]:
+        """Return the values exactly, 0 where null: those of a lattice as whole numbers, which float64 may not hold, others as float64."""
+        if not self.lattice:
+            return np.asarray(array.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False))
+        if pa.types.is_date64(self.type):  # Arrow's cast to whole days overflows in silence
+            milliseconds = np.asarray(array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False))
+            days: NDArray[np.integer] = (milliseconds - np.fmod(milliseconds, _DAY)) // _DAY
+            return days
+        counted = _counted(self.type)
+        whole = array.cast(counted, safe=False).cast(_whole(counted))  # unsafe for the cut to microseconds alone
+        return np.asarray(whole.fill_null(0).to_numpy(zero_copy_only=False))
 
 
 Codec = LevelCodec | ValueCodec
@@ -203,7 +282,8 @@ def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:
     levels = _typed(name, column.levels, type_)
     if column.nulls == "level":
         levels = pa.concat_arrays([pa.nulls(1, type_), levels])
-    return LevelCodec(name=name, levels=levels, ordered=column.kind == "discrete")
+    instead = {"null": 0, "other": None if column.other is None else column.levels.index(column.other) + int(column.nulls == "level")}
+    return LevelCodec(name=name, levels=levels, ordered=column.kind == "discrete", instead=instead.get(str(column.outside)))
 
 
 def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
@@ -217,10 +297,12 @@ def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
     elif bounds is not None and bounds != tuple(map(round, bounds)):
         raise DataError("the bounds of a column of whole numbers must be whole", f"column {name!r}", "round them outward")
     codec = ValueCodec(name=name, type=type_, bounds=bounds, atoms=(), nulls=column.nulls == "level")
-    if column.atoms is None:
-        return codec
-    atoms, _ = codec.encode(_typed(name, column.atoms, type_))
-    return replace(codec, atoms=tuple(map(float, atoms)))
+    if bounds is not None and not (bounds[0] <= codec.greatest and bounds[1] >= codec.least):
+        what = f"no value of its type {type_} lies between its bounds"
+        raise DataError(what, f"column {name!r}", "correct the bounds, or the file's type")
+    atoms = () if column.atoms is None else tuple(map(float, codec.encode(_typed(name, column.atoms, type_))[0]))
+    assert column.outside is not None
+    return replace(codec, atoms=atoms, outside=column.outside)
 
 
 def _typed(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> pa.Array:

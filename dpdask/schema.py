@@ -19,6 +19,7 @@ from dpdask.errors import DataError, SpecError
 Role = Literal["keep", "privatise", "drop"]
 Kind = Literal["discrete", "categorical", "continuous", "mixed"]
 Level = bool | int | float | str | dt.date
+Outside = Literal["clip", "null", "other", "refuse"]
 
 MAX_LEVELS = 2048
 
@@ -27,6 +28,12 @@ def _as_levels(value: object) -> object:
     if not isinstance(value, list | tuple) or any(type(level) not in (bool, int, float, str, dt.date) for level in value):
         raise ValueError("a list of numbers, texts, dates or true and false is expected; a missing value is declared by `nulls: level`")
     return tuple(value)
+
+
+def _as_level(value: object) -> object:
+    if type(value) not in (bool, int, float, str, dt.date, type(None)):
+        raise ValueError("a number, a text, a date, true or false is expected: one of the levels")
+    return value
 
 
 def _as_bounds(value: object) -> object:
@@ -58,6 +65,13 @@ class Column(Document):
         The values of a mixed column that carry probability of their own, strictly increasing.
     nulls
         `refuse`: a null violates the schema. `level`: null is one more level, and as private as any other.
+    outside
+        What becomes of a value outside the domain of a privatised column, so that no refusal tells which values there are.
+        `clip`: the nearest bound (NaN becomes null, and is refused where null is no level). `null`: null, where that is a
+        level. `other`: the level `other`. `refuse`: it violates the schema, and nothing is released. Left out, it is `clip`
+        where there are bounds, `other` where that is declared, and else `refuse`.
+    other
+        The level that stands for every value outside the levels.
     type
         The Arrow type, by its name in pyarrow (`int32`, `float64`, `string`, `date32`…). Needed only for CSV.
     """
@@ -68,12 +82,24 @@ class Column(Document):
     bounds: Bounds | None = None
     atoms: Levels | None = None
     nulls: Literal["refuse", "level"] = "refuse"
+    outside: Outside | None = None
+    other: Annotated[Level | None, BeforeValidator(_as_level)] = None
     type: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_outside(cls, data: Any) -> Any:
+        """Say what becomes of values outside, where it is left out; `outside: null` in YAML is None here."""
+        if not isinstance(data, Mapping) or data.get("role") != "privatise":
+            return data
+        usual = "other" if data.get("other") is not None else "clip" if data.get("bounds") is not None else "refuse"
+        given = data.get("outside", usual)
+        return {**data, "outside": "null" if given is None else given}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.role != "privatise":
-            given = [key for key in ("kind", "levels", "bounds", "atoms") if getattr(self, key) is not None]
+            given = [key for key in ("kind", "levels", "bounds", "atoms", "outside", "other") if getattr(self, key) is not None]
             if given:
                 raise ValueError(f"{given[0]} belongs to a privatised column, and this one's role is {self.role}")
         elif self.kind is None:
@@ -104,11 +130,35 @@ class Column(Document):
             isinstance(atom, int | float) and not self.bounds[0] <= atom <= self.bounds[1] for atom in self.atoms or ()
         ):
             raise ValueError("atoms must lie within the bounds")
+        self._check_outside()
+
+    def _check_outside(self) -> None:
+        if self.outside == "clip" and self.bounds is None:
+            raise ValueError(f"`outside: clip` needs bounds to clip to; {'declare `other: <level>`' if self.has_levels else 'declare bounds'}")
+        if self.outside == "null" and self.nulls != "level":
+            raise ValueError("`outside: null` needs `nulls: level`, or which values lie outside would be refused after all")
+        if self.outside == "other" and self.other is None:
+            raise ValueError("`outside: other` needs the level that stands for the others: declare `other: <level>`")
+        if self.other is not None and self.outside != "other":
+            raise ValueError(f"`other` is what values outside become by `outside: other`, and this column has `outside: {self.outside}`")
+        if self.other is not None and self.levels is None:
+            raise ValueError(f"a {self.kind} column takes no other level; clip its values to bounds")
+        if self.other is not None and not any(self.other == level and _is_truth(self.other) == _is_truth(level) for level in self.levels or ()):
+            raise ValueError("`other` must be one of the levels: add it to them")
 
     @property
     def has_levels(self) -> bool:
         """Whether the column's values are a finite list of levels."""
         return self.kind in ("discrete", "categorical")
+
+    @property
+    def outside_in_words(self) -> str:
+        """What becomes of values outside the domain, as cards and plans say it: `clip`, `null`, `other: <level>` or `refuse`."""
+        return f"other: {self.other}" if self.outside == "other" else str(self.outside)
+
+
+def _is_truth(level: Level) -> bool:
+    return isinstance(level, bool)  # 1 == True
 
 
 def _check_distinct(levels: tuple[Level, ...]) -> None:

@@ -143,7 +143,7 @@ def value_columns(draw: st.DrawFn, n_rows: int) -> ColumnCase:
         refused.append(_as_stored([bounds[0] - 1], type_))
     if bounds and bounds[1] < high:
         refused.append(_as_stored([bounds[1] + 1], type_))
-    declared = {"role": "privatise", "kind": "continuous", "bounds": bounds, "nulls": nulls}
+    declared = {"role": "privatise", "kind": "continuous", "bounds": bounds, "nulls": nulls, "outside": "refuse"}
     if type_ in NUMBERS and draw(st.booleans()):
         declared |= {"kind": "mixed", "atoms": sorted(set(draw(st.lists(inside, min_size=1, max_size=3))))}
     return ColumnCase(declared=declared, array=array, expected=values, refused=refused)

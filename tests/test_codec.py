@@ -22,9 +22,9 @@ def level_codec(levels, type_, nulls="refuse", kind="categorical") -> LevelCodec
     return codec
 
 
-def value_codec(type_, bounds=None, nulls="refuse", atoms=None) -> ValueCodec:
+def value_codec(type_, bounds=None, nulls="refuse", atoms=None, outside="refuse") -> ValueCodec:
     kind = "mixed" if atoms else "continuous"
-    codec = codec_for("x", Column(role="privatise", kind=kind, bounds=bounds, atoms=atoms, nulls=nulls), type_)
+    codec = codec_for("x", Column(role="privatise", kind=kind, bounds=bounds, atoms=atoms, nulls=nulls, outside=outside), type_)
     assert isinstance(codec, ValueCodec)
     return codec
 

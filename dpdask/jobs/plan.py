@@ -32,6 +32,8 @@ class Plan:
         What each noisy histogram costs, where there are any.
     ledger
         The dataset's ε spent before and after the run, its limit, and whether the run fits; None without a ledger.
+    outside
+        What becomes of values outside the domain of each privatised column where they are not refused.
     kept, dropped
         The other columns.
     guarantee
@@ -56,6 +58,7 @@ class Plan:
     epsilons: dict[str, float]
     reference_epsilons: dict[str, float]
     ledger: dict[str, Any] | None
+    outside: dict[str, str]
     kept: tuple[str, ...]
     dropped: tuple[str, ...]
     guarantee: str
@@ -90,6 +93,9 @@ def plan_job(job: Job) -> Plan:
         epsilons=dict(job.kind.spending.row),
         reference_epsilons=dict(job.kind.spending.reference),
         ledger=_ledger(job),
+        outside={
+            name: column.outside_in_words for name, column in job.schema.columns.items() if column.role == "privatise" and column.outside != "refuse"
+        },
         kept=job.schema.kept,
         dropped=tuple(name for name, column in job.schema.columns.items() if column.role == "drop"),
         guarantee=job.kind.guarantee,

@@ -157,7 +157,12 @@ def fit_perturbation(perturb: Perturb, codec: Codec) -> ColumnMechanism:
     SpecError
         If the distribution does not fit the column, or ε cannot be had.
     """
-    present = replace(codec, levels=codec.levels.drop_null()) if isinstance(codec, LevelCodec) else replace(codec, nulls=False)
+    # only for the fit, which encodes nothing
+    present = (
+        replace(codec, levels=codec.levels.drop_null(), instead=None)
+        if isinstance(codec, LevelCodec)
+        else replace(codec, nulls=False, outside="refuse")
+    )
     distribution = Known(kind="known", columns={codec.name: perturb.reference}).distribution(present)
     return fit_dip({codec.name: distribution}, {codec.name: present}, {codec.name: perturb.epsilon}, perturb.channel).columns[codec.name]
 

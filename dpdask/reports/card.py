@@ -156,9 +156,10 @@ def _column(schema: Schema, codec: Codec, mechanism: ColumnMechanism | LaplaceRa
 
 def _domain(schema: Schema, codec: Codec) -> dict[str, Any]:
     declared = schema.columns[codec.name]
+    outside = {"outside": declared.outside_in_words}
     if isinstance(codec, LevelCodec):
-        return {"levels": [_plain(level) for level in codec.levels.to_pylist()]}
-    return {"bounds": declared.bounds, "atoms": [_plain(atom) for atom in declared.atoms or ()], "nulls": declared.nulls}
+        return {"levels": [_plain(level) for level in codec.levels.to_pylist()]} | outside
+    return {"bounds": declared.bounds, "atoms": [_plain(atom) for atom in declared.atoms or ()], "nulls": declared.nulls} | outside
 
 
 def _ranks(mechanism: LaplaceRanks | BinnedRanks) -> dict[str, Any]:

@@ -148,6 +148,7 @@ def _noise(noisy: NoisyMarginals) -> dict[str, Any]:
 def _column(schema: Schema, column: Cells) -> dict[str, Any]:
     declared = schema.columns[column.codec.name]
     common: dict[str, Any] = {"role": "privatised", "kind": declared.kind, "cells": column.size, "nulls": declared.nulls}
+    common["outside"] = declared.outside_in_words
     if isinstance(column.codec, LevelCodec):
         return common | {"levels": [_plain(level) for level in column.codec.levels.to_pylist()]}
     return common | {"bounds": declared.bounds, "atoms": [_plain(atom) for atom in declared.atoms or ()], "edges": column.edges.tolist()}

@@ -172,6 +172,7 @@ def _column(name: str, release: IntervalRelease, schema: Schema, codec: Codec | 
         "protected": protected(design),
         "unprotected": unprotected(design),
         "nulls": design.nulls,
+        "outside": schema.columns[name].outside_in_words,
     }
     if codec is not None:
         found["numbers"] = unit_of(codec)

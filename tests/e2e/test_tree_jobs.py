@@ -278,7 +278,7 @@ def test_the_plan_the_card_and_the_audit_say_the_same(source: Path, tmp_path: Pa
     mechanism, spent = card["mechanism"], card["accounting"]
     assert set(mechanism) == {"kind", "channel", "columns", "joint", "edges", "reference"}
     assert set(spent) == {"composition", "epsilon_exact", "epsilon_tables", "epsilon_row_exact", "rows_per_unit", "events"}
-    shared = {"role", "kind", "parent", "epsilon", "epsilon_exact", "cells", "channel_as_asked", "channels"}
+    shared = {"role", "kind", "outside", "parent", "epsilon", "epsilon_exact", "cells", "channel_as_asked", "channels"}
     assert set(card["columns"]["a"]) == shared | {"levels"}
     assert set(card["columns"]["d"]) == shared | {"bounds", "atoms", "nulls", "cell_edges"}
     assert mechanism["columns"] == "tree"
