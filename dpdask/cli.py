@@ -334,8 +334,7 @@ def _tell(told: Told) -> None:
     """Tell the steward's terminal exact counts of the private table; nothing that may be kept or passed on gets them."""
     if sys.stderr.isatty():
         for name, count in told.changed.items():
-            if count:
-                click.echo(f"  private   column {name!r}: {count:,} values lay outside its domain and were changed, as the schema says", err=True)
+            click.echo(f"  private   column {name!r}: {count:,} values lay outside its domain and were changed as the schema says", err=True)
 
 
 @contextmanager

@@ -82,6 +82,7 @@ class Teller:
         self._ranks = {name: _ranks(codec) for name, codec in work.codecs.items() if isinstance(codec, LevelCodec)}
         watched = [field.name for field in work.released if field.name in work.codecs or _is_number(field.type)]
         self._order = {name: ColumnOrder.identity() for name in watched}
+        self._changed = dict.fromkeys(work.codecs, 0)
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Take the next released rows, as they are before they are randomised.
@@ -91,6 +92,8 @@ class Teller:
         DataError
             If a value violates the schema.
         """
+        for name, codec in self._codecs.items():
+            self._changed[name] += codec.n_outside(rows.column(name))
         for name in self._order:
             array = rows.column(name)
             for part in (array.slice(0, _HEAD), array.slice(_HEAD)):
@@ -115,7 +118,7 @@ class Teller:
     @property
     def told(self) -> Told:
         """What there is to tell of all rows so far."""
-        return Told(order=dict(self._order))
+        return Told(changed={name: count for name, count in self._changed.items() if count}, order=dict(self._order))
 
 
 def _is_number(type_: pa.DataType) -> bool:
