@@ -56,4 +56,4 @@ def _place(job: Job) -> str:
     """Return what a row's place tells of a sorted column, and the hint."""
     if job.kind.order == "keep":
         return "its place tells about what a row's value was, whatever the noise; set output.order: shuffled, or shuffle the table before the run"
-    return "rows of one shard had similar values, and no ε covers what that tells; shuffle the table before the run"
+    return "rows of one shard had similar values, and its released values together tell about which; shuffle the table before the run"

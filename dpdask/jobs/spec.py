@@ -135,18 +135,8 @@ class Job:
         """
         place = {"path"} if self.kind.order == "shuffled" else {"path", "order"}
         content = self.file.model_dump(mode="json", by_alias=True, exclude={"cluster": True, "ledger": True, "output": place, "schema_path": True})
-        whole = {"job": content, "schema": _refusing(self.schema), "input": self.input_url}
+        whole = {"job": content, "schema": self.schema.model_dump(mode="json"), "input": self.input_url}
         return blake2b(json.dumps(whole, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def _refusing(schema: Schema) -> dict[str, Any]:
-    """Return a schema's content; what it says of values outside a domain only where it does not refuse them, as all once did."""
-    content = schema.model_dump(mode="json")
-    for column in content["columns"].values():
-        for key, usual in (("outside", (None, "refuse")), ("other", (None,))):
-            if column[key] in usual:
-                del column[key]
-    return content
 
 
 def check_promise(file: JobFile, where: str) -> None:

@@ -285,7 +285,7 @@ def test_the_digest_of_a_job_stays(mechanism: str, privacy: str, digest: str, tm
     """Another digest would make a finished job another job, and its release a stranger's."""
     (tmp_path / "schema.yaml").write_text(
         "columns:\n  id: {role: keep}\n  x: {role: privatise, kind: discrete, levels: [1, 2, 3]}\n"
-        "  y: {role: privatise, kind: continuous, bounds: [0.0, 1.0], outside: refuse}\n"
+        "  y: {role: privatise, kind: continuous, bounds: [0.0, 1.0]}\n"
     )
     (tmp_path / "job.yaml").write_text(
         "name: pinned\ninput: {path: 'memory://lake/data'}\noutput: {path: out}\nschema: schema.yaml\n"
