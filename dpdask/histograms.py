@@ -149,7 +149,7 @@ class PerturbedHistogram:
         Raises
         ------
         DataError
-            If the frame violates the schema, or has no rows.
+            If the frame violates the schema; under replace-one, if it has no rows.
         SpecError
             If the bins are none, or the histogram is too large.
 
@@ -165,10 +165,10 @@ class PerturbedHistogram:
         work = frame_tables_work(frame, self.schema, bins, place, self.budget.unit_column)
         domain, planned = domain_of(work.cells), self.noise
         histogram.check_size(domain, planned, _MANY_ROWS)  # what needs no number of rows is refused before any is read
-        counts = joint_counts_of_frame(frame, bound_frame(frame, work))
-        if counts.n_rows == 0:
-            raise DataError("the frame has no rows", "PerturbedHistogram", "give it some")
+        counts = joint_counts_of_frame(frame, bound_frame(frame, work)).counts
         if self.adjacency == "replace-one":
+            if counts.n_rows == 0:
+                raise DataError("the frame has no rows", "PerturbedHistogram", "give it some")
             cut = tuple(name for name, column in work.cells.items() if len(column.edges))
             for caution in histogram.cautions(domain, planned, counts.n_rows, cut):
                 warnings.warn(caution, stacklevel=2)
@@ -269,7 +269,8 @@ class HistogramRelease:
         Parameters
         ----------
         n_rows
-            How many; by default as many as the table has, or under add-remove as the noisy counts say.
+            How many; by default as many as the table has. Under add-remove: as the noisy counts say, and none where no weight
+            is positive.
         rows_per_partition
             How many in a partition.
         seed
@@ -278,11 +279,11 @@ class HistogramRelease:
         Raises
         ------
         SpecError
-            If a number is out of range, or no weight is positive.
+            If a number is out of range; under replace-one, if no weight is positive.
         """
-        self.fitted.histogram.check_positive()
-        wanted = self.fitted.n_records if n_rows is None else n_rows
-        return sample_frame(self.fitted, self.folder, self.sha256, wanted, rows_per_partition, seed)
+        if self.fitted.n_drawn(None):
+            self.fitted.histogram.check_positive()
+        return sample_frame(self.fitted, self.folder, self.sha256, n_rows, rows_per_partition, seed)
 
     def save(self, path: str) -> None:
         """Write the noisy histogram to a folder, as a path or any fsspec URL: safe to publish, and enough for `load`.

@@ -143,7 +143,7 @@ class GaussianCopula:
         Raises
         ------
         DataError
-            If the frame violates the schema, or has no rows.
+            If the frame violates the schema; under replace-one, if it has no rows.
         SpecError
             If the bins are none, or a table is too large to hold.
 
@@ -159,7 +159,7 @@ class GaussianCopula:
         check_size(domain_of(work.cells), ALL_PAIRS)
         check_latents(domain_of(work.cells))
         counts = tabulate_frame(frame, bound_frame(frame, work), ALL_PAIRS)
-        if counts.n_rows == 0:
+        if counts.n_rows == 0 and self.adjacency == "replace-one":
             raise DataError("the frame has no rows", "GaussianCopula", "give it some")
         rng = stream(key, "marginals/noise", "") if self.insecure_seed is not None else None
         noisy = measure(counts, self.noise, n_rows_public=self.adjacency == "replace-one", rng=rng)
@@ -220,8 +220,7 @@ class CopulaRelease:
         SpecError
             If a number is out of range.
         """
-        wanted = max(1, round(self.fitted.model.n_rows)) if n_rows is None else n_rows
-        return sample_frame(self.fitted, self.folder, self.sha256, wanted, rows_per_partition, seed)
+        return sample_frame(self.fitted, self.folder, self.sha256, n_rows, rows_per_partition, seed)
 
     @property
     def correlation(self) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from dpdask.engine.seal import Seal
 from dpdask.engine.shuffle import by_number, shuffled
 from dpdask.engine.told import Teller, Told
 from dpdask.engine.work import ShardWork, TableWork
-from dpdask.errors import DataError, InputError
+from dpdask.errors import InputError
 from dpdask.io.fragments import Fragment, read_batches
 from dpdask.io.shards import Shard, ShardWriter
 from dpdask.io.storage import Folder
@@ -63,17 +63,14 @@ def released_batches(
     released = Chooser(work, fragment.id, fragment.number).released()
     seal = Seal(work.sealed)
     columns = list(dict.fromkeys([*work.released.names, *work.unit_columns]))
-    try:
-        for batch in read_batches(fragment, columns, work.types):
-            seal.add(batch)
-            chosen = released(batch)
-            rows = batch.select(work.released.names)
-            rows = rows if chosen.all() else rows.filter(pa.array(chosen))
-            if teller is not None:
-                teller.add(rows)
-            yield release.randomise(rows, work.codecs, rngs).cast(schema)
-    except DataError as error:
-        raise error.at(fragment.where) from None
+    for batch in read_batches(fragment, columns, work.types):
+        seal.add(batch)
+        chosen = released(batch)
+        rows = batch.select(work.released.names)
+        rows = rows if chosen.all() else rows.filter(pa.array(chosen))
+        if teller is not None:
+            teller.add(rows)
+        yield release.randomise(rows, work.codecs, rngs).cast(schema)
     seal.check(work.secrets, fragment.id, fragment.where)
 
 

@@ -16,7 +16,6 @@ from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
 from dpdask.engine.reduce import FAN_IN, TreeFold, tree_reduce
 from dpdask.engine.seal import Seal
 from dpdask.engine.work import TableWork
-from dpdask.errors import DataError
 from dpdask.io.fragments import Fragment, read_batches
 from dpdask.mechanisms.chain import group_hashes
 from dpdask.references import CellCounts
@@ -138,11 +137,8 @@ def _merge_statistics(parts: list[Mapping[str, Statistic]]) -> Mapping[str, Stat
 def survey_fragment(fragment: Fragment, work: TableWork) -> Survey:
     """Return the survey of one fragment of files, and seal it."""
     seal = Seal(work.sealed)
-    try:
-        chooser = Chooser(work, fragment.id, fragment.number)
-        found = survey_batches(_sealed(read_batches(fragment, work.sealed, work.types), seal), chooser, work)
-    except DataError as error:
-        raise error.at(fragment.where) from None
+    chooser = Chooser(work, fragment.id, fragment.number)
+    found = survey_batches(_sealed(read_batches(fragment, work.sealed, work.types), seal), chooser, work)
     seal.check(work.secrets, fragment.id, fragment.where)
     chooser.keep()
     return found
@@ -206,10 +202,7 @@ def _merge_units(parts: list[UnitRows]) -> UnitRows:
 def unit_rows_of_fragment(fragment: Fragment, work: TableWork) -> UnitRows:
     """Return the unit statistic of one fragment of files, and seal it: bounds hold for the rows they were made of alone."""
     seal = Seal(work.sealed)
-    try:
-        rows = unit_rows_of_batches(_sealed(read_batches(fragment, work.sealed, work.types), seal), fragment.number, work)
-    except DataError as error:
-        raise error.at(fragment.where) from None
+    rows = unit_rows_of_batches(_sealed(read_batches(fragment, work.sealed, work.types), seal), fragment.number, work)
     seal.check(work.secrets, fragment.id, fragment.where)
     return rows
 
@@ -232,6 +225,8 @@ def reduce_units(leaves: Sequence[Any], progress: Progress | None = None) -> Uni
     Each part of the units is merged in a tree of its own, so that no worker holds all units, and the driver gets bounds
     alone.
     """
+    if not leaves:  # a table without a single row group
+        return UnitRows.identity(1).bounds()
     n_parts = 4
     while n_parts < min(64, len(leaves) // 16):
         n_parts *= 2

@@ -88,12 +88,12 @@ def _tabulate_part(part: pd.DataFrame, fragment_id: str, number: int, counted: C
         check_part(part, work.secrets, fragment_id)
     counter = MarginalCounter(domain_of(work.cells), tables.cliques, two_way=tables.two_way)
     batches = [batch_of(part, [*work.codecs, *work.unit_columns], work.types)]
-    n_rows = tabulate_batches(batches, Chooser(work, fragment_id, number), work, counter)
-    return Tabulated(counts=counter.result(), n_released=(n_rows,))
+    n_rows, changed = tabulate_batches(batches, Chooser(work, fragment_id, number), counted, counter)
+    return Tabulated(counts=counter.result(), n_released=(n_rows,), changed=changed)
 
 
 def sample_frame(
-    fitted: FittedCopula | FittedHistogram, folder: Folder, sha256: str, n_rows: int, rows_per_partition: int, seed: int | None
+    fitted: FittedCopula | FittedHistogram, folder: Folder, sha256: str, n_rows: int | None, rows_per_partition: int, seed: int | None
 ) -> Frame:
     """Return a lazy Dask frame of synthetic records.
 
@@ -104,7 +104,7 @@ def sample_frame(
     folder, sha256
         Where the workers read it.
     n_rows, rows_per_partition
-        How many records, in partitions of how many.
+        How many records, None for as many as `fitted` says, in partitions of how many.
     seed
         Decides the records; no secret, because they are post-processing. None for a fresh one.
 
@@ -113,7 +113,7 @@ def sample_frame(
     SpecError
         If a number is out of range.
     """
-    for name, value in (("n_rows", n_rows), ("rows_per_partition", rows_per_partition)):
+    for name, value in (("n_rows", 1 if n_rows is None else n_rows), ("rows_per_partition", rows_per_partition)):
         if type(value) is not int or value < 1:
             raise SpecError("must be a whole number, at least 1", name)
     seed = fresh_seed() if seed is None else seed
@@ -121,12 +121,13 @@ def sample_frame(
         raise SpecError("must be a whole number, at least 0 and below 2**64", "seed")
     prefix = task_prefix("sample")
     call = delayed(_sample_part if isinstance(fitted, FittedCopula) else _draw_part, pure=False)
-    starts = range(0, n_rows, rows_per_partition)
+    n_drawn = fitted.n_drawn(n_rows)
+    starts = range(0, max(1, n_drawn), rows_per_partition)
     calls = [
-        call(folder, sha256, min(rows_per_partition, n_rows - start), start, seed, number, dask_key_name=f"{prefix}-{number}")
+        call(folder, sha256, min(rows_per_partition, n_drawn - start), start, seed, number, dask_key_name=f"{prefix}-{number}")
         for number, start in enumerate(starts)
     ]
-    ends = [*starts, n_rows - 1]
+    ends = [*starts, max(0, n_drawn - 1)]
     return dd.from_delayed(calls, meta=_frame_of(fitted, fitted.types.empty_table(), 0), divisions=tuple(ends), prefix=prefix, verify_meta=True)
 
 

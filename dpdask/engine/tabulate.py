@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
 from dpdask.engine.reduce import tree_reduce
 from dpdask.engine.seal import Seal
 from dpdask.engine.work import TableWork
-from dpdask.errors import DataError, SpecError
+from dpdask.errors import SpecError
 from dpdask.io.fragments import Fragment, read_batches
 from dpdask.kernels.marginals import MAX_LEVELS
 from dpdask.mechanisms.copula import MAX_LATENTS, n_latents_of
@@ -78,10 +79,14 @@ class Tabulated:
         The tables.
     n_released
         For each fragment, in order, how many of its rows are counted: all, or with units those within their bounds.
+    changed
+        For each column, how many values lay outside its domain and were changed; of the columns where some were, and of no
+        rows that the writing stage reads again, which counts them itself.
     """
 
     counts: Marginals
     n_released: tuple[int, ...]
+    changed: Mapping[str, int] = field(default_factory=dict)
 
 
 def shared_work(work: TableWork, tables: Tables, *, released: bool = False) -> Any:
@@ -170,20 +175,30 @@ def encoded(batch: pa.RecordBatch, cells: Mapping[str, Cells], domain: Domain, c
     return codes
 
 
-def tabulate_batches(batches: Iterable[pa.RecordBatch], chooser: Chooser, work: TableWork, counter: MarginalCounter) -> int:
-    """Count the chosen rows of one fragment, and return how many they are.
+def changed_values(batch: pa.RecordBatch, work: TableWork) -> Counter[str]:
+    """Return how many values of each privatised column lie outside its domain and are changed: private."""
+    found = {name: codec.n_outside(batch.column(name)) for name, codec in work.codecs.items()}
+    return Counter({name: n for name, n in found.items() if n})
+
+
+def tabulate_batches(
+    batches: Iterable[pa.RecordBatch], chooser: Chooser, counted: Counted, counter: MarginalCounter
+) -> tuple[int, Mapping[str, int]]:
+    """Count the chosen rows of one fragment, and return how many they are, and how many values were changed, as `Tabulated` says.
 
     Raises
     ------
     DataError
         If a value violates the schema, or a row's unit is null.
     """
-    domain, n_rows = domain_of(work.cells), 0
+    work, n_rows, changed = counted.work, 0, Counter[str]()
+    domain = domain_of(work.cells)
     for batch in batches:
         codes = encoded(batch, work.cells, domain, chooser.split(batch)[0])
         counter.add(codes)
         n_rows += codes.shape[1]
-    return n_rows
+        changed += Counter() if counted.released else changed_values(batch, work)
+    return n_rows, changed
 
 
 @guarded
@@ -191,16 +206,15 @@ def tabulate_fragments(fragments: tuple[Fragment, ...], counted: Counted) -> Tab
     """Return the tables of neighbouring fragments of files; where another pass sees their rows too, each fragment is sealed."""
     work, tables = counted.work, counted.tables
     counter = MarginalCounter(domain_of(work.cells), tables.cliques, two_way=tables.two_way)
-    n_released = []
+    n_released, changed = [], Counter[str]()
     for fragment in fragments:
         chooser = Chooser(work, fragment.id, fragment.number)
-        try:
-            n_released.append(tabulate_batches(sealed_batches(fragment, work, released=counted.released), chooser, work, counter))
-        except DataError as error:
-            raise error.at(fragment.where) from None
+        n_rows, found = tabulate_batches(sealed_batches(fragment, work, released=counted.released), chooser, counted, counter)
+        n_released.append(n_rows)
+        changed += Counter(found)
         if counted.released:
             chooser.keep()
-    return Tabulated(counts=counter.result(), n_released=tuple(n_released))
+    return Tabulated(counts=counter.result(), n_released=tuple(n_released), changed=changed)
 
 
 def sealed_batches(fragment: Fragment, work: TableWork, *, released: bool = False) -> Iterator[pa.RecordBatch]:
@@ -225,7 +239,8 @@ def sealed_batches(fragment: Fragment, work: TableWork, *, released: bool = Fals
 def merge_tables(parts: list[Tabulated]) -> Tabulated:
     """Return the tables of neighbouring fragments together."""
     first, *others = (part.counts for part in parts)
-    return Tabulated(counts=first.merge(*others), n_released=tuple(n for part in parts for n in part.n_released))
+    changed = sum((Counter(part.changed) for part in parts), Counter[str]())
+    return Tabulated(counts=first.merge(*others), n_released=tuple(n for part in parts for n in part.n_released), changed=changed)
 
 
 def tabulate(
@@ -265,7 +280,7 @@ def merged(leaves: Sequence[object], progress: Progress | None = None) -> Tabula
 
 
 def _grouped(fragments: tuple[Fragment, ...], domain: Domain) -> list[tuple[Fragment, ...]]:
-    """Return the fragments as tasks: one each, or where the tables are large, enough rows to be worth their merging."""
+    """Return the fragments as tasks: one each, or where the tables are large, enough rows to be worth their merging; at least one task."""
     large = (sum(domain.sizes) ** 2) // 2 > _LARGE_CELLS
     groups: list[list[Fragment]] = []
     rows = 0
@@ -276,4 +291,4 @@ def _grouped(fragments: tuple[Fragment, ...], domain: Domain) -> list[tuple[Frag
             rows = 0
         groups[-1].append(fragment)
         rows += size
-    return [tuple(group) for group in groups]
+    return [tuple(group) for group in groups] or [()]

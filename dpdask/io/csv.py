@@ -95,7 +95,7 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
         raise InputError("this file cannot be decompressed: it is truncated or corrupt", fragment.name, "write it again") from None
     except pa.ArrowException as error:  # its message holds the value: only the column's number is taken from it
         number = re.match(r"In CSV column #(\d+)", str(error))
-        column = f"column {types.names[int(number[1])]!r}" if number else None
+        column = f"column {types.names[int(number[1])]!r}" if number else "a CSV file"
         raise DataError("a line or a value cannot be read as its declared type", column, "mend the file, or the schema's `type`") from None
 
 

@@ -79,7 +79,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
         return finished
     table = discover(job.input_url, job.schema)
     job.kind.check(table.schema, state.folder)
-    if table.n_rows == 0 or not table.fragments:
+    if table.n_rows == 0 and not job.kind.n_rows_private:
         raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
     warnings = job.kind.expect(table, job.file.output.rows_per_shard).warnings
     with state.lock():

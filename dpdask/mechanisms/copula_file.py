@@ -53,6 +53,10 @@ class FittedCopula:
         """Return the public cells of each released column, in the order of the domain."""
         return released_cells(self.model.domain.names, self.schema, self.types, self.bins)
 
+    def n_drawn(self, wanted: int | None) -> int:
+        """Return how many records to draw: as many as are wanted; if no number is, as the tables say, at least 1."""
+        return max(1, round(self.model.n_rows)) if wanted is None else wanted
+
 
 def copula_to_bytes(fitted: FittedCopula) -> bytes:
     """Return a fitted copula as bytes: the same copula, the same bytes."""

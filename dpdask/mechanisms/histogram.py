@@ -16,7 +16,7 @@ from dpdask.cells import Cells
 from dpdask.errors import SpecError
 from dpdask.kernels.marginals import Codes
 from dpdask.mechanisms.histogram_cells import WELL_ABOVE, WholeLine, affordable_bins, centres, largest_noise
-from dpdask.mechanisms.histogram_sparse import excess_mean, kept, tail, uniform_below
+from dpdask.mechanisms.histogram_sparse import excess_mean, kept, least_cut, tail, uniform_below
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.accountant import epsilon, scaled
 from dpdask.privacy.events import CentralEvent, Composed, DiscreteGaussian, DiscreteLaplace
@@ -46,7 +46,8 @@ class HistogramPlan:
         The noise of the number of rows, which the enhanced threshold needs; None where that number is public or not needed.
     threshold
         `none`: n̂ as it is, negative too (Algorithm 1). `positive`: max(n̂, 0) (Algorithm 1'). `enhanced`:
-        n̂·1{n̂ >= A·log n/ε} (section 4.2).
+        n̂·1{n̂ >= A·log n/ε} (section 4.2). Where n is private, that of `enhanced` is raised, if need be, to one by which
+        noise alone raises so few empty cells that they can be held: see `draw`.
     factor
         A; the paper takes 1/2.
     epsilon, rows
@@ -70,6 +71,11 @@ class HistogramPlan:
     def event(self) -> Composed:
         """What will happen."""
         return Composed(events=tuple(event for event in (self.cells, self.total) if event is not None))
+
+    @property
+    def n_rows_private(self) -> bool:
+        """Whether neighbours differ by the presence of a row."""
+        return self.cells.adjacency == "add-remove"
 
     def cut(self, n_rows: float) -> int | None:
         """Return the least count that is kept, a whole number at least 1; None if all are.
@@ -215,6 +221,11 @@ class PerturbedHistogram:
         drawn = uniform_below(rng, n, int(cumulative[-1]))
         return codes_of(self.domain, self.keys[np.searchsorted(cumulative, drawn, side="right")])
 
+    @property
+    def is_positive(self) -> bool:
+        """Whether any weight is positive, so that there is something to sample."""
+        return bool((self.weights > 0).any())
+
     def check_positive(self) -> None:
         """Check that there is something to sample.
 
@@ -223,7 +234,7 @@ class PerturbedHistogram:
         SpecError
             If no weight is positive.
         """
-        if not (self.weights > 0).any():
+        if not self.is_positive:
             mend = "declare fewer bins, raise epsilon, or take another threshold"
             raise SpecError("no cell has a positive weight: noise and threshold left nothing to sample", "the perturbed histogram", mend)
 
@@ -256,7 +267,14 @@ def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Generator | None =
     Raises
     ------
     SpecError
-        As `check_size`, which needs no data: ask it first.
+        As `check_size`, which needs no data: ask it first. Where the number of rows is private, nothing is refused that
+        `check_size` lets pass for some number of rows.
+
+    Notes
+    -----
+    Where the number of rows is private, no size can be refused by it, and to refuse by the noisy one would be to spend the
+    budget on nothing. So the enhanced threshold is then at least the one by which 5·10⁷ empty cells are expected to be
+    raised: a function of public numbers alone, 1 for up to 10⁸ cells.
 
     Privacy
     -------
@@ -273,7 +291,17 @@ def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Generator | None =
         n_rows = float(counts.n_rows)
     elif planned.total is not None:
         n_rows = float(noise.perturb(np.array([counts.n_rows], dtype=np.int64), planned.total, rng=rng)[0])
-    return _perturbed(counts, planned, n_rows, planned.cut(0.0 if n_rows is None else n_rows), path, rng)
+    cut = planned.cut(0.0 if n_rows is None else n_rows)
+    if cut is not None:
+        cut = max(cut, _floor(counts.domain, planned))
+    return _perturbed(counts, planned, n_rows, cut, path, rng)
+
+
+def _floor(domain: Domain, planned: HistogramPlan) -> int:
+    """Return the least threshold where the number of rows is private and a threshold depends on it; else 1."""
+    if planned.total is None or not isinstance(planned.cells, DiscreteLaplace):
+        return 1
+    return least_cut(n_cells(domain), planned.cells.scale, MAX_SPARSE)
 
 
 def check_size(domain: Domain, planned: HistogramPlan, n_rows: float, *, path: Path = "auto") -> None:
@@ -284,7 +312,7 @@ def check_size(domain: Domain, planned: HistogramPlan, n_rows: float, *, path: P
     domain, planned, path
         As in `draw`.
     n_rows
-        The number of rows where it is public, or a public guess, for the enhanced threshold.
+        The number of rows where it is public, for the enhanced threshold; else the largest that may be.
 
     Raises
     ------
@@ -340,7 +368,7 @@ def cautions(domain: Domain, planned: HistogramPlan, n_rows: float, continuous: 
     domain, planned
         As in `draw`.
     n_rows
-        The number of rows where it is public, or a public guess.
+        The number of rows, which is public.
     continuous
         The attributes that are cut into bins, for which fewer are proposed.
 
@@ -370,6 +398,24 @@ def cautions(domain: Domain, planned: HistogramPlan, n_rows: float, continuous: 
                 "rows; a larger factor of the threshold, or fewer cells, avoids it."
             )
     return said
+
+
+def cautions_without_rows(domain: Domain, planned: HistogramPlan) -> list[str]:
+    """Return what should be said, as `cautions` does, where the number of rows is private: nothing depends on it.
+
+    Parameters
+    ----------
+    domain, planned
+        As in `draw`; `check_size` has let them pass for some number of rows.
+    """
+    floor = _floor(domain, planned)
+    if floor <= (planned.cut(0.0) or 1):
+        return []
+    rows = math.exp((floor - 1) * planned.epsilon / (planned.factor * planned.rows))
+    sentence = f"With fewer than about {rows:,.0f} rows the threshold is raised to {floor:,}, or noise alone would raise more empty cells "
+    return [
+        sentence + f"of {n_cells(domain):,} than the {MAX_SPARSE:,} that can be held; fewer cells, or a larger factor of the threshold, avoid it."
+    ]
 
 
 def _largest(n: int, event: CentralEvent) -> float:

@@ -90,6 +90,16 @@ class FittedHistogram:
         n_rows = self.histogram.n_rows
         return max(1, self.histogram.total if n_rows is None else round(n_rows))
 
+    def n_drawn(self, wanted: int | None) -> int:
+        """Return how many rows to draw: as many as are wanted; if no number is, `n_records`.
+
+        None at all where the number of rows is private and no weight is positive: for all that the noisy counts say, the table is
+        empty, and an empty table is released like any other.
+        """
+        if self.histogram.plan.n_rows_private and not self.histogram.is_positive:
+            return 0
+        return self.n_records if wanted is None else wanted
+
 
 def histogram_to_bytes(fitted: FittedHistogram) -> bytes:
     """Return a perturbed histogram as bytes: the same histogram, the same bytes."""

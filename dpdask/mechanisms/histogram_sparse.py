@@ -34,6 +34,14 @@ def tail(scale: float, cut: int) -> float:
     return math.exp(-cut / scale) / (1.0 + math.exp(-1.0 / scale))
 
 
+def least_cut(n_cells: int, scale: float, most: float) -> int:
+    """Return the least threshold, at least 1, that noise alone raises no more than `most` of so many empty cells to, as expected."""
+    cut = max(1, math.ceil(scale * (math.log(n_cells / most) - math.log1p(math.exp(-1.0 / scale)))))
+    while n_cells * tail(scale, cut) > most:  # rounding
+        cut += 1
+    return cut
+
+
 def excess_mean(scale: float) -> float:
     """Return E(e - cut | e >= cut) = α / (1 - α), for any cut at least 0."""
     return 1.0 / math.expm1(1.0 / scale)

@@ -278,8 +278,12 @@ def _broken_manifest(path: Path) -> None:
     (path / "_dpdask" / "manifest.json").write_text("{")
 
 
-def _empty_groups(folder: Path) -> Words:
-    words = job(folder, {})
+def _header_alone(folder: Path, **changed: Any) -> Words:
+    return _csv(folder, _HEADER, **changed)
+
+
+def _empty_groups(folder: Path, **changed: Any) -> Words:
+    words = job(folder, {}, **changed)
     (folder / "data").mkdir()
     pq.ParquetWriter(folder / "data" / "a.parquet", table().schema).close()
     return words
@@ -334,12 +338,53 @@ def _case(name: str, code: int, says: str, *words: str, parts: Mapping[str, pa.T
 
 
 def _bad_value(name: str, column: str, value: Any, says: str) -> Case:
-    return _case(name, 65, rf"part-1\.parquet, row group 1, column '{column}': {says}", parts={**_BAD, "part-1.parquet": with_value(column, value)})
+    """Return a case of one value that the schema refuses: the line names its column, and neither file nor row group."""
+    return _case(name, 65, rf"^dpdask: column '{column}': {says}", parts={**_BAD, "part-1.parquet": with_value(column, value)}, columns=_REFUSING)
+
+
+def _outside(make: Callable[..., Case], **columns: Any) -> tuple[Case, ...]:
+    """Return the cases of one kind of job whose values outside their domain are declared to become something else."""
+    without = {name: column for name, column in columns.items() if column["role"] == "drop"}
+    clipped = _PRICE | {"outside": "clip"}
+    nulls = {"price": _PRICE | {"nulls": "level", "outside": "null"}, "rating": _RATING | {"nulls": "level", "outside": "null"}}
+    return (
+        *(
+            make(f"{what}, clipped", 0, "", parts={**_BAD, "a.parquet": with_value("price", value)}, columns=COLUMNS | {"price": clipped} | without)
+            for what, value in (("a value outside its bounds", NUMBER), ("an infinity", float("inf")), ("a number beyond 2**1021", -1e308))
+        ),
+        make("a clip that is not declared", 0, "", parts={**_BAD, "a.parquet": with_value("price", NUMBER)}, columns=COLUMNS | without),
+        make(
+            "NaN where null is no level",
+            65,
+            r"^dpdask: column 'price': holds NaN; declare `nulls: level`",
+            parts={**_BAD, "a.parquet": with_value("price", float("nan"))},
+            columns=COLUMNS | without,
+        ),
+        make(
+            "another level",
+            0,
+            "",
+            parts={**_BAD, "a.parquet": with_value("rating", NUMBER)},
+            columns=COLUMNS | {"rating": _RATING | {"other": 3.0}} | without,
+        ),
+        *(
+            make(
+                f"a {name} of {value} that becomes null",
+                0,
+                "",
+                parts={**_BAD, "a.parquet": with_value(name, value)},
+                columns=COLUMNS | nulls | without,
+            )
+            for name, value in (("price", NUMBER), ("price", float("nan")), ("rating", NUMBER))
+        ),
+    )
 
 
 _RATING = COLUMNS["rating"]
 _PRICE = COLUMNS["price"]
+_REFUSING = COLUMNS | {"price": _PRICE | {"outside": "refuse"}}
 _NOBODYS = COLUMNS | {"userId": {"role": "drop"}}
+_NOBODYS_REFUSING = _REFUSING | {"userId": {"role": "drop"}}
 _WIDE = {f"p{place}": _PRICE for place in range(5)} | {name: {"role": "drop"} for name in COLUMNS}
 _NULLS = pa.nulls(N_ROWS, pa.float64())
 
@@ -408,20 +453,41 @@ NOISY_TABLES: tuple[Case, ...] = (
     _copula(
         "a column of nulls, refused",
         65,
-        r"a\.parquet, row group \d, column 'rating': holds a null",
+        r"^dpdask: column 'rating': holds a null",
         parts={"a.parquet": table(rating=_NULLS)},
     ),
+    *_outside(_copula, userId={"role": "drop"}),
     _copula(
         "a value outside its levels",
         65,
-        r"part-1\.parquet, row group 1, column 'rating': holds a value outside its levels",
+        r"^dpdask: column 'rating': holds a value outside its levels",
         parts={**_BAD, "part-1.parquet": with_value("rating", NUMBER)},
     ),
     _copula(
         "a value outside its bounds",
         65,
-        r"part-1\.parquet, row group 1, column 'price': holds a value outside its bounds",
+        r"^dpdask: column 'price': holds a value outside its bounds",
         parts={**_BAD, "part-1.parquet": with_value("price", NUMBER)},
+        columns=_NOBODYS_REFUSING,
+    ),
+    *(
+        make(f"a table of 0 rows, under add-remove{what}", 0, "", parts={"a.parquet": table(0)}, **changed)
+        for make, what, changed in (
+            (_copula, "", {"privacy": {"epsilon": 1.0, "adjacency": "add-remove"}}),
+            (_copula, " with a δ", {"privacy": {"epsilon": 1.0, "delta": 1e-6, "adjacency": "add-remove"}}),
+        )
+    ),
+    Case(
+        name="copula: a table of 0 row groups, under add-remove",
+        code=0,
+        says="",
+        prepare=lambda folder: _empty_groups(folder, columns=_NOBODYS, mechanism={"kind": "copula"}, privacy__adjacency="add-remove"),
+    ),
+    Case(
+        name="copula: a CSV file of a header alone, under add-remove",
+        code=0,
+        says="",
+        prepare=lambda folder: _csv(folder, _HEADER, columns=_NOBODYS, mechanism={"kind": "copula"}, privacy__adjacency="add-remove"),
     ),
     _copula("a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}),
     Case(
@@ -719,6 +785,34 @@ RANGES: tuple[Case, ...] = (
         columns=COLUMNS | {"price": _PRICE | {"nulls": "level"}},
     ),
     _interval(
+        "values outside that would be seen by their nulls",
+        64,
+        r"column 'price': a null has no range to hide in, so which values lie outside the domain would be published; declare `outside: clip`",
+        price={**_DESIGNS["price"], "nulls": "public"},
+        columns=COLUMNS | {"price": _PRICE | {"nulls": "level", "outside": "null"}},
+    ),
+    _interval("a value that is clipped", 0, "", parts={**_BAD, "a.parquet": with_value("price", float("inf"))}),
+    _interval(
+        "NaN that would be clipped",
+        65,
+        r"^dpdask: column 'price': holds NaN; declare `nulls: level`",
+        parts={**_BAD, "a.parquet": with_value("price", float("nan"))},
+    ),
+    _interval(
+        "a value that becomes another level",
+        0,
+        "",
+        parts={**_BAD, "a.parquet": with_value("rating", NUMBER)},
+        columns=COLUMNS | {"rating": _RATING | {"other": 1.0}},
+    ),
+    _interval(
+        "a value that no float holds exactly, in a column without bounds",
+        65,
+        r"^dpdask: column 'price': holds a whole number beyond",
+        parts={"a.parquet": table(price=pa.array([2**53 + 1] * N_ROWS))},
+        columns=COLUMNS | {"price": {"role": "privatise", "kind": "continuous"}},
+    ),
+    _interval(
         "nulls that are public",
         0,
         "",
@@ -730,8 +824,9 @@ RANGES: tuple[Case, ...] = (
         _interval(
             f"a value that is {what}",
             65,
-            rf"part-1\.parquet, row group 1, column '{name}': holds {says}",
+            rf"^dpdask: column '{name}': holds {says}",
             parts={**_BAD, "part-1.parquet": with_value(name, value)},
+            columns=_REFUSING,
         )
         for what, name, value, says in (
             ("null", "price", None, "a null"),
@@ -774,6 +869,7 @@ def _histogram(
 
 
 _ROWS = {"output": "rows", "n_rows": 50}
+_PRESENCE = {"adjacency": "add-remove"}
 HISTOGRAMS: tuple[Case, ...] = (
     _histogram("cells", 0, ""),
     _histogram("cells without a threshold", 0, "", threshold="none"),
@@ -852,20 +948,34 @@ HISTOGRAMS: tuple[Case, ...] = (
         columns=_NOBODYS | {"weight": _PRICE},
         parts={"a.parquet": table(weight=pa.array(np.linspace(0.0, 100.0, N_ROWS)))},
     ),
+    *_outside(_histogram, userId={"role": "drop"}),
     _histogram(
         "a value outside its bounds",
         65,
-        r"part-1\.parquet, row group 1, column 'price': holds a value outside its bounds",
+        r"^dpdask: column 'price': holds a value outside its bounds",
         parts={**_BAD, "part-1.parquet": with_value("price", NUMBER)},
+        columns=_NOBODYS_REFUSING,
     ),
     _histogram(
         "a value outside its levels",
         65,
-        r"part-1\.parquet, row group 1, column 'rating': holds a value outside its levels",
+        r"^dpdask: column 'rating': holds a value outside its levels",
         parts={**_BAD, "part-1.parquet": with_value("rating", NUMBER)},
     ),
-    _histogram(
-        "a null", 65, r"part-1\.parquet, row group 1, column 'price': holds a null", parts={**_BAD, "part-1.parquet": with_value("price", None)}
+    _histogram("a null", 65, r"^dpdask: column 'price': holds a null", parts={**_BAD, "part-1.parquet": with_value("price", None)}),
+    *(
+        _histogram(f"{output} of a table of 0 rows, under add-remove", 0, "", parts={"a.parquet": table(0)}, output=output, privacy=_PRESENCE)
+        for output in ("cells", "rows")
+    ),
+    _histogram("rows of a threshold that no cell reaches, under add-remove", 0, "", factor=1e6, privacy=_PRESENCE, **_ROWS),
+    *(
+        Case(
+            name=f"histogram: {what}, under add-remove",
+            code=0,
+            says="",
+            prepare=lambda folder, make=make: make(folder, columns=_NOBODYS, mechanism={"kind": "histogram"}, privacy={"epsilon": 1.0, **_PRESENCE}),
+        )
+        for what, make in (("a table of 0 row groups", _empty_groups), ("a CSV file of a header alone", _header_alone))
     ),
     _histogram("a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}),
 )
@@ -917,7 +1027,7 @@ CASES: tuple[Case, ...] = (
     _case(
         "a row without its unit",
         65,
-        r"part-1\.parquet, row group 1, column 'userId': holds a null, and the unit of every row must be known",
+        r"^dpdask: column 'userId': holds a null, and the unit of every row must be known",
         parts={**_BAD, "part-1.parquet": with_value("userId", None)},
         privacy__unit={"column": "userId", "max_rows": 5},
     ),
@@ -1102,11 +1212,13 @@ CASES: tuple[Case, ...] = (
     _bad_value("a value outside its bounds", "price", NUMBER, "holds a value outside its bounds; widen the schema's bounds"),
     _bad_value("NaN in a continuous column", "price", float("nan"), "holds NaN or an infinity; store a missing value as null"),
     _bad_value("an infinity in a continuous column", "price", float("inf"), "holds NaN or an infinity"),
+    *_outside(_case),
+    *_outside(lambda name, *given, **more: _case(f"a noisy histogram, {name}", *given, **more, mechanism__reference={"kind": "histogram"})),
     _bad_value("a null that is not declared", "rating", None, "holds a null; declare `nulls: level`, or fill it"),
     Case(
         name="a bad value, a known reference (found while writing)",
         code=65,
-        says=r"part-1\.parquet, row group 1, column 'rating': holds a value outside its levels",
+        says=r"^dpdask: column 'rating': holds a value outside its levels",
         prepare=lambda folder: job(folder, {**_BAD, "part-1.parquet": with_value("rating", NUMBER)}, mechanism__reference=KNOWN),
     ),
     # ---- the table
@@ -1202,13 +1314,13 @@ CASES: tuple[Case, ...] = (
     Case(
         name="a CSV file with a bad value",
         code=65,
-        says=r"part-1\.csv, column 'price': a line or a value cannot be read",
+        says=r"^dpdask: column 'price': a line or a value cannot be read",
         prepare=lambda folder: _csv(folder, _HEADER + _LINES, f"{_HEADER}1,2,{TEXT},x\n"),
     ),
     Case(
         name="a CSV file with a ragged line",
         code=65,
-        says=r"part-1\.csv: a line or a value cannot be read",
+        says=r"^dpdask: a CSV file: a line or a value cannot be read",
         prepare=lambda folder: _csv(folder, _HEADER + _LINES, f"{_HEADER}{_LINES}{TEXT}\n"),
     ),
     Case(
@@ -1232,7 +1344,7 @@ CASES: tuple[Case, ...] = (
     Case(
         name="a CSV value that is not UTF-8",
         code=65,
-        says=r"part-0\.csv, column 'note': a line or a value cannot be read",
+        says=r"^dpdask: column 'note': a line or a value cannot be read",
         prepare=lambda folder: _csv(folder, (_HEADER + _LINES + "1,2,3,nö\n").encode("latin-1"), columns=_columns(note={"role": "keep"})),
     ),
     Case(name="an empty CSV file", code=66, says=r"part-0\.csv: this CSV file has no readable header line", prepare=lambda folder: _csv(folder, "")),

@@ -269,7 +269,7 @@ CASES = (
     _case(
         "chain: nulls in the groups' column",
         65,
-        r"a\.parquet, row groups? .*column 'userId': holds a null, and the group of every",
+        r"^dpdask: column 'userId': holds a null, and the group of every",
         _NULLS,
         chain={"by": "userId"},
     ),

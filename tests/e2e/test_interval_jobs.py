@@ -386,7 +386,7 @@ def test_an_empty_table_is_refused(csv: bool, tmp_path: Path) -> None:
 
 
 def test_a_value_outside_its_bounds_is_refused_without_showing_it(source: Path, tmp_path: Path) -> None:
-    path = job(tmp_path, source, schema={**SCHEMA, "price": {**SCHEMA["price"], "bounds": [0.0, 0.5]}})
+    path = job(tmp_path, source, schema={**SCHEMA, "price": {**SCHEMA["price"], "bounds": [0.0, 0.5], "outside": "refuse"}})
     with pytest.raises(DataError, match=r"column 'price': holds a value outside its bounds"):
         run_here(path)
     assert not hidden(tmp_path / "out").exists()

@@ -31,6 +31,25 @@ class NoParts:
     reference: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Measured:
+    """Noisy tables, and what the pass before them counted.
+
+    Attributes
+    ----------
+    noisy
+        The tables, kept beside the run key.
+    sha256
+        Of their file.
+    changed
+        As in `Fitted`.
+    """
+
+    noisy: NoisyMarginals
+    sha256: str
+    changed: Mapping[str, int] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisyCounts:
     """What the kinds that are computed from noisy counts of all rows promise alike.
@@ -67,6 +86,64 @@ class NoisyCounts:
         """The promise in words."""
         return noisy_counts_text(self.terms.budget)
 
+    @property
+    def n_rows_private(self) -> bool:
+        """Whether neighbours differ by the presence of a row."""
+        return self.terms.budget.adjacency == "add-remove"
+
+    def check_rows(self, n_rows: int) -> None:
+        """Check, before anything is charged, that there are rows where their number is public.
+
+        Raises
+        ------
+        DataError
+            If there is none.
+        """
+        if n_rows == 0 and not self.n_rows_private:
+            raise DataError("the table has no rows", self.terms.input_path, "check the job's input.path")
+
+    def public_rows(self, table: InputTable) -> int | None:
+        """Return the number of rows that footers tell, where it is public; else None."""
+        return None if self.n_rows_private else table.n_rows
+
+    def measured(
+        self,
+        table: InputTable,
+        work: TableWork,
+        tables: tabulate.Tables,
+        planned: MarginalNoise,
+        secrets: Folder,
+        charge: Callable[[], None],
+        progress: Progress | None,
+        *,
+        insecure: bool,
+    ) -> Measured:
+        """Return the noisy tables of all rows (with units: of those within their bounds), drawn once and kept.
+
+        Exact counts reach the driver, are charged, get their noise, and are forgotten. What a driver that died kept is taken
+        up: noise drawn a second time on the same counts would be a second look.
+
+        Raises
+        ------
+        DataError
+            If a value violates the schema; where the number of rows is public, if there is none (a CSV file tells so only
+            when it is read).
+        BudgetError
+            From `charge`.
+        InputError
+            If what was kept is of other tables, or another noise.
+        """
+        drawn = drawn_before(secrets, NOISY_NAME)
+        if drawn is not None:
+            charge()
+            return Measured(noisy=load_drawn(secrets, drawn, work, lambda _: planned), sha256=drawn)
+        found = tabulate.tabulate(table.fragments, release.bound_units(table, work, progress), tables, progress)
+        self.check_rows(found.counts.n_rows)
+        charge()
+        rng = stream(RunKey(secrets.read(KEY_NAME)), "marginals/noise", "") if insecure else None
+        noisy = measure(found.counts, planned, n_rows_public=not self.n_rows_private, rng=rng)
+        return Measured(noisy=noisy, sha256=keep(secrets, NOISY_NAME, noisy_to_bytes(noisy)), changed=found.changed)
+
     def audit(self, types: pa.Schema, secrets: Folder, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return nothing: no row is released, and the noise of the counts is audited as the events that it is."""
         return {}
@@ -93,45 +170,6 @@ def work_on(types: pa.Schema, terms: Terms, bins: Any, secrets: Folder) -> Table
         If they do not fit.
     """
     return tabulated_work(types, terms.schema, bins, secrets, terms.budget.unit_column)
-
-
-def measured(
-    table: InputTable,
-    work: TableWork,
-    tables: tabulate.Tables,
-    planned: MarginalNoise,
-    terms: Terms,
-    secrets: Folder,
-    charge: Callable[[], None],
-    progress: Progress | None,
-    *,
-    insecure: bool,
-) -> tuple[NoisyMarginals, str]:
-    """Return the noisy tables of all rows (with units: of those within their bounds), drawn once and kept, and their sha256.
-
-    Exact counts reach the driver, are charged, get their noise, and are forgotten. What a driver that died kept is taken up:
-    noise drawn a second time on the same counts would be a second look.
-
-    Raises
-    ------
-    DataError
-        If a value violates the schema; if there is no row (a CSV file tells so only when it is read).
-    BudgetError
-        From `charge`.
-    InputError
-        If what was kept is of other tables, or another noise.
-    """
-    drawn = drawn_before(secrets, NOISY_NAME)
-    if drawn is not None:
-        charge()
-        return load_drawn(secrets, drawn, work, lambda _: planned), drawn
-    counts = tabulate.tabulate(table.fragments, release.bound_units(table, work, progress), tables, progress).counts
-    if counts.n_rows == 0:
-        raise DataError("the table has no rows", terms.input_path, "check the job's input.path")
-    charge()
-    rng = stream(RunKey(secrets.read(KEY_NAME)), "marginals/noise", "") if insecure else None
-    noisy = measure(counts, planned, n_rows_public=terms.budget.adjacency == "replace-one", rng=rng)
-    return noisy, keep(secrets, NOISY_NAME, noisy_to_bytes(noisy))
 
 
 def load_noisy(secrets: Folder, digest: str) -> NoisyMarginals:
@@ -174,7 +212,15 @@ def drawn_before(secrets: Folder, name: str) -> str | None:
 
 
 def warnings(terms: Terms, n_rows: int | None) -> tuple[str, ...]:
-    """Return what a steward should be told before a run: a δ that would allow to publish somebody's row as it is."""
+    """Return what a steward should be told before a run: a δ that would allow to publish somebody's row as it is.
+
+    Parameters
+    ----------
+    terms
+        The job's.
+    n_rows
+        The number of rows where it is known and public, else None.
+    """
     delta = terms.budget.delta
     if n_rows is None or delta * n_rows < 1:
         return ()

@@ -123,9 +123,9 @@ class CopulaKind(central.NoisyCounts):
             "fit: noise on every table, and the copula of the noisy tables, on the driver, written once",
             "write: sample synthetic records and stage their shards",
         )
-        n_rows = table.n_rows if self.spec.n_rows == "input" else self.spec.n_rows
-        n_shards = None if n_rows is None else -(-n_rows // rows_per_shard) + (self.terms.budget.adjacency == "add-remove")
-        return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=central.warnings(self.terms, table.n_rows))
+        n_rows = self.public_rows(table) if self.spec.n_rows == "input" else self.spec.n_rows
+        n_shards = None if n_rows is None else -(-n_rows // rows_per_shard)
+        return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=central.warnings(self.terms, self.public_rows(table)))
 
     def fit(self, table: InputTable, secrets: Folder, charge: Callable[[], None], progress: Progress | None, *, insecure: bool) -> Fitted:
         """Count, charge, draw the noise, fit the copula to the noisy tables, and write it.
@@ -142,15 +142,12 @@ class CopulaKind(central.NoisyCounts):
         Exact counts reach the driver and go no further; what is written is a function of the noisy tables.
         """
         work = central.work_on(table.schema, self.terms, self.spec.bins, secrets)
-        noisy, _ = central.measured(table, work, tabulate.ALL_PAIRS, self.noise, self.terms, secrets, charge, progress, insecure=insecure)
-        model, report = fit_copula(noisy, stream(RunKey(secrets.read(KEY_NAME)), "copula/calibration", ""))
+        found = self.measured(table, work, tabulate.ALL_PAIRS, self.noise, secrets, charge, progress, insecure=insecure)
+        model, report = fit_copula(found.noisy, stream(RunKey(secrets.read(KEY_NAME)), "copula/calibration", ""))
         bins = bins_by_column(self.spec.bins, work.cells)
-        fitted = FittedCopula(schema=self.terms.schema, types=work.released, bins=bins, noisy=noisy, model=model, report=report)
-        return self._fitted(fitted, synthesise.write_copula(fitted, secrets))
-
-    def _fitted(self, fitted: FittedCopula, digest: str) -> Fitted:
-        n_rows = max(1, round(fitted.model.n_rows)) if self.spec.n_rows == "input" else self.spec.n_rows
-        return Fitted(release_sha256=digest, n_released=(n_rows,))
+        fitted = FittedCopula(schema=self.terms.schema, types=work.released, bins=bins, noisy=found.noisy, model=model, report=report)
+        n_rows = fitted.n_drawn(None if self.spec.n_rows == "input" else self.spec.n_rows)
+        return Fitted(release_sha256=synthesise.write_copula(fitted, secrets), n_released=(n_rows,), changed=found.changed)
 
     def write(
         self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None

@@ -175,6 +175,11 @@ class DipKind:
         """The hold-out's fraction, or None without a hold-out."""
         return held_out(self.reference)
 
+    @property
+    def n_rows_private(self) -> bool:
+        """Never: rows are released one by one, so everybody can count them."""
+        return False
+
     def check(self, types: pa.Schema, secrets: Folder) -> None:
         """Check a table's Arrow types against the declared domains; nothing is read or written.
 

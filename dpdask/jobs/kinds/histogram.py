@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -17,7 +16,7 @@ from dpdask.engine.compute import Progress
 from dpdask.engine.randomise import Staged
 from dpdask.engine.tabulate import domain_of
 from dpdask.engine.work import KEY_NAME, RELEASE_NAME
-from dpdask.errors import DataError, InputError, SpecError
+from dpdask.errors import InputError, SpecError
 from dpdask.io.fragments import InputTable
 from dpdask.io.storage import Folder
 from dpdask.jobs.kinds import central
@@ -28,15 +27,14 @@ from dpdask.mechanisms.histogram import HistogramPlan, Threshold
 from dpdask.mechanisms.histogram_cells import bins_by_rule
 from dpdask.mechanisms.histogram_file import WEIGHT, FittedHistogram
 from dpdask.mechanisms.histogram_points import Points, points_per_cell
-from dpdask.privacy.events import Composed, DiscreteLaplace
+from dpdask.privacy.events import Composed
 from dpdask.references.bins import as_bins
 from dpdask.reports.histogram_card import histogram_card
 from dpdask.schema import Schema
 from dpdask.stats.joint import n_cells
 from dpdask.streams import RunKey, stream
 
-_MANY_ROWS = 1e18  # before a footer is read: the enhanced threshold is highest, so nothing is refused that would do
-_FAR = 30.0  # scales of the noise that the noisy number of rows keeps within, but for 2**-43
+_MANY_ROWS = 1e18  # while the number of rows is not known, or is private: the enhanced threshold is highest, so nothing is refused that would do
 
 
 def _as_bins(value: object) -> object:
@@ -67,7 +65,8 @@ class NoisyHistogram(Document):
         Of `cells`, what stands for each: its `centre`, or points `spread` in it that keep the moments of a smooth density,
         two for each column that is cut, multiplied; see `mechanisms.histogram_points.spread`.
     n_rows
-        How many rows: a number, or `input`: as many as the table has (under add-remove, as the noisy counts say).
+        How many rows: a number, or `input`: as many as the table has. Under add-remove: as the noisy counts say, and none
+        where no cell has a positive weight.
     """
 
     kind: Literal["histogram"]
@@ -164,14 +163,6 @@ class HistogramKind(central.NoisyCounts):
         cut = sum(not self.terms.schema.columns[name].has_levels for name in self.terms.schema.privatised)
         return bins_by_rule(max(2, table.n_rows), cut, thresholded=self.spec.threshold != "none") if cut else DEFAULT_BINS
 
-    def _public(self, n_rows: int) -> float:
-        """Return the number of rows as decisions before the noise may know it: under add-remove a power of two that the noisy one will reach."""
-        if self.terms.budget.adjacency == "replace-one":
-            return float(n_rows)
-        total = self.noise.total
-        spread = total.scale if isinstance(total, DiscreteLaplace) else 0.0
-        return 2.0 ** math.floor(math.log2(max(2.0, n_rows - _FAR * spread)))
-
     def expect(self, table: InputTable, rows_per_shard: int) -> Expected:
         """Return what a run on a table would do; no row is read.
 
@@ -189,14 +180,16 @@ class HistogramKind(central.NoisyCounts):
             f"fit: noise on every cell, threshold {self.spec.threshold}, on the driver, written once",
             "write: draw synthetic rows and stage their shards" if rows else "write: the cells with a weight, one row a point",
         )
-        warnings = list(central.warnings(self.terms, table.n_rows))
-        if table.n_rows is not None:
-            public = self._public(table.n_rows)
+        public = self.public_rows(table)
+        warnings = list(central.warnings(self.terms, public))
+        if self.n_rows_private:
+            warnings += histogram.cautions_without_rows(domain, self.noise)
+        if public is not None:
             histogram.check_size(domain, self.noise, public)
             cut = tuple(name for name, column in work.cells.items() if len(column.edges))
             warnings += histogram.cautions(domain, self.noise, public, cut)
-        n_rows = None if not rows else table.n_rows if self.spec.n_rows == "input" else self.spec.n_rows
-        n_shards = None if n_rows is None else -(-n_rows // rows_per_shard) + (self.terms.budget.adjacency == "add-remove")
+        n_rows = None if not rows else public if self.spec.n_rows == "input" else self.spec.n_rows
+        n_shards = None if n_rows is None else -(-n_rows // rows_per_shard)
         return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=tuple(warnings))
 
     def fit(self, table: InputTable, secrets: Folder, charge: Callable[[], None], progress: Progress | None, *, insecure: bool) -> Fitted:
@@ -205,11 +198,11 @@ class HistogramKind(central.NoisyCounts):
         Raises
         ------
         DataError
-            If a value violates the schema, or there is no row.
+            If a value violates the schema; where the number of rows is public, if there is none.
         InputError
             If what a driver that died has kept is of another noise.
         SpecError
-            If the histogram is too large.
+            If the histogram is too large for the number of rows, where that is public.
         BudgetError
             From `charge`.
 
@@ -224,26 +217,24 @@ class HistogramKind(central.NoisyCounts):
             if kept.histogram.plan != self.noise:
                 what = "the run's perturbed histogram is of another version of dpdask"
                 raise InputError(what, self.terms.output_url, "go on with that one, or `dpdask abort` the run")
-            return self._fitted(kept, drawn)
+            return self._fitted(kept, drawn, {})
         bins = self._bins(table)
         work = central.work_on(table.schema, self.terms, bins, secrets)
         domain, planned = domain_of(work.cells), self.noise
-        if table.n_rows is not None:
-            histogram.check_size(domain, planned, self._public(table.n_rows))
-        counts = joint.joint_counts(table.fragments, release.bound_units(table, work, progress), progress)
-        if counts.n_rows == 0:
-            raise DataError("the table has no rows", self.terms.input_path, "check the job's input.path")
-        histogram.check_size(domain, planned, self._public(counts.n_rows))
+        found = joint.joint_counts(table.fragments, release.bound_units(table, work, progress), progress)
+        self.check_rows(found.counts.n_rows)
+        if not self.n_rows_private:
+            histogram.check_size(domain, planned, found.counts.n_rows)
         charge()
         rng = stream(RunKey(secrets.read(KEY_NAME)), "histogram/noise", "") if insecure else None
-        noisy = histogram.draw(counts, planned, rng=rng)
+        noisy = histogram.draw(found.counts, planned, rng=rng)
         fitted = FittedHistogram(schema=self.terms.schema, types=work.released, bins=bins_by_column(bins, work.cells), histogram=noisy)
         fitted = replace(fitted, points=self.spec.points)
-        return self._fitted(fitted, synthesise.write_histogram(fitted, secrets))
+        return self._fitted(fitted, synthesise.write_histogram(fitted, secrets), found.changed)
 
-    def _fitted(self, fitted: FittedHistogram, digest: str) -> Fitted:
-        n_rows = fitted.n_records if self.spec.n_rows == "input" else self.spec.n_rows
-        return Fitted(release_sha256=digest, n_released=(fitted.n_points if self.spec.output == "cells" else n_rows,))
+    def _fitted(self, fitted: FittedHistogram, digest: str, changed: Mapping[str, int]) -> Fitted:
+        n_rows = fitted.n_drawn(None if self.spec.n_rows == "input" else self.spec.n_rows)
+        return Fitted(release_sha256=digest, n_released=(fitted.n_points if self.spec.output == "cells" else n_rows,), changed=changed)
 
     def write(
         self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None
@@ -253,12 +244,13 @@ class HistogramKind(central.NoisyCounts):
         Raises
         ------
         SpecError
-            If rows are to be drawn and no weight is positive. The charge stays: to be told so is to be told of the noise.
+            If rows are to be drawn, their number is public, and no weight is positive. The charge stays: to be told so is to
+            be told of the noise. Where their number is private, none is drawn.
         InputError, TemporaryError
             The first failure; what is staged stays.
         """
         output = self.spec.output
-        if output == "rows":
+        if output == "rows" and fitted.n_released[0]:
             synthesise.load_histogram(secrets, fitted.release_sha256).histogram.check_positive()
         n_rows, sha256 = fitted.n_released[0], fitted.release_sha256
         return Staged(shards=tuple(synthesise.write_all_drawn(n_rows, rows_per_shard, output, sha256, secrets, publish, actions, progress)))

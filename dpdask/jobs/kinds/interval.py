@@ -124,6 +124,11 @@ class IntervalKind:
         perturbed = perturbed_columns(self.designs)
         return f"{', '.join(self.designs)} released as random ranges" + (f"; {', '.join(perturbed)} perturbed first" if perturbed else "")
 
+    @property
+    def n_rows_private(self) -> bool:
+        """Never: rows are released one by one, so everybody can count them."""
+        return False
+
     def check(self, types: pa.Schema, secrets: Folder) -> None:
         """Check a table's Arrow types against the declared domains, and tabulate every law; nothing is read or written.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -111,11 +111,15 @@ class Fitted:
         Of the units' bounds, where the unit is not the row.
     n_released
         The released rows of each fragment, or of each writing task. Private unless the kind says otherwise.
+    changed
+        For each column, how many values lay outside its domain and were changed, where the barrier's pass is the only one.
+        Private: for the steward's terminal alone, so it is in no file, and empty when a run goes on from its state.
     """
 
     release_sha256: str
     bounds_sha256: str = ""
     n_released: tuple[int, ...]
+    changed: Mapping[str, int] = field(default_factory=dict, repr=False)
 
 
 class Kind(Protocol):
@@ -154,6 +158,10 @@ class Kind(Protocol):
     @property
     def how(self) -> str:
         """What was done, in a few words."""
+
+    @property
+    def n_rows_private(self) -> bool:
+        """Whether the number of rows is private: then nothing before the noise depends on it, and an empty table is like any other."""
 
     def check(self, types: pa.Schema, secrets: Folder) -> None:
         """Check a table's Arrow types against the declared domains; nothing is read or written.

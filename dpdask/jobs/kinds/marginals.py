@@ -142,7 +142,7 @@ class MarginalsKind(central.NoisyCounts):
             "fit: noise on every cell, on the driver, written once",
             "write: the noisy tables, one row a cell",
         )
-        return Expected(stages=stages, n_rows=None, n_shards=None, warnings=central.warnings(self.terms, table.n_rows))
+        return Expected(stages=stages, n_rows=None, n_shards=None, warnings=central.warnings(self.terms, self.public_rows(table)))
 
     def fit(self, table: InputTable, secrets: Folder, charge: Callable[[], None], progress: Progress | None, *, insecure: bool) -> Fitted:
         """Count, charge, draw the noise and write it beside the run key.
@@ -159,9 +159,9 @@ class MarginalsKind(central.NoisyCounts):
         Exact counts reach the driver and go no further.
         """
         work = central.work_on(table.schema, self.terms, self.spec.bins, secrets)
-        noisy, digest = central.measured(table, work, self._tables, self.noise, self.terms, secrets, charge, progress, insecure=insecure)
-        n_cells = sum(cells.size for cells in noisy.cliques.values())
-        return Fitted(release_sha256=digest, n_released=(n_cells,))
+        found = self.measured(table, work, self._tables, self.noise, secrets, charge, progress, insecure=insecure)
+        n_cells = sum(cells.size for cells in found.noisy.cliques.values())
+        return Fitted(release_sha256=found.sha256, n_released=(n_cells,), changed=found.changed)
 
     def write(
         self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None
