@@ -1,6 +1,10 @@
 """The exception tree: every error says what is wrong, where, and the mend, and carries its exit code.
 
-Messages name columns, files, row groups and public parameters; they never hold a data value or an exact private count.
+Messages name columns and public parameters; they never hold a data value or an exact private count. What is wrong with a
+value (`DataError`) names no file and no row group; a file that is missing, unreadable or changed (`InputError`) is named.
+
+Exit codes and messages are the steward's: they may depend on private rows, and an analyst must never see them. Whoever may
+change a job and see how it ends asks the table a question that no ledger charged.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pyarrow as pa
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from dpdask.documents import Document, parse_yaml, validate
 from dpdask.errors import DataError, SpecError
@@ -92,9 +92,15 @@ class Column(Document):
         """Say what becomes of values outside, where it is left out; `outside: null` in YAML is None here."""
         if not isinstance(data, Mapping) or data.get("role") != "privatise":
             return data
-        usual = "other" if data.get("other") is not None else "clip" if data.get("bounds") is not None else "refuse"
-        given = data.get("outside", usual)
+        given = data.get("outside", _usual(data))
         return {**data, "outside": "null" if given is None else given}
+
+    @model_serializer(mode="wrap")
+    def _without_usual(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what nobody need write: so the digests of jobs and surveys that say nothing of values outside stay what they were."""
+        written: dict[str, Any] = plain(self)
+        usual = {"outside": None if self.role != "privatise" else _usual(written), "other": None}
+        return {key: value for key, value in written.items() if key not in usual or value != usual[key]}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -155,6 +161,11 @@ class Column(Document):
     def outside_in_words(self) -> str:
         """What becomes of values outside the domain, as cards and plans say it: `clip`, `null`, `other: <level>` or `refuse`."""
         return f"other: {self.other}" if self.outside == "other" else str(self.outside)
+
+
+def _usual(column: Mapping[str, Any]) -> Outside:
+    """Return what becomes of values outside a privatised column's domain where nothing is said."""
+    return "other" if column.get("other") is not None else "clip" if column.get("bounds") is not None else "refuse"
 
 
 def _is_truth(level: Level) -> bool:

@@ -29,6 +29,7 @@ CONVENTION = (
 COVERAGE = (
     "; coverage: the probability of the range under its design's public reference, 0 of an exact value: a function of the range and of what is public"
 )
+TRUE = "What is released is true of every row, a value outside its column's domain counting as what the schema makes of it. "
 _LIBRARIES = ("numpy", "pyarrow", "randomgen", "scipy")
 
 
@@ -75,7 +76,7 @@ def _pure_guarantee(designs: Mapping[str, Design], order: RowOrder) -> str:
         f"Of each private value ({', '.join(designs)}) a random range is released that contains it. There is no ε: interval privacy bounds "
         "what is told, not how much likelier an output gets. Given all that is listed as not protected, the value is distributed as it "
         f"was before. Protected: {protected_text(designs)}. Not protected: {unprotected_text(designs)}. "
-        "What is released is true of every row. Releasing the same rows again tells more: the ranges intersect, their leakages add up, and "
+        f"{TRUE}Releasing the same rows again tells more: the ranges intersect, their leakages add up, and "
         f"no ledger counts them. {published_text(order)}."
     )
 
@@ -126,7 +127,7 @@ def interval_card(
             "kind": "interval",
             "columns": "independent",
             "convention": CONVENTION + (COVERAGE if release.coverage else ""),
-            "true_of_every_row": not release.perturbations,
+            "true_of_every_row": not release.perturbations and all(schema.columns[column].outside == "refuse" for column in release.designs),
         },
         "columns": {column: _column(column, release, schema, codecs.get(column)) for column in release.designs}
         | {column: {"role": "kept"} for column in schema.kept},

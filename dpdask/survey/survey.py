@@ -20,7 +20,7 @@ from dpdask.kernels.ranges import Quantiles
 from dpdask.mechanisms.interval import Narrowing, Partition
 from dpdask.mechanisms.interval_design import Canonical, Case1, Case2, CoverageAnchors, Design, IntervalColumns, Progressive, Ring
 from dpdask.mechanisms.interval_release import IntervalRelease, check_designs, ends_of, numbers
-from dpdask.reports.interval_card import interval_card
+from dpdask.reports.interval_card import TRUE, interval_card
 from dpdask.schema import Schema, arrow_type
 from dpdask.streams import RunKey
 from dpdask.survey.answers import MAX_ID, Answers, check_headers, choice_ranges, form_ranges, id_of, read_answers
@@ -34,7 +34,6 @@ _STOPPED = (
     "how soon a respondent stopped, chose tau, or loaded the form anew, which may depend on the value (an early stop shows as a wider range; a "
     "mean_coverage takes everybody to answer every question that was due)"
 )
-_TRUE = "What is released is true of every row. "  # a mechanism's promise, and no survey's
 _OF_DRAWN_ANCHORS = ("mean_coverage", "leakage")
 _PERSON = b"dpdask survey"
 
@@ -170,7 +169,7 @@ class Survey:
         guarantee = card["guarantee"]
         guarantee["unprotected"]["what"] += f"; {more}"
         guarantee["text"] = (
-            guarantee["text"].replace(_TRUE, "")
+            guarantee["text"].replace(TRUE, "")  # a mechanism's promise, and no survey's
             + f" Not protected either: {more}. All of this holds as far as respondents answer truthfully, each of them once."
         )
         card["mechanism"]["true_of_every_row"] = False  # nobody can know: people answered

@@ -69,6 +69,7 @@ class Constant:
     unprotected: str = "nobody"
     guarantee: str = "a constant promise"
     how: str = "5 rows of a constant"
+    n_rows_private: bool = False
 
     def check(self, types: pa.Schema, secrets: Folder) -> None:
         self.calls.append("check")
