@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dpdask.connect import cautions, connected
+from dpdask.engine.told import Told
 from dpdask.errors import DpdaskError, InternalError, UsageError
 from dpdask.io.storage import absolute_url
 from dpdask.jobs import run as runner
@@ -134,6 +135,8 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
         "insecure": loaded.file.insecure_seed is not None,
     }
     click.echo(json.dumps(result, ensure_ascii=False) if as_json else _outcome_text(loaded, result))
+    if not as_json:
+        _tell(outcome.told)
 
 
 @cli.command()
@@ -351,6 +354,13 @@ def _outcome_text(job: Job, result: dict[str, Any]) -> str:
         *(f"  WARNING   {warning}" for warning in result["warnings"]),
     ]
     return "\n".join(lines)
+
+
+def _tell(told: Told) -> None:
+    """Tell the steward's terminal exact counts of the private table; nothing that may be kept or passed on gets them."""
+    if sys.stderr.isatty():
+        for name, count in told.changed.items():
+            click.echo(f"  private   column {name!r}: {count:,} values lay outside its domain and were changed as the schema says", err=True)
 
 
 @contextmanager

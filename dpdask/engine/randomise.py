@@ -1,11 +1,11 @@
-"""The writing stage: each task randomises its fragments and stages their shards; doing it twice changes nothing."""
+"""The writing stage: each task randomises its fragments, orders their rows and stages their shards; doing it twice changes nothing."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 from dask import delayed
@@ -14,6 +14,8 @@ from dpdask.engine.choose import Chooser
 from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
 from dpdask.engine.rows import DIP_ROWS, Rows
 from dpdask.engine.seal import Seal
+from dpdask.engine.shuffle import by_number, shuffled
+from dpdask.engine.told import Teller, Told
 from dpdask.engine.work import ShardWork, TableWork
 from dpdask.errors import InputError
 from dpdask.io.fragments import Fragment, read_batches
@@ -21,8 +23,33 @@ from dpdask.io.shards import Shard, ShardWriter
 from dpdask.io.storage import Folder
 
 
-def released_batches(fragment: Fragment, work: TableWork, release_sha256: str, kind: Rows = DIP_ROWS) -> Iterator[pa.RecordBatch]:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a task that failed
+class Staged:
+    """What a writing task, or all of them, have staged.
+
+    Attributes
+    ----------
+    shards
+        As they are in the staging folder, by name.
+    told
+        What the steward's terminal is to be told, where rows were read. Private.
+    """
+
+    shards: tuple[Shard, ...]
+    told: Told = field(default_factory=Told)
+
+
+def released_batches(
+    fragment: Fragment, work: TableWork, release_sha256: str, kind: Rows = DIP_ROWS, teller: Teller | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yield a fragment's released rows, in order: a pure function of the run key, the release and the fragment.
+
+    Parameters
+    ----------
+    fragment, work, release_sha256, kind
+        What is released, and how.
+    teller
+        Is shown each batch before it is randomised.
 
     Raises
     ------
@@ -41,23 +68,26 @@ def released_batches(fragment: Fragment, work: TableWork, release_sha256: str, k
         chosen = released(batch)
         rows = batch.select(work.released.names)
         rows = rows if chosen.all() else rows.filter(pa.array(chosen))
+        if teller is not None:
+            teller.add(rows)
         yield release.randomise(rows, work.codecs, rngs).cast(schema)
     seal.check(work.secrets, fragment.id, fragment.where)
 
 
 @guarded
-def write_shards(task: ShardWork, work: TableWork, release_sha256: str, staging: Folder, actions: Folder, kind: Rows = DIP_ROWS) -> tuple[Shard, ...]:
+def write_shards(task: ShardWork, work: TableWork, release_sha256: str, staging: Folder, actions: Folder, kind: Rows = DIP_ROWS) -> Staged:
     """Stage a task's shards and record them; a task that is staged already is only checked.
 
     Returns
     -------
-    The shards, as they are in the staging folder.
+    The shards, as they are in the staging folder, and what is to be told of their rows.
     """
     staged = recorded(task.names[0], staging, actions)
     if staged is not None:
         return staged
-    batches = _checked(task, work, release_sha256, kind)
-    return stage(batches, kind.released(work), kind.few_valued(work), task.names, task.rows_per_shard, staging, actions)
+    teller = Teller(work)
+    rows = shuffled(_checked(task, work, release_sha256, kind, teller), task, work.key())
+    return stage(rows, kind.released(work), kind.few_valued(work), task.names, task.rows_per_shard, staging, actions, lambda: teller.told)
 
 
 def stage(
@@ -68,7 +98,8 @@ def stage(
     rows_per_shard: int,
     staging: Folder,
     actions: Folder,
-) -> tuple[Shard, ...]:
+    told: Callable[[], Told] = Told,
+) -> Staged:
     """Write batches as shards of at most `rows_per_shard` rows, and record them when all are whole.
 
     Parameters
@@ -83,6 +114,8 @@ def stage(
         The most rows of a shard.
     staging, actions
         Where shards and their record go.
+    told
+        Returns, when all batches are written, what is to be told of their rows.
     """
     shards: list[Shard] = []
     rest = iter(names)
@@ -103,41 +136,44 @@ def stage(
         if writer is not None:
             writer.discard(error)
         raise
-    actions.write(_record(names[0]), json.dumps([asdict(shard) for shard in shards]).encode())
-    return tuple(shards)
+    staged = Staged(shards=tuple(shards), told=told())
+    record = {"shards": [asdict(shard) for shard in shards], "told": staged.told.to_dict()}
+    actions.write(_record(names[0]), json.dumps(record).encode(), private=True)
+    return staged
 
 
 def _record(first_name: str) -> str:
     return f"{first_name}.json"
 
 
-def _checked(task: ShardWork, work: TableWork, release_sha256: str, kind: Rows) -> Iterator[pa.RecordBatch]:
+def _checked(task: ShardWork, work: TableWork, release_sha256: str, kind: Rows, teller: Teller) -> Iterator[pa.RecordBatch]:
     """Yield the released rows of a task's fragments, checking that each has as many as it was surveyed to have."""
     for fragment, expected in zip(task.fragments, task.n_released, strict=True):
         n_rows = 0
-        for batch in released_batches(fragment, work, release_sha256, kind):
+        for batch in released_batches(fragment, work, release_sha256, kind, teller):
             n_rows += batch.num_rows
             yield batch
         if n_rows != expected:
             raise InputError("this file changed since the run began", fragment.where, "restore it and run again, or `dpdask abort` the run")
 
 
-def recorded(first_name: str, staging: Folder, actions: Folder) -> tuple[Shard, ...] | None:
-    """Return the recorded shards of the task whose first shard is named, if each is staged with the recorded digest."""
+def recorded(first_name: str, staging: Folder, actions: Folder) -> Staged | None:
+    """Return what the task whose first shard is named has recorded, if each shard is staged with the recorded digest."""
     record = _record(first_name)
     if not actions.exists(record):
         return None
     try:
-        shards = tuple(Shard(**shard) for shard in json.loads(actions.read(record)))
-    except (ValueError, TypeError):
+        content = json.loads(actions.read(record))
+        staged = Staged(shards=tuple(Shard(**shard) for shard in content["shards"]), told=Told.from_dict(content["told"]))
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    for shard in shards:
+    for shard in staged.shards:
         if not staging.exists(shard.name):
             return None
         with staging.open(shard.name) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:  # type: ignore[arg-type]  # fsspec's files have readinto
                 return None
-    return shards
+    return staged
 
 
 def write_all(
@@ -148,8 +184,17 @@ def write_all(
     actions: Folder,
     progress: Progress | None = None,
     kind: Rows = DIP_ROWS,
-) -> list[Shard]:
-    """Stage every shard of a release and return them in the order of the rows.
+) -> Staged:
+    """Stage every shard of a release and return them by name, with what is to be told of all rows.
+
+    Parameters
+    ----------
+    tasks
+        In the order of their shards.
+    work, release_sha256, staging, actions, kind
+        As for `write_shards`.
+    progress
+        Called with (stage, done, total).
 
     Raises
     ------
@@ -160,4 +205,7 @@ def write_all(
     shared = delayed(work, pure=False, traverse=False, name=task_prefix("work"))
     call = delayed(write_shards, pure=False)
     calls = [call(task, shared, release_sha256, staging, actions, kind, dask_key_name=f"{prefix}-{number}") for number, task in enumerate(tasks)]
-    return [shard for shards in run_tasks("write", calls, progress) for shard in shards]
+    found = run_tasks("write", calls, progress)
+    in_place = sorted(zip(tasks, found, strict=True), key=lambda pair: pair[0].fragments[0].number)  # orders merge in that of the table
+    shards = sorted((shard for staged in found for shard in staged.shards), key=lambda shard: by_number(shard.name))
+    return Staged(shards=tuple(shards), told=Told().merge(*(staged.told for _, staged in in_place)))

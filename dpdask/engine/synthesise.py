@@ -108,12 +108,12 @@ def write_records(task: SyntheticShard, sha256: str, secrets: Folder, staging: F
     """Stage one shard and record it; one that is staged already is only checked."""
     staged = recorded(task.name, staging, actions)
     if staged is not None:
-        return staged
+        return staged.shards
     fitted = load_copula(secrets, sha256)
     key = RunKey(secrets.read(KEY_NAME))
     batches = record_batches(fitted, task.n_rows, lambda purpose: fitted.model.stream(key, f"{task.name}/{purpose}"))
     few_valued = [name for name, column in fitted.schema.columns.items() if column.has_levels]
-    return stage(batches, fitted.types, few_valued, (task.name,), task.n_rows, staging, actions)
+    return stage(batches, fitted.types, few_valued, (task.name,), task.n_rows, staging, actions).shards
 
 
 def write_all_records(
@@ -187,14 +187,14 @@ def write_drawn(
     """
     staged = recorded(task.name, staging, actions)
     if staged is not None:
-        return staged
+        return staged.shards
     fitted = load_histogram(secrets, sha256)
     few_valued = [name for name, column in fitted.schema.columns.items() if column.role == "privatise" and (column.has_levels or output == "cells")]
     if output == "rows":
         batches = drawn_batches(fitted, task.n_rows, RunKey(secrets.read(KEY_NAME)), task.name)
-        return stage(batches, fitted.types, few_valued, (task.name,), task.n_rows, staging, actions)
+        return stage(batches, fitted.types, few_valued, (task.name,), task.n_rows, staging, actions).shards
     rows = fitted.cell_rows(first, first + task.n_rows)
-    return stage(rows.to_batches(), rows.schema, few_valued, (task.name,), max(1, task.n_rows), staging, actions)
+    return stage(rows.to_batches(), rows.schema, few_valued, (task.name,), max(1, task.n_rows), staging, actions).shards
 
 
 def write_all_drawn(

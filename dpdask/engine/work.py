@@ -138,12 +138,15 @@ class ShardWork:
         The shards, in order; all but the last hold `rows_per_shard` rows.
     rows_per_shard
         The most rows of a shard.
+    window
+        How many rows are shuffled at a time, whole shards; None where they keep their order.
     """
 
     fragments: tuple[Fragment, ...]
     n_released: tuple[int, ...] = field(repr=False)  # Dask logs the arguments of a task that failed
     names: tuple[str, ...]
     rows_per_shard: int
+    window: int | None = None
 
 
 def keep(folder: Folder, name: str, data: bytes) -> str:

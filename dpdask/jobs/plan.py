@@ -8,6 +8,7 @@ from typing import Any
 from dpdask.io.fragments import InputTable, discover
 from dpdask.io.storage import Folder
 from dpdask.jobs import charging
+from dpdask.jobs.ordering import footer_warnings
 from dpdask.jobs.spec import Job
 
 _COMMIT = "commit: all shards appear at once, with manifest and release card; the run key is destroyed"
@@ -103,7 +104,7 @@ def plan_job(job: Job) -> Plan:
         n_shards=expected.n_shards,
         output=job.output_url,
         insecure=job.file.insecure_seed is not None,
-        warnings=expected.warnings,
+        warnings=(*expected.warnings, *footer_warnings(job, table)),
     )
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dpdask.engine.compute import Progress
+from dpdask.engine.randomise import Staged
+from dpdask.engine.told import Told
 from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
 from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, InternalError, OutputError, SpecError
 from dpdask.io.fragments import InputTable, discover
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
-from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.jobs import charging
+from dpdask.jobs.ordering import sorted_warnings
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
 from dpdask.reports.card import with_dataset
@@ -33,13 +35,16 @@ class Outcome:
     manifest
         The committed shards.
     warnings
-        What the plan warns of.
+        What the plan warns of, and columns that lay sorted in the input.
+    told
+        What the steward's terminal alone is told: exact, and covered by no ε. Empty of a job that was finished already.
     """
 
     status: Literal["released", "already released"]
     output: str
     manifest: Manifest
     warnings: tuple[str, ...] = ()
+    told: Told = field(default_factory=Told)
 
 
 def run_job(job: Job, progress: Progress | None = None) -> Outcome:
@@ -89,7 +94,8 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
         if finished is not None:
             return finished
         try:
-            return dataclasses.replace(_advance(job, state, table, progress), warnings=warnings)
+            outcome = _advance(job, state, table, progress)
+            return dataclasses.replace(outcome, warnings=(*warnings, *outcome.warnings))
         except DpdaskError as error:
             _fail(job, state, error)
             raise
@@ -196,14 +202,21 @@ def _advance(job: Job, state: RunState, table: InputTable, progress: Progress | 
         _charge(job, state, reached)  # charged already, unless the job got its ledger, or another one, since
     publish = state.publish(reached.run_id)
     actions = state.actions(reached.run_id)
-    shards = job.kind.write(table, reached.fitted, state.folder, publish, actions, job.file.output.rows_per_shard, progress)
-    manifest = _stage_meta(job, state, table, reached, shards)
+    staged = job.kind.write(table, reached.fitted, state.folder, publish, actions, job.file.output.rows_per_shard, progress)
+    manifest = _stage_meta(job, state, table, reached, staged)
     state.write(dataclasses.replace(reached, stage="staged"))
     _sweep(publish, manifest)
     publish.move_to(state.output)
     charging.commit(job, reached.run_id, reached.release_sha256)
     state.remove()
-    return Outcome(status="released", output=job.output_url, manifest=manifest)
+    told = _told(staged)
+    warnings = sorted_warnings(job, told, len(manifest.shards))
+    return Outcome(status="released", output=job.output_url, manifest=manifest, warnings=warnings, told=told)
+
+
+def _told(staged: Staged, *, strict: bool = False) -> Told:
+    """Return what the barrier and the writing tasks have to tell the steward; nothing with a strict ledger, which tells nobody."""
+    return Told() if strict else staged.told
 
 
 def _sweep(publish: Folder, manifest: Manifest) -> None:
@@ -234,12 +247,12 @@ def _fit(job: Job, state: RunState, table: InputTable, reached: Progressed, prog
     return reached
 
 
-def _stage_meta(job: Job, state: RunState, table: InputTable, reached: Progressed, shards: list[Shard]) -> Manifest:
+def _stage_meta(job: Job, state: RunState, table: InputTable, reached: Progressed, staged: Staged) -> Manifest:
     card = job.kind.card(table, reached.fitted, state.folder, insecure=job.file.insecure_seed is not None)
     card = with_dataset(card, charging.coverage_until(job, reached.run_id))
     publish = state.publish(reached.run_id)
     publish.write(CARD_NAME, card)
-    manifest = Manifest(job=job.digest, shards=tuple(shards), card_sha256=hashlib.sha256(card).hexdigest())
+    manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(card).hexdigest())
     publish.write(MANIFEST_NAME, manifest.to_bytes())
     publish.write(SUCCESS_NAME, b"")
     return manifest

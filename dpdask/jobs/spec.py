@@ -17,6 +17,7 @@ from dpdask.io.fragments import takes_in
 from dpdask.io.storage import absolute_url
 from dpdask.jobs.kinds import Mechanism, Parts, Setting, Terms, kind_of, spends
 from dpdask.privacy import Budget
+from dpdask.privacy.order import RowOrder
 from dpdask.schema import Schema
 
 _BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"}
@@ -29,10 +30,11 @@ class Input(Document):
 
 
 class Output(Document):
-    """Where the release goes, and the most rows of a shard."""
+    """Where the release goes, the most rows of a shard, and whether rows that are released one by one keep the order of the input."""
 
     path: str = Field(min_length=1)
     rows_per_shard: int = Field(default=1_000_000, ge=1)
+    order: RowOrder = "shuffled"
 
 
 class Cluster(Document):
@@ -108,7 +110,8 @@ class Job:
 
     def _terms(self, base: Path) -> Setting:
         file = self.file
-        setting = Setting(name=file.name, schema=self.schema, base=base, input_path=file.input.path, output_url=self.output_url)
+        place, order = self.output_url, file.output.order
+        setting = Setting(name=file.name, schema=self.schema, base=base, input_path=file.input.path, output_url=place, order=order)
         if file.privacy is None:
             return setting
         return Terms(budget=file.privacy, **{field.name: getattr(setting, field.name) for field in fields(setting)})
@@ -132,9 +135,11 @@ class Job:
     def digest(self) -> str:
         """A digest of all that decides the output's bytes, but for the input's content.
 
-        The cluster is left out: the same job on another scheduler is the same job. So are the ledger and the output's place.
+        The cluster is left out: the same job on another scheduler is the same job. So are the ledger and the output's place, and
+        the order of rows that are not shuffled.
         """
-        content = self.file.model_dump(mode="json", by_alias=True, exclude={"cluster": True, "ledger": True, "output": {"path"}, "schema_path": True})
+        place = {"path"} if self.kind.order == "shuffled" else {"path", "order"}
+        content = self.file.model_dump(mode="json", by_alias=True, exclude={"cluster": True, "ledger": True, "output": place, "schema_path": True})
         whole = {"job": content, "schema": self.schema.model_dump(mode="json"), "input": self.input_url}
         return blake2b(json.dumps(whole, sort_keys=True).encode(), digest_size=16).hexdigest()
 

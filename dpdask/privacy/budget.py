@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, PlainSerializer
 from dpdask.documents import Document
 from dpdask.errors import SpecError
 from dpdask.privacy.events import Adjacency
+from dpdask.privacy.order import RowOrder, published_text
 from dpdask.privacy.rounding import rounded_down
 
 MAX_EPSILON = 100.0
@@ -94,7 +95,7 @@ def split_epsilon(epsilon: float, columns: tuple[str, ...], weights: Mapping[str
     return parts
 
 
-def guarantee_text(budget: Budget, protected: str, unprotected: str, *, everyone: bool = True) -> str:
+def guarantee_text(budget: Budget, protected: str, unprotected: str, order: RowOrder = "keep", *, everyone: bool = True) -> str:
     """Return the promise of a release row by row in words, with who is not covered in the same breath.
 
     Parameters
@@ -103,6 +104,8 @@ def guarantee_text(budget: Budget, protected: str, unprotected: str, *, everyone
         What is promised.
     protected, unprotected
         Who is covered, and who is not.
+    order
+        Whether the rows keep the order of the input.
     everyone
         Whether every row of the table is covered; if not, the bound on an attacker is limited to the rows that are.
 
@@ -123,7 +126,7 @@ def guarantee_text(budget: Budget, protected: str, unprotected: str, *, everyone
     return (
         f"{whose} are ε = {_epsilon_text(budget.epsilon)} differentially private ({promise}). "
         f"Protected: {protected}. Not protected: {unprotected}. "
-        f"Kept columns, the number of rows, their order and which rows are there are published as they are; {many}. "
+        f"{published_text(order)}; {many}. "
         + _attacker_text(budget, f"{tested} had one value rather than another")
         + ("" if everyone else " No such bound holds for the rows that are not protected.")
     )

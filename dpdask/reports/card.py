@@ -19,6 +19,7 @@ from dpdask.mechanisms.tree_spending import TreeSpending
 from dpdask.privacy import Budget, cautions, guarantee_text
 from dpdask.privacy.coverage import Coverage
 from dpdask.privacy.events import to_dict
+from dpdask.privacy.order import RowOrder, order_text
 from dpdask.privacy.rounding import rounded_up
 from dpdask.references import Chain, Public, Reference, held_out
 from dpdask.reports.tree_card import tree_accounting, tree_columns, tree_mechanism
@@ -43,6 +44,7 @@ def release_card(
     insecure: bool,
     released_share: float | None = None,
     n_rows: int | None = None,
+    order: RowOrder = "keep",
 ) -> bytes:
     """Return the card as canonical JSON: the same release, the same bytes.
 
@@ -58,6 +60,8 @@ def release_card(
         Which part of the rows is released, where a unit's bound drops some; given as a whole percentage.
     n_rows
         How many rows the table has, if that is known: public under replace-one.
+    order
+        Whether the rows keep the order of the input.
 
     Privacy
     -------
@@ -69,7 +73,7 @@ def release_card(
     of = "rows" if budget.unit_column is None else "units; of each, the rows beyond the bound are not released"
     guarantee = {
         "text": ("INSECURE: the noise is reproducible from a seed, so this release protects nobody. " if insecure else "")
-        + guarantee_text(budget, reference.protected, reference.unprotected, everyone=not unreleased),
+        + guarantee_text(budget, reference.protected, reference.unprotected, order, everyone=not unreleased),
         "epsilon": budget.epsilon,
         "delta": budget.delta,
         "adjacency": budget.adjacency,
@@ -88,7 +92,7 @@ def release_card(
         "mechanism": {"kind": "dip", "channel": channel, **_joint(reference, release), "reference": _reference(reference)},
         "columns": _columns(schema, codecs, spending, release) | {column: {"role": "kept"} for column in schema.kept},
         "accounting": _accounting(budget, spending, release),
-        "order": "rows keep the order of the input, which is public",
+        "order": order_text(order),
         "insecure": insecure,
         "versions": {"dpdask": __version__, "streams": STREAM_FORMAT, **{library: version(library) for library in _LIBRARIES}},
     }

@@ -16,6 +16,7 @@ from dpdask.mechanisms.interval_promise import protected, unprotected
 from dpdask.mechanisms.interval_release import IntervalRelease, released_as, unit_of
 from dpdask.privacy import Budget, guarantee_text
 from dpdask.privacy.events import to_dict
+from dpdask.privacy.order import RowOrder, order_text, published_text
 from dpdask.schema import Schema
 from dpdask.streams import STREAM_FORMAT
 from dpdask.version import __version__
@@ -48,7 +49,7 @@ def unprotected_text(designs: Mapping[str, Design]) -> str:
     return "; ".join(f"of {', '.join(names)}: {text}" for text, names in by_text.items())
 
 
-def interval_guarantee(designs: Mapping[str, Design], budget: Budget | None = None) -> str:
+def interval_guarantee(designs: Mapping[str, Design], budget: Budget | None = None, order: RowOrder = "keep") -> str:
     """Return the promise in words, with what is not covered in the same breath.
 
     Parameters
@@ -57,29 +58,38 @@ def interval_guarantee(designs: Mapping[str, Design], budget: Budget | None = No
         By column.
     budget
         What is promised of the perturbed columns; None if there are none.
+    order
+        Whether the rows keep the order of the input.
     """
     perturbed = {name: design for name, design in designs.items() if name in perturbed_columns(designs)}
     pure = {name: design for name, design in designs.items() if name not in perturbed}
     if budget is None:
-        return _pure_guarantee(pure)
+        return _pure_guarantee(pure, order)
     columns = ", ".join(perturbed)
-    epsilon = guarantee_text(budget, f"the values of {columns} in all rows", unprotected_text(perturbed))
+    epsilon = guarantee_text(budget, f"the values of {columns} in all rows", unprotected_text(perturbed), order)
     told = f"Of each value of {columns} a random range is released that contains what a perturbation made of it, and need not contain the value. "
-    return f"{told}For {columns}: {epsilon}" + (f" For {', '.join(pure)} that ε says nothing. {_pure_guarantee(pure)}" if pure else "")
+    return f"{told}For {columns}: {epsilon}" + (f" For {', '.join(pure)} that ε says nothing. {_pure_guarantee(pure, order)}" if pure else "")
 
 
-def _pure_guarantee(designs: Mapping[str, Design]) -> str:
+def _pure_guarantee(designs: Mapping[str, Design], order: RowOrder) -> str:
     return (
         f"Of each private value ({', '.join(designs)}) a random range is released that contains it. There is no ε: interval privacy bounds "
         "what is told, not how much likelier an output gets. Given all that is listed as not protected, the value is distributed as it "
         f"was before. Protected: {protected_text(designs)}. Not protected: {unprotected_text(designs)}. "
         f"{TRUE}Releasing the same rows again tells more: the ranges intersect, their leakages add up, and "
-        "no ledger counts them. Kept columns, the number of rows, their order and which rows are there are published as they are."
+        f"no ledger counts them. {published_text(order)}."
     )
 
 
 def interval_card(
-    *, name: str, release: IntervalRelease, schema: Schema, codecs: Mapping[str, Codec], insecure: bool, budget: Budget | None = None
+    *,
+    name: str,
+    release: IntervalRelease,
+    schema: Schema,
+    codecs: Mapping[str, Codec],
+    insecure: bool,
+    budget: Budget | None = None,
+    order: RowOrder = "keep",
 ) -> bytes:
     """Return the card as canonical JSON: the same release, the same bytes.
 
@@ -95,6 +105,8 @@ def interval_card(
         Whether the anchors came from a seed.
     budget
         What is promised of the perturbed columns; None if there are none.
+    order
+        Whether the rows keep the order of the input.
 
     Privacy
     -------
@@ -106,7 +118,7 @@ def interval_card(
         "format": CARD_FORMAT,
         "name": name,
         "guarantee": {
-            "text": warning + interval_guarantee(release.designs, budget),
+            "text": warning + interval_guarantee(release.designs, budget, order),
             **_promise(release, budget),
             "protected": {"what": protected_text(release.designs)},
             "unprotected": {"what": unprotected_text(release.designs)},
@@ -120,7 +132,7 @@ def interval_card(
         "columns": {column: _column(column, release, schema, codecs.get(column)) for column in release.designs}
         | {column: {"role": "kept"} for column in schema.kept},
         "accounting": _accounting(release, budget),
-        "order": "rows keep the order of the input, which is public",
+        "order": order_text(order),
         "insecure": insecure,
         "versions": {"dpdask": __version__, "streams": STREAM_FORMAT, **{library: version(library) for library in _LIBRARIES}},
     }

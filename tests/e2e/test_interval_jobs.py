@@ -67,7 +67,7 @@ def job(folder: Path, source: Path, designs: dict[str, Any] = DESIGNS, **changed
 
 
 def run(folder: Path, source: Path, designs: dict[str, Any] = DESIGNS, **changed: Any) -> pa.Table:
-    run_here(job(folder, source, designs, **changed))
+    run_here(job(folder, source, designs, **{"output__order": "keep", **changed}))  # rows are compared with their originals
     return read(folder / "out")
 
 

@@ -30,7 +30,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword in DataFrame
 
 def release(folder: Path, **settings: object) -> Path:
     out = folder / "out"
-    changed = {"input.path": folder / "ratings", "output.path": out, "cluster": "{kind: threads}", "insecure_seed": 11, **settings}
+    changed = {"input.path": folder / "ratings", "output.path": out, "output.order": "keep", "cluster": "{kind: threads}", "insecure_seed": 11}
+    changed |= settings
     ended = command("run", str(JOB), *(word for key, value in changed.items() for word in ("--set", f"{key}={value}")))
     assert ended.code == 0, ended.err
     return out
@@ -110,7 +111,7 @@ def test_types_nulls_and_texts_reach_every_reader(tmp_path):
     }
     job = yaml.safe_load(JOB.read_text()) | {
         "input": {"path": "table.parquet"},
-        "output": {"path": "out", "rows_per_shard": 100},
+        "output": {"path": "out", "rows_per_shard": 100, "order": "keep"},
         "cluster": {"kind": "synchronous"},
     }
     (tmp_path / "schema.yaml").write_text(yaml.safe_dump({"columns": columns}))

@@ -78,7 +78,8 @@ def written(folder: Path, rows: pd.DataFrame, n_files: int = 3) -> Path:
 
 
 def job(folder: Path, source: Path, **changed: Any) -> Path:
-    given = {"schema": SCHEMA, "privacy__epsilon": 3.0, "mechanism__reference": TREE, "output__rows_per_shard": 5000, **changed}
+    given = {"schema": SCHEMA, "privacy__epsilon": 3.0, "mechanism__reference": TREE, "output__rows_per_shard": 5000}
+    given |= {"output__order": "keep", **changed}  # rows are compared with their originals
     return write_job(folder, source, folder / "out", **given)
 
 

@@ -17,9 +17,10 @@ from e2e.helpers import HOLDOUT, RATINGS_SCHEMA, lake, load, write_job
 
 from dpdask.cli import _audit_text, _outcome_text, _plan_text
 from dpdask.engine.compute import Progress
+from dpdask.engine.randomise import Staged
 from dpdask.errors import BudgetError, DataError, InternalError, SpecError, TemporaryError
 from dpdask.io.fragments import InputTable
-from dpdask.io.shards import Shard, ShardWriter
+from dpdask.io.shards import ShardWriter
 from dpdask.io.storage import Folder
 from dpdask.jobs import charging
 from dpdask.jobs.auditing import audit_job
@@ -65,6 +66,7 @@ class Constant:
     )
     spending: Spending = field(default_factory=lambda: Spending(reference={"rating, genre": 0.1}, row={}, rows_per_unit=1))
     uncovered: tuple[Uncovered, ...] = ()
+    order: None = None
     protected: str = "all rows"
     unprotected: str = "nobody"
     guarantee: str = "a constant promise"
@@ -85,14 +87,14 @@ class Constant:
 
     def write(
         self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None
-    ) -> list[Shard]:
+    ) -> Staged:
         self.calls.append("write")
         if self.failing is not None:
             raise self.failing
         assert fitted == Fitted(release_sha256="constant", n_released=(self.n_rows,))
         writer = ShardWriter(publish, "part-00000.parquet", TYPES, [])
         writer.write(pa.record_batch({"rating": [1.0] * self.n_rows}, TYPES))
-        return [writer.close()]
+        return Staged(shards=(writer.close(),))
 
     def card(self, table: InputTable, fitted: Fitted, secrets: Folder, *, insecure: bool) -> bytes:
         return b'{"constant": true}\n'
@@ -292,4 +294,16 @@ def test_the_digest_of_a_job_stays(mechanism: str, privacy: str, digest: str, tm
         "name: pinned\ninput: {path: 'memory://lake/data'}\noutput: {path: out}\nschema: schema.yaml\n"
         f"privacy: {privacy}\nmechanism: {mechanism}\n"
     )
-    assert load_job(tmp_path / "job.yaml").digest == digest
+    assert load_job(tmp_path / "job.yaml", {"output.order": "keep"}).digest == digest
+    assert load_job(tmp_path / "job.yaml").digest == load_job(tmp_path / "job.yaml", {"output.order": "shuffled"}).digest != digest
+
+
+@pytest.mark.parametrize("mechanism", ["{kind: copula}", "{kind: marginals, cliques: [[x]]}", "{kind: histogram, bins: {y: 4}, output: rows}"])
+def test_the_order_is_no_part_of_a_job_whose_rows_have_none(mechanism: str, tmp_path: Path) -> None:
+    (tmp_path / "schema.yaml").write_text(
+        "columns:\n  x: {role: privatise, kind: discrete, levels: [1, 2, 3]}\n  y: {role: privatise, kind: continuous, bounds: [0.0, 1.0]}\n"
+    )
+    (tmp_path / "job.yaml").write_text(
+        f"name: pinned\ninput: {{path: in}}\noutput: {{path: out}}\nschema: schema.yaml\nprivacy: {{epsilon: 1.0}}\nmechanism: {mechanism}\n"
+    )
+    assert load_job(tmp_path / "job.yaml", {"output.order": "keep"}).digest == load_job(tmp_path / "job.yaml").digest

@@ -74,6 +74,10 @@ class NoisyCounts:
         return NoParts()
 
     @property
+    def order(self) -> None:
+        """None: no row of the input is released."""
+
+    @property
     def protected(self) -> str:
         """Who is covered, in words."""
         return COVERED

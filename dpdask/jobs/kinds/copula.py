@@ -13,9 +13,9 @@ from dpdask.cells import DEFAULT_BINS
 from dpdask.documents import Document
 from dpdask.engine import synthesise, tabulate
 from dpdask.engine.compute import Progress
+from dpdask.engine.randomise import Staged
 from dpdask.engine.work import KEY_NAME
 from dpdask.io.fragments import InputTable
-from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.jobs.kinds import central
 from dpdask.jobs.kinds.kind import Expected, Fitted, Terms
@@ -151,7 +151,7 @@ class CopulaKind(central.NoisyCounts):
 
     def write(
         self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None
-    ) -> list[Shard]:
+    ) -> Staged:
         """Stage every shard of synthetic records; doing it twice changes nothing. The table is not read again.
 
         Raises
@@ -160,7 +160,7 @@ class CopulaKind(central.NoisyCounts):
             The first failure; what is staged stays.
         """
         tasks = synthesise.lay_out_records(fitted.n_released[0], rows_per_shard)
-        return synthesise.write_all_records(tasks, fitted.release_sha256, secrets, publish, actions, progress)
+        return Staged(shards=tuple(synthesise.write_all_records(tasks, fitted.release_sha256, secrets, publish, actions, progress)))
 
     def card(self, table: InputTable, fitted: Fitted, secrets: Folder, *, insecure: bool) -> bytes:
         """Return the release card: the same release, the same bytes."""

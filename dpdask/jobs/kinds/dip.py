@@ -16,10 +16,11 @@ from dpdask.codec import LevelCodec
 from dpdask.documents import Document
 from dpdask.engine import randomise, release
 from dpdask.engine.compute import Progress
-from dpdask.engine.work import TableWork, lay_out, table_work
+from dpdask.engine.randomise import Staged
+from dpdask.engine.shuffle import lay_out_rows, shard_rows
+from dpdask.engine.work import TableWork, table_work
 from dpdask.errors import DataError, SpecError
 from dpdask.io.fragments import InputTable, takes_in
-from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.jobs.kinds.kind import Expected, Fitted, Terms
 from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
@@ -34,6 +35,7 @@ from dpdask.privacy import Budget, guarantee_text
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon, shown_weights, within_digits
 from dpdask.privacy.coverage import Uncovered
 from dpdask.privacy.events import Composed
+from dpdask.privacy.order import RowOrder
 from dpdask.references import (
     Chain,
     Distribution,
@@ -151,6 +153,11 @@ class DipKind:
         return uncovered_by(self.reference)
 
     @property
+    def order(self) -> RowOrder:
+        """The order of the released rows."""
+        return self.terms.order
+
+    @property
     def protected(self) -> str:
         """Who is covered, in words: the reference decides."""
         return self.reference.protected
@@ -163,7 +170,7 @@ class DipKind:
     @property
     def guarantee(self) -> str:
         """The promise in words."""
-        return guarantee_text(self.terms.budget, self.protected, self.unprotected, everyone=not self.uncovered)
+        return guarantee_text(self.terms.budget, self.protected, self.unprotected, self.order, everyone=not self.uncovered)
 
     @property
     def how(self) -> str:
@@ -202,11 +209,12 @@ class DipKind:
         warnings = self._warnings(table.n_rows)
         if table.n_rows is None:
             return Expected(stages=stages, n_rows=None, n_shards=None, warnings=warnings)
+        per_shard = shard_rows(self.terms.schema.released(table.schema), rows_per_shard, self.order)
         bounded = self.terms.budget.unit_column is not None  # then how many rows the units have decides, and no footer tells
         return Expected(
             stages=stages,
             n_rows=None if bounded else round(table.n_rows * (1 - (self.fraction or 0.0))),
-            n_shards=most_shards(table.n_rows, None if bounded else self.fraction, len(table.fragments), rows_per_shard),
+            n_shards=most_shards(table.n_rows, None if bounded else self.fraction, len(table.fragments), per_shard),
             warnings=warnings,
         )
 
@@ -272,16 +280,16 @@ class DipKind:
 
     def write(
         self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None
-    ) -> list[Shard]:
-        """Stage every shard and return them in the order of the rows; doing it twice changes nothing.
+    ) -> Staged:
+        """Stage every shard and return them by name; doing it twice changes nothing.
 
         Raises
         ------
         DataError, InputError, TemporaryError
             The first failure; what is staged stays.
         """
-        tasks = lay_out(table.fragments, fitted.n_released, rows_per_shard)
         work = self._work(table.schema, secrets, fitted)
+        tasks = lay_out_rows(table.fragments, fitted.n_released, rows_per_shard, work.released, self.order, work.key())
         return randomise.write_all(tasks, work, fitted.release_sha256, publish, actions, progress)
 
     def card(self, table: InputTable, fitted: Fitted, secrets: Folder, *, insecure: bool) -> bytes:
@@ -298,6 +306,7 @@ class DipKind:
             insecure=insecure,
             released_share=sum(fitted.n_released) / table.n_rows if table.n_rows else None,
             n_rows=table.n_rows,
+            order=self.order,
         )
 
     def audit(self, types: pa.Schema, secrets: Folder, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:

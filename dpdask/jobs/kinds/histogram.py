@@ -13,11 +13,11 @@ from dpdask.cells import DEFAULT_BINS
 from dpdask.documents import Document
 from dpdask.engine import joint, release, synthesise
 from dpdask.engine.compute import Progress
+from dpdask.engine.randomise import Staged
 from dpdask.engine.tabulate import domain_of
 from dpdask.engine.work import KEY_NAME, RELEASE_NAME
 from dpdask.errors import InputError, SpecError
 from dpdask.io.fragments import InputTable
-from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.jobs.kinds import central
 from dpdask.jobs.kinds.kind import Expected, Fitted, Terms
@@ -238,7 +238,7 @@ class HistogramKind(central.NoisyCounts):
 
     def write(
         self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None
-    ) -> list[Shard]:
+    ) -> Staged:
         """Stage every shard; doing it twice changes nothing. The table is not read again.
 
         Raises
@@ -252,7 +252,8 @@ class HistogramKind(central.NoisyCounts):
         output = self.spec.output
         if output == "rows" and fitted.n_released[0]:
             synthesise.load_histogram(secrets, fitted.release_sha256).histogram.check_positive()
-        return synthesise.write_all_drawn(fitted.n_released[0], rows_per_shard, output, fitted.release_sha256, secrets, publish, actions, progress)
+        n_rows, sha256 = fitted.n_released[0], fitted.release_sha256
+        return Staged(shards=tuple(synthesise.write_all_drawn(n_rows, rows_per_shard, output, sha256, secrets, publish, actions, progress)))
 
     def card(self, table: InputTable, fitted: Fitted, secrets: Folder, *, insecure: bool) -> bytes:
         """Return the release card: the same release, the same bytes."""

@@ -12,21 +12,23 @@ from pydantic import Field
 from dpdask.documents import Document
 from dpdask.engine import randomise, release
 from dpdask.engine.compute import Progress
+from dpdask.engine.randomise import Staged
 from dpdask.engine.rows import COVERED_ROWS, RANGE_ROWS, load_designs, write_designs
-from dpdask.engine.work import TableWork, lay_out, table_work
+from dpdask.engine.shuffle import lay_out_rows, shard_rows
+from dpdask.engine.work import TableWork, table_work
 from dpdask.errors import DataError
 from dpdask.io.fragments import InputTable
-from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.jobs.kinds.dip import most_shards
 from dpdask.jobs.kinds.kind import Expected, Fitted, Setting, Terms
 from dpdask.mechanisms.interval_design import Design
 from dpdask.mechanisms.interval_differential import perturbed_columns, spending_of, within
-from dpdask.mechanisms.interval_release import IntervalRelease, check_designs
+from dpdask.mechanisms.interval_release import IntervalRelease, check_designs, released_schema
 from dpdask.mechanisms.spending import Spending
 from dpdask.privacy import Budget
 from dpdask.privacy.coverage import Uncovered
 from dpdask.privacy.events import Composed
+from dpdask.privacy.order import RowOrder
 from dpdask.reports.interval_card import interval_card, interval_guarantee, protected_text, unprotected_text
 
 
@@ -103,6 +105,11 @@ class IntervalKind:
         return spending_of(self.designs)
 
     @property
+    def order(self) -> RowOrder:
+        """The order of the released rows."""
+        return self.terms.order
+
+    @property
     def protected(self) -> str:
         """What is covered, in words."""
         return protected_text(self.designs)
@@ -115,7 +122,7 @@ class IntervalKind:
     @property
     def guarantee(self) -> str:
         """The promise in words."""
-        return interval_guarantee(self.designs, self.budget)
+        return interval_guarantee(self.designs, self.budget, self.order)
 
     @property
     def how(self) -> str:
@@ -144,6 +151,9 @@ class IntervalKind:
     def _release(self, work: TableWork) -> IntervalRelease:
         return IntervalRelease.of(self.designs, work.codecs, coverage=self.spec.coverage)
 
+    def _released(self, types: pa.Schema) -> pa.Schema:
+        return released_schema(self.terms.schema.released(types), list(self.designs), coverage=self.spec.coverage)
+
     def expect(self, table: InputTable, rows_per_shard: int) -> Expected:
         """Return what a run on a table would do; no row is read."""
         columns = ", ".join(self.designs)
@@ -153,7 +163,8 @@ class IntervalKind:
             "fit: the tables that anchors and perturbations are drawn from, on the driver; the designs are written once",
             f"write: {self._perturbing}draw each fragment's anchors, find its values' ranges, and stage its shards",
         )
-        n_shards = None if table.n_rows is None else most_shards(table.n_rows, None, len(table.fragments), rows_per_shard)
+        per_shard = shard_rows(self._released(table.schema), rows_per_shard, self.order)
+        n_shards = None if table.n_rows is None else most_shards(table.n_rows, None, len(table.fragments), per_shard)
         return Expected(stages=stages, n_rows=table.n_rows, n_shards=n_shards)
 
     @property
@@ -181,17 +192,17 @@ class IntervalKind:
 
     def write(
         self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None
-    ) -> list[Shard]:
-        """Stage every shard and return them in the order of the rows; doing it twice changes nothing.
+    ) -> Staged:
+        """Stage every shard and return them by name; doing it twice changes nothing.
 
         Raises
         ------
         DataError, InputError, TemporaryError
             The first failure; what is staged stays.
         """
-        tasks = lay_out(table.fragments, fitted.n_released, rows_per_shard)
-        rows = COVERED_ROWS if self.spec.coverage else RANGE_ROWS
-        return randomise.write_all(tasks, self._work(table.schema, secrets), fitted.release_sha256, publish, actions, progress, rows)
+        work, rows = self._work(table.schema, secrets), COVERED_ROWS if self.spec.coverage else RANGE_ROWS
+        tasks = lay_out_rows(table.fragments, fitted.n_released, rows_per_shard, self._released(table.schema), self.order, work.key())
+        return randomise.write_all(tasks, work, fitted.release_sha256, publish, actions, progress, rows)
 
     def card(self, table: InputTable, fitted: Fitted, secrets: Folder, *, insecure: bool) -> bytes:
         """Return the release card: the same release, the same bytes."""
@@ -202,6 +213,7 @@ class IntervalKind:
             codecs=self._work(table.schema, secrets).codecs,
             insecure=insecure,
             budget=self.budget,
+            order=self.order,
         )
 
     def audit(self, types: pa.Schema, secrets: Folder, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:

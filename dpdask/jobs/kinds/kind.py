@@ -10,12 +10,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from dpdask.engine.compute import Progress
+from dpdask.engine.randomise import Staged
 from dpdask.io.fragments import InputTable
-from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.privacy import Budget
 from dpdask.privacy.coverage import Uncovered
 from dpdask.privacy.events import Event
+from dpdask.privacy.order import RowOrder
 from dpdask.schema import Schema
 
 WHOLE_ROW = "(all columns of a row)"
@@ -37,6 +38,8 @@ class Setting:
         The input's place as the job writes it, for messages.
     output_url
         Where the release goes.
+    order
+        Whether rows that are released one by one keep the order of the input.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Setting:
     base: Path
     input_path: str
     output_url: str
+    order: RowOrder = "shuffled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +145,10 @@ class Kind(Protocol):
         """How ε is shared, for the plan and the audit."""
 
     @property
+    def order(self) -> RowOrder | None:
+        """The order of the released rows; None where no row of the input is released."""
+
+    @property
     def protected(self) -> str:
         """Who is covered, in words."""
 
@@ -198,8 +206,8 @@ class Kind(Protocol):
 
     def write(
         self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None
-    ) -> list[Shard]:
-        """Stage every shard in `publish`, recorded in `actions`, and return them in the order of the rows; doing it twice changes nothing."""
+    ) -> Staged:
+        """Stage every shard in `publish`, recorded in `actions`, and return them by name; doing it twice changes nothing."""
 
     def card(self, table: InputTable, fitted: Fitted, secrets: Folder, *, insecure: bool) -> bytes:
         """Return the release card: the same release, the same bytes."""

@@ -14,10 +14,9 @@ from dpdask.cells import DEFAULT_BINS, Cells
 from dpdask.documents import Document
 from dpdask.engine import tabulate
 from dpdask.engine.compute import Progress
-from dpdask.engine.randomise import recorded, stage
+from dpdask.engine.randomise import Staged, recorded, stage
 from dpdask.errors import SpecError
 from dpdask.io.fragments import InputTable
-from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.jobs.kinds import central
 from dpdask.jobs.kinds.kind import Expected, Fitted, Terms
@@ -166,7 +165,7 @@ class MarginalsKind(central.NoisyCounts):
 
     def write(
         self, table: InputTable, fitted: Fitted, secrets: Folder, publish: Folder, actions: Folder, rows_per_shard: int, progress: Progress | None
-    ) -> list[Shard]:
+    ) -> Staged:
         """Stage the tables as shards; doing it twice changes nothing.
 
         Raises
@@ -177,13 +176,13 @@ class MarginalsKind(central.NoisyCounts):
         names = tuple(f"part-{number:05d}.parquet" for number in range(-(-fitted.n_released[0] // rows_per_shard)))
         staged = recorded(names[0], publish, actions)
         if staged is not None:
-            return list(staged)
+            return staged
         noisy = central.load_noisy(secrets, fitted.release_sha256)
         cells = central.work_on(table.schema, self.terms, self.spec.bins, secrets).cells
         schema = released_schema(self.spec.cliques)
         batches = (cell_rows(noisy, clique, cells, schema) for clique in noisy.cliques)
         few_valued = [name for name in schema.names if name != _COUNT]
-        return list(stage(batches, schema, few_valued, names, rows_per_shard, publish, actions))
+        return stage(batches, schema, few_valued, names, rows_per_shard, publish, actions)
 
     def card(self, table: InputTable, fitted: Fitted, secrets: Folder, *, insecure: bool) -> bytes:
         """Return the release card: the same release, the same bytes."""

@@ -1,0 +1,116 @@
+"""The order of released rows: shuffled inside each writing task and over the shards' numbers, or kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+from numpy.random import Generator
+
+from dpdask.engine.work import ShardWork, lay_out
+from dpdask.io.fragments import Fragment
+from dpdask.kernels.permutation import permutation
+from dpdask.privacy.order import RowOrder
+from dpdask.streams import RunKey, stream, words
+
+ROWS_ID, SHARDS_ID = "order/rows", "order/shards"
+
+WINDOW_ROWS = 2**20
+WINDOW_BYTES = 2**28
+HELD_BYTES = 2**30
+_TEXT_BYTES = 64
+_YIELDED_ROWS = 2**17
+
+
+def lay_out_rows(
+    fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_per_shard: int, released: pa.Schema, order: RowOrder, key: RunKey
+) -> list[ShardWork]:
+    """Return the writing tasks of a release row by row, in the order of their shards.
+
+    Parameters
+    ----------
+    fragments, n_released
+        As for `lay_out`.
+    rows_per_shard
+        The most rows of a shard, as the job says.
+    released
+        The released columns and types.
+    order
+        Whether the rows keep the order of the fragments.
+    key
+        The run's key.
+
+    Privacy
+    -------
+    Shuffled, the shards' numbers are a keyed permutation, and so are the tasks': neither a shard's name nor the time at which
+    it was written tells where in the table its rows stood.
+    """
+    if order == "keep":
+        return lay_out(fragments, n_released, rows_per_shard)
+    per_shard = shard_rows(released, rows_per_shard, order)
+    tasks = lay_out(fragments, n_released, per_shard)
+    names = [name for task in tasks for name in task.names]
+    places = iter(permutation(words(stream(key, SHARDS_ID, ""), len(names))).tolist())
+    window = per_shard * max(1, min(WINDOW_ROWS, WINDOW_BYTES // row_bytes(released)) // per_shard)
+    shuffled = [dataclasses.replace(task, names=tuple(names[next(places)] for _ in task.names), window=window) for task in tasks]
+    return sorted(shuffled, key=lambda task: by_number(task.names[0]))
+
+
+def by_number(shard: str) -> tuple[int, str]:
+    """Return what shards' names are sorted by: `part-99999` stands before `part-100000`."""
+    return len(shard), shard
+
+
+def shard_rows(released: pa.Schema, rows_per_shard: int, order: RowOrder) -> int:
+    """Return the most rows of a shard: as the job says, but where rows are shuffled no more than are shuffled at a time."""
+    return rows_per_shard if order == "keep" else max(1, min(rows_per_shard, WINDOW_BYTES // row_bytes(released)))
+
+
+def row_bytes(released: pa.Schema) -> int:
+    """Return about how many bytes a row takes in memory, by its types alone: texts, lists and the like count 64 bytes."""
+    return sum(_bytes_of(type_) for type_ in released.types) or 1
+
+
+def _bytes_of(type_: pa.DataType) -> int:
+    try:
+        return max(1, int(type_.bit_width) // 8)
+    except ValueError:  # it has no fixed width
+        return _TEXT_BYTES
+
+
+def shuffled(batches: Iterable[pa.RecordBatch], task: ShardWork, key: RunKey) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a writing task in the order of its shards: as they come, or shuffled window by window.
+
+    Notes
+    -----
+    Windows end where `task.window` says, and shards with them, so that the rows of a shard are in random order. Only where
+    long texts make a window hold 1 GiB does it end before. The permutation is a function of the run key, the task's
+    first fragment and the number of rows before.
+    """
+    if task.window is None:
+        yield from batches
+        return
+    rng = stream(key, ROWS_ID, task.fragments[0].id)
+    held: list[pa.RecordBatch] = []
+    n_held = bytes_held = 0
+    for batch in batches:
+        start = 0
+        while start < batch.num_rows:
+            part = batch.slice(start, task.window - n_held)
+            held.append(part)
+            start, n_held, bytes_held = start + part.num_rows, n_held + part.num_rows, bytes_held + part.nbytes
+            if n_held == task.window or bytes_held >= HELD_BYTES:
+                yield from _permuted(held, rng)
+                n_held = bytes_held = 0
+    if held:
+        yield from _permuted(held, rng)
+
+
+def _permuted(held: list[pa.RecordBatch], rng: Generator) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of batches, which are let go, in random order; of the rows in their new order a part is made at a time."""
+    rows = pa.Table.from_batches(held).combine_chunks()
+    held.clear()
+    order = pa.array(permutation(words(rng, rows.num_rows)))
+    for start in range(0, rows.num_rows, _YIELDED_ROWS):
+        yield from rows.take(order.slice(start, _YIELDED_ROWS)).combine_chunks().to_batches()

@@ -1,0 +1,154 @@
+"""What a run tells the steward's terminal alone: there it stands, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from e2e.helpers import command, hidden, run_cli, run_here, write_job
+
+from dpdask.engine.randomise import Staged
+from dpdask.engine.told import Told
+from dpdask.errors import TemporaryError
+from dpdask.io.storage import Folder
+from dpdask.jobs.run import _told
+from dpdask.stats.order import ColumnOrder
+
+SCHEMA: dict[str, Any] = {
+    "who": {"role": "keep", "type": "int64"},
+    "income": {"role": "privatise", "kind": "continuous", "bounds": [0, 1000], "type": "float64"},
+    "kind": {"role": "privatise", "kind": "categorical", "levels": ["a", "b", "rest"], "other": "rest", "type": "string"},
+    "day": {"role": "privatise", "kind": "continuous", "bounds": [0, 400], "type": "int32"},
+}
+TOO_RICH, STRANGE = 4711, 1237  # numbers that stand nowhere by chance
+N_ROWS = 10_000
+TOLD = {"income": "4,711 values lay outside", "kind": "1,237 values lay outside"}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(5)
+    income = rng.uniform(1, 999, N_ROWS)
+    income[:TOO_RICH] = 5e6
+    kind = np.where(np.arange(N_ROWS) < STRANGE, "z", "a")
+    table = pa.table({"who": np.arange(N_ROWS), "income": rng.permutation(income), "kind": rng.permutation(kind)})
+    table = table.append_column("day", pa.array(rng.integers(0, 366, N_ROWS), pa.int32()))
+    (tmp_path / "in").mkdir()
+    pq.write_table(table, tmp_path / "in" / "part.parquet", row_group_size=1500)
+    mechanism = {"kind": "dip", "reference": {"kind": "histogram"}}
+    return write_job(tmp_path, tmp_path / "in", tmp_path / "out", schema=SCHEMA, mechanism=mechanism, output__rows_per_shard=2000)
+
+
+def on_terminal(*words: str | Path) -> tuple[str, str]:
+    """Run the command line with its stderr on a terminal and return stdout and what the terminal showed."""
+    ours, its = pty.openpty()
+    with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=its, text=True, env=dict(os.environ)) as process:
+        os.close(its)
+        shown = b""
+        while True:
+            try:
+                part = os.read(ours, 2**16)
+            except OSError:  # the other end is closed
+                break
+            if not part:
+                break
+            shown += part
+        out, _ = process.communicate(timeout=120)
+    os.close(ours)
+    assert process.returncode == 0, shown
+    return out, shown.decode()
+
+
+def nowhere(text: str) -> bool:
+    return not any(number in text for number in ("4,711", "4711", "1,237", "1237"))
+
+
+def test_counts_stand_on_the_terminal_and_in_no_file(job: Path, tmp_path: Path) -> None:
+    out, shown = on_terminal("run", job)
+    for name, text in TOLD.items():
+        assert f"column '{name}': {text}" in shown
+    assert "'day'" not in shown
+    assert nowhere(out)
+    for path in (path for path in tmp_path.joinpath("out").rglob("*") if path.suffix != ".parquet" and path.is_file()):
+        content = json.loads(path.read_text() or "{}")
+        for shard in content.get("shards", []):
+            del shard["sha256"], shard["n_bytes"]
+        content.pop("card_sha256", None)
+        assert nowhere(json.dumps({key: value for key, value in content.items() if key not in ("columns", "accounting")})), path
+    assert not hidden(tmp_path / "out").exists()
+
+
+def test_without_a_terminal_nobody_is_told(job: Path) -> None:
+    found = run_cli("run", job)
+    assert found.returncode == 0
+    assert nowhere(found.stdout)
+    assert "outside" not in found.stderr
+
+
+def test_json_tells_nobody_even_on_a_terminal(job: Path) -> None:
+    out, shown = on_terminal("run", job, "--json")
+    assert json.loads(out)["status"] == "released"
+    assert nowhere(str({key: value for key, value in json.loads(out).items() if key != "bytes"}))
+    assert "outside" not in shown
+
+
+def test_a_resumed_run_tells_what_the_first_one_counted(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: object) -> None:
+        raise TemporaryError("crash")
+
+    with monkeypatch.context() as struck:
+        struck.setattr(Folder, "move_to", crash)
+        with pytest.raises(TemporaryError):
+            run_here(job)
+    outcome = run_here(job)
+    assert outcome.told.changed == {"income": TOO_RICH, "kind": STRANGE}
+    assert "4711" not in repr(outcome)
+    assert run_here(job).told == Told()
+
+
+def test_only_released_rows_are_counted(job: Path, tmp_path: Path) -> None:
+    outcome = run_here(job, mechanism__reference="{kind: holdout, fraction: 0.5}")
+    share = outcome.told.changed["income"] / TOO_RICH
+    assert 0.4 < share < 0.6
+    clean = run_here(job, output__path=tmp_path / "clean", input__path=clean_copy(tmp_path))
+    assert clean.told.changed == {}
+
+
+def clean_copy(folder: Path) -> Path:
+    table = pq.read_table(folder / "in")
+    inside = np.minimum(table["income"].to_numpy(), 1000.0)
+    kind = [kind if kind == "a" else "b" for kind in table["kind"].to_pylist()]
+    (folder / "inside").mkdir()
+    columns = {"who": table["who"], "income": inside, "kind": kind, "day": table["day"]}
+    pq.write_table(pa.table(columns), folder / "inside" / "part.parquet")
+    return folder / "inside"
+
+
+def test_a_strict_ledger_tells_nobody() -> None:
+    staged = Staged(shards=(), told=Told(changed={"income": 3}))
+    assert _told(staged).changed == {"income": 3}
+    assert _told(staged, strict=True) == Told()
+
+
+def test_what_is_told_merges_in_order_and_comes_back_from_a_record() -> None:
+    parts = [
+        Told(changed={"a": 2}, order={"a": ColumnOrder.of_batch(np.array([1, 2])), "b": ColumnOrder.of_batch(np.array([1.5]))}),
+        Told(changed={"a": 1, "b": 1}, order={"a": ColumnOrder.of_batch(np.array([2, 5])), "b": ColumnOrder.of_batch(np.array([0.5]))}),
+        Told(),
+        Told(order={"a": ColumnOrder.of_batch(np.array([4]))}),
+    ]
+    one, two, three, four = parts
+    merged = one.merge(two, three, four)
+    assert merged == one.merge(two).merge(three.merge(four)) == Told().merge(*parts)
+    assert merged.changed == {"a": 3, "b": 1}
+    assert (merged.order["a"].is_sorted, merged.order["b"].is_sorted) == (False, True)
+    for told in (*parts, merged):
+        assert Told.from_dict(json.loads(json.dumps(told.to_dict()))) == told
