@@ -178,7 +178,7 @@ class Effort:
 Draw: TypeAlias = Callable[[Iterable[int]], list[View]]  # views of runs with these seeds
 
 
-def tell_apart(left: Draw, right: Draw, effort: Effort = Effort(), *, delta: float = 0.0, alpha: float = 1e-9) -> Finding:  # noqa: B008 - frozen
+def tell_apart(left: Draw, right: Draw, effort: Effort = Effort(), *, delta: float = 0.0, alpha: float = 1e-9) -> Finding:
     """Return the lower bound on ε, at δ and up to an error of `alpha`, of the event that tells two laws of views apart best.
 
     An event: a leaf has a value, is there at all, or is at most a number. The first runs find events whose rates differ; fresh
@@ -258,13 +258,14 @@ def released(views: Iterable[View], rows: Iterable[int]) -> list[View]:
 
 
 def law_p_value(draws: np.ndarray, probability: Callable[[np.ndarray], np.ndarray]) -> float:
-    """Return the p-value of whole-number draws under a law: Pearson's test on the values expected 10 times or more, and the rest as one."""
+    """Return the p-value of whole-number draws under a law: Pearson's test on runs of values that are expected 10 times or more."""
     far = int(np.abs(draws).max()) + 200
     values = np.arange(-far, far + 1)
     expected = len(draws) * probability(values)
-    common = expected >= 10
-    counts = np.bincount(draws - values[0], minlength=len(values))[: len(values)]
-    found, wanted = np.append(counts[common], counts[~common].sum()), np.append(expected[common], max(expected[~common].sum(), 1e-9))
+    groups = (np.cumsum(expected) // 10).astype(int)
+    groups = np.minimum(groups, groups.max() - 1)
+    found, wanted = np.bincount(groups, np.bincount(draws + far, minlength=len(values))), np.bincount(groups, expected)
+    found, wanted = found[wanted > 0], wanted[wanted > 0]
     return float(stats.chi2.sf(((found - wanted) ** 2 / wanted).sum(), len(found) - 1))
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from privacy.neighbour_cases import EPSILON, Case, central_cases, dip_cases, interval_cases, table, write_public
