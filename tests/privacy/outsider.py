@@ -149,10 +149,10 @@ def frame_view(frame: pd.DataFrame) -> View:
     return seen | {"index": str(list(frame.index)), "dtypes": str(frame.dtypes.to_dict()), "attrs": str(frame.attrs)}
 
 
-def transform(release: Any, frame: Any, batch: str | None) -> Any:
-    """Return a release's rows of a frame, under a batch's name where a release takes one."""
-    named = batch is not None and "batch" in inspect.signature(release.transform).parameters
-    return release.transform(frame, batch=batch) if named else release.transform(frame)
+def rows_of(act: Callable[..., Any], frame: pd.DataFrame, batch: str) -> pd.DataFrame:
+    """Return what a release makes of a frame, under a batch's name where it takes one."""
+    found: pd.DataFrame = act(frame, batch=batch) if "batch" in inspect.signature(act).parameters else act(frame)
+    return found
 
 
 # ---- what it tells
@@ -160,10 +160,11 @@ def transform(release: Any, frame: Any, batch: str | None) -> Any:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """An event, and what the ε of the two laws is at least."""
+    """An event, what the ε of the two laws is at least, and in how many of the first runs anything was released at all."""
 
     epsilon: float
     event: str
+    n_released: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,11 +189,12 @@ def tell_apart(left: Draw, right: Draw, effort: Effort = Effort(), *, delta: flo
     one, other = left(first), right(first)
     gaps = [(abs(_rate(event, one) - _rate(event, other)), number, event) for number, event in enumerate(_events([*one, *other]))]
     chosen = [event for gap, _, event in sorted(gaps, key=lambda found: (-found[0], found[1]))[:_CHOSEN] if gap >= effort.gap]
+    n_released = sum("n rows" in view for view in (*one, *other))
     if not chosen:
-        return Finding(0.0, f"none of {len(gaps)} events stands out")
+        return Finding(0.0, f"none of {len(gaps)} events stands out", n_released)
     fresh = range(effort.looked, effort.looked + effort.judged)
     one, other = left(fresh), right(fresh)
-    return max(Finding(_bound(event, one, other, delta, alpha / _CHOSEN), str(event)) for event in chosen)
+    return max(Finding(_bound(event, one, other, delta, alpha / _CHOSEN), str(event), n_released) for event in chosen)
 
 
 def _rate(event: Event, views: Sequence[View]) -> float:

@@ -54,6 +54,7 @@ def placed(case: Case, folder: Path) -> dict[str, Any]:
 def test_neighbours_look_alike(name: str, tmp_path: Path) -> None:
     found = audit(tmp_path, CASES[name])
     assert found.epsilon <= EPSILON, found.event
+    assert found.n_released > Effort().looked / 2
 
 
 @pytest.mark.slow
@@ -83,6 +84,7 @@ CENTRAL = [name for name, case in CASES.items() if case.adjacency == "add-remove
 def test_an_empty_table_looks_like_one_with_a_row(name: str, tmp_path: Path) -> None:
     found = told_apart(tmp_path, CASES[name], table(0), table(1))
     assert found.epsilon <= EPSILON, found.event
+    assert found.n_released > 0
 
 
 BOUNDED = ["known-continuous", "histogram-continuous"]
@@ -95,6 +97,7 @@ def test_a_number_outside_its_bounds_looks_like_one_inside(name: str, tmp_path: 
     outside = inside.set_column(4, "p", pa.array([0.1, 0.1, 0.1, 7.0]))
     found = told_apart(tmp_path, CASES[name], inside, outside)
     assert found.epsilon <= EPSILON, found.event
+    assert found.n_released > 0
 
 
 UNKNOWN = table(4).set_column(2, "x", pa.array([0, 0, 0, 99], pa.int64()))
