@@ -157,7 +157,7 @@ def test_public_names_are_documented(name):
 PIPELINES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "pipelines").glob("**/README.md"))
 
 
-@pytest.mark.parametrize("document", ["README.md", "CHANGELOG.md", "cluster/README.md", *PIPELINES])
+@pytest.mark.parametrize("document", ["README.md", "CHANGELOG.md", "SECURITY.md", "cluster/README.md", *PIPELINES])
 def test_links_lead_somewhere(document):
     text = (ROOT / document).read_text(encoding="utf-8")
     targets = re.findall(r"\]\((?!https?://)([^)#]+)\)", text)

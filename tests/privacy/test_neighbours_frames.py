@@ -1,0 +1,232 @@
+"""The public classes on tiny neighbouring frames: values, index, types, card, batches and refusals tell no more than the claim."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from privacy.neighbour_cases import DROPPED, KEPT, KNOWN, X, Y, table
+from privacy.outsider import Draw, Effort, View, document_view, frame_view, laplace_law, law_p_value, released, rows_of, tell_apart
+
+import dpdask
+from dpdask.errors import DpdaskError
+from dpdask.mechanisms import dip
+from dpdask.streams import stream
+
+EPSILON = 0.2
+Y_TEXT = {name: value for name, value in Y.items() if name != "type"}  # pandas has several types of text
+SCHEMA = {"id": KEPT, "who": KEPT, "x": X, "y": Y_TEXT}
+WHO = dpdask.UnitColumn(column="who", max_rows=2)
+REFERENCES: dict[str, Any] = {
+    "known": dpdask.Known(columns=KNOWN),
+    "public": dpdask.Public(),
+    "histogram": dpdask.Histogram(),
+    "holdout": dpdask.Holdout(fraction=0.5),
+    "chain-fraction": dpdask.Chain(fraction=0.5),
+    "chain-public": dpdask.Chain(),
+    "tree": dpdask.Tree(),
+}
+HELD = ("holdout", "chain-fraction")
+OF_PUBLIC = ("public", "chain-public")
+
+View_ = Callable[[pd.DataFrame, int], View]  # what is seen of one run on a frame with a seed
+
+
+def schema_of(columns: dict[str, Any]) -> dpdask.Schema:
+    return dpdask.Schema.from_dict({"columns": columns})
+
+
+def frame(n_rows: int, changed: Iterable[int] = ()) -> pd.DataFrame:
+    return table(n_rows, list(changed)).select(list(SCHEMA)).to_pandas()
+
+
+def seen(act: Callable[[], View]) -> View:
+    """Return a view, or how it was refused; warnings are the steward's."""
+    with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
+        warnings.simplefilter("ignore")
+        try:
+            return act()
+        except DpdaskError as error:
+            return {"ends": f"{error.exit_code}: {error}"}
+
+
+def drawn(view: View_, rows: pd.DataFrame) -> Draw:
+    return lambda seeds: [view(rows, seed) for seed in seeds]
+
+
+def dip_view(name: str, unit: Any, *, lazy: bool = False) -> View_:
+    """Return how a fitted release of a frame looks: its rows, index and types, and its card."""
+
+    def view(rows: pd.DataFrame, seed: int) -> View:
+        def act() -> View:
+            given = dd.from_pandas(rows, npartitions=2) if lazy else rows
+            fitted_on = frame(8, range(3)) if name in OF_PUBLIC else given
+            mechanism = dpdask.DIP(schema_of(SCHEMA), epsilon=EPSILON, reference=REFERENCES[name], unit=unit, insecure_seed=seed)
+            release = mechanism.fit(fitted_on)
+            out = release.transform(given)
+            found = frame_view(out.compute() if lazy else out) | document_view("card", release.card)
+            release.close()
+            return found
+
+        return seen(act)
+
+    return view
+
+
+CASES = [(name, "row", lazy) for name in REFERENCES for lazy in (False, True)] + [(name, WHO, False) for name in REFERENCES if name not in OF_PUBLIC]
+
+
+@pytest.mark.parametrize(("name", "unit", "lazy"), CASES)
+def test_neighbouring_frames_look_alike(name: str, unit: Any, lazy: bool) -> None:
+    n_rows = 12 if name in HELD else 6
+    changed = range(n_rows - (1 if unit == "row" else 3), n_rows)
+    view = dip_view(name, unit, lazy=lazy)
+
+    def draw(rows: pd.DataFrame) -> Draw:
+        if name not in HELD:
+            return drawn(view, rows)
+        return lambda seeds: released([view(rows, seed) for seed in range(2 * seeds.start, 2 * seeds.stop)], changed)
+
+    found = tell_apart(draw(frame(n_rows)), draw(frame(n_rows, changed)))
+    assert found.epsilon <= EPSILON, found.event
+    assert found.n_released > Effort().looked / 2
+
+
+CENTRAL = schema_of({"id": DROPPED, "who": DROPPED, "x": X, "y": Y_TEXT})
+
+
+def copula_view(rows: pd.DataFrame, seed: int, **promise: Any) -> View:
+    def act() -> View:
+        release = dpdask.GaussianCopula(CENTRAL, epsilon=EPSILON, insecure_seed=seed, **promise).fit(rows)
+        tables = {"one way": release.marginals.one_way.tolist(), "pairs": release.marginals.pairs.tolist(), "n": release.marginals.n_rows}
+        return frame_view(release.sample(4, seed=seed).compute()) | document_view("card", release.card) | document_view("tables", tables)
+
+    return seen(act)
+
+
+def histogram_view(rows: pd.DataFrame, seed: int, **promise: Any) -> View:
+    def act() -> View:
+        release = dpdask.PerturbedHistogram(CENTRAL, epsilon=EPSILON, insecure_seed=seed, **promise).fit(rows)
+        return frame_view(release.cells) | document_view("card", release.card)
+
+    return seen(act)
+
+
+@pytest.mark.parametrize("unit", ["row", WHO], ids=["row", "unit"])
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+@pytest.mark.parametrize("view", [copula_view, histogram_view], ids=["copula", "histogram"])
+def test_neighbouring_frames_of_noisy_counts_look_alike(view: Callable[..., View], adjacency: str, unit: Any) -> None:
+    first = 5 if unit == "row" else 3
+    left, right = frame(6), frame(first) if adjacency == "add-remove" else frame(6, range(first, 6))
+
+    def promised(rows: pd.DataFrame, seed: int) -> View:
+        return view(rows, seed, adjacency=adjacency, unit=unit)
+
+    found = tell_apart(drawn(promised, left), drawn(promised, right))
+    assert found.epsilon <= EPSILON, found.event
+    assert found.n_released > Effort().looked / 2
+
+
+# ---- several frames of one release
+
+
+BITS: dict[str, Any] = {"role": "privatise", "kind": "discrete", "levels": [0, 1], "type": "int64"}
+HALF = {"kind": "known", "probabilities": [0.5, 0.5]}
+PERTURB = {"design": "interval-differential", "perturb": {"epsilon": 1.0, "reference": HALF, "channel": "optimal"}}
+RANGES = {"x": {**PERTURB, "of": {"design": "case1", "anchors": {"name": "uniform", "loc": -1.0, "scale": 3.0}}}}
+
+
+# frames of equal content still get equal noise: this fails until that is mended, and then loses this mark
+FIXED_MAP = pytest.mark.xfail(strict=True, reason="noise of frames is still named by their content")
+
+
+def in_batches(act: Callable[..., Any], values: Iterable[int]) -> list[pd.DataFrame]:
+    """Return what records that come one by one are released as, each in a batch of its own where a release has batches."""
+    return [rows_of(act, pd.DataFrame({"x": [value]}), f"batch {number}") for number, value in enumerate(values)]
+
+
+def known_release(seed: int, epsilon: float = 1.0) -> Any:
+    reference = dpdask.Known(columns={"x": {"probabilities": [0.5, 0.5]}})
+    fit = dpdask.DIP(schema_of({"x": BITS}), epsilon=epsilon, reference=reference, channel="optimal", insecure_seed=seed).fit
+    return fit(pd.DataFrame({"x": [0, 1]}))
+
+
+def same_outputs(values: list[int]) -> Draw:
+    """Return how two records that come one by one look: whether their released values are the same."""
+
+    def views(seeds: range) -> list[View]:
+        found: list[View] = []
+        for seed in seeds:
+            release = known_release(seed)
+            one, other = (int(out["x"].iloc[0]) for out in in_batches(release.transform, values))
+            release.close()
+            found.append({"the same": one == other})
+        return found
+
+    return views
+
+
+PAIRS = Effort(looked=40, gap=0.35, judged=300)
+
+
+def two_records_tell() -> float:
+    """Return what two records of one release prove about the second one's value."""
+    return tell_apart(same_outputs([0, 0]), same_outputs([0, 1]), PAIRS).epsilon
+
+
+def equal_records(act: Callable[..., Any], column: str, n: int = 150) -> tuple[int, int]:
+    """Return how many of many equal records were released as the first one was, and how many there are."""
+    out = [released_.iloc[0][column] for released_ in in_batches(act, [0] * n)]
+    return sum(value == out[0] for value in out), n
+
+
+@FIXED_MAP
+def test_records_that_come_one_by_one_get_noise_of_their_own() -> None:
+    same, n = equal_records(known_release(3).transform, "x")
+    assert n * 0.25 < same < n * 0.95  # 27 % or 73 % are expected: as often as the first one's value
+    mechanism = dpdask.IntervalMechanism(schema_of({"x": BITS}), columns=RANGES, insecure_seed=3)
+    same, n = equal_records(mechanism.privatise, "x_lower")
+    assert same < n * 0.95
+    assert two_records_tell() <= 1.0
+
+
+def test_equal_partitions_get_noise_of_their_own() -> None:
+    rows = dd.concat([dd.from_pandas(pd.DataFrame({"x": [0]}), npartitions=1)] * 100).reset_index(drop=True)
+    release = known_release(4)
+    with dask.config.set(scheduler="synchronous"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out = release.transform(rows).compute()["x"].to_numpy()
+    assert 8 < out.sum() < 60  # 27 are expected
+
+
+def test_one_fixed_map_for_all_records_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dip, "stream", lambda key, mechanism, _: stream(key, mechanism, ""))
+    same, n = equal_records(known_release(3).transform, "x")
+    assert same == n
+    assert two_records_tell() > 1.0
+
+
+def test_every_draw_of_a_saved_copula_is_the_same_noise() -> None:
+    """Synthetic records are post-processing: samples of one fit share its tables, which is what ε paid for."""
+    release = dpdask.GaussianCopula(CENTRAL, epsilon=EPSILON, insecure_seed=1).fit(frame(6))
+    before = release.marginals.one_way.tolist()
+    with dask.config.set(scheduler="synchronous"):
+        release.sample(10, seed=1).compute()
+    assert release.marginals.one_way.tolist() == before
+
+
+def test_noise_from_the_system_has_the_published_law() -> None:
+    """Without a seed: other runs test the reproducible noise."""
+    wide = {**X, "levels": list(range(2000))}
+    release = dpdask.PerturbedHistogram(schema_of({"x": wide}), epsilon=1.0, threshold="none").fit(pd.DataFrame({"x": [0] * 5}))
+    cells = release.cells
+    counts = np.zeros(2000, dtype=np.int64)
+    counts[cells["x"].astype(int)] = cells["weight"].astype(int)
+    counts[0] -= 5
+    assert law_p_value(counts, laplace_law(2.0)) > 1e-9
