@@ -50,7 +50,7 @@ class Batches:
     -------
     A batch is taken by a random token that stays in memory. A copy of the release (unpickled, deep-copied, or in a forked
     process) has another token, so it can take free batches, and none that was taken. On an object store two processes that
-    take one batch at the same moment may both succeed; then the seals still refuse a partition of other rows.
+    take one batch at the same moment may both succeed, and the seals cannot be relied on there either: transform in one process.
     """
 
     def __init__(self, folder: Folder, several: bool) -> None:

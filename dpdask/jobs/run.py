@@ -194,8 +194,9 @@ def _advance(job: Job, state: RunState, table: InputTable, progress: Progress | 
         raise OutputError("a run of another job is staged for this output", job.file.output.path, "`dpdask abort` it, or choose another output.path")
     if reached.input != table.fingerprint:
         raise InputError("the input changed since the run began", job.file.input.path, "restore it and run again, or `dpdask abort` the run")
+    strict = charging.is_strict(job)
     if reached.stage == "opened":
-        if charging.is_strict(job):
+        if strict:
             _charge(job, state, reached)  # rows are read from here on, and to refuse them costs as much as to release them
         reached = _fit(job, state, table, reached, progress)
     else:
@@ -209,14 +210,9 @@ def _advance(job: Job, state: RunState, table: InputTable, progress: Progress | 
     publish.move_to(state.output)
     charging.commit(job, reached.run_id, reached.release_sha256)
     state.remove()
-    told = _told(staged)
+    told = Told() if strict else staged.told  # what a strict ledger guards is told to nobody
     warnings = sorted_warnings(job, told, len(manifest.shards))
     return Outcome(status="released", output=job.output_url, manifest=manifest, warnings=warnings, told=told)
-
-
-def _told(staged: Staged, *, strict: bool = False) -> Told:
-    """Return what the barrier and the writing tasks have to tell the steward; nothing with a strict ledger, which tells nobody."""
-    return Told() if strict else staged.told
 
 
 def _sweep(publish: Folder, manifest: Manifest) -> None:

@@ -15,11 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.helpers import command, hidden, run_cli, run_here, write_job
 
-from dpdask.engine.randomise import Staged
 from dpdask.engine.told import Told
 from dpdask.errors import TemporaryError
 from dpdask.io.storage import Folder
-from dpdask.jobs.run import _told
+from dpdask.jobs.charging import open_ledger
 from dpdask.stats.order import ColumnOrder
 
 SCHEMA: dict[str, Any] = {
@@ -132,10 +131,13 @@ def clean_copy(folder: Path) -> Path:
     return folder / "inside"
 
 
-def test_a_strict_ledger_tells_nobody() -> None:
-    staged = Staged(shards=(), told=Told(changed={"income": 3}))
-    assert _told(staged).changed == {"income": 3}
-    assert _told(staged, strict=True) == Told()
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_strict_ledger_tells_nobody(strict: bool, job: Path, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    open_ledger(url).init("people", 100.0, strict=strict)
+    _, shown = on_terminal("run", job, "--set", f"ledger={{url: '{url}', dataset: people}}", "--set", "insecure_seed=null")
+    assert ("4,711 values lay outside" in shown) is not strict
+    assert ("outside" in shown) is not strict
 
 
 def test_what_is_told_merges_in_order_and_comes_back_from_a_record() -> None:
