@@ -16,6 +16,7 @@ from dpdask.io.fragments import InputTable, discover
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs import charging
+from dpdask.jobs.kinds import Fitted
 from dpdask.jobs.ordering import sorted_warnings
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
@@ -182,14 +183,15 @@ def _advance(job: Job, state: RunState, table: InputTable, progress: Progress | 
     publish.move_to(state.output)
     charging.commit(job, reached.run_id)
     state.remove()
-    told = _told(staged)
+    told = _told(reached.fitted, staged)
     warnings = sorted_warnings(job, told, len(manifest.shards))
     return Outcome(status="released", output=job.output_url, manifest=manifest, warnings=warnings, told=told)
 
 
-def _told(staged: Staged, *, strict: bool = False) -> Told:
+def _told(fitted: Fitted, staged: Staged, *, strict: bool = False) -> Told:
     """Return what the barrier and the writing tasks have to tell the steward; nothing with a strict ledger, which tells nobody."""
-    return Told() if strict else staged.told
+    at_the_barrier = Told(changed={name: count for name, count in fitted.changed.items() if count})
+    return Told() if strict else at_the_barrier.merge(staged.told)
 
 
 def _sweep(publish: Folder, manifest: Manifest) -> None:

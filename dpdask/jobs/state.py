@@ -6,9 +6,9 @@ import fcntl
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -46,6 +46,8 @@ class Progressed:
         Of the units' bounds, from `fitted` on, where the unit is not the row.
     n_released
         The released rows of each fragment or writing task, from `fitted` on. Private: never published.
+    changed
+        As of `Fitted`, from `fitted` on. Private: never published.
     """
 
     run_id: str
@@ -55,15 +57,23 @@ class Progressed:
     release_sha256: str = ""
     bounds_sha256: str = ""
     n_released: tuple[int, ...] = ()
+    changed: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @property
     def fitted(self) -> Fitted:
         """What the barrier left, from `fitted` on."""
-        return Fitted(release_sha256=self.release_sha256, bounds_sha256=self.bounds_sha256, n_released=self.n_released)
+        return Fitted(release_sha256=self.release_sha256, bounds_sha256=self.bounds_sha256, n_released=self.n_released, changed=self.changed)
 
     def with_fitted(self, fitted: Fitted) -> Progressed:
         """Return the record of a run whose barrier is behind it."""
-        return replace(self, stage="fitted", release_sha256=fitted.release_sha256, bounds_sha256=fitted.bounds_sha256, n_released=fitted.n_released)
+        return replace(
+            self,
+            stage="fitted",
+            release_sha256=fitted.release_sha256,
+            bounds_sha256=fitted.bounds_sha256,
+            n_released=fitted.n_released,
+            changed=dict(fitted.changed),  # a plain one: `asdict` would not write a Counter
+        )
 
 
 class RunState:

@@ -13,12 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from e2e.helpers import command, hidden, run_cli, run_here, write_job
 
 from dpdask.engine.randomise import Staged
 from dpdask.engine.told import Told
 from dpdask.errors import TemporaryError
 from dpdask.io.storage import Folder
+from dpdask.jobs.kinds import Fitted
 from dpdask.jobs.run import _told
 from dpdask.stats.order import ColumnOrder
 
@@ -132,10 +134,26 @@ def clean_copy(folder: Path) -> Path:
     return folder / "inside"
 
 
+@pytest.mark.parametrize("mechanism", ["{kind: marginals, cliques: [[income], [kind]]}", "{kind: copula}"])
+def test_what_is_counted_at_the_barrier_is_told_too(mechanism: str, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: object) -> None:
+        raise TemporaryError("crash")
+
+    job.with_name("schema.yaml").write_text(yaml.safe_dump({"columns": {**SCHEMA, "who": {"role": "drop"}}}))
+    with monkeypatch.context() as struck:
+        struck.setattr(Folder, "move_to", crash)
+        with pytest.raises(TemporaryError):
+            run_here(job, mechanism=mechanism)
+    outcome = run_here(job, mechanism=mechanism)  # its counts are in the state of the run
+    assert outcome.told.changed == {"income": TOO_RICH, "kind": STRANGE}
+    assert not hidden(tmp_path / "out").exists()
+
+
 def test_a_strict_ledger_tells_nobody() -> None:
     staged = Staged(shards=(), told=Told(changed={"income": 3}))
-    assert _told(staged).changed == {"income": 3}
-    assert _told(staged, strict=True) == Told()
+    fitted = Fitted(release_sha256="", n_released=(), changed={"kind": 2, "day": 0})
+    assert _told(fitted, staged).changed == {"income": 3, "kind": 2}
+    assert _told(fitted, staged, strict=True) == Told()
 
 
 def test_what_is_told_merges_in_order_and_comes_back_from_a_record() -> None:
