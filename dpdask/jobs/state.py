@@ -47,7 +47,7 @@ class Progressed:
     n_released
         The released rows of each fragment or writing task, from `fitted` on. Private: never published.
     changed
-        As of `Fitted`, from `fitted` on. Private: never published.
+        As of `Fitted`, in the process that went over the barrier: the state file does not keep it.
     """
 
     run_id: str
@@ -72,7 +72,7 @@ class Progressed:
             release_sha256=fitted.release_sha256,
             bounds_sha256=fitted.bounds_sha256,
             n_released=fitted.n_released,
-            changed=dict(fitted.changed),  # a plain one: `asdict` would not write a Counter
+            changed=fitted.changed,
         )
 
 
@@ -128,7 +128,9 @@ class RunState:
 
     def write(self, reached: Progressed) -> None:
         """Record what the run has reached."""
-        self.folder.write(_STATE, json.dumps({"format": STATE_FORMAT, **asdict(reached)}).encode(), private=True)
+        content = asdict(replace(reached, changed={}))
+        del content["changed"]
+        self.folder.write(_STATE, json.dumps({"format": STATE_FORMAT, **content}).encode(), private=True)
 
     def open(self, job: str, fingerprint: str, seed: int | None) -> Progressed:
         """Begin a run: its folder, its key, its first record.
