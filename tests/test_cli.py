@@ -68,6 +68,7 @@ def test_plan_as_json(tmp_path):
         "epsilons": dict,
         "reference_epsilons": dict,
         "ledger": type(None),
+        "outside": dict,
         "kept": list,
         "dropped": list,
         "guarantee": str,
@@ -77,6 +78,7 @@ def test_plan_as_json(tmp_path):
         "insecure": bool,
         "warnings": list,
     }
+    assert found["outside"] == {"price": "clip"}
     assert found["output"] == f"file://{tmp_path}/out"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "job.yaml", "schema.yaml"]
 

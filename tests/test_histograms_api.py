@@ -303,7 +303,9 @@ def test_data_that_do_not_do(schema: dpdask.Schema, table: pd.DataFrame) -> None
     with pytest.raises(dpdask.DataError, match="no rows"):
         fitted(schema, table.head(0))
     with pytest.raises(dpdask.DataError, match="'price'"):
-        fitted(schema, table.assign(price=101.0))
+        fitted(schema, table.assign(price=float("nan")))
+    clipped = fitted(schema, table.assign(price=101.0)).cells
+    assert clipped["weight"][clipped["price"].round(3) == 91.667].sum() > 0.9 * clipped["weight"].sum()  # the last cell
     with pytest.warns(UserWarning, match="δ is not below"):
         fitted(schema, table, delta=0.01)
     with pytest.raises(dpdask.SpecError, match="no cell has a positive weight"):
