@@ -16,6 +16,7 @@ from dpdask.io.fragments import InputTable, discover
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs import charging
+from dpdask.jobs.kinds import Fitted
 from dpdask.jobs.ordering import sorted_warnings
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
@@ -210,9 +211,14 @@ def _advance(job: Job, state: RunState, table: InputTable, progress: Progress | 
     publish.move_to(state.output)
     charging.commit(job, reached.run_id, reached.release_sha256)
     state.remove()
-    told = Told() if strict else staged.told  # what a strict ledger guards is told to nobody
+    told = Told() if strict else _told(reached.fitted, staged)  # what a strict ledger guards is told to nobody
     warnings = sorted_warnings(job, told, len(manifest.shards))
     return Outcome(status="released", output=job.output_url, manifest=manifest, warnings=warnings, told=told)
+
+
+def _told(fitted: Fitted, staged: Staged) -> Told:
+    """Return what the barrier and the writing tasks have to tell the steward."""
+    return Told(changed={name: count for name, count in fitted.changed.items() if count}).merge(staged.told)
 
 
 def _sweep(publish: Folder, manifest: Manifest) -> None:

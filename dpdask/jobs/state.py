@@ -6,9 +6,9 @@ import fcntl
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -49,6 +49,8 @@ class Progressed:
         The released rows of each fragment or writing task, from `fitted` on. Private: never published.
     sample
         Names the draw of the hold-out.
+    changed
+        As of `Fitted`, in the process that went over the barrier: the state file does not keep it.
     """
 
     run_id: str
@@ -59,15 +61,23 @@ class Progressed:
     bounds_sha256: str = ""
     n_released: tuple[int, ...] = ()
     sample: str = ""
+    changed: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @property
     def fitted(self) -> Fitted:
         """What the barrier left, from `fitted` on."""
-        return Fitted(release_sha256=self.release_sha256, bounds_sha256=self.bounds_sha256, n_released=self.n_released)
+        return Fitted(release_sha256=self.release_sha256, bounds_sha256=self.bounds_sha256, n_released=self.n_released, changed=self.changed)
 
     def with_fitted(self, fitted: Fitted) -> Progressed:
         """Return the record of a run whose barrier is behind it."""
-        return replace(self, stage="fitted", release_sha256=fitted.release_sha256, bounds_sha256=fitted.bounds_sha256, n_released=fitted.n_released)
+        return replace(
+            self,
+            stage="fitted",
+            release_sha256=fitted.release_sha256,
+            bounds_sha256=fitted.bounds_sha256,
+            n_released=fitted.n_released,
+            changed=fitted.changed,
+        )
 
 
 class RunState:
@@ -122,7 +132,9 @@ class RunState:
 
     def write(self, reached: Progressed) -> None:
         """Record what the run has reached."""
-        self.folder.write(_STATE, json.dumps({"format": STATE_FORMAT, **asdict(reached)}).encode(), private=True)
+        content = asdict(replace(reached, changed={}))
+        del content["changed"]
+        self.folder.write(_STATE, json.dumps({"format": STATE_FORMAT, **content}).encode(), private=True)
 
     def open(self, job: str, fingerprint: str, seed: int | None, holdout: tuple[bytes, str] | None = None) -> Progressed:
         """Begin a run: its folder, its keys, its first record.

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from e2e.helpers import command, hidden, run_cli, run_here, write_job
 
 from dpdask.engine.told import Told
@@ -129,6 +130,14 @@ def clean_copy(folder: Path) -> Path:
     columns = {"who": table["who"], "income": inside, "kind": kind, "day": table["day"]}
     pq.write_table(pa.table(columns), folder / "inside" / "part.parquet")
     return folder / "inside"
+
+
+@pytest.mark.parametrize("mechanism", ["{kind: marginals, cliques: [[income], [kind]]}", "{kind: copula}"])
+def test_what_is_counted_at_the_barrier_is_told_too(mechanism: str, job: Path, tmp_path: Path) -> None:
+    job.with_name("schema.yaml").write_text(yaml.safe_dump({"columns": {**SCHEMA, "who": {"role": "drop"}}}))
+    outcome = run_here(job, mechanism=mechanism)
+    assert outcome.told.changed == {"income": TOO_RICH, "kind": STRANGE}
+    assert not hidden(tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("strict", [False, True])

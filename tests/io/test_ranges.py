@@ -1,0 +1,53 @@
+"""The ranges of row groups, as far as footers tell them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from dpdask import Schema
+from dpdask.io.fragments import InputTable, discover
+from dpdask.io.ranges import row_group_ranges
+
+ROWS = {
+    "whole": pa.array([3, 1, 5, 4, None, None], pa.int32()),
+    "text": pa.array(["c", "a", "e", "d", None, None]),
+    "day": pa.array([dt.date(2026, 1, 3), dt.date(2026, 1, 1), dt.date(2026, 1, 5), dt.date(2026, 1, 4), None, None]),
+    "money": pa.array([Decimal("-1.50"), Decimal("2.25"), Decimal("3.00"), Decimal("4.00"), None, None], pa.decimal128(9, 2)),
+    "truth": pa.array([True, False, True, True, None, None]),
+    "half": pa.array([1.0, -2.0, 3.0, 4.0, None, None], pa.float16()),
+}
+
+
+def table(folder: Path) -> InputTable:
+    return discover(folder.as_uri(), Schema.from_dict({"columns": {name: {"role": "keep"} for name in ROWS}}))
+
+
+def test_ranges_stand_in_the_order_of_the_table_without_groups_of_nulls(tmp_path: Path) -> None:
+    for number in (10, 9):
+        pq.write_table(pa.table(ROWS), tmp_path / f"part-{number}.parquet", row_group_size=2)
+    found = row_group_ranges(table(tmp_path), ROWS)
+    assert found["whole"] == [(1, 3), (4, 5)] * 2
+    assert found["text"] == [("a", "c"), ("d", "e")] * 2
+    assert found["day"][:2] == [(dt.date(2026, 1, 1), dt.date(2026, 1, 3)), (dt.date(2026, 1, 4), dt.date(2026, 1, 5))]
+    assert "half" not in found
+    assert found["truth"][:2] == [(False, True), (True, True)]
+    assert found["money"][:2] == [(Decimal("-1.50"), Decimal("2.25")), (Decimal("3.00"), Decimal("4.00"))]
+
+
+def test_a_column_of_which_one_footer_says_nothing_is_left_out(tmp_path: Path) -> None:
+    pq.write_table(pa.table(ROWS), tmp_path / "part-1.parquet", row_group_size=2)
+    pq.write_table(pa.table(ROWS), tmp_path / "part-2.parquet", row_group_size=2, write_statistics=["whole"])
+    assert set(row_group_ranges(table(tmp_path), ROWS)) == {"whole"}
+
+
+def test_csv_has_no_footers(tmp_path: Path) -> None:
+    for number in (1, 2):
+        pa_csv.write_csv(pa.table({name: column for name, column in ROWS.items() if name == "whole"}), tmp_path / f"part-{number}.csv")
+    given = discover(tmp_path.as_uri(), Schema.from_dict({"columns": {"whole": {"role": "keep", "type": "int32"}}}))
+    assert row_group_ranges(given, ["whole"]) == {}
