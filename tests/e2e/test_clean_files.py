@@ -242,8 +242,8 @@ CARD_KEYS = {
     "accounting": {"composition", "epsilon_exact", "epsilon_reference", "rows_per_unit", "events"},
     "versions": {"dpdask", "streams", "numpy", "pyarrow", "randomgen"},
 }
-LEVEL_KEYS = {"role", "kind", "epsilon", "epsilon_exact", "levels", "channel"}
-RANK_KEYS = {"role", "kind", "epsilon", "epsilon_exact", "bounds", "atoms", "nulls", "ranks", "alpha_log", "reference"}
+LEVEL_KEYS = {"role", "kind", "outside", "epsilon", "epsilon_exact", "levels", "channel"}
+RANK_KEYS = {"role", "kind", "outside", "epsilon", "epsilon_exact", "bounds", "atoms", "nulls", "ranks", "alpha_log", "reference"}
 
 
 def test_the_output_folder_holds_these_files_and_no_other(released):

@@ -106,7 +106,7 @@ POINTS |= {  # of jobs that release nothing but noisy statistics, or what is mad
     "measured": lambda s: at(central, "measure", s),
     "copula-fitted": lambda s: at(copula, "fit_copula", s),
     "copula-written": lambda s: at(synthesise, "write_copula", s),
-    "tables-written": lambda s: at(central, "measured", s),
+    "tables-written": lambda s: at(central.NoisyCounts, "measured", s),
     "some-records": lambda s: at(synthesise, "write_records", s, nth=3),
     "all-records": lambda s: at(synthesise, "write_all_records", s),
     "tables-staged": lambda s: at(marginals, "stage", s),
