@@ -46,18 +46,21 @@ class Bench:
     ----------
     budget
         Of the ledger that each run finds new; None without a ledger. What stands in it afterwards is seen too.
+    strict
+        Whether the ledger charges refusals.
     """
 
     folder: Path
     job: Job
     budget: float | None = None
+    strict: bool = False
 
     @classmethod
-    def of(cls, folder: Path, schema: Mapping[str, Any], *, budget: float | None = None, **changes: Any) -> Bench:
+    def of(cls, folder: Path, schema: Mapping[str, Any], *, budget: float | None = None, strict: bool = False, **changes: Any) -> Bench:
         """Return the bench of a job; `changes` are those of `write_job`."""
         if budget is not None:
             changes |= {"ledger": {"url": f"sqlite:///{folder / 'ledger.db'}", "dataset": "people"}, "insecure_seed": None}
-        return cls(folder, load(write_job(folder / "job", folder / "in", folder / "out", schema=schema, **changes)), budget)
+        return cls(folder, load(write_job(folder / "job", folder / "in", folder / "out", schema=schema, **changes)), budget, strict)
 
     def views(self, parts: Sequence[pa.Table], seeds: Iterable[int | None]) -> list[View]:
         """Return what is seen of one run for each seed, on a table in so many files; with a ledger noise comes from the system."""
@@ -84,7 +87,9 @@ class Bench:
         seen["hidden folder"] = left.exists()
         shutil.rmtree(left, ignore_errors=True)
         if ledger is not None:
-            seen["ledger"] = str([(entry.kind, entry.charge.epsilon, entry.charge.delta) for entry in ledger.show("people").entries])
+            found = ledger.show("people")
+            seen["ledger"] = str([(entry.kind, entry.charge.epsilon, entry.charge.delta) for entry in found.entries])
+            seen["spent"] = found.balance.epsilon_spent
         return seen
 
     def _new_ledger(self) -> Ledger | None:
@@ -92,7 +97,7 @@ class Bench:
             return None
         (self.folder / "ledger.db").unlink(missing_ok=True)
         made = open_ledger(f"sqlite:///{self.folder / 'ledger.db'}")
-        made.init("people", self.budget)
+        made.init("people", self.budget, strict=self.strict)
         return made
 
 

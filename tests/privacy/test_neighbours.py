@@ -74,12 +74,9 @@ def told_apart(folder: Path, case: Case, left: pa.Table, right: pa.Table, **chan
     return tell_apart(lambda seeds: bench.views([left], seeds), lambda seeds: bench.views([right], seeds), delta=case.delta)
 
 
-# a value, or the number of rows, still decides how a run ends: these fail until that is mended, and then lose this mark
-REFUSALS = pytest.mark.xfail(strict=True, reason="how a run ends still depends on what it read")
 CENTRAL = [name for name, case in CASES.items() if case.adjacency == "add-remove" and case.unit == "row"]
 
 
-@REFUSALS
 @pytest.mark.parametrize("name", CENTRAL)
 def test_an_empty_table_looks_like_one_with_a_row(name: str, tmp_path: Path) -> None:
     found = told_apart(tmp_path, CASES[name], table(0), table(1))
@@ -90,7 +87,6 @@ def test_an_empty_table_looks_like_one_with_a_row(name: str, tmp_path: Path) -> 
 BOUNDED = ["known-continuous", "histogram-continuous"]
 
 
-@REFUSALS
 @pytest.mark.parametrize("name", BOUNDED)
 def test_a_number_outside_its_bounds_looks_like_one_inside(name: str, tmp_path: Path) -> None:
     inside = table(4)
@@ -103,12 +99,20 @@ def test_a_number_outside_its_bounds_looks_like_one_inside(name: str, tmp_path: 
 UNKNOWN = table(4).set_column(2, "x", pa.array([0, 0, 0, 99], pa.int64()))
 
 
-@REFUSALS
 @pytest.mark.parametrize("name", ["histogram-row", "marginals-replace-one-row", "cells-add-remove-row"])
 def test_a_budget_that_cannot_pay_answers_no_question(name: str, tmp_path: Path) -> None:
     """One row has a level that the schema does not declare: only who may read it is told so."""
     found = told_apart(tmp_path, CASES[name], table(4), UNKNOWN, budget=EPSILON / 2)
     assert found.epsilon == 0.0, found.event
+
+
+def test_a_strict_ledger_charges_a_refusal_that_tells_of_a_value(tmp_path: Path) -> None:
+    """An unknown level ends the run, which tells that it is there: with a strict ledger that costs what the release would have."""
+    case = CASES["marginals-replace-one-row"]
+    bench = Bench.of(tmp_path, case.schema, **case.changes, budget=1.0, strict=True)
+    [refused], [paid] = bench.views([UNKNOWN], [0]), bench.views([table(4)], [0])
+    assert str(refused["ends"]).startswith("65: ")
+    assert refused["spent"] == paid["spent"] == EPSILON
 
 
 # ---- planted breaks

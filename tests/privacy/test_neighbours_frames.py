@@ -142,10 +142,6 @@ PERTURB = {"design": "interval-differential", "perturb": {"epsilon": 1.0, "refer
 RANGES = {"x": {**PERTURB, "of": {"design": "case1", "anchors": {"name": "uniform", "loc": -1.0, "scale": 3.0}}}}
 
 
-# frames of equal content still get equal noise: this fails until that is mended, and then loses this mark
-FIXED_MAP = pytest.mark.xfail(strict=True, reason="noise of frames is still named by their content")
-
-
 def in_batches(act: Callable[..., Any], values: Iterable[int]) -> list[pd.DataFrame]:
     """Return what records that come one by one are released as, each in a batch of its own where a release has batches."""
     return [rows_of(act, pd.DataFrame({"x": [value]}), f"batch {number}") for number, value in enumerate(values)]
@@ -186,7 +182,6 @@ def equal_records(act: Callable[..., Any], column: str, n: int = 150) -> tuple[i
     return sum(value == out[0] for value in out), n
 
 
-@FIXED_MAP
 def test_records_that_come_one_by_one_get_noise_of_their_own() -> None:
     same, n = equal_records(known_release(3).transform, "x")
     assert n * 0.25 < same < n * 0.95  # 27 % or 73 % are expected: as often as the first one's value
