@@ -113,7 +113,7 @@ def run_watched(job: Path, out: Path, cluster: LocalCluster, surfaces: Surfaces,
     running.start()
     while running.is_alive():
         surfaces.look()
-    running.join()
+        running.join(timeout=0.2)
     return errors[0] if errors else None
 
 
@@ -132,7 +132,10 @@ def run_all(names: list[str], sources: dict[str, Path], folder: Path, cluster: L
 
 @pytest.mark.parametrize(
     ("names", "n_rows"),
-    [pytest.param(["holdout", "interval"], 60_000, id="some"), pytest.param([*JOBS], 200_000, id="all", marks=pytest.mark.slow)],
+    [
+        pytest.param(["holdout", "interval"], 60_000, id="some"),
+        pytest.param([*JOBS], 30_000, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+    ],
 )
 def test_planted_values_stand_nowhere(names: list[str], n_rows: int, cluster: LocalCluster, surfaces: Surfaces, tmp_path: Path) -> None:
     sources = {quality: written(tmp_path / quality, n_rows, undeclared=quality == "bad") for quality in ("good", "bad")}
