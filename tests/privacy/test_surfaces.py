@@ -114,6 +114,7 @@ def run_watched(job: Path, out: Path, cluster: LocalCluster, surfaces: Surfaces,
     while running.is_alive():
         surfaces.look()
         running.join(timeout=0.2)
+    surfaces.look_back()
     return errors[0] if errors else None
 
 
@@ -166,6 +167,7 @@ def test_values_that_a_task_carries_are_found(cluster: LocalCluster, surfaces: S
         while not future.done():
             surfaces.look()
         surfaces.look()
+        surfaces.look_back()
         surfaces.look_at_plots()
         assert isinstance(future.exception(), ValueError)
 
