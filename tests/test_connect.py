@@ -1,5 +1,6 @@
 """From a `cluster:` block to a scheduler: each kind, what it opens to the network, and what it says when it cannot."""
 
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import psutil
 import pytest
 from dask.base import get_scheduler
 from distributed import Client, LocalCluster, get_client, get_worker
+from e2e.helpers import lake, run_cli, write_job
 
 from dpdask.connect import cautions, connected
 from dpdask.connect.address import is_loopback
@@ -155,6 +157,22 @@ def test_a_scheduler_open_to_the_network_is_refused_unless_the_job_says_so(addre
 def test_a_scheduler_open_to_this_machine_alone_is_warned_of(address):
     [warning] = cautions(Cluster(kind="address", address=address))
     assert warning.startswith(f"the scheduler at {address} asks for no certificate: every user of this machine can run code")
+
+
+def test_the_command_line_warns_before_it_runs_and_in_its_result(tmp_path):
+    with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0", host="127.0.0.1", protocol="tcp") as cluster:
+        address = cluster.scheduler_address
+        job = write_job(tmp_path / "job", lake(tmp_path / "in", [400]), tmp_path / "out", cluster={"kind": "address", "address": address})
+        [warning] = cautions(Cluster(), address)
+        assert f"WARNING   {warning}" in run_cli("plan", job).stdout
+        ended = run_cli("run", job, "--json")
+    assert ended.returncode == 0
+    assert json.loads(ended.stderr.splitlines()[0]) == {"warning": warning}
+    assert json.loads(ended.stdout)["warnings"] == [warning]
+    for verb in ("validate", "plan"):
+        refused = run_cli(verb, job, "--set", "cluster.address=tcp://192.0.2.1:8786")
+        assert (refused.returncode, "set cluster.insecure: true" in refused.stderr) == (64, True)
+    assert run_cli("validate", job, "--set", "cluster.address=tcp://192.0.2.1:8786", "--set", "cluster.insecure=true").returncode == 0
 
 
 @pytest.mark.parametrize("address", ["tls://10.0.0.1:8786", "TLS://scheduler:8786", "wss://10.0.0.1:8786", "inproc://10.0.0.1/1/1"])

@@ -102,13 +102,13 @@ class Ended:
 
     @property
     def lines(self) -> list[str]:
-        """What stands on stderr beside the JSON lines of progress."""
-        return [line for line in self.err.splitlines() if not _is_progress(line)]
+        """What stands on stderr beside the JSON lines of progress and warnings."""
+        return [line for line in self.err.splitlines() if not _is_json(line)]
 
 
-def _is_progress(line: str) -> bool:
+def _is_json(line: str) -> bool:
     try:
-        return set(json.loads(line)) == {"stage", "done", "total"}
+        return set(json.loads(line)) in ({"stage", "done", "total"}, {"warning"})
     except (ValueError, TypeError):
         return False
 
@@ -1171,6 +1171,13 @@ CASES: tuple[Case, ...] = (
     Case(name="an unknown option before the verb", code=2, says=r"No such option '?--fast'?", prepare=lambda _: ["--fast", "run"]),
     Case(name="no job named", code=2, says=r"Missing argument 'JOB'", prepare=lambda _: ["run"]),
     _case("an address that is not given", 64, r"the key 'cluster\.address' is missing", cluster={"kind": "address"}),
+    _case(
+        "a scheduler without TLS, open to the network",
+        64,
+        r"tcp://192\.0\.2\.1:8786: without TLS, whoever reaches this scheduler can run code .*; use tls:// .*, or set cluster\.insecure: true",
+        cluster={"kind": "address", "address": "tcp://192.0.2.1:8786"},
+    ),
+    _case("a scheduler without a scheme, from the command line", 64, r"192\.0\.2\.1:8786: without TLS, whoever", "--scheduler", "192.0.2.1:8786"),
     Case(
         name="a scheduler that cannot be reached",
         code=75,

@@ -119,13 +119,13 @@ def command_lines() -> list[str]:
 
 
 def main() -> None:
-    wanted = json.load(sys.stdin)
     assert distributed.__version__
     asyncio.run(connections([1], "warm"))  # whatever is imported late is imported now
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)
     os.chdir("/")
+    wanted = json.load(sys.stdin)
     done = asyncio.run(connections(wanted["ports"], wanted["secret"]))
     done += pages(wanted["ports"]) + files(Path(wanted["folder"])) + command_lines()
     done += ["the victim's file"] if os.access(wanted["secret"], os.R_OK) else []

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from distributed import Client
 
-PAGES = {"health", "json/counts.json", "info/main/workers.html", "info/main/logs.html", "info/main/exceptions.html", "metrics"}
+PAGES = {"health", "json/counts.json", "info/main/workers.html", "info/main/exceptions.html", "metrics"}
 PLOTS = (  # those of the tasks and of what the workers do with them; the others show the machines' load, and one cannot be pulled
     *("individual-task-stream", "individual-progress", "individual-graph", "individual-groups", "individual-group-progress"),
     *("individual-exceptions", "individual-memory-by-key", "individual-aggregate-time-per-action", "individual-profile", "events", "counters"),
@@ -68,33 +68,40 @@ class Surfaces:
         return found | {address: worker["services"]["dashboard"] for address, worker in info["workers"].items()}
 
     def look(self) -> None:
-        """Look at everything but the plots, once."""
+        """Look at what passes: what is there while a task runs, or until its client leaves."""
         client, ports = self.client, self._ports()
         keys = [str(key) for key in client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))]
         self.add("task names", keys)
         stacks = client.call_stack()
         if stacks:
             self.add("call stacks", stacks)
+        self.add("story", client.story(*keys[-8:], on_error="ignore"))
+        self.add("scheduler state", client.run_on_scheduler(kept_by_the_scheduler))
+        for page in PAGES:
+            self._page(f"page {page}", ports["scheduler"], page)
+        for address in ports.keys() - {"scheduler"}:
+            for page in ("info/worker/{}.html", "info/call-stacks/{}.html"):
+                self._page(f"page {page}", ports["scheduler"], page.format(quote(address, safe="")))
+        for key in keys[-8:]:
+            for page in ("info/task/{}.html", "info/call-stack/{}.html"):
+                self._page(f"page {page}", ports["scheduler"], page.format(quote(key, safe="")))
+
+    def look_back(self) -> None:
+        """Look at what stays: logs, profiles, streams and histories of what has run."""
+        client, ports = self.client, self._ports()
         self.add("task stream", client.get_task_stream())
         self.add("profile", client.profile())
         self.add("profile", client.profile(server=True))
-        self.add("story", client.story(*keys, on_error="ignore"))
         self.add("events", client.get_events())
         self.add("scheduler log", client.get_scheduler_logs())
         self.add("worker logs", client.get_worker_logs())
         self.add("nanny logs", client.get_worker_logs(nanny=True))
-        self.add("scheduler state", client.run_on_scheduler(kept_by_the_scheduler))
         self.add("worker state", client.run(kept_by_the_worker))
-        for page in PAGES:
-            self._page(f"page {page}", ports["scheduler"], page)
+        self._page("page info/main/logs.html", ports["scheduler"], "info/main/logs.html")
         for address in ports.keys() - {"scheduler"}:
-            for page in ("info/worker/{}.html", "info/call-stacks/{}.html", "info/logs/{}.html"):
-                self._page(f"page {page}", ports["scheduler"], page.format(quote(address, safe="")))
+            self._page("page info/logs/{}.html", ports["scheduler"], f"info/logs/{quote(address, safe='')}.html")
             for page in ("health", "metrics"):
                 self._page(f"worker page {page}", ports[address], page)
-        for key in keys[-8:]:
-            for page in ("info/task/{}.html", "info/call-stack/{}.html"):
-                self._page(f"page {page}", ports["scheduler"], page.format(quote(key, safe="")))
 
     def open_plots(self) -> None:
         """Open the dashboard's plots as a browser does; they fill while jobs run."""

@@ -47,19 +47,28 @@ def listening(process: psutil.Process) -> list[int]:
     return sorted(address.port for address in found)
 
 
-def attack(ports: list[int], place: Path) -> list[str]:
-    wanted = {"ports": ports, "secret": str(place / "mine" / "secret"), "folder": str(place)}
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[str]]:
+    """Another user, who has imported what they need and waits for where to strike."""
     words = [sys.executable, str(HERE / "other_user.py")]
-    result = subprocess.run(words, input=json.dumps(wanted), capture_output=True, text=True, timeout=200, check=False)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def attack(stranger: subprocess.Popen[str], ports: list[int], place: Path) -> list[str]:
+    """Return what the other user could do, told where the victim listens and where the victim's files are."""
+    wanted = {"ports": ports, "secret": str(place / "mine" / "secret"), "folder": str(place)}
+    out, err = stranger.communicate(json.dumps(wanted), timeout=200)
+    assert stranger.returncode == 0, err
+    return json.loads(out)
 
 
 SCRIPT = ["bash", str(ROOT / "cluster/local/run")]
 
 
 @pytest.mark.parametrize("words", [pytest.param(command("run"), id="local"), pytest.param(SCRIPT, id="script", marks=pytest.mark.slow)])
-def test_nobody_else_gets_in_while_a_job_runs(words: list[str], place: Path) -> None:
+def test_nobody_else_gets_in_while_a_job_runs(words: list[str], place: Path, stranger: subprocess.Popen[str]) -> None:
     ledger, out = place / "mine" / "ledger.db", place / "mine" / "out"
     assert run_cli("ledger", "init", "--url", f"sqlite:///{ledger}", "--dataset", "d", "--epsilon", "9").returncode == 0
     options = {"cluster": {"kind": "local", "workers": 2}, "insecure_seed": None, "ledger": {"url": f"sqlite:///{ledger}", "dataset": "d"}}
@@ -76,7 +85,7 @@ def test_nobody_else_gets_in_while_a_job_runs(words: list[str], place: Path) -> 
                     break
             ports = listening(psutil.Process(driver.pid)) if driver.poll() is None else pytest.fail(said)
             assert len(ports) >= 6  # a scheduler, nannies and workers
-            found = attack(ports, place)
+            found = attack(stranger, ports, place)
             assert driver.poll() is None
             held.execute("ROLLBACK")
             assert driver.wait(timeout=120) == 0, driver.stderr.read()
@@ -92,13 +101,13 @@ def umask() -> int:
     return mask
 
 
-def test_everybody_gets_into_a_cluster_without_tls(place: Path) -> None:
+def test_everybody_gets_into_a_cluster_without_tls(place: Path, stranger: subprocess.Popen[str]) -> None:
     settings = {"temporary-directory": str(place), "distributed.deploy.lost-worker-timeout": "1h"}
     options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "scheduler_kwargs": {"dashboard": False}}
     me = psutil.Process()
     before = {connection.laddr.port for connection in me.net_connections("inet") if connection.status == "LISTEN"}
     with dask.config.set(settings), LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster, Client(cluster):
-        found = attack(sorted(set(listening(me)) - before), place)
+        found = attack(stranger, sorted(set(listening(me)) - before), place)
     stolen = f"({os.getuid()}, '{SECRET}') in plain text"
     for role in ("Scheduler", "Worker", "Nanny"):
         assert f"identity: {role} in plain text" in found

@@ -113,7 +113,8 @@ def run_watched(job: Path, out: Path, cluster: LocalCluster, surfaces: Surfaces,
     running.start()
     while running.is_alive():
         surfaces.look()
-    running.join()
+        running.join(timeout=0.2)
+    surfaces.look_back()
     return errors[0] if errors else None
 
 
@@ -132,7 +133,10 @@ def run_all(names: list[str], sources: dict[str, Path], folder: Path, cluster: L
 
 @pytest.mark.parametrize(
     ("names", "n_rows"),
-    [pytest.param(["holdout", "interval"], 60_000, id="some"), pytest.param([*JOBS], 200_000, id="all", marks=pytest.mark.slow)],
+    [
+        pytest.param(["holdout", "interval"], 60_000, id="some"),
+        pytest.param([*JOBS], 30_000, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+    ],
 )
 def test_planted_values_stand_nowhere(names: list[str], n_rows: int, cluster: LocalCluster, surfaces: Surfaces, tmp_path: Path) -> None:
     sources = {quality: written(tmp_path / quality, n_rows, undeclared=quality == "bad") for quality in ("good", "bad")}
@@ -163,6 +167,7 @@ def test_values_that_a_task_carries_are_found(cluster: LocalCluster, surfaces: S
         while not future.done():
             surfaces.look()
         surfaces.look()
+        surfaces.look_back()
         surfaces.look_at_plots()
         assert isinstance(future.exception(), ValueError)
 
