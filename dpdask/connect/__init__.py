@@ -63,7 +63,8 @@ def connected(cluster: Cluster, scheduler: str | None = None) -> Iterator[str]:
     Privacy
     -------
     Whoever can speak to a scheduler or to a worker can run code as the user who started it. Local processes speak TLS with
-    certificates of this run, which never leave their memory, and serve no HTTP pages.
+    certificates of this run, and serve no HTTP pages. The certificates are kept in memory; Dask writes them for a moment to a
+    folder of mode 0700 each time that it builds a TLS context.
     """
     cluster = on_scheduler(cluster, scheduler)
     check_address(cluster)

@@ -23,6 +23,7 @@ from dpdask.engine.reduce import tree_reduce
 from dpdask.engine.release import with_bounds
 from dpdask.engine.rows import DIP_ROWS, Rows
 from dpdask.engine.seal import check_part
+from dpdask.engine.selection import filter_rows
 from dpdask.engine.survey import Statistic, Survey, merge_surveys, reduce_units, survey_batches, unit_rows_of_batches
 from dpdask.engine.work import TableWork, table_work
 from dpdask.errors import DataError
@@ -191,7 +192,7 @@ def _randomise_part(part: pd.DataFrame, fragment_id: str, number: int, work: Tab
     release = kind.load(work.secrets, sha256)
     batch = batch_of(part, work.sealed, work.types)
     chosen, _ = Chooser(work, fragment_id, number).split(batch)
-    rows = batch.select([*work.codecs, *work.group_columns]).filter(pa.array(chosen))
+    rows = filter_rows(batch.select([*work.codecs, *work.group_columns]), chosen)
     random = release.randomise(rows, work.codecs, release.streams(key, fragment_id))
     random = random.select([name for name in random.schema.names if name not in work.group_columns])
     kept = [name for name in meta.columns if name not in random.schema.names]

@@ -14,6 +14,7 @@ from dpdask.engine.choose import Chooser
 from dpdask.engine.compute import Progress, guarded, run_tasks, task_prefix
 from dpdask.engine.rows import DIP_ROWS, Rows
 from dpdask.engine.seal import Seal
+from dpdask.engine.selection import filter_rows
 from dpdask.engine.shuffle import by_number, shuffled
 from dpdask.engine.told import Teller, Told
 from dpdask.engine.work import ShardWork, TableWork
@@ -66,8 +67,7 @@ def released_batches(
     for batch in read_batches(fragment, columns, work.types):
         seal.add(batch)
         chosen = released(batch)
-        rows = batch.select(work.released.names)
-        rows = rows if chosen.all() else rows.filter(pa.array(chosen))
+        rows = filter_rows(batch.select(work.released.names), chosen)
         if teller is not None:
             teller.add(rows)
         yield release.randomise(rows, work.codecs, rngs).cast(schema)

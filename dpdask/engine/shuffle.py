@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 from numpy.random import Generator
 
+from dpdask.engine.selection import take_rows
 from dpdask.engine.work import ShardWork, lay_out
 from dpdask.io.fragments import Fragment
 from dpdask.kernels.permutation import permutation
@@ -18,7 +19,7 @@ ROWS_ID, SHARDS_ID = "order/rows", "order/shards"
 
 WINDOW_ROWS = 2**20
 WINDOW_BYTES = 2**28
-HELD_BYTES = 2**30
+HELD_BYTES = WINDOW_BYTES
 _TEXT_BYTES = 64
 _YIELDED_ROWS = 2**17
 
@@ -85,7 +86,7 @@ def shuffled(batches: Iterable[pa.RecordBatch], task: ShardWork, key: RunKey) ->
     Notes
     -----
     Windows end where `task.window` says, and shards with them, so that the rows of a shard are in random order. Only where
-    long texts make a window hold 1 GiB does it end before. The permutation is a function of the run key, the task's
+    long texts make a window hold more than 256 MiB does it end before. The permutation is a function of the run key, the task's
     first fragment and the number of rows before.
     """
     if task.window is None:
@@ -113,4 +114,4 @@ def _permuted(held: list[pa.RecordBatch], rng: Generator) -> Iterator[pa.RecordB
     held.clear()
     order = pa.array(permutation(words(rng, rows.num_rows)))
     for start in range(0, rows.num_rows, _YIELDED_ROWS):
-        yield from rows.take(order.slice(start, _YIELDED_ROWS)).combine_chunks().to_batches()
+        yield from take_rows(rows, order.slice(start, _YIELDED_ROWS)).combine_chunks().to_batches()

@@ -55,9 +55,13 @@ def _of_column(metadata: Any, place: int | None) -> Ranges | None:
         group = metadata.row_group(number)
         statistics = group.column(place).statistics if place is not None else None
         if statistics is not None and statistics.has_min_max:
-            if isinstance(statistics.min, bytes):  # half floats come as their bytes, whose order is not theirs
+            try:
+                low, high = statistics.min, statistics.max
+            except (OverflowError, ValueError):  # dates and times beyond those of Python
                 return None
-            found.append((statistics.min, statistics.max))
+            if isinstance(low, bytes):  # half floats come as their bytes, whose order is not theirs
+                return None
+            found.append((low, high))
         elif group.num_rows and (statistics is None or statistics.null_count != group.num_rows):
             return None
     return found

@@ -99,11 +99,17 @@ class Folder:
         return Folder(f"{parent}/{prefix}{name}{suffix}")
 
     def exists(self, name: str = "") -> bool:
-        """Return whether the folder, or a file in it, is there."""
+        """Return whether the folder, or a file in it, is there; a store that does not answer raises, and is never taken for a no."""
         fs, path = self._resolve(name)
         with storage_faults(path):
             fs.invalidate_cache()
-            return bool(fs.exists(path))
+            if self.is_local:
+                return bool(fs.exists(path))
+            try:
+                fs.info(path)  # many file systems' own `exists` takes any failure for a no
+            except FileNotFoundError:
+                return False
+            return True
 
     def is_file(self) -> bool:
         """Return whether there is a file where the folder should be."""

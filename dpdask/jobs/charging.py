@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from hashlib import blake2b
 
+import pyarrow as pa
+
 from dpdask.errors import SpecError
 from dpdask.io.fragments import InputTable
 from dpdask.jobs.spec import Job
@@ -82,11 +84,14 @@ def holdout_of(job: Job, table: InputTable) -> tuple[bytes, str] | None:
 def sample_of(job: Job, table: InputTable, key: bytes) -> str:
     """Return the name of the hold-out that a key chooses: equal for runs that hold out the same rows, or nested parts of them.
 
-    It depends on the key, and on what the choice is a function of: the unit, or the places of the rows.
+    It depends on the key, and on what the choice is a function of: the unit and its type, or the places of the rows.
     """
     promised = job.file.privacy
     unit = promised.unit_column if promised is not None else None
-    place = f"unit {unit.column}" if unit is not None else "\n".join(fragment.id for fragment in table.fragments)
+    place = "\n".join(fragment.id for fragment in table.fragments)
+    if unit is not None:
+        type_ = table.schema.field(unit.column).type  # units are hashed as values of their type
+        place = f"unit {unit.column} {type_.value_type if pa.types.is_dictionary(type_) else type_}"
     return blake2b(place.encode(), key=key, person=_PERSON, digest_size=16).hexdigest()
 
 

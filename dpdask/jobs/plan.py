@@ -104,7 +104,7 @@ def plan_job(job: Job) -> Plan:
         n_shards=expected.n_shards,
         output=job.output_url,
         insecure=job.file.insecure_seed is not None,
-        warnings=(*expected.warnings, *footer_warnings(job, table)),
+        warnings=(*expected.warnings, *(() if charging.is_strict(job) else footer_warnings(job, table))),
     )
 
 

@@ -170,6 +170,7 @@ class RunState:
     def remove(self) -> None:
         """Remove the run, the key first, so that nothing that may be left can be used; then from the memory of all that worked on it."""
         self.folder.remove(KEY_NAME)
+        self.folder.remove(HOLDOUT_NAME)
         self.folder.remove()
         forget_everywhere()
 

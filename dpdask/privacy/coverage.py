@@ -110,4 +110,4 @@ def _releases_rows(event: Mapping[str, Any]) -> bool:
 
 
 def _percent(share: float) -> str:
-    return f"{math.ceil(1000 * share - 1e-9) / 10:g} %"
+    return f"{math.ceil(1000 * share) / 10:g} %"

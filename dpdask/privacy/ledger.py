@@ -33,7 +33,8 @@ from dpdask.privacy.ledger_tables import DATASETS, ENTRIES, HOLDOUTS, LedgerStor
 from dpdask.privacy.rounding import rounded_down, rounded_up_sum
 from dpdask.streams import RunKey
 
-LEDGER_FORMAT = 1
+LEDGER_FORMAT = 2
+READABLE_FORMATS = (1, 2)  # 1: before refusals and strict datasets were recorded
 MAX_NAME_CHARACTERS = 200
 _ENDED = {
     "commit": "committed: what was released stays charged",
@@ -290,7 +291,7 @@ class Ledger:
             raise SpecError(
                 f"the ledger does not know the dataset {name!r}", self._store.place, f"`dpdask ledger init --dataset {name}` gives it a budget"
             )
-        if record["format"] != LEDGER_FORMAT:
+        if record["format"] not in READABLE_FORMATS:
             raise SpecError(f"the dataset {name!r} is of another version of the ledger", self._store.place, "use the dpdask that wrote it")
         rows = connection.execute(sa.select(ENTRIES).where(ENTRIES.c.dataset == name).order_by(ENTRIES.c.sequence)).mappings().all()
         try:

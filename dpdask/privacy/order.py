@@ -12,7 +12,7 @@ _KEPT = (
 )
 _SHUFFLED = (
     "rows are shuffled: those that stand in one shard come from neighbouring fragments of the input (files or row groups), in random order "
-    "(in parts of 1 GiB, where they are larger), and the shards' numbers are random; who stood in the same part of the input is still "
+    "(in parts of 256 MiB, where they are larger), and the shards' numbers are random; who stood in the same part of the input is still "
     "told: where the input lies sorted by a private column such rows had similar values, their released values together tell about "
     "which, whatever the noise of each, and no ε covers that"
 )

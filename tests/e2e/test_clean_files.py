@@ -238,7 +238,7 @@ MANIFEST_KEYS = {"format", "job", "rows", "card_sha256", "shards"}
 SHARD_KEYS = {"name", "n_rows", "n_bytes", "sha256"}
 CARD_KEYS = {
     "": {"format", "name", "guarantee", "mechanism", "columns", "accounting", "order", "insecure", "versions"},
-    "guarantee": {"text", "epsilon", "delta", "adjacency", "unit", "protected", "unprotected"},
+    "guarantee": {"text", "epsilon", "delta", "adjacency", "unit", "protected", "unprotected", "cautions"},
     "mechanism": {"kind", "channel", "columns", "joint", "reference"},
     "accounting": {"composition", "epsilon_exact", "epsilon_reference", "rows_per_unit", "events"},
     "versions": {"dpdask", "streams", "numpy", "pyarrow", "randomgen"},

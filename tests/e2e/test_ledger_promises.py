@@ -16,7 +16,7 @@ import pytest
 from e2e.helpers import hidden, load, run_cli, run_here, write_job
 from pyarrow import parquet as pq
 
-from dpdask.engine import choose, randomise
+from dpdask.engine import randomise, survey
 from dpdask.errors import BudgetError, DataError, OutputError, SpecError, TemporaryError
 from dpdask.io import fragments
 from dpdask.jobs import charging, run
@@ -310,7 +310,7 @@ def test_a_budget_that_cannot_pay_is_refused_before_a_row_is_read(tmp_path: Path
     def read(*_: Any, **__: Any) -> Any:
         raise AssertionError("a row was read")
 
-    for owner, name in ((fragments.parquet, "read_batches"), (choose, "Chooser")):
+    for owner, name in ((fragments.parquet, "read_batches"), (survey, "Chooser"), (randomise, "Chooser")):
         monkeypatch.setattr(owner, name, read)
     for reference in (HISTOGRAM, HOLDOUT):
         with pytest.raises(BudgetError):

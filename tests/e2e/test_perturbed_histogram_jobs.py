@@ -327,7 +327,7 @@ def test_rows_of_nothing_are_refused_and_the_charge_stays(source: Path, tmp_path
         run_here(made)
     assert caught.value.exit_code == 64
     assert not (tmp_path / "out").exists()
-    assert [entry.kind for entry in ledger.show("people").entries] == ["intend"]
+    assert [entry.kind for entry in ledger.show("people").entries] == ["intend", "refuse"]
     with pytest.raises(BudgetError):  # another try would draw anew, and is another charge
         run_here(made)
     assert ledger.spent("people").epsilon_spent == pytest.approx(4.0)  # to be told so is to be told of the noise

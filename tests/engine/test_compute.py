@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -220,7 +221,7 @@ def test_worker_logs_hold_no_private_count(cluster: LocalCluster, tmp_path: Path
     with Client(cluster) as client:
         with pytest.raises(InputError, match="changed"):
             run_job(load(job), spoil)
-        counts = [int(number) for number in re.findall(r"\d+", (hidden(tmp_path / "out") / "run.json").read_text().split("n_released")[1])]
+        counts = json.loads((hidden(tmp_path / "out") / "run.json").read_text())["n_released"]
         logs = str(client.get_worker_logs()) + str(client.get_scheduler_logs()) + "".join(capfd.readouterr())
     assert len(counts) == 3
     assert "Compute Failed" in logs

@@ -71,7 +71,13 @@ SCRIPT = ["bash", str(ROOT / "cluster/local/run")]
 def test_nobody_else_gets_in_while_a_job_runs(words: list[str], place: Path, stranger: subprocess.Popen[str]) -> None:
     ledger, out = place / "mine" / "ledger.db", place / "mine" / "out"
     assert run_cli("ledger", "init", "--url", f"sqlite:///{ledger}", "--dataset", "d", "--epsilon", "9").returncode == 0
-    options = {"cluster": {"kind": "local", "workers": 2}, "insecure_seed": None, "ledger": {"url": f"sqlite:///{ledger}", "dataset": "d"}}
+    counts = {"kind": "histogram"}  # no key of a hold-out is asked of the ledger before rows are read
+    options = {
+        "mechanism__reference": counts,
+        "cluster": {"kind": "local", "workers": 2},
+        "insecure_seed": None,
+        "ledger": {"url": f"sqlite:///{ledger}", "dataset": "d"},
+    }
     job = write_job(place / "mine" / "job", lake(place / "mine" / "in", [400] * 4), out, **options)
     bin_ = str(Path(sys.executable).parent)
     environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(place), "TMPDIR": str(place), "PATH": f"{bin_}:{os.environ['PATH']}"}
