@@ -116,7 +116,7 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
     """Run a job, or resume it; a finished job is left as it is."""
     loaded = load_job(job, settings)
     warned = cautions(loaded.file.cluster, scheduler)
-    for warning in warned:  # now: after the run it would come too late
+    for warning in warned:  # before the run: afterwards would be too late
         click.echo(f"dpdask: WARNING {warning}" if sys.stderr.isatty() else json.dumps({"warning": warning}, ensure_ascii=False), err=True)
     with connected(loaded.file.cluster, scheduler), _progress() as report:
         outcome = runner.run_job(loaded, report)
@@ -183,7 +183,7 @@ _dataset = click.option("--dataset", required=True, help="The dataset's name.")
 @_dataset
 @click.option("--epsilon", type=float, required=True, help="The most that all releases together may spend.")
 @click.option("--delta", type=float, default=0.0, show_default=True)
-@click.option("--strict", is_flag=True, help="Charge runs that read rows and refuse them; stays so.")
+@click.option("--strict", is_flag=True, help="Charge runs that read rows and then refuse them; cannot be undone.")
 def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bool) -> None:
     """Give a dataset its budget."""
     opened = open_ledger(url)
@@ -303,17 +303,15 @@ def _ledger_text(summary: Summary) -> str:
 
 
 def _attacker_lines(balance: Balance) -> list[str]:
-    """Return what an attacker learns of the rows that every run covers, and which rows that does not hold for."""
-    power = percent_above(attacker_power(balance.epsilon_spent, balance.delta_limit))  # the ε spent is that at the limit's δ
+    """Return a bound on an attacker for the rows that every run covers, and the share of the other rows."""
+    power = percent_above(attacker_power(balance.epsilon_spent, balance.delta_limit))  # epsilon_spent is the ε at δ = delta_limit
     right = f"is right with probability at most {power}"
     coverage = balance.coverage
     if not coverage.text:
-        return [f"  an attacker who tests at the 5 % level what a row was, with all these releases in hand, {right}"]
-    lines = [f"  coverage: {coverage.text}; no bound on an attacker holds for these rows"]
+        return [f"  an attacker with all these releases, who tests at the 5 % level what a row was, {right}"]
+    lines = [f"  coverage: {coverage.text}; no bound on an attacker holds for rows without ε"]
     if coverage.uncovered < 1 and not coverage.n_unknown:
-        lines.append(
-            f"  of a row that every run covers, an attacker who tests at the 5 % level what it was, with all these releases in hand, {right}"
-        )
+        lines.append(f"  for a row that every run covers, an attacker with all these releases, who tests at the 5 % level what it was, {right}")
     return lines
 
 
@@ -357,10 +355,10 @@ def _outcome_text(job: Job, result: dict[str, Any]) -> str:
 
 
 def _tell(told: Told) -> None:
-    """Tell the steward's terminal exact counts of the private table; nothing that may be kept or passed on gets them."""
+    """Print exact counts of the private table, on a terminal only, so that they are not logged or passed on."""
     if sys.stderr.isatty():
         for name, count in told.changed.items():
-            click.echo(f"  private   column {name!r}: {count:,} values lay outside its domain and were changed as the schema says", err=True)
+            click.echo(f"  private   column {name!r}: {count:,} values were outside its domain and were changed as the schema says", err=True)
 
 
 @contextmanager

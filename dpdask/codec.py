@@ -1,7 +1,7 @@
 """Values <-> what mechanisms work on: level codes, or numbers on a line, for one Arrow array at a time.
 
-The domain comes from the schema, never from the data. What becomes of a value outside it is the schema's to say: it is
-clipped, becomes null or another level, or is an error that does not show the value.
+The domain comes from the schema, never from the data. The schema says how a value outside it is treated: it is clipped,
+replaced by null or by another level, or refused with an error that does not show the value.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LevelCodec:
     ordered
         Whether the order of the codes means anything.
     instead
-        The code of every value outside the levels: that of null, or of another level. None: such a value is refused.
+        The code that replaces every value outside the levels: the code of null or of another level. None: such values are refused.
     """
 
     name: str
@@ -82,7 +82,7 @@ class LevelCodec:
         return codes.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]  # pyarrow is untyped
 
     def n_outside(self, array: pa.Array) -> int:
-        """Return how many values `encode` changes because they are none of the levels; 0 where it refuses them."""
+        """Return how many values `encode` changes because they are not among the levels; 0 if it refuses them."""
         if self.instead is None:
             return 0
         array = _plain(array, self.name, self.levels.type)
@@ -105,7 +105,7 @@ class LevelCodec:
         return first if self.levels.to_pylist() == list(range(first, first + len(self.levels))) else None
 
     def _in_run(self, array: pa.Array) -> NDArray[np.int32] | None:
-        """Return the codes of whole numbers that all lie in a run of levels, as differences to the first; else None."""
+        """Return the codes of whole numbers, as differences from the first level, if levels are consecutive and contain them all; else None."""
         first = self._first_of_run()
         if first is None or array.null_count:
             return None
@@ -115,7 +115,7 @@ class LevelCodec:
         return (values.astype(np.int64) - first).astype(np.int32) if abs(first) > _SMALL else values.astype(np.int32) - np.int32(first)
 
     def _looked_up(self, array: pa.Array) -> pa.Array:
-        """Return the codes of any values, null where one is none of the levels."""
+        """Return the codes of any values, null for a value that is not a level."""
         return pc.index_in(_comparable(array), value_set=_comparable(self.levels))
 
 
@@ -137,8 +137,8 @@ class ValueCodec:
     nulls
         Whether null is a level.
     outside
-        What becomes of a number outside the domain, as `Column` says: the bounds, and what float64 counts exactly (whole
-        numbers up to 2**53) or without overflow (others up to 2**1021).
+        How a number outside the domain is treated, as in `Column`. The domain is the bounds, and the numbers that float64
+        holds exactly (whole numbers up to 2**53) or without overflow (other numbers up to 2**1021).
     """
 
     name: str
@@ -155,7 +155,7 @@ class ValueCodec:
 
     @property
     def least(self) -> float:
-        """The least number that the column's type holds and float64 computes with."""
+        """The least number that the column's type can hold and float64 can compute with."""
         return max(float(np.iinfo(self._dtype).min), -_EXACT) if self.lattice else -_LARGEST
 
     @property
@@ -181,8 +181,9 @@ class ValueCodec:
         Raises
         ------
         DataError
-            On a null that is no level. If values outside the domain are refused: on a value outside the bounds, a whole
-            number beyond 2**53, another one beyond 2**1021, an infinity. On NaN, unless it becomes null.
+            If a value is null and null is not a level; if a value is NaN and is not replaced by null. If values outside the
+            domain are refused: also on a value outside the bounds, a whole number beyond 2**53, another number beyond
+            2**1021, or an infinity.
         """
         array = _plain(array, self.name, self.type)
         if array.null_count and not self.nulls:
@@ -202,7 +203,7 @@ class ValueCodec:
         return np.where(is_null, 0.0, found.astype(np.float64)), is_null
 
     def n_outside(self, array: pa.Array) -> int:
-        """Return how many values `encode` changes because they lie outside the domain, NaN included; 0 where it refuses them."""
+        """Return how many values `encode` changes because they are outside the domain, NaN included; 0 if it refuses them."""
         if self.outside == "refuse":
             return 0
         array = _plain(array, self.name, self.type)
@@ -233,24 +234,24 @@ class ValueCodec:
             raise _refused(self.name, "a value outside its bounds", "widen the schema's bounds, or declare `outside: clip`")
 
     def _clipped(self, found: NDArray[np.integer] | NDArray[np.float64]) -> NDArray[np.integer] | NDArray[np.float64]:
-        """Return the nearest number in the domain, in the dtype that they came in; NaN stays."""
+        """Return the nearest numbers in the domain, with the same dtype; NaN stays NaN."""
         low, high = self.bounds or (self.least, self.greatest)
         low, high = max(low, self.least), min(high, self.greatest)
         if self.lattice:
-            low, high = int(low), int(high)  # floats would make floats of whole numbers
+            low, high = int(low), int(high)  # with float limits, np.clip would turn whole numbers into floats
         inside: NDArray[np.integer] | NDArray[np.float64] = np.clip(found, low, high)
         return inside
 
     def _numbers(self, array: pa.Array) -> NDArray[np.integer] | NDArray[np.float64]:
-        """Return the values exactly, 0 where null: those of a lattice as whole numbers, which float64 may not hold, others as float64."""
+        """Return the exact values, 0 where null: whole numbers for a lattice, because float64 may not hold them; else float64."""
         if not self.lattice:
             return np.asarray(array.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False))
-        if pa.types.is_date64(self.type):  # Arrow's cast to whole days overflows in silence
+        if pa.types.is_date64(self.type):  # Arrow's cast to whole days overflows without an error
             milliseconds = np.asarray(array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False))
             days: NDArray[np.integer] = (milliseconds - np.fmod(milliseconds, _DAY)) // _DAY
             return days
         counted = _counted(self.type)
-        whole = array.cast(counted, safe=False).cast(_whole(counted))  # unsafe for the cut to microseconds alone
+        whole = array.cast(counted, safe=False).cast(_whole(counted))  # unsafe only because nanoseconds are cut to microseconds
         return np.asarray(whole.fill_null(0).to_numpy(zero_copy_only=False))
 
 
@@ -298,7 +299,7 @@ def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
         raise DataError("the bounds of a column of whole numbers must be whole", f"column {name!r}", "round them outward")
     codec = ValueCodec(name=name, type=type_, bounds=bounds, atoms=(), nulls=column.nulls == "level")
     if bounds is not None and not (bounds[0] <= codec.greatest and bounds[1] >= codec.least):
-        what = f"no value of its type {type_} lies between its bounds"
+        what = f"no value of its type {type_} is between its bounds"
         raise DataError(what, f"column {name!r}", "correct the bounds, or the file's type")
     atoms = () if column.atoms is None else tuple(map(float, codec.encode(_typed(name, column.atoms, type_))[0]))
     assert column.outside is not None

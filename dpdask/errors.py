@@ -1,10 +1,11 @@
 """The exception tree: every error says what is wrong, where, and the mend, and carries its exit code.
 
-Messages name columns and public parameters; they never hold a data value or an exact private count. What is wrong with a
-value (`DataError`) names no file and no row group; a file that is missing, unreadable or changed (`InputError`) is named.
+Messages name columns and public parameters; they never contain a data value or an exact private count. An error about a
+value (`DataError`) names no file and no row group. An error about a missing, unreadable or changed file (`InputError`) names
+the file.
 
-Exit codes and messages are the steward's: they may depend on private rows, and an analyst must never see them. Whoever may
-change a job and see how it ends asks the table a question that no ledger charged.
+Exit codes and messages are for the steward only: they may depend on private rows, and an analyst must never see them. Whoever
+can change a job and see how it ends can ask the table questions that are not charged unless the ledger is strict.
 """
 
 from __future__ import annotations

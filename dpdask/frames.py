@@ -76,11 +76,12 @@ class DIP:
     max_rows with a unit), and for each of a `Tree`'s tables. Event: one local release of every row, and one discrete Laplace
     measurement of every private column where the reference is a `Histogram`, or a discrete Laplace or Gaussian one of each
     of a `Tree`'s tables; that noise is drawn by `fit`. Row noise is a function of the release, the batch, the column and
-    the partition, never of what a frame holds, so recomputing a lazy frame repeats the same noise. A release covers one
-    frame, the same Python object every time. With `Holdout`, `Histogram`, `Tree`, `Chain(fraction=…)` or a unit it is the
-    frame given to `fit`; with `Known` or a public table any frame, and more as named batches, each with noise of its own:
-    a row that stands in k batches is protected by k·ε. ε is spent again by every new `fit` on the same rows. Rows
-    keep the frame's order: where it is sorted by a private value, a row's place tells that value, so shuffle it first.
+    the partition, never of a frame's content, so recomputing a lazy frame repeats the same noise. A release covers one
+    frame, which must be the same Python object every time. With `Holdout`, `Histogram`, `Tree`, `Chain(fraction=…)` or a
+    unit, it is the frame given to `fit`. With `Known` or a public table, it is any frame, and further frames are named
+    batches, each with its own noise: a row in k batches is protected by k·ε. Every new `fit` on the same rows spends ε
+    again. Rows keep the frame's order: if it is sorted by a private column, the position of a row reveals its value, so
+    shuffle it first.
 
     References
     ----------
@@ -134,9 +135,9 @@ class DIP:
         Parameters
         ----------
         frame
-            A Dask or pandas frame. With `Public`, or a `Chain` without a fraction, the public table; with `Known`, any frame
-            of the table's columns (nothing of it is computed, unless a unit is bounded: then the table itself); otherwise
-            the table to release, and only this very object can be transformed: persist, filter or sort it before.
+            A Dask or pandas frame. With `Public`, or a `Chain` without a fraction: the public table. With `Known`: any frame
+            with the table's columns (it is not computed; with a unit, give the table itself). Otherwise: the table to
+            release, and only this same Python object can be transformed, so persist, filter or sort it before.
         secrets
             A private folder, as a path or URL, that every worker can read; by default a new temporary one of this
             machine (mode 0700), removed when Python ends.
@@ -151,8 +152,8 @@ class DIP:
         Warns
         -----
         UserWarning
-            If δ is not below 1 / the number of rows; what to think of before a `Chain` is released; if a pandas frame that
-            is to be released is sorted by a private column.
+            If δ is not below 1 / the number of rows; about what a `Chain` republishes; if a pandas frame that is to be
+            released is sorted by a private column.
         """
         for warning in self.reference.warnings() if isinstance(self.reference, Chain) else ():
             warnings.warn(warning, stacklevel=2)
@@ -188,7 +189,7 @@ class DIP:
         if counts.n_rows == 0:
             raise DataError("the frame has no rows", "DIP", "give it some")
         if self.delta * counts.n_rows >= 1:
-            warnings.warn("δ is not below 1 / the number of rows: to publish somebody's row as it is would be as private", stacklevel=3)
+            warnings.warn("δ is not below 1 / the number of rows: publishing one random row verbatim would satisfy the same guarantee", stacklevel=3)
         noisy = measure_tree(counts, spending.noise, rng=None if self.insecure_seed is None else stream(work.key(), "marginals/noise", ""))
         return fit_tree(noisy, work.cells, spending.row, self.channel, self.cost)
 
@@ -242,17 +243,17 @@ class Release:
         Parameters
         ----------
         frame
-            With `Known` or a public table, any frame of the same columns; otherwise the frame that the release was fitted
+            With `Known` or a public table, any frame with the same columns; otherwise the frame that the release was fitted
             on, the same Python object.
         batch
-            With `Known` or a public table, a name for this frame. One frame needs none; each further one has a name of its
-            own, for instance `2026-11`. It stands on the card.
+            With `Known` or a public table, a name for this frame. The first frame needs none; each further frame needs its
+            own name, for instance `2026-11`. The card lists it.
 
         Raises
         ------
         SpecError
-            If the release, or the batch, covers another frame; if the batch is no name; if the frame is the public one,
-            whose rows would be their own reference.
+            If the release, or the batch, covers another frame; if the batch is not a valid name; if the frame is the public
+            one, because its rows would be their own reference.
         DataError
             If the columns are not those of the schema, or (when computed) a value violates it, or the index is neither row
             numbers (a `RangeIndex`) nor a column that the schema keeps.
@@ -260,13 +261,13 @@ class Release:
         Warns
         -----
         UserWarning
-            If a pandas frame that is no fitted one is sorted by a private column.
+            If a pandas frame other than the fitted one is sorted by a private column.
 
         Privacy
         -------
-        Transforming a batch's frame again repeats the same noise and costs nothing more: a partition whose rows are not
-        those that were first seen is refused, so that no noise meets two values. Each batch has noise of its own, whatever
-        its rows: a row that stands in k batches is protected by k·ε.
+        Transforming a batch's frame again repeats the same noise and costs nothing more. A partition whose rows changed since
+        they were first read is refused, so that the same noise is never applied to two values. Each batch has its own noise,
+        whatever its rows: a row in k batches is protected by k·ε.
         """
         if self.public is not None and identity(frame) == self.public:
             raise SpecError("this frame was given as the public table, so its rows would be their own reference", "transform", "fit on another table")
@@ -281,7 +282,7 @@ class Release:
 
     @property
     def card(self) -> dict[str, Any]:
-        """The release card: what was promised, to whom, and how, and the batches so far; safe to publish."""
+        """The release card: what was promised, to whom, and how, and the batches so far; it may be published."""
         dip, release = self.dip, load_release(self.work.secrets, self.sha256)
         card: dict[str, Any] = json.loads(
             release_card(
@@ -299,7 +300,7 @@ class Release:
         return with_batches(card, self.batches.names, epsilon=True) if self.batches.several else card
 
     def close(self) -> None:
-        """Destroy the run key, the reference and the units' bounds, also in workers' memory: what is not computed yet can no longer be."""
+        """Destroy the run key, the reference and the units' bounds, also in workers' memory; frames not yet computed are lost."""
         self.work.secrets.remove(KEY_NAME)
         self.work.secrets.remove()
         forget_everywhere()

@@ -176,7 +176,7 @@ class PerturbedHistogram:
         noisy = histogram.draw(counts, planned, rng=rng)
         fitted = FittedHistogram(schema=self.schema, types=work.released, bins=bins_by_column(bins, work.cells), histogram=noisy)
         if self.delta * fitted.n_records >= 1:
-            warnings.warn("δ is not below 1 / the number of rows: to publish somebody's row as it is would be as private", stacklevel=2)
+            warnings.warn("δ is not below 1 / the number of rows: publishing one random row verbatim would satisfy the same guarantee", stacklevel=2)
         forget_secrets(place)
         return HistogramRelease._of(fitted, self.budget, place, insecure=self.insecure_seed is not None)
 
@@ -269,8 +269,8 @@ class HistogramRelease:
         Parameters
         ----------
         n_rows
-            How many; by default as many as the table has. Under add-remove: as the noisy counts say, and none where no weight
-            is positive.
+            How many; by default as many as the table has. Under add-remove, the default is the noisy number of rows, or 0 if
+            no weight is positive.
         rows_per_partition
             How many in a partition.
         seed

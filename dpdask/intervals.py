@@ -59,10 +59,11 @@ class IntervalMechanism:
     first: its values have the ε of its `perturb` under replace-one, and one row's ε is the sum over these columns
     (event: one local release of every row). A range's coverage is a function
     of the range and of what is public. Anchors and perturbations are a function of the mechanism, the batch, the column
-    and the partition, never of what a frame holds. A mechanism takes one frame, the same Python object every time, however
-    often it is privatised or computed, and more as named batches, each with ranges of its own. The ranges of a row that
-    stands in several batches, or comes to several mechanisms, narrow each other, and k batches spend the ε of perturbed columns k times.
-    Rows keep the frame's order: where it is sorted by a private value, a row's place tells that value, so shuffle it first.
+    and the partition, never of a frame's content. A mechanism takes one frame, the same Python object however often it is
+    privatised or computed; further frames are named batches, each with its own ranges. If a row is in several batches, or
+    several mechanisms privatise it, its ranges narrow each other, and k batches spend the ε of perturbed columns k times.
+    Rows keep the frame's order: if it is sorted by a private column, the position of a row reveals its value, so shuffle it
+    first.
 
     References
     ----------
@@ -122,13 +123,13 @@ class IntervalMechanism:
         frame
             A Dask or pandas frame.
         batch
-            A name for it. One frame needs none; each further one has a name of its own, for instance `2026-11`. It stands
-            on the card.
+            A name for the frame. The first frame needs none; each further frame needs its own name, for instance `2026-11`.
+            The card lists it.
 
         Raises
         ------
         SpecError
-            If a design cannot be had; if the batch is no name, or another frame's.
+            If a design is not possible; if the batch is not a valid name, or belongs to another frame.
         DataError
             If the columns are not those of the schema, or (when computed) a value violates it, or the index is neither row
             numbers (a `RangeIndex`) nor a column that the schema keeps.
@@ -151,8 +152,8 @@ class IntervalMechanism:
     def card(self) -> dict[str, Any]:
         """The release card: what ranges reveal, and the batches so far.
 
-        A column whose type the schema does not declare is taken for one of floats, and the card has no mean coverage of it:
-        whole numbers are cut by whole anchors, which may leave less open.
+        A column whose type the schema does not declare is treated as floats, and the card gives no mean coverage for it: whole
+        numbers are cut at whole anchors, so their ranges may leave less open.
         """
         types = {name: self.schema.columns[name].type for name in self._designs}
         declared = {name: codec_for(name, self.schema.columns[name], arrow_type(type_)) for name, type_ in types.items() if type_ is not None}
@@ -169,7 +170,7 @@ class IntervalMechanism:
         return with_batches(card, self._batches.names, epsilon=bool(perturbed), ranges=len(perturbed) < len(self._designs))
 
     def close(self) -> None:
-        """Destroy the key, also what was made with it in workers' memory: frames that are not yet computed can no longer be."""
+        """Destroy the key, and clear what was made with it from workers' memory; frames not yet computed are lost."""
         self._folder.remove(KEY_NAME)
         self._folder.remove()
         forget_everywhere()

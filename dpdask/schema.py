@@ -66,12 +66,13 @@ class Column(Document):
     nulls
         `refuse`: a null violates the schema. `level`: null is one more level, and as private as any other.
     outside
-        What becomes of a value outside the domain of a privatised column, so that no refusal tells which values there are.
-        `clip`: the nearest bound (NaN becomes null, and is refused where null is no level). `null`: null, where that is a
-        level. `other`: the level `other`. `refuse`: it violates the schema, and nothing is released. Left out, it is `clip`
-        where there are bounds, `other` where that is declared, and else `refuse`.
+        How a value outside the domain of a privatised column is treated, so that a refusal does not reveal which values
+        occur. `clip`: replace it by the nearest bound (NaN becomes null, and is refused if null is not a level). `null`:
+        replace it by null, which must be a level. `other`: replace it by the level `other`. `refuse`: it violates the
+        schema, and nothing is released. The default is `clip` if there are bounds, `other` if that level is declared, and
+        `refuse` otherwise.
     other
-        The level that stands for every value outside the levels.
+        The level that replaces every value outside the levels.
     type
         The Arrow type, by its name in pyarrow (`int32`, `float64`, `string`, `date32`…). Needed only for CSV.
     """
@@ -89,7 +90,7 @@ class Column(Document):
     @model_validator(mode="before")
     @classmethod
     def _with_outside(cls, data: Any) -> Any:
-        """Say what becomes of values outside, where it is left out; `outside: null` in YAML is None here."""
+        """Fill in the default of `outside`; `outside: null` in YAML is None here."""
         if not isinstance(data, Mapping) or data.get("role") != "privatise":
             return data
         given = data.get("outside", _usual(data))
@@ -97,7 +98,7 @@ class Column(Document):
 
     @model_serializer(mode="wrap")
     def _without_usual(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what nobody need write: so the digests of jobs and surveys that say nothing of values outside stay what they were."""
+        """Leave out default values, so that the digests of jobs and surveys that do not mention values outside do not change."""
         written: dict[str, Any] = plain(self)
         usual = {"outside": None if self.role != "privatise" else _usual(written), "other": None}
         return {key: value for key, value in written.items() if key not in usual or value != usual[key]}
@@ -142,11 +143,11 @@ class Column(Document):
         if self.outside == "clip" and self.bounds is None:
             raise ValueError(f"`outside: clip` needs bounds to clip to; {'declare `other: <level>`' if self.has_levels else 'declare bounds'}")
         if self.outside == "null" and self.nulls != "level":
-            raise ValueError("`outside: null` needs `nulls: level`, or which values lie outside would be refused after all")
+            raise ValueError("`outside: null` needs `nulls: level`: otherwise the nulls would be refused")
         if self.outside == "other" and self.other is None:
-            raise ValueError("`outside: other` needs the level that stands for the others: declare `other: <level>`")
+            raise ValueError("`outside: other` needs the level that replaces other values: declare `other: <level>`")
         if self.other is not None and self.outside != "other":
-            raise ValueError(f"`other` is what values outside become by `outside: other`, and this column has `outside: {self.outside}`")
+            raise ValueError(f"`other` belongs to `outside: other`, and this column has `outside: {self.outside}`")
         if self.other is not None and self.levels is None:
             raise ValueError(f"a {self.kind} column takes no other level; clip its values to bounds")
         if self.other is not None and not any(self.other == level and _is_truth(self.other) == _is_truth(level) for level in self.levels or ()):
@@ -159,12 +160,12 @@ class Column(Document):
 
     @property
     def outside_in_words(self) -> str:
-        """What becomes of values outside the domain, as cards and plans say it: `clip`, `null`, `other: <level>` or `refuse`."""
+        """How values outside the domain are treated, as cards and plans write it: `clip`, `null`, `other: <level>` or `refuse`."""
         return f"other: {self.other}" if self.outside == "other" else str(self.outside)
 
 
 def _usual(column: Mapping[str, Any]) -> Outside:
-    """Return what becomes of values outside a privatised column's domain where nothing is said."""
+    """Return the default treatment of values outside a privatised column's domain."""
     return "other" if column.get("other") is not None else "clip" if column.get("bounds") is not None else "refuse"
 
 

@@ -164,7 +164,7 @@ class GaussianCopula:
         rng = stream(key, "marginals/noise", "") if self.insecure_seed is not None else None
         noisy = measure(counts, self.noise, n_rows_public=self.adjacency == "replace-one", rng=rng)
         if self.delta * noisy.n_rows >= 1:
-            warnings.warn("δ is not below 1 / the number of rows: to publish somebody's row as it is would be as private", stacklevel=2)
+            warnings.warn("δ is not below 1 / the number of rows: publishing one random row verbatim would satisfy the same guarantee", stacklevel=2)
         model, report = fit_copula(noisy, stream(key, "copula/calibration", ""), self.options)
         forget_secrets(place)
         bins = bins_by_column(self.bins, work.cells)

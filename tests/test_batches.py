@@ -100,7 +100,7 @@ def test_a_fitted_release_covers_one_frame_object(dip: dpdask.DIP) -> None:
     first = lazy.compute(scheduler="synchronous")
     pd.testing.assert_frame_equal(release.transform(frame).compute(scheduler="threads"), first)
     for name, view in views(frame, table).items():
-        with pytest.raises(dpdask.SpecError, match="covers only the frame it was fitted on, that very object; persist, filter or sort before"):
+        with pytest.raises(dpdask.SpecError, match="covers only the frame it was fitted on, the same Python object; persist, filter or sort before"):
             pytest.fail(f"{name}: {release.transform(view)}")
     for each in (frame, table):
         with pytest.raises(dpdask.SpecError, match="covers only the frame it was fitted on, and has no batches; leave `batch` out"):
@@ -118,7 +118,7 @@ def test_a_fitted_pandas_frame_is_one_object_with_its_rows(dip: dpdask.DIP) -> N
         with pytest.raises(dpdask.SpecError, match="covers only the frame it was fitted on"):
             release.transform(view)
     table.loc[0, "rating"] = 6 - table.loc[0, "rating"] if table.loc[0, "rating"] != 3 else 1
-    with pytest.raises(dpdask.DataError, match="not those that were first seen"):
+    with pytest.raises(dpdask.DataError, match="rows changed since they were first read"):
         release.transform(table)
 
 
@@ -130,7 +130,7 @@ def test_frames_without_a_name_are_one_frame(kind: str) -> None:
     first = values(transform(frame))
     assert values(transform(frame)) == first
     for name, view in views(frame, table).items():
-        with pytest.raises(dpdask.SpecError, match=r"another one was given before, .* name another batch for this one"):
+        with pytest.raises(dpdask.SpecError, match=r"another frame was given before, .* name another batch for this one"):
             pytest.fail(f"{name}: {transform(view)}")
 
 
@@ -165,11 +165,11 @@ def test_a_batch_is_one_frame_with_its_rows(kind: str) -> None:
     assert values(transform(table, batch="2026-11")) == first
     other = dd.from_pandas(table, npartitions=2)
     for view in (table.copy(), other):
-        with pytest.raises(dpdask.SpecError, match=r"^batch '2026-11': another one was given before"):
+        with pytest.raises(dpdask.SpecError, match=r"^batch '2026-11': another frame was given before"):
             transform(view, batch="2026-11")
     assert values(transform(table, batch="2026-12")) != first
     table["rating"] = 6 - table["rating"]
-    with pytest.raises(dpdask.DataError, match="not those that were first seen"):
+    with pytest.raises(dpdask.DataError, match="rows changed since they were first read"):
         transform(table, batch="2026-11")
     lazy = transform(other, batch="lazy")
     before = values(lazy)
@@ -185,7 +185,7 @@ def test_a_stream_belongs_to_a_column_s_name() -> None:
     table = pd.DataFrame({"a": rows(100)["rating"], "b": rows(100, seed=1)["rating"]})
     made.privatise(table)
     table.columns = ["b", "a"]
-    with pytest.raises(dpdask.DataError, match="not those that were first seen"):
+    with pytest.raises(dpdask.DataError, match="rows changed since they were first read"):
         made.privatise(table)
 
 
@@ -200,7 +200,7 @@ def test_the_card_lists_the_batches_and_what_they_cost(kind: str) -> None:
     transform(tables[0], batch="b")
     card = release.card
     assert card["batches"]["names"] == ["b", None, "a"]
-    told = "narrow each other" if kind == "interval" else "a row that stands in k batches is protected by k·ε"
+    told = "narrow each other" if kind == "interval" else "a row in k batches is protected by k·ε"
     assert told in card["batches"]["text"]
     assert card["guarantee"]["text"] == f"{one} {card['batches']['text']}"
 
@@ -242,7 +242,7 @@ def test_copies_cannot_take_a_batch_again(kind: str) -> None:
     table, other = rows(200), rows(200, seed=1)
     first = values(transform(table, batch="x"))
     copies = [cloudpickle.loads(cloudpickle.dumps(release)), copy.deepcopy(release)]
-    for each, told in (*((each, "another copy of this release") for each in copies), (copy.copy(release), "another one was given before")):
+    for each, told in (*((each, "another copy of this release") for each in copies), (copy.copy(release), "another frame was given before")):
         with pytest.raises(dpdask.SpecError, match=told):
             getattr(each, verb)(other, batch="x")
     with pytest.raises(dpdask.SpecError, match="another copy of this release"):
@@ -250,7 +250,7 @@ def test_copies_cannot_take_a_batch_again(kind: str) -> None:
     assert values(getattr(copy.copy(release), verb)(table, batch="x")) == first
     loaded = copies[0]
     elsewhere = values(getattr(loaded, verb)(other, batch="y"))
-    with pytest.raises(dpdask.SpecError, match="another copy of this release has taken it"):
+    with pytest.raises(dpdask.SpecError, match="another copy of this release has taken this batch"):
         transform(other, batch="y")
     assert values(getattr(loaded, verb)(other, batch="y")) == elsewhere
     assert release.card["batches"]["names"] == loaded.card["batches"]["names"] == ["x", "y"]
@@ -265,7 +265,7 @@ def test_a_copy_of_a_fitted_release_covers_nothing() -> None:
         replaced.transform(frame.persist(scheduler="synchronous"))
     for each in (cloudpickle.loads(cloudpickle.dumps(release)), copy.deepcopy(release)):
         for view in (frame, rows()):
-            with pytest.raises(dpdask.SpecError, match="another copy of this release has taken it"):
+            with pytest.raises(dpdask.SpecError, match="another copy of this release has taken this batch"):
                 each.transform(view)
 
 
@@ -368,5 +368,5 @@ def test_a_release_that_travels_to_workers_covers_one_partition_at_most(client: 
     release = dpdask.DIP(SCHEMA, epsilon=1.0, reference=KNOWN).fit(rows())
     frame = dd.from_pandas(rows(), npartitions=4)
     for scheduler in (client, "threads"):
-        with pytest.raises(dpdask.SpecError, match=r"another copy of this release|another one was given"):
+        with pytest.raises(dpdask.SpecError, match=r"another copy of this release|another frame was given"):
             dask.compute(frame.map_partitions(release.transform, meta=rows(1)), scheduler=scheduler)

@@ -190,7 +190,7 @@ def test_noise_never_meets_other_rows(schema: dpdask.Schema, table: pd.DataFrame
     pd.testing.assert_frame_equal(lazy.compute(scheduler="synchronous"), first)
     for changed in (table.assign(rating=np.float32(4.0)), table.iloc[::-1]):
         changed.astype({"colour": "string"}).to_parquet(path)
-        with pytest.raises(dpdask.DataError, match="not those that were first seen"):
+        with pytest.raises(dpdask.DataError, match="rows changed since they were first read"):
             lazy.compute(scheduler="synchronous")
 
 

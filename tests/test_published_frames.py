@@ -227,7 +227,7 @@ def shuffled(n: int = 300) -> pd.DataFrame:
 def test_a_table_sorted_by_a_private_column_is_warned_of(name: str, ascending: bool) -> None:
     table = shuffled().sort_values(name, ascending=ascending, ignore_index=True)
     made = dpdask.Schema.from_dict({"columns": PRIVATE})
-    told = rf"it is sorted by '{name}': a row's place tells its value; shuffle the rows first"
+    told = rf"which is sorted by '{name}': a row's position reveals its value; shuffle the rows first"
     with pytest.warns(UserWarning, match=told) as caught:
         dpdask.DIP(made, epsilon=2.0, reference=dpdask.Histogram()).fit(table)
     assert len(caught) == 1

@@ -1,4 +1,4 @@
-"""From a job's `cluster:` block to a Dask scheduler; what a kind needs is imported when it is asked for."""
+"""Connect to the Dask scheduler that a job's `cluster:` block names; each kind imports what it needs only when it is used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MALLOC = {
 
 
 def cautions(cluster: Cluster, scheduler: str | None = None) -> tuple[str, ...]:
-    """Return what the steward is warned of: who else can reach the scheduler that a job asks for. Nothing is connected.
+    """Return warnings for the steward about who else can reach the scheduler that a job names; do not connect to it.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def cautions(cluster: Cluster, scheduler: str | None = None) -> tuple[str, ...]:
     Raises
     ------
     SpecError
-        If an address is wanted and not given, or is open to the network without `insecure: true`.
+        If an address is needed but not given, or is open to the network without `insecure: true`.
     """
     return check_address(on_scheduler(cluster, scheduler))
 
@@ -54,17 +54,17 @@ def connected(cluster: Cluster, scheduler: str | None = None) -> Iterator[str]:
     Raises
     ------
     SpecError
-        If an address is wanted and not given, or is open to the network without `insecure: true`.
+        If an address is needed but not given, or is open to the network without `insecure: true`.
     OutputError
-        If the folder for local workers' files cannot be made for this user alone.
+        If no folder that only this user can read can be made for local workers' files.
     TemporaryError
         If the scheduler cannot be reached.
 
     Privacy
     -------
-    Whoever can speak to a scheduler or to a worker can run code as the user who started it. Local processes speak TLS with
-    certificates of this run, and serve no HTTP pages. The certificates are kept in memory; Dask writes them for a moment to a
-    folder of mode 0700 each time that it builds a TLS context.
+    Whoever can connect to a scheduler or a worker can run code as the user who started it. Local processes use TLS with
+    certificates made for this run, and serve no HTTP pages. The certificates are kept in memory; Dask writes them for a moment
+    to a folder of mode 0700 each time it builds a TLS context.
     """
     cluster = on_scheduler(cluster, scheduler)
     check_address(cluster)
@@ -90,7 +90,7 @@ def _local(cluster: Cluster) -> Iterator[str]:
     from dpdask.connect.private import PrivateNanny, scratch_folder
 
     workers = cluster.workers or dask.system.CPU_COUNT
-    # loopback is open to every user of this machine, so TLS; no dashboard (None would mean port 8787, and a warning where it is taken)
+    # TLS, because every user of this machine can reach the loopback; no dashboard (None would mean port 8787, and a warning if it is in use)
     options: dict[str, Any] = {
         "host": "127.0.0.1",
         "protocol": "tls",
@@ -104,7 +104,7 @@ def _local(cluster: Cluster) -> Iterator[str]:
         # Dask gives a worker that dies up for good unless it is back after 15 s; on a busy machine that ends with no workers
         "distributed.deploy.lost-worker-timeout": "1h",
         "distributed.nanny.pre-spawn-environ": _MALLOC,
-        # without a dashboard, too, Dask's HTTP servers tell everybody what runs
+        # even without a dashboard, Dask's HTTP servers show everybody what runs
         "distributed.scheduler.http.routes": [],
         "distributed.worker.http.routes": [],
         # scheduler and nannies put their folder first in sys.path

@@ -1,4 +1,4 @@
-"""A scheduler's address: who else can reach it, and whether a job may run there."""
+"""Check a scheduler's address: who else can reach it, and whether a job may run there."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def on_scheduler(cluster: Cluster, scheduler: str | None) -> Cluster:
 
 
 def check_address(cluster: Cluster) -> tuple[str, ...]:
-    """Return what the steward is warned of, when a scheduler asks nobody for a certificate.
+    """Return a warning for the steward if a scheduler does not ask for certificates.
 
     Raises
     ------
     SpecError
-        If an address is wanted and not given; or if it is open to the network, and the block does not say `insecure: true`.
+        If an address is needed but not given; or if it is open to the network and the block does not say `insecure: true`.
     """
     if cluster.kind != "address":
         return ()
@@ -36,15 +36,15 @@ def check_address(cluster: Cluster) -> tuple[str, ...]:
         return ()
     local = is_loopback(place)
     if not local and not cluster.insecure:
-        what = "without TLS, whoever reaches this scheduler can run code on its workers and read what they read"
+        what = "without TLS, anyone who can reach this scheduler can run code on its workers and read what they read"
         raise SpecError(what, cluster.address, "use tls:// with certificates, or set cluster.insecure: true")
-    who = "every user of this machine" if local else "whoever reaches it over the network"
+    who = "every user of this machine" if local else "anyone who can reach it over the network"
     what = f"the scheduler at {cluster.address} asks for no certificate: {who} can run code on its workers and read what they read"
     return (f"{what}; use tls:// with certificates",)
 
 
 def is_loopback(place: str) -> bool:
-    """Return whether `host:port` is an address that only this machine reaches; names other than `localhost` are not looked up."""
+    """Return whether `host:port` is an address that only this machine can reach; names other than `localhost` are not looked up."""
     host = place[1:].partition("]")[0] if place.startswith("[") else place.rpartition(":")[0] or place
     try:
         return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -1,4 +1,4 @@
-"""Local workers whose files are for this user alone: their folder, and the values that they spill to it."""
+"""Local workers whose files only this user can read: their folder, and the values that they spill to it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from dpdask.errors import OutputError
 
 
 def scratch_folder() -> Path:
-    """Return the folder for what local workers keep on disk, made for this user alone (mode 0700).
+    """Return the folder for the files of local workers, which only this user can read (mode 0700); make it if needed.
 
-    It is one for all runs of a user: each removes its own workers' folders at its end, and Dask removes at the next
-    start what the workers of a driver that was killed left there.
+    All runs of a user share it. Each run removes its own workers' folders at its end. If a driver was killed, Dask removes
+    its workers' folders at the next start.
 
     Raises
     ------
     OutputError
-        If it cannot be made, or if something that others can reach stands in its place.
+        If it cannot be made, or if others can read or write what is there.
     """
     base = Path(dask.config.get("temporary-directory") or tempfile.gettempdir()).absolute()
     folder, mend = base / f"dpdask-{os.getuid()}", "set Dask's temporary-directory to a folder of your own"
@@ -35,27 +35,27 @@ def scratch_folder() -> Path:
             folder.mkdir(mode=0o700)
         found = folder.lstat()
     except OSError:
-        raise OutputError("no folder can be made here for the workers' files", str(folder), mend) from None
+        raise OutputError("no folder for the workers' files can be made here", str(folder), mend) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise OutputError("this is not a folder of this user alone (mode 0700), as the workers' files need", str(folder), mend)
+        raise OutputError("the workers' files need a folder that only this user can read (mode 0700), and this is not one", str(folder), mend)
     return folder
 
 
 class PrivateFiles(AnyKeyFile):  # type: ignore[misc]  # distributed is untyped
-    """Spilled values as files of mode 0600, from the moment they are made, whatever the process's umask is.
+    """Store spilled values in files that have mode 0600 from the start, whatever the process's umask is.
 
-    The umask itself stays: shards are for others to read.
+    The umask is not changed, because others may read shards.
     """
 
     def _safe_key(self, key: Any) -> str:
-        """Return the name of a value's new file, which is opened next, and make the file for this user alone."""
+        """Create the file for a value with mode 0600 and return its name; the caller opens it next."""
         name: str = super()._safe_key(key)
         Path(self.directory, name).touch(mode=0o600, exist_ok=False)
         return name
 
 
 class PrivateWorker(Worker):  # type: ignore[misc]  # distributed is untyped
-    """A worker that spills to `PrivateFiles`: for `dask worker --worker-class`, too."""
+    """A worker that spills to `PrivateFiles`; also for `dask worker --worker-class`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -1,8 +1,9 @@
-"""Which frame stands under which batch of a release: noise belongs to (release, batch, partition), and a batch to one frame.
+"""The frame of each batch of a release: noise depends on (release, batch, partition), and each batch is one frame.
 
-Streams and seals are named by the batch and the partition's number, never by what a frame holds or how it was built. Named
-by content, equal rows would get equal noise, and a release would be one fixed map from values to values; and the same
-rows built otherwise would get noise anew, unpaid. So a batch takes one frame, the very object that came first.
+Streams and seals are named by the batch and the partition's number, never by a frame's content or by how it was built. If
+they were named by content, equal frames would get equal noise, and a release would be a fixed map from values to values; and
+the same rows in a frame that was built differently would get fresh noise that nobody paid for. So a batch accepts one frame
+only: the Python object that was given first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LONGEST = 100
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """The frame that came first, and for Dask what it then computed, in how many partitions: a Dask frame can be changed in place."""
+    """The frame that was given first, and for Dask its expression and number of partitions, because a Dask frame can be changed in place."""
 
     frame: weakref.ref[Any]
     expression: str
@@ -40,17 +41,18 @@ class Batches:
     Parameters
     ----------
     folder
-        The release's private folder. It keeps which batch is whose, so that copies of the release in this process and in
-        others agree.
+        The release's private folder. It records which copy of the release took which batch, so that copies in this process
+        and in others agree.
     several
-        Whether any frame may come, one without a name and more as named batches; otherwise there is one batch, and it is
-        the frame that the release is fitted on.
+        Whether any frames can be released: one without a name, and further ones as named batches. Otherwise there is one
+        batch: the frame that the release is fitted on.
 
     Privacy
     -------
     A batch is taken by a random token that stays in memory. A copy of the release (unpickled, deep-copied, or in a forked
-    process) has another token, so it can take free batches, and none that was taken. On an object store two processes that
-    take one batch at the same moment may both succeed, and the seals cannot be relied on there either: transform in one process.
+    process) has another token, so it can take free batches, but not batches that were taken. On an object store, two processes
+    that take the same batch at the same moment may both succeed, and seals are not reliable there either: transform in one
+    process.
     """
 
     def __init__(self, folder: Folder, several: bool) -> None:
@@ -76,7 +78,7 @@ class Batches:
         Raises
         ------
         SpecError
-            If the batch is no name, is not possible, or is another frame's.
+            If the batch is not a valid name, is not possible, or belongs to another frame.
         InputError
             If the release was closed.
         """
@@ -85,44 +87,46 @@ class Batches:
         where = "the frame without a name" if batch is None and self.several else "frame" if batch is None else f"batch {batch!r}"
         name = FITTED if batch is None else f"{_NAMED}{batch}"
         if self._owner(name) != self._own_token:
-            raise SpecError("another copy of this release has taken it, and a batch is one frame of one copy", where, "transform there, or fit anew")
+            raise SpecError(
+                "another copy of this release has taken this batch, and a batch belongs to one copy", where, "transform there, or fit again"
+            )
         given = _Taken(weakref.ref(frame), "" if isinstance(frame, pd.DataFrame) else f"{frame._name} {frame.npartitions}")
-        first = self._frames.setdefault(name, given)  # one step, so that of two threads one comes first
+        first = self._frames.setdefault(name, given)  # atomic: of two threads, one is first
         if first.frame() is not frame:
             raise self._taken(where)
         if first.expression != given.expression:
-            raise SpecError("this frame was changed in place since it was first given", where, "build it before it is first given, or fit anew")
+            raise SpecError("this frame was changed in place since its first use", where, "finish it before its first use, or fit again")
         return name
 
     @property
     def names(self) -> list[str | None]:
-        """The batches that were taken, in order, by whatever copy of the release; None is the one without a name."""
+        """The batches taken by all copies of the release, in order; None is the one without a name."""
         while self._folder.exists(f"{_LOG}/{len(self._log)}"):
             self._note(len(self._log), self._folder.read(f"{_LOG}/{len(self._log)}"))
         return [None if name == FITTED else name.removeprefix(_NAMED) for _, name in sorted(self._log.items())]
 
     @property
     def _own_token(self) -> str:
-        return f"{self._token}-{os.getpid()}"  # a forked process has the memory of this one
+        return f"{self._token}-{os.getpid()}"  # a forked process shares the token in memory
 
     def _check(self, batch: str) -> None:
         if not self.several:
             what = "this release covers only the frame it was fitted on, and has no batches"
-            raise SpecError(what, f"batch {batch!r}", "leave `batch` out, or fit anew")
+            raise SpecError(what, f"batch {batch!r}", "leave `batch` out, or fit again")
         if not isinstance(batch, str) or not batch.strip() or not batch.isprintable() or len(batch) > _LONGEST:
-            raise SpecError(f"a batch's name is a text of 1 to {_LONGEST} printable characters, not all spaces", "batch", "correct it")
+            raise SpecError(f"a batch's name must be a text of 1 to {_LONGEST} printable characters, not only spaces", "batch", "correct it")
 
     def _taken(self, where: str) -> SpecError:
         if not self.several:
-            what = "this release covers only the frame it was fitted on, that very object"
-            return SpecError(what, where, "persist, filter or sort before `fit` and keep that frame in a variable, or fit anew")
-        what = "another one was given before, and a batch is one frame, the same object every time"
-        return SpecError(what, where, 'give that one, or name another batch for this one, as batch="2026-11"')
+            what = "this release covers only the frame it was fitted on, the same Python object"
+            return SpecError(what, where, "persist, filter or sort before `fit` and keep that frame in a variable, or fit again")
+        what = "another frame was given before, and a batch is one frame, the same Python object every time"
+        return SpecError(what, where, 'give that frame, or name another batch for this one, for instance batch="2026-11"')
 
     def _owner(self, name: str) -> str:
-        """Return the token that took a batch, after trying to take it: the first one in the folder's log decides."""
+        """Try to take a batch, and return the token that has it: the first entry in the folder's log decides."""
         if not self._folder.exists(KEY_NAME):
-            raise InputError("this release was closed, so its key is missing", None, "fit anew")
+            raise InputError("this release was closed, so its key is missing", None, "fit again")
         while name not in self._owners:
             number = len(self._log)
             self._note(number, self._folder.claim(f"{_LOG}/{number}", f"{self._own_token}\n{name}".encode()))
@@ -130,5 +134,5 @@ class Batches:
 
     def _note(self, number: int, entry: bytes) -> None:
         owner, _, name = entry.decode().partition("\n")
-        self._owners.setdefault(name, owner)  # before the log: another thread goes on from the log's end
+        self._owners.setdefault(name, owner)  # before the log, because another thread continues from the end of the log
         self._log[number] = name

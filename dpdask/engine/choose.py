@@ -43,7 +43,7 @@ class Hasher:
     key
         The run's key.
     holdout_key
-        That of the hold-out; the run's, or one that several runs share.
+        The key of the hold-out: the run's key, or one that several runs share.
     unit
         The unit's column, and the public columns that tell rows apart.
     number

@@ -60,7 +60,7 @@ def task_prefix(stage: str) -> str:
 
 
 def active_client() -> Client | None:
-    """Return the client of the cluster that computes, or None where this process does."""
+    """Return the client of the cluster that computes, or None if this process computes."""
     client = getattr(get_scheduler(), "__self__", None)
     return client if isinstance(client, Client) else None
 

@@ -1,4 +1,4 @@
-"""Fitted releases leave the memory of this process and of a cluster's workers, when the run or the frames that needed them end."""
+"""Remove fitted releases from the memory of this process and of a cluster's workers, when a run ends or a release is closed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _PATIENCE_SECONDS = 10.0
 
 
 def forget_here() -> None:
-    """Empty this process's caches of what was read from private folders or computed from it; who still needs it reads again."""
+    """Empty this process's caches of private files and of what was computed from them; a task that still needs them reads them again."""
     for cache in CACHES:
         cache.cache_clear()
 
 
 def forget_everywhere() -> None:
-    """Empty the caches of this process and of every worker of the active cluster; one that has gone away is let go."""
+    """Empty the caches of this process and of every worker of the active cluster; ignore workers that are gone."""
     forget_here()
     client = active_client()
     if client is None or client.asynchronous:
         return
-    with suppress(Exception):  # what follows is not worth failing for: a lost worker's memory is lost too
+    with suppress(Exception):  # a failure does not matter: if a worker is lost, so is its memory
         client.run(forget_here, on_error="ignore", callback_timeout=_PATIENCE_SECONDS)

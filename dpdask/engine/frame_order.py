@@ -1,4 +1,4 @@
-"""Whether a frame's rows stand in the order of a private value, which their place then gives away whatever the noise."""
+"""Check whether a frame's rows are sorted by a private column: the position of a row then reveals its value, whatever the noise."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from dpdask.codec import Codec, LevelCodec
 from dpdask.engine.frames import Frame
 from dpdask.engine.work import TableWork
 
-_FEW_ROWS = 10  # fewer stand in some order by chance
+_FEW_ROWS = 10  # fewer rows are sorted by chance
 
 
 def order_warning(frame: Frame, work: TableWork) -> str | None:
-    """Return what to think of before a pandas frame's rows are released in its order, or None; of Dask frames nothing is known.
+    """Return a warning if a pandas frame is sorted by a private column, else None; Dask frames are not checked.
 
     Privacy
     -------
-    For the steward alone: it names columns, and tells that they are sorted.
+    For the steward only: the warning names columns and says that they are sorted.
     """
     if not isinstance(frame, pd.DataFrame) or len(frame) < _FEW_ROWS:
         return None
     found = [name for name, codec in work.codecs.items() if _in_order(frame[name], codec)]
     if not found:
         return None
-    what = "rows are released in the frame's order, and it is sorted by"
-    return f"{what} {', '.join(map(repr, found))}: a row's place tells its value; shuffle the rows first, frame.sample(frac=1, ignore_index=True)"
+    what = "rows keep the order of the frame, which is sorted by"
+    return (
+        f"{what} {', '.join(map(repr, found))}: a row's position reveals its value; shuffle the rows first, frame.sample(frac=1, ignore_index=True)"
+    )
 
 
 def _in_order(column: pd.Series, codec: Codec) -> bool:
-    """Return whether values rise or fall all along, or rows of the same level stand together, and not all are alike."""
+    """Return whether a column is sorted (for levels: whether equal levels are contiguous); False if all its values are equal."""
     if isinstance(codec, LevelCodec):
         codes, levels = pd.factorize(column)
         n_runs = 1 + int(np.count_nonzero(np.diff(codes)))

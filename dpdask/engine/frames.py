@@ -1,4 +1,4 @@
-"""Dask and pandas frames as tables: surveyed at once, randomised lazily, each partition under its batch and number."""
+"""Dask and pandas frames as tables: surveyed at once, randomised lazily; streams are named by batch and partition number."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def forget_secrets(folder: Folder) -> None:
 
 
 def identity(frame: Frame) -> str:
-    """Return what tells one frame from another: its content for pandas, its expression for Dask. It names no stream."""
+    """Return what identifies a frame: its content for pandas, its expression for Dask. No stream is named by it."""
     return str(tokenize(frame)) if isinstance(frame, pd.DataFrame) else str(frame._name)
 
 
 def parts_of(frame: Frame, batch: str) -> list[tuple[str, Any]]:
-    """Return each partition with its fragment id, fixed now: a partition's number may change when Dask optimises.
+    """Return each partition with its fragment id, fixed now, because Dask's optimiser may renumber partitions.
 
     Parameters
     ----------
     frame
         A Dask or pandas frame.
     batch
-        The name that it was taken under (`batches.Batches.take`), or `batches.PUBLIC`.
+        The name that `batches.Batches.take` returned for it, or `batches.PUBLIC`.
     """
     parts = [frame] if isinstance(frame, pd.DataFrame) else frame.to_delayed(optimize_graph=False)
     return [(blake2b(f"{batch}:{number}".encode(), digest_size=16).hexdigest(), part) for number, part in enumerate(parts)]
@@ -117,7 +117,7 @@ def survey_frame(frame: Frame, work: TableWork, batch: str) -> Mapping[str, Stat
 
 
 def randomise_frame(frame: Frame, work: TableWork, release_sha256: str, batch: str, kind: Rows = DIP_ROWS) -> Frame:
-    """Return a frame's released rows: lazily for Dask, at once for pandas; the same batch, the same noise.
+    """Return a frame's released rows: lazily for Dask, at once for pandas. The same batch always has the same noise.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def batch_of(part: pd.DataFrame, columns: Sequence[str], types: pa.Schema) -> pa
     try:
         wanted = pa.schema(list(zip(columns, plain, strict=True)))
         rows = part[list(columns)]
-        if not len(rows):  # pyarrow makes no batch of a column of no texts
+        if not len(rows):  # pyarrow makes no batch from an empty column of texts
             return pa.RecordBatch.from_pylist([], wanted)
         return pa.RecordBatch.from_pandas(rows, schema=wanted, preserve_index=False)
     except (pa.ArrowException, KeyError, TypeError, ValueError):  # these quote values
@@ -186,7 +186,7 @@ def _survey_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableW
 
 @guarded
 def _randomise_part(part: pd.DataFrame, fragment_id: str, number: int, work: TableWork, sha256: str, kind: Rows, meta: pd.DataFrame) -> pd.DataFrame:
-    key = work.key()  # first: once it is gone, nothing is read or written any more
+    key = work.key()  # first: once the key is gone, nothing else is read or written
     check_index(part.index, meta.index.names)
     check_part(part, work.secrets, fragment_id)
     release = kind.load(work.secrets, sha256)

@@ -22,9 +22,9 @@ from dpdask.io.fragments import Fragment
 from dpdask.stats.joint import JointCounts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a task that failed
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a failed task
 class JointlyCounted:
-    """What one pass counts; private, and kept by the driver.
+    """The counts of one pass; private, and kept by the driver.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class JointlyCounted:
 
 
 def count_batches(batches: Iterable[pa.RecordBatch], chooser: Chooser, work: TableWork) -> JointlyCounted:
-    """Return the joint counts of the chosen rows of one fragment, and how many values of all its rows were changed.
+    """Return the joint counts of the chosen rows of one fragment, and how many values in all its rows were changed.
 
     Raises
     ------

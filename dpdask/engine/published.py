@@ -1,7 +1,7 @@
-"""What of a pandas frame is published beside its private columns: a declared index or row numbers, and kept values as plain ones.
+"""The parts of a pandas frame that are published beside its private columns: a declared index or row numbers, and kept values.
 
-A frame carries more than its rows show: an index that no schema declares, and in categoricals the values of rows that are
-held out or beyond a unit's bound.
+A frame contains more than its rows: it may have an index that the schema does not declare, and categoricals list values of
+rows that are held out or beyond a unit's bound.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def declared_schema(meta: pd.DataFrame, schema: Schema, *, lazy: bool) -> Schema
     meta
         The empty frame.
     schema
-        The declared columns, and the index if it has a name.
+        The declared columns, including the index if it has a name.
     lazy
-        Whether each partition's own index is looked at when it is computed (`check_index`): the empty frame of a Dask frame
-        may have another kind of index than its partitions.
+        Whether `check_index` checks each partition's index when it is computed. The empty frame of a Dask frame may have
+        another kind of index than its partitions.
 
     Raises
     ------
     DataError
-        If a column is not declared, or the index is neither row numbers nor declared, or is not kept.
+        If a column is not declared; if the index is neither row numbers nor declared, or its role is not keep.
     """
     index: list[Any] = list(meta.index.names)
     if len(index) > 1 or not (lazy and index == [None] and pd.api.types.is_integer_dtype(meta.index.dtype)):
@@ -47,19 +47,19 @@ def declared_schema(meta: pd.DataFrame, schema: Schema, *, lazy: bool) -> Schema
 
 
 def check_index(index: pd.Index, names: Sequence[Any]) -> None:
-    """Check that an index may be published: a `RangeIndex`, or the one whose name was looked up in the schema.
+    """Check that an index may be published: it is a `RangeIndex`, or the index that the schema declares.
 
     Parameters
     ----------
     index
-        Of a frame, or of a computed partition.
+        The index of a frame, or of a computed partition.
     names
-        Its names, as they were when the schema was looked at.
+        Its names when it was compared with the schema.
 
     Raises
     ------
     DataError
-        If it may not.
+        If it must not be published.
     """
     if len(names) > 1 or list(index.names) != list(names) or (names[0] is None and not isinstance(index, pd.RangeIndex)):
         what = "its index is neither row numbers (a RangeIndex) nor one column that the schema declares, and it would be published"
@@ -67,7 +67,7 @@ def check_index(index: pd.Index, names: Sequence[Any]) -> None:
 
 
 def published_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
-    """Return the empty released frame; a private categorical's categories become its public levels, other ones plain values."""
+    """Return the empty released frame. The categories of a private categorical become its public levels; kept ones become plain values."""
     released = meta[work.released.names].copy()
     for name in released.columns:
         codec, dtype = work.codecs.get(name), released[name].dtype
@@ -76,7 +76,7 @@ def published_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
             released[name] = released[name].astype(pd.CategoricalDtype(levels, ordered=codec.ordered))
         else:
             released[name] = released[name].astype(plain_dtype(dtype))
-    result: pd.DataFrame = released.set_axis(_plain_index(released.index))  # whether pandas is typed depends on what is installed
+    result: pd.DataFrame = released.set_axis(_plain_index(released.index))  # whether pandas has type hints depends on what is installed
     return result
 
 
@@ -101,7 +101,7 @@ def plain_kept(kept: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
 
 
 def plain_dtype(dtype: Any) -> Any:
-    """Return the dtype of a column's values without a dictionary of them; whole numbers and truth values may be null there."""
+    """Return the dtype of a column's values without categories; it allows nulls for whole numbers and booleans."""
     if isinstance(dtype, pd.ArrowDtype):
         arrow = dtype.pyarrow_dtype
         return pd.ArrowDtype(arrow.value_type) if pa.types.is_dictionary(arrow) else dtype
@@ -109,7 +109,7 @@ def plain_dtype(dtype: Any) -> Any:
         return dtype
     plain = dtype.categories.dtype
     if isinstance(plain, pd.IntervalDtype) and plain.subtype.kind in "iu":
-        return pd.IntervalDtype("float64", plain.closed)  # as pandas has them beside a null
+        return pd.IntervalDtype("float64", plain.closed)  # the dtype that pandas uses beside a null
     if pd.api.types.is_extension_array_dtype(plain) or plain.kind not in "iub":
         return plain
     return pd.BooleanDtype() if plain.kind == "b" else pd.api.types.pandas_dtype(f"{'U' if plain.kind == 'u' else ''}Int{8 * plain.itemsize}")

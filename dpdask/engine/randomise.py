@@ -1,4 +1,4 @@
-"""The writing stage: each task randomises its fragments, orders their rows and stages their shards; doing it twice changes nothing."""
+"""The writing stage: each task randomises its fragments, orders their rows and stages their shards. It is idempotent."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from dpdask.io.shards import Shard, ShardWriter
 from dpdask.io.storage import Folder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a task that failed
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a failed task
 class Staged:
-    """What a writing task, or all of them, have staged.
+    """The shards that one writing task, or all of them, staged.
 
     Attributes
     ----------
     shards
-        As they are in the staging folder, by name.
+        The shards in the staging folder, sorted by name.
     told
-        What the steward's terminal is to be told, where rows were read. Private.
+        What to print on the steward's terminal, if rows were read. Private.
     """
 
     shards: tuple[Shard, ...]
@@ -50,14 +50,14 @@ def released_batches(
     fragment, work, release_sha256, kind
         What is released, and how.
     teller
-        Is shown each batch before it is randomised.
+        Looks at each batch before it is randomised.
 
     Raises
     ------
     DataError
         If a value violates the schema.
     InputError
-        At the end, if the fragment is not what it was when it was first seen: then nothing of it may be kept.
+        At the end, if the fragment changed since it was first read; then none of its rows may be kept.
     """
     release, schema = kind.load(work.secrets, release_sha256), kind.released(work)
     rngs = release.streams(work.key(), fragment.id)
@@ -76,11 +76,11 @@ def released_batches(
 
 @guarded
 def write_shards(task: ShardWork, work: TableWork, release_sha256: str, staging: Folder, actions: Folder, kind: Rows = DIP_ROWS) -> Staged:
-    """Stage a task's shards and record them; a task that is staged already is only checked.
+    """Stage a task's shards and record them; if they are staged already, only check them.
 
     Returns
     -------
-    The shards, as they are in the staging folder, and what is to be told of their rows.
+    The shards in the staging folder, and what to tell the steward about their rows.
     """
     staged = recorded(task.names[0], staging, actions)
     if staged is not None:
@@ -115,7 +115,7 @@ def stage(
     staging, actions
         Where shards and their record go.
     told
-        Returns, when all batches are written, what is to be told of their rows.
+        Called when all batches are written; returns what to tell the steward about their rows.
     """
     shards: list[Shard] = []
     rest = iter(names)
@@ -158,7 +158,7 @@ def _checked(task: ShardWork, work: TableWork, release_sha256: str, kind: Rows, 
 
 
 def recorded(first_name: str, staging: Folder, actions: Folder) -> Staged | None:
-    """Return what the task whose first shard is named has recorded, if each shard is staged with the recorded digest."""
+    """Return the record of the task whose first shard is named, if each of its shards is staged with the recorded digest."""
     record = _record(first_name)
     if not actions.exists(record):
         return None
@@ -185,7 +185,7 @@ def write_all(
     progress: Progress | None = None,
     kind: Rows = DIP_ROWS,
 ) -> Staged:
-    """Stage every shard of a release and return them by name, with what is to be told of all rows.
+    """Stage every shard of a release and return them by name, with what to tell the steward about all rows.
 
     Parameters
     ----------
@@ -206,6 +206,6 @@ def write_all(
     call = delayed(write_shards, pure=False)
     calls = [call(task, shared, release_sha256, staging, actions, kind, dask_key_name=f"{prefix}-{number}") for number, task in enumerate(tasks)]
     found = run_tasks("write", calls, progress)
-    in_place = sorted(zip(tasks, found, strict=True), key=lambda pair: pair[0].fragments[0].number)  # orders merge in that of the table
+    in_place = sorted(zip(tasks, found, strict=True), key=lambda pair: pair[0].fragments[0].number)  # orders must be merged in the order of the table
     shards = sorted((shard for staged in found for shard in staged.shards), key=lambda shard: by_number(shard.name))
     return Staged(shards=tuple(shards), told=Told().merge(*(staged.told for _, staged in in_place)))

@@ -134,8 +134,8 @@ def distributions(
 
     Privacy
     -------
-    The noise of a histogram is drawn once, outside any graph, and kept beside the run key at once: a resumed run takes it up
-    and does not draw it again. Charge the ledger before.
+    The noise of a histogram is drawn once, outside any graph, and saved beside the run key immediately: a resumed run loads it
+    and does not draw it again. Charge the ledger before this call.
     """
     if isinstance(reference, Known):
         return {name: reference.distribution(codec) for name, codec in work.codecs.items()}
@@ -152,7 +152,7 @@ def distributions(
 def _noisy_histograms(
     work: TableWork, counts: Mapping[str, CellCounts], spending: Spending, adjacency: Adjacency, *, insecure: bool
 ) -> Mapping[str, Counts]:
-    """Return the noisy counts of every column: drawn now and kept at once, or as a driver that died has kept them."""
+    """Return the noisy counts of every column: draw and save them, or load what an earlier driver saved before it died."""
     rows = spending.rows_per_unit
     events = {name: histogram_event(spending.reference[name], adjacency, rows) for name in work.cells}
     if work.secrets.exists(NOISY_NAME):

@@ -60,13 +60,13 @@ def check_part(part: pd.DataFrame, secrets: Folder, fragment_id: str) -> None:
     """
     digest = sha256(str(len(part)).encode())
     for name in part.columns:
-        digest.update(f"{name!r} {part[name].dtype} ".encode())  # a stream belongs to a column's name
+        digest.update(f"{name!r} {part[name].dtype} ".encode())  # streams are named by the column
         try:
             digest.update(pd.util.hash_pandas_object(part[name], index=False).to_numpy().tobytes())
         except TypeError:
             continue  # a column of lists or the like has no hash; the others tell the rows apart
     if not _same(secrets, fragment_id, digest.digest()):
-        raise DataError("a partition's rows are not those that were first seen", "frame", "persist the frame before it is first given, or fit anew")
+        raise DataError("a partition's rows changed since they were first read", "frame", "persist the frame before its first use, or fit again")
 
 
 def _same(secrets: Folder, fragment_id: str, digest: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The order of released rows: shuffled inside each writing task and over the shards' numbers, or kept."""
+"""The order of released rows: shuffled (within each writing task, and the order of the shards), or kept."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def lay_out_rows(
 
     Privacy
     -------
-    Shuffled, the shards' numbers are a keyed permutation, and so are the tasks': neither a shard's name nor the time at which
-    it was written tells where in the table its rows stood.
+    If rows are shuffled, a keyed permutation assigns the shards' numbers and orders the tasks: neither a shard's name nor the
+    time at which it was written reveals where in the table its rows were.
     """
     if order == "keep":
         return lay_out(fragments, n_released, rows_per_shard)
@@ -59,35 +59,35 @@ def lay_out_rows(
 
 
 def by_number(shard: str) -> tuple[int, str]:
-    """Return what shards' names are sorted by: `part-99999` stands before `part-100000`."""
+    """Return the sort key of a shard's name: `part-99999` comes before `part-100000`."""
     return len(shard), shard
 
 
 def shard_rows(released: pa.Schema, rows_per_shard: int, order: RowOrder) -> int:
-    """Return the most rows of a shard: as the job says, but where rows are shuffled no more than are shuffled at a time."""
+    """Return the most rows of a shard: as the job says, but if rows are shuffled, at most the rows that are shuffled at once."""
     return rows_per_shard if order == "keep" else max(1, min(rows_per_shard, WINDOW_BYTES // row_bytes(released)))
 
 
 def row_bytes(released: pa.Schema) -> int:
-    """Return about how many bytes a row takes in memory, by its types alone: texts, lists and the like count 64 bytes."""
+    """Estimate the bytes that a row takes in memory from its types alone; texts, lists and the like count 64 bytes."""
     return sum(_bytes_of(type_) for type_ in released.types) or 1
 
 
 def _bytes_of(type_: pa.DataType) -> int:
     try:
         return max(1, int(type_.bit_width) // 8)
-    except ValueError:  # it has no fixed width
+    except ValueError:  # no fixed width
         return _TEXT_BYTES
 
 
 def shuffled(batches: Iterable[pa.RecordBatch], task: ShardWork, key: RunKey) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a writing task in the order of its shards: as they come, or shuffled window by window.
+    """Yield the rows of a writing task in the order of its shards: in the order of the input, or shuffled window by window.
 
     Notes
     -----
-    Windows end where `task.window` says, and shards with them, so that the rows of a shard are in random order. Only where
-    long texts make a window hold more than 256 MiB does it end before. The permutation is a function of the run key, the task's
-    first fragment and the number of rows before.
+    A window has `task.window` rows, which are whole shards, so the rows of a shard are in random order. A window ends earlier
+    only if it reaches 256 MiB because of long texts. The permutation is a function of the run key, the task's first fragment
+    and the number of rows before.
     """
     if task.window is None:
         yield from batches
@@ -109,7 +109,7 @@ def shuffled(batches: Iterable[pa.RecordBatch], task: ShardWork, key: RunKey) ->
 
 
 def _permuted(held: list[pa.RecordBatch], rng: Generator) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of batches, which are let go, in random order; of the rows in their new order a part is made at a time."""
+    """Yield the rows of batches in random order, a part at a time; the list of batches is emptied to free memory."""
     rows = pa.Table.from_batches(held).combine_chunks()
     held.clear()
     order = pa.array(permutation(words(rng, rows.num_rows)))

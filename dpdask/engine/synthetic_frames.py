@@ -108,7 +108,7 @@ def sample_frame(
     folder, sha256
         Where the workers read it.
     n_rows, rows_per_partition
-        How many records, None for as many as `fitted` says, in partitions of how many.
+        The number of records (None: as many as `fitted` says), and of records in a partition.
     seed
         Decides the records; no secret, because they are post-processing. None for a fresh one.
 

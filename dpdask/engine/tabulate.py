@@ -71,7 +71,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a task that failed
 class Tabulated:
-    """What one pass counts; private, and kept by the driver.
+    """The counts of one pass; private, and kept by the driver.
 
     Attributes
     ----------
@@ -80,8 +80,8 @@ class Tabulated:
     n_released
         For each fragment, in order, how many of its rows are counted: all, or with units those within their bounds.
     changed
-        For each column, how many values lay outside its domain and were changed; of the columns where some were, and of no
-        rows that the writing stage reads again, which counts them itself.
+        For each column, how many values were outside its domain and were changed. It lists only columns with such values, and
+        is empty if the writing stage reads the rows again and counts them itself.
     """
 
     counts: Marginals
@@ -176,7 +176,7 @@ def encoded(batch: pa.RecordBatch, cells: Mapping[str, Cells], domain: Domain, c
 
 
 def changed_values(batch: pa.RecordBatch, work: TableWork) -> Counter[str]:
-    """Return how many values of each privatised column lie outside its domain and are changed: private."""
+    """Return how many values of each privatised column are outside its domain and are changed: private."""
     found = {name: codec.n_outside(batch.column(name)) for name, codec in work.codecs.items()}
     return Counter({name: n for name, n in found.items() if n})
 
@@ -184,7 +184,7 @@ def changed_values(batch: pa.RecordBatch, work: TableWork) -> Counter[str]:
 def tabulate_batches(
     batches: Iterable[pa.RecordBatch], chooser: Chooser, counted: Counted, counter: MarginalCounter
 ) -> tuple[int, Mapping[str, int]]:
-    """Count the chosen rows of one fragment, and return how many they are, and how many values were changed, as `Tabulated` says.
+    """Count the chosen rows of one fragment; return their number, and how many values were changed, as in `Tabulated`.
 
     Raises
     ------
@@ -280,7 +280,7 @@ def merged(leaves: Sequence[object], progress: Progress | None = None) -> Tabula
 
 
 def _grouped(fragments: tuple[Fragment, ...], domain: Domain) -> list[tuple[Fragment, ...]]:
-    """Return the fragments as tasks: one each, or where the tables are large, enough rows to be worth their merging; at least one task."""
+    """Return the fragments as tasks: one each, or for large tables enough rows to make merging worthwhile; at least one task."""
     large = (sum(domain.sizes) ** 2) // 2 > _LARGE_CELLS
     groups: list[list[Fragment]] = []
     rows = 0

@@ -1,4 +1,4 @@
-"""What a run tells the steward's terminal alone: exact counts and orders of private values, which no ε covers."""
+"""What a run prints on the steward's terminal only: exact counts and orders of private values, which no ε covers."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from dpdask.stats.order import ColumnOrder
 _HEAD = 2**10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # private: Dask logs the arguments of a task that failed
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # private: Dask logs the arguments of a failed task
 class Told:
-    """What the writing tasks saw of the released rows' values before they randomised them; mergeable in the order of the rows.
+    """What the writing tasks found in the rows before they randomised them; results are merged in the order of the rows.
 
     Attributes
     ----------
     changed
-        By private column, how many values lay outside their domain and were changed as the schema says. A column that is
-        not there had none.
+        For each private column, how many values were outside its domain and were changed as the schema says. A column that
+        is not listed had none.
     order
-        How the values of columns follow one another, private and kept ones. A column that is not there was not looked at.
+        The order of the values in each private or kept column. A column that is not listed was not checked.
 
     Privacy
     -------
-    Exact, and covered by no ε: shown to the steward and kept nowhere but in the run's private folder, which goes with the commit.
+    Exact, and covered by no ε: shown to the steward, and stored only in the run's private folder, which the commit removes.
     """
 
     changed: Mapping[str, int] = field(default_factory=dict)
     order: Mapping[str, ColumnOrder] = field(default_factory=dict)
 
     def merge(self, *others: Self) -> Self:
-        """Return what is told of this one's rows followed by the others'."""
+        """Return the result for this one's rows followed by the others' rows."""
         changed, order = dict(self.changed), dict(self.order)
         for other in others:
             for name, count in other.changed.items():
@@ -53,12 +53,12 @@ class Told:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Return what `to_dict` gave, after a way through JSON.
+        """Return the object from the result of `to_dict`, after it was stored as JSON.
 
         Raises
         ------
         KeyError, TypeError, AttributeError
-            If it is something else.
+            If it is not such a result.
         """
         order = {name: ColumnOrder(**{**given, **_tuples(given)}) for name, given in content["order"].items()}
         return cls(changed={name: int(count) for name, count in content["changed"].items()}, order=order)
@@ -69,7 +69,7 @@ def _tuples(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Teller:
-    """Gathers what is to be told of one task's rows, batch by batch and in order.
+    """Collects what to tell the steward about one task's rows, batch by batch and in order.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class Teller:
         self._changed = dict.fromkeys(work.codecs, 0)
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take the next released rows, as they are before they are randomised.
+        """Look at the next released rows before they are randomised.
 
         Raises
         ------
@@ -98,11 +98,11 @@ class Teller:
             array = rows.column(name)
             for part in (array.slice(0, _HEAD), array.slice(_HEAD)):
                 order = self._order[name]
-                if not order.is_mixed and len(part):  # as most columns are within a few rows: what follows changes nothing
+                if not order.is_mixed and len(part):  # most columns are mixed after a few rows, and later rows cannot change that
                     self._order[name] = order.merge(ColumnOrder.of_batch(self._numbers(name, part)))
 
     def _numbers(self, name: str, array: pa.Array) -> NDArray[Any]:
-        """Return a column's values that are not null, as numbers of the same order: texts as their rank among the levels."""
+        """Return a column's non-null values as numbers in the same order: texts as their rank among the levels."""
         codec = self._codecs.get(name)
         if isinstance(codec, LevelCodec):
             ranks = self._ranks[name][codec.encode(array)]
@@ -117,7 +117,7 @@ class Teller:
 
     @property
     def told(self) -> Told:
-        """What there is to tell of all rows so far."""
+        """What to tell the steward about all rows so far."""
         return Told(changed={name: count for name, count in self._changed.items() if count}, order=dict(self._order))
 
 
@@ -127,7 +127,7 @@ def _is_number(type_: pa.DataType) -> bool:
 
 
 def _ranks(codec: LevelCodec) -> NDArray[np.int64]:
-    """Return the rank of each code's level among all levels by their own order, as files are sorted; -1 of null."""
+    """Return the rank of each code's level in the natural order of the levels, by which files are sorted; -1 for null."""
     levels = codec.levels.to_pylist()
     places = {level: rank for rank, level in enumerate(sorted(level for level in levels if level is not None))}
     return np.array([-1 if level is None else places[level] for level in levels])

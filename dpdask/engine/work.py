@@ -87,7 +87,7 @@ class TableWork:
     records
         Where the reference is made of whole records, what that needs.
     kept_holdout
-        Whether the hold-out is chosen by a key that several runs share, which lies beside the run key.
+        Whether a key that several runs share, stored beside the run key, chooses the hold-out.
     """
 
     types: pa.Schema
@@ -139,7 +139,7 @@ class ShardWork:
     rows_per_shard
         The most rows of a shard.
     window
-        How many rows are shuffled at a time, whole shards; None where they keep their order.
+        How many rows are shuffled at a time, a multiple of whole shards; None if rows keep their order.
     """
 
     fragments: tuple[Fragment, ...]

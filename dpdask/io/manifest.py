@@ -26,7 +26,7 @@ class Manifest:
     job
         A digest of the job, by which a finished run knows its own output.
     shards
-        By name.
+        The shards, sorted by name.
     card_sha256
         Of the release card.
     """

@@ -1,4 +1,4 @@
-"""The smallest and largest values of row groups, from Parquet footers' statistics: private values, for the driver's eyes alone."""
+"""The smallest and largest values of row groups, from the statistics in Parquet footers: private values that stay on the driver."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Ranges = list[tuple[Any, Any]]
 
 
 def row_group_ranges(table: InputTable, columns: Iterable[str]) -> Mapping[str, Ranges]:
-    """Return the range of each row group's values, in the order of the table, of the columns for which every footer tells it.
+    """Return the range of values in each row group, in the order of the table, for the columns whose range every footer holds.
 
-    Row groups of nulls alone have none. Only footers are read; CSV files have none.
+    Row groups that hold only nulls have no range. Only footers are read; CSV files have none.
 
     Raises
     ------
@@ -29,7 +29,7 @@ def row_group_ranges(table: InputTable, columns: Iterable[str]) -> Mapping[str, 
 
     Privacy
     -------
-    The ranges are exact values of the private table. Compare them, and let them go: they belong in no message, file or graph.
+    The ranges are exact values of the private table. Compare them and discard them: never put them in a message, file or graph.
     """
     files = {fragment.url: fragment.name for fragment in table.fragments}
     columns = list(columns)
@@ -59,7 +59,7 @@ def _of_column(metadata: Any, place: int | None) -> Ranges | None:
                 low, high = statistics.min, statistics.max
             except (OverflowError, ValueError):  # dates and times beyond those of Python
                 return None
-            if isinstance(low, bytes):  # half floats come as their bytes, whose order is not theirs
+            if isinstance(low, bytes):  # half floats are returned as bytes, which sort differently
                 return None
             found.append((low, high))
         elif group.num_rows and (statistics is None or statistics.null_count != group.num_rows):

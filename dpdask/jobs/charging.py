@@ -1,4 +1,4 @@
-"""A job's charge on its dataset's ledger: there is room for it before a row is read, it is intended before any noise is drawn."""
+"""Charge a job to its dataset's ledger: check the budget before a row is read, and charge before any noise is drawn."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PERSON = b"dpdask hold-out"
 
 
 def charge_of(job: Job, sample: str = "") -> Charge:
-    """Return what a job costs its dataset: its ε and δ, the events by which an accountant prices it, and whom they do not cover.
+    """Return what a job costs its dataset: its ε and δ, the events that the accountant composes, and the rows that they do not cover.
 
     Parameters
     ----------
     job
         The job.
     sample
-        Names the draw of its hold-out.
+        The name of the draw of its hold-out.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def open_ledger(url: str) -> Ledger:
 
 
 def check_room(job: Job, run_id: str | None) -> None:
-    """Check, before a row is read, that the budget has room for a job, or that its unfinished run is charged already.
+    """Check, before a row is read, that the budget allows the job, or that its unfinished run is already charged.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def check_room(job: Job, run_id: str | None) -> None:
 
 
 def holdout_of(job: Job, table: InputTable) -> tuple[bytes, str] | None:
-    """Return the key and the name of the dataset's one hold-out, if the job has a ledger and holds rows out."""
+    """Return the key and the name of the dataset's hold-out, if the job has a ledger and holds rows out."""
     if job.ledger is None or not job.kind.uncovered:
         return None
     key = open_ledger(job.ledger.url).holdout_key(job.ledger.dataset)
@@ -82,9 +82,9 @@ def holdout_of(job: Job, table: InputTable) -> tuple[bytes, str] | None:
 
 
 def sample_of(job: Job, table: InputTable, key: bytes) -> str:
-    """Return the name of the hold-out that a key chooses: equal for runs that hold out the same rows, or nested parts of them.
+    """Return the name of the hold-out that a key chooses. Runs that hold out the same rows, or nested subsets, get the same name.
 
-    It depends on the key, and on what the choice is a function of: the unit and its type, or the places of the rows.
+    It is a function of the key, and of the unit and its type or the positions of the rows, as the choice itself is.
     """
     promised = job.file.privacy
     unit = promised.unit_column if promised is not None else None
@@ -96,7 +96,7 @@ def sample_of(job: Job, table: InputTable, key: bytes) -> str:
 
 
 def intend(job: Job, run_id: str, sample: str) -> Entry | None:
-    """Charge a run, if the job has a ledger, and return its entry; a run that is charged already is not charged again.
+    """Charge a run, if the job has a ledger, and return its entry; a run that is already charged is not charged again.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def intend(job: Job, run_id: str, sample: str) -> Entry | None:
 
 
 def commit(job: Job, run_id: str, release_sha256: str) -> None:
-    """Record that a charged run was released, with the digest of its fitted release; doing it again changes nothing."""
+    """Record that a charged run was released, with the digest of its fitted release. It is idempotent."""
     if job.ledger is not None:
         open_ledger(job.ledger.url).commit(job.ledger.dataset, run_id, release_sha256)
 
@@ -133,7 +133,7 @@ def void(job: Job, run_id: str) -> None:
 
 
 def refuse(job: Job, run_id: str, sample: str, *, drawn: bool) -> None:
-    """Record that a run read rows and refused them; it stays charged if noise was `drawn`, or if the dataset is strict."""
+    """Record that a run read rows and refused them; it is charged if noise was `drawn` or if the dataset is strict."""
     if job.ledger is not None:
         ledger = open_ledger(job.ledger.url)
         charged = drawn or ledger.is_strict(job.ledger.dataset)
@@ -146,7 +146,7 @@ def is_strict(job: Job) -> bool:
 
 
 def coverage_until(job: Job, run_id: str) -> Coverage:
-    """Return what a charged run and the dataset's runs before it leave without ε together; nothing without a ledger."""
+    """Return the rows that a charged run and the dataset's earlier runs together leave without ε; none without a ledger."""
     return Coverage() if job.ledger is None else open_ledger(job.ledger.url).coverage_until(job.ledger.dataset, run_id)
 
 

@@ -1,4 +1,4 @@
-"""The steward's warnings of tables that lie sorted by a private column: a row's place then tells its value."""
+"""Warnings for the steward about tables that are sorted by a private column: the position of a row then reveals its value."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dpdask.stats.order import ColumnOrder
 
 
 def sorted_warnings(job: Job, told: Told, n_shards: int) -> tuple[str, ...]:
-    """Return what to warn of after a run: the private columns that lay sorted in the input, as the rows themselves told.
+    """Return the warnings after a run: about private columns that were sorted in the input, as the rows showed.
 
     Parameters
     ----------
     job
         The job.
     told
-        What its writing tasks saw.
+        What its writing tasks found.
     n_shards
-        How many shards were released; rows of a single one are shuffled all together.
+        How many shards were released; if there is only one, all rows are shuffled together.
     """
     found = [name for name, order in told.order.items() if order.is_sorted]
     private = [name for name in found if name in job.schema.privatised]
-    places = [f"column {name!r} lies sorted in the input: {_place(job)}" for name in private if job.kind.order == "keep" or n_shards > 1]
+    places = [f"column {name!r} is sorted in the input: {_place(job)}" for name in private if job.kind.order == "keep" or n_shards > 1]
     numbers = [
-        f"the kept column {kept!r} lies sorted in the input, as does {name!r}: it tells each row's place, and so about what its {name!r} was, "
-        "however rows are ordered; drop it, or shuffle the table and number its rows anew"
+        f"the kept column {kept!r} is sorted in the input, and so is {name!r}: {kept!r} reveals the position of each row, and so roughly what its "
+        f"{name!r} was, in whatever order rows are released; drop the column, or shuffle the table and renumber its rows"
         for name in private
         for kept in found
         if kept in job.schema.kept
@@ -35,9 +35,9 @@ def sorted_warnings(job: Job, told: Told, n_shards: int) -> tuple[str, ...]:
 
 
 def footer_warnings(job: Job, table: InputTable) -> tuple[str, ...]:
-    """Return what to warn of before a run: the private columns whose ranges follow one another from row group to row group.
+    """Return the warnings before a run: about private columns by which the row groups of the input are sorted.
 
-    Footers alone are read. Where one has no statistics of a column, nothing is said of it.
+    Only footers are read. If a footer has no statistics for a column, there is no warning about it.
 
     Raises
     ------
@@ -49,11 +49,11 @@ def footer_warnings(job: Job, table: InputTable) -> tuple[str, ...]:
     found = row_group_ranges(table, job.schema.privatised)
     parts = {name: [ColumnOrder.of_range(low, high) for low, high in ranges] for name, ranges in found.items()}
     in_order = [name for name, ranges in parts.items() if ColumnOrder.identity().merge(*ranges).is_sorted]
-    return tuple(f"the ranges of column {name!r} follow one another from row group to row group of the input: {_place(job)}" for name in in_order)
+    return tuple(f"the row groups of the input are sorted by column {name!r}: {_place(job)}" for name in in_order)
 
 
 def _place(job: Job) -> str:
-    """Return what a row's place tells of a sorted column, and the hint."""
+    """Return what the order of the rows reveals about a sorted column, and the hint."""
     if job.kind.order == "keep":
-        return "its place tells about what a row's value was, whatever the noise; set output.order: shuffled, or shuffle the table before the run"
-    return "rows of one shard had similar values, and its released values together tell about which; shuffle the table before the run"
+        return "a row's position reveals roughly what its value was, whatever the noise; set output.order: shuffled, or shuffle the table first"
+    return "the rows of one shard had similar values, and their released values together reveal roughly which; shuffle the table before the run"

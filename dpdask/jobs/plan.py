@@ -31,10 +31,10 @@ class Plan:
     reference_epsilons
         What each noisy histogram costs, where there are any.
     ledger
-        The dataset's ε spent before and after the run, its limit, whether the run fits, and which share of the rows has no ε in
-        some run, before and after this one; None without a ledger.
+        The dataset's ε spent before and after the run, its limit, whether the run fits, and the share of the rows that have no
+        ε in some run, before and after this one; None without a ledger.
     outside
-        What becomes of values outside the domain of each privatised column where they are not refused.
+        For each privatised column, how values outside its domain are treated, unless they are refused.
     kept, dropped
         The other columns.
     guarantee

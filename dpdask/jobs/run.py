@@ -36,9 +36,9 @@ class Outcome:
     manifest
         The committed shards.
     warnings
-        What the plan warns of, and columns that lay sorted in the input.
+        The warnings of the plan, and warnings about columns that were sorted in the input.
     told
-        What the steward's terminal alone is told: exact, and covered by no ε. Empty of a job that was finished already.
+        What is printed on the steward's terminal only: exact, and covered by no ε. Empty if the job was already finished.
     """
 
     status: Literal["released", "already released"]
@@ -61,7 +61,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     Raises
     ------
     BudgetError
-        If the dataset's budget has no room for the job: said before a row is read, and again before noise is drawn.
+        If the dataset's budget does not allow the job; checked before a row is read, and again before noise is drawn.
     SpecError, DataError
         If the job or its data are wrong; nothing is kept, so a corrected job starts afresh. Nothing is kept either of a
         run that failed before its first noise.
@@ -74,10 +74,10 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
 
     Privacy
     -------
-    Row noise is a function of the run key; central noise is kept beside it as soon as it is drawn. So a second run repeats
-    the first one's draws and releases nothing new. The key is removed at the commit. A refusal that read rows says something
-    exact of them that no ε covers: a ledger records it, and charges it where the dataset is strict. Errors and warnings are for
-    the steward alone.
+    Row noise is a function of the run key; central noise is saved beside it as soon as it is drawn. So a second run repeats
+    the first one's draws and releases nothing new. The key is removed at the commit. A refusal after rows were read reveals
+    something exact about them that no ε covers: the ledger records it, and charges it if the dataset is strict. Errors and
+    warnings are for the steward only.
     """
     state = RunState(Folder(job.output_url))
     finished = _finished(job, state)
@@ -128,15 +128,15 @@ def _finished(job: Job, state: RunState) -> Outcome | None:
 
 
 def _unfinished(job: Job, state: RunState) -> Progressed | None:
-    """Return what this job's unfinished run has reached, or None."""
+    """Return the state of this job's unfinished run, or None."""
     reached = state.read()
     return reached if reached is not None and reached.job == job.digest else None
 
 
 def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
-    """Keep of a run that failed what a second run can go on from, remove the rest, and tell the ledger."""
+    """After a failure, keep what a second run can resume from, remove the rest, and update the ledger."""
     if isinstance(error, OutputError) or Manifest.read(state.output) is not None:
-        return  # the state is another's; or the release is out, and only the ledger's commit is wanting
+        return  # the state belongs to another run; or the release is published, and only the ledger's commit is missing
     drawn = not _nothing_drawn(state, job)
     refused = isinstance(error, SpecError | DataError) or (isinstance(error, InternalError) and not drawn)
     if not refused and not isinstance(error, BudgetError) and (drawn or charging.is_strict(job)):
@@ -162,9 +162,9 @@ def _charge(job: Job, state: RunState, reached: Progressed) -> None:
     Raises
     ------
     InputError
-        If there is noise already, and the ledger is not what it was: what was drawn is kept until it is.
+        If noise was already drawn and the ledger is not the same as before; the noise is kept until the ledger is restored.
     OutputError
-        If the run was released already: its folder is an old copy, and would draw its noise a second time.
+        If the run was already released: its folder is an old copy, and would draw its noise a second time.
     """
     try:
         entry = charging.intend(job, reached.run_id, reached.sample)
@@ -175,8 +175,8 @@ def _charge(job: Job, state: RunState, reached: Progressed) -> None:
     if entry is None or entry.kind != "commit":
         return
     if reached.stage == "opened" or entry.release not in ("", reached.release_sha256):
-        what = "this run was released already, and its hidden folder is an old copy that would draw new noise on one charge"
-        raise OutputError(what, job.file.output.path, "`dpdask abort` it; a new run is charged anew")
+        what = "this run was already released; its hidden folder is an old copy, and would draw new noise without a new charge"
+        raise OutputError(what, job.file.output.path, "`dpdask abort` it; a new run is charged again")
 
 
 def _publishing(state: RunState) -> bool:
@@ -198,10 +198,10 @@ def _advance(job: Job, state: RunState, table: InputTable, progress: Progress | 
     strict = charging.is_strict(job)
     if reached.stage == "opened":
         if strict:
-            _charge(job, state, reached)  # rows are read from here on, and to refuse them costs as much as to release them
+            _charge(job, state, reached)  # rows are read from here on, and a refusal costs as much as a release
         reached = _fit(job, state, table, reached, progress)
     else:
-        _charge(job, state, reached)  # charged already, unless the job got its ledger, or another one, since
+        _charge(job, state, reached)  # already charged, unless the job got its ledger, or another one, since then
     publish = state.publish(reached.run_id)
     actions = state.actions(reached.run_id)
     staged = job.kind.write(table, reached.fitted, state.folder, publish, actions, job.file.output.rows_per_shard, progress)
@@ -211,13 +211,13 @@ def _advance(job: Job, state: RunState, table: InputTable, progress: Progress | 
     publish.move_to(state.output)
     charging.commit(job, reached.run_id, reached.release_sha256)
     state.remove()
-    told = Told() if strict else _told(reached.fitted, staged)  # what a strict ledger guards is told to nobody
+    told = Told() if strict else _told(reached.fitted, staged)  # with a strict ledger, nobody is told
     warnings = sorted_warnings(job, told, len(manifest.shards))
     return Outcome(status="released", output=job.output_url, manifest=manifest, warnings=warnings, told=told)
 
 
 def _told(fitted: Fitted, staged: Staged) -> Told:
-    """Return what the barrier and the writing tasks have to tell the steward."""
+    """Return what the barrier and the writing tasks tell the steward."""
     return Told(changed={name: count for name, count in fitted.changed.items() if count}).merge(staged.told)
 
 

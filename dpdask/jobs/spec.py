@@ -30,7 +30,7 @@ class Input(Document):
 
 
 class Output(Document):
-    """Where the release goes, the most rows of a shard, and whether rows that are released one by one keep the order of the input."""
+    """Where the release goes, the most rows of a shard, and whether rows that are released one by one are shuffled."""
 
     path: str = Field(min_length=1)
     rows_per_shard: int = Field(default=1_000_000, ge=1)
@@ -40,7 +40,7 @@ class Output(Document):
 class Cluster(Document):
     """Where the job runs: `local` processes, `threads`, `synchronous`, or the `address` of a scheduler.
 
-    A scheduler beyond this machine that asks for no certificate (`tcp://`) is refused unless `insecure` is true.
+    A scheduler on another machine that does not ask for certificates (`tcp://`) is refused unless `insecure` is true.
     """
 
     kind: Literal["local", "threads", "synchronous", "address"] = "threads"
@@ -135,8 +135,8 @@ class Job:
     def digest(self) -> str:
         """A digest of all that decides the output's bytes, but for the input's content.
 
-        The cluster is left out: the same job on another scheduler is the same job. So are the ledger and the output's place, and
-        the order of rows that are not shuffled.
+        The cluster is left out, because the same job on another scheduler is the same job. Also left out are the ledger, the
+        output's path, and `order` if it is not `shuffled`.
         """
         place = {"path"} if self.kind.order == "shuffled" else {"path", "order"}
         content = self.file.model_dump(mode="json", by_alias=True, exclude={"cluster": True, "ledger": True, "output": place, "schema_path": True})
@@ -163,15 +163,15 @@ def check_promise(file: JobFile, where: str) -> None:
 
 
 def check_seed(file: JobFile) -> None:
-    """Check that no ledger is charged for noise that a seed makes: it can be drawn again by everybody.
+    """Check that no ledger is charged for noise from a seed, which anybody can draw again.
 
     Raises
     ------
     SpecError
-        If one is.
+        If the job has both a seed and a ledger.
     """
     if file.ledger is not None and file.insecure_seed is not None:
-        what = "noise from a seed protects nobody, so no ε of a dataset can be spent on it"
+        what = "noise from a seed protects nobody, so a job with a seed cannot be charged to a ledger"
         raise SpecError(what, "insecure_seed", "remove the seed, or the key 'ledger'")
 
 

@@ -48,9 +48,9 @@ class Progressed:
     n_released
         The released rows of each fragment or writing task, from `fitted` on. Private: never published.
     sample
-        Names the draw of the hold-out.
+        The name of the draw of the hold-out.
     changed
-        As of `Fitted`, in the process that went over the barrier: the state file does not keep it.
+        As in `Fitted`, but only in the process that passed the barrier: the state file does not contain it.
     """
 
     run_id: str
@@ -146,7 +146,7 @@ class RunState:
         seed
             Makes the run key, for tests; None for a fresh one.
         holdout
-            The key and the name of a hold-out that several runs share; None lets the run key choose the run's own.
+            The key and the name of a hold-out that several runs share; if None, the run key chooses the run's own hold-out.
 
         A key that an earlier attempt left without a record was never used, and is replaced. What a removal that was
         interrupted left is removed: it holds the noise of another key.
@@ -168,7 +168,7 @@ class RunState:
         return reached
 
     def remove(self) -> None:
-        """Remove the run, the key first, so that nothing that may be left can be used; then from the memory of all that worked on it."""
+        """Remove the run: the key first, so that anything left behind is useless; then clear the memory of the driver and the workers."""
         self.folder.remove(KEY_NAME)
         self.folder.remove(HOLDOUT_NAME)
         self.folder.remove()

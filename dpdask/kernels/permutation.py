@@ -1,4 +1,4 @@
-"""Random permutations from raw 64-bit words: the same words give the same permutation with any version of any library."""
+"""Random permutations from raw 64-bit words: the same words give the same permutation with any library version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_ROWS = 2**32 - 1
 
 @jit
 def below(word: np.uint64, n: int) -> np.int64:
-    """Return the whole part of word * n / 2**64, exactly: uniform on 0..n-1 but for a bias of at most n / 2**64; n < 2**32."""
+    """Return floor(word * n / 2**64), exactly: uniform on 0..n-1 up to a bias of at most n / 2**64; n < 2**32."""
     factor, half = np.uint64(n), np.uint64(32)
     low = np.uint64((word & np.uint64(0xFFFFFFFF)) * factor) >> half
     return np.int64(np.uint64(np.uint64((word >> half) * factor) + low) >> half)
@@ -20,7 +20,7 @@ def below(word: np.uint64, n: int) -> np.int64:
 
 @jit
 def permutation(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return a random order of 0..n-1 (Fisher and Yates, in Durstenfeld's form), one word for each.
+    """Return a random permutation of 0..n-1 (Fisher-Yates, in Durstenfeld's form), with one word for each element.
 
     Parameters
     ----------

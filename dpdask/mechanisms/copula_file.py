@@ -54,7 +54,7 @@ class FittedCopula:
         return released_cells(self.model.domain.names, self.schema, self.types, self.bins)
 
     def n_drawn(self, wanted: int | None) -> int:
-        """Return how many records to draw: as many as are wanted; if no number is, as the tables say, at least 1."""
+        """Return how many records to draw: the number asked for, or by default the number from the tables, at least 1."""
         return max(1, round(self.model.n_rows)) if wanted is None else wanted
 
 

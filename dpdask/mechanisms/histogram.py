@@ -46,8 +46,8 @@ class HistogramPlan:
         The noise of the number of rows, which the enhanced threshold needs; None where that number is public or not needed.
     threshold
         `none`: n̂ as it is, negative too (Algorithm 1). `positive`: max(n̂, 0) (Algorithm 1'). `enhanced`:
-        n̂·1{n̂ >= A·log n/ε} (section 4.2). Where n is private, that of `enhanced` is raised, if need be, to one by which
-        noise alone raises so few empty cells that they can be held: see `draw`.
+        n̂·1{n̂ >= A·log n/ε} (section 4.2). If n is private, the `enhanced` threshold is raised where needed, so that noise
+        alone lifts only as many empty cells above it as can be held: see `draw`.
     factor
         A; the paper takes 1/2.
     epsilon, rows
@@ -74,7 +74,7 @@ class HistogramPlan:
 
     @property
     def n_rows_private(self) -> bool:
-        """Whether neighbours differ by the presence of a row."""
+        """Whether neighbouring tables differ by the presence of a row."""
         return self.cells.adjacency == "add-remove"
 
     def cut(self, n_rows: float) -> int | None:
@@ -267,14 +267,14 @@ def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Generator | None =
     Raises
     ------
     SpecError
-        As `check_size`, which needs no data: ask it first. Where the number of rows is private, nothing is refused that
-        `check_size` lets pass for some number of rows.
+        As `check_size`, which needs no data: call it first. If the number of rows is private, nothing is refused that
+        `check_size` accepts for some number of rows.
 
     Notes
     -----
-    Where the number of rows is private, no size can be refused by it, and to refuse by the noisy one would be to spend the
-    budget on nothing. So the enhanced threshold is then at least the one by which 5·10⁷ empty cells are expected to be
-    raised: a function of public numbers alone, 1 for up to 10⁸ cells.
+    If the number of rows is private, a refusal must not depend on it, and a refusal that depends on the noisy number would
+    spend the budget for nothing. So the enhanced threshold is then at least the one that 5·10⁷ empty cells are expected to
+    reach: a function of public numbers only, 1 for up to 10⁸ cells.
 
     Privacy
     -------
@@ -298,7 +298,7 @@ def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Generator | None =
 
 
 def _floor(domain: Domain, planned: HistogramPlan) -> int:
-    """Return the least threshold where the number of rows is private and a threshold depends on it; else 1."""
+    """Return the least threshold if the number of rows is private and the threshold depends on it; else 1."""
     if planned.total is None or not isinstance(planned.cells, DiscreteLaplace):
         return 1
     return least_cut(n_cells(domain), planned.cells.scale, MAX_SPARSE)
@@ -312,7 +312,7 @@ def check_size(domain: Domain, planned: HistogramPlan, n_rows: float, *, path: P
     domain, planned, path
         As in `draw`.
     n_rows
-        The number of rows where it is public, for the enhanced threshold; else the largest that may be.
+        The number of rows if it is public, for the enhanced threshold; else the largest possible number.
 
     Raises
     ------
@@ -368,7 +368,7 @@ def cautions(domain: Domain, planned: HistogramPlan, n_rows: float, continuous: 
     domain, planned
         As in `draw`.
     n_rows
-        The number of rows, which is public.
+        The public number of rows.
     continuous
         The attributes that are cut into bins, for which fewer are proposed.
 
@@ -401,20 +401,20 @@ def cautions(domain: Domain, planned: HistogramPlan, n_rows: float, continuous: 
 
 
 def cautions_without_rows(domain: Domain, planned: HistogramPlan) -> list[str]:
-    """Return what should be said, as `cautions` does, where the number of rows is private: nothing depends on it.
+    """Return warnings as `cautions` does, if the number of rows is private: they do not depend on it.
 
     Parameters
     ----------
     domain, planned
-        As in `draw`; `check_size` has let them pass for some number of rows.
+        As in `draw`; `check_size` accepts them for some number of rows.
     """
     floor = _floor(domain, planned)
     if floor <= (planned.cut(0.0) or 1):
         return []
     rows = math.exp((floor - 1) * planned.epsilon / (planned.factor * planned.rows))
-    sentence = f"With fewer than about {rows:,.0f} rows the threshold is raised to {floor:,}, or noise alone would raise more empty cells "
+    sentence = f"With fewer than about {rows:,.0f} rows, the threshold is raised to {floor:,}: otherwise noise alone would lift more empty cells "
     return [
-        sentence + f"of {n_cells(domain):,} than the {MAX_SPARSE:,} that can be held; fewer cells, or a larger factor of the threshold, avoid it."
+        sentence + f"of {n_cells(domain):,} above it than the limit of {MAX_SPARSE:,}; fewer cells, or a larger factor of the threshold, avoid this."
     ]
 
 

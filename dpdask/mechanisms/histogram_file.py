@@ -91,10 +91,10 @@ class FittedHistogram:
         return max(1, self.histogram.total if n_rows is None else round(n_rows))
 
     def n_drawn(self, wanted: int | None) -> int:
-        """Return how many rows to draw: as many as are wanted; if no number is, `n_records`.
+        """Return how many rows to draw: the number asked for, or by default `n_records`.
 
-        None at all where the number of rows is private and no weight is positive: for all that the noisy counts say, the table is
-        empty, and an empty table is released like any other.
+        It is 0 if the number of rows is private and no weight is positive: as far as the noisy counts show, the table is empty,
+        and an empty table is released like any other.
         """
         if self.histogram.plan.n_rows_private and not self.histogram.is_positive:
             return 0

@@ -35,9 +35,9 @@ def tail(scale: float, cut: int) -> float:
 
 
 def least_cut(n_cells: int, scale: float, most: float) -> int:
-    """Return the least threshold, at least 1, that noise alone raises no more than `most` of so many empty cells to, as expected."""
+    """Return the least threshold, at least 1, that at most `most` of `n_cells` empty cells are expected to reach by noise alone."""
     cut = max(1, math.ceil(scale * (math.log(n_cells / most) - math.log1p(math.exp(-1.0 / scale)))))
-    while n_cells * tail(scale, cut) > most:  # rounding
+    while n_cells * tail(scale, cut) > most:  # correct for rounding
         cut += 1
     return cut
 

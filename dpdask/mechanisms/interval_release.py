@@ -77,7 +77,7 @@ def check_designs(schema: Schema, designs: Mapping[str, Design], where: str, *, 
             what = "a null has no range to hide in, so which values are missing would be published"
             raise SpecError(what, place, "declare `nulls: public` in its design if it is public, or `nulls: refuse` in the schema")
         if column.outside == "null":
-            what = "a null has no range to hide in, so which values lie outside the domain would be published"
+            what = "values outside the domain become null, and nulls are published, so the release would reveal which values these were"
             raise SpecError(what, place, "declare `outside: clip` or `outside: refuse` in the schema")
     check_perturbations(schema, designs)
     released = [*schema.kept, *(made for name in schema.privatised for made in released_as(name, coverage=coverage))]

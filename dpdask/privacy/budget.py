@@ -96,7 +96,7 @@ def split_epsilon(epsilon: float, columns: tuple[str, ...], weights: Mapping[str
 
 
 def guarantee_text(budget: Budget, protected: str, unprotected: str, order: RowOrder = "keep", *, everyone: bool = True) -> str:
-    """Return the promise of a release row by row in words, with who is not covered in the same breath.
+    """Return the promise, in words, of a release row by row, including who is not covered.
 
     Parameters
     ----------
@@ -105,14 +105,14 @@ def guarantee_text(budget: Budget, protected: str, unprotected: str, order: RowO
     protected, unprotected
         Who is covered, and who is not.
     order
-        Whether the rows keep the order of the input.
+        Whether the rows are shuffled or keep the order of the input.
     everyone
-        Whether every row of the table is covered; if not, the bound on an attacker is limited to the rows that are.
+        Whether every row of the table is covered; if not, the text says that the bound on an attacker holds only for covered rows.
 
     Notes
     -----
-    The attacker's power is Lemma 1 of Bi & Shen (after Wasserman & Zhou 2010): testing "this row had value a, not b" at
-    level γ on one ε-private release has power at most γ·exp(ε); with a δ, at most γ·exp(ε) + δ.
+    The attacker's power is `attacker_power`, which is at most the bound γ·exp(ε) of Lemma 1 of Bi & Shen (after Wasserman &
+    Zhou 2010) for testing "this row had value a, not b" at level γ on one ε-private release.
     """
     unit, exceptions = budget.unit_column, " and δ" if budget.delta else ""
     whose, what, tested = "Each released row's private values", "one row", "a released row"
@@ -181,7 +181,7 @@ def central_guarantee_text(budget: Budget, protected: str, unprotected: str, *, 
 
 
 def _epsilon_text(epsilon: float) -> str:
-    return repr(epsilon).removesuffix(".0")  # every digit: a rounded ε could be less than what is paid
+    return repr(epsilon).removesuffix(".0")  # every digit: a rounded ε could be less than what is spent
 
 
 def _delta_text(delta: float) -> str:
@@ -197,7 +197,7 @@ def _attacker_text(budget: Budget, what: str) -> str:
 
 
 def attacker_power(epsilon: float, delta: float, level: float = 0.05) -> float:
-    """Return the greatest power of any test, at a level, of one row's value against another on an (ε, δ)-private release.
+    """Return an upper bound on the power of any test, at a level, of one value of a row against another on an (ε, δ)-private release.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def attacker_power(epsilon: float, delta: float, level: float = 0.05) -> float:
 
     Notes
     -----
-    The smaller of level·exp(ε) + δ and 1 - (1 - level - δ)·exp(-ε); the second one is smaller from exp(ε) = (1 - level)/level on.
+    The smaller of level·exp(ε) + δ and 1 - (1 - level - δ)·exp(-ε). For δ = 0, the second is smaller if exp(ε) > (1 - level)/level.
 
     References
     ----------
@@ -220,23 +220,23 @@ def attacker_power(epsilon: float, delta: float, level: float = 0.05) -> float:
 
 
 def percent_above(share: float) -> str:
-    """Return a share as a percentage with one decimal, rounded up: it is a bound."""
+    """Return a share as a percentage with one decimal, rounded up because it is a bound."""
     return f"{min(100.0, math.ceil(1000 * share) / 10):.1f} %"
 
 
 def cautions(budget: Budget, n_rows: int | None) -> tuple[str, ...]:
-    """Return what a reader of a card should know of a promise that protects little.
+    """Return warnings for the readers of a card, if its promise protects little.
 
     Parameters
     ----------
     budget
         What is promised.
     n_rows
-        How many rows there are, where that is public; else None.
+        The number of rows if it is public, else None.
     """
     found = []
     if budget.epsilon >= 3:
-        found.append(f"ε = {_epsilon_text(budget.epsilon)} is large: an attacker who compares two values of one row is nearly always right")
+        found.append(f"ε = {_epsilon_text(budget.epsilon)} is large: an attacker may tell two values of one row apart almost every time")
     if n_rows is not None and budget.delta * n_rows >= 1:
         delta = f"δ = {_delta_text(budget.delta)} is not below 1 / the number of rows"
         found.append(f"{delta}: publishing one random row verbatim would satisfy the same guarantee")

@@ -1,4 +1,4 @@
-"""Which rows of a dataset no ε covers: what one release leaves out, and the share that several releases leave out together."""
+"""The rows of a dataset that no ε covers: a sample for one release, and the share for several releases together."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Fate = Literal["held out", "republished"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uncovered:
-    """A random sample of the rows that has no ε in one release.
+    """A random sample of the rows that have no ε in one release.
 
     Attributes
     ----------
     fraction
         The probability, in (0, 1), with which each row (or each whole unit) is in the sample.
     fate
-        `held out`: the sample shapes the release and is not in it. `republished`: its records are in the release as well.
+        `held out`: the sample shapes the release and is not in it. `republished`: its records are also in the release.
     sample
-        Names the draw: of two samples of one name, the smaller one lies inside the larger one.
+        The name of the draw: of two samples with the same name, the larger contains the smaller.
 
     Raises
     ------
@@ -49,16 +49,16 @@ class Uncovered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """What the releases of one dataset leave without ε together.
+    """The rows that the releases of one dataset together leave without ε.
 
     Attributes
     ----------
     uncovered
-        The share of the rows, in [0, 1], that had no ε in some release: expected, and where samples were drawn apart, a bound on that.
+        The expected share of the rows, in [0, 1], that had no ε in some release; if there are several draws, a bound on it.
     republished
-        The share whose records were published by some release, in the same sense.
+        The share of the rows whose records some release republished, in the same sense.
     n_unknown
-        How many releases do not say whom they leave out: those that an earlier version of dpdask recorded.
+        How many releases do not record which rows they leave out: those of an earlier version of dpdask.
     """
 
     uncovered: float = 0.0
@@ -70,22 +70,22 @@ class Coverage:
         """The shares in words; empty if every row is covered by every release."""
         found = []
         if self.uncovered:
-            many = "up to every row" if self.uncovered == 1 else f"about {_percent(self.uncovered)} of the rows"
-            again = f", and the records of about {_percent(self.republished)} were published as they are" if self.republished else ""
+            many = "up to every row" if self.uncovered == 1 else f"up to about {_percent(self.uncovered)} of the rows"
+            again = f", and the records of up to about {_percent(self.republished)} were republished" if self.republished else ""
             found.append(f"{many} had no ε in some run (hold-outs){again}")
         if self.n_unknown:
-            runs = "1 run does" if self.n_unknown == 1 else f"{self.n_unknown} runs do"
-            found.append(f"{runs} not say whom they leave out")
+            runs, leave = ("1 run does", "it leaves") if self.n_unknown == 1 else (f"{self.n_unknown} runs do", "they leave")
+            found.append(f"{runs} not record which rows {leave} out")
         return "; ".join(found)
 
 
 def coverage_of(events: Iterable[Mapping[str, Any]]) -> Coverage:
-    """Return what releases leave without ε together, from their events as a ledger holds them.
+    """Return the rows that releases together leave without ε, from their events in a ledger.
 
     Notes
     -----
-    Samples of one name are nested, so the largest counts. Samples of different names were drawn apart, and their fractions
-    are added up: a bound that holds whatever they have in common.
+    Samples with the same name are nested, so only the largest counts. Samples with different names were drawn separately; their
+    fractions are added, which is a bound even if the samples overlap.
     """
     largest: dict[tuple[str, str], float] = {}
     n_unknown = 0
@@ -105,7 +105,7 @@ def _total(largest: Mapping[tuple[str, str], float], kind: str) -> float:
 
 
 def _releases_rows(event: Mapping[str, Any]) -> bool:
-    """Return whether an event releases rows one by one: only such a release can leave rows out."""
+    """Return whether an event releases rows one by one; only such a release can leave rows out."""
     return event.get("kind") == "local-release" or any(_releases_rows(inner) for inner in event.get("events", ()))
 
 

@@ -123,7 +123,7 @@ class Composed:
     unit
         Whose sensitivities these are: `row`, or `column NAME`; None where nothing says so, as inside another composition.
     uncovered
-        The samples of the rows that none of this covers: empty where every row is covered; None where nothing says so.
+        The samples of rows that are not covered: empty if every row is covered; None if this is not recorded.
     """
 
     events: tuple[Event, ...]

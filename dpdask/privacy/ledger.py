@@ -37,9 +37,9 @@ LEDGER_FORMAT = 2
 READABLE_FORMATS = (1, 2)  # 1: before refusals and strict datasets were recorded
 MAX_NAME_CHARACTERS = 200
 _ENDED = {
-    "commit": "committed: what was released stays charged",
-    "void": "voided: intend it anew",
-    "refuse": "refused: what it cost stays charged",
+    "commit": "committed: a released run stays charged",
+    "void": "voided: intend it again",
+    "refuse": "refused: its charge stays",
 }
 
 
@@ -61,14 +61,15 @@ class Ledger:
     Privacy
     -------
     A run is charged when it is intended, before any noise is drawn, and stays charged unless its caller promises, by
-    `void`, that no noise of it was drawn or seen. It holds no data values: names, budgets, public parameters, and the key that
-    chooses a dataset's hold-out, which tells who has no ε to those who have the rows as well: give it to the stewards alone.
-    The chain shows a change, removal, exchange or addition of entries, and of the limits, by who does not rewrite all
-    of it. Every operation checks the chain first, so nothing is charged to a ledger that was tampered with.
+    `void`, that no noise of it was drawn or seen. The ledger holds no data values. It holds names, budgets, public parameters,
+    and the key that chooses a dataset's hold-out; whoever has this key and the rows can tell which rows have no ε, so only the
+    stewards should be able to read it. The chain reveals any change of the limits, and any changed, removed, reordered or
+    added entry, unless the whole chain is rewritten. Every operation checks the chain first, so nothing is charged to a ledger
+    that was tampered with.
 
     Notes
     -----
-    Every operation may be repeated: the one that was cut off in the middle happened either wholly or not at all. Besides
+    Every operation may be repeated: one that was interrupted took place either completely or not at all. Besides
     what is listed below, each raises TemporaryError if the database cannot be reached or stays busy, SpecError if it or the
     dataset is not there, and DataError if the chain is broken.
     """
@@ -88,10 +89,10 @@ class Ledger:
         dataset
             Its name.
         epsilon, delta
-            What all releases may spend together: ε above 0 and finite, δ in [0, 1). They stay.
+            What all releases may spend together: ε above 0 and finite, δ in [0, 1). They cannot be changed.
         strict
-            Whether a run that read rows and refused them costs what it would have cost. A dataset can be made strict later, and
-            stays strict.
+            Whether a run that reads rows and then refuses them costs as much as a release. A dataset can be made strict later,
+            and then stays strict.
 
         Raises
         ------
@@ -121,8 +122,8 @@ class Ledger:
     def intend(self, dataset: str, run_id: str, charge: Charge) -> Entry:
         """Charge a run before its noise is drawn, and return the run's newest entry.
 
-        A run that was intended with the same charge is charged no second time: its entry is returned, of kind `commit`
-        if it is committed. A run that was voided, or refused for nothing, is charged anew.
+        A run that was intended with the same charge is not charged a second time: its entry is returned, of kind `commit` if
+        the run is committed. A run that was voided, or refused without a charge, is charged again.
 
         Raises
         ------
@@ -140,7 +141,7 @@ class Ledger:
                 self._require_room(book, charge)
                 return _append(connection, book, "intend", run_id, charge)
             if latest.kind == "refuse":
-                raise SpecError(f"the run {run_id!r} is {_ENDED[latest.kind]}", self._store.place, "a new run is charged anew")
+                raise SpecError(f"the run {run_id!r} is {_ENDED[latest.kind]}", self._store.place, "a new run is charged again")
             if latest.charge != charge:
                 raise SpecError(
                     f"the run {run_id!r} was intended with another charge", self._store.place, "a changed job is a new run: give it another name"
@@ -150,7 +151,7 @@ class Ledger:
         return self._store.write(work)
 
     def check_room(self, dataset: str, charge: Charge, run_id: str | None = None) -> None:
-        """Check that a charge fits, or that the run that asks for it is charged already; nothing is written.
+        """Check that a charge fits, or that its run is already charged; nothing is written.
 
         Raises
         ------
@@ -162,14 +163,14 @@ class Ledger:
             self._require_room(book, charge)
 
     def commit(self, dataset: str, run_id: str, release: str = "") -> Entry:
-        """Record that a run was released, and return the entry; once is enough.
+        """Record that a run was released, and return the entry. It is idempotent.
 
         Parameters
         ----------
         dataset, run_id
             Whose run.
         release
-            The digest of the fitted release, which the entry keeps.
+            The digest of the fitted release, which the entry records.
 
         Raises
         ------
@@ -179,23 +180,23 @@ class Ledger:
         return self._close(dataset, run_id, "commit", release)
 
     def refuse(self, dataset: str, run_id: str, charge: Charge) -> Entry:
-        """Record that a run read rows and refused them, and return the entry; once is enough.
+        """Record that a run read rows and refused them, and return the entry. It is idempotent.
 
         Parameters
         ----------
         dataset, run_id
             Whose run; it may never have been intended.
         charge
-            What the refusal costs: that of the run, if noise may have been drawn or the dataset is strict, else `FREE`.
+            What the refusal costs: the run's charge if noise may have been drawn or the dataset is strict, else `FREE`.
 
         Raises
         ------
         BudgetError
-            If a run that was not intended is to be charged, and that does not fit.
+            If a run that was not intended is to be charged, and the charge does not fit.
 
         Privacy
         -------
-        A refusal is an exact function of the rows, and no ε covers it. The record shows how often somebody asked.
+        A refusal is an exact function of the rows, and no ε covers it. The entries show how often rows were refused.
         """
         run_id = _name(run_id, "run_id")
 
@@ -211,11 +212,11 @@ class Ledger:
         return self._store.write(work)
 
     def holdout_key(self, dataset: str, *, draw: bool = True) -> bytes | None:
-        """Return the 32 secret bytes that choose a dataset's hold-out, drawn once and kept; None if there are none and none are drawn.
+        """Return the 32 secret bytes that choose a dataset's hold-out, drawn once and kept; None if there are none and `draw` is false.
 
         Privacy
         -------
-        With one hold-out for all releases of a dataset, the same rows have no ε in each of them, and all others have ε in all.
+        With one hold-out for all releases of a dataset, the same rows have no ε in each of them, and all other rows have an ε in all.
         """
 
         def found(connection: Connection) -> str | None:
@@ -263,11 +264,11 @@ class Ledger:
         return Summary(dataset=book.name, created=book.created, strict=book.strict, balance=self._balance(book), entries=book.entries, head=book.head)
 
     def is_strict(self, dataset: str) -> bool:
-        """Return whether a refusal that read rows is charged."""
+        """Return whether a refusal after rows were read is charged."""
         return self._read(dataset).strict
 
     def coverage_until(self, dataset: str, run_id: str) -> Coverage:
-        """Return what a run and all runs intended before it leave without ε together: the same, whatever comes later."""
+        """Return the rows that a run and all runs intended before it together leave without ε; later runs do not change it."""
         return self._read(dataset).coverage_until(run_id)
 
     def verify(self, dataset: str) -> int:

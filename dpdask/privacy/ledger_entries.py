@@ -1,4 +1,4 @@
-"""What a ledger holds: charges, the entries of a dataset's chain, and the balance that they leave."""
+"""The contents of a ledger: charges, the entries of a dataset's chain, and the resulting balance."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dpdask.privacy.ledger_tables import broken
 from dpdask.privacy.rounding import rounded_up_sum
 
 Kind = Literal["intend", "commit", "void", "refuse", "strict"]
-_RELEASE = "release"  # the key under which a commit's event holds the digest of what was released
+_RELEASE = "release"  # the key in a commit's event for the digest of the release
 
 
 def event_text(event: Mapping[str, Any], release: str = "") -> str:
-    """Return an event as JSON, with the digest of what was released where there is one.
+    """Return an event as JSON, with the digest of the release if there is one.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def checked_number(value: float, where: str, below: float) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
         raise SpecError("a number is out of its range", where, "use 0 ≤ δ < 1" if below == 1 else "use a finite ε, not below 0")
-    return float(value) + 0.0  # -0 becomes 0, which is what databases give back
+    return float(value) + 0.0  # -0 becomes 0, as databases return it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Charge:
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", checked_number(self.epsilon, "epsilon", sys.float_info.max))
         object.__setattr__(self, "delta", checked_number(self.delta, "delta", 1.0))
-        object.__setattr__(self, "event", json.loads(event_text(self.event)))  # a copy, equal to what the ledger gives back
+        object.__setattr__(self, "event", json.loads(event_text(self.event)))  # a copy, equal to what the ledger returns
 
 
 FREE = Charge(epsilon=0.0)
@@ -104,9 +104,9 @@ class Entry:
     sequence
         1, 2, 3, … within the dataset.
     kind
-        `intend`: noise may be drawn from now on. `commit`: it was released. `void`: it was never drawn. `refuse`: the run read
-        rows and then refused them; its charge is what that costs. `strict`: from now on refusals cost what their run would
-        have cost.
+        `intend`: noise may be drawn from now on. `commit`: the run was released. `void`: no noise was drawn or seen.
+        `refuse`: the run read rows and then refused them; the charge is what the refusal costs. `strict`: from now on a
+        refusal costs what its run would have cost.
     run_id
         The run's name.
     charge
@@ -116,7 +116,7 @@ class Entry:
     previous, digest
         SHA-256 of the entry before (for the first: of the dataset's limits), and of this one with it; hexadecimal.
     release
-        Of a commit, the digest of the fitted release: a run that was committed draws no noise again.
+        For a commit, the digest of the fitted release, so that a committed run does not draw noise again.
     """
 
     sequence: int
@@ -130,30 +130,30 @@ class Entry:
 
     @property
     def counts(self) -> bool:
-        """Whether the entry's charge is spent while it is its run's newest."""
+        """Whether the entry's charge counts as spent while it is the newest entry of its run."""
         return self.kind in ("intend", "commit") or (self.kind == "refuse" and self.charge != FREE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """What is spent of a dataset's budget: by every run that was intended and not voided.
+    """How much of a dataset's budget is spent, by all runs that were intended and not voided, or refused at a charge.
 
     Attributes
     ----------
     epsilon_limit, delta_limit
         The limits.
     epsilon_spent
-        ε of all the runs together at δ = `delta_limit`, as the composer has it; infinite if no ε is enough.
+        ε of all the runs together at δ = `delta_limit`, from the composer; infinite if no ε is enough.
     delta_spent
         The sum of their δ, rounded up.
     epsilon_left, delta_left
         The limits less what is spent, rounded down, at least 0.
     n_runs
-        How many runs there are: M in the attacker's power γ·exp(M·ε).
+        How many runs are charged.
     n_refused
         How many runs read rows and refused them.
     coverage
-        What the runs leave without ε together.
+        The rows that the runs together leave without ε.
     """
 
     epsilon_limit: float
@@ -178,13 +178,13 @@ class Summary:
     created
         When, in UTC (ISO 8601).
     strict
-        Whether a refusal that read rows is charged.
+        Whether a refusal after rows were read is charged.
     balance
         What is spent and left.
     entries
         The chain, oldest first.
     head
-        The digest that the chain ends with. Keep it elsewhere: who can write the database can write a whole new chain.
+        The digest at the end of the chain. Keep a copy elsewhere: whoever can write the database can write a whole new chain.
     """
 
     dataset: str
@@ -197,7 +197,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Book:
-    """A dataset's ledger as one transaction reads it, its chain checked.
+    """A dataset's ledger as one transaction reads it, after checking its chain.
 
     Attributes
     ----------
@@ -206,7 +206,7 @@ class Book:
     epsilon, delta
         The limits.
     head
-        The digest that the chain ends with.
+        The digest at the end of the chain.
     entries
         Oldest first.
     """
@@ -220,7 +220,7 @@ class Book:
 
     @property
     def strict(self) -> bool:
-        """Whether a refusal that read rows is charged."""
+        """Whether a refusal after rows were read is charged."""
         return any(entry.kind == "strict" for entry in self.entries)
 
     @property
@@ -230,12 +230,12 @@ class Book:
 
     @property
     def standing(self) -> dict[str, Entry]:
-        """The newest entry of each run that counts as spent: all but those voided, or refused for nothing."""
+        """The newest entry of each run that counts as spent: all except those voided, or refused without a charge."""
         return {run_id: entry for run_id, entry in self.latest.items() if entry.counts}
 
     @property
     def charges(self) -> list[Charge]:
-        """What counts as spent."""
+        """The charges that count as spent."""
         return [entry.charge for entry in self.standing.values()]
 
     @property
@@ -244,23 +244,23 @@ class Book:
         return sum(entry.kind == "refuse" for entry in self.latest.values())
 
     def coverage(self, plus: Iterable[Charge] = ()) -> Coverage:
-        """Return what the runs that count, and more charges, leave without ε together."""
+        """Return the rows that the runs that count, and further charges, together leave without ε."""
         return coverage_of(charge.event for charge in [*self.charges, *plus])
 
     def coverage_until(self, run_id: str) -> Coverage:
-        """Return what a run and all runs intended before it leave without ε together: the same, whatever comes later."""
+        """Return the rows that a run and all runs intended before it together leave without ε; later runs do not change it."""
         intended = [entry for entry in self.entries if entry.kind == "intend"]
         last = max((entry.sequence for entry in intended if entry.run_id == run_id), default=0)
         return coverage_of(entry.charge.event for entry in intended if entry.sequence <= last)
 
 
 def entry_of(row: Mapping[str, Any]) -> Entry:
-    """Return the entry that a database's row holds.
+    """Return the entry in a row of the database.
 
     Raises
     ------
     DataError
-        If it holds none.
+        If the row is not a valid entry.
     """
     try:
         event = json.loads(row["event"])

@@ -1,4 +1,4 @@
-"""Where a ledger is kept: three tables in an SQLite file or a PostgreSQL database, their transactions, and the chain of their rows."""
+"""The storage of a ledger: three tables in an SQLite file or a PostgreSQL database, their transactions, and the chain of their rows."""
 
 from __future__ import annotations
 

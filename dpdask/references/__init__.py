@@ -16,7 +16,7 @@ def held_out(reference: Reference | None) -> float | None:
 
 
 def uncovered_by(reference: Reference) -> tuple[Uncovered, ...]:
-    """Return the samples of a table's rows that a reference leaves without ε: the hold-out, if there is one."""
+    """Return the samples of a table's rows that have no ε under a reference: the hold-out, if there is one."""
     fraction = held_out(reference)
     if fraction is None:
         return ()

@@ -172,7 +172,7 @@ def noisy_distribution(
 
 
 def check_rows(cells: Cells, statistic: CellCounts, adjacency: Adjacency) -> None:
-    """Check that there are rows enough for a distribution, where their number is public.
+    """Check that there are enough rows for a distribution, if their number is public.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def check_rows(cells: Cells, statistic: CellCounts, adjacency: Adjacency) -> Non
 
 
 def distribution_of(cells: Cells, noisy: Counts, n_rows: int | None) -> Distribution:
-    """Return the distribution that noisy counts describe: post-processing.
+    """Return the distribution that noisy counts describe; this is post-processing.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def distribution_of(cells: Cells, noisy: Counts, n_rows: int | None) -> Distribu
     noisy
         int64 array, one count for each possible cell, as `noisy_counts` returns them.
     n_rows
-        The number of rows, where it is public; None takes the noisy counts' own sum.
+        The number of rows if it is public; None uses the sum of the noisy counts.
     """
     total = max(1, int(noisy.sum())) if n_rows is None else n_rows
     probabilities = np.zeros(cells.n_cells)

@@ -1,4 +1,4 @@
-"""The noisy histograms of a run as bytes, so that noise that was drawn is never drawn again."""
+"""Store the noisy histograms of a run as bytes, so that their noise is drawn only once."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def histograms_to_bytes(noisy: Mapping[str, NDArray[np.int64]], events: Mapping[
     header = {"format": HISTOGRAM_FORMAT, "columns": list(noisy), "scales": [events[name].scale for name in noisy]}
     buffer = io.BytesIO()
     arrays = {str(place): counts for place, counts in enumerate(noisy.values())}
-    np.savez(buffer, header=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays)  # type: ignore[arg-type]  # numpy's stub takes the names for its own
+    np.savez(buffer, header=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays)  # type: ignore[arg-type]  # numpy's stub confuses the names with its own
     return buffer.getvalue()
 
 
 def histograms_from_bytes(data: bytes, events: Mapping[str, DiscreteLaplace], sizes: Mapping[str, int], where: str) -> dict[str, NDArray[np.int64]]:
-    """Return the noisy counts that bytes hold.
+    """Return the noisy counts that are stored in bytes.
 
     Parameters
     ----------
@@ -42,10 +42,10 @@ def histograms_from_bytes(data: bytes, events: Mapping[str, DiscreteLaplace], si
     Raises
     ------
     InputError
-        If they hold something else, or other noise: then they belong to another version of dpdask.
+        If they contain something else, or different noise, and so belong to another version of dpdask.
     """
     wrong = InputError(
-        "these are not the noisy histograms of this run", where, "go on with the version of dpdask that began it, or `dpdask abort` it"
+        "these are not the noisy histograms of this run", where, "resume with the version of dpdask that began it, or `dpdask abort` it"
     )
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:

@@ -1,12 +1,12 @@
-"""What a card says of the batches of frames: each is released with noise of its own, so a row in several of them pays for each."""
+"""What a card says about batches of frames: each batch has its own noise, so a row in several batches spends ε in each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-EPSILON = "a row that stands in k batches is protected by k·ε, not by ε"
-RANGES = "the ranges of a row that stands in several batches narrow each other"
+EPSILON = "a row in k batches is protected by k·ε, not by ε"
+RANGES = "if a row is in several batches, its ranges narrow each other"
 
 
 def with_batches(card: dict[str, Any], names: Sequence[str | None], *, epsilon: bool, ranges: bool = False) -> dict[str, Any]:
@@ -19,10 +19,10 @@ def with_batches(card: dict[str, Any], names: Sequence[str | None], *, epsilon: 
     names
         The batches in the order in which they were taken; None is the frame without a name.
     epsilon, ranges
-        What a batch releases: values that have an ε, ranges that have none.
+        Whether a batch releases values that have an ε, and ranges that have none.
     """
     told = "; ".join(text for text, holds in ((EPSILON, epsilon), (RANGES, ranges)) if holds)
-    text = f"Each batch is a release of its own, with noise of its own: {told}."
+    text = f"Each batch is a separate release with its own noise: {told}."
     guarantee = dict(card["guarantee"])
     if len(names) > 1:
         guarantee["text"] = f"{guarantee['text']} {text}"

@@ -59,9 +59,9 @@ def release_card(
     released_share
         Which part of the rows is released, where a unit's bound drops some; given as a whole percentage.
     n_rows
-        How many rows the table has, if that is known: public under replace-one.
+        The number of rows of the table, if it is known; it is public under replace-one.
     order
-        Whether the rows keep the order of the input.
+        Whether the rows are shuffled or keep the order of the input.
 
     Privacy
     -------
@@ -100,20 +100,20 @@ def release_card(
 
 
 def with_dataset(card: bytes, coverage: Coverage) -> bytes:
-    """Return a card that says which share of its dataset's rows had no ε in this run or one before it; as it is if there is none.
+    """Return a card with the share of its dataset's rows that had no ε in this run or an earlier one; unchanged if every row had one.
 
     Parameters
     ----------
     card
         As `release_card` or another kind's function returns it.
     coverage
-        Of the dataset's runs, this one included, as its ledger tells.
+        The coverage of the dataset's runs, including this one, from its ledger.
     """
     if not coverage.text:
         return card
     found = json.loads(card)
     found["dataset"] = {
-        "text": f"Of this dataset, {coverage.text}: no bound on what an attacker learns holds for them.",
+        "text": f"In this dataset, {coverage.text}. No bound on what an attacker learns holds for rows without ε.",
         "uncovered_fraction": coverage.uncovered,
         "republished_fraction": coverage.republished,
         "runs_unknown": coverage.n_unknown,

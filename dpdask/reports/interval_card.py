@@ -29,7 +29,7 @@ CONVENTION = (
 COVERAGE = (
     "; coverage: the probability of the range under its design's public reference, 0 of an exact value: a function of the range and of what is public"
 )
-TRUE = "What is released is true of every row, a value outside its column's domain counting as what the schema makes of it. "
+TRUE = "What is released is true of every row; for a value outside its column's domain, it is true of the value that replaces it. "
 _LIBRARIES = ("numpy", "pyarrow", "randomgen", "scipy")
 
 
@@ -50,7 +50,7 @@ def unprotected_text(designs: Mapping[str, Design]) -> str:
 
 
 def interval_guarantee(designs: Mapping[str, Design], budget: Budget | None = None, order: RowOrder = "keep") -> str:
-    """Return the promise in words, with what is not covered in the same breath.
+    """Return the promise in words, including what is not covered.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def interval_guarantee(designs: Mapping[str, Design], budget: Budget | None = No
     budget
         What is promised of the perturbed columns; None if there are none.
     order
-        Whether the rows keep the order of the input.
+        Whether the rows are shuffled or keep the order of the input.
     """
     perturbed = {name: design for name, design in designs.items() if name in perturbed_columns(designs)}
     pure = {name: design for name, design in designs.items() if name not in perturbed}
@@ -106,7 +106,7 @@ def interval_card(
     budget
         What is promised of the perturbed columns; None if there are none.
     order
-        Whether the rows keep the order of the input.
+        Whether the rows are shuffled or keep the order of the input.
 
     Privacy
     -------

@@ -1,4 +1,4 @@
-"""How a column's values follow one another along a table: whether it lies sorted, so that a row's place tells its value."""
+"""The order of a column's values along a table: whether it is sorted, so that the position of a row reveals its value."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from numpy.typing import NDArray
 Range = tuple[Any, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # holds values: it must never be printed
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # contains values, so it must never be printed
 class ColumnOrder:
-    """Whether the values of neighbouring rows, or the ranges of neighbouring parts, rise or fall; mergeable in their order.
+    """Whether the values of neighbouring rows, or the ranges of neighbouring parts, rise or fall; neighbours can be merged in order.
 
     Attributes
     ----------
     first, last
-        The smallest and the largest value of the first and of the last part; a row is a part of one value. None where there is
-        none, and where values both rise and fall: then nothing more is asked of them.
+        The smallest and the largest value of the first and of the last part; a row is a part with one value. None if there is
+        no value, or if values both rise and fall, because then they are no longer needed.
     rises, falls
-        Whether some part has values that are larger (smaller) than some of the part before it.
+        Whether some part has a value that is larger (smaller) than some value of the part before it.
 
     Notes
     -----
-    Merging is associative, with `identity`; it does not commute. What it merges stands in the order of the table.
+    Merging is associative, with `identity`, and not commutative: merge in the order of the table.
     """
 
     first: Range | None = None
@@ -44,7 +44,7 @@ class ColumnOrder:
         Parameters
         ----------
         values
-            Numbers of shape (n,), without nulls; equal values are equal numbers, and their order is the column's.
+            Numbers of shape (n,), without nulls, in the same order as the column's values and equal where these are equal.
         """
         if not len(values):
             return cls()
@@ -54,7 +54,7 @@ class ColumnOrder:
 
     @classmethod
     def of_range(cls, low: Any, high: Any) -> Self:
-        """Return the order of one part whose values lie in [low, high], in an order that is not known."""
+        """Return the order of one part whose values are in [low, high], in unknown order."""
         return cls(first=(low, high), last=(low, high))
 
     def merge(self, *others: Self) -> Self:
@@ -75,15 +75,15 @@ class ColumnOrder:
         )._plain()
 
     def _plain(self) -> Self:
-        """Return this order without values where they are of no more use, so that equal orders are equal."""
+        """Return this order without its values if they are no longer needed, so that equal orders compare equal."""
         return type(self)(rises=True, falls=True) if self.is_mixed else self
 
     @property
     def is_mixed(self) -> bool:
-        """Whether values rise and fall: nothing that follows changes that."""
+        """Whether values both rise and fall; later rows cannot change that."""
         return self.rises and self.falls
 
     @property
     def is_sorted(self) -> bool:
-        """Whether values rise and never fall, or fall and never rise; a constant column is not sorted, it has nothing to tell."""
+        """Whether values rise and never fall, or fall and never rise. A constant column is not sorted: its order reveals nothing."""
         return self.rises != self.falls

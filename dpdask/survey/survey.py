@@ -169,7 +169,7 @@ class Survey:
         guarantee = card["guarantee"]
         guarantee["unprotected"]["what"] += f"; {more}"
         guarantee["text"] = (
-            guarantee["text"].replace(TRUE, "")  # a mechanism's promise, and no survey's
+            guarantee["text"].replace(TRUE, "")  # a mechanism promises this, but a survey cannot
             + f" Not protected either: {more}. All of this holds as far as respondents answer truthfully, each of them once."
         )
         card["mechanism"]["true_of_every_row"] = False  # nobody can know: people answered

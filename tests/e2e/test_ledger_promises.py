@@ -134,18 +134,18 @@ def test_rows_at_other_places_are_another_sample_and_both_count(tmp_path: Path, 
 def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(tmp_path: Path, source: Path, url: str) -> None:
     run_here(job(tmp_path / "first", source, url, mechanism__reference=HISTOGRAM))
     shown = run_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
-    assert "an attacker who tests at the 5 % level what a row was, with all these releases in hand, is right with probability at most 13.6 %" in shown
+    assert "an attacker with all these releases, who tests at the 5 % level what a row was, is right with probability at most 13.6 %" in shown
     assert "dataset" not in card(tmp_path / "first")
     chain = job(tmp_path / "chain", source, url, mechanism__reference=CHAIN, privacy__epsilon=0.1)
     planned = plan_job(load(chain)).ledger
     assert planned is not None
     assert (planned["uncovered_before"], planned["uncovered_after"]) == (0.0, 0.25)
-    assert "coverage  after this run, about 25 % of the rows had no ε in some run" in run_cli("plan", chain).stdout
+    assert "coverage  after this run, up to about 25 % of the rows had no ε in some run" in run_cli("plan", chain).stdout
     run_here(chain)
     shown = run_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
-    assert "about 25 % of the rows had no ε in some run (hold-outs), and the records of about 25 % were published as they are" in shown
+    assert "about 25 % of the rows had no ε in some run (hold-outs), and the records of up to about 25 % were republished" in shown
     assert "what a row was" not in shown
-    assert "of a row that every run covers, an attacker" in shown
+    assert "for a row that every run covers, an attacker" in shown
     assert card(tmp_path / "chain")["dataset"]["uncovered_fraction"] == 0.25
     assert card(tmp_path / "chain")["guarantee"]["text"].endswith("No such bound holds for the rows that are not protected.")
     later = job(tmp_path / "later", source, url, mechanism__reference=HISTOGRAM)
@@ -157,7 +157,7 @@ def test_runs_of_an_earlier_version_are_not_vouched_for(tmp_path: Path, source: 
     old = {"format": 1, "kind": "composed", "unit": "row", "events": [{"format": 1, "kind": "local-release", "epsilon": 1.0, "n": 1, "unit": "row"}]}
     ledger(url).intend("people", "old", Charge(epsilon=1.0, event=old))
     shown = run_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
-    assert "1 run does not say whom they leave out" in shown
+    assert "1 run does not record which rows it leaves out" in shown
     assert "an attacker" not in shown.replace("no bound on an attacker", "")
 
 
@@ -187,7 +187,7 @@ def test_a_seed_is_charged_to_no_ledger(tmp_path: Path, source: Path, url: str) 
     made = job(tmp_path, source, url, mechanism__reference=HISTOGRAM, insecure_seed=7)
     ended = run_cli("run", made)
     assert ended.returncode == 64
-    assert "noise from a seed protects nobody, so no ε of a dataset can be spent on it" in ended.stderr
+    assert "noise from a seed protects nobody, so a job with a seed cannot be charged to a ledger" in ended.stderr
     assert kinds(url) == []
 
 
@@ -211,7 +211,7 @@ def test_a_hidden_folder_that_is_restored_after_the_commit_draws_no_second_noise
     shutil.rmtree(out)
     shutil.copytree(tmp_path / "backup", hidden(out))
     if stage == "opened":
-        with pytest.raises(OutputError, match="this run was released already, and its hidden folder is an old copy"):
+        with pytest.raises(OutputError, match="this run was already released; its hidden folder is an old copy"):
             run_here(made)
         assert not out.exists()
         assert abort(load(made).output_url)

@@ -159,7 +159,7 @@ def test_the_card_of_ranges_says_what_holds(order: str, tmp_path: Path) -> None:
     released = pq.read_table(tmp_path / "out")["who"].to_pylist()
     assert (released == who) is kept
     assert sorted(released) == sorted(who)
-    assert sum("'income' lies sorted" in warning for warning in outcome.warnings) == 1
+    assert sum("'income' is sorted" in warning for warning in outcome.warnings) == 1
 
 
 @pytest.mark.parametrize("order", ["keep", "shuffled"])
@@ -167,15 +167,13 @@ def test_the_steward_is_warned_of_a_sorted_column(order: str, tmp_path: Path) ->
     source = incomes(tmp_path / "in", row_group=1000, numbered=True)
     job = income_job(tmp_path, source, output__order=order, output__rows_per_shard=2000)
     planned = plan_job(load(job)).warnings
-    assert [warning.split(":")[0] for warning in planned] == [
-        "the ranges of column 'income' follow one another from row group to row group of the input"
-    ]
+    assert [warning.split(":")[0] for warning in planned] == ["the row groups of the input are sorted by column 'income'"]
     found = run_cli("run", job)
     assert found.returncode == 0, found.stderr
     warnings = [line.strip() for line in found.stdout.splitlines() if "WARNING" in line]
-    assert warnings[0].startswith("WARNING   column 'income' lies sorted in the input: ")
+    assert warnings[0].startswith("WARNING   column 'income' is sorted in the input: ")
     assert ("output.order: shuffled" in warnings[0]) is (order == "keep")
-    assert warnings[1].startswith("WARNING   the kept column 'who' lies sorted in the input, as does 'income'")
+    assert warnings[1].startswith("WARNING   the kept column 'who' is sorted in the input, and so is 'income'")
     assert len(warnings) == 2
     values = [f"{value:.0f}" for value in pq.read_table(source)["income"].to_pylist()[:: ROWS - 1]]
     assert not any(value in "".join([*warnings, *planned]) for value in values)
@@ -190,7 +188,7 @@ def test_a_table_that_lies_in_no_order_is_not_warned_of(tmp_path: Path) -> None:
 def test_one_shard_tells_no_place_but_a_kept_number_does(tmp_path: Path) -> None:
     assert run_here(income_job(tmp_path / "one", incomes(tmp_path / "one" / "in"))).warnings == ()
     [warning] = run_here(income_job(tmp_path / "two", incomes(tmp_path / "two" / "in", numbered=True))).warnings
-    assert warning.startswith("the kept column 'who' lies sorted")
+    assert warning.startswith("the kept column 'who' is sorted")
 
 
 def test_categories_are_sorted_as_files_are_and_a_constant_is_not(tmp_path: Path) -> None:
@@ -205,8 +203,8 @@ def test_categories_are_sorted_as_files_are_and_a_constant_is_not(tmp_path: Path
     job = write_job(tmp_path, tmp_path / "in", tmp_path / "out", schema=columns, mechanism=mechanism, output__order="keep")
     [planned] = plan_job(load(job)).warnings
     [found] = run_here(job).warnings
-    assert "column 'kind' lies sorted" in found
-    assert "column 'kind' follow one another" in planned
+    assert "column 'kind' is sorted" in found
+    assert "sorted by column 'kind'" in planned
 
 
 def test_a_plan_says_nothing_where_footers_say_nothing(tmp_path: Path) -> None:
@@ -233,7 +231,7 @@ def test_a_resumed_run_still_knows_what_to_tell(tmp_path: Path, monkeypatch: pyt
     assert {record.stat().st_mode & 0o777 for record in records} == {0o600}
     records[0].write_text("[]")  # torn: its task is done again, and tells the same
     outcome = run_here(job)
-    assert [warning.split(":")[0] for warning in outcome.warnings] == ["column 'income' lies sorted in the input"]
+    assert [warning.split(":")[0] for warning in outcome.warnings] == ["column 'income' is sorted in the input"]
     run_here(job, output__path=tmp_path / "whole")
     here, there = digests(tmp_path / "out"), digests(tmp_path / "whole")
     assert here == there

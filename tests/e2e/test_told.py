@@ -30,7 +30,7 @@ SCHEMA: dict[str, Any] = {
 }
 TOO_RICH, STRANGE = 4711, 1237  # numbers that stand nowhere by chance
 N_ROWS = 10_000
-TOLD = {"income": "4,711 values lay outside", "kind": "1,237 values lay outside"}
+TOLD = {"income": "4,711 values were outside", "kind": "1,237 values were outside"}
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_strict_ledger_tells_nobody(strict: bool, job: Path, tmp_path: Path) -
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(url).init("people", 100.0, strict=strict)
     _, shown = on_terminal("run", job, "--set", f"ledger={{url: '{url}', dataset: people}}", "--set", "insecure_seed=null")
-    assert ("4,711 values lay outside" in shown) is not strict
+    assert ("4,711 values were outside" in shown) is not strict
     assert ("outside" in shown) is not strict
 
 

@@ -440,7 +440,7 @@ def test_a_partition_that_changed_after_the_fit_is_refused() -> None:
     with dask.config.set(scheduler="synchronous"):
         lazy = dd.from_pandas(rows, npartitions=2).map_partitions(part, meta=rows.head(0))
         release = dip().fit(lazy)
-        with pytest.raises(dpdask.DataError, match="rows are not those that were first seen"):
+        with pytest.raises(dpdask.DataError, match="rows changed since they were first read"):
             release.transform(lazy).compute()
 
 

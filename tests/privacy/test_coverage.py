@@ -31,7 +31,7 @@ def test_samples_of_one_name_are_nested_and_others_add_up() -> None:
 def test_a_republished_sample_is_uncovered_too() -> None:
     found = coverage_of([released((0.25, "held out", "a")), released((0.1, "republished", "a"))])
     assert found == Coverage(uncovered=0.25, republished=0.1)
-    assert found.text == "about 25 % of the rows had no ε in some run (hold-outs), and the records of about 10 % were published as they are"
+    assert found.text == "up to about 25 % of the rows had no ε in some run (hold-outs), and the records of up to about 10 % were republished"
 
 
 def test_only_a_release_of_rows_can_leave_rows_out() -> None:
@@ -39,7 +39,7 @@ def test_only_a_release_of_rows_can_leave_rows_out() -> None:
     untold = to_dict(Composed(events=(COUNTS, Composed(events=(ROWS,))), unit="row"))
     assert coverage_of([told, {}]) == Coverage()
     assert coverage_of([untold, to_dict(ROWS)]) == Coverage(n_unknown=2)
-    assert coverage_of([untold]).text == "1 run does not say whom they leave out"
+    assert coverage_of([untold]).text == "1 run does not record which rows it leaves out"
 
 
 def test_an_event_keeps_whom_it_leaves_out() -> None:

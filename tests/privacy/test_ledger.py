@@ -133,7 +133,7 @@ def test_a_refusal_of_rows_is_recorded_once_for_nothing_or_for_its_charge(ledger
     assert (balance.epsilon_spent, balance.n_runs, balance.n_refused) == (0.5, 1, 3)
     assert kinds(ledger) == [("refuse", "run-1"), ("intend", "run-2"), ("refuse", "run-2"), ("refuse", "run-3")]
     ledger.intend("ratings", "run-2", HALF)  # refused for nothing: charged anew
-    with pytest.raises(SpecError, match="is refused: what it cost stays charged"):
+    with pytest.raises(SpecError, match="is refused: its charge stays"):
         ledger.intend("ratings", "run-3", HALF)
     with pytest.raises(BudgetError):
         ledger.refuse("ratings", "run-4", Charge(epsilon=2.0))

@@ -34,14 +34,14 @@ class NoParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Measured:
-    """Noisy tables, and what the pass before them counted.
+    """Noisy tables, and how many values the counting pass changed.
 
     Attributes
     ----------
     noisy
         The tables, kept beside the run key.
     sha256
-        Of their file.
+        The digest of their file.
     changed
         As in `Fitted`.
     """
@@ -65,7 +65,7 @@ class NoisyCounts:
 
     @property
     def uncovered(self) -> tuple[Uncovered, ...]:
-        """Nobody: the counts are of all rows."""
+        """None: all rows are counted."""
         return ()
 
     @property
@@ -75,7 +75,7 @@ class NoisyCounts:
 
     @property
     def order(self) -> None:
-        """None: no row of the input is released."""
+        """None, because no row of the input is released."""
 
     @property
     def protected(self) -> str:
@@ -94,22 +94,22 @@ class NoisyCounts:
 
     @property
     def n_rows_private(self) -> bool:
-        """Whether neighbours differ by the presence of a row."""
+        """Whether neighbouring tables differ by the presence of a row."""
         return self.terms.budget.adjacency == "add-remove"
 
     def check_rows(self, n_rows: int) -> None:
-        """Check, before anything is charged, that there are rows where their number is public.
+        """Check, before anything is charged, that the table has rows, if their number is public.
 
         Raises
         ------
         DataError
-            If there is none.
+            If it has none.
         """
         if n_rows == 0 and not self.n_rows_private:
             raise DataError("the table has no rows", self.terms.input_path, "check the job's input.path")
 
     def public_rows(self, table: InputTable) -> int | None:
-        """Return the number of rows that footers tell, where it is public; else None."""
+        """Return the number of rows from the footers if it is public, else None."""
         return None if self.n_rows_private else table.n_rows
 
     def measured(
@@ -126,18 +126,18 @@ class NoisyCounts:
     ) -> Measured:
         """Return the noisy tables of all rows (with units: of those within their bounds), drawn once and kept.
 
-        Exact counts reach the driver, are charged, get their noise, and are forgotten. What a driver that died kept is taken
-        up: noise drawn a second time on the same counts would be a second look.
+        The exact counts reach the driver, which charges the ledger, adds the noise and discards them. If an earlier driver died
+        after it saved the noisy tables, they are loaded: noise drawn again on the same counts would be a second release.
 
         Raises
         ------
         DataError
-            If a value violates the schema; where the number of rows is public, if there is none (a CSV file tells so only
-            when it is read).
+            If a value violates the schema; if the number of rows is public and the table has none (for CSV files this is known
+            only when they are read).
         BudgetError
             From `charge`.
         InputError
-            If what was kept is of other tables, or another noise.
+            If the saved tables are different ones, or have different noise.
         """
         drawn = drawn_before(secrets, NOISY_NAME)
         if drawn is not None:
@@ -218,19 +218,20 @@ def drawn_before(secrets: Folder, name: str) -> str | None:
 
 
 def warnings(terms: Terms, n_rows: int | None) -> tuple[str, ...]:
-    """Return what a steward should be told before a run: a δ that would allow to publish somebody's row as it is.
+    """Return warnings for the steward before a run: about a δ so large that it would allow publishing a row verbatim.
 
     Parameters
     ----------
     terms
         The job's.
     n_rows
-        The number of rows where it is known and public, else None.
+        The number of rows if it is known and public, else None.
     """
     delta = terms.budget.delta
     if n_rows is None or delta * n_rows < 1:
         return ()
-    return (f"δ = {delta:g} is not below 1 / the number of rows: to publish somebody's row as it is would be as private; lower privacy.delta",)
+    what = f"δ = {delta:g} is not below 1 / the number of rows: publishing one random row verbatim would satisfy the same guarantee"
+    return (f"{what}; lower privacy.delta",)
 
 
 def unit_stage(terms: Terms) -> tuple[str, ...]:

@@ -184,7 +184,7 @@ class DipKind:
 
     @property
     def n_rows_private(self) -> bool:
-        """Never: rows are released one by one, so everybody can count them."""
+        """False: rows are released one by one, so everybody can count them."""
         return False
 
     def check(self, types: pa.Schema, secrets: Folder) -> None:

@@ -34,7 +34,7 @@ from dpdask.schema import Schema
 from dpdask.stats.joint import n_cells
 from dpdask.streams import RunKey, stream
 
-_MANY_ROWS = 1e18  # while the number of rows is not known, or is private: the enhanced threshold is highest, so nothing is refused that would do
+_MANY_ROWS = 1e18  # if the number of rows is unknown or private: gives the highest enhanced threshold, so nothing feasible is refused
 
 
 def _as_bins(value: object) -> object:
@@ -65,8 +65,8 @@ class NoisyHistogram(Document):
         Of `cells`, what stands for each: its `centre`, or points `spread` in it that keep the moments of a smooth density,
         two for each column that is cut, multiplied; see `mechanisms.histogram_points.spread`.
     n_rows
-        How many rows: a number, or `input`: as many as the table has. Under add-remove: as the noisy counts say, and none
-        where no cell has a positive weight.
+        How many rows: a number, or `input` for as many as the table has. Under add-remove, `input` gives the noisy number of
+        rows, or 0 if no cell has a positive weight.
     """
 
     kind: Literal["histogram"]
@@ -198,11 +198,11 @@ class HistogramKind(central.NoisyCounts):
         Raises
         ------
         DataError
-            If a value violates the schema; where the number of rows is public, if there is none.
+            If a value violates the schema; if the number of rows is public and the table has none.
         InputError
             If what a driver that died has kept is of another noise.
         SpecError
-            If the histogram is too large for the number of rows, where that is public.
+            If the number of rows is public and the histogram is too large for it.
         BudgetError
             From `charge`.
 
@@ -244,8 +244,8 @@ class HistogramKind(central.NoisyCounts):
         Raises
         ------
         SpecError
-            If rows are to be drawn, their number is public, and no weight is positive. The charge stays: to be told so is to
-            be told of the noise. Where their number is private, none is drawn.
+            If rows are to be drawn, their number is public, and no weight is positive. The charge stays, because this error
+            reveals something about the noisy weights. If their number is private, no rows are drawn and there is no error.
         InputError, TemporaryError
             The first failure; what is staged stays.
         """

@@ -96,7 +96,7 @@ class IntervalKind:
 
     @property
     def uncovered(self) -> tuple[Uncovered, ...]:
-        """Nobody: every row's values are perturbed alike."""
+        """None: the values of every row are perturbed in the same way."""
         return ()
 
     @property
@@ -132,7 +132,7 @@ class IntervalKind:
 
     @property
     def n_rows_private(self) -> bool:
-        """Never: rows are released one by one, so everybody can count them."""
+        """False: rows are released one by one, so everybody can count them."""
         return False
 
     def check(self, types: pa.Schema, secrets: Folder) -> None:

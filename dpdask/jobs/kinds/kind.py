@@ -39,7 +39,7 @@ class Setting:
     output_url
         Where the release goes.
     order
-        Whether rows that are released one by one keep the order of the input.
+        Whether rows that are released one by one are shuffled or keep the order of the input.
     """
 
     name: str
@@ -113,8 +113,9 @@ class Fitted:
     n_released
         The released rows of each fragment, or of each writing task. Private unless the kind says otherwise.
     changed
-        For each column, how many values lay outside its domain and were changed, where the barrier's pass is the only one.
-        Private: for the steward's terminal alone, so it is in no file, and empty when a run goes on from its state.
+        For each column, how many values were outside its domain and were changed, if the barrier makes the only pass over the
+        rows. Private: only for the steward's terminal, so it is not written to a file, and it is empty if a run is resumed
+        from its state.
     """
 
     release_sha256: str
@@ -138,7 +139,7 @@ class Kind(Protocol):
 
     @property
     def uncovered(self) -> tuple[Uncovered, ...]:
-        """The samples of the rows that no ε covers; their draws have no name yet."""
+        """The samples of rows that no ε covers; their draws are not named yet."""
 
     @property
     def spending(self) -> Parts:
@@ -146,7 +147,7 @@ class Kind(Protocol):
 
     @property
     def order(self) -> RowOrder | None:
-        """The order of the released rows; None where no row of the input is released."""
+        """The order of the released rows; None if no row of the input is released."""
 
     @property
     def protected(self) -> str:
@@ -166,7 +167,7 @@ class Kind(Protocol):
 
     @property
     def n_rows_private(self) -> bool:
-        """Whether the number of rows is private: then nothing before the noise depends on it, and an empty table is like any other."""
+        """Whether the number of rows is private: then nothing before the noise depends on it, and an empty table is released like any other."""
 
     def check(self, types: pa.Schema, secrets: Folder) -> None:
         """Check a table's Arrow types against the declared domains; nothing is read or written.
