@@ -295,11 +295,19 @@ def _ledger_text(summary: Summary) -> str:
     lines = [
         f"{summary.dataset}: {spent}; δ {balance.delta_spent!r} of {balance.delta_limit!r}",
         *_attacker_lines(balance),
-        *([f"  {balance.n_refused} runs read rows and refused them{', and were charged' if summary.strict else ''}"] if balance.n_refused else []),
+        *_refusal_lines(balance),
         *entries,
         f"  head {summary.head}",
     ]
     return "\n".join(lines)
+
+
+def _refusal_lines(balance: Balance) -> list[str]:
+    if not balance.n_refused:
+        return []
+    runs = "1 run" if balance.n_refused == 1 else f"{balance.n_refused} runs"
+    exact = "what a refusal reveals is exact, and no bound on an attacker holds for it"
+    return [f"  {runs} read rows and refused them; {balance.n_refusals_charged} charged; {exact}"]
 
 
 def _attacker_lines(balance: Balance) -> list[str]:
@@ -309,9 +317,10 @@ def _attacker_lines(balance: Balance) -> list[str]:
     coverage = balance.coverage
     if not coverage.text:
         return [f"  an attacker with all these releases, who tests at the 5 % level what a row was, {right}"]
-    lines = [f"  coverage: {coverage.text}; no bound on an attacker holds for rows without ε"]
+    lines = [f"  coverage: {coverage.text}; no bound on an attacker holds for rows or columns without ε"]
     if coverage.uncovered < 1 and not coverage.n_unknown:
-        lines.append(f"  for a row that every run covers, an attacker with all these releases, who tests at the 5 % level what it was, {right}")
+        what = "what its other columns were" if coverage.columns else "what it was"
+        lines.append(f"  for a row that every run covers, an attacker with all these releases, who tests at the 5 % level {what}, {right}")
     return lines
 
 

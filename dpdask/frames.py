@@ -168,12 +168,16 @@ class DIP:
         if not batches.several:
             batches.take(frame)
         work = bound_frame(frame, work)
-        fitted = self._fit_tree(frame, work) if isinstance(self.reference, Tree) else self._fit_statistics(frame, work)
+        n_rows: int | None = None
+        if isinstance(self.reference, Tree):
+            fitted, n_rows = self._fit_tree(frame, work)
+        else:
+            fitted = self._fit_statistics(frame, work)
         sorted_by = None if batches.several else order_warning(frame, work)
         if sorted_by is not None:
             warnings.warn(sorted_by, stacklevel=2)
         public = identity(frame) if is_public_table(self.reference) else None
-        return Release(dip=self, work=work, sha256=write_release(fitted, folder), batches=batches, public=public)
+        return Release(dip=self, work=work, sha256=write_release(fitted, folder), batches=batches, public=public, n_rows=n_rows)
 
     def _fit_statistics(self, frame: Frame, work: TableWork) -> FittedRelease:
         batch = PUBLIC if is_public_table(self.reference) else FITTED
@@ -182,7 +186,7 @@ class DIP:
         assert isinstance(spending, Spending)
         return fit_release(self.reference, work, statistics, spending, self.budget.adjacency, self.channel, self.cost, insecure=insecure)
 
-    def _fit_tree(self, frame: Frame, work: TableWork) -> FittedRelease:
+    def _fit_tree(self, frame: Frame, work: TableWork) -> tuple[FittedRelease, int]:
         spending = self.spending
         assert isinstance(spending, TreeSpending)
         counts = tabulate_frame(frame, work, ALL_PAIRS, released=True)
@@ -191,7 +195,7 @@ class DIP:
         if self.delta * counts.n_rows >= 1:
             warnings.warn("δ is not below 1 / the number of rows: publishing one random row verbatim would satisfy the same guarantee", stacklevel=3)
         noisy = measure_tree(counts, spending.noise, rng=None if self.insecure_seed is None else stream(work.key(), "marginals/noise", ""))
-        return fit_tree(noisy, work.cells, spending.row, self.channel, self.cost)
+        return fit_tree(noisy, work.cells, spending.row, self.channel, self.cost), counts.n_rows
 
     @property
     def fraction(self) -> float | None:
@@ -227,6 +231,8 @@ class Release:
         Which frames it covers.
     public
         The identity of the public frame, or None without one.
+    n_rows
+        How many rows the fitted frame has, where `fit` counted them.
     """
 
     dip: DIP
@@ -234,6 +240,7 @@ class Release:
     sha256: str
     batches: Batches
     public: str | None
+    n_rows: int | None = None
 
     def transform(self, frame: Frame, batch: str | None = None) -> Frame:
         """Return the released rows of a frame: lazily for Dask, at once for pandas.
@@ -295,6 +302,7 @@ class Release:
                 spending=dip.spending,
                 release=release,
                 insecure=dip.insecure_seed is not None,
+                n_rows=self.n_rows,
             )
         )
         return with_batches(card, self.batches.names, epsilon=True) if self.batches.several else card

@@ -108,7 +108,7 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     again = with_ledger(tmp_path, "plan", "1.5", output={"path": "second"})
     assert "ledger    ε 1.5 spent by 1 runs, 3.0 after this one, of 2.0: THE RUN WILL BE REFUSED\n" in command(*again).out
     found = json.loads(command(*again, "--json").out)["ledger"]
-    coverage = {"uncovered_before": 0.25, "uncovered_after": 0.25, "coverage": "about 25 % of the rows had no ε in some run (hold-outs)"}
+    coverage = {"uncovered_before": 0.25, "uncovered_after": 0.25, "coverage": "up to about 25 % of the rows had no ε in some run (hold-outs)"}
     assert found == {"limit": 2.0, "before": 1.5, "after": 3.0, "runs": 1, "fits": False, **coverage}
     refused = command(*with_ledger(tmp_path, "run", "1.5", output={"path": "second"}))
     assert (refused.code, refused.out, len(refused.lines)) == (77, "", 1)
@@ -118,7 +118,7 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
 
     shown = ledger(tmp_path, "show").out
     assert "ratings: ε 1.5 of 2.0 spent by 1 runs, 0.5 left; δ 0.0 of 0.0\n" in shown
-    assert "of a row that every run covers" in shown
+    assert "for a row that every run covers" in shown
     assert "is right with probability at most 22.5 %" in shown  # 0.05 · exp(1.5), rounded up
     assert [line.split()[2] for line in shown.splitlines()[3:5]] == ["intend", "commit"]
     summary = json.loads(ledger(tmp_path, "show", "--json").out)

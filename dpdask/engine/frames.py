@@ -138,7 +138,8 @@ def randomise_frame(frame: Frame, work: TableWork, release_sha256: str, batch: s
         call(part, fragment_id, number, work, release_sha256, kind, meta, dask_key_name=f"{prefix}-{number}")
         for number, (fragment_id, part) in enumerate(parts)
     ]
-    divisions = frame.divisions if frame.known_divisions else None
+    whole = work.fraction is None and work.unit is None  # divisions would name rows that are not released
+    divisions = frame.divisions if frame.known_divisions and whole else None
     return dd.from_delayed(calls, meta=meta, divisions=divisions, prefix=prefix, verify_meta=True)
 
 

@@ -44,8 +44,8 @@ def lay_out_rows(
 
     Privacy
     -------
-    If rows are shuffled, a keyed permutation assigns the shards' numbers and orders the tasks: neither a shard's name nor the
-    time at which it was written reveals where in the table its rows were.
+    If rows are shuffled, a keyed permutation assigns the shards' numbers and orders the tasks: a shard's name does not reveal
+    where in the table its rows were. Its size can: the last rows of a table fill a shard only in part.
     """
     if order == "keep":
         return lay_out(fragments, n_released, rows_per_shard)

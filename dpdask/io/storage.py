@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -222,6 +223,13 @@ class Folder:
                 with suppress(FileNotFoundError):  # another driver, or a worker that was thought lost, is at the same files
                     fs.rm(path, recursive=not name)
                     return
+
+    def level_times(self) -> None:
+        """Give all files one time, where files have times that can be set: they tell nothing of the order of writing."""
+        if self.is_local:
+            now = time.time()
+            for path in self.local_path.rglob("*"):
+                os.utime(path, (now, now))
 
     def move_to(self, target: Folder) -> None:
         """Make this folder's files appear in `target`: at once where renames are atomic, one by one elsewhere.

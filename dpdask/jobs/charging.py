@@ -117,6 +117,26 @@ def intend(job: Job, run_id: str, sample: str) -> Entry | None:
     return open_ledger(job.ledger.url).intend(job.ledger.dataset, run_id, charge_of(job, sample))
 
 
+def draw(job: Job, run_id: str, release_sha256: str) -> None:
+    """Record that a charged run drew its noise, with the digest of its fitted release, before anything of it is released.
+
+    Raises
+    ------
+    SpecError
+        If the run drew other noise before.
+    """
+    if job.ledger is not None:
+        open_ledger(job.ledger.url).draw(job.ledger.dataset, run_id, release_sha256)
+
+
+def was_refused(job: Job, run_id: str) -> bool:
+    """Return whether a run's newest entry is its refusal: then what is left of it is of no use."""
+    if job.ledger is None:
+        return False
+    newest = {entry.run_id: entry.kind for entry in open_ledger(job.ledger.url).show(job.ledger.dataset).entries}
+    return newest.get(run_id) == "refuse"
+
+
 def commit(job: Job, run_id: str, release_sha256: str) -> None:
     """Record that a charged run was released, with the digest of its fitted release. It is idempotent."""
     if job.ledger is not None:

@@ -164,7 +164,7 @@ def _charge(job: Job, state: RunState, reached: Progressed) -> None:
     InputError
         If noise was already drawn and the ledger is not the same as before; the noise is kept until the ledger is restored.
     OutputError
-        If the run was already released: its folder is an old copy, and would draw its noise a second time.
+        If the run drew its noise before: its folder is an old copy, and would draw it a second time.
     """
     try:
         entry = charging.intend(job, reached.run_id, reached.sample)
@@ -172,11 +172,29 @@ def _charge(job: Job, state: RunState, reached: Progressed) -> None:
         if _nothing_drawn(state, job):
             raise
         raise InputError(error.what, error.where, "restore the ledger and run again, or `dpdask abort` the run") from None
-    if entry is None or entry.kind != "commit":
+    if entry is None or entry.kind == "intend":
         return
     if reached.stage == "opened" or entry.release not in ("", reached.release_sha256):
-        what = "this run was already released; its hidden folder is an old copy, and would draw new noise without a new charge"
-        raise OutputError(what, job.file.output.path, "`dpdask abort` it; a new run is charged again")
+        raise _copied(job)
+
+
+def _copied(job: Job) -> OutputError:
+    what = "this run drew its noise before; its hidden folder is an old copy, and would draw new noise without a new charge"
+    return OutputError(what, job.file.output.path, "`dpdask abort` it; a new run is charged again")
+
+
+def _record_draw(job: Job, reached: Progressed) -> None:
+    """Tell the ledger which noise was drawn, before anything of it is released.
+
+    Raises
+    ------
+    OutputError
+        If the run drew other noise before, in another copy of its folder.
+    """
+    try:
+        charging.draw(job, reached.run_id, reached.release_sha256)
+    except SpecError:
+        raise _copied(job) from None
 
 
 def _publishing(state: RunState) -> bool:
@@ -189,6 +207,9 @@ def _publishing(state: RunState) -> bool:
 
 def _advance(job: Job, state: RunState, table: InputTable, progress: Progress | None) -> Outcome:
     reached = state.read()
+    if reached is not None and reached.job == job.digest and charging.was_refused(job, reached.run_id):
+        state.remove()  # as the driver that refused its rows was about to do
+        reached = None
     if reached is None:
         reached = state.open(job.digest, table.fingerprint, job.file.insecure_seed, charging.holdout_of(job, table))
     if reached.job != job.digest:
@@ -202,12 +223,14 @@ def _advance(job: Job, state: RunState, table: InputTable, progress: Progress | 
         reached = _fit(job, state, table, reached, progress)
     else:
         _charge(job, state, reached)  # already charged, unless the job got its ledger, or another one, since then
+    _record_draw(job, reached)
     publish = state.publish(reached.run_id)
     actions = state.actions(reached.run_id)
     staged = job.kind.write(table, reached.fitted, state.folder, publish, actions, job.file.output.rows_per_shard, progress)
     manifest = _stage_meta(job, state, table, reached, staged)
     state.write(dataclasses.replace(reached, stage="staged"))
     _sweep(publish, manifest)
+    publish.level_times()
     publish.move_to(state.output)
     charging.commit(job, reached.run_id, reached.release_sha256)
     state.remove()
@@ -304,7 +327,7 @@ def abort(output_url: str) -> bool:
             raise OutputError("this output is released already", output_url, "remove the folder yourself, if you must")
         return False
     with state.lock():
-        if _publishing(state) and state.output.names():
+        if Manifest.read(state.output) is not None or (_publishing(state) and state.output.names()):
             raise OutputError("its publication has begun, and what is visible cannot be taken back", output_url, "run the job again to finish it")
         state.remove()
     return True

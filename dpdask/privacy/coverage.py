@@ -59,11 +59,14 @@ class Coverage:
         The share of the rows whose records some release republished, in the same sense.
     n_unknown
         How many releases do not record which rows they leave out: those of an earlier version of dpdask.
+    columns
+        The private columns that some release published without ε, such as true ranges.
     """
 
     uncovered: float = 0.0
     republished: float = 0.0
     n_unknown: int = 0
+    columns: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -76,6 +79,8 @@ class Coverage:
         if self.n_unknown:
             runs, leave = ("1 run does", "it leaves") if self.n_unknown == 1 else (f"{self.n_unknown} runs do", "they leave")
             found.append(f"{runs} not record which rows {leave} out")
+        if self.columns:
+            found.append(f"the private columns {', '.join(self.columns)} were released without ε in some run")
         return "; ".join(found)
 
 
@@ -88,8 +93,10 @@ def coverage_of(events: Iterable[Mapping[str, Any]]) -> Coverage:
     fractions are added, which is a bound even if the samples overlap.
     """
     largest: dict[tuple[str, str], float] = {}
+    columns: dict[str, None] = {}
     n_unknown = 0
     for number, event in enumerate(events):
+        columns |= dict.fromkeys(event.get("without_epsilon", ()))
         if "uncovered" not in event:
             n_unknown += _releases_rows(event)
             continue
@@ -97,7 +104,7 @@ def coverage_of(events: Iterable[Mapping[str, Any]]) -> Coverage:
             name = each["sample"] or f"({number})"
             for kind in ("held out", each["fate"]):
                 largest[kind, name] = max(largest.get((kind, name), 0.0), each["fraction"])
-    return Coverage(uncovered=_total(largest, "held out"), republished=_total(largest, "republished"), n_unknown=n_unknown)
+    return Coverage(uncovered=_total(largest, "held out"), republished=_total(largest, "republished"), n_unknown=n_unknown, columns=tuple(columns))
 
 
 def _total(largest: Mapping[tuple[str, str], float], kind: str) -> float:

@@ -124,13 +124,18 @@ class Composed:
         Whose sensitivities these are: `row`, or `column NAME`; None where nothing says so, as inside another composition.
     uncovered
         The samples of rows that are not covered: empty if every row is covered; None if this is not recorded.
+    without_epsilon
+        The private columns that were released beside these events with no ε of their own, such as true ranges.
     """
 
     events: tuple[Event, ...]
     unit: str | None = None
     uncovered: tuple[Uncovered, ...] | None = None
+    without_epsilon: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not all(isinstance(name, str) for name in self.without_epsilon):
+            raise _wrong("without_epsilon", "a list of columns")
         if self.uncovered is not None and not all(isinstance(each, Uncovered) for each in self.uncovered):
             raise _wrong("uncovered", "a list of samples")
         if self.unit is not None and not (isinstance(self.unit, str) and (self.unit == "row" or self.unit.startswith("column "))):
@@ -176,6 +181,8 @@ def to_dict(event: Event) -> dict[str, Any]:
         rest: dict[str, Any] = {} if event.unit is None else {"unit": event.unit}
         if event.uncovered is not None:
             rest["uncovered"] = [each.to_dict() for each in event.uncovered]
+        if event.without_epsilon:
+            rest["without_epsilon"] = list(event.without_epsilon)
         return {"format": FORMAT, "kind": _COMPOSED, "events": [to_dict(inner) for inner in event.events], **rest}
     return {"format": FORMAT, "kind": _NAMES[type(event)], **{field.name: getattr(event, field.name) for field in fields(event)}}
 
@@ -195,9 +202,17 @@ def from_dict(data: Mapping[str, Any]) -> Event:
         raise SpecError(f"the event's format is not {FORMAT}", "event", "read it with the version of dpdask that wrote it, or a later one")
     values = {key: value for key, value in data.items() if key not in ("format", "kind")}
     kind = data.get("kind")
-    if kind == _COMPOSED and "events" in values and set(values) <= {"events", "unit", "uncovered"} and isinstance(values["events"], list | tuple):
+    if (
+        kind == _COMPOSED
+        and "events" in values
+        and set(values) <= {"events", "unit", "uncovered", "without_epsilon"}
+        and isinstance(values["events"], list | tuple)
+    ):
         events = tuple(from_dict(inner) for inner in values["events"])
-        return Composed(events=events, unit=values.get("unit"), uncovered=_uncovered(values.get("uncovered")))
+        columns = values.get("without_epsilon", ())
+        if not isinstance(columns, list | tuple):
+            raise _wrong("without_epsilon", "a list of columns")
+        return Composed(events=events, unit=values.get("unit"), uncovered=_uncovered(values.get("uncovered")), without_epsilon=tuple(columns))
     known = _KINDS.get(kind) if isinstance(kind, str) else None
     if known is None and kind != _COMPOSED:
         raise SpecError("the event's kind is unknown", "event", "read it with the version of dpdask that wrote it, or a later one")

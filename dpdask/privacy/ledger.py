@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_FLOOR, Decimal, localcontext
 from fractions import Fraction
+from hashlib import sha256
 from typing import Any, Literal, cast
 
 import sqlalchemy as sa
@@ -29,7 +30,7 @@ from dpdask.privacy.ledger_entries import (
     event_text,
     sum_charges,
 )
-from dpdask.privacy.ledger_tables import DATASETS, ENTRIES, HOLDOUTS, LedgerStore, check_chain, digest_of
+from dpdask.privacy.ledger_tables import DATASETS, ENTRIES, HOLDOUTS, LedgerStore, broken, check_chain, digest_of
 from dpdask.privacy.rounding import rounded_down, rounded_up_sum
 from dpdask.streams import RunKey
 
@@ -37,6 +38,7 @@ LEDGER_FORMAT = 2
 READABLE_FORMATS = (1, 2)  # 1: before refusals and strict datasets were recorded
 MAX_NAME_CHARACTERS = 200
 _ENDED = {
+    "draw": "drawn: its noise may have been seen, so it stays charged",
     "commit": "committed: a released run stays charged",
     "void": "voided: intend it again",
     "refuse": "refused: its charge stays",
@@ -91,8 +93,8 @@ class Ledger:
         epsilon, delta
             What all releases may spend together: ε above 0 and finite, δ in [0, 1). They cannot be changed.
         strict
-            Whether a run that reads rows and then refuses them costs as much as a release. A dataset can be made strict later,
-            and then stays strict.
+            Whether a run that reads rows and then refuses them costs as much as a release, and at least a hundredth of ε. A
+            dataset can be made strict later, and then stays strict.
 
         Raises
         ------
@@ -161,6 +163,31 @@ class Ledger:
         book = self._read(dataset)
         if run_id is None or run_id not in book.standing:
             self._require_room(book, charge)
+            if book.strict:
+                self._require_room(book, _refusal(book, charge))
+
+    def draw(self, dataset: str, run_id: str, release: str) -> Entry:
+        """Record that a run drew its noise, with the digest of its fitted release, and return the run's newest entry. It is idempotent.
+
+        Raises
+        ------
+        SpecError
+            If the run is not intended, or drew other noise before: this is a copy of it, and must release nothing.
+        """
+        run_id = _name(run_id, "run_id")
+
+        def work(connection: Connection) -> Entry:
+            book = self._open(connection, dataset, lock=True)
+            latest = book.latest.get(run_id)
+            if latest is None or latest.kind in ("void", "refuse"):
+                raise SpecError(f"the run {run_id!r} is not intended", self._store.place, "intend it before its noise is drawn")
+            if latest.kind == "intend":
+                return _append(connection, book, "draw", run_id, latest.charge, release)
+            if latest.release not in ("", release):
+                raise SpecError(f"the run {run_id!r} drew other noise before", self._store.place, "a new run is charged again")
+            return latest
+
+        return self._store.write(work)
 
     def commit(self, dataset: str, run_id: str, release: str = "") -> Entry:
         """Record that a run was released, and return the entry. It is idempotent.
@@ -187,7 +214,8 @@ class Ledger:
         dataset, run_id
             Whose run; it may never have been intended.
         charge
-            What the refusal costs: the run's charge if noise may have been drawn or the dataset is strict, else `FREE`.
+            What the refusal costs: the run's charge if noise may have been drawn or the dataset is strict, else `FREE`. A run
+            that drew its noise stays charged in any case, and a refusal of a strict dataset costs at least a hundredth of its ε.
 
         Raises
         ------
@@ -205,9 +233,14 @@ class Ledger:
             latest = book.latest.get(run_id)
             if latest is not None and latest.kind in ("refuse", "commit"):
                 return latest
+            if latest is not None and latest.kind == "draw":
+                return _append(connection, book, "refuse", run_id, latest.charge)
             if run_id not in book.standing and charge != FREE:
                 self._require_room(book, charge)
-            return _append(connection, book, "refuse", run_id, charge)
+            price = _refusal(book, charge) if book.strict and charge != FREE else charge
+            rest = [entry.charge for other, entry in book.standing.items() if other != run_id]
+            fits = self._compose([*rest, price], book.delta) <= book.epsilon
+            return _append(connection, book, "refuse", run_id, price if fits else charge)
 
         return self._store.write(work)
 
@@ -216,22 +249,20 @@ class Ledger:
 
         Privacy
         -------
-        With one hold-out for all releases of a dataset, the same rows have no ε in each of them, and all other rows have an ε in all.
+        With one hold-out for all releases of a dataset, the same rows have no ε in each of them, as long as they keep their places
+        (or their units). The chain holds the key's digest, so that a key that was exchanged or lost is noticed.
         """
 
         def found(connection: Connection) -> str | None:
-            self._open(connection, dataset)
-            if not sa.inspect(connection).has_table(HOLDOUTS.name):
-                return None
-            query = sa.select(HOLDOUTS.c.key).where(HOLDOUTS.c.dataset == dataset)
-            return cast("str | None", connection.execute(query).scalar_one_or_none())
+            return self._kept_key(connection, self._open(connection, dataset))
 
         def drawn(connection: Connection) -> str:
-            self._open(connection, dataset, lock=True)
-            kept = found(connection)
+            book = self._open(connection, dataset, lock=True)
+            kept = self._kept_key(connection, book)
             if kept is None:
                 kept = RunKey.fresh().reveal().hex()
                 connection.execute(sa.insert(HOLDOUTS), {"dataset": dataset, "key": kept, "created": _now()})
+                _append(connection, book, "hold-out", "hold-out", FREE, _key_digest(kept))
             return kept
 
         key = self._store.read(found)
@@ -302,6 +333,15 @@ class Ledger:
             raise error.at(f"{self._store.place}, dataset {name!r}") from None
         return Book(name=name, epsilon=record["epsilon"], delta=record["delta"], created=record["created"], head=record["head"], entries=entries)
 
+    def _kept_key(self, connection: Connection, book: Book) -> str | None:
+        known = next((entry.release for entry in book.entries if entry.kind == "hold-out"), None)
+        kept: str | None = None
+        if sa.inspect(connection).has_table(HOLDOUTS.name):
+            kept = connection.execute(sa.select(HOLDOUTS.c.key).where(HOLDOUTS.c.dataset == book.name)).scalar_one_or_none()
+        if (None if kept is None else _key_digest(kept)) != known:
+            raise broken("the key of the hold-out was changed").at(f"{self._store.place}, dataset {book.name!r}")
+        return kept
+
     def _close(self, dataset: str, run_id: str, kind: Literal["commit", "void"], release: str = "") -> Entry:
         run_id = _name(run_id, "run_id")
 
@@ -310,7 +350,10 @@ class Ledger:
             latest = book.latest.get(run_id)
             if latest is None:
                 raise SpecError(f"the run {run_id!r} is not intended", self._store.place, "intend it before its noise is drawn")
-            if latest.kind == "intend":
+            drawn = latest.kind == "draw" and kind == "commit"
+            if drawn and latest.release not in ("", release):
+                raise SpecError(f"the run {run_id!r} drew other noise before", self._store.place, "a new run is charged again")
+            if latest.kind == "intend" or drawn:
                 return _append(connection, book, kind, run_id, latest.charge, release)
             if latest.kind != kind:
                 raise SpecError(f"the run {run_id!r} is {_ENDED[latest.kind]}", self._store.place)
@@ -341,8 +384,19 @@ class Ledger:
             delta_left=_left(book.delta, delta),
             n_runs=len(charges),
             n_refused=book.n_refused,
+            n_refusals_charged=book.n_refusals_charged,
             coverage=book.coverage(plus),
         )
+
+
+def _refusal(book: Book, charge: Charge) -> Charge:
+    """Return what a strict dataset charges for a refusal: at least a hundredth of its ε, or a small ε would buy many exact answers."""
+    floor = book.epsilon / 100
+    return charge if charge.epsilon >= floor else Charge(epsilon=floor, delta=charge.delta)
+
+
+def _key_digest(key: str) -> str:
+    return sha256(f"dpdask hold-out {key}".encode()).hexdigest()
 
 
 def _append(connection: Connection, book: Book, kind: Kind, run_id: str, charge: Charge, release: str = "") -> Entry:

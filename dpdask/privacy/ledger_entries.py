@@ -15,8 +15,10 @@ from dpdask.privacy.coverage import Coverage, coverage_of
 from dpdask.privacy.ledger_tables import broken
 from dpdask.privacy.rounding import rounded_up_sum
 
-Kind = Literal["intend", "commit", "void", "refuse", "strict"]
-_RELEASE = "release"  # the key in a commit's event for the digest of the release
+Kind = Literal["intend", "draw", "commit", "void", "refuse", "strict", "hold-out"]
+NO_RUN = ("strict", "hold-out")
+_RELEASE = "release"  # the key under which an event holds the digest of what was drawn
+_HOLD_RELEASE = ("draw", "commit", "hold-out")
 
 
 def event_text(event: Mapping[str, Any], release: str = "") -> str:
@@ -104,9 +106,9 @@ class Entry:
     sequence
         1, 2, 3, … within the dataset.
     kind
-        `intend`: noise may be drawn from now on. `commit`: the run was released. `void`: no noise was drawn or seen.
-        `refuse`: the run read rows and then refused them; the charge is what the refusal costs. `strict`: from now on a
-        refusal costs what its run would have cost.
+        `intend`: noise may be drawn from now on. `draw`: it was drawn, and the fitted release is kept. `commit`: the run was
+        released. `void`: no noise was drawn or seen. `refuse`: the run read rows and then refused them; the charge is what the
+        refusal costs. `strict`: from now on refusals are charged. `hold-out`: the dataset's hold-out was drawn.
     run_id
         The run's name.
     charge
@@ -116,7 +118,8 @@ class Entry:
     previous, digest
         SHA-256 of the entry before (for the first: of the dataset's limits), and of this one with it; hexadecimal.
     release
-        For a commit, the digest of the fitted release, so that a committed run does not draw noise again.
+        Of a draw and a commit, the digest of the fitted release, so that a run does not draw its noise again; of a hold-out,
+        the digest of its key.
     """
 
     sequence: int
@@ -131,7 +134,7 @@ class Entry:
     @property
     def counts(self) -> bool:
         """Whether the entry's charge counts as spent while it is the newest entry of its run."""
-        return self.kind in ("intend", "commit") or (self.kind == "refuse" and self.charge != FREE)
+        return self.kind in ("intend", "draw", "commit") or (self.kind == "refuse" and self.charge != FREE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +167,7 @@ class Balance:
     delta_left: float
     n_runs: int
     n_refused: int
+    n_refusals_charged: int
     coverage: Coverage
 
 
@@ -226,7 +230,7 @@ class Book:
     @property
     def latest(self) -> dict[str, Entry]:
         """Each run's newest entry."""
-        return {entry.run_id: entry for entry in self.entries if entry.kind != "strict"}
+        return {entry.run_id: entry for entry in self.entries if entry.kind not in NO_RUN}
 
     @property
     def standing(self) -> dict[str, Entry]:
@@ -237,6 +241,11 @@ class Book:
     def charges(self) -> list[Charge]:
         """The charges that count as spent."""
         return [entry.charge for entry in self.standing.values()]
+
+    @property
+    def n_refusals_charged(self) -> int:
+        """How many of these stay charged."""
+        return sum(entry.kind == "refuse" for entry in self.standing.values())
 
     @property
     def n_refused(self) -> int:
@@ -264,7 +273,7 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
     """
     try:
         event = json.loads(row["event"])
-        release = event.pop(_RELEASE, "") if row["kind"] == "commit" else ""
+        release = event.pop(_RELEASE, "") if row["kind"] in _HOLD_RELEASE else ""
         charge = Charge(epsilon=row["epsilon"], delta=row["delta"], event=event)
     except (SpecError, ValueError, TypeError, AttributeError):
         raise broken(f"the entry {row['sequence']} holds no charge") from None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -110,6 +112,9 @@ class LedgerStore:
         """Return what `work` returns in a transaction of its own, on tables that are made if they are not there."""
         if self._file is not None and not self._file.parent.is_dir():
             raise SpecError("the folder of the ledger does not exist", self.place, "make it")
+        if self._file is not None:
+            with suppress(FileExistsError):  # for this user alone: it holds the key of the hold-out
+                os.close(os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
         def made(connection: Connection) -> Result:
             if self._file is None:

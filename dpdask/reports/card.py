@@ -113,10 +113,11 @@ def with_dataset(card: bytes, coverage: Coverage) -> bytes:
         return card
     found = json.loads(card)
     found["dataset"] = {
-        "text": f"In this dataset, {coverage.text}. No bound on what an attacker learns holds for rows without ε.",
+        "text": f"In this dataset, {coverage.text}. No bound on what an attacker learns holds for rows or columns without ε.",
         "uncovered_fraction": coverage.uncovered,
         "republished_fraction": coverage.republished,
         "runs_unknown": coverage.n_unknown,
+        "columns_without_epsilon": list(coverage.columns),
     }
     return (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode()
 

@@ -14,7 +14,7 @@ from dpdask.mechanisms.interval_design import Design, reference_of
 from dpdask.mechanisms.interval_differential import perturbed_columns, spending_of
 from dpdask.mechanisms.interval_promise import protected, unprotected
 from dpdask.mechanisms.interval_release import IntervalRelease, released_as, unit_of
-from dpdask.privacy import Budget, guarantee_text
+from dpdask.privacy import Budget, cautions, guarantee_text
 from dpdask.privacy.events import to_dict
 from dpdask.privacy.order import RowOrder, order_text, published_text
 from dpdask.schema import Schema
@@ -148,6 +148,7 @@ def _promise(release: IntervalRelease, budget: Budget | None) -> dict[str, Any]:
         "delta": budget.delta,
         "adjacency": budget.adjacency,
         "unit": "row",
+        "cautions": list(cautions(budget, None)),
         "epsilon_private": list(release.perturbations),
         "interval_private_only": [name for name in release.designs if name not in release.perturbations],
     }

@@ -19,8 +19,10 @@ import yaml
 from distributed import LocalCluster
 
 from dpdask.engine.compute import Progress
+from dpdask.jobs.charging import open_ledger
 from dpdask.jobs.run import Outcome, run_job
 from dpdask.jobs.spec import Job, load_job
+from dpdask.privacy.ledger_entries import Entry
 
 SEED = 7
 LEVELS = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]
@@ -130,6 +132,11 @@ def command(*arguments: str | Path) -> list[str]:
 def run_cli(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run the command line in its own process."""
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout, check=False, env=dict(os.environ))
+
+
+def charging_entries(url: str, dataset: str) -> list[Entry]:
+    """Return the entries of a dataset's chain that charge a run or close it, without those that say what was drawn."""
+    return [entry for entry in open_ledger(url).show(dataset).entries if entry.kind not in ("draw", "hold-out")]
 
 
 def digests(output: Path) -> dict[str, str]:

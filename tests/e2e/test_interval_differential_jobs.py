@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pytest
-from e2e.helpers import KNOWN, MIXED_SCHEMA, digests, hidden, lake, load, run_cli, run_here, write_job
+from e2e.helpers import KNOWN, MIXED_SCHEMA, charging_entries, digests, hidden, lake, load, run_cli, run_here, write_job
 from faults.drivers import Drivers
 from scipy import stats
 
@@ -83,7 +83,7 @@ def charged(folder: Path, source: Path, url: str, **changed: Any) -> Path:
 
 
 def kinds(url: str) -> list[str]:
-    return [entry.kind for entry in charging.open_ledger(url).show("ratings").entries]
+    return [entry.kind for entry in charging_entries(url, "ratings")]
 
 
 def read(folder: Path) -> pa.Table:
@@ -191,7 +191,7 @@ def test_the_local_release_is_charged_once(source: Path, tmp_path: Path, url: st
     assert (before["before"], before["after"], before["fits"]) == (0.0, 2.0, True)
     run_here(path)
     assert run_here(path).status == "already released"
-    [intended, _] = charging.open_ledger(url).show("ratings").entries
+    [intended, _] = charging_entries(url, "ratings")
     assert kinds(url) == ["intend", "commit"]
     assert (intended.charge.epsilon, intended.charge.delta) == (2.0, 0.0)
     assert intended.charge.event == to_dict(Composed(events=(LocalRelease(epsilon=2.0),), unit="row", uncovered=()))

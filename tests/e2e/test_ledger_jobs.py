@@ -12,7 +12,7 @@ import dask
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from e2e.helpers import RATINGS_SCHEMA, digests, hidden, lake, load, mixed_table, run_here, write_job
+from e2e.helpers import RATINGS_SCHEMA, charging_entries, digests, hidden, lake, load, mixed_table, run_here, write_job
 from faults.drivers import Drivers
 from pyarrow import parquet as pq
 
@@ -71,7 +71,7 @@ def kinds(url: str) -> list[str]:
     ledger = charging.open_ledger(url)
     entries = ledger.show("ratings").entries
     assert ledger.verify("ratings") == len(entries)
-    return [entry.kind for entry in entries]
+    return [entry.kind for entry in charging_entries(url, "ratings")]
 
 
 def runs(url: str) -> set[str]:
@@ -109,7 +109,7 @@ def test_it_is_charged_before_anything_is_drawn(
     drawn = ["perturb"] if reference is HISTOGRAM else []
     assert seen == ["distributions", *drawn, "fit_dip", "write_release", "write_all"]
     assert kinds(url) == ["intend", "commit"]
-    [entry, _] = charging.open_ledger(url).show("ratings").entries
+    [entry, _] = charging_entries(url, "ratings")
     loaded = load(made)
     sample = {"fraction": 0.25, "fate": "held out", "sample": entry.charge.event["uncovered"][0]["sample"]} if reference is not HISTOGRAM else None
     assert entry.charge.event == {**to_dict(loaded.kind.event), "unit": "row", "uncovered": [sample] if sample else []}

@@ -13,7 +13,7 @@ import dask
 import numpy as np
 import pyarrow as pa
 import pytest
-from e2e.helpers import hidden, load, run_cli, run_here, write_job
+from e2e.helpers import charging_entries, hidden, load, run_cli, run_here, write_job
 from pyarrow import parquet as pq
 
 from dpdask.engine import randomise, survey
@@ -72,7 +72,7 @@ def balance(url: str) -> Balance:
 
 def kinds(url: str) -> list[str]:
     ledger(url).verify("people")
-    return [entry.kind for entry in ledger(url).show("people").entries]
+    return [entry.kind for entry in charging_entries(url, "people")]
 
 
 def held_out(folder: Path) -> set[int]:
@@ -211,7 +211,7 @@ def test_a_hidden_folder_that_is_restored_after_the_commit_draws_no_second_noise
     shutil.rmtree(out)
     shutil.copytree(tmp_path / "backup", hidden(out))
     if stage == "opened":
-        with pytest.raises(OutputError, match="this run was already released; its hidden folder is an old copy"):
+        with pytest.raises(OutputError, match="this run drew its noise before; its hidden folder is an old copy"):
             run_here(made)
         assert not out.exists()
         assert abort(load(made).output_url)
@@ -254,8 +254,8 @@ def test_the_commit_carries_the_digest_of_what_was_released(tmp_path: Path, sour
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(RunState, "write", watching)
         run_here(job(tmp_path, source, url, mechanism__reference=HISTOGRAM))
-    [intended, committed] = ledger(url).show("people").entries
-    assert (intended.release, [committed.release]) == ("", seen)
+    [intended, drawn, committed] = ledger(url).show("people").entries
+    assert (intended.release, [drawn.release], [committed.release]) == ("", seen, seen)
     assert committed.charge == intended.charge
 
 
@@ -327,7 +327,7 @@ def test_a_refusal_that_read_rows_is_recorded_and_costs_nothing(reference: dict[
         assert kinds(url) == ["refuse"] * asked
         assert (balance(url).epsilon_spent, balance(url).n_runs, balance(url).n_refused) == (0.0, 0, asked)
         assert not hidden(tmp_path / "out").exists()
-    assert "2 runs read rows and refused them" in run_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
+    assert "2 runs read rows and refused them; 0 charged" in run_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
     run_here(job(tmp_path, source, url, mechanism__reference=reference))
     assert balance(url).n_runs == 1
 
@@ -348,7 +348,7 @@ def test_a_strict_ledger_charges_refusals_until_the_budget_is_spent(reference: d
         run_here(asking)
     with pytest.raises(BudgetError):
         run_here(job(tmp_path / "good", source, url, **given))
-    assert "2 runs read rows and refused them, and were charged" in run_cli("ledger", "show", *place).stdout
+    assert "2 runs read rows and refused them; 2 charged; what a refusal reveals is exact" in run_cli("ledger", "show", *place).stdout
 
 
 def test_a_failure_that_may_pass_is_charged_once_by_a_strict_ledger(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

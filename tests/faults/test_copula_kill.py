@@ -12,7 +12,7 @@ from typing import Any
 import dask
 import pytest
 from distributed import Client, LocalCluster
-from e2e.helpers import MIXED_SCHEMA, SEED, digests, hidden, lake, load, processes, run_here, write_job
+from e2e.helpers import MIXED_SCHEMA, SEED, charging_entries, digests, hidden, lake, load, processes, run_here, write_job
 from faults.drivers import Drivers
 from faults.test_chaos import kill_one
 
@@ -89,7 +89,7 @@ def url(tmp_path: Path) -> str:
 
 
 def kinds(url: str) -> list[str]:
-    return [entry.kind for entry in charging.open_ledger(url).show("people").entries]
+    return [entry.kind for entry in charging_entries(url, "people")]
 
 
 def alone(out: Path) -> bool:

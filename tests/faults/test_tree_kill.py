@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.helpers import SEED, digests, hidden, run_here
+from e2e.helpers import SEED, charging_entries, digests, hidden, run_here
 from e2e.test_tree_jobs import DELTA, SCHEMA, TREE, card_of, job, people, written
 from faults.drivers import Drivers
 
@@ -49,7 +49,7 @@ def url(tmp_path: Path) -> str:
 
 
 def kinds(url: str) -> list[str]:
-    return [entry.kind for entry in charging.open_ledger(url).show("people").entries]
+    return [entry.kind for entry in charging_entries(url, "people")]
 
 
 BEFORE_CHARGE = ["opened", "tabulating", "counted"]
@@ -72,7 +72,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes_for_one_charge(
     assert digests(tmp_path / "out") == quiet[kind]
     assert kinds(url) == ["intend", "commit"]
     assert not hidden(tmp_path / "out").exists()
-    [entry, _] = charging.open_ledger(url).show("people").entries
+    [entry, _] = charging_entries(url, "people")
     assert (entry.charge.epsilon, entry.charge.delta) == (KILLED[kind]["privacy__epsilon"], 0)
 
 

@@ -51,3 +51,11 @@ def test_csv_has_no_footers(tmp_path: Path) -> None:
         pa_csv.write_csv(pa.table({name: column for name, column in ROWS.items() if name == "whole"}), tmp_path / f"part-{number}.csv")
     given = discover(tmp_path.as_uri(), Schema.from_dict({"columns": {"whole": {"role": "keep", "type": "int32"}}}))
     assert row_group_ranges(given, ["whole"]) == {}
+
+
+def test_dates_beyond_those_of_python_are_left_out(tmp_path: Path) -> None:
+    far = pa.array([2**62, 5], pa.int64()).cast(pa.timestamp("us"))
+    day = pa.array([10**8, 5], pa.int32()).cast(pa.date32())
+    pq.write_table(pa.table({"far": far, "day": day, "whole": [1, 2]}), tmp_path / "part.parquet")
+    given = discover(tmp_path.as_uri(), Schema.from_dict({"columns": {name: {"role": "keep"} for name in ("far", "day", "whole")}}))
+    assert row_group_ranges(given, ["far", "day", "whole"]) == {"whole": [(1, 2)]}

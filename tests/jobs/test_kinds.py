@@ -13,7 +13,7 @@ import dask
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import HOLDOUT, RATINGS_SCHEMA, lake, load, write_job
+from e2e.helpers import HOLDOUT, RATINGS_SCHEMA, charging_entries, lake, load, write_job
 
 from dpdask.cli import _audit_text, _outcome_text, _plan_text
 from dpdask.engine.compute import Progress
@@ -170,7 +170,7 @@ def test_a_kinds_event_and_the_budgets_delta_are_charged(tmp_path: Path) -> None
     assert (planned["before"], planned["fits"]) == (0.0, True)
     assert epsilon(kind.event, DELTA) <= planned["after"] <= 2.0  # not the 4 asked for: the events are priced
     run_job(job)
-    [intended, _] = charging.open_ledger(place["url"]).show("ratings").entries
+    [intended, _] = charging_entries(place["url"], "ratings")
     assert (intended.charge.epsilon, intended.charge.delta) == (4.0, DELTA)
     assert intended.charge.event == {**to_dict(kind.event), "unit": "row", "uncovered": []}
     again = constant_job(tmp_path, Constant(), ledger=place, output__path=str(tmp_path / "two"))

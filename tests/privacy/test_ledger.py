@@ -175,6 +175,39 @@ def test_a_ledger_without_hold_outs_gets_their_table_when_one_is_drawn(ledger: L
     assert ledger.holdout_key("ratings") == ledger.holdout_key("ratings", draw=False) is not None
 
 
+def test_a_hold_outs_key_that_was_exchanged_or_lost_is_noticed(ledger: Ledger) -> None:
+    ledger.holdout_key("ratings")
+    assert kinds(ledger) == [("hold-out", "hold-out")]
+    with another_hand(ledger) as connection:
+        connection.exec_driver_sql(f"UPDATE dpdask_holdouts SET key = '{'0' * 64}'")
+    for draw in (False, True):
+        with pytest.raises(DataError, match="the key of the hold-out was changed"):
+            ledger.holdout_key("ratings", draw=draw)
+    with another_hand(ledger) as connection:
+        connection.exec_driver_sql("DELETE FROM dpdask_holdouts")
+    with pytest.raises(DataError, match="the key of the hold-out was changed"):
+        ledger.holdout_key("ratings")
+
+
+def test_a_draw_is_recorded_once_and_another_one_refused(ledger: Ledger) -> None:
+    with pytest.raises(SpecError, match="is not intended"):
+        ledger.draw("ratings", "run-1", "abc")
+    ledger.intend("ratings", "run-1", HALF)
+    drawn = ledger.draw("ratings", "run-1", "abc")
+    assert (drawn.kind, drawn.release, drawn.charge) == ("draw", "abc", HALF)
+    assert ledger.draw("ratings", "run-1", "abc") == ledger.intend("ratings", "run-1", HALF) == drawn
+    for other in (lambda: ledger.draw("ratings", "run-1", "other"), lambda: ledger.commit("ratings", "run-1", "other")):
+        with pytest.raises(SpecError, match="drew other noise before"):
+            other()
+    with pytest.raises(SpecError, match="its noise may have been seen, so it stays charged"):
+        ledger.void("ratings", "run-1")
+    assert ledger.refuse("ratings", "run-1", FREE).charge == HALF  # whatever the caller says
+    assert ledger.spent("ratings").epsilon_spent == 0.5
+    ledger.intend("ratings", "run-2", HALF)
+    ledger.draw("ratings", "run-2", "abc")
+    assert ledger.commit("ratings", "run-2", "abc").release == "abc"
+
+
 def test_a_commit_keeps_the_digest_of_its_release(ledger: Ledger) -> None:
     ledger.intend("ratings", "run-1", HALF)
     committed = ledger.commit("ratings", "run-1", "abc")
@@ -412,7 +445,7 @@ def test_a_ledger_that_is_not_there_is_not_made(url: str, call: Callable[[Ledger
 
 def test_a_ledger_of_another_version_is_refused(ledger: Ledger) -> None:
     with another_hand(ledger) as connection:
-        connection.execute(sa.update(DATASETS), {"format": 2})
+        connection.execute(sa.update(DATASETS), {"format": 3})
     with pytest.raises(SpecError, match="another version"):
         ledger.verify("ratings")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import pyarrow as pa
@@ -92,7 +92,10 @@ class IntervalKind:
     @property
     def event(self) -> Composed:
         """One local release of every row by its perturbed columns; nothing without them."""
-        return Composed(events=()) if self.budget is None else self.spending.events(self.budget)
+        if self.budget is None:
+            return Composed(events=())
+        pure = tuple(name for name in self.designs if name not in perturbed_columns(self.designs))
+        return replace(self.spending.events(self.budget), without_epsilon=pure)
 
     @property
     def uncovered(self) -> tuple[Uncovered, ...]:

@@ -1,0 +1,267 @@
+"""Attacks on the ledger that once worked: copies of a run's folder, crashes in narrow gaps, units of two types, cheap refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pyarrow as pa
+import pytest
+from e2e.helpers import charging_entries, hidden, load, run_cli, run_here, write_job
+from pyarrow import parquet as pq
+
+import dpdask
+from dpdask.errors import BudgetError, DataError, OutputError
+from dpdask.io.storage import Folder
+from dpdask.jobs import charging
+from dpdask.jobs.plan import plan_job
+from dpdask.jobs.run import abort
+from dpdask.jobs.state import RunState
+from dpdask.privacy.ledger import Ledger
+
+SCHEMA: dict[str, Any] = {
+    "who": {"role": "keep"},
+    "user": {"role": "drop"},
+    "r": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]},
+}
+HOLDOUT = {"kind": "holdout", "fraction": 0.25}
+HISTOGRAM = {"kind": "histogram"}
+KNOWN = {"kind": "known", "columns": {"r": {"probabilities": [0.2] * 5}}}
+N = 1000
+
+
+@pytest.fixture(autouse=True)
+def _here() -> Iterator[None]:
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return written(tmp_path / "in", pa.int64())
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    made = f"sqlite:///{tmp_path / 'ledger.db'}"
+    charging.open_ledger(made).init("people", 100.0)
+    return made
+
+
+def written(folder: Path, user: pa.DataType, last: int = 5) -> Path:
+    folder.mkdir()
+    who = np.arange(N)
+    r = np.where(who == N - 1, last, who % 5 + 1)
+    pq.write_table(pa.table({"who": who, "user": pa.array(who // 4).cast(user), "r": r}), folder / "a.parquet", row_group_size=300)
+    return folder
+
+
+def job(folder: Path, source: Path, url: str, **changed: Any) -> Path:
+    given = {"privacy__epsilon": 1.0, "ledger": {"url": url, "dataset": "people"}, "schema": SCHEMA, **changed}
+    return write_job(folder, source, folder / "out", **given)
+
+
+def ledger(url: str) -> Ledger:
+    return charging.open_ledger(url)
+
+
+def kinds(url: str, dataset: str = "people") -> list[str]:
+    return [entry.kind for entry in charging_entries(url, dataset)]
+
+
+def shards(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.glob("*.parquet")}
+
+
+def copied_when_opened(made: Path, out: Path, to: Path, monkeypatch: pytest.MonkeyPatch, dying_at: str | None = None) -> None:
+    """Run a job whose hidden folder is copied when it was opened; maybe it dies between its publication and the ledger's commit."""
+    write = RunState.write
+
+    def copying(self: RunState, reached: Any) -> None:
+        write(self, reached)
+        if reached.stage == "opened":
+            shutil.copytree(hidden(out), to)
+
+    def dying(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunState, "write", copying)
+        if dying_at is not None:
+            patched.setattr(charging, dying_at, dying)
+            with pytest.raises(KeyboardInterrupt):
+                run_here(made)
+        else:
+            run_here(made)
+
+
+def test_units_of_another_type_are_other_samples_and_both_count(tmp_path: Path, source: Path, url: str) -> None:
+    unit = {"column": "user", "max_rows": 4}
+    held: list[set[int]] = []
+    for name, type_ in (("whole", pa.int64()), ("real", pa.float64()), ("text", pa.string())):
+        where = written(tmp_path / f"in-{name}", type_)
+        run_here(job(tmp_path / name, where, url, mechanism__reference=HOLDOUT, privacy__unit=unit))
+        held.append(set(range(N)) - set(pq.read_table(tmp_path / name / "out")["who"].to_pylist()))
+    told = ledger(url).spent("people").coverage.uncovered
+    assert told == 0.75
+    assert len(set.union(*held)) / N <= told
+
+
+@pytest.mark.parametrize("out_is", ["removed", "kept elsewhere"])
+def test_a_crash_before_the_commit_and_a_restored_folder_draw_no_second_noise(
+    out_is: str, tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
+    copied_when_opened(made, out, tmp_path / "backup", monkeypatch, dying_at="commit")
+    assert (out / "_SUCCESS").exists()
+    assert kinds(url) == ["intend"]
+    shutil.rmtree(hidden(out))
+    shutil.rmtree(out) if out_is == "removed" else out.rename(tmp_path / "first")
+    shutil.copytree(tmp_path / "backup", hidden(out))
+    with pytest.raises(OutputError, match="this run drew its noise before"):
+        run_here(made)
+    assert not out.exists()
+    assert kinds(url) == ["intend"]
+    assert ledger(url).spent("people").n_runs == 1
+
+
+@pytest.mark.parametrize("then", ["the input grew", "a value is bad"])
+def test_the_charge_of_a_published_release_is_never_given_back(
+    then: str, tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
+    copied_when_opened(made, out, tmp_path / "backup", monkeypatch, dying_at="commit")
+    shutil.rmtree(hidden(out))
+    out.rename(tmp_path / "first")
+    shutil.copytree(tmp_path / "backup", hidden(out))
+    if then == "the input grew":
+        pq.write_table(pq.read_table(source / "a.parquet"), source / "b.parquet")
+    else:
+        bad = pq.read_table(source / "a.parquet")
+        at = (source / "a.parquet").stat()
+        pq.write_table(bad.set_column(2, "r", pa.array([9] * N)), source / "a.parquet", row_group_size=300)
+        os.utime(source / "a.parquet", ns=(at.st_atime_ns, at.st_mtime_ns))
+    with pytest.raises(dpdask.DpdaskError):
+        run_here(made)
+    assert ledger(url).spent("people").epsilon_spent == pytest.approx(1.0)
+
+
+def test_two_copies_of_a_run_release_one_noise(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
+    copied_when_opened(made, out, tmp_path / ".out2.dpdask", monkeypatch)
+    with pytest.raises(OutputError, match="this run drew its noise before"):
+        run_here(made, output__path=tmp_path / "out2")
+    assert not (tmp_path / "out2").exists()
+    assert kinds(url) == ["intend", "commit"]
+
+
+def test_a_copy_that_draws_at_the_same_time_releases_nothing(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are past their charge; the ledger takes the first draw, and the second one is refused."""
+    made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
+    draw, other = charging.draw, []
+
+    def overtaken(given: Any, run_id: str, sha256: str) -> None:
+        if not other:
+            other.append(sha256)
+            ledger(url).draw("people", run_id, "0" * 64)
+        draw(given, run_id, sha256)
+
+    monkeypatch.setattr(charging, "draw", overtaken)
+    with pytest.raises(OutputError, match="this run drew its noise before"):
+        run_here(made)
+    assert not out.exists()
+
+
+def test_a_refusal_of_a_strict_dataset_costs_at_least_a_hundredth_of_it(tmp_path: Path, source: Path, url: str) -> None:
+    ledger(url).init("strict", 1.0, strict=True)
+    bad = written(tmp_path / "bad", pa.int64(), last=9)
+    made = job(tmp_path, bad, url, privacy__epsilon=1e-6, ledger={"url": url, "dataset": "strict"}, mechanism__reference=HOLDOUT)
+    for asked in range(1, 4):
+        with pytest.raises(DataError):
+            run_here(made)
+        assert ledger(url).spent("strict").epsilon_spent == pytest.approx(0.01 * asked)
+    ledger(url).intend("strict", "rest", charging.charge_of(load(made, privacy__epsilon=0.965)))
+    with pytest.raises(BudgetError):  # a refusal could not be paid for
+        run_here(made)
+    shown = run_cli("ledger", "show", "--url", url, "--dataset", "strict").stdout
+    assert "3 runs read rows and refused them; 3 charged; what a refusal reveals is exact" in shown
+
+
+def test_columns_without_epsilon_are_named_wherever_an_attacker_is_bounded(tmp_path: Path, source: Path, url: str) -> None:
+    anchors = {"name": "uniform", "loc": 0, "scale": 6}
+    perturb = {"epsilon": 0.1, "reference": {"kind": "known", "probabilities": [0.2] * 5}}
+    designs = {"r": {"design": "interval-differential", "perturb": perturb, "of": {"design": "case1", "anchors": anchors}}}
+    designs["who"] = {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": N}}
+    schema = {**SCHEMA, "who": {"role": "privatise", "kind": "continuous", "bounds": [0, N]}}
+    made = job(tmp_path, source, url, schema=schema, mechanism={"kind": "interval", "columns": designs}, privacy={"epsilon": 0.1})
+    planned = plan_job(load(made)).ledger
+    assert planned is not None
+    assert "the private columns who were released without ε" in planned["coverage"]
+    run_here(made)
+    shown = run_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
+    assert "the private columns who were released without ε in some run; no bound on an attacker holds for rows or columns without ε" in shown
+    assert "what its other columns were, is right with probability at most 5.6 %" in shown
+    assert json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())["dataset"]["columns_without_epsilon"] == ["who"]
+
+
+def test_a_ledgers_file_is_for_its_steward_alone(tmp_path: Path, url: str) -> None:
+    assert (tmp_path / "ledger.db").stat().st_mode & 0o777 == 0o600
+
+
+def test_times_of_files_tell_nothing_of_the_order_of_writing(tmp_path: Path, source: Path, url: str) -> None:
+    run_here(job(tmp_path, source, url, mechanism__reference=KNOWN, output__rows_per_shard=100))
+    found = {path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.parquet")}
+    assert len(list((tmp_path / "out").glob("*.parquet"))) >= 8
+    assert len(found) == 1
+
+
+def test_a_published_run_is_not_aborted_but_finished(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
+    copied_when_opened(made, out, tmp_path / "backup", monkeypatch, dying_at="commit")
+    with pytest.raises(OutputError, match="run the job again to finish it"):
+        abort(load(made).output_url)
+    assert run_here(made).status == "already released"
+    assert kinds(url) == ["intend", "commit"]
+    assert not hidden(out).exists()
+
+
+def test_a_crash_after_a_refusal_was_recorded_leaves_nothing_that_is_stuck(
+    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = written(tmp_path / "bad", pa.int64(), last=9)
+    made = job(tmp_path, bad, url, mechanism__reference=KNOWN)
+    refuse = charging.refuse
+
+    def dying(*given: Any, **rest: Any) -> None:
+        refuse(*given, **rest)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(charging, "refuse", dying)
+        with pytest.raises(KeyboardInterrupt):
+            run_here(made)
+    assert hidden(tmp_path / "out").exists()
+    with pytest.raises(DataError):  # a run of its own, with the same answer
+        run_here(made)
+    assert kinds(url) == ["intend", "refuse"] * 2
+    assert not hidden(tmp_path / "out").exists()
+
+
+def test_a_store_that_does_not_answer_is_not_taken_for_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder("memory://somewhere")
+    folder.write("noisy.npz", b"noise")
+    assert folder.exists("noisy.npz")
+    assert not folder.exists("other")
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise ConnectionResetError
+
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.info", failing)
+    with pytest.raises(dpdask.TemporaryError):
+        folder.exists("noisy.npz")
