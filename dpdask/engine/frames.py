@@ -138,8 +138,8 @@ def randomise_frame(frame: Frame, work: TableWork, release_sha256: str, batch: s
         call(part, fragment_id, number, work, release_sha256, kind, meta, dask_key_name=f"{prefix}-{number}")
         for number, (fragment_id, part) in enumerate(parts)
     ]
-    whole = work.fraction is None and work.unit is None  # divisions would name rows that are not released
-    divisions = frame.divisions if frame.known_divisions and whole else None
+    whole = (work.fraction is None and work.unit is None) or frame._meta.index.name is None
+    divisions = frame.divisions if frame.known_divisions and whole else None  # values of an index may be of rows that are not released
     return dd.from_delayed(calls, meta=meta, divisions=divisions, prefix=prefix, verify_meta=True)
 
 

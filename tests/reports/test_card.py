@@ -5,10 +5,13 @@ import math
 from fractions import Fraction
 from typing import Any, Literal
 
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
+import dpdask
 from dpdask.codec import codec_for
 from dpdask.mechanisms import fit_dip
 from dpdask.mechanisms.spending import spend
@@ -183,3 +186,29 @@ def test_little_protection_is_called_so():
     assert "no protection worth the name" in card(epsilon=3.0)["guarantee"]["text"]
     assert "no protection worth the name" not in card(epsilon=2.0)["guarantee"]["text"]
     assert "at most 13.6 %" in card()["guarantee"]["text"]
+
+
+def test_cards_of_frames_say_what_protects_little():
+    schema = dpdask.Schema.from_dict({"columns": {name: {"role": "privatise", "kind": "discrete", "levels": [0, 1]} for name in ("x", "y")}})
+    table = pd.DataFrame({"x": [0, 1] * 10, "y": [1, 0] * 10})
+    with pytest.warns(UserWarning, match="publishing one random row verbatim"):
+        release = dpdask.DIP(schema, epsilon=4.0, delta=0.2, reference=dpdask.Tree()).fit(table)
+    large, verbatim = release.card["guarantee"]["cautions"]
+    assert large.startswith("ε = 4 is large")
+    assert "publishing one random row verbatim" in verbatim
+    perturb = {"epsilon": 8.0, "reference": {"kind": "known", "probabilities": [0.5, 0.5]}}
+    anchors = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 1}}
+    designs = {name: {"design": "interval-differential", "perturb": perturb, "of": anchors} for name in ("x", "y")}
+    [large] = dpdask.IntervalMechanism(schema, columns=designs).card["guarantee"]["cautions"]
+    assert large.startswith("ε = 16 is large")
+
+
+def test_divisions_name_no_row_that_is_held_out():
+    schema = dpdask.Schema.from_dict({"columns": {"who": {"role": "keep"}, "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
+    table = pd.DataFrame({"x": [0, 1] * 50}, index=pd.Index([f"p{number:03}" for number in range(100)], name="who"))
+    frame = dd.from_pandas(table, npartitions=4)
+    assert frame.known_divisions
+    held = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Holdout(fraction=0.5)).fit(frame).transform(frame)
+    assert not held.known_divisions
+    whole = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(frame).transform(frame)
+    assert whole.divisions == frame.divisions

@@ -1,0 +1,50 @@
+"""Some rows of a batch, of every type that Arrow selects and of those that it does not; and jobs that keep such columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from e2e.helpers import run_here, write_job
+
+from dpdask.engine.selection import filter_rows, take_rows
+
+WORDS = ["a", None, "long enough not to be kept in the view itself", "", "e"]
+VIEWS = {
+    "text": pa.array(WORDS, pa.string_view()),
+    "bytes": pa.array([None if word is None else word.encode() for word in WORDS], pa.binary_view()),
+    "list": pa.array([[word] for word in WORDS], pa.list_(pa.string_view())),
+    "large list": pa.array([[word, word] for word in WORDS], pa.large_list(pa.string_view())),
+    "whole": pa.array(range(5)),
+}
+
+
+def test_views_are_selected_like_plain_columns() -> None:
+    batch = pa.record_batch(VIEWS)
+    chosen = np.array([True, False, True, False, True])
+    for rows in (batch, pa.Table.from_batches([batch, batch]).slice(0, 5)):
+        assert filter_rows(rows, chosen).to_pylist() == [row for row, is_chosen in zip(rows.to_pylist(), chosen, strict=True) if is_chosen]
+        assert take_rows(rows, pa.array([4, 0, 0])).to_pylist() == [rows.to_pylist()[place] for place in (4, 0, 0)]
+        assert filter_rows(rows, chosen).schema == take_rows(rows, pa.array([1])).schema == rows.schema
+    assert filter_rows(batch, np.ones(5, dtype=bool)) is batch
+
+
+@pytest.mark.parametrize("reference", [{"kind": "histogram"}, {"kind": "holdout", "fraction": 0.25}], ids=["histogram", "holdout"])
+@pytest.mark.parametrize("order", ["shuffled", "keep"])
+def test_a_job_releases_kept_and_private_columns_of_views(reference: dict[str, Any], order: str, tmp_path: Path) -> None:
+    n = 900
+    names = [f"name {number} that is too long for a view" for number in range(n)]
+    table = pa.table({"name": pa.array(names, pa.string_view()), "kind": pa.array(["a", "b", "c"] * (n // 3), pa.string_view())})
+    (tmp_path / "in").mkdir()
+    pq.write_table(table, tmp_path / "in" / "part.parquet", row_group_size=200)
+    schema = {"name": {"role": "keep"}, "kind": {"role": "privatise", "kind": "categorical", "levels": ["a", "b", "c"]}}
+    job = write_job(tmp_path / "job", tmp_path / "in", tmp_path / "out", schema=schema, mechanism__reference=reference, output__order=order)
+    run_here(job)
+    released = pq.read_table(tmp_path / "out")
+    assert set(released["name"].to_pylist()) <= set(names)
+    assert len(set(released["name"].to_pylist())) == released.num_rows > 500
+    assert set(released["kind"].to_pylist()) <= {"a", "b", "c"}
