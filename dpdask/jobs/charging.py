@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 from dpdask.errors import SpecError
-from dpdask.io.fragments import InputTable
-from dpdask.jobs.spec import Job
 from dpdask.privacy.accountant import compose
 from dpdask.privacy.coverage import Coverage
 from dpdask.privacy.events import Composed, Event, to_dict
-from dpdask.privacy.ledger import Ledger
 from dpdask.privacy.ledger_entries import FREE, Balance, Charge, Entry
+
+if TYPE_CHECKING:  # to open a ledger takes no mechanism
+    from dpdask.io.fragments import InputTable
+    from dpdask.jobs.spec import Job
+    from dpdask.privacy.ledger import Ledger
 
 _PERSON = b"dpdask hold-out"
 
@@ -53,6 +56,8 @@ def open_ledger(url: str) -> Ledger:
     SpecError
         If the URL is no database's.
     """
+    from dpdask.privacy.ledger import Ledger  # SQLAlchemy, for those who have a ledger
+
     return Ledger(url, compose=compose)
 
 

@@ -10,13 +10,17 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, get_args
 
-from dpdask.errors import SpecError
+from dpdask.errors import DataError, SpecError
 from dpdask.privacy.coverage import Coverage, coverage_of
-from dpdask.privacy.ledger_tables import broken
 from dpdask.privacy.rounding import rounded_up_sum
 
 Kind = Literal["intend", "commit", "void", "refuse", "strict"]
 _RELEASE = "release"  # the key under which a commit's event holds the digest of what was released
+
+
+def broken(what: str) -> DataError:
+    """Return the error that says what is wrong with a chain."""
+    return DataError(f"the chain is broken: {what}", None, "release nothing until the ledger is restored from a backup")
 
 
 def event_text(event: Mapping[str, Any], release: str = "") -> str:
