@@ -1,17 +1,25 @@
-"""dpdask releases privacy-protected versions of tables too big for one machine's memory, on Dask."""
+"""dpdask releases privacy-protected versions of tables too big for one machine's memory, on Dask.
 
-from dpdask import local
-from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
-from dpdask.frames import DIP, Release
-from dpdask.histograms import HistogramRelease, PerturbedHistogram
-from dpdask.intervals import IntervalMechanism
-from dpdask.mechanisms.copula_fit import CopulaOptions
-from dpdask.privacy import UnitColumn
-from dpdask.references import Chain, Histogram, Holdout, Known, Public, Tree
-from dpdask.schema import Column, Schema
-from dpdask.survey import Survey
-from dpdask.synthesis import CopulaRelease, GaussianCopula, marginals
+Importing it does no work: a name's module, or a submodule, is imported when it is first asked for (PEP 562).
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from dpdask.version import __version__
+
+if TYPE_CHECKING:
+    from dpdask import local
+    from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
+    from dpdask.frames import DIP, Release
+    from dpdask.histograms import HistogramRelease, PerturbedHistogram
+    from dpdask.intervals import IntervalMechanism
+    from dpdask.mechanisms.copula_fit import CopulaOptions
+    from dpdask.privacy import UnitColumn
+    from dpdask.references import Chain, Histogram, Holdout, Known, Public, Tree
+    from dpdask.schema import Column, Schema
+    from dpdask.survey import Survey
+    from dpdask.synthesis import CopulaRelease, GaussianCopula, marginals
 
 __all__ = [
     "DIP",
@@ -43,3 +51,36 @@ __all__ = [
     "local",
     "marginals",
 ]
+
+_MODULES = {
+    "errors": ("BudgetError", "DataError", "DpdaskError", "InputError", "OutputError", "SpecError", "TemporaryError"),
+    "frames": ("DIP", "Release"),
+    "histograms": ("HistogramRelease", "PerturbedHistogram"),
+    "intervals": ("IntervalMechanism",),
+    "mechanisms.copula_fit": ("CopulaOptions",),
+    "privacy": ("UnitColumn",),
+    "references": ("Chain", "Histogram", "Holdout", "Known", "Public", "Tree"),
+    "schema": ("Column", "Schema"),
+    "survey": ("Survey",),
+    "synthesis": ("CopulaRelease", "GaussianCopula", "marginals"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # a checker takes the names from above, and so still finds those that do not exist
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULE_OF:
+            return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        submodule = f"{__name__}.{name}"
+        try:
+            if not name.startswith("_"):
+                return importlib.import_module(submodule)
+        except ModuleNotFoundError as missing:
+            if missing.name != submodule:
+                raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,7 @@
-"""The command line: one verb a line of DESIGN's table, documented exit codes, one line for an error."""
+"""The command line: one verb a line of DESIGN's table, documented exit codes, one line for an error.
+
+Each verb imports what it runs when it runs: help costs next to nothing, and so does `dask`, which imports this module for each call.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,22 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dpdask.connect import cautions, connected
-from dpdask.engine.told import Told
 from dpdask.errors import DpdaskError, InternalError, UsageError
-from dpdask.io.storage import absolute_url
-from dpdask.jobs import run as runner
-from dpdask.jobs.auditing import audit_job
-from dpdask.jobs.charging import open_ledger
-from dpdask.jobs.plan import Plan, plan_job
-from dpdask.jobs.spec import Job, load_job
-from dpdask.privacy import attacker_power, percent_above
-from dpdask.privacy.ledger_entries import Balance, Summary
-from dpdask.simulate import CENSUS_ATTRIBUTES, simulate_census, simulate_movielens
 from dpdask.version import __version__
+
+if TYPE_CHECKING:
+    from dpdask.engine.told import Told
+    from dpdask.jobs.plan import Plan
+    from dpdask.jobs.spec import Job
+    from dpdask.privacy.ledger_entries import Balance, Summary
 
 _INTERRUPTED = 130
 _DEFECT = 70
+_CENSUS_ATTRIBUTES = 27  # those of `dpdask.simulate`, which is slow to import
 Report = Callable[[str, int, int], None]
 
 
@@ -89,6 +86,9 @@ _out = click.argument("out")
 @_set
 def validate(job: str, settings: dict[str, str]) -> None:
     """Check a job and its schema; read no data."""
+    from dpdask.connect import cautions
+    from dpdask.jobs.spec import load_job
+
     checked = load_job(job, settings)
     cautions(checked.file.cluster)
     click.echo(f"{checked.file.name}: valid; privatises {', '.join(checked.schema.privatised)}")
@@ -100,6 +100,10 @@ def validate(job: str, settings: dict[str, str]) -> None:
 @_json
 def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
     """Say what a run would do, and who is protected by what; read footers only."""
+    from dpdask.connect import cautions
+    from dpdask.jobs.plan import plan_job
+    from dpdask.jobs.spec import load_job
+
     loaded = load_job(job, settings)
     warned = cautions(loaded.file.cluster)
     planned = plan_job(loaded)
@@ -114,12 +118,16 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
 @click.option("--scheduler", metavar="ADDR", help="Run on this Dask scheduler instead of the job's cluster.")
 def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None) -> None:
     """Run a job, or resume it; a finished job is left as it is."""
+    from dpdask.connect import cautions, connected
+    from dpdask.jobs.run import run_job
+    from dpdask.jobs.spec import load_job
+
     loaded = load_job(job, settings)
     warned = cautions(loaded.file.cluster, scheduler)
     for warning in warned:  # before the run: afterwards would be too late
         click.echo(f"dpdask: WARNING {warning}" if sys.stderr.isatty() else json.dumps({"warning": warning}, ensure_ascii=False), err=True)
     with connected(loaded.file.cluster, scheduler), _progress() as report:
-        outcome = runner.run_job(loaded, report)
+        outcome = run_job(loaded, report)
     promised = loaded.file.privacy
     result = {
         "status": outcome.status,
@@ -144,6 +152,9 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
 @_json
 def status(out: str, as_json: bool) -> None:
     """Tell the state of an output: absent, opened, fitted, staged or released."""
+    from dpdask.io.storage import absolute_url
+    from dpdask.jobs import run as runner
+
     found = runner.status(absolute_url(out))
     click.echo(json.dumps(asdict(found)) if as_json else f"{out}: {found.stage}" + (f", {found.n_shards} shards" if found.n_shards else ""))
 
@@ -152,6 +163,9 @@ def status(out: str, as_json: bool) -> None:
 @_out
 def abort(out: str) -> None:
     """Remove an unfinished run: its key and everything staged."""
+    from dpdask.io.storage import absolute_url
+    from dpdask.jobs import run as runner
+
     removed = runner.abort(absolute_url(out))
     click.echo(f"{out}: the unfinished run is removed" if removed else f"{out}: there is no unfinished run")
 
@@ -163,6 +177,9 @@ def abort(out: str) -> None:
 @click.option("--runs", "n_runs", type=click.IntRange(min=1000), default=20_000, show_default=True, help="Of each central measurement.")
 def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> None:
     """Compute ε* of every channel exactly, and bound the central noise's ε from below; read footers only."""
+    from dpdask.jobs.auditing import audit_job
+    from dpdask.jobs.spec import load_job
+
     found = audit_job(load_job(job, settings), n_runs=n_runs)
     click.echo(json.dumps(found, ensure_ascii=False) if as_json else _audit_text(found))
     if not found["sound"]:
@@ -186,6 +203,8 @@ _dataset = click.option("--dataset", required=True, help="The dataset's name.")
 @click.option("--strict", is_flag=True, help="Charge runs that read rows and then refuse them; cannot be undone.")
 def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bool) -> None:
     """Give a dataset its budget."""
+    from dpdask.jobs.charging import open_ledger
+
     opened = open_ledger(url)
     made = opened.init(dataset, epsilon, delta, strict=strict)
     rule = ", strict: refusals that read rows are charged" if opened.is_strict(dataset) else ""
@@ -198,6 +217,8 @@ def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bo
 @_json
 def ledger_show(url: str, dataset: str, as_json: bool) -> None:
     """Show what was spent, by which runs, and what is left."""
+    from dpdask.jobs.charging import open_ledger
+
     summary = open_ledger(url).show(dataset)
     click.echo(json.dumps(asdict(summary), ensure_ascii=False) if as_json else _ledger_text(summary))
 
@@ -207,6 +228,8 @@ def ledger_show(url: str, dataset: str, as_json: bool) -> None:
 @_dataset
 def ledger_verify(url: str, dataset: str) -> None:
     """Recompute the chain of entries; name the first that was tampered with."""
+    from dpdask.jobs.charging import open_ledger
+
     click.echo(f"{dataset}: {open_ledger(url).verify(dataset)} entries, and the chain holds")
 
 
@@ -224,6 +247,8 @@ def simulate() -> None:
 @click.option("--out", required=True, help="A new folder.")
 def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int, rows_per_file: int, out: str) -> None:
     """Write ratings of MovieLens-25M's shape: its rating frequencies, its activity of users and movies."""
+    from dpdask.simulate import simulate_movielens
+
     with _progress() as report:
         written = simulate_movielens(
             out,
@@ -239,7 +264,7 @@ def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int,
 
 @simulate.command()
 @click.option("--rows", "n_rows", type=int, required=True, help="People to write.")
-@click.option("--attributes", "n_attributes", type=int, default=CENSUS_ATTRIBUTES, show_default=True, help="Columns.")
+@click.option("--attributes", "n_attributes", type=int, default=_CENSUS_ATTRIBUTES, show_default=True, help="Columns.")
 @click.option("--levels", "n_levels", type=int, help="Levels of all attributes together; by default in proportion to 674 for 27.")
 @click.option("--binary", is_flag=True, help="Two levels for every attribute.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -247,6 +272,8 @@ def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int,
 @click.option("--out", required=True, help="A new folder; the schema is written beside it.")
 def census(n_rows: int, n_attributes: int, n_levels: int | None, binary: bool, seed: int, rows_per_file: int, out: str) -> None:
     """Write people of a census's shape: strong, weak and no dependence, pairs of levels that never occur."""
+    from dpdask.simulate import simulate_census
+
     if binary and n_levels is not None:
         raise UsageError("it fixes the levels, and so does --levels", "--binary", "give one of the two")
     with _progress() as report:
@@ -312,6 +339,8 @@ def _refusal_lines(balance: Balance) -> list[str]:
 
 def _attacker_lines(balance: Balance) -> list[str]:
     """Return a bound on an attacker for the rows that every run covers, and the share of the other rows."""
+    from dpdask.privacy import attacker_power, percent_above
+
     power = percent_above(attacker_power(balance.epsilon_spent, balance.delta_limit))  # epsilon_spent is the ε at δ = delta_limit
     right = f"is right with probability at most {power}"
     coverage = balance.coverage
@@ -376,6 +405,9 @@ def _progress() -> Iterator[Report]:
     if not sys.stderr.isatty():
         yield lambda stage, done, total: click.echo(json.dumps({"stage": stage, "done": done, "total": total}), err=True)
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         known: dict[str, Any] = {}

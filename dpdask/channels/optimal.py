@@ -7,8 +7,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
-from scipy.optimize import linprog
 
 from dpdask.channels.laplace import Laws, LevelChannel, calibrated, spread_over_unseen
 from dpdask.errors import SpecError
@@ -100,6 +98,9 @@ def solved_weights(source_bytes: bytes, target_bytes: bytes, epsilon: float, cos
 
 def _solve(source: Floats, target: Floats, epsilon: float, cost: Floats) -> Floats:
     """Return the program's likelihood ratios, float64 of shape (m, n); the constant channel if the solver gives up."""
+    from scipy import sparse  # slow to import, and only this channel needs a solver
+    from scipy.optimize import linprog
+
     m, n = cost.shape
     scale = max(float(cost.max()), np.finfo(np.float64).tiny)
     objective = np.concatenate([(np.outer(source, target) * (cost / scale)).ravel() * n, np.zeros(n)])

@@ -8,15 +8,16 @@ import traceback
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import dask
 from dask.base import get_scheduler
 from dask.callbacks import Callback
-from distributed import CancelledError, Client, KilledWorker
-from distributed.comm import CommClosedError
 
 from dpdask.errors import DpdaskError, InternalError, TemporaryError
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -62,6 +63,10 @@ def task_prefix(stage: str) -> str:
 def active_client() -> Client | None:
     """Return the client of the cluster that computes, or None if this process computes."""
     client = getattr(get_scheduler(), "__self__", None)
+    if client is None:  # threads, or this one: no need to import distributed
+        return None
+    from distributed import Client
+
     return client if isinstance(client, Client) else None
 
 
@@ -104,6 +109,9 @@ def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None
 
 
 def _on_cluster(client: Client, stage: str, tasks: Sequence[Any], progress: Progress | None) -> list[Any]:
+    from distributed import CancelledError, KilledWorker
+    from distributed.comm import CommClosedError
+
     futures = client.compute(list(tasks), retries=RETRIES, optimize_graph=False)
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
     results: dict[Any, Any] = {}

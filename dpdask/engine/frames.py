@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
-import dask.dataframe as dd
 import pandas as pd
 import pyarrow as pa
 from dask import delayed
@@ -138,6 +137,8 @@ def randomise_frame(frame: Frame, work: TableWork, release_sha256: str, batch: s
         call(part, fragment_id, number, work, release_sha256, kind, meta, dask_key_name=f"{prefix}-{number}")
         for number, (fragment_id, part) in enumerate(parts)
     ]
+    import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
+
     whole = (work.fraction is None and work.unit is None) or frame._meta.index.name is None
     divisions = frame.divisions if frame.known_divisions and whole else None  # values of an index may be of rows that are not released
     return dd.from_delayed(calls, meta=meta, divisions=divisions, prefix=prefix, verify_meta=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import dask.dataframe as dd
 import pandas as pd
 import pyarrow as pa
 from dask import delayed
@@ -132,6 +131,8 @@ def sample_frame(
         for number, start in enumerate(starts)
     ]
     ends = [*starts, max(0, n_drawn - 1)]
+    import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
+
     return dd.from_delayed(calls, meta=_frame_of(fitted, fitted.types.empty_table(), 0), divisions=tuple(ends), prefix=prefix, verify_meta=True)
 
 

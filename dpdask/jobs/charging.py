@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from hashlib import blake2b
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from dpdask.errors import SpecError
-from dpdask.io.fragments import InputTable
-from dpdask.jobs.spec import Job
 from dpdask.privacy.accountant import compose
 from dpdask.privacy.coverage import Coverage
 from dpdask.privacy.events import Composed, Event, to_dict
-from dpdask.privacy.ledger import Ledger
 from dpdask.privacy.ledger_entries import FREE, Balance, Charge, Entry
+
+if TYPE_CHECKING:  # to open a ledger takes no mechanism
+    from dpdask.io.fragments import InputTable
+    from dpdask.jobs.spec import Job
+    from dpdask.privacy.ledger import Ledger
 
 _PERSON = b"dpdask hold-out"
 
@@ -55,6 +56,8 @@ def open_ledger(url: str) -> Ledger:
     SpecError
         If the URL is no database's.
     """
+    from dpdask.privacy.ledger import Ledger  # SQLAlchemy, for those who have a ledger
+
     return Ledger(url, compose=compose)
 
 
@@ -90,6 +93,8 @@ def sample_of(job: Job, table: InputTable, key: bytes) -> str:
     unit = promised.unit_column if promised is not None else None
     place = "\n".join(fragment.id for fragment in table.fragments)
     if unit is not None:
+        import pyarrow as pa  # here, for those who only open a ledger
+
         type_ = table.schema.field(unit.column).type  # units are hashed as values of their type
         place = f"unit {unit.column} {type_.value_type if pa.types.is_dictionary(type_) else type_}"
     return blake2b(place.encode(), key=key, person=_PERSON, digest_size=16).hexdigest()

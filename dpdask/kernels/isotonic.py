@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -40,6 +39,8 @@ def isotonic(values: Floats, weights: Floats) -> Floats:
         raise ValueError("an isotonic regression needs finite values and positive, finite weights")
     if not len(values):
         return np.zeros(0)
+    from scipy import optimize  # slow to import
+
     fitted: Floats = np.asarray(optimize.isotonic_regression(values, weights=weights).x, dtype=np.float64)
     return fitted
 

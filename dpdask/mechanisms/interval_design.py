@@ -20,7 +20,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from scipy import stats
 
 from dpdask.documents import Document
 from dpdask.errors import SpecError
@@ -73,6 +72,8 @@ class Law(Document):
         SpecError
             If scipy has no such distribution, it is discrete where it must not be, or the parameters do not fit it.
         """
+        from scipy import stats  # slow to import, and only a distribution named in a job needs it
+
         family = getattr(stats, self.name, None)
         wrong = SpecError(
             f"scipy.stats has no {'' if discrete else 'continuous '}distribution {self.name!r} with these parameters", where, "see scipy.stats"

@@ -15,8 +15,6 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal, Protocol, TypeGuard
 
-from dp_accounting.pld import privacy_loss_distribution as pld  # type: ignore[import-untyped]  # it ships no types
-
 from dpdask.errors import SpecError
 from dpdask.privacy.events import Adjacency, CentralEvent, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, from_dict, leaves, units
 from dpdask.privacy.rounding import rounded_down, rounded_up
@@ -329,7 +327,7 @@ def _by_pld(counted: Mapping[Atom, int], delta: float, rough: float) -> float:
         return math.inf
     step = max(_MIN_STEP, _GRID * rough)
     tail = _TAIL * delta / (2 * len(counted))
-    total, slack = pld.identity(value_discretization_interval=step), 0.0
+    total, slack = _pld().identity(value_discretization_interval=step), 0.0
     for atom, n in counted.items():
         if _is_smoothed(atom):
             part = _smoothed(atom, n, step)
@@ -339,6 +337,13 @@ def _by_pld(counted: Mapping[Atom, int], delta: float, rough: float) -> float:
             part = part.self_compose(convolved[atom], tail_mass_truncation=tail) if convolved[atom] > 1 else part
         total = total.compose(part, tail_mass_truncation=tail)
     return float(total.get_epsilon_for_delta(resolved * (1.0 - slack))) * (1.0 + _SAFETY) + slack
+
+
+def _pld() -> Any:
+    """Return dp_accounting's distributions; they import most of scipy, and only a composition needs them."""
+    from dp_accounting.pld import privacy_loss_distribution  # type: ignore[import-untyped]  # it ships no types
+
+    return privacy_loss_distribution
 
 
 def _unit_shifts(atom: Atom) -> int:
@@ -352,11 +357,11 @@ def _is_smoothed(atom: Atom) -> TypeGuard[DiscreteGaussian]:
 
 def _one(atom: Atom, step: float) -> Any:
     if isinstance(atom, DiscreteGaussian):
-        return pld.from_discrete_gaussian_mechanism(atom.sigma, 1, value_discretization_interval=step, use_connect_dots=True)
+        return _pld().from_discrete_gaussian_mechanism(atom.sigma, 1, value_discretization_interval=step, use_connect_dots=True)
     rate, shift = (atom.epsilon, 1) if isinstance(atom, LocalRelease) else (math.nextafter(1.0 / atom.scale, math.inf), atom.sensitivity)
-    return pld.from_discrete_laplace_mechanism(rate, shift, value_discretization_interval=step, use_connect_dots=True)
+    return _pld().from_discrete_laplace_mechanism(rate, shift, value_discretization_interval=step, use_connect_dots=True)
 
 
 def _smoothed(atom: DiscreteGaussian, n: int, step: float) -> Any:
     deviation = math.sqrt(atom.sigma**2 - _SMOOTHING) / (atom.sensitivity * math.sqrt(n)) * (1.0 - _SAFETY)
-    return pld.from_gaussian_mechanism(deviation, value_discretization_interval=step, use_connect_dots=True)
+    return _pld().from_gaussian_mechanism(deviation, value_discretization_interval=step, use_connect_dots=True)

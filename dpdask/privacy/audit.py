@@ -14,7 +14,6 @@ from decimal import Decimal
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
-from scipy import ndimage, stats
 
 from dpdask.errors import SpecError
 from dpdask.kernels.channel import TOTAL_BITS, exact_epsilon
@@ -102,6 +101,8 @@ def rank_epsilon(noise: RankNoise) -> float:
         log_tails = np.log(tail[[noise.margin - 1, n_values - 2, noise.margin, n_values - 1]])
     if not np.isfinite(log_law).all() or not np.isfinite(log_tails).all():
         return math.inf
+    from scipy import ndimage
+
     window = {"size": noise.n_cells, "origin": 0, "mode": "nearest"}
     ranges = ndimage.maximum_filter1d(log_law, **window) - ndimage.minimum_filter1d(log_law, **window)
     half = noise.n_cells // 2
@@ -237,6 +238,8 @@ def lower_bound(measure: Measure, left: Counts, right: Counts, *, delta: float, 
 
 def _bound(hits: NDArray[np.integer], misses: NDArray[np.integer], n: int, delta: float, alpha: float) -> Floats:
     """Return log((lower bound of hits/n - δ) / upper bound of misses/n), -inf where nothing can be said."""
+    from scipy import stats  # slow to import, and only an audit needs it
+
     low = np.where(hits > 0, stats.beta.ppf(alpha, np.maximum(hits, 1), n - hits + 1), 0.0)
     high = np.where(misses < n, stats.beta.ppf(1.0 - alpha, misses + 1, np.maximum(n - misses, 1)), 1.0)
     with np.errstate(divide="ignore"):

@@ -25,14 +25,14 @@ from dpdask.privacy.ledger_entries import (
     Entry,
     Kind,
     Summary,
+    broken,
     checked_number,
     entry_of,
     event_text,
     sum_charges,
 )
-from dpdask.privacy.ledger_tables import DATASETS, ENTRIES, HOLDOUTS, LedgerStore, broken, check_chain, digest_of
+from dpdask.privacy.ledger_tables import DATASETS, ENTRIES, HOLDOUTS, LedgerStore, check_chain, digest_of
 from dpdask.privacy.rounding import rounded_down, rounded_up_sum
-from dpdask.streams import RunKey
 
 LEDGER_FORMAT = 2
 READABLE_FORMATS = (1, 2)  # 1: before refusals and strict datasets were recorded
@@ -260,6 +260,8 @@ class Ledger:
             book = self._open(connection, dataset, lock=True)
             kept = self._kept_key(connection, book)
             if kept is None:
+                from dpdask.streams import RunKey  # and numpy, which no other operation needs
+
                 kept = RunKey.fresh().reveal().hex()
                 connection.execute(sa.insert(HOLDOUTS), {"dataset": dataset, "key": kept, "created": _now()})
                 _append(connection, book, "hold-out", "hold-out", FREE, _key_digest(kept))

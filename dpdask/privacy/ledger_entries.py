@@ -10,15 +10,19 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, get_args
 
-from dpdask.errors import SpecError
+from dpdask.errors import DataError, SpecError
 from dpdask.privacy.coverage import Coverage, coverage_of
-from dpdask.privacy.ledger_tables import broken
 from dpdask.privacy.rounding import rounded_up_sum
 
 Kind = Literal["intend", "draw", "commit", "void", "refuse", "strict", "hold-out"]
 NO_RUN = ("strict", "hold-out")
 _RELEASE = "release"  # the key under which an event holds the digest of what was drawn
 _HOLD_RELEASE = ("draw", "commit", "hold-out")
+
+
+def broken(what: str) -> DataError:
+    """Return the error that says what is wrong with a chain."""
+    return DataError(f"the chain is broken: {what}", None, "release nothing until the ledger is restored from a backup")
 
 
 def event_text(event: Mapping[str, Any], release: str = "") -> str:

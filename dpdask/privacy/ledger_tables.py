@@ -17,7 +17,8 @@ from sqlalchemy import exc
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.pool import NullPool
 
-from dpdask.errors import DataError, DpdaskError, SpecError, TemporaryError
+from dpdask.errors import DpdaskError, SpecError, TemporaryError
+from dpdask.privacy.ledger_entries import broken
 
 Result = TypeVar("Result")
 
@@ -214,11 +215,6 @@ def check_chain(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) ->
         raise broken(f"the entry {len(rows) + 1} is missing, the chain was cut")
     if digest != record["head"]:
         raise broken(f"the entry {len(rows)} was replaced" if rows else "the limit of the dataset was changed")
-
-
-def broken(what: str) -> DataError:
-    """Return the error that says what is wrong with a chain."""
-    return DataError(f"the chain is broken: {what}", None, "release nothing until the ledger is restored from a backup")
 
 
 def _parse(url: str) -> URL:

@@ -11,12 +11,11 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
-import opendp.prelude as opendp
 from numpy.random import Generator
 from numpy.typing import NDArray
-from opendp.mod import enable_features
 
 from dpdask.errors import SpecError
 from dpdask.privacy.events import CentralEvent, DiscreteLaplace
@@ -88,9 +87,9 @@ def discrete_laplace(counts: Counts, scale: float, *, rng: Generator | None = No
     _check(counts, scale)
     if rng is not None:
         return counts + _keyed_laplace(rng, counts.size, scale).reshape(counts.shape)
-    space = opendp.vector_domain(opendp.atom_domain(T="i64")), opendp.l1_distance(T="i64")
-    enable_features("contrib")
-    return _secure(opendp.m.make_laplace(*space, scale=float(scale)), counts)
+    from opendp import measurements, metrics
+
+    return _secure(measurements.make_laplace(_whole_numbers(), metrics.l1_distance(T="i64"), scale=float(scale)), counts)
 
 
 def discrete_gaussian(counts: Counts, sigma: float, *, rng: Generator | None = None) -> Counts:
@@ -126,9 +125,9 @@ def discrete_gaussian(counts: Counts, sigma: float, *, rng: Generator | None = N
     _check(counts, sigma)
     if rng is not None:
         return counts + _keyed_gaussian(rng, counts.size, sigma).reshape(counts.shape)
-    space = opendp.vector_domain(opendp.atom_domain(T="i64")), opendp.l2_distance(T="f64")
-    enable_features("contrib")
-    return _secure(opendp.m.make_gaussian(*space, scale=float(sigma)), counts)
+    from opendp import measurements, metrics
+
+    return _secure(measurements.make_gaussian(_whole_numbers(), metrics.l2_distance(T="f64"), scale=float(sigma)), counts)
 
 
 def _check(counts: Counts, scale: float) -> None:
@@ -138,6 +137,14 @@ def _check(counts: Counts, scale: float) -> None:
         raise SpecError("the noise's scale must be positive and at most 2**48", "noise", "raise epsilon")
     if counts.size and (counts.min() < -MAX_COUNT or counts.max() > MAX_COUNT):
         raise SpecError("a count is beyond ±2**53", "noise", "no table has so many rows: count in whole rows")
+
+
+def _whole_numbers() -> Any:
+    """Return OpenDP's domain of vectors of whole numbers; OpenDP is imported by the driver, when it draws."""
+    from opendp import domains, mod
+
+    mod.enable_features("contrib")
+    return domains.vector_domain(domains.atom_domain(T="i64"))
 
 
 def _secure(measurement: Measurement, counts: Counts) -> Counts:

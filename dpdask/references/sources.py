@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, ConfigDict, Field
-from scipy import stats
 
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.documents import Document
@@ -98,6 +97,8 @@ class KnownColumn(Document):
         SpecError
             If scipy has no such distribution, or the parameters do not fit it.
         """
+        from scipy import stats  # slow to import, and only a distribution named in a job needs it
+
         family = getattr(stats, self.name or "", None)
         where = f"reference of column {column!r}"
         wrong = SpecError(f"scipy.stats has no distribution {self.name!r} with these parameters", where, "see scipy.stats")

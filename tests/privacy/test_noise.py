@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from opendp import measurements
 from opendp.mod import OpenDPException
 from scipy import stats
 
@@ -164,7 +165,7 @@ def test_a_failure_of_the_library_is_not_hidden(monkeypatch):
     def broken(counts: np.ndarray) -> list[int]:
         raise OpenDPException("FailedFunction", "no entropy", "")
 
-    monkeypatch.setattr(noise.opendp.m, "make_laplace", lambda *_, **__: broken)
+    monkeypatch.setattr(measurements, "make_laplace", lambda *_, **__: broken)
     with pytest.raises(OpenDPException):
         noise.discrete_laplace(np.zeros(3, dtype=np.int64), 1.0)
 

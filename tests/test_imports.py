@@ -1,0 +1,181 @@
+"""What importing costs: nothing for the package, a verb's own modules for the command line, the engine alone for a worker."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pickle
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import click
+import cloudpickle
+import pandas as pd
+import pytest
+import yaml
+from e2e.helpers import HOLDOUT, MIXED_SCHEMA, lake, load, write_job
+
+import dpdask
+from dpdask import cli
+from dpdask.engine import frames, survey, tabulate
+from dpdask.jobs.run import run_job
+from dpdask.simulate import CENSUS_ATTRIBUTES
+
+ROOT = Path(__file__).parents[1]
+ROW = {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}
+
+# what the driver draws, prices, solves and keeps books with
+DRIVERS = {"dp_accounting", "opendp", "scipy.optimize", "scipy.stats", "sklearn", "sqlalchemy"}
+HEAVY = DRIVERS | {"dask", "distributed", "jinja2", "numba", "numpy", "pandas", "pyarrow", "pydantic", "rich", "scipy", "yaml"}
+
+
+def loaded(code: str, *arguments: str | Path) -> set[str]:
+    """The modules of a fresh Python that has run some code."""
+    report = "\nprint('\\nmodules', *sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}{report}", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+def of(modules: set[str], package: str) -> set[str]:
+    return {name for name in modules if name == package or name.startswith(f"{package}.")}
+
+
+def verb(*words: str | Path) -> set[str]:
+    """The modules that the command line has loaded when a verb ends well."""
+    return loaded("from dpdask.cli import cli\nassert not cli(standalone_mode=False)", *words)
+
+
+def test_the_package_does_no_work() -> None:
+    modules = loaded("import dpdask")
+    assert of(modules, "dpdask") == {"dpdask", "dpdask.version"}
+    assert not HEAVY & modules
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"], ["ledger", "show", "--help"], ["simulate", "census", "--help"]])
+def test_help_loads_the_command_line_alone(words: list[str]) -> None:
+    modules = verb(*words)
+    assert of(modules, "dpdask") == {"dpdask", "dpdask.cli", "dpdask.errors", "dpdask.version"}
+    assert not HEAVY & modules
+
+
+def test_dask_loads_the_command_line_alone() -> None:
+    [(name, value)] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["dask_cli"].items()
+    assert isinstance(EntryPoint(name, value, "dask_cli").load(), click.Group)
+    load_it = f"from importlib.metadata import EntryPoint\nEntryPoint({name!r}, {value!r}, 'dask_cli').load()"
+    more = loaded(f"import dask.cli\n{load_it}") - loaded("import dask.cli")
+    assert of(more, "dpdask") == {"dpdask", "dpdask.cli", "dpdask.errors", "dpdask.version"}
+    assert not HEAVY & more
+
+
+def test_a_ledger_takes_no_mechanism(tmp_path: Path) -> None:
+    where = ["--url", f"sqlite:///{tmp_path}/ledger.db", "--dataset", "people"]
+    for words in (["init", *where, "--epsilon", "1"], ["show", *where], ["verify", *where]):
+        modules = verb("ledger", *words)
+        assert "sqlalchemy" in modules
+        assert not modules & {"dask", "distributed", "dp_accounting", "numba", "opendp", "pandas", "pyarrow", "rich", "scipy", "sklearn"}
+
+
+def test_a_verb_loads_what_it_runs(tmp_path: Path) -> None:
+    job = write_job(tmp_path, lake(tmp_path / "in", [40]), tmp_path / "out")
+    for words in (["validate", job], ["plan", job], ["status", tmp_path / "out"]):
+        assert not verb(*words) & (DRIVERS | {"dask.dataframe", "distributed", "rich"})
+    assert not verb("run", job) & (DRIVERS | {"dask.dataframe", "rich"})  # a hold-out draws no central noise
+
+
+class _StopError(Exception):
+    """The first tasks are made."""
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "delta"),
+    [({"kind": "dip", "reference": HOLDOUT}, 0), ({"kind": "dip", "reference": {"kind": "tree"}}, 1e-6), ({"kind": "copula", "bins": 4}, 1e-6)],
+    ids=["dip", "tree", "copula"],
+)
+def test_a_worker_loads_no_library_of_the_driver(mechanism: dict[str, Any], delta: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"rating": MIXED_SCHEMA["rating"], "genre": MIXED_SCHEMA["genre"]}
+    source = lake(tmp_path / "in", [40], schema=schema)
+    job = load(write_job(tmp_path, source, tmp_path / "out", schema=schema, mechanism=mechanism, privacy__delta=delta))
+    check_worker(lambda: run_job(job), tmp_path, monkeypatch)
+
+
+def test_a_worker_of_a_frame_loads_no_library_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dip = dpdask.DIP(dpdask.Schema.from_dict({"columns": ROW}), epsilon=1.0, reference=dpdask.Holdout(fraction=0.5))
+    check_worker(lambda: dip.fit(pd.DataFrame({"x": [0, 1] * 50})), tmp_path, monkeypatch)
+
+
+def check_worker(fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check what a fresh Python loads to unpickle the first tasks."""
+
+    def captured(_: str, tasks: list[Any], *__: Any) -> list[Any]:
+        (tmp_path / "tasks").write_bytes(cloudpickle.dumps([dict(task.__dask_graph__()) for task in tasks]))
+        raise _StopError
+
+    for module in (frames, survey, tabulate):
+        monkeypatch.setattr(module, "run_tasks", captured)
+    with pytest.raises(_StopError):
+        fit()
+    modules = loaded("import pickle\npickle.load(open(sys.argv[1], 'rb'))", tmp_path / "tasks")
+    assert "dpdask.engine.work" in modules
+    assert not modules & (DRIVERS | {"dask.dataframe", "distributed", "rich"})
+    assert not of(modules, "dpdask.jobs") | of(modules, "dpdask.reports") | of(modules, "dpdask.cli")
+
+
+def test_every_public_name_has_the_module_that_a_checker_sees() -> None:
+    statements = ast.parse((ROOT / "dpdask" / "__init__.py").read_text()).body
+    block = next(each for each in statements if isinstance(each, ast.If))
+    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert {"__version__", *seen} == set(dpdask.__all__)
+    for name, module in seen.items():
+        found = getattr(dpdask, name)
+        assert found is (sys.modules[f"dpdask.{name}"] if module == "dpdask" else getattr(sys.modules[str(module)], name))
+
+
+def test_public_names_in_a_fresh_python() -> None:
+    loaded("import dpdask\nassert set(dpdask.__all__) <= set(dir(dpdask))")
+    loaded("from dpdask import *\nassert DIP.__module__ == 'dpdask.frames' and local.export and __version__")
+    loaded("import dpdask\nassert dpdask.inference.ReleasedColumn and dpdask.errors.SpecError is dpdask.SpecError")
+    loaded("import dpdask.survey\nassert dpdask.survey.Survey is dpdask.Survey")
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'dpdask' has no attribute 'DPI'"):
+        _ = dpdask.DPI
+    with pytest.raises(ImportError, match="DPI"):
+        exec("from dpdask import DPI")
+
+
+def test_a_submodule_that_cannot_be_imported_says_why() -> None:
+    loaded("""
+import dpdask
+sys.modules["pyarrow"] = None  # as if it were not installed
+try:
+    dpdask.schema
+except ModuleNotFoundError as error:
+    assert error.name == "pyarrow"
+else:
+    raise AssertionError
+""")
+
+
+def test_public_objects_are_pickled() -> None:
+    schema = dpdask.Schema.from_dict(yaml.safe_load(yaml.safe_dump({"columns": ROW})))
+    objects = [schema, schema.columns["x"], dpdask.Holdout(fraction=0.5), dpdask.UnitColumn(column="user", max_rows=2)]
+    assert pickle.loads(pickle.dumps(objects)) == objects
+    classes = [value for name in dpdask.__all__ if isinstance(value := getattr(dpdask, name), type)]
+    assert pickle.loads(pickle.dumps(classes)) == classes
+
+
+def test_the_command_line_knows_the_census() -> None:
+    [option] = [each for each in cli.census.params if each.name == "n_attributes"]
+    assert option.default == CENSUS_ATTRIBUTES
