@@ -318,3 +318,24 @@ def test_a_cluster_that_has_gone_away_is_let_go(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "_SUCCESS").exists()
     assert not (tmp_path / ".out.dpdask").exists()
     assert not any(held().values())
+
+
+def test_whole_numbers_whose_null_is_a_level_come_back_with_their_nulls(tmp_path: Path) -> None:
+    """`dd.read_parquet` says int64, and its partitions hold floats where there are nulls."""
+    pq.write_table(pa.table({"x": pa.array([1, 2, None, 4] * 500, pa.int64())}), tmp_path / "a.parquet")
+    frame = dd.read_parquet(tmp_path / "a.parquet")
+    for column in ({"kind": "continuous", "bounds": [0, 10]}, {"kind": "discrete", "levels": [1, 2, 4]}):
+        schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "nulls": "level", **column}}})
+        lazy = dpdask.DIP(schema, epsilon=4.0, reference=dpdask.Histogram()).fit(frame).transform(frame)
+        released = lazy.compute()
+        assert released["x"].dtype == lazy["x"].dtype == "Int64"
+        assert 200 < released["x"].isna().sum() < 900
+
+
+def test_private_texts_in_several_chunks_are_released() -> None:
+    table = pd.concat([pd.DataFrame({"k": ["a", "b"] * 500})] * 2, ignore_index=True)
+    schema = dpdask.Schema.from_dict({"columns": {"k": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}}})
+    released = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(table).transform(table)
+    assert set(released["k"]) == {"a", "b"}
+    assert len(released) == 2000
+    assert len(dpdask.GaussianCopula(schema, epsilon=1.0).fit(table).sample(100)) == 100

@@ -165,10 +165,8 @@ def batch_of(part: pd.DataFrame, columns: Sequence[str], types: pa.Schema) -> pa
     plain = [types.field(name).type.value_type if pa.types.is_dictionary(types.field(name).type) else types.field(name).type for name in columns]
     try:
         wanted = pa.schema(list(zip(columns, plain, strict=True)))
-        rows = part[list(columns)]
-        if not len(rows):  # pyarrow makes no batch from an empty column of texts
-            return pa.RecordBatch.from_pylist([], wanted)
-        return pa.RecordBatch.from_pandas(rows, schema=wanted, preserve_index=False)
+        rows = pa.Table.from_pandas(part[list(columns)], schema=wanted, preserve_index=False).combine_chunks()  # texts may come in chunks
+        return rows.to_batches()[0] if rows.num_rows else pa.RecordBatch.from_pylist([], wanted)
     except (pa.ArrowException, KeyError, TypeError, ValueError):  # these quote values
         raise DataError("a partition's values do not fit the frame's dtypes", "frame", "give every partition the dtypes of its meta") from None
 

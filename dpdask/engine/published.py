@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from dpdask.codec import LevelCodec
+from dpdask.codec import Codec, LevelCodec
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
 from dpdask.schema import Schema
@@ -75,9 +75,14 @@ def published_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
             levels = codec.levels.drop_null().to_pandas()
             released[name] = released[name].astype(pd.CategoricalDtype(levels, ordered=codec.ordered))
         else:
-            released[name] = released[name].astype(plain_dtype(dtype))
+            plain = plain_dtype(dtype)
+            released[name] = released[name].astype(plain if name not in work.codecs or not _has_null(work.codecs[name]) else _nullable(plain))
     result: pd.DataFrame = released.set_axis(_plain_index(released.index))  # whether pandas has type hints depends on what is installed
     return result
+
+
+def _has_null(codec: Codec) -> bool:
+    return bool(codec.levels.null_count) if isinstance(codec, LevelCodec) else codec.nulls
 
 
 def plain_kept(kept: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
@@ -110,6 +115,11 @@ def plain_dtype(dtype: Any) -> Any:
     plain = dtype.categories.dtype
     if isinstance(plain, pd.IntervalDtype) and plain.subtype.kind in "iu":
         return pd.IntervalDtype("float64", plain.closed)  # the dtype that pandas uses beside a null
+    return _nullable(plain)
+
+
+def _nullable(plain: Any) -> Any:
+    """Return a dtype that holds the same values and null."""
     if pd.api.types.is_extension_array_dtype(plain) or plain.kind not in "iub":
         return plain
     return pd.BooleanDtype() if plain.kind == "b" else pd.api.types.pandas_dtype(f"{'U' if plain.kind == 'u' else ''}Int{8 * plain.itemsize}")
