@@ -72,6 +72,7 @@ def five_columns(reference: str) -> Callable[[Path, Path], None]:
 STEPS: dict[str, Callable[[Path, Path], None]] = {
     "copy": copy,
     "dip": job({}),
+    "keep": job({"output.order": "keep"}),
     "histogram": job({"mechanism.reference": "{kind: histogram}", "mechanism.channel": "optimal"}),
     "interval": job(
         {"privacy": "null", "mechanism": "{kind: interval, columns: {rating: {design: case2, anchors: {name: uniform, loc: 0, scale: 5.5}}}}"}
