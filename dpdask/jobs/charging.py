@@ -136,10 +136,15 @@ def draw(job: Job, run_id: str, release_sha256: str) -> None:
 
 def was_refused(job: Job, run_id: str) -> bool:
     """Return whether a run's newest entry is its refusal: then what is left of it is of no use."""
+    return _newest_kind(job, run_id) == "refuse"
+
+
+def _newest_kind(job: Job, run_id: str) -> str | None:
+    """Return the kind of a run's newest entry, or None if it has none."""
     if job.ledger is None:
-        return False
-    newest = {entry.run_id: entry.kind for entry in open_ledger(job.ledger.url).show(job.ledger.dataset).entries}
-    return newest.get(run_id) == "refuse"
+        return None
+    entries = open_ledger(job.ledger.url).show(job.ledger.dataset).entries
+    return next((entry.kind for entry in reversed(entries) if entry.run_id == run_id), None)
 
 
 def commit(job: Job, run_id: str, release_sha256: str) -> None:
@@ -150,11 +155,8 @@ def commit(job: Job, run_id: str, release_sha256: str) -> None:
 
 def void(job: Job, run_id: str) -> None:
     """Take back the charge of a run whose noise nobody can have seen, if it was charged."""
-    if job.ledger is not None:
-        ledger = open_ledger(job.ledger.url)
-        newest = {entry.run_id: entry.kind for entry in ledger.show(job.ledger.dataset).entries}
-        if newest.get(run_id) == "intend":
-            ledger.void(job.ledger.dataset, run_id)
+    if job.ledger is not None and _newest_kind(job, run_id) == "intend":
+        open_ledger(job.ledger.url).void(job.ledger.dataset, run_id)
 
 
 def refuse(job: Job, run_id: str, sample: str, *, drawn: bool) -> None:

@@ -1,7 +1,8 @@
 """Tiny neighbouring tables through the public entry points: nothing that an outsider sees tells them apart beyond the claim.
 
 Each job runs on both tables with many seeds. An event of what is seen (values, counts, card, manifest, file names and sizes, how
-the run ended) that is more likely on one than ε and δ allow fails the test. Planted breaks show that such events are found.
+the run ended) that is far more likely on one than ε and δ allow fails the test: the two rates must differ by 0.7 to be looked at, by
+less in the slow version. So this finds exact leaks, as planted breaks show; noise of a wrong size is found by `test_neighbours_laws.py`.
 """
 
 from __future__ import annotations
