@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dpdask.frames import DIP, Release
     from dpdask.histograms import HistogramRelease, PerturbedHistogram
     from dpdask.intervals import IntervalMechanism
-    from dpdask.mechanisms.copula_fit import CopulaOptions
+    from dpdask.mechanisms.copula.fit import CopulaOptions
     from dpdask.privacy import UnitColumn
     from dpdask.references import Chain, Histogram, Holdout, Known, Public, Tree
     from dpdask.schema import Column, Schema
@@ -57,7 +57,7 @@ _MODULES = {
     "frames": ("DIP", "Release"),
     "histograms": ("HistogramRelease", "PerturbedHistogram"),
     "intervals": ("IntervalMechanism",),
-    "mechanisms.copula_fit": ("CopulaOptions",),
+    "mechanisms.copula.fit": ("CopulaOptions",),
     "privacy": ("UnitColumn",),
     "references": ("Chain", "Histogram", "Holdout", "Known", "Public", "Tree"),
     "schema": ("Column", "Schema"),

@@ -18,17 +18,17 @@ from dpdask.engine.synthetic_frames import tabulate_frame
 from dpdask.engine.tabulate import ALL_PAIRS, check_size, domain_of
 from dpdask.engine.work import KEY_NAME, TableWork
 from dpdask.errors import DataError, SpecError
-from dpdask.mechanisms import ChannelKind, Cost
-from dpdask.mechanisms.chain_fit import check_rank_costs
-from dpdask.mechanisms.fitted import FittedRelease
+from dpdask.mechanisms.dip.card import release_card
+from dpdask.mechanisms.dip.chain_fit import check_rank_costs
+from dpdask.mechanisms.dip.fit import ChannelKind, Cost
+from dpdask.mechanisms.dip.fitted import FittedRelease
+from dpdask.mechanisms.dip.tree_fit import check_tree, fit_tree
+from dpdask.mechanisms.dip.tree_spending import TreeSpending, spend_tree
+from dpdask.mechanisms.dip.tree_tables import measure_tree
 from dpdask.mechanisms.spending import Spending, spend
-from dpdask.mechanisms.tree_fit import check_tree, fit_tree
-from dpdask.mechanisms.tree_spending import TreeSpending, spend_tree
-from dpdask.mechanisms.tree_tables import measure_tree
 from dpdask.privacy import Budget, UnitColumn
 from dpdask.references import Chain, Known, Reference, Tree, held_out, is_public_table
 from dpdask.reports.batches import with_batches
-from dpdask.reports.card import release_card
 from dpdask.schema import Schema
 from dpdask.streams import RunKey, stream
 

@@ -23,15 +23,15 @@ from dpdask.engine.work import KEY_NAME
 from dpdask.errors import DataError, SpecError
 from dpdask.io.saved import load_release, save_release
 from dpdask.io.storage import Folder, absolute_url
-from dpdask.mechanisms import histogram
 from dpdask.mechanisms.columns import bins_by_column
-from dpdask.mechanisms.histogram import HistogramPlan, Threshold
-from dpdask.mechanisms.histogram_cells import bins_by_rule
-from dpdask.mechanisms.histogram_file import WEIGHT, FittedHistogram, histogram_from_bytes, histogram_to_bytes
-from dpdask.mechanisms.histogram_points import Points, points_per_cell
+from dpdask.mechanisms.histogram import noise as histogram
+from dpdask.mechanisms.histogram.card import histogram_card
+from dpdask.mechanisms.histogram.cells import bins_by_rule
+from dpdask.mechanisms.histogram.noise import HistogramPlan, Threshold
+from dpdask.mechanisms.histogram.points import Points, points_per_cell
+from dpdask.mechanisms.histogram.release import WEIGHT, FittedHistogram, histogram_from_bytes, histogram_to_bytes
 from dpdask.privacy import Budget, UnitColumn, noisy_counts_text
 from dpdask.privacy.events import Adjacency
-from dpdask.reports.histogram_card import histogram_card
 from dpdask.schema import Schema
 from dpdask.streams import RunKey, stream
 
@@ -240,7 +240,7 @@ class HistogramRelease:
         points
             `centre`, as at first and in the paper, or `spread`: two points for each column that is cut, multiplied, with
             weights that keep the means, variances and covariances of a smooth density, which centres do not; see
-            `mechanisms.histogram_points.spread` for when that is of use.
+            `mechanisms.histogram.points.spread` for when that is of use.
 
         Raises
         ------

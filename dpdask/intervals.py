@@ -18,12 +18,12 @@ from dpdask.engine.rows import COVERED_ROWS, RANGE_ROWS, write_designs
 from dpdask.engine.work import KEY_NAME
 from dpdask.errors import SpecError
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.interval_design import Design, IntervalColumns
-from dpdask.mechanisms.interval_differential import perturbed_columns, spending_of
-from dpdask.mechanisms.interval_release import IntervalRelease, check_designs
+from dpdask.mechanisms.interval.card import interval_card
+from dpdask.mechanisms.interval.design import Design, IntervalColumns
+from dpdask.mechanisms.interval.differential import perturbed_columns, spending_of
+from dpdask.mechanisms.interval.release import IntervalRelease, check_designs
 from dpdask.privacy import Budget
 from dpdask.reports.batches import with_batches
-from dpdask.reports.interval_card import interval_card
 from dpdask.schema import Schema, arrow_type
 from dpdask.streams import RunKey
 
@@ -38,7 +38,7 @@ class IntervalMechanism:
         The declared columns.
     columns
         The design of each private column, as a job writes it: `{"price": {"design": "case2", "anchors": {…}}}`, or a
-        design of `dpdask.mechanisms.interval_design`.
+        design of `dpdask.mechanisms.interval.design`.
     coverage
         Whether `<column>_coverage` is released beside the ends: the range's probability under the design's public reference.
     secrets

@@ -17,8 +17,7 @@ from dpdask.engine.release import load_release
 from dpdask.errors import OutputError, SpecError
 from dpdask.frames import Release
 from dpdask.kernels.channel import TOTAL_BITS
-from dpdask.mechanisms import BinMechanism, DipRelease, LevelMechanism, RankMechanism
-from dpdask.mechanisms.dip import ColumnMechanism
+from dpdask.mechanisms.dip.release import BinMechanism, ColumnMechanism, DipRelease, LevelMechanism, RankMechanism
 from dpdask.references import Known, Public, RankDistribution, Reference
 from dpdask.schema import Column, Level
 from dpdask.version import __version__

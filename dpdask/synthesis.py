@@ -22,12 +22,12 @@ from dpdask.errors import DataError, SpecError
 from dpdask.io.saved import load_release, save_release
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.columns import bins_by_column
-from dpdask.mechanisms.copula_file import FittedCopula, copula_from_bytes, copula_to_bytes
-from dpdask.mechanisms.copula_fit import CopulaOptions, fit_copula
-from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, measure, plan_noise
+from dpdask.mechanisms.copula.fit import CopulaOptions, fit_copula
+from dpdask.mechanisms.copula.release import FittedCopula, copula_from_bytes, copula_to_bytes
+from dpdask.mechanisms.marginals.card import copula_card
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, plan_noise
 from dpdask.privacy import Budget, UnitColumn, noisy_counts_text
 from dpdask.privacy.events import Adjacency
-from dpdask.reports.central_card import copula_card
 from dpdask.schema import Schema
 from dpdask.stats import Clique, Marginals
 from dpdask.streams import RunKey, stream

@@ -305,7 +305,7 @@ BAD = [
 GOOD = [
     (wrong_arrows, "kernels.x", "from dpdask.kernels import channel\nfrom .jit import jit\nimport numpy"),
     (wrong_arrows, "cli", "from dpdask import jobs\nfrom dpdask.connect import connected"),
-    (wrong_arrows, "frames", "from dpdask.reports.card import release_card\nfrom dpdask.engine import frames"),
+    (wrong_arrows, "frames", "from dpdask.mechanisms.dip.card import release_card\nfrom dpdask.engine import frames"),
     (wrong_arrows, "io.x", "from dpdask.errors import DataError\nfrom dpdask.schema import Schema"),
     (stray_dask, "engine.x", "import dask"),
     (stray_randomness, "stats.x", "from numpy.random import Generator\ndef f(rng: Generator) -> Generator: ..."),

@@ -15,7 +15,7 @@ import yaml
 import dpdask
 from dpdask import cli, errors
 from dpdask.jobs.spec import load_job
-from dpdask.mechanisms import ChannelKind
+from dpdask.mechanisms.dip.fit import ChannelKind
 from dpdask.references import Reference
 from dpdask.schema import Schema
 from pipelines.movielens import correlations

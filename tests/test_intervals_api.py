@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 import dpdask
-from dpdask.mechanisms.interval import Ranges
-from dpdask.mechanisms.interval_design import Case1, IntervalColumns, Law
-from dpdask.mechanisms.interval_promise import protected, unprotected
-from dpdask.mechanisms.interval_release import IntervalRelease
+from dpdask.mechanisms.interval.design import Case1, IntervalColumns, Law
+from dpdask.mechanisms.interval.promise import protected, unprotected
+from dpdask.mechanisms.interval.ranges import Ranges
+from dpdask.mechanisms.interval.release import IntervalRelease
 from dpdask.privacy import Budget
 
 LEVELS = [1.0, 2.0, 3.0, 4.0, 5.0]

@@ -27,7 +27,7 @@ from dpdask import local
 from dpdask.engine.release import load_release
 from dpdask.errors import InputError, OutputError, SpecError
 from dpdask.kernels import bins, rank
-from dpdask.mechanisms import RankMechanism
+from dpdask.mechanisms.dip.release import RankMechanism
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon
 from pipelines.local import apply
 

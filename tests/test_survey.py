@@ -21,8 +21,8 @@ from dpdask.inference import IntervalRegressor
 from dpdask.inference.npmle import npmle
 from dpdask.kernels import ranges as kernel
 from dpdask.kernels.ranges import LEVELS
-from dpdask.mechanisms.interval import Partition, Ranges
-from dpdask.mechanisms.interval_fit import interval_mechanism
+from dpdask.mechanisms.interval.fit import interval_mechanism
+from dpdask.mechanisms.interval.ranges import Partition, Ranges
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
 from dpdask.streams import RunKey, stream, words
 from dpdask.survey import Survey, Wording

@@ -12,10 +12,10 @@ from dpdask.engine.work import BOUNDS_NAME, NOISY_NAME, RELEASE_NAME, TableWork,
 from dpdask.errors import DataError
 from dpdask.io.fragments import InputTable, discover
 from dpdask.io.storage import Folder
-from dpdask.mechanisms import ChannelKind, Cost, fit_dip
-from dpdask.mechanisms.chain import ChainRelease
-from dpdask.mechanisms.chain_fit import fit_chain
-from dpdask.mechanisms.fitted import FittedRelease, fitted_from_bytes, fitted_to_bytes
+from dpdask.mechanisms.dip.chain import ChainRelease
+from dpdask.mechanisms.dip.chain_fit import fit_chain
+from dpdask.mechanisms.dip.fit import ChannelKind, Cost, fit_dip
+from dpdask.mechanisms.dip.fitted import FittedRelease, fitted_from_bytes, fitted_to_bytes
 from dpdask.mechanisms.spending import Spending
 from dpdask.privacy.events import Adjacency
 from dpdask.references import CellCounts, Chain, Distribution, Histogram, Known, Reference, from_statistic

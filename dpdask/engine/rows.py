@@ -15,7 +15,7 @@ from dpdask.codec import Codec, LevelCodec
 from dpdask.engine.release import load_release
 from dpdask.engine.work import TableWork, keep, kept
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.interval_release import IntervalRelease, ends_of, is_lattice, released_schema
+from dpdask.mechanisms.interval.release import IntervalRelease, ends_of, is_lattice, released_schema
 from dpdask.streams import RunKey
 
 

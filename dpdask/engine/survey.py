@@ -17,7 +17,7 @@ from dpdask.engine.reduce import FAN_IN, TreeFold, tree_reduce
 from dpdask.engine.seal import Seal
 from dpdask.engine.work import TableWork
 from dpdask.io.fragments import Fragment, read_batches
-from dpdask.mechanisms.chain import group_hashes
+from dpdask.mechanisms.dip.chain import group_hashes
 from dpdask.references import CellCounts
 from dpdask.stats import LevelCounts, RankSummary
 from dpdask.stats.bounding import UnitBounds, UnitRows

@@ -18,9 +18,9 @@ from dpdask.engine.randomise import recorded, stage
 from dpdask.engine.work import KEY_NAME, RELEASE_NAME, keep, kept
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.copula import CHUNK_ROWS
-from dpdask.mechanisms.copula_file import FittedCopula, copula_from_bytes, copula_to_bytes
-from dpdask.mechanisms.histogram_file import FittedHistogram, histogram_from_bytes, histogram_to_bytes
+from dpdask.mechanisms.copula.model import CHUNK_ROWS
+from dpdask.mechanisms.copula.release import FittedCopula, copula_from_bytes, copula_to_bytes
+from dpdask.mechanisms.histogram.release import FittedHistogram, histogram_from_bytes, histogram_to_bytes
 from dpdask.streams import RunKey, stream, words
 
 _DRAWS = "histogram/records"

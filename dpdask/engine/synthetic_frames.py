@@ -20,8 +20,8 @@ from dpdask.engine.tabulate import Counted, Tables, Tabulated, domain_of, merged
 from dpdask.engine.work import TableWork, tabulated_work
 from dpdask.errors import DataError, SpecError
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.copula_file import FittedCopula
-from dpdask.mechanisms.histogram_file import FittedHistogram
+from dpdask.mechanisms.copula.release import FittedCopula
+from dpdask.mechanisms.histogram.release import FittedHistogram
 from dpdask.privacy import UnitColumn
 from dpdask.references.histogram import MAX_BINS
 from dpdask.schema import Schema

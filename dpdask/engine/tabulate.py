@@ -22,7 +22,7 @@ from dpdask.engine.work import TableWork
 from dpdask.errors import SpecError
 from dpdask.io.fragments import Fragment, read_batches
 from dpdask.kernels.marginals import MAX_LEVELS
-from dpdask.mechanisms.copula import MAX_LATENTS, n_latents_of
+from dpdask.mechanisms.copula.model import MAX_LATENTS, n_latents_of
 from dpdask.stats import Clique, Domain, MarginalCounter, Marginals
 
 MAX_CELLS = 2**27  # a gigabyte of counts; each worker holds a few such

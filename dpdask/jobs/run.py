@@ -20,7 +20,7 @@ from dpdask.jobs.kinds import Fitted
 from dpdask.jobs.ordering import sorted_warnings
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
-from dpdask.reports.card import with_dataset
+from dpdask.mechanisms.dip.card import with_dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

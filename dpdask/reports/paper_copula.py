@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from dpdask.kernels import correlation as correlation_kernel
 from dpdask.kernels import normal as normal_kernel
-from dpdask.mechanisms.copula import CHUNK_ROWS, draw_latents
-from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, measure
+from dpdask.mechanisms.copula.model import CHUNK_ROWS, draw_latents
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
 from dpdask.privacy.noise import laplace_scale
 from dpdask.reports.utility import Answers, Codes, Counts, Floats, check_queries, one_way_counts, three_way_counts, two_way_counts

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from dpdask.errors import DataError, InputError
 from dpdask.kernels.ranges import at_least
-from dpdask.mechanisms.interval import Narrowing
-from dpdask.mechanisms.interval_release import ends_of
+from dpdask.mechanisms.interval.ranges import Narrowing
+from dpdask.mechanisms.interval.release import ends_of
 from dpdask.streams import RunKey
 from dpdask.survey.form import ANSWER_FORMAT, CONVENTION
 from dpdask.survey.questions import choices, draw_anchors

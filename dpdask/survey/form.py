@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import LEVELS, Steps
-from dpdask.mechanisms.interval import Narrowing
+from dpdask.mechanisms.interval.ranges import Narrowing
 from dpdask.survey.wording import Asked
 
 ANSWER_FORMAT = 1

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dpdask.kernels import ranges as kernel
-from dpdask.mechanisms.interval import Partition
+from dpdask.mechanisms.interval.ranges import Partition
 from dpdask.streams import RunKey, stream, words
 from dpdask.survey.wording import Asked
 

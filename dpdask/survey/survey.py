@@ -17,10 +17,10 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
 from dpdask.documents import Document, validate
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import Quantiles
-from dpdask.mechanisms.interval import Narrowing, Partition
-from dpdask.mechanisms.interval_design import Canonical, Case1, Case2, CoverageAnchors, Design, IntervalColumns, Progressive, Ring
-from dpdask.mechanisms.interval_release import IntervalRelease, check_designs, ends_of, numbers
-from dpdask.reports.interval_card import TRUE, interval_card
+from dpdask.mechanisms.interval.card import TRUE, interval_card
+from dpdask.mechanisms.interval.design import Canonical, Case1, Case2, CoverageAnchors, Design, IntervalColumns, Progressive, Ring
+from dpdask.mechanisms.interval.ranges import Narrowing, Partition
+from dpdask.mechanisms.interval.release import IntervalRelease, check_designs, ends_of, numbers
 from dpdask.schema import Schema, arrow_type
 from dpdask.streams import RunKey
 from dpdask.survey.answers import MAX_ID, Answers, check_headers, choice_ranges, form_ranges, id_of, read_answers

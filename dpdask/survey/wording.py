@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dpdask.documents import Document
-from dpdask.mechanisms.interval import Narrowing, Partition
+from dpdask.mechanisms.interval.ranges import Narrowing, Partition
 
 Floats = NDArray[np.float64]
 

@@ -30,9 +30,9 @@ from dpdask.jobs.kinds.copula import Copula
 from dpdask.jobs.spec import load_job
 from dpdask.kernels import simplex
 from dpdask.kernels.marginals import Codes
-from dpdask.mechanisms.copula_fit import CopulaOptions, fit_copula
-from dpdask.mechanisms.denoise import denoise
-from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, measure, pair_cells, plan_noise
+from dpdask.mechanisms.copula.fit import CopulaOptions, fit_copula
+from dpdask.mechanisms.marginals.denoise import denoise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, pair_cells, plan_noise
 from dpdask.privacy import Budget
 from dpdask.privacy.accountant import scaled
 from dpdask.privacy.events import Adjacency, DiscreteLaplace

@@ -27,10 +27,10 @@ from dpdask.engine.tabulate import domain_of, encoded
 from dpdask.jobs.kinds.copula import Copula
 from dpdask.jobs.spec import load_job
 from dpdask.kernels.marginals import Codes
-from dpdask.mechanisms import ChannelKind
-from dpdask.mechanisms.tree_fit import fit_tree
-from dpdask.mechanisms.tree_spending import spend_tree
-from dpdask.mechanisms.tree_tables import measure_tree
+from dpdask.mechanisms.dip.fit import ChannelKind
+from dpdask.mechanisms.dip.tree_fit import fit_tree
+from dpdask.mechanisms.dip.tree_spending import spend_tree
+from dpdask.mechanisms.dip.tree_tables import measure_tree
 from dpdask.privacy import Budget
 from dpdask.references.tree import Tree
 from dpdask.stats import Domain, Marginals

@@ -25,7 +25,7 @@ from dpdask.errors import BudgetError
 from dpdask.jobs import charging
 from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.plan import plan_job
-from dpdask.mechanisms.marginals import margin_95
+from dpdask.mechanisms.marginals.noise import margin_95
 from dpdask.privacy.accountant import epsilon
 from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace, from_dict, leaves, to_dict
 from dpdask.schema import Schema

@@ -23,7 +23,7 @@ from dpdask.engine import release as engine_release
 from dpdask.engine.work import KEY_NAME, NOISY_NAME, table_work
 from dpdask.io.storage import Folder
 from dpdask.jobs.run import run_job
-from dpdask.mechanisms.fitted import fitted_from_bytes
+from dpdask.mechanisms.dip.fitted import fitted_from_bytes
 from dpdask.mechanisms.spending import spend
 from dpdask.privacy import Budget, UnitColumn, noise
 from dpdask.privacy.events import DiscreteLaplace, from_dict, leaves

@@ -24,7 +24,7 @@ from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.kinds import interval
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
-from dpdask.mechanisms.interval import Ranges
+from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.privacy.events import Composed, LocalRelease, to_dict
 from dpdask.streams import RunKey
 

@@ -26,9 +26,9 @@ from dpdask.inference.npmle import npmle
 from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job, status
-from dpdask.mechanisms.interval import Ranges
-from dpdask.mechanisms.interval_coverage import coverages
-from dpdask.mechanisms.interval_design import Law
+from dpdask.mechanisms.interval.coverage import coverages
+from dpdask.mechanisms.interval.design import Law
+from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
 
 SCHEMA: dict[str, Any] = {**MIXED_SCHEMA, "genre": {"role": "drop", "type": "string"}}

@@ -28,7 +28,7 @@ from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.kinds.histogram import HistogramKind
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
-from dpdask.mechanisms.histogram_file import histogram_from_bytes, histogram_to_bytes
+from dpdask.mechanisms.histogram.release import histogram_from_bytes, histogram_to_bytes
 from dpdask.privacy.events import DiscreteLaplace, from_dict, leaves, to_dict
 from dpdask.schema import Schema
 

@@ -15,8 +15,8 @@ import pytest
 from scipy import stats
 
 import dpdask
-from dpdask.mechanisms.interval_design import IntervalColumns
-from dpdask.mechanisms.interval_fit import interval_mechanism
+from dpdask.mechanisms.interval.design import IntervalColumns
+from dpdask.mechanisms.interval.fit import interval_mechanism
 from dpdask.streams import RunKey, stream, words
 from dpdask.survey import Survey
 

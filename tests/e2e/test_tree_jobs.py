@@ -342,7 +342,7 @@ def test_a_released_channel_of_one_parent_level_that_is_too_weak_is_not_sound(so
 
 
 def test_channels_that_are_too_many_are_not_shown(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpdask.reports.tree_card.MAX_SHOWN", 10)
+    monkeypatch.setattr("dpdask.mechanisms.dip.tree_card.MAX_SHOWN", 10)
     made = job(tmp_path, source)
     run_here(made)
     assert not any("channels" in column for _, column in private(card_of(tmp_path)))

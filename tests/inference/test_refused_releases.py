@@ -12,9 +12,9 @@ from dpdask.errors import DataError, DpdaskError, SpecError
 from dpdask.inference import m_estimators as me
 from dpdask.inference.m_estimators import WeightedSample
 from dpdask.inference.npmle import npmle
-from dpdask.mechanisms.interval import Ranges
-from dpdask.mechanisms.interval_design import Case1, Case2, Design, Law, Ring
-from dpdask.mechanisms.interval_fit import interval_mechanism
+from dpdask.mechanisms.interval.design import Case1, Case2, Design, Law, Ring
+from dpdask.mechanisms.interval.fit import interval_mechanism
+from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
 from dpdask.streams import RunKey, stream
 

@@ -17,7 +17,7 @@ from dpdask.jobs import auditing
 from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.kinds import dip
 from dpdask.kernels.channel import exact_epsilon
-from dpdask.mechanisms import fit_dip
+from dpdask.mechanisms.dip.fit import fit_dip
 from dpdask.privacy import audit, noise
 from dpdask.privacy.events import DiscreteLaplace
 from dpdask.streams import RunKey, stream

@@ -15,13 +15,13 @@ from scipy import stats
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.kernels import chain as kernel
-from dpdask.mechanisms import chain_file
-from dpdask.mechanisms.chain import BinnedRanks, ChainRelease, LaplaceRanks, group_hashes
-from dpdask.mechanisms.chain_file import chain_from_bytes, chain_to_bytes
-from dpdask.mechanisms.chain_fit import check_rank_costs, fit_chain, rank_mechanisms
-from dpdask.mechanisms.dip import DipRelease
-from dpdask.mechanisms.fit import N_BINS
-from dpdask.mechanisms.fitted import fitted_from_bytes, fitted_to_bytes
+from dpdask.mechanisms.dip import chain_file
+from dpdask.mechanisms.dip.chain import BinnedRanks, ChainRelease, LaplaceRanks, group_hashes
+from dpdask.mechanisms.dip.chain_file import chain_from_bytes, chain_to_bytes
+from dpdask.mechanisms.dip.chain_fit import check_rank_costs, fit_chain, rank_mechanisms
+from dpdask.mechanisms.dip.fit import N_BINS
+from dpdask.mechanisms.dip.fitted import fitted_from_bytes, fitted_to_bytes
+from dpdask.mechanisms.dip.release import DipRelease
 from dpdask.privacy.audit import rank_epsilon
 from dpdask.references import Chain
 from dpdask.stats.records import Records, numbers

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 
 from dpdask.errors import InputError
-from dpdask.mechanisms import copula_fit
 from dpdask.mechanisms.columns import bins_by_column
-from dpdask.mechanisms.copula import CHUNK_ROWS, CopulaModel, n_latents_of
-from dpdask.mechanisms.copula_file import FittedCopula, copula_from_bytes, copula_to_bytes
-from dpdask.mechanisms.copula_fit import CopulaOptions, FitReport, fit_copula
-from dpdask.mechanisms.denoise import denoise
-from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, measure, plan_noise
+from dpdask.mechanisms.copula import fit as copula_fit
+from dpdask.mechanisms.copula.fit import CopulaOptions, FitReport, fit_copula
+from dpdask.mechanisms.copula.model import CHUNK_ROWS, CopulaModel, n_latents_of
+from dpdask.mechanisms.copula.release import FittedCopula, copula_from_bytes, copula_to_bytes
+from dpdask.mechanisms.marginals.denoise import denoise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, plan_noise
 from dpdask.privacy import Budget
 from dpdask.privacy.events import DiscreteGaussian
 from dpdask.schema import Schema

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy.sparse.csgraph import minimum_spanning_tree
 
 from dpdask.kernels.tables import independence, mutual_information
-from dpdask.mechanisms.denoise import Denoised, PairGroup, denoise, dependence_tree, stacked
-from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, measure
+from dpdask.mechanisms.marginals.denoise import Denoised, PairGroup, denoise, dependence_tree, stacked
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure
 from dpdask.privacy.events import DiscreteGaussian
 from dpdask.stats import Domain, Marginals
 from dpdask.streams import RunKey, stream

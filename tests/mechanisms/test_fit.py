@@ -7,8 +7,8 @@ import pytest
 import dpdask
 from dpdask.engine.release import load_release
 from dpdask.errors import SpecError
-from dpdask.mechanisms import BinMechanism, LevelMechanism, RankMechanism
-from dpdask.mechanisms.release_file import release_from_bytes, release_to_bytes
+from dpdask.mechanisms.dip.release import BinMechanism, LevelMechanism, RankMechanism
+from dpdask.mechanisms.dip.release_file import release_from_bytes, release_to_bytes
 
 N = 40_000
 SCHEMA = dpdask.Schema.from_dict(

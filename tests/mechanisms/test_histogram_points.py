@@ -15,9 +15,9 @@ from dpdask.cells import Cells, cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares
-from dpdask.mechanisms.histogram import PerturbedHistogram, plan
-from dpdask.mechanisms.histogram_cells import WholeLine
-from dpdask.mechanisms.histogram_points import points_per_cell, spread
+from dpdask.mechanisms.histogram.cells import WholeLine
+from dpdask.mechanisms.histogram.noise import PerturbedHistogram, plan
+from dpdask.mechanisms.histogram.points import points_per_cell, spread
 from dpdask.privacy import Budget
 from dpdask.stats.marginals import Domain
 

@@ -14,11 +14,11 @@ from scipy import optimize, stats
 
 from dpdask.documents import validate
 from dpdask.errors import DataError, SpecError
-from dpdask.mechanisms.interval import IntervalMechanism, Partition, Perturbed, Ranges, Selection
-from dpdask.mechanisms.interval_coverage import coverage, coverages, released_coverages
-from dpdask.mechanisms.interval_design import Design, IntervalColumns, Law
-from dpdask.mechanisms.interval_fit import interval_mechanism
-from dpdask.mechanisms.interval_promise import unprotected
+from dpdask.mechanisms.interval.coverage import coverage, coverages, released_coverages
+from dpdask.mechanisms.interval.design import Design, IntervalColumns, Law
+from dpdask.mechanisms.interval.fit import interval_mechanism
+from dpdask.mechanisms.interval.promise import unprotected
+from dpdask.mechanisms.interval.ranges import IntervalMechanism, Partition, Perturbed, Ranges, Selection
 from dpdask.streams import RunKey, stream, words
 
 N01 = {"name": "norm"}
@@ -386,7 +386,7 @@ def test_the_same_stream_gives_the_same_ranges_however_it_is_cut(name, monkeypat
     parts = [made.randomise(values[cut], none[cut], rng) for cut in (slice(0, 1), slice(1, 700), slice(700, 1000))]
     np.testing.assert_array_equal(whole.lower, np.concatenate([part.lower for part in parts]))
     np.testing.assert_array_equal(whole.upper, np.concatenate([part.upper for part in parts]))
-    monkeypatch.setattr("dpdask.mechanisms.interval._CHUNK", 7)
+    monkeypatch.setattr("dpdask.mechanisms.interval.ranges._CHUNK", 7)
     np.testing.assert_array_equal(whole.lower, run(made, values).lower)
     other = run(made, values, "b")
     assert not np.array_equal(whole.lower, other.lower)

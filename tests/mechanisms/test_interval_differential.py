@@ -18,12 +18,12 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
 from dpdask.documents import validate
 from dpdask.errors import SpecError
 from dpdask.kernels.channel import TOTAL_BITS
-from dpdask.mechanisms.dip import BinMechanism, LevelMechanism, RankMechanism
-from dpdask.mechanisms.interval import Partition, Perturbed, Ranges
-from dpdask.mechanisms.interval_coverage import coverage
-from dpdask.mechanisms.interval_design import Design, IntervalColumns, Law, reference_of
-from dpdask.mechanisms.interval_differential import LevelPerturbation, ValuePerturbation, adapted, fit_perturbation, spending_of, within
-from dpdask.mechanisms.interval_release import IntervalRelease, check_designs, is_lattice, numbers
+from dpdask.mechanisms.dip.release import BinMechanism, LevelMechanism, RankMechanism
+from dpdask.mechanisms.interval.coverage import coverage
+from dpdask.mechanisms.interval.design import Design, IntervalColumns, Law, reference_of
+from dpdask.mechanisms.interval.differential import LevelPerturbation, ValuePerturbation, adapted, fit_perturbation, spending_of, within
+from dpdask.mechanisms.interval.ranges import Partition, Perturbed, Ranges
+from dpdask.mechanisms.interval.release import IntervalRelease, check_designs, is_lattice, numbers
 from dpdask.privacy import Budget
 from dpdask.privacy.events import Composed, LocalRelease
 from dpdask.schema import Column, Schema
@@ -277,7 +277,7 @@ def test_the_same_stream_gives_the_same_ranges_however_it_is_cut(monkeypatch: py
     made = release("price", {"design": "case2", "anchors": UNIT})
     values = np.random.default_rng(1).random(1000)
     whole = run(made, values)
-    monkeypatch.setattr("dpdask.mechanisms.interval._CHUNK", 37)
+    monkeypatch.setattr("dpdask.mechanisms.interval.ranges._CHUNK", 37)
     cut = run(made, values)
     assert whole.lower.tolist() == cut.lower.tolist()
 

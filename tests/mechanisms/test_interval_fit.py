@@ -9,10 +9,10 @@ from scipy import integrate, stats
 from dpdask.documents import validate
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import LEVELS, TABLE_ERROR
-from dpdask.mechanisms.interval import IntervalMechanism, Partition
-from dpdask.mechanisms.interval_coverage import Public, coverage, coverages, table
-from dpdask.mechanisms.interval_design import IntervalColumns, Law
-from dpdask.mechanisms.interval_fit import interval_mechanism, optimal, says_anything
+from dpdask.mechanisms.interval.coverage import Public, coverage, coverages, table
+from dpdask.mechanisms.interval.design import IntervalColumns, Law
+from dpdask.mechanisms.interval.fit import interval_mechanism, optimal, says_anything
+from dpdask.mechanisms.interval.ranges import IntervalMechanism, Partition
 from dpdask.streams import RunKey, stream
 
 N01 = {"name": "norm"}

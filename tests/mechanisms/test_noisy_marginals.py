@@ -14,8 +14,8 @@ import pytest
 from scipy import stats
 
 from dpdask.errors import InputError, SpecError
-from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, deviation, margin_95, measure, pair_cells, plan_noise, spent
-from dpdask.mechanisms.marginals_file import noisy_from_bytes, noisy_to_bytes
+from dpdask.mechanisms.marginals.archive import noisy_from_bytes, noisy_to_bytes
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, deviation, margin_95, measure, pair_cells, plan_noise, spent
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.accountant import epsilon as paid
 from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, from_dict, leaves, to_dict

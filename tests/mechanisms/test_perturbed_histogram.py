@@ -15,10 +15,10 @@ from scipy import stats
 from dpdask.cells import cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
-from dpdask.mechanisms import histogram
-from dpdask.mechanisms import histogram_sparse as sparse
-from dpdask.mechanisms.histogram import HistogramPlan, PerturbedHistogram, plan, spent
-from dpdask.mechanisms.histogram_cells import WholeLine, affordable_bins, bandwidth, bins_by_rule, centres, largest_noise
+from dpdask.mechanisms.histogram import noise as histogram
+from dpdask.mechanisms.histogram import sparse
+from dpdask.mechanisms.histogram.cells import WholeLine, affordable_bins, bandwidth, bins_by_rule, centres, largest_noise
+from dpdask.mechanisms.histogram.noise import HistogramPlan, PerturbedHistogram, plan, spent
 from dpdask.privacy import Budget
 from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace
 from dpdask.stats.joint import JointCounts, codes_of

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from dpdask.cells import cells
 from dpdask.codec import codec_for
 from dpdask.errors import SpecError
-from dpdask.mechanisms import fit_dip, spending
+from dpdask.mechanisms import spending
+from dpdask.mechanisms.dip.fit import fit_dip
 from dpdask.mechanisms.spending import Spending, spend
 from dpdask.privacy import Budget, UnitColumn, accountant, noise
 from dpdask.privacy.events import DiscreteLaplace, LocalRelease

@@ -18,13 +18,13 @@ from scipy import stats
 from dpdask.cells import Cells, cells
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, InputError, SpecError
-from dpdask.mechanisms import ChannelKind, fit_dip
-from dpdask.mechanisms.release_file import release_to_bytes
-from dpdask.mechanisms.tree import TreeRelease
-from dpdask.mechanisms.tree_file import tree_from_bytes, tree_to_bytes
-from dpdask.mechanisms.tree_fit import MAX_WEIGHTS, check_tree, fit_tree
-from dpdask.mechanisms.tree_spending import spend_tree
-from dpdask.mechanisms.tree_tables import TreeNoise, believed, measure_tree, plan_tree_noise, tree_of
+from dpdask.mechanisms.dip.fit import ChannelKind, fit_dip
+from dpdask.mechanisms.dip.release_file import release_to_bytes
+from dpdask.mechanisms.dip.tree import TreeRelease
+from dpdask.mechanisms.dip.tree_file import tree_from_bytes, tree_to_bytes
+from dpdask.mechanisms.dip.tree_fit import MAX_WEIGHTS, check_tree, fit_tree
+from dpdask.mechanisms.dip.tree_spending import spend_tree
+from dpdask.mechanisms.dip.tree_tables import TreeNoise, believed, measure_tree, plan_tree_noise, tree_of
 from dpdask.privacy import Budget
 from dpdask.privacy.accountant import epsilon as priced
 from dpdask.privacy.budget import UnitColumn

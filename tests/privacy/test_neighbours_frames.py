@@ -16,7 +16,7 @@ from privacy.outsider import Draw, Effort, View, document_view, frame_view, lapl
 
 import dpdask
 from dpdask.errors import DpdaskError
-from dpdask.mechanisms import dip
+from dpdask.mechanisms.dip import release as dip
 from dpdask.streams import stream
 
 EPSILON = 0.2

@@ -29,7 +29,7 @@ from scipy import stats
 import dpdask
 from dpdask.engine import release as fitting
 from dpdask.kernels import channel as channel_kernel
-from dpdask.mechanisms import dip
+from dpdask.mechanisms.dip import release as dip
 from dpdask.privacy import noise
 from dpdask.streams import stream
 

@@ -13,13 +13,13 @@ import pytest
 
 import dpdask
 from dpdask.codec import codec_for
-from dpdask.mechanisms import fit_dip
+from dpdask.mechanisms.dip.card import release_card
+from dpdask.mechanisms.dip.fit import fit_dip
 from dpdask.mechanisms.spending import spend
 from dpdask.privacy import Budget, UnitColumn, split_epsilon
 from dpdask.privacy.accountant import epsilon as epsilon_of
 from dpdask.privacy.events import DiscreteLaplace, LocalRelease, from_dict, leaves
 from dpdask.references import Histogram, Holdout, Known, Public, Reference, from_statistic
-from dpdask.reports import release_card
 from dpdask.schema import Schema
 from dpdask.stats import LevelCounts, RankSummary
 

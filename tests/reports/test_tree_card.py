@@ -9,14 +9,14 @@ import pyarrow as pa
 
 from dpdask.cells import cells
 from dpdask.codec import LevelCodec
-from dpdask.mechanisms.tree_fit import fit_tree
-from dpdask.mechanisms.tree_spending import spend_tree
-from dpdask.mechanisms.tree_tables import measure_tree
+from dpdask.mechanisms.dip.tree_card import tree_accounting, tree_columns, tree_mechanism
+from dpdask.mechanisms.dip.tree_fit import fit_tree
+from dpdask.mechanisms.dip.tree_spending import spend_tree
+from dpdask.mechanisms.dip.tree_tables import measure_tree
 from dpdask.privacy import Budget
 from dpdask.privacy.accountant import epsilon
 from dpdask.privacy.events import from_dict
 from dpdask.references.tree import Tree
-from dpdask.reports.tree_card import tree_accounting, tree_columns, tree_mechanism
 from dpdask.stats import Domain, Marginals
 from dpdask.streams import RunKey, stream
 

@@ -16,8 +16,8 @@ from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.fragments import InputTable
 from dpdask.io.storage import Folder
 from dpdask.jobs.kinds.kind import Terms
-from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, measure
-from dpdask.mechanisms.marginals_file import noisy_from_bytes, noisy_to_bytes
+from dpdask.mechanisms.marginals.archive import noisy_from_bytes, noisy_to_bytes
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure
 from dpdask.privacy import COVERED, UNCOVERED, noisy_counts_text
 from dpdask.privacy.coverage import Uncovered
 from dpdask.schema import Schema

@@ -20,12 +20,12 @@ from dpdask.io.storage import Folder
 from dpdask.jobs.kinds import central
 from dpdask.jobs.kinds.kind import Expected, Fitted, Terms
 from dpdask.mechanisms.columns import bins_by_column
-from dpdask.mechanisms.copula_file import FittedCopula
-from dpdask.mechanisms.copula_fit import fit_copula
-from dpdask.mechanisms.marginals import MarginalNoise, plan_noise
+from dpdask.mechanisms.copula.fit import fit_copula
+from dpdask.mechanisms.copula.release import FittedCopula
+from dpdask.mechanisms.marginals.card import copula_card
+from dpdask.mechanisms.marginals.noise import MarginalNoise, plan_noise
 from dpdask.privacy.events import Composed
 from dpdask.references.bins import Bins
-from dpdask.reports.central_card import copula_card
 from dpdask.streams import RunKey, stream
 
 

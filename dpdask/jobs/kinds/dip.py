@@ -24,13 +24,14 @@ from dpdask.io.fragments import InputTable, takes_in
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.jobs.kinds.kind import Expected, Fitted, Terms
 from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
-from dpdask.mechanisms import ChannelKind, Cost, RankMechanism, fit_dip
-from dpdask.mechanisms.chain import LaplaceRanks, RankRandomiser
-from dpdask.mechanisms.chain_fit import check_rank_costs, rank_mechanisms
-from dpdask.mechanisms.dip import ColumnMechanism
-from dpdask.mechanisms.fitted import FittedRelease
+from dpdask.mechanisms.dip.card import release_card
+from dpdask.mechanisms.dip.chain import LaplaceRanks, RankRandomiser
+from dpdask.mechanisms.dip.chain_fit import check_rank_costs, rank_mechanisms
+from dpdask.mechanisms.dip.fit import ChannelKind, Cost, fit_dip
+from dpdask.mechanisms.dip.fitted import FittedRelease
+from dpdask.mechanisms.dip.release import ColumnMechanism, RankMechanism
+from dpdask.mechanisms.dip.tree_spending import TreeSpending
 from dpdask.mechanisms.spending import Spending, spend
-from dpdask.mechanisms.tree_spending import TreeSpending
 from dpdask.privacy import Budget, guarantee_text
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon, shown_weights, within_digits
 from dpdask.privacy.coverage import Uncovered
@@ -50,7 +51,6 @@ from dpdask.references import (
     held_out,
     uncovered_by,
 )
-from dpdask.reports.card import release_card
 
 N_KNOTS = 2**10
 WRITE = ("write: randomise each fragment and stage its shards",)

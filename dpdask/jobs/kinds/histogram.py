@@ -21,15 +21,15 @@ from dpdask.io.fragments import InputTable
 from dpdask.io.storage import Folder
 from dpdask.jobs.kinds import central
 from dpdask.jobs.kinds.kind import Expected, Fitted, Terms
-from dpdask.mechanisms import histogram
 from dpdask.mechanisms.columns import bins_by_column
-from dpdask.mechanisms.histogram import HistogramPlan, Threshold
-from dpdask.mechanisms.histogram_cells import bins_by_rule
-from dpdask.mechanisms.histogram_file import WEIGHT, FittedHistogram
-from dpdask.mechanisms.histogram_points import Points, points_per_cell
+from dpdask.mechanisms.histogram import noise as histogram
+from dpdask.mechanisms.histogram.card import histogram_card
+from dpdask.mechanisms.histogram.cells import bins_by_rule
+from dpdask.mechanisms.histogram.noise import HistogramPlan, Threshold
+from dpdask.mechanisms.histogram.points import Points, points_per_cell
+from dpdask.mechanisms.histogram.release import WEIGHT, FittedHistogram
 from dpdask.privacy.events import Composed
 from dpdask.references.bins import as_bins
-from dpdask.reports.histogram_card import histogram_card
 from dpdask.schema import Schema
 from dpdask.stats.joint import n_cells
 from dpdask.streams import RunKey, stream
@@ -63,7 +63,7 @@ class NoisyHistogram(Document):
         `cells`: points and weights; `rows`: synthetic rows drawn from the positive weights.
     points
         Of `cells`, what stands for each: its `centre`, or points `spread` in it that keep the moments of a smooth density,
-        two for each column that is cut, multiplied; see `mechanisms.histogram_points.spread`.
+        two for each column that is cut, multiplied; see `mechanisms.histogram.points.spread`.
     n_rows
         How many rows: a number, or `input` for as many as the table has. Under add-remove, `input` gives the noisy number of
         rows, or 0 if no cell has a positive weight.

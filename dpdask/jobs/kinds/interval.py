@@ -21,15 +21,15 @@ from dpdask.io.fragments import InputTable
 from dpdask.io.storage import Folder
 from dpdask.jobs.kinds.dip import most_shards
 from dpdask.jobs.kinds.kind import Expected, Fitted, Setting, Terms
-from dpdask.mechanisms.interval_design import Design
-from dpdask.mechanisms.interval_differential import perturbed_columns, spending_of, within
-from dpdask.mechanisms.interval_release import IntervalRelease, check_designs, released_schema
+from dpdask.mechanisms.interval.card import interval_card, interval_guarantee, protected_text, unprotected_text
+from dpdask.mechanisms.interval.design import Design
+from dpdask.mechanisms.interval.differential import perturbed_columns, spending_of, within
+from dpdask.mechanisms.interval.release import IntervalRelease, check_designs, released_schema
 from dpdask.mechanisms.spending import Spending
 from dpdask.privacy import Budget
 from dpdask.privacy.coverage import Uncovered
 from dpdask.privacy.events import Composed
 from dpdask.privacy.order import RowOrder
-from dpdask.reports.interval_card import interval_card, interval_guarantee, protected_text, unprotected_text
 
 
 class Intervals(Document):

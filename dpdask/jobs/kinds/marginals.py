@@ -20,10 +20,10 @@ from dpdask.io.fragments import InputTable
 from dpdask.io.storage import Folder
 from dpdask.jobs.kinds import central
 from dpdask.jobs.kinds.kind import Expected, Fitted, Terms
-from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, plan_noise
+from dpdask.mechanisms.marginals.card import marginals_card
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, plan_noise
 from dpdask.privacy.events import Composed
 from dpdask.references.bins import Bins
-from dpdask.reports.central_card import marginals_card
 from dpdask.stats import Clique
 
 _TABLE = "table"

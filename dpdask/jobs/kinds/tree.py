@@ -18,12 +18,12 @@ from dpdask.io.storage import Folder
 from dpdask.jobs.kinds import central
 from dpdask.jobs.kinds.dip import WRITE, Dip, DipKind, check_budget, check_channel, written
 from dpdask.jobs.kinds.kind import WHOLE_ROW, Fitted, Terms
-from dpdask.mechanisms.marginals import NoisyMarginals
-from dpdask.mechanisms.marginals_file import noisy_to_bytes
-from dpdask.mechanisms.tree import worst_row
-from dpdask.mechanisms.tree_fit import check_tree, fit_tree
-from dpdask.mechanisms.tree_spending import TreeSpending, spend_tree
-from dpdask.mechanisms.tree_tables import measure_tree
+from dpdask.mechanisms.dip.tree import worst_row
+from dpdask.mechanisms.dip.tree_fit import check_tree, fit_tree
+from dpdask.mechanisms.dip.tree_spending import TreeSpending, spend_tree
+from dpdask.mechanisms.dip.tree_tables import measure_tree
+from dpdask.mechanisms.marginals.archive import noisy_to_bytes
+from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.privacy.audit import channel_epsilon, shown_weights, within_digits
 from dpdask.references import Tree
 from dpdask.stats import Domain, Marginals

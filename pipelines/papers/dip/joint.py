@@ -12,12 +12,12 @@ import pyarrow as pa
 from dpdask.cells import Cells, cells
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.kernels import chain as kernel
-from dpdask.mechanisms import ChannelKind
-from dpdask.mechanisms.chain import ChainRelease
-from dpdask.mechanisms.chain_fit import rank_mechanisms
-from dpdask.mechanisms.tree_fit import fit_tree
-from dpdask.mechanisms.tree_spending import spend_tree
-from dpdask.mechanisms.tree_tables import measure_tree
+from dpdask.mechanisms.dip.chain import ChainRelease
+from dpdask.mechanisms.dip.chain_fit import rank_mechanisms
+from dpdask.mechanisms.dip.fit import ChannelKind
+from dpdask.mechanisms.dip.tree_fit import fit_tree
+from dpdask.mechanisms.dip.tree_spending import spend_tree
+from dpdask.mechanisms.dip.tree_tables import measure_tree
 from dpdask.privacy import Budget
 from dpdask.references.tree import Tree
 from dpdask.stats import Domain, Marginals

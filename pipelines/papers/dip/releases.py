@@ -12,8 +12,8 @@ import pyarrow as pa
 from dpdask.cells import cells
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.kernels import rank
-from dpdask.mechanisms import ChannelKind, fit_dip
-from dpdask.mechanisms.dip import ColumnMechanism, RankMechanism
+from dpdask.mechanisms.dip.fit import ChannelKind, fit_dip
+from dpdask.mechanisms.dip.release import ColumnMechanism, RankMechanism
 from dpdask.references import CellCounts, Distribution, Known, RankDistribution, from_statistic, noisy_distribution
 from dpdask.references.sources import KnownColumn
 from dpdask.stats.levels import LevelCounts

@@ -13,7 +13,7 @@ from dpdask.errors import InputError
 from dpdask.kernels import chain as kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
-from dpdask.mechanisms.chain import BinnedRanks, ChainRelease, Groups, LaplaceRanks, RankRandomiser
+from dpdask.mechanisms.dip.chain import BinnedRanks, ChainRelease, Groups, LaplaceRanks, RankRandomiser
 
 CHAIN_FORMAT = 1
 

@@ -15,9 +15,9 @@ from dpdask.errors import SpecError
 from dpdask.kernels import bins as bins_kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
-from dpdask.mechanisms.dip import BinMechanism, ColumnMechanism, LevelMechanism, RankMechanism
-from dpdask.mechanisms.fit import fit_dip
-from dpdask.mechanisms.interval_design import Design, IntervalDifferential, Perturb
+from dpdask.mechanisms.dip.fit import fit_dip
+from dpdask.mechanisms.dip.release import BinMechanism, ColumnMechanism, LevelMechanism, RankMechanism
+from dpdask.mechanisms.interval.design import Design, IntervalDifferential, Perturb
 from dpdask.mechanisms.spending import Spending
 from dpdask.privacy import Budget, split_epsilon
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import LEVELS, Quantiles, Steps
-from dpdask.mechanisms.interval import IntervalMechanism, Narrowing, Partition, Perturbed, Ranges, Selection, Step, Union
-from dpdask.mechanisms.interval_design import Law
+from dpdask.mechanisms.interval.design import Law
+from dpdask.mechanisms.interval.ranges import IntervalMechanism, Narrowing, Partition, Perturbed, Ranges, Selection, Step, Union
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from dpdask.cells import Cells
 from dpdask.errors import SpecError
 from dpdask.kernels.marginals import Codes
-from dpdask.mechanisms.histogram_cells import WELL_ABOVE, WholeLine, affordable_bins, centres, largest_noise
-from dpdask.mechanisms.histogram_sparse import excess_mean, kept, least_cut, tail, uniform_below
+from dpdask.mechanisms.histogram.cells import WELL_ABOVE, WholeLine, affordable_bins, centres, largest_noise
+from dpdask.mechanisms.histogram.sparse import excess_mean, kept, least_cut, tail, uniform_below
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.accountant import epsilon, scaled
 from dpdask.privacy.events import CentralEvent, Composed, DiscreteGaussian, DiscreteLaplace

@@ -10,8 +10,8 @@ import numpy as np
 
 from dpdask.errors import InputError
 from dpdask.kernels import channel as channel_kernel
-from dpdask.mechanisms.marginals_file import UNREADABLE
-from dpdask.mechanisms.tree import TreeColumn, TreeRelease
+from dpdask.mechanisms.dip.tree import TreeColumn, TreeRelease
+from dpdask.mechanisms.marginals.archive import UNREADABLE
 
 TREE_FORMAT = 1
 KIND = "tree"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpdask.kernels.channel import TOTAL_BITS
-from dpdask.mechanisms.tree import TreeRelease
-from dpdask.mechanisms.tree_spending import TreeSpending
+from dpdask.mechanisms.dip.tree import TreeRelease
+from dpdask.mechanisms.dip.tree_spending import TreeSpending
 from dpdask.privacy import Budget
 from dpdask.privacy.events import to_dict
 from dpdask.references.tree import Tree

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dpdask.errors import SpecError
-from dpdask.mechanisms.tree_tables import TreeNoise, plan_tree_noise
+from dpdask.mechanisms.dip.tree_tables import TreeNoise, plan_tree_noise
 from dpdask.privacy import Budget, split_epsilon
 from dpdask.privacy.accountant import epsilon as least_epsilon
 from dpdask.privacy.events import Composed, LocalRelease

@@ -13,10 +13,10 @@ import pyarrow as pa
 from dpdask.cells import Cells
 from dpdask.errors import InputError
 from dpdask.mechanisms.columns import Bins, header_from_arrays, header_to_arrays, released_cells
-from dpdask.mechanisms.copula import CopulaModel, Node
-from dpdask.mechanisms.copula_fit import FitReport
-from dpdask.mechanisms.marginals import NoisyMarginals
-from dpdask.mechanisms.marginals_file import UNREADABLE, noisy_from_arrays, noisy_to_arrays
+from dpdask.mechanisms.copula.fit import FitReport
+from dpdask.mechanisms.copula.model import CopulaModel, Node
+from dpdask.mechanisms.marginals.archive import UNREADABLE, noisy_from_arrays, noisy_to_arrays
+from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.schema import Schema
 
 COPULA_FORMAT = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpdask.mechanisms.interval_design import Canonical, Design, Ensemble, IntervalDifferential, Progressive, Selective
+from dpdask.mechanisms.interval.design import Canonical, Design, Ensemble, IntervalDifferential, Progressive, Selective
 
 
 def protected(design: Design) -> str:

@@ -23,7 +23,7 @@ from pydantic import (
 
 from dpdask.documents import Document
 from dpdask.errors import SpecError
-from dpdask.mechanisms.fit import ChannelKind
+from dpdask.mechanisms.dip.fit import ChannelKind
 from dpdask.privacy.budget import MAX_EPSILON
 from dpdask.references.sources import KnownColumn
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from dpdask.mechanisms.columns import plain_bins
-from dpdask.mechanisms.histogram import spent
-from dpdask.mechanisms.histogram_file import FittedHistogram
-from dpdask.mechanisms.marginals import deviation, margin_95
+from dpdask.mechanisms.histogram.noise import spent
+from dpdask.mechanisms.histogram.release import FittedHistogram
+from dpdask.mechanisms.marginals.card import central_card
+from dpdask.mechanisms.marginals.noise import deviation, margin_95
 from dpdask.privacy import Budget
 from dpdask.privacy.events import CentralEvent, DiscreteLaplace, to_dict
-from dpdask.reports.central_card import central_card
 from dpdask.stats.joint import n_cells
 
 

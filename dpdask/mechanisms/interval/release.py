@@ -17,13 +17,13 @@ from pydantic import TypeAdapter
 
 from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
 from dpdask.errors import InputError, SpecError
-from dpdask.mechanisms.dip import DipRelease
-from dpdask.mechanisms.interval import MECHANISM_ID, IntervalMechanism
-from dpdask.mechanisms.interval_coverage import released_coverages
-from dpdask.mechanisms.interval_design import Design, IntervalDifferential, reference_of
-from dpdask.mechanisms.interval_differential import DipPerturbation, LevelPerturbation, adapted, check_perturbations, fit_perturbation
-from dpdask.mechanisms.interval_fit import interval_mechanism, says_anything
-from dpdask.mechanisms.release_file import release_from_bytes, release_to_bytes
+from dpdask.mechanisms.dip.release import DipRelease
+from dpdask.mechanisms.dip.release_file import release_from_bytes, release_to_bytes
+from dpdask.mechanisms.interval.coverage import released_coverages
+from dpdask.mechanisms.interval.design import Design, IntervalDifferential, reference_of
+from dpdask.mechanisms.interval.differential import DipPerturbation, LevelPerturbation, adapted, check_perturbations, fit_perturbation
+from dpdask.mechanisms.interval.fit import interval_mechanism, says_anything
+from dpdask.mechanisms.interval.ranges import MECHANISM_ID, IntervalMechanism
 from dpdask.schema import Column, Schema
 from dpdask.streams import RunKey, stream
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dpdask.mechanisms.chain import ChainRelease
-from dpdask.mechanisms.chain_file import chain_from_bytes, chain_to_bytes
-from dpdask.mechanisms.dip import DipRelease
-from dpdask.mechanisms.release_file import release_from_bytes, release_to_bytes
-from dpdask.mechanisms.tree import TreeRelease
-from dpdask.mechanisms.tree_file import tree_from_bytes, tree_to_bytes
+from dpdask.mechanisms.dip.chain import ChainRelease
+from dpdask.mechanisms.dip.chain_file import chain_from_bytes, chain_to_bytes
+from dpdask.mechanisms.dip.release import DipRelease
+from dpdask.mechanisms.dip.release_file import release_from_bytes, release_to_bytes
+from dpdask.mechanisms.dip.tree import TreeRelease
+from dpdask.mechanisms.dip.tree_file import tree_from_bytes, tree_to_bytes
 
 FittedRelease = DipRelease | ChainRelease | TreeRelease
 

@@ -14,9 +14,9 @@ from dpdask.kernels import correlation as correlation_kernel
 from dpdask.kernels import decode as decode_kernel
 from dpdask.kernels import marginals as marginals_kernel
 from dpdask.kernels import normal as normal_kernel
-from dpdask.mechanisms.copula import CHUNK_ROWS, CopulaModel, Node, draw_latents, draw_uniforms, n_latents_of
-from dpdask.mechanisms.denoise import Denoised, denoise, dependence_tree
-from dpdask.mechanisms.marginals import NoisyMarginals
+from dpdask.mechanisms.copula.model import CHUNK_ROWS, CopulaModel, Node, draw_latents, draw_uniforms, n_latents_of
+from dpdask.mechanisms.marginals.denoise import Denoised, denoise, dependence_tree
+from dpdask.mechanisms.marginals.noise import NoisyMarginals
 
 Floats = NDArray[np.float64]
 

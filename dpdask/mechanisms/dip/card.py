@@ -9,20 +9,20 @@ from importlib.metadata import version
 from typing import Any
 
 from dpdask.codec import Codec, LevelCodec
-from dpdask.mechanisms import ChannelKind, LevelMechanism, RankMechanism
-from dpdask.mechanisms.chain import BinnedRanks, ChainRelease, LaplaceRanks
-from dpdask.mechanisms.dip import ColumnMechanism
-from dpdask.mechanisms.fitted import FittedRelease
+from dpdask.mechanisms.dip.chain import BinnedRanks, ChainRelease, LaplaceRanks
+from dpdask.mechanisms.dip.fit import ChannelKind
+from dpdask.mechanisms.dip.fitted import FittedRelease
+from dpdask.mechanisms.dip.release import ColumnMechanism, LevelMechanism, RankMechanism
+from dpdask.mechanisms.dip.tree import TreeRelease
+from dpdask.mechanisms.dip.tree_card import tree_accounting, tree_columns, tree_mechanism
+from dpdask.mechanisms.dip.tree_spending import TreeSpending
 from dpdask.mechanisms.spending import Spending
-from dpdask.mechanisms.tree import TreeRelease
-from dpdask.mechanisms.tree_spending import TreeSpending
 from dpdask.privacy import Budget, cautions, guarantee_text
 from dpdask.privacy.coverage import Coverage
 from dpdask.privacy.events import to_dict
 from dpdask.privacy.order import RowOrder, order_text
 from dpdask.privacy.rounding import rounded_up
 from dpdask.references import Chain, Public, Reference, held_out
-from dpdask.reports.tree_card import tree_accounting, tree_columns, tree_mechanism
 from dpdask.schema import Schema
 from dpdask.streams import STREAM_FORMAT
 from dpdask.version import __version__

@@ -13,10 +13,10 @@ import pyarrow as pa
 from dpdask.cells import Cells
 from dpdask.errors import InputError
 from dpdask.mechanisms.columns import Bins, header_from_arrays, header_to_arrays, released_cells
-from dpdask.mechanisms.histogram import HistogramPlan, PerturbedHistogram
-from dpdask.mechanisms.histogram_cells import centres
-from dpdask.mechanisms.histogram_points import Points, points_per_cell, spread
-from dpdask.mechanisms.marginals_file import UNREADABLE, central_event
+from dpdask.mechanisms.histogram.cells import centres
+from dpdask.mechanisms.histogram.noise import HistogramPlan, PerturbedHistogram
+from dpdask.mechanisms.histogram.points import Points, points_per_cell, spread
+from dpdask.mechanisms.marginals.archive import UNREADABLE, central_event
 from dpdask.privacy.events import to_dict
 from dpdask.schema import Schema
 from dpdask.stats import Domain

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from dpdask.cells import Cells
 from dpdask.codec import ValueCodec
 from dpdask.errors import SpecError
-from dpdask.mechanisms.histogram import PerturbedHistogram
-from dpdask.mechanisms.histogram_cells import centres
+from dpdask.mechanisms.histogram.cells import centres
+from dpdask.mechanisms.histogram.noise import PerturbedHistogram
 
 Floats = NDArray[np.float64]
 Points = Literal["centre", "spread"]

@@ -11,7 +11,7 @@ import numpy as np
 from dpdask.channels import LevelChannel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
-from dpdask.mechanisms.dip import BinMechanism, ColumnMechanism, DipRelease, LevelMechanism, RankMechanism
+from dpdask.mechanisms.dip.release import BinMechanism, ColumnMechanism, DipRelease, LevelMechanism, RankMechanism
 from dpdask.references import RankDistribution
 
 RELEASE_FORMAT = 1

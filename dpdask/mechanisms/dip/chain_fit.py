@@ -13,8 +13,8 @@ from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
-from dpdask.mechanisms.chain import BinnedRanks, ChainRelease, Groups, LaplaceRanks, RankRandomiser
-from dpdask.mechanisms.fit import N_BINS, ChannelKind, Cost, check_costs
+from dpdask.mechanisms.dip.chain import BinnedRanks, ChainRelease, Groups, LaplaceRanks, RankRandomiser
+from dpdask.mechanisms.dip.fit import N_BINS, ChannelKind, Cost, check_costs
 from dpdask.stats.records import Records
 
 Floats = NDArray[np.float64]

@@ -14,10 +14,10 @@ from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS
 from dpdask.codec import LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as channel_kernel
-from dpdask.mechanisms.fit import ChannelKind, Cost, check_costs, level_cost
-from dpdask.mechanisms.marginals import NoisyMarginals
-from dpdask.mechanisms.tree import TreeColumn, TreeRelease
-from dpdask.mechanisms.tree_tables import believed, tree_of
+from dpdask.mechanisms.dip.fit import ChannelKind, Cost, check_costs, level_cost
+from dpdask.mechanisms.dip.tree import TreeColumn, TreeRelease
+from dpdask.mechanisms.dip.tree_tables import believed, tree_of
+from dpdask.mechanisms.marginals.noise import NoisyMarginals
 
 Floats = NDArray[np.float64]
 

@@ -10,8 +10,8 @@ from typing import Any
 from dpdask.cells import Cells
 from dpdask.codec import LevelCodec
 from dpdask.mechanisms.columns import plain_bins
-from dpdask.mechanisms.copula_file import FittedCopula
-from dpdask.mechanisms.marginals import NoisyMarginals, deviation, margin_95, spent
+from dpdask.mechanisms.copula.release import FittedCopula
+from dpdask.mechanisms.marginals.noise import NoisyMarginals, deviation, margin_95, spent
 from dpdask.privacy import Budget, cautions
 from dpdask.privacy.events import CentralEvent, to_dict
 from dpdask.schema import Schema

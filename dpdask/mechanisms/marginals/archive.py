@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpdask.errors import InputError, SpecError
-from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals
 from dpdask.privacy.events import CentralEvent, DiscreteGaussian, DiscreteLaplace, from_dict, to_dict
 from dpdask.stats import Domain
 

@@ -17,7 +17,7 @@ from dpdask.errors import SpecError
 from dpdask.kernels import bins as bins_kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
-from dpdask.mechanisms.dip import BinMechanism, ColumnMechanism, DipRelease, LevelMechanism, RankMechanism
+from dpdask.mechanisms.dip.release import BinMechanism, ColumnMechanism, DipRelease, LevelMechanism, RankMechanism
 from dpdask.references import Distribution, LevelDistribution, RankDistribution
 
 ChannelKind = Literal["laplace", "laplace-calibrated", "optimal"]

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import LEVELS, TABLE_ERROR, Acceptable, Quantiles
-from dpdask.mechanisms.interval import IntervalMechanism, Narrowing, Partition, Perturbation, Perturbed, Selection, Step, Union
-from dpdask.mechanisms.interval_coverage import Public, quasi_run, step_coverage, table
-from dpdask.mechanisms.interval_design import (
+from dpdask.mechanisms.interval.coverage import Public, quasi_run, step_coverage, table
+from dpdask.mechanisms.interval.design import (
     Canonical,
     CoverageAnchors,
     Design,
@@ -26,6 +25,7 @@ from dpdask.mechanisms.interval_design import (
     Ring,
     Selective,
 )
+from dpdask.mechanisms.interval.ranges import IntervalMechanism, Narrowing, Partition, Perturbation, Perturbed, Selection, Step, Union
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]

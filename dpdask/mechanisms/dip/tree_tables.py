@@ -11,8 +11,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.kernels import tables as tables_kernel
-from dpdask.mechanisms.denoise import Denoised, denoise, dependence_tree
-from dpdask.mechanisms.marginals import MarginalNoise, NoisyMarginals, deviation, draft, measure
+from dpdask.mechanisms.marginals.denoise import Denoised, denoise, dependence_tree
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, deviation, draft, measure
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.accountant import scaled
 from dpdask.privacy.events import Adjacency, CentralEvent, Composed

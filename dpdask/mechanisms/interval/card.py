@@ -9,11 +9,11 @@ from importlib.metadata import version
 from typing import Any
 
 from dpdask.codec import Codec
-from dpdask.mechanisms.interval_coverage import coverage
-from dpdask.mechanisms.interval_design import Design, reference_of
-from dpdask.mechanisms.interval_differential import perturbed_columns, spending_of
-from dpdask.mechanisms.interval_promise import protected, unprotected
-from dpdask.mechanisms.interval_release import IntervalRelease, released_as, unit_of
+from dpdask.mechanisms.interval.coverage import coverage
+from dpdask.mechanisms.interval.design import Design, reference_of
+from dpdask.mechanisms.interval.differential import perturbed_columns, spending_of
+from dpdask.mechanisms.interval.promise import protected, unprotected
+from dpdask.mechanisms.interval.release import IntervalRelease, released_as, unit_of
 from dpdask.privacy import Budget, cautions, guarantee_text
 from dpdask.privacy.events import to_dict
 from dpdask.privacy.order import RowOrder, order_text, published_text

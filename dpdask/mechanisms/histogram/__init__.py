@@ -1,0 +1,1 @@
+"""The perturbed histogram: noise in every cell of a joint histogram, released as weighted cells or synthetic rows."""

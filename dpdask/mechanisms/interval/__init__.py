@@ -1,0 +1,1 @@
+"""Interval privacy: each value becomes a random range that contains it."""
