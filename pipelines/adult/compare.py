@@ -1,7 +1,7 @@
 """A copula job beside its paper's recipe, and beside itself without each improvement: for the data's steward only, because it reads private rows.
 
-    python pipelines/adult/compare.py --input /path/to/adult.parquet
-    python pipelines/adult/compare.py --job pipelines/acs/job.yaml --input /path/to/national2019.parquet
+    python -m pipelines.adult.compare --input /path/to/adult.parquet
+    python -m pipelines.adult.compare --job pipelines/acs/job.yaml --input /path/to/national2019.parquet
 
 Prints a Markdown table, and writes JSON on demand: errors of all one-way and two-way counts and of some three-way ones, in rows, as
 average/maximum over the best 95 · 99 · 100 % of the queries; the mean total variation of the two-way tables; the share of
@@ -26,6 +26,8 @@ import pyarrow.parquet as pq
 from dpdask.cells import DEFAULT_BINS, cells
 from dpdask.codec import codec_for
 from dpdask.engine.tabulate import domain_of, encoded
+from dpdask.evaluation import baselines
+from dpdask.evaluation.utility import N_QUERIES, Answers, ErrorProfile, UtilityReport, compare_answers, three_way_queries
 from dpdask.jobs.kinds.copula import Copula
 from dpdask.jobs.spec import load_job
 from dpdask.kernels import simplex
@@ -36,10 +38,9 @@ from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, mea
 from dpdask.privacy import Budget
 from dpdask.privacy.accountant import scaled
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
-from dpdask.reports import baselines, paper_copula
-from dpdask.reports.utility import N_QUERIES, Answers, ErrorProfile, UtilityReport, compare_answers, three_way_queries
 from dpdask.stats import Domain, Marginals
 from dpdask.streams import RunKey, stream
+from pipelines.papers import asghar_copula
 
 QUERIES_SEED = 1
 WITHOUT = {
@@ -163,21 +164,21 @@ def ours(adjacency: Adjacency, options: CopulaOptions | None = None, plan: Calla
     return run
 
 
-def dummies(make: Callable[[Case, Draws], paper_copula.Dummies]) -> Maker:
+def dummies(make: Callable[[Case, Draws], asghar_copula.Dummies]) -> Maker:
     def run(case: Case, draws: Draws) -> Run:
         start = time.perf_counter()
         made = make(case, draws)
         seconds = time.perf_counter() - start
-        answers = paper_copula.dummy_answers(made, case.sizes, case.queries)
-        return Run(answers=answers, valid=paper_copula.valid_share(made, case.sizes), seconds=seconds)
+        answers = asghar_copula.dummy_answers(made, case.sizes, case.queries)
+        return Run(answers=answers, valid=asghar_copula.valid_share(made, case.sizes), seconds=seconds)
 
     return run
 
 
 def dpc(adjacency: Adjacency) -> Maker:
-    def make(case: Case, draws: Draws) -> paper_copula.Dummies:
-        planned = paper_copula.paper_noise(case.domain.n_attributes, epsilon=case.budget.epsilon, delta=case.budget.delta, adjacency=adjacency)
-        return paper_copula.dpc_of_tables(drawn(case, planned, adjacency, draws), rng=draws.other())
+    def make(case: Case, draws: Draws) -> asghar_copula.Dummies:
+        planned = asghar_copula.paper_noise(case.domain.n_attributes, epsilon=case.budget.epsilon, delta=case.budget.delta, adjacency=adjacency)
+        return asghar_copula.dpc_of_tables(drawn(case, planned, adjacency, draws), rng=draws.other())
 
     return dummies(make)
 
@@ -211,8 +212,8 @@ def lap(adjacency: Adjacency) -> Maker:
         m, sensitivity = case.domain.n_attributes, 2 if adjacency == "replace-one" else 1
 
         def answers(counts: np.ndarray, n_tables: int) -> np.ndarray:
-            share = paper_copula.table_epsilon(n_tables, epsilon=case.budget.epsilon, delta=case.budget.delta)
-            return baselines.laplace_answers(counts, scale=sensitivity / share, rng=draws.other(str(n_tables)))
+            share = asghar_copula.table_epsilon(n_tables, epsilon=case.budget.epsilon, delta=case.budget.delta)
+            return asghar_copula.laplace_answers(counts, scale=sensitivity / share, rng=draws.other(str(n_tables)))
 
         both = answers(np.concatenate([case.true.one_way, case.true.two_way]), m + math.comb(m, 2))
         one_way, two_way = np.split(both, [sum(case.sizes)])
@@ -246,9 +247,9 @@ def rows_of(case: Case) -> dict[str, Maker]:
         **{f"the paper's Laplace answers (Lap), {adjacency}": lap(adjacency) for adjacency in both},
         **{f"our noisy tables alone, {adjacency}": tables(adjacency, denoised=False) for adjacency in both},
         **{f"our tables without their noise, as the fit believes them, {adjacency}": tables(adjacency, denoised=True) for adjacency in both},
-        "*not private:* the paper's copula (cop)": dummies(lambda case, draws: paper_copula.cop(case.codes, case.sizes, rng=draws.other())),
-        "*not private:* no correlations (cop-ID)": dummies(lambda case, draws: paper_copula.cop_id(case.codes, case.sizes, rng=draws.other())),
-        "*not private:* all correlations 1 (cop-1)": dummies(lambda case, draws: paper_copula.cop_one(case.codes, case.sizes, rng=draws.other())),
+        "*not private:* the paper's copula (cop)": dummies(lambda case, draws: asghar_copula.cop(case.codes, case.sizes, rng=draws.other())),
+        "*not private:* no correlations (cop-ID)": dummies(lambda case, draws: asghar_copula.cop_id(case.codes, case.sizes, rng=draws.other())),
+        "*not private:* all correlations 1 (cop-1)": dummies(lambda case, draws: asghar_copula.cop_one(case.codes, case.sizes, rng=draws.other())),
         "*not private:* independent columns (no-cor)": no_cor,
         "*not private:* bootstrap resample, the floor": bootstrap,
     }

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dpdask.channels import baselines
-from pipelines.papers.dip import joint
+from pipelines.papers.dip import baselines, joint
 from pipelines.papers.dip.common import EPSILONS, Cell, Row, Table, parser, published, replicate_rng, report
 
 Array = Any

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, stats
 
-from dpdask.channels import baselines
-from pipelines.papers.dip import releases
+from pipelines.papers.dip import baselines, releases
 from pipelines.papers.dip.common import EPSILONS, Cell, Row, Table, parser, published, replicate_rng, report
 
 Array = Any

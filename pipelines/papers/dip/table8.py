@@ -27,8 +27,7 @@ import pyarrow.parquet as pq
 from scipy.special import expit, xlogy
 from sklearn.linear_model import LogisticRegression
 
-from dpdask.channels import baselines
-from pipelines.papers.dip import joint
+from pipelines.papers.dip import baselines, joint
 from pipelines.papers.dip.common import EPSILONS, Cell, Row, Table, parser, published, replicate_rng, report
 
 Array = Any

@@ -27,11 +27,10 @@ from typing import Any
 import numba
 import numpy as np
 
-from dpdask.channels import baselines
 from pipelines.movielens import recommender
 from pipelines.movielens.recommender import RATINGS, read
 from pipelines.movielens.recommender import Table as Ratings
-from pipelines.papers.dip import releases
+from pipelines.papers.dip import baselines, releases
 from pipelines.papers.dip.common import EPSILONS, Cell, Row, Table, parser, published, replicate_rng, report
 
 Array = Any

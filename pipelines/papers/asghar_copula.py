@@ -1,13 +1,14 @@
-"""The Gaussian copula as its paper has it, each dummy with a threshold of its own: what ours is measured against. CONFIDENTIAL but for `dpc`.
+"""The Gaussian copula as its paper has it, each dummy with a threshold of its own, and the paper's Laplace answers. CONFIDENTIAL but for `dpc`.
 
-All functions but `dpc` look at private rows without any noise. Their dummies, and those of `dpc`, are a uint8 matrix of
-shape (Σ s_a, n), one row for each level of each attribute in the order of `dpdask.reports.utility`. A column of it need not
+`pipelines/adult/compare.py` compares ours with them. `cop`, `cop_id` and `cop_one` read private rows without noise, and the
+noise of `laplace_answers` is floating-point noise from an ordinary generator, which protects nobody. Dummies are a uint8 matrix of
+shape (Σ s_a, n), one row for each level of each attribute in the order of `dpdask.evaluation.utility`. A column of it need not
 be a record: nothing keeps an attribute from having two levels, or none.
 
 References
 ----------
 Asghar, Ding, Rakotoarivelo, Mrabet and Kaafar, Differentially private release of high-dimensional datasets using the
-Gaussian copula (2019), sections 3 and 4.3, table 1: "cop", "cop-ID", "cop-1" and "dpc".
+Gaussian copula (2019), sections 3 and 4.3, table 1: "cop", "cop-ID", "cop-1", "dpc" and "Lap".
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from dpdask.evaluation.utility import Answers, Codes, Counts, Floats, check_queries, one_way_counts, three_way_counts, two_way_counts
 from dpdask.kernels import correlation as correlation_kernel
 from dpdask.kernels import normal as normal_kernel
 from dpdask.mechanisms.copula.model import CHUNK_ROWS, draw_latents
 from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
 from dpdask.privacy.noise import laplace_scale
-from dpdask.reports.utility import Answers, Codes, Counts, Floats, check_queries, one_way_counts, three_way_counts, two_way_counts
 from dpdask.stats import Domain, Marginals
 
 Dummies = NDArray[np.uint8]
@@ -221,6 +222,36 @@ def table_epsilon(n_tables: int, *, epsilon: float, delta: float) -> float:
         cost = middle * math.sqrt(2 * n_tables * -math.log(delta)) + n_tables * middle * math.expm1(middle)
         low, high = (middle, high) if cost <= epsilon else (low, middle)
     return low
+
+
+def laplace_answers(true_counts: Counts, *, scale: float, clip: bool = True, rng: Generator) -> Floats:
+    """Return counts with independent Laplace noise (Lap), for a comparison only: they stay confidential.
+
+    Parameters
+    ----------
+    true_counts
+        Integer array of any shape.
+    scale
+        The noise's scale, its mean absolute value, in rows; positive and finite. The caller knows the privacy it stands
+        for: a table at ε needs 1/ε if neighbours differ by one row more, 2/ε if one row is replaced.
+    clip
+        Whether negative answers become 0, as in the paper (its algorithms 1 and 2).
+    rng
+        Draws the noise.
+
+    Returns
+    -------
+    float64 array of the counts' shape.
+
+    Raises
+    ------
+    ValueError
+        If the scale is not positive and finite.
+    """
+    if not 0 < scale < math.inf:
+        raise ValueError("Laplace noise needs a positive, finite scale")
+    noisy: Floats = true_counts + rng.laplace(scale=scale, size=true_counts.shape)
+    return np.maximum(noisy, 0.0) if clip else noisy
 
 
 def dummy_answers(dummies: Dummies, sizes: Sequence[int], queries: Counts) -> Answers:

@@ -1,6 +1,6 @@
-"""What others do to a value, for comparison and not recommendation: none of it leaves a distribution as it was.
+"""The competitors in Bi and Shen's tables (LRM, OPM, EXM, NLRM, NOPM), for comparison and not recommendation.
 
-These are the competitors of Bi and Shen's tables, as the cited papers define them. They draw floating-point noise, whose low
+They are as the cited papers define them; none leaves a distribution as it was. They draw floating-point noise, whose low
 bits tell of the value (Mironov 2012), so a table that they made protects less than its ε says: nothing here is for release.
 """
 

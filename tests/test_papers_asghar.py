@@ -7,10 +7,20 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from dpdask.evaluation.utility import Answers, compare, compare_answers, errors_of_answers, one_way_counts, three_way_queries, two_way_counts
 from dpdask.privacy.accountant import epsilon as cost
-from dpdask.reports import paper_copula
-from dpdask.reports.paper_copula import cop, cop_id, cop_one, dpc, dummy_answers, paper_noise, table_epsilon, valid_share
-from dpdask.reports.utility import Answers, compare, compare_answers, one_way_counts, three_way_queries, two_way_counts
+from pipelines.papers import asghar_copula
+from pipelines.papers.asghar_copula import (
+    cop,
+    cop_id,
+    cop_one,
+    dpc,
+    dummy_answers,
+    laplace_answers,
+    paper_noise,
+    table_epsilon,
+    valid_share,
+)
 
 SIZES = (3, 2, 4, 1)
 N = 40_000
@@ -145,6 +155,24 @@ def test_bad_budgets_are_refused(n_tables, epsilon, delta):
         table_epsilon(n_tables, epsilon=epsilon, delta=delta)
 
 
+def test_laplace_answers_have_the_scale_and_are_clipped_on_demand():
+    counts = np.repeat([0, 1000], 20_000)
+    noisy = laplace_answers(counts, scale=20.0, clip=False, rng=rng(1))
+    errors = errors_of_answers(counts, noisy)
+    assert abs(errors.mean() - 20.0) < 0.5  # five standard errors
+    assert abs(np.median(errors) - 20.0 * np.log(2)) < 0.5
+    assert abs((noisy - counts).mean()) < 0.75
+    clipped = laplace_answers(counts, scale=20.0, rng=rng(1))
+    assert clipped.tolist() == np.maximum(noisy, 0).tolist()
+    assert clipped.min() == 0
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, np.nan])
+def test_bad_scales_are_refused(scale):
+    with pytest.raises(ValueError, match="scale"):
+        laplace_answers(np.array([1]), scale=scale, rng=rng())
+
+
 GOOD = one_hot(table(20))
 
 
@@ -164,6 +192,6 @@ def test_bad_queries_and_tables_are_refused():
 
 
 def test_every_function_says_whether_it_is_confidential():
-    for name, member in vars(paper_copula).items():
-        if not name.startswith("_") and callable(member) and getattr(member, "__module__", "") == paper_copula.__name__:
+    for name, member in vars(asghar_copula).items():
+        if not name.startswith("_") and callable(member) and getattr(member, "__module__", "") == asghar_copula.__name__:
             assert "confidential" in member.__doc__.splitlines()[0], name

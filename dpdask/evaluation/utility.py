@@ -22,6 +22,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from dpdask.kernels.marginals import MAX_LEVELS, count_pairs
+
 Codes: TypeAlias = NDArray[np.integer[Any]]
 Counts: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -148,7 +150,7 @@ def compare(original: Codes, released: Codes, sizes: Sequence[int], *, n_queries
     original, released
         Integer arrays of shapes (m, n) and (m, n'), m, n, n' >= 1: row a holds the codes 0 .. s_a - 1 of attribute a.
     sizes
-        How many levels each attribute has, s_1 .. s_m.
+        How many levels each attribute has, s_1 .. s_m, 1 to 65,536.
     n_queries
         How many three-way conjunctions are drawn.
     rng
@@ -307,13 +309,8 @@ def two_way_counts(codes: Codes, sizes: Sequence[int]) -> Counts:
         As of `compare`.
     """
     _check(codes, sizes)
-    tables = [np.zeros(0, dtype=np.int64)]
-    for first in range(len(sizes) - 1):
-        left = codes[first].astype(np.intp)
-        for second in range(first + 1, len(sizes)):
-            cells = left * sizes[second] + codes[second].astype(np.intp)  # uint64 with int64 would give floats
-            tables.append(np.bincount(cells, minlength=sizes[first] * sizes[second]))
-    return np.concatenate(tables)
+    narrow = np.ascontiguousarray(codes, dtype=np.min_scalar_type(max(sizes) - 1))
+    return count_pairs(narrow, np.array(sizes, dtype=np.int64))
 
 
 def three_way_counts(codes: Codes, sizes: Sequence[int], queries: Counts) -> Counts:
@@ -391,8 +388,8 @@ def _check(codes: Codes, sizes: Sequence[int]) -> None:
     """Refuse what is no matrix of codes of these sizes; the message holds no value."""
     if codes.ndim != 2 or codes.dtype.kind not in "iu" or codes.shape[0] < 1 or codes.shape[1] < 1:
         raise ValueError("a table is an integer matrix of shape (attributes, rows), with at least one of each")
-    if len(sizes) != codes.shape[0] or any(size < 1 for size in sizes):
-        raise ValueError("each attribute of a table needs its positive number of levels")
+    if len(sizes) != codes.shape[0] or any(not 1 <= size <= MAX_LEVELS for size in sizes):
+        raise ValueError(f"each attribute of a table needs its number of levels, 1 to {MAX_LEVELS}")
     for place, (row, size) in enumerate(zip(codes, sizes, strict=True)):
         if row.min() < 0 or row.max() >= size:
             raise ValueError(f"attribute {place} holds a code outside its levels")

@@ -1,24 +1,21 @@
-"""What simple answers to the same queries would miss: independence and Laplace noise. CONFIDENTIAL: read from private rows, never to be published.
+"""Errors to compare a release's with: those of a table whose attributes are independent. CONFIDENTIAL: read from private rows, never to be published.
 
-These are measuring sticks for `dpdask.reports.utility`, not releases: no-cor has no noise at all, and the noise of Lap is a
-floating-point one from an ordinary generator, which protects nobody.
+These answers to the queries of `dpdask.evaluation.utility` have the exact one-way frequencies and no noise: they are not a release.
 
 References
 ----------
 Asghar, Ding, Rakotoarivelo, Mrabet and Kaafar, Differentially private release of high-dimensional datasets using the
-Gaussian copula (2019), table 1: "no-cor" and "Lap".
+Gaussian copula (2019), table 1: "no-cor".
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
-from numpy.random import Generator
 
-from dpdask.reports.utility import Codes, Counts, Floats, check_queries, one_way_counts
+from dpdask.evaluation.utility import Codes, Counts, Floats, check_queries, one_way_counts
 
 
 def independent_two_way(codes: Codes, sizes: Sequence[int]) -> Floats:
@@ -68,36 +65,6 @@ def independent_three_way(codes: Codes, sizes: Sequence[int], queries: Counts) -
     check_queries(queries, sizes)
     answers: Floats = _frequencies(codes, sizes)[queries].prod(axis=1) * codes.shape[1]
     return answers
-
-
-def laplace_answers(true_counts: Counts, *, scale: float, clip: bool = True, rng: Generator) -> Floats:
-    """Return counts with independent Laplace noise (Lap), for a comparison only: they stay confidential.
-
-    Parameters
-    ----------
-    true_counts
-        Integer array of any shape.
-    scale
-        The noise's scale, its mean absolute value, in rows; positive and finite. The caller knows the privacy it stands
-        for: a table at ε needs 1/ε if neighbours differ by one row more, 2/ε if one row is replaced.
-    clip
-        Whether negative answers become 0, as in the paper (its algorithms 1 and 2).
-    rng
-        Draws the noise.
-
-    Returns
-    -------
-    float64 array of the counts' shape.
-
-    Raises
-    ------
-    ValueError
-        If the scale is not positive and finite.
-    """
-    if not 0 < scale < math.inf:
-        raise ValueError("Laplace noise needs a positive, finite scale")
-    noisy: Floats = true_counts + rng.laplace(scale=scale, size=true_counts.shape)
-    return np.maximum(noisy, 0.0) if clip else noisy
 
 
 def _frequencies(codes: Codes, sizes: Sequence[int]) -> Floats:

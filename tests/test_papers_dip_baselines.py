@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpdask.channels import baselines
 from dpdask.errors import DataError, SpecError
+from pipelines.papers.dip import baselines
 
 EPSILON = 0.8
 TINY = 1e-6  # of the statistical tests, seeds fixed
