@@ -10,16 +10,20 @@ from dpdask.version import __version__
 
 if TYPE_CHECKING:
     from dpdask import local
+    from dpdask.engine.account import LedgerPlace
     from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
-    from dpdask.frames import DIP, Release
-    from dpdask.histograms import HistogramRelease, PerturbedHistogram
-    from dpdask.intervals import IntervalMechanism
+    from dpdask.estimators.copula import CopulaRelease, GaussianCopula
+    from dpdask.estimators.dip import DIP
+    from dpdask.estimators.histogram import HistogramRelease, PerturbedHistogram
+    from dpdask.estimators.interval import IntervalMechanism
+    from dpdask.estimators.marginals import Marginals, MarginalsRelease
+    from dpdask.estimators.release import Release
+    from dpdask.evaluation.tables import exact_marginals
     from dpdask.mechanisms.copula.fit import CopulaOptions
     from dpdask.privacy import UnitColumn
     from dpdask.references import Chain, Histogram, Holdout, Known, Public, Tree
     from dpdask.schema import Column, Schema
     from dpdask.survey import Survey
-    from dpdask.synthesis import CopulaRelease, GaussianCopula, marginals
 
 __all__ = [
     "DIP",
@@ -37,6 +41,9 @@ __all__ = [
     "InputError",
     "IntervalMechanism",
     "Known",
+    "LedgerPlace",
+    "Marginals",
+    "MarginalsRelease",
     "OutputError",
     "PerturbedHistogram",
     "Public",
@@ -48,21 +55,25 @@ __all__ = [
     "Tree",
     "UnitColumn",
     "__version__",
+    "exact_marginals",
     "local",
-    "marginals",
 ]
 
 _MODULES = {
     "errors": ("BudgetError", "DataError", "DpdaskError", "InputError", "OutputError", "SpecError", "TemporaryError"),
-    "frames": ("DIP", "Release"),
-    "histograms": ("HistogramRelease", "PerturbedHistogram"),
-    "intervals": ("IntervalMechanism",),
+    "engine.account": ("LedgerPlace",),
+    "estimators.copula": ("CopulaRelease", "GaussianCopula"),
+    "estimators.dip": ("DIP",),
+    "estimators.histogram": ("HistogramRelease", "PerturbedHistogram"),
+    "estimators.interval": ("IntervalMechanism",),
+    "estimators.marginals": ("Marginals", "MarginalsRelease"),
+    "estimators.release": ("Release",),
+    "evaluation.tables": ("exact_marginals",),
     "mechanisms.copula.fit": ("CopulaOptions",),
     "privacy": ("UnitColumn",),
     "references": ("Chain", "Histogram", "Holdout", "Known", "Public", "Tree"),
     "schema": ("Column", "Schema"),
     "survey": ("Survey",),
-    "synthesis": ("CopulaRelease", "GaussianCopula", "marginals"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +27,8 @@ class Cells:
     codec
         The column's codec.
     edges
-        float64 array, increasing: line cell k holds what lies in (edges[k], edges[k+1]] and is no atom, the first one
-        its lower edge too. Every atom is an edge. On a lattice the edges are whole and begin one step below the bound.
+        float64 array, increasing: line cell k holds the values in (edges[k], edges[k+1]] that are no atoms; the
+        first cell holds its lower edge too. Every atom is an edge. On a lattice the edges are whole and begin one step below the bound.
         Empty for a level column.
     possible
         bool array of shape (n_cells,): False where no value can be, as between an atom and the whole number below it.
@@ -84,7 +84,7 @@ class Cells:
         Parameters
         ----------
         codes
-            Of the possible cells, integers in 0..size-1.
+            Numbers of possible cells, integers in 0..size-1.
         words
             uint64 array of the same shape, uniform; not looked at where a cell is a single value.
         """
@@ -99,7 +99,7 @@ class Cells:
         else:
             share = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
             first, last = _ends(self.codec, self.edges)
-            values = np.clip(_typed(self.codec, high * (1.0 - share) + low * share), first[line], last[line])
+            values = np.clip(_check_type(self.codec, high * (1.0 - share) + low * share), first[line], last[line])
         values = np.where(index < singles, np.array([*([0.0] * self.codec.nulls), *self.codec.atoms, 0.0])[np.minimum(index, singles)], values)
         is_null = (index == 0) if self.codec.nulls else np.zeros(len(index), dtype=np.bool_)
         if self.codec.bounds is not None:
@@ -138,7 +138,7 @@ def _range(low: float, high: float) -> str:
 
 
 def cells(codec: Codec, bins: int | Sequence[float]) -> Cells:
-    """Return the public cells of a column: they come from the schema and the job, never from the data.
+    """Return the public cells of a column; they depend on the schema and the job, never on the data.
 
     Parameters
     ----------
@@ -158,10 +158,10 @@ def cells(codec: Codec, bins: int | Sequence[float]) -> Cells:
     if isinstance(codec, LevelCodec):
         return Cells(codec=codec, edges=np.empty(0), possible=np.ones(codec.n_levels, dtype=np.bool_))
     if codec.bounds is None:
-        mend = "give it bounds in the schema, or drop it; in a DIP job, another reference would do too"
-        raise SpecError("a column without bounds has no public cells to count in", f"column {codec.name!r}", mend)
+        hint = "give it bounds in the schema, or drop it; in a DIP job, another reference would do too"
+        raise SpecError("a column without bounds has no public cells to count in", f"column {codec.name!r}", hint)
     atoms = np.array(codec.atoms)
-    cuts = _even(codec, codec.bounds, bins) if isinstance(bins, int) else _declared(codec, codec.bounds, bins)
+    cuts = _even(codec, codec.bounds, bins) if isinstance(bins, int) else _cut_declared(codec, codec.bounds, bins)
     if codec.lattice:
         edges = np.unique(np.concatenate([cuts, atoms - 1.0, atoms]))
         possible = np.diff(edges) > np.diff(np.searchsorted(atoms, edges, side="right"))
@@ -184,7 +184,7 @@ def _even(codec: ValueCodec, bounds: tuple[float, float], bins: int) -> Floats:
     return cuts
 
 
-def _typed(codec: ValueCodec, values: Floats) -> Floats:
+def _check_type(codec: ValueCodec, values: Floats) -> Floats:
     """Return the numbers of a floating column's own type that are nearest; infinity where it has none."""
     with np.errstate(over="ignore"):
         nearest: Floats = values.astype(codec.type.to_pandas_dtype()).astype(np.float64)
@@ -200,7 +200,7 @@ def _step(codec: ValueCodec, values: Floats, towards: float) -> Floats:
 
 def _ends(codec: ValueCodec, edges: Floats) -> tuple[Floats, Floats]:
     """Return the first and the last value of each line cell of a floating column, atoms left out; crossed if there is none."""
-    nearest, is_atom = _typed(codec, edges), np.isin(edges, np.array(codec.atoms))
+    nearest, is_atom = _check_type(codec, edges), np.isin(edges, np.array(codec.atoms))
     first = np.where(nearest <= edges, _step(codec, nearest, np.inf), nearest)[:-1]
     if not is_atom[0]:
         first[0] = edges[0]
@@ -208,16 +208,42 @@ def _ends(codec: ValueCodec, edges: Floats) -> tuple[Floats, Floats]:
     return first, last
 
 
-def _declared(codec: ValueCodec, bounds: tuple[float, float], firsts: Sequence[float]) -> Floats:
+def _cut_declared(codec: ValueCodec, bounds: tuple[float, float], firsts: Sequence[float]) -> Floats:
     """Return the edges (a, b] of cells that begin with declared values: one step before each."""
     low, high = bounds
     first = np.array(firsts, dtype=np.float64)
-    first = first if codec.lattice else _typed(codec, first)  # 0.7 is no float32: the column holds its neighbour
-    where, mend = f"bins of {codec.name!r}", "list the first value of each cell, within the column's bounds"
+    first = first if codec.lattice else _check_type(codec, first)  # 0.7 is no float32: the column holds its neighbour
+    where, hint = f"bins of {codec.name!r}", "list the first value of each cell, within the column's bounds"
     if not len(first) or not np.isfinite(first).all() or (np.diff(first) <= 0).any() or first[0] < low or first[-1] > high:
-        raise SpecError("the first values of the cells must increase within the column's bounds", where, mend)
+        raise SpecError("the first values of the cells must increase within the column's bounds", where, hint)
     if codec.lattice and (first != np.round(first)).any():
         raise SpecError("the cells of a column of whole numbers must begin with whole numbers", where, "round them")
     before = first - 1.0 if codec.lattice else _step(codec, first, -np.inf)
     start = low - 1.0 if codec.lattice else low
     return np.concatenate([[start], before[before > start], [high]])
+
+
+def cut_columns(codecs: Mapping[str, Codec], bins: Mapping[str, int | Sequence[float]] | int, parameter: str = "bins") -> dict[str, Cells]:
+    """Return the public cells of each column.
+
+    Parameters
+    ----------
+    codecs
+        The codec of each column.
+    bins
+        How continuous and mixed columns are cut: a number of cells for all, or for each column that number or the first value
+        of each cell.
+    parameter
+        The name of the bins among the mechanism's parameters, for messages.
+
+    Raises
+    ------
+    SpecError
+        If bins name a column that is not cut, or do not fit a column.
+    """
+    given = {} if isinstance(bins, int) else bins
+    for name in given:
+        if name not in codecs or isinstance(codecs[name], LevelCodec):
+            raise SpecError("is not a continuous or mixed column that is privatised", f"`{parameter}.{name}`", "remove it")
+    usual = bins if isinstance(bins, int) else DEFAULT_BINS
+    return {name: cells(codec, given.get(name, usual)) for name, codec in codecs.items()}

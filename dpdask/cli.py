@@ -1,4 +1,4 @@
-"""The command line: one verb a line of DESIGN's table, documented exit codes, one line for an error.
+"""The command line: verbs, documented exit codes (docs/explanation/design.md, Contract), one line for an error.
 
 Each verb imports what it runs when it runs: help costs next to nothing, and so does `dask`, which imports this module for each call.
 """
@@ -86,11 +86,11 @@ _out = click.argument("out")
 @_set
 def validate(job: str, settings: dict[str, str]) -> None:
     """Check a job and its schema; read no data."""
-    from dpdask.connect import cautions
+    from dpdask.connect import check_cluster
     from dpdask.jobs.spec import load_job
 
     checked = load_job(job, settings)
-    cautions(checked.file.cluster)
+    check_cluster(checked.file.cluster)
     click.echo(f"{checked.file.name}: valid; privatises {', '.join(checked.schema.privatised)}")
 
 
@@ -100,12 +100,12 @@ def validate(job: str, settings: dict[str, str]) -> None:
 @_json
 def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
     """Say what a run would do, and who is protected by what; read footers only."""
-    from dpdask.connect import cautions
+    from dpdask.connect import check_cluster
     from dpdask.jobs.plan import plan_job
     from dpdask.jobs.spec import load_job
 
     loaded = load_job(job, settings)
-    warned = cautions(loaded.file.cluster)
+    warned = check_cluster(loaded.file.cluster)
     planned = plan_job(loaded)
     planned = replace(planned, warnings=(*warned, *planned.warnings))
     click.echo(json.dumps(planned.to_dict(), ensure_ascii=False) if as_json else _plan_text(planned))
@@ -117,16 +117,16 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
 @_json
 @click.option("--scheduler", metavar="ADDR", help="Run on this Dask scheduler instead of the job's cluster.")
 def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None) -> None:
-    """Run a job, or resume it; a finished job is left as it is."""
-    from dpdask.connect import cautions, connected
+    """Run a job, or resume it; a finished job is not changed."""
+    from dpdask.connect import check_cluster, open_cluster
     from dpdask.jobs.run import run_job
     from dpdask.jobs.spec import load_job
 
     loaded = load_job(job, settings)
-    warned = cautions(loaded.file.cluster, scheduler)
+    warned = check_cluster(loaded.file.cluster, scheduler)
     for warning in warned:  # before the run: afterwards would be too late
         click.echo(f"dpdask: WARNING {warning}" if sys.stderr.isatty() else json.dumps({"warning": warning}, ensure_ascii=False), err=True)
-    with connected(loaded.file.cluster, scheduler), _progress() as report:
+    with open_cluster(loaded.file.cluster, scheduler), _progress() as report:
         outcome = run_job(loaded, report)
     promised = loaded.file.privacy
     result = {
@@ -138,8 +138,8 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
         "epsilon": promised.epsilon if promised is not None else None,
         "delta": promised.delta if promised is not None else None,
         "warnings": [*warned, *outcome.warnings],
-        "protected": loaded.kind.protected,
-        "unprotected": loaded.kind.unprotected,
+        "protected": loaded.mechanism.protected,
+        "unprotected": loaded.mechanism.unprotected,
         "insecure": loaded.file.insecure_seed is not None,
     }
     click.echo(json.dumps(result, ensure_ascii=False) if as_json else _outcome_text(loaded, result))
@@ -203,7 +203,7 @@ _dataset = click.option("--dataset", required=True, help="The dataset's name.")
 @click.option("--strict", is_flag=True, help="Charge runs that read rows and then refuse them; cannot be undone.")
 def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bool) -> None:
     """Give a dataset its budget."""
-    from dpdask.jobs.charging import open_ledger
+    from dpdask.engine.account import open_ledger
 
     opened = open_ledger(url)
     made = opened.init(dataset, epsilon, delta, strict=strict)
@@ -217,7 +217,7 @@ def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bo
 @_json
 def ledger_show(url: str, dataset: str, as_json: bool) -> None:
     """Show what was spent, by which runs, and what is left."""
-    from dpdask.jobs.charging import open_ledger
+    from dpdask.engine.account import open_ledger
 
     summary = open_ledger(url).show(dataset)
     click.echo(json.dumps(asdict(summary), ensure_ascii=False) if as_json else _ledger_text(summary))
@@ -228,7 +228,7 @@ def ledger_show(url: str, dataset: str, as_json: bool) -> None:
 @_dataset
 def ledger_verify(url: str, dataset: str) -> None:
     """Recompute the chain of entries; name the first that was tampered with."""
-    from dpdask.jobs.charging import open_ledger
+    from dpdask.engine.account import open_ledger
 
     click.echo(f"{dataset}: {open_ledger(url).verify(dataset)} entries, and the chain holds")
 
@@ -385,8 +385,8 @@ def _outcome_text(job: Job, result: dict[str, Any]) -> str:
         f"{job.file.name}: {result['status']}" + (" (INSECURE: seeded, protects nobody)" if result["insecure"] else ""),
         f"  where     {result['output']}",
         f"  what      {result['rows']:,} rows in {result['shards']} shards, {result['bytes'] / 1e6:,.1f} MB",
-        f"  how       {job.kind.how}",
-        f"  promise   {job.kind.guarantee}",
+        f"  how       {job.mechanism.how}",
+        f"  promise   {job.mechanism.guarantee(job.file.output.order)}",
         *(f"  WARNING   {warning}" for warning in result["warnings"]),
     ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Values <-> what mechanisms work on: level codes, or numbers on a line, for one Arrow array at a time.
+"""Conversion of values to level codes or to numbers on a line, and back, for one Arrow array at a time.
 
 The domain comes from the schema, never from the data. The schema says how a value outside it is treated: it is clipped,
 replaced by null or by another level, or refused with an error that does not show the value.
@@ -66,18 +66,18 @@ class LevelCodec:
         Raises
         ------
         DataError
-            If a value is null without null being a level, or is none of the levels.
+            If a value is null without null being a level, or is not one of the levels.
         """
         array = _plain(array, self.name, self.levels.type)
         run = self._in_run(array)
         if run is not None:
             return run
-        codes = self._looked_up(array)
+        codes = self._look_up(array)
         if codes.null_count:
             if array.null_count and not self.levels.null_count:
-                raise _refused(self.name, "a null", "declare `nulls: level`, or fill it")
+                raise _refuse(self.name, "a null", "declare `nulls: level`, or fill it")
             if self.instead is None:
-                raise _refused(self.name, "a value outside its levels", "add the level to the schema, or declare `other: <level>`")
+                raise _refuse(self.name, "a value outside its levels", "add the level to the schema, or declare `other: <level>`")
             codes = codes.fill_null(self.instead)
         return codes.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]  # pyarrow is untyped
 
@@ -88,7 +88,7 @@ class LevelCodec:
         array = _plain(array, self.name, self.levels.type)
         if self._in_run(array) is not None:
             return 0
-        return int(self._looked_up(array).null_count) - (0 if self.levels.null_count else int(array.null_count))
+        return int(self._look_up(array).null_count) - (0 if self.levels.null_count else int(array.null_count))
 
     def decode(self, codes: NDArray[np.integer]) -> pa.Array:
         """Return the values of `codes`, in the column's Arrow type."""
@@ -114,7 +114,7 @@ class LevelCodec:
             return None
         return (values.astype(np.int64) - first).astype(np.int32) if abs(first) > _SMALL else values.astype(np.int32) - np.int32(first)
 
-    def _looked_up(self, array: pa.Array) -> pa.Array:
+    def _look_up(self, array: pa.Array) -> pa.Array:
         """Return the codes of any values, null for a value that is not a level."""
         return pc.index_in(_comparable(array), value_set=_comparable(self.levels))
 
@@ -160,12 +160,12 @@ class ValueCodec:
 
     @property
     def greatest(self) -> float:
-        """The greatest such number."""
+        """The greatest number that the column's type can hold and float64 can compute with."""
         return min(float(np.iinfo(self._dtype).max), _EXACT) if self.lattice else _LARGEST
 
     @property
     def _dtype(self) -> np.dtype[np.integer]:
-        dtype: np.dtype[np.integer] = np.dtype(_whole(_counted(self.type)).to_pandas_dtype())
+        dtype: np.dtype[np.integer] = np.dtype(_whole(_count(self.type)).to_pandas_dtype())
         return dtype
 
     def encode(self, array: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -187,18 +187,18 @@ class ValueCodec:
         """
         array = _plain(array, self.name, self.type)
         if array.null_count and not self.nulls:
-            raise _refused(self.name, "a null", "declare `nulls: level`, or fill it")
+            raise _refuse(self.name, "a null", "declare `nulls: level`, or fill it")
         is_null = np.asarray(array.is_null().to_numpy(zero_copy_only=False))
         found = self._numbers(array)
         if self.outside == "refuse":
             self._check(found, is_null)
         else:
-            inside = self._clipped(found)
+            inside = self._clip(found)
             missing = np.isnan(inside)
             if self.outside == "null":
                 missing = (inside != found) | missing
             elif not self.nulls and (missing & ~is_null).any():
-                raise _refused(self.name, "NaN", "declare `nulls: level`, or fill it")
+                raise _refuse(self.name, "NaN", "declare `nulls: level`, or fill it")
             found, is_null = inside, is_null | missing
         return np.where(is_null, 0.0, found.astype(np.float64)), is_null
 
@@ -208,32 +208,40 @@ class ValueCodec:
             return 0
         array = _plain(array, self.name, self.type)
         found = self._numbers(array)
-        changed = self._clipped(found) != found  # NaN differs from itself
+        changed = self._clip(found) != found  # NaN differs from itself
         return int((changed & ~np.asarray(array.is_null().to_numpy(zero_copy_only=False))).sum())
 
     def decode(self, values: NDArray[np.float64], is_null: NDArray[np.bool_]) -> pa.Array:
-        """Return numbers (whole ones for a lattice column) as the column's Arrow type, null where `is_null`."""
-        values = np.where(is_null, 0.0, values)  # Arrow keeps what lies under a null
+        """Return numbers (whole ones for a lattice column) as the column's Arrow type, null where `is_null`.
+
+        Parameters
+        ----------
+        values
+            float64 array of shape (n,); values of nulls are ignored.
+        is_null
+            bool array of shape (n,).
+        """
+        values = np.where(is_null, 0.0, values)  # Arrow keeps the values of nulls
         if not self.lattice:
             kind = self.type.to_pandas_dtype()
             most = float(np.finfo(kind).max)
             return pa.array(np.clip(values, -most, most).astype(kind), mask=is_null)
-        counted = _counted(self.type)
+        counted = _count(self.type)
         return pa.array(values.astype(np.int64), mask=is_null).cast(_whole(counted)).cast(counted).cast(self.type)
 
     def _check(self, found: NDArray[np.integer] | NDArray[np.float64], is_null: NDArray[np.bool_]) -> None:
         """Refuse numbers outside the domain."""
         low, high = (found.min().item(), found.max().item()) if len(found) else (0, 0)  # Python compares whole numbers with floats exactly
         if not (math.isfinite(low) and math.isfinite(high)):
-            raise _refused(self.name, "NaN or an infinity", "store a missing value as null")
+            raise _refuse(self.name, "NaN or an infinity", "store a missing value as null")
         if low < self.least or high > self.greatest:
             power = 31 if pa.types.is_date(self.type) else 53
             what = f"a whole number beyond ±2**{power}" if self.lattice else "a number beyond ±2**1021, where differences overflow"
-            raise _refused(self.name, what, f"store it in a {'coarser' if self.lattice else 'larger'} unit, or declare bounds")
+            raise _refuse(self.name, what, f"store it in a {'coarser' if self.lattice else 'larger'} unit, or declare bounds")
         if self.bounds is not None and bool((((found < self.bounds[0]) | (found > self.bounds[1])) & ~is_null).any()):
-            raise _refused(self.name, "a value outside its bounds", "widen the schema's bounds, or declare `outside: clip`")
+            raise _refuse(self.name, "a value outside its bounds", "widen the schema's bounds, or declare `outside: clip`")
 
-    def _clipped(self, found: NDArray[np.integer] | NDArray[np.float64]) -> NDArray[np.integer] | NDArray[np.float64]:
+    def _clip(self, found: NDArray[np.integer] | NDArray[np.float64]) -> NDArray[np.integer] | NDArray[np.float64]:
         """Return the nearest numbers in the domain, with the same dtype; NaN stays NaN."""
         low, high = self.bounds or (self.least, self.greatest)
         low, high = max(low, self.least), min(high, self.greatest)
@@ -250,7 +258,7 @@ class ValueCodec:
             milliseconds = np.asarray(array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False))
             days: NDArray[np.integer] = (milliseconds - np.fmod(milliseconds, _DAY)) // _DAY
             return days
-        counted = _counted(self.type)
+        counted = _count(self.type)
         whole = array.cast(counted, safe=False).cast(_whole(counted))  # unsafe only because nanoseconds are cut to microseconds
         return np.asarray(whole.fill_null(0).to_numpy(zero_copy_only=False))
 
@@ -280,7 +288,7 @@ def codec_for(name: str, column: Column, type_: pa.DataType) -> Codec:
 
 def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:
     assert column.levels is not None
-    levels = _typed(name, column.levels, type_)
+    levels = _convert_type(name, column.levels, type_)
     if column.nulls == "level":
         levels = pa.concat_arrays([pa.nulls(1, type_), levels])
     instead = {"null": 0, "other": None if column.other is None else column.levels.index(column.other) + int(column.nulls == "level")}
@@ -293,7 +301,7 @@ def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
         raise DataError(what, f"column {name!r}", "correct its kind, or the file's type")
     bounds = column.bounds
     if bounds is not None and pa.types.is_floating(type_):
-        low, high = _typed(name, bounds, type_).cast(pa.float64()).to_pylist()
+        low, high = _convert_type(name, bounds, type_).cast(pa.float64()).to_pylist()
         bounds = (low, high)
     elif bounds is not None and bounds != tuple(map(round, bounds)):
         raise DataError("the bounds of a column of whole numbers must be whole", f"column {name!r}", "round them outward")
@@ -301,13 +309,13 @@ def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
     if bounds is not None and not (bounds[0] <= codec.greatest and bounds[1] >= codec.least):
         what = f"no value of its type {type_} is between its bounds"
         raise DataError(what, f"column {name!r}", "correct the bounds, or the file's type")
-    atoms = () if column.atoms is None else tuple(map(float, codec.encode(_typed(name, column.atoms, type_))[0]))
+    atoms = () if column.atoms is None else tuple(map(float, codec.encode(_convert_type(name, column.atoms, type_))[0]))
     assert column.outside is not None
     return replace(codec, atoms=atoms, outside=column.outside)
 
 
-def _typed(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> pa.Array:
-    """Return declared values in a column's own type; that 0.1 is not exactly a float32 is the file's choice, not an error."""
+def _convert_type(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> pa.Array:
+    """Return declared values in a column's own type; rounding (as of 0.1 to float32) is no error."""
     wrong = DataError(
         f"its declared values do not fit its type {type_}", f"column {name!r}", "correct the schema (texts in quotes), or the file's type"
     )
@@ -354,7 +362,7 @@ def _comparable(array: pa.Array) -> pa.Array:
     return array
 
 
-def _counted(type_: pa.DataType) -> pa.DataType:
+def _count(type_: pa.DataType) -> pa.DataType:
     """Return the type whose steps are the lattice of a column: whole days for dates, microseconds for nanoseconds."""
     if pa.types.is_date(type_):
         return pa.date32()
@@ -377,5 +385,5 @@ def _plain(array: pa.Array, name: str, type_: pa.DataType) -> pa.Array:
     return array
 
 
-def _refused(name: str, what: str, mend: str) -> DataError:
-    return DataError(f"holds {what}", f"column {name!r}", mend)
+def _refuse(name: str, what: str, hint: str) -> DataError:
+    return DataError(f"holds {what}", f"column {name!r}", hint)

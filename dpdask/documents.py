@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,9 +14,33 @@ from dpdask.errors import SpecError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+_LONGEST_SHOWN = 60
 
-class Document(BaseModel):
-    """The base of what users write: immutable, and no key that is not known."""
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)  # it has no public name
+
+
+class _OneLine(ModelMetaclass):
+    """Raises one line for wrong arguments of a class, as for a wrong file, in place of pydantic's own errors."""
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        try:
+            return super().__call__(*args, **given)
+        except ValidationError as error:
+            raise _one_line(error, cast("type[BaseModel]", self), given, self.__name__) from None
+
+
+class Document(BaseModel, metaclass=_OneLine):
+    """The base of documents that users write: immutable, and without unknown keys.
+
+    Raises
+    ------
+    SpecError
+        If a value is missing, unknown or wrong: one line that shows it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=False)
 
@@ -27,7 +51,7 @@ class _StrictLoader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen: set[str] = set()
-        for key, _ in node.value:  # before merge keys are expanded: what a merge brings may be overridden
+        for key, _ in node.value:  # before merge keys are expanded: merged keys may be overridden
             line = f"line {key.start_mark.line + 1}"
             if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):  # 1, no, 2020-01-01 and [a] are no names
                 raise SpecError("a key is not a text", line, "put it in quotes")
@@ -43,6 +67,13 @@ _StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """Return the mapping that a YAML text holds.
 
+    Parameters
+    ----------
+    text
+        The YAML text.
+    where
+        The document's name, for messages.
+
     Raises
     ------
     SpecError
@@ -57,6 +88,8 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
 def parse_value(text: str, where: str) -> Any:
     """Return the value that a YAML text holds.
 
+    For the parameters see `parse_yaml`.
+
     Raises
     ------
     SpecError
@@ -68,7 +101,7 @@ def parse_value(text: str, where: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise SpecError("this is not valid YAML", f"{where}{line}", "correct its indentation or quoting") from None
-    except (ValueError, RecursionError):  # what the parser says of 2020-02-30, or of a thousand brackets
+    except (ValueError, RecursionError):  # raised for 2020-02-30, or for a thousand brackets
         raise SpecError("a value cannot be read", where, "correct a date that does not exist, or a number that is too long") from None
     except SpecError as error:
         raise error.at(where) from None
@@ -76,6 +109,15 @@ def parse_value(text: str, where: str) -> Any:
 
 def validate(model: type[Model], data: Mapping[str, Any], where: str) -> Model:
     """Return `data` as a `model`.
+
+    Parameters
+    ----------
+    model
+        The class to build.
+    data
+        The values to build it from.
+    where
+        The document's name, for messages.
 
     Raises
     ------
@@ -89,8 +131,8 @@ def validate(model: type[Model], data: Mapping[str, Any], where: str) -> Model:
 
 
 def _one_line(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], where: str) -> SpecError:
-    issues = error.errors(include_url=False, include_input=False)
-    # of a key that may be one thing or another, the issue deepest inside the document speaks of the one that was meant
+    issues = error.errors(include_url=False)
+    # where a key may have several types, the issue deepest inside the document is about the intended one
     deepest = max(issues, key=lambda issue: len(_place(issue["loc"], data)))
     first = next((issue for issue in issues if issue["type"] == "extra_forbidden"), deepest)
     keys = _place(first["loc"], data)
@@ -102,7 +144,10 @@ def _one_line(error: ValidationError, model: type[BaseModel], data: Mapping[str,
         near = difflib.get_close_matches(keys[-1], _known_keys(model, keys[:-1], data), n=1, cutoff=0.0)
         return SpecError(f"unknown key {path!r}", where, f"did you mean {near[0]!r}?" if near else None)
     message = first["msg"].removeprefix("Value error, ")
-    return SpecError(message, f"{where}, {path}" if path else where)
+    shown = repr(first["input"])
+    if isinstance(first["input"], bool | int | float | str) and len(shown) <= _LONGEST_SHOWN and shown not in message:
+        message = f"{message}, not {shown}"
+    return SpecError(message, ", ".join(filter(None, (where, path))))
 
 
 def _place(location: Sequence[str | int], data: Any) -> list[str]:

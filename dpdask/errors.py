@@ -1,4 +1,4 @@
-"""The exception tree: every error says what is wrong, where, and the mend, and carries its exit code.
+"""The exception tree: every error says what is wrong, where, and the hint, and carries its exit code.
 
 Messages name columns and public parameters; they never contain a data value or an exact private count. An error about a
 value (`DataError`) names no file and no row group. An error about a missing, unreadable or changed file (`InputError`) names
@@ -14,7 +14,7 @@ from typing import Self
 
 
 class DpdaskError(Exception):
-    """What every error of dpdask derives from.
+    """The base of all errors of dpdask.
 
     Parameters
     ----------
@@ -22,24 +22,33 @@ class DpdaskError(Exception):
         What is wrong, without any data value.
     where
         The file, column or key it concerns.
-    mend
+    hint
         What the user can do about it.
+
+    Examples
+    --------
+    >>> import dpdask
+    >>> error = dpdask.SpecError("ε must be positive", "`epsilon`", "give a number above 0")
+    >>> print(error)
+    `epsilon`: ε must be positive; give a number above 0
+    >>> error.exit_code
+    64
     """
 
     exit_code = 70
 
-    def __init__(self, what: str, where: str | None = None, mend: str | None = None) -> None:
-        super().__init__(what, where, mend)
-        self.what, self.where, self.mend = what, where, mend
+    def __init__(self, what: str, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(what, where, hint)
+        self.what, self.where, self.hint = what, where, hint
 
     def __str__(self) -> str:
         where = f"{self.where}: " if self.where else ""
-        mend = f"; {self.mend}" if self.mend else ""
-        return " ".join(f"{where}{self.what}{mend}".split())
+        hint = f"; {self.hint}" if self.hint else ""
+        return " ".join(f"{where}{self.what}{hint}".split())
 
     def at(self, where: str) -> Self:
         """Return the same error, placed at `where` (outermost place first)."""
-        return type(self)(self.what, f"{where}, {self.where}" if self.where else where, self.mend)
+        return type(self)(self.what, f"{where}, {self.where}" if self.where else where, self.hint)
 
 
 class UsageError(DpdaskError):

@@ -13,12 +13,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.codec import Codec, LevelCodec, ValueCodec
-from dpdask.engine.release import load_release
 from dpdask.errors import OutputError, SpecError
-from dpdask.frames import Release
+from dpdask.estimators.release import Release
 from dpdask.kernels.channel import TOTAL_BITS
-from dpdask.mechanisms.dip.release import BinMechanism, ColumnMechanism, DipRelease, LevelMechanism, RankMechanism
-from dpdask.references import Known, Public, RankDistribution, Reference
+from dpdask.mechanisms.dip.columns import BinMechanism, ColumnMechanism, LevelMechanism, RankMechanism
+from dpdask.mechanisms.dip.spec import DipMechanism
+from dpdask.references import RankDistribution
 from dpdask.schema import Column, Level
 from dpdask.version import __version__
 
@@ -75,10 +75,12 @@ def export(release: Release) -> str:
     Bi and Shen, Distribution-invariant differential privacy, appendix S3, Definition S1.
     """
     _check(release)
-    fitted = load_release(release.work.secrets, release.sha256)
-    assert isinstance(fitted, DipRelease)
+    rows = release.rows
+    assert rows is not None
+    rows.work.key()  # the release is not closed
+    fitted = rows.load(release.sha256)
     columns = {
-        name: _column(release.dip.schema.columns[name], release.work.codecs[name], mechanism) | {"weights": _weights(name, mechanism)}
+        name: _column(rows.mechanism.schema.columns[name], rows.work.codecs[name], mechanism) | {"weights": _weights(name, mechanism)}
         for name, mechanism in fitted.columns.items()
     }
     document = {
@@ -88,8 +90,8 @@ def export(release: Release) -> str:
         "epsilon": fitted.epsilon,
         "adjacency": "replace-one",
         "unit": "one answer of one person, to all columns",
-        "reference": release.dip.reference.kind,
-        "channel": release.dip.channel,
+        "reference": rows.mechanism.spec.reference.kind,
+        "channel": rows.mechanism.spec.channel,
         "columns": columns,
     }
     return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
@@ -97,6 +99,13 @@ def export(release: Release) -> str:
 
 def save(release: Release, path: str | Path) -> None:
     """Write `export(release)` to a new file.
+
+    Parameters
+    ----------
+    release
+        As for `export`.
+    path
+        The file.
 
     Raises
     ------
@@ -116,20 +125,16 @@ def save(release: Release, path: str | Path) -> None:
 
 
 def _check(release: Release) -> None:
-    reference, where = release.dip.reference, "local.export"
-    if not isinstance(reference, Known | Public):
-        raise SpecError(_why_not(reference), where, "fit with Known(...), or with Public() on a table that is already public")
-    if release.dip.unit != "row":
+    """Check that devices can randomise their own values by a release."""
+    where, rows = "local.export", release.rows
+    if rows is None or not isinstance(rows.mechanism, DipMechanism):
+        raise SpecError("only distribution-invariant releases have channels that a device can use", where, "fit dpdask.DIP")
+    why_not = rows.mechanism.spec.reference.not_local
+    if why_not is not None:
+        raise SpecError(why_not, where, "fit with Known(...), or with Public() on a table that is already public")
+    if rows.work.unit is not None:
         what = "a device sees its own answer, and cannot bound how many others its unit gives"
         raise SpecError(what, where, "fit with unit='row' and ε divided by the number of answers")
-
-
-def _why_not(reference: Reference) -> str:
-    reasons = {
-        "holdout": "the file would publish the hold-out's distribution, and no ε covers the held-out rows",
-        "histogram": "raw rows were counted for a histogram, so somebody holds them: their release is not local",
-    }
-    return reasons.get(reference.kind, f"the columns of a {reference.kind} reference are released together, which this format does not hold")
 
 
 def _guarantee(epsilon: float) -> str:
@@ -155,7 +160,7 @@ def _column(declared: Column, codec: Codec, mechanism: ColumnMechanism) -> dict[
 
 
 def _reference(codec: ValueCodec, distribution: RankDistribution) -> dict[str, Any]:
-    kept, error = thinned(distribution.x, distribution.c, MAX_KNOTS)
+    kept, error = thin_knots(distribution.x, distribution.c, MAX_KNOTS)
     most = _LARGEST[codec.lattice]
     return {
         "type": str(codec.type),
@@ -190,7 +195,7 @@ def _plain(level: Level, *, whole: bool) -> bool | int | float | str:
 def _numbers(codec: ValueCodec, values: Floats) -> list[float]:
     """Return increasing numbers as people write them: whole if they must be, and 0.1 for the float32 nearest to it.
 
-    A device holds 0.1, which is no float32, and an atom has to be met exactly.
+    A device holds 0.1, which no float32 equals, and a value must equal its atom exactly.
     """
     if codec.lattice:
         whole: list[float] = values.astype(np.int64).tolist()
@@ -202,7 +207,7 @@ def _numbers(codec: ValueCodec, values: Floats) -> list[float]:
     return increasing
 
 
-def thinned(x: Floats, c: Floats, n_knots: int) -> tuple[NDArray[np.intp], float]:
+def thin_knots(x: Floats, c: Floats, n_knots: int) -> tuple[NDArray[np.intp], float]:
     """Return which knots of a continualised cdf to keep, and by how much the cdf changes.
 
     Parameters

@@ -1,4 +1,4 @@
-"""What each column of a table is: its role, its kind, its public domain, and what a null means."""
+"""The declared columns of a table: their roles, kinds and public domains, and the meaning of nulls."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Column(Document):
     role
         `keep`: public, passed through as it is. `privatise`: randomised. `drop`: never read, never released.
     kind
-        Of a privatised column: `discrete` (ordered numbers or dates), `categorical` (unordered), `continuous`
+        The kind of a privatised column: `discrete` (ordered numbers or dates), `categorical` (unordered), `continuous`
         (numbers, whole or not, or times), or `mixed` (declared atoms, and continuous between them).
     levels
         The public domain of a discrete column (strictly increasing) or a categorical one (distinct).
@@ -64,7 +64,7 @@ class Column(Document):
     atoms
         The values of a mixed column that carry probability of their own, strictly increasing.
     nulls
-        `refuse`: a null violates the schema. `level`: null is one more level, and as private as any other.
+        `refuse`: a null violates the schema. `level`: null is one more level, as private as the others.
     outside
         How a value outside the domain of a privatised column is treated, so that a refusal does not reveal which values
         occur. `clip`: replace it by the nearest bound (NaN becomes null, and is refused if null is not a level). `null`:
@@ -75,6 +75,12 @@ class Column(Document):
         The level that replaces every value outside the levels.
     type
         The Arrow type, by its name in pyarrow (`int32`, `float64`, `string`, `date32`…). Needed only for CSV.
+
+    Examples
+    --------
+    >>> import dpdask
+    >>> dpdask.Column(role="privatise", kind="continuous", bounds=(0, 100)).outside
+    'clip'
     """
 
     role: Role
@@ -197,7 +203,8 @@ class Schema(Document):
 
     Examples
     --------
-    >>> schema = Schema.from_dict({"columns": {
+    >>> import dpdask
+    >>> schema = dpdask.Schema.from_dict({"columns": {
     ...     "userId": {"role": "keep"},
     ...     "rating": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]}}})
     >>> schema.privatised
@@ -225,6 +232,13 @@ class Schema(Document):
     def from_dict(cls, data: Mapping[str, Any], where: str = "schema") -> Schema:
         """Return the schema that a mapping of plain values declares.
 
+        Parameters
+        ----------
+        data
+            The schema's values, as YAML gives them.
+        where
+            The document's name, for messages.
+
         Raises
         ------
         SpecError
@@ -237,13 +251,24 @@ class Schema(Document):
         """The names of the privatised columns, in the schema's order."""
         return tuple(name for name, column in self.columns.items() if column.role == "privatise")
 
+    def check_privatised(self, where: str) -> None:
+        """Check that a column is privatised.
+
+        Raises
+        ------
+        SpecError
+            If none is; it names `where`, the schema's file.
+        """
+        if not self.privatised:
+            raise SpecError("the schema privatises no column", where, "give at least one column the role privatise")
+
     @property
     def kept(self) -> tuple[str, ...]:
         """The names of the columns passed through, in the schema's order."""
         return tuple(name for name, column in self.columns.items() if column.role == "keep")
 
-    def released(self, table: pa.Schema) -> pa.Schema:
-        """Return the Arrow schema of what is released from `table`: its order, its types, no metadata.
+    def select_released(self, table: pa.Schema) -> pa.Schema:
+        """Return the Arrow schema of the released columns of `table`: its order, its types, no metadata.
 
         Parameters
         ----------

@@ -2,12 +2,13 @@
 
 A draw is a pure function of these three, so a task that runs twice draws the same noise: a retry, a lost worker or a
 resumed run is never a second release. The key is 256 bits from the operating system; each stream's AES key is the keyed
-BLAKE2b of its identifiers.
+BLAKE2b of its identifiers (docs/explanation/design.md, Streams).
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import NoReturn
 
@@ -68,6 +69,10 @@ class RunKey:
         raise TypeError("a run key is never tokenised: seeds and tokens are apart")
 
 
+Noise = Callable[[str], Generator | None]
+"""Returns the random stream of a noisy measurement by its id; None: noise from the operating system's entropy."""
+
+
 def fresh_seed() -> int:
     """Return a new 64-bit seed, for draws that need no secret: synthetic records are post-processing."""
     return secrets.randbits(64)
@@ -104,3 +109,29 @@ def words(rng: Generator, *shape: int) -> NDArray[np.uint64]:
     count = int(np.prod(shape, dtype=np.int64))
     raw: NDArray[np.uint64] = np.asarray(rng.bit_generator.random_raw(count))
     return raw.reshape(shape)
+
+
+class Streams:
+    """The random streams of one part of a table; each continues where it stopped.
+
+    Parameters
+    ----------
+    read_key
+        Reads the run's key; called when a stream is first asked for.
+    fragment_id
+        Names the part.
+    """
+
+    def __init__(self, read_key: Callable[[], RunKey], fragment_id: str) -> None:
+        self._read_key, self._fragment_id = read_key, fragment_id
+        self._open: dict[str, Generator] = {}
+
+    def of_part(self, mechanism_id: str) -> Generator:
+        """Return the part's own stream for a randomised call."""
+        if mechanism_id not in self._open:
+            self._open[mechanism_id] = stream(self._read_key(), mechanism_id, self._fragment_id)
+        return self._open[mechanism_id]
+
+    def of_run(self, mechanism_id: str) -> Generator:
+        """Return a stream that all parts share, at its start."""
+        return stream(self._read_key(), mechanism_id, "")

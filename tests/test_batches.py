@@ -60,8 +60,8 @@ def any_frame(kind: str) -> tuple[Any, Transform]:
         reference: Any = {"known": KNOWN, "public": dpdask.Public(), "chain": dpdask.Chain()}[kind]
         release = dpdask.DIP(SCHEMA, epsilon=0.5, reference=reference).fit(public_rows())
         return release, release.transform
-    made = dpdask.IntervalMechanism(SCHEMA, columns={"rating": DESIGN if kind == "interval" else PERTURBED})
-    return made, made.privatise
+    release = dpdask.IntervalMechanism(SCHEMA, columns={"rating": DESIGN if kind == "interval" else PERTURBED}).fit(public_rows())
+    return release, release.transform
 
 
 KINDS = ["known", "public", "chain", "interval", "perturbed"]
@@ -183,10 +183,14 @@ def test_a_stream_belongs_to_a_column_s_name() -> None:
     columns = {name: {"role": "privatise", "kind": "discrete", "levels": LEVELS} for name in ("a", "b")}
     made = dpdask.IntervalMechanism(dpdask.Schema.from_dict({"columns": columns}), columns=dict.fromkeys(columns, DESIGN))
     table = pd.DataFrame({"a": rows(100)["rating"], "b": rows(100, seed=1)["rating"]})
-    made.privatise(table)
+    release = made.fit(table)
+    release.transform(table)
     table.columns = ["b", "a"]
+    with pytest.raises(dpdask.DataError, match="the columns or their types differ from those of the fitted frame"):
+        release.transform(table)
+    table.insert(0, "a", table.pop("a"))  # the order of the fitted frame, and each column's values under the other's name
     with pytest.raises(dpdask.DataError, match="rows changed since they were first read"):
-        made.privatise(table)
+        release.transform(table)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -205,7 +209,7 @@ def test_the_card_lists_the_batches_and_what_they_cost(kind: str) -> None:
     assert card["guarantee"]["text"] == f"{one} {card['batches']['text']}"
 
 
-@pytest.mark.parametrize("batch", ["", "  ", "a\nb", "x" * 101, 7, b"bytes", "\ud800"], ids=repr)
+@pytest.mark.parametrize("batch", ["", "  ", "a ", " a", "a\nb", "x" * 101, 7, b"bytes", "\ud800"], ids=repr)
 @pytest.mark.parametrize("kind", ["known", "interval"])
 def test_a_batch_has_a_name(kind: str, batch: Any) -> None:
     release, transform = any_frame(kind)
@@ -269,13 +273,19 @@ def test_a_copy_of_a_fitted_release_covers_nothing() -> None:
                 each.transform(view)
 
 
-def test_a_replaced_mechanism_is_another_release() -> None:
-    made, transform = any_frame("interval")
+@pytest.mark.parametrize("kind", ["known", "interval"])
+def test_a_second_fit_is_another_release(kind: str) -> None:
+    made: Any = dpdask.DIP(SCHEMA, epsilon=0.5, reference=KNOWN)
+    if kind == "interval":
+        made = dpdask.IntervalMechanism(SCHEMA, columns={"rating": DESIGN})
     table = rows(500)
-    first = values(transform(table))
-    other = dataclasses.replace(made)
-    assert values(other.privatise(table.copy())) != first
-    assert other.card["batches"]["names"] == [None]
+    first = made.fit(table)
+    found = values(first.transform(table))
+    other = dataclasses.replace(made).fit(table)
+    assert values(other.transform(table)) != found
+    assert values(made.fit(table).transform(table)) != found
+    assert values(first.transform(table)) == found
+    assert first.card["batches"]["names"] == other.card["batches"]["names"] == [None]
 
 
 def _in_a_fork(release: Any, verb: str, frames: list[pd.DataFrame], answers: Any) -> None:
@@ -358,8 +368,8 @@ def test_any_scheduler_and_worker_the_same_bytes(client: Client) -> None:
         pd.testing.assert_frame_equal(lazy.persist().compute(), here)
         with pytest.raises(dpdask.SpecError, match="covers only the frame"):
             release.transform(frame.persist())
-    made, _ = any_frame("interval")
-    lazy = made.privatise(frame)
+    release, _ = any_frame("interval")
+    lazy = release.transform(frame)
     pd.testing.assert_frame_equal(lazy.compute(), lazy.compute(scheduler="threads"))
 
 

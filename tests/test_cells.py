@@ -226,7 +226,7 @@ def test_labels_name_null_levels_atoms_and_ranges():
     assert cells(value_codec(), 2).labels()[-1] == "(5.0, 10.0]"
 
 
-# The law inside a cell
+# The distribution inside a cell
 
 
 @pytest.mark.parametrize("name", ["floats", "whole", "days", "float32"])

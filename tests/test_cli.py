@@ -18,8 +18,8 @@ from e2e.bad_input import Ended, command, job
 
 from dpdask.cli import cli
 from dpdask.errors import TemporaryError
-from dpdask.jobs import auditing
-from dpdask.jobs.kinds import dip
+from dpdask.mechanisms import auditing
+from dpdask.mechanisms.dip import columns
 from dpdask.privacy.audit import audit_event
 from dpdask.streams import RunKey, stream
 from dpdask.version import __version__
@@ -178,8 +178,8 @@ def test_audit_as_text_and_as_json(tmp_path, monkeypatch):
 
 
 def test_an_audit_that_finds_too_much_says_so(tmp_path, monkeypatch):
-    fit = dip.fit_dip
-    monkeypatch.setattr(dip, "fit_dip", lambda r, c, e, *rest: fit(r, c, {name: 3 * part for name, part in e.items()}, *rest))
+    fit = columns.fit_dip
+    monkeypatch.setattr(columns, "fit_dip", lambda r, c, e, *rest: fit(r, c, {name: 3 * part for name, part in e.items()}, *rest))
     assert command(*words(tmp_path, "audit")).out.startswith("bad-input: NOT SOUND: something is above its claim\n")
 
 
@@ -251,7 +251,7 @@ def test_status_and_abort(tmp_path):
 
     assert state() == {"stage": "absent", "n_shards": 0}
     assert command("abort", out).out == f"{out}: there is no unfinished run\n"
-    with mock.patch("dpdask.jobs.kinds.dip.release_card", side_effect=TemporaryError("crash", None, "run again to resume")):
+    with mock.patch("dpdask.jobs.run.make_card", side_effect=TemporaryError("crash", None, "run again to resume")):
         ended = command(*given)
     assert (ended.code, ended.lines) == (75, ["dpdask: crash; run again to resume"])
     assert state() == {"stage": "fitted", "n_shards": 1}
@@ -288,7 +288,7 @@ def test_simulate(tmp_path):
 @pytest.mark.parametrize("raised", [KeyboardInterrupt(), click.Abort()])
 def test_an_interruption_ends_with_130_and_a_resume_works(raised, tmp_path):
     given = words(tmp_path, "run")
-    with mock.patch("dpdask.jobs.kinds.dip.release_card", side_effect=raised):
+    with mock.patch("dpdask.jobs.run.make_card", side_effect=raised):
         ended = command(*given)
     assert (ended.code, ended.lines) == (130, ["dpdask: interrupted; run again to resume"])
     assert (tmp_path / ".out.dpdask" / "run.key").exists()
@@ -296,7 +296,7 @@ def test_an_interruption_ends_with_130_and_a_resume_works(raised, tmp_path):
 
 
 def test_a_defect_shows_its_type_alone(tmp_path):
-    with mock.patch("dpdask.jobs.kinds.dip.release_card", side_effect=RuntimeError("Zebulon-Quux")):
+    with mock.patch("dpdask.jobs.run.make_card", side_effect=RuntimeError("Zebulon-Quux")):
         ended = command(*words(tmp_path, "run"))
     assert ended.code == 70
     [line] = ended.lines
@@ -305,7 +305,7 @@ def test_a_defect_shows_its_type_alone(tmp_path):
 
 
 def test_debug_shows_where(tmp_path):
-    with pytest.raises(TemporaryError), mock.patch("dpdask.jobs.kinds.dip.release_card", side_effect=TemporaryError("crash")):
+    with pytest.raises(TemporaryError), mock.patch("dpdask.jobs.run.make_card", side_effect=TemporaryError("crash")):
         command("--debug", *words(tmp_path, "run"))
 
 
@@ -361,9 +361,9 @@ def test_sigint_in_the_middle_of_a_run(tmp_path):
     """The signal itself, not a mock: the process stops itself when the first progress of the writing stage is reported."""
     given = words(tmp_path, "run")
     program = (
-        "import os, signal; from dpdask.cli import main; from dpdask.engine import randomise\n"
+        "import os, signal; from dpdask.cli import main; from dpdask.jobs import run\n"
         "def interrupted(*a, **k): os.kill(os.getpid(), signal.SIGINT)\n"
-        "randomise.write_all = interrupted; main()"
+        "run.write_all = interrupted; main()"
     )
     ended = subprocess.run([sys.executable, "-c", program, *given], capture_output=True, text=True, check=False)
     assert ended.returncode in (130, -signal.SIGINT)

@@ -18,7 +18,7 @@ from dask.base import get_scheduler
 from distributed import Client, LocalCluster, get_client, get_worker
 from e2e.helpers import lake, run_cli, write_job
 
-from dpdask.connect import cautions, connected
+from dpdask.connect import check_cluster, open_cluster
 from dpdask.connect.address import is_loopback
 from dpdask.connect.private import scratch_folder
 from dpdask.errors import OutputError, SpecError, TemporaryError
@@ -28,10 +28,10 @@ from dpdask.jobs.spec import Cluster
 
 def test_synchronous_and_threads_set_the_scheduler_for_the_block_alone():
     before = dask.config.get("scheduler", None)
-    with connected(Cluster(kind="synchronous")) as description:
+    with open_cluster(Cluster(kind="synchronous")) as description:
         assert description == "this process"
         assert get_scheduler() is dask.get
-    with connected(Cluster(kind="threads", workers=3)) as description:
+    with open_cluster(Cluster(kind="threads", workers=3)) as description:
         assert description == "threads of this process"
         assert get_scheduler() is dask.threaded.get
         assert dask.config.get("num_workers") == 3
@@ -40,14 +40,14 @@ def test_synchronous_and_threads_set_the_scheduler_for_the_block_alone():
 
 
 def test_threads_are_as_many_as_there_are_without_a_number():
-    with connected(Cluster(kind="threads")):
+    with open_cluster(Cluster(kind="threads")):
         assert dask.delayed(sum)([1, 2]).compute() == 3
 
 
 def test_local_processes_listen_on_this_machine_alone_and_leave(recwarn):
     me = psutil.Process()
     children, listening = set(me.children(recursive=True)), {connection.laddr for connection in me.net_connections()}
-    with connected(Cluster(kind="local", workers=1)) as description:
+    with open_cluster(Cluster(kind="local", workers=1)) as description:
         assert description == "1 local processes"
         client = get_client()
         assert client.submit(lambda: 1 + 1).result() == 2
@@ -82,7 +82,7 @@ def test_an_address_is_taken_from_the_job_or_the_command_line():
             (Cluster(kind="synchronous"), address),
             (Cluster(kind="address", address="tcp://127.0.0.1:1"), address),
         ):
-            with connected(block, scheduler) as description:
+            with open_cluster(block, scheduler) as description:
                 assert description == f"the scheduler at {address}"
                 client = dask.config.get("scheduler")
                 assert isinstance(client, Client)
@@ -97,7 +97,7 @@ def test_an_address_is_taken_from_the_job_or_the_command_line():
 def test_an_address_must_be_given():
     with (
         pytest.raises(SpecError, match=r"cluster: the key 'cluster.address' is missing; give the scheduler's address"),
-        connected(Cluster(kind="address")),
+        open_cluster(Cluster(kind="address")),
     ):
         pass
 
@@ -115,7 +115,7 @@ def test_a_scheduler_that_cannot_be_reached_is_temporary(address):
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "300ms"}),
         pytest.raises(TemporaryError, match="the scheduler cannot be reached"),
-        connected(Cluster(kind="threads", insecure=True), address),
+        open_cluster(Cluster(kind="threads", insecure=True), address),
     ):
         pass
 
@@ -141,21 +141,21 @@ def test_a_scheduler_open_to_the_network_is_refused_unless_the_job_says_so(addre
     says = r"anyone who can reach this scheduler can run code on its workers .*; use tls:// with certificates, or set cluster.insecure: true$"
     block = Cluster(kind="address", address=address)
     for cluster, scheduler in ((block, None), (Cluster(), address), (Cluster(kind="local"), address)):
-        with pytest.raises(SpecError, match=says) as caught, connected(cluster, scheduler):
+        with pytest.raises(SpecError, match=says) as caught, open_cluster(cluster, scheduler):
             pass
         assert caught.value.where == address
         with pytest.raises(SpecError, match=says):
-            cautions(cluster, scheduler)
-    [warning] = cautions(block.model_copy(update={"insecure": True}))
+            check_cluster(cluster, scheduler)
+    [warning] = check_cluster(block.model_copy(update={"insecure": True}))
     assert warning.startswith(f"the scheduler at {address} asks for no certificate: anyone who can reach it over the network can run code")
-    assert cautions(Cluster(insecure=True), address) == (warning,)
+    assert check_cluster(Cluster(insecure=True), address) == (warning,)
 
 
 @pytest.mark.parametrize(
     "address", ["tcp://127.0.0.1:8786", "127.3.2.1:8786", "localhost:8786", "tcp://LOCALHOST", "ws://[::1]:8786", "tcp://127.0.0.1"]
 )
 def test_a_scheduler_open_to_this_machine_alone_is_warned_of(address):
-    [warning] = cautions(Cluster(kind="address", address=address))
+    [warning] = check_cluster(Cluster(kind="address", address=address))
     assert warning.startswith(f"the scheduler at {address} asks for no certificate: every user of this machine can run code")
 
 
@@ -163,7 +163,7 @@ def test_the_command_line_warns_before_it_runs_and_in_its_result(tmp_path):
     with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0", host="127.0.0.1", protocol="tcp") as cluster:
         address = cluster.scheduler_address
         job = write_job(tmp_path / "job", lake(tmp_path / "in", [400]), tmp_path / "out", cluster={"kind": "address", "address": address})
-        [warning] = cautions(Cluster(), address)
+        [warning] = check_cluster(Cluster(), address)
         assert f"WARNING   {warning}" in run_cli("plan", job).stdout
         ended = run_cli("run", job, "--json")
     assert ended.returncode == 0
@@ -177,21 +177,21 @@ def test_the_command_line_warns_before_it_runs_and_in_its_result(tmp_path):
 
 @pytest.mark.parametrize("address", ["tls://10.0.0.1:8786", "TLS://scheduler:8786", "wss://10.0.0.1:8786", "inproc://10.0.0.1/1/1"])
 def test_a_scheduler_that_asks_for_certificates_needs_no_word(address):
-    assert cautions(Cluster(kind="address", address=address)) == ()
+    assert check_cluster(Cluster(kind="address", address=address)) == ()
 
 
 def test_an_address_without_a_scheme_has_dasks_default():
     with dask.config.set({"distributed.comm.default-scheme": "tls"}):
-        assert cautions(Cluster(kind="address", address="10.0.0.1:8786")) == ()
+        assert check_cluster(Cluster(kind="address", address="10.0.0.1:8786")) == ()
 
 
 @pytest.mark.parametrize("cluster", [Cluster(), Cluster(kind="local"), Cluster(kind="synchronous"), Cluster(kind="local", insecure=True)])
 def test_without_an_address_nobody_is_warned(cluster):
-    assert cautions(cluster) == ()
+    assert check_cluster(cluster) == ()
 
 
 def test_a_tls_address_without_certificates_is_refused():
-    with pytest.raises(SpecError, match="needs certificates"), connected(Cluster(), "tls://127.0.0.1:1"):
+    with pytest.raises(SpecError, match="needs certificates"), open_cluster(Cluster(), "tls://127.0.0.1:1"):
         pass
 
 
@@ -215,7 +215,7 @@ def test_what_workers_spill_is_for_this_user_alone_and_leaves(tmp_path):
     settings = {"distributed.worker.memory.target": 1e-9, "temporary-directory": str(tmp_path / "scratch")}
     umask = os.umask(0o022)
     try:
-        with dask.config.set(settings), connected(Cluster(kind="local", workers=1)):
+        with dask.config.set(settings), open_cluster(Cluster(kind="local", workers=1)):
             client = get_client()
             futures = client.map(spill, range(3), folder=str(tmp_path / "out"))
             assert [float(values.sum()) for values in client.gather(futures)] == [0.0, 100_000.0, 200_000.0]
@@ -234,10 +234,10 @@ def test_what_workers_spill_is_for_this_user_alone_and_leaves(tmp_path):
 KILLED = """
 import os, sys
 from distributed import get_client
-from dpdask.connect import connected
+from dpdask.connect import open_cluster
 from dpdask.jobs.spec import Cluster
 if __name__ == "__main__":
-    with connected(Cluster(kind="local", workers=1)):
+    with open_cluster(Cluster(kind="local", workers=1)):
         future = get_client().submit(bytes, 100_000)
         future.result()
         print("spilled", flush=True)
@@ -253,7 +253,7 @@ def test_what_a_killed_driver_leaves_is_removed_at_the_next_start(tmp_path):
     assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, "spilled\n")
     [left] = (tmp_path / "scratch").rglob("storage")
     assert set(modes(left).values()) == {0o600}
-    with dask.config.set({"temporary-directory": str(tmp_path / "scratch")}), connected(Cluster(kind="local", workers=1)):
+    with dask.config.set({"temporary-directory": str(tmp_path / "scratch")}), open_cluster(Cluster(kind="local", workers=1)):
         get_client().wait_for_workers(1)
         assert not left.exists()
 
@@ -268,7 +268,7 @@ def test_the_workers_folder_is_this_users_alone_or_none(tmp_path):
             scratch_folder()
         folder.rmdir()
         folder.symlink_to(tmp_path, target_is_directory=True)
-        with pytest.raises(OutputError, match="need a folder that only this user can read"), connected(Cluster(kind="local")):
+        with pytest.raises(OutputError, match="need a folder that only this user can read"), open_cluster(Cluster(kind="local")):
             pass
         folder.unlink()
         folder.mkdir(mode=0o700)

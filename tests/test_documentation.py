@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import inspect
 import re
 import subprocess
@@ -15,24 +17,25 @@ import yaml
 import dpdask
 from dpdask import cli, errors
 from dpdask.jobs.spec import load_job
-from dpdask.mechanisms.dip.fit import ChannelKind
+from dpdask.mechanisms.dip.spec import ChannelKind
 from dpdask.references import Reference
 from dpdask.schema import Schema
 from pipelines.movielens import correlations
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+DESIGN = (ROOT / "docs" / "explanation" / "design.md").read_text(encoding="utf-8")
 YAML_FILES = sorted((ROOT / "pipelines").rglob("*.yaml"))
 BUILT = {".git", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "dist", "out"}
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def rows(heading: str) -> list[str]:
+def rows(heading: str, text: str = README) -> list[str]:
     """The first cells of the table whose head begins with `heading`."""
-    table = re.search(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, re.MULTILINE)
+    table = re.search(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert table is not None
     return [line.split("|")[1].strip() for line in table[1].splitlines()]
 
@@ -50,6 +53,17 @@ def tracked() -> list[Path]:
     ]
 
 
+def texts() -> dict[Path, str]:
+    """The repository's files that are text, by their paths."""
+    found = {}
+    for path in tracked():
+        try:
+            found[path] = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+    return found
+
+
 @pytest.mark.parametrize("text", blocks("python"))
 def test_python_example_runs(text):
     names: dict[str, object] = {}
@@ -59,6 +73,16 @@ def test_python_example_runs(text):
     assert names["fives"].value == pytest.approx(0.4, abs=0.04)  # eight standard errors
     assert names["fives"].worst_bias == 0.0
     assert "Not protected: nobody" in names["promise"]
+
+
+WITH_EXAMPLES = sorted(path for path in (ROOT / "dpdask").rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: path.stem)
+def test_the_examples_of_docstrings_run(path):
+    found = doctest.testmod(importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts)))
+    assert found.attempted
+    assert not found.failed
 
 
 def test_there_is_a_python_example():
@@ -77,7 +101,8 @@ def test_job_and_schema_examples_validate(change, tmp_path):
     (tmp_path / "schema.yaml").write_text(by_name["schema"], encoding="utf-8")
     job = load_job(tmp_path / "job.yaml")
     assert job.schema.privatised == ("rating", "genre", "seconds", "spent")
-    assert sum(job.spending.reference.values()) + sum(job.spending.row.values()) <= job.file.privacy.epsilon
+    spending = job.mechanism.spending
+    assert sum(spending.reference.values()) + sum(spending.row.values()) <= job.file.privacy.epsilon
     optional = (job.ledger, job.file.mechanism.weights, job.file.mechanism.cost)
     assert all((part is None) == (change is str) for part in optional)
 
@@ -140,9 +165,17 @@ def test_named_options_exist():
     assert set(re.findall(r"`[^`]*?(?<!-)(--[a-z][a-z-]+)", prose)) <= known
 
 
-def test_exit_codes_are_those_of_the_errors():
+def test_listed_streams_are_drawn_from():
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "dpdask").rglob("*.py"))
+    listed = [name for cell in rows("mechanism id", DESIGN) for name in re.findall(r"`([^`]+)`", cell)]
+    assert len(listed) > 10
+    assert [name for name in listed if not re.search(f'"{re.sub("/?(COLUMN|ID).*", "", name)}["/]', source)] == []
+
+
+@pytest.mark.parametrize("text", [README, DESIGN], ids=["README", "design"])
+def test_exit_codes_are_those_of_the_errors(text):
     kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.DpdaskError)]
-    assert sorted(map(int, rows("exit code"))) == sorted({0, 130} | {kind.exit_code for kind in kinds})
+    assert sorted(map(int, rows("exit code", text))) == sorted({0, 130} | {kind.exit_code for kind in kinds})
 
 
 @pytest.mark.parametrize("name", [name for name in dpdask.__all__ if not name.startswith("__")])
@@ -154,14 +187,114 @@ def test_public_names_are_documented(name):
     assert undocumented == []
 
 
-PIPELINES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "pipelines").glob("**/README.md"))
+@pytest.mark.parametrize("name", [name for name in dpdask.__all__ if callable(getattr(dpdask, name))])
+def test_public_classes_and_functions_have_examples(name):
+    public = getattr(dpdask, name)
+    public = errors.DpdaskError if inspect.isclass(public) and issubclass(public, errors.DpdaskError) else public  # its example shows all errors
+    assert "Examples\n--------\n>>> " in inspect.cleandoc(public.__doc__ or "")
 
 
-@pytest.mark.parametrize("document", ["README.md", "CHANGELOG.md", "SECURITY.md", "cluster/README.md", *PIPELINES])
+DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in tracked() if path.suffix == ".md")
+EXPLANATIONS = [name for name in DOCUMENTS if name.startswith("docs/")]
+
+
+def headings(text: str) -> list[str]:
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"^#+ (.+?) *$", prose, re.MULTILINE)
+
+
+def anchor(heading: str) -> str:
+    """The name that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def broken_links(text: str, folder: Path) -> list[str]:
+    found = []
+    for target, part in re.findall(r"\]\((?!\w+://)([^)#\s]*)(?:#([^)\s]*))?\)", text):
+        path = folder / target if target else None
+        if path is not None and not path.exists():
+            found.append(target)
+        elif part and part not in map(anchor, headings(text if path is None else path.read_text(encoding="utf-8"))):
+            found.append(f"{target}#{part}")
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
-    text = (ROOT / document).read_text(encoding="utf-8")
-    targets = re.findall(r"\]\((?!https?://)([^)#]+)\)", text)
-    assert [target for target in targets if not ((ROOT / document).parent / target).exists()] == []
+    path = ROOT / document
+    assert broken_links(path.read_text(encoding="utf-8"), path.parent) == []
+
+
+def test_broken_links_are_found():
+    text = "# Here\n[a](#here) [b](README.md#the-ledger) [c](gone.md) [d](#there) [e](README.md#nowhere)\n```\n# there\n```"
+    assert broken_links(text, ROOT) == ["gone.md", "#there", "README.md#nowhere"]
+
+
+@pytest.mark.parametrize("document", EXPLANATIONS)
+def test_headings_are_unique(document):
+    found = headings((ROOT / document).read_text(encoding="utf-8"))
+    assert len(found) == len(set(found)) > 0
+
+
+EXAMPLES = [(document, text) for document in EXPLANATIONS for text in blocks("python", (ROOT / document).read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize(("document", "text"), EXAMPLES, ids=[f"{document} {number}" for number, (document, _) in enumerate(EXAMPLES)])
+def test_examples_of_the_explanations_run(document, text):
+    exec(compile(text, document, "exec"), {"__name__": "example"})
+
+
+def wrong_references(text: str) -> list[str]:
+    """The documents, and the headings after a comma (`docs/explanation/math.md, Channels`), that a text names and that do not exist."""
+    found = []
+    for name, rest in re.findall(r"\b(docs/[\w/.-]*\w)([^\n]*(?:\n[^\n]*)?)", text):
+        heading = re.sub(r"\s*\n[\s#]*", " ", rest).removeprefix(", ") if re.match(r",\s+(?:#\s+)?[A-Z]", rest) else None
+        if not (ROOT / name).exists():
+            found.append(name)
+        elif heading is not None and not any(re.match(rf"{re.escape(known)}(?!\w)", heading) for known in headings((ROOT / name).read_text("utf-8"))):
+            found.append(f"{name}, {heading}")
+    return found
+
+
+def test_named_documents_and_headings_exist():
+    this = Path(__file__)
+    assert {path: found for path, text in texts().items() if path != this and (found := wrong_references(text))} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["see docs/gone.md", "docs/explanation/math.md, Nowhere", "docs/explanation/math.md, Chains", "# docs/explanation/math.md,\n# Nowhere"],
+)
+def test_wrong_references_are_found(text):
+    assert wrong_references(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["docs/explanation/math.md.", "(docs/explanation/math.md, Chain)", "docs/explanation/math.md,\n    # Chain.", "docs/explanation/math.md, which"],
+)
+def test_right_references_are_right(text):
+    assert wrong_references(text) == []
+
+
+# a note that is not in the repository: a name in capitals as a Markdown file, or as a word with a place in it
+NOTE = re.compile(r"\b(?:([A-Z]{3,}\.md)|(?:MATH|DESIGN|LAKE|STYLE|REDESIGN)(?:'s |,? section |,? §| \d))")
+
+
+def test_no_file_names_a_note_that_is_not_here():
+    names, this = {path.name for path in tracked()}, Path(__file__)
+    found = [(path, match[0]) for path, text in texts().items() if path != this for match in NOTE.finditer(text) if match[1] not in names]
+    assert found == []
+
+
+@pytest.mark.parametrize("text", ["see MATH section 3", "of DESIGN's table", "LAKE.md", "(MATH, §2)", "STYLE 2"])
+def test_notes_are_recognised(text):
+    assert NOTE.search(text)
+
+
+@pytest.mark.parametrize("text", ["DESIGNS_FORMAT = 2", "MATHS = {}", 'DESIGN["tau"]', "MATH | streams"])
+def test_other_words_are_no_notes(text):
+    assert not NOTE.search(text)
 
 
 def test_commands_are_single_lines():
@@ -193,13 +326,7 @@ HOSTS = re.compile(
 
 @pytest.mark.parametrize("pattern", [PLACES, HOSTS], ids=["places", "hosts"])
 def test_no_file_names_a_machine(pattern):
-    found = []
-    for path in tracked():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue
-        found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in pattern.finditer(text)]
+    found = [f"{path.relative_to(ROOT)}: {match[0]}" for path, text in texts().items() for match in pattern.finditer(text)]
     assert found == []
 
 

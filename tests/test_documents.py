@@ -33,7 +33,7 @@ def refusal(call, *args) -> SpecError:
     error = caught.value
     assert error.exit_code == 64
     assert (error.where or "").startswith("job.yaml")
-    assert error.mend or "should" in error.what or "expected" in error.what
+    assert error.hint or "should" in error.what or "expected" in error.what
     assert "\n" not in str(error)
     assert "Traceback" not in "".join(traceback.format_exception(error))[10:]  # no library's error behind it
     return error
@@ -92,7 +92,7 @@ def test_a_key_that_yaml_does_not_read_as_text_is_refused(key):
         error = parse(text)
         assert error.what == "a key is not a text"
         assert "line" in error.where
-        assert error.mend == "put it in quotes"
+        assert error.hint == "put it in quotes"
 
 
 @pytest.mark.parametrize("key", ["'1'", '"no"', "'null'"])
@@ -158,7 +158,7 @@ def test_a_valid_document_is_immutable():
 def test_an_unknown_key_is_answered_with_the_nearest_one_that_is_known_there(data, path, nearest):
     error = check(**data)
     assert error.what == f"unknown key {path!r}"
-    suggested = error.mend.removeprefix("did you mean ").strip("'?")
+    suggested = error.hint.removeprefix("did you mean ").strip("'?")
     model = Drawing if "." not in path else Square if path.startswith("shape") else Circle
     assert suggested in model.model_fields
     assert nearest in (None, suggested)

@@ -31,7 +31,7 @@ def test_an_unforeseen_error_exits_like_a_defect():
         (("holds a null", None, "fill it"), "holds a null; fill it"),
         (("holds a null", "column 'x'"), "column 'x': holds a null"),
         (("holds a null",), "holds a null"),
-        (("two\n  lines", "a\tb", "mend\r\nit"), "a b: two lines; mend it"),
+        (("two\n  lines", "a\tb", "hint\r\nit"), "a b: two lines; hint it"),
     ],
 )
 def test_a_message_is_one_line_of_where_what_and_mend(parts, line):
@@ -47,7 +47,7 @@ def test_places_are_added_outermost_first_and_the_kind_of_error_stays():
 @pytest.mark.parametrize("pickler", [pickle, cloudpickle])
 @pytest.mark.parametrize("name", TREE)
 def test_errors_cross_process_boundaries_whole(name, pickler):
-    error = getattr(errors, name)("what", "where", "mend")
+    error = getattr(errors, name)("what", "where", "hint")
     copy = pickle.loads(pickler.dumps(error))
     assert type(copy) is type(error)
-    assert (copy.what, copy.where, copy.mend, str(copy), copy.exit_code) == ("what", "where", "mend", str(error), TREE[name])
+    assert (copy.what, copy.where, copy.hint, str(copy), copy.exit_code) == ("what", "where", "hint", str(error), TREE[name])

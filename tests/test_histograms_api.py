@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import subprocess
@@ -22,6 +23,8 @@ import dpdask
 from dpdask import inference
 from dpdask.codec import codec_for
 from dpdask.inference import WeightedSample, least_squares, noise_error
+from dpdask.mechanisms.histogram.noise import plan
+from dpdask.privacy import Budget
 from pipelines.papers import lei_housing
 
 N_ROWS = 4000
@@ -119,7 +122,7 @@ def test_the_card_and_the_noise(release: dpdask.HistogramRelease, schema: dpdask
     assert card["n_rows"] == {"value": N_ROWS, "exact": True}
     assert card["insecure"] is True
     assert json.dumps(card, allow_nan=False)
-    assert release.noise == dpdask.PerturbedHistogram(schema, epsilon=4.0).noise
+    assert release.noise == plan(Budget(epsilon=4.0))
     secret = [fitted(schema, table, insecure_seed=None) for _ in range(2)]
     assert secret[0].card["insecure"] is False
     assert not secret[0].cells["weight"].equals(secret[1].cells["weight"])
@@ -167,6 +170,19 @@ def test_the_rule(schema: dpdask.Schema, table: pd.DataFrame) -> None:
     assert found.card["mechanism"]["bins"] == {"size": bins, "price": bins}
 
 
+def test_the_rule_s_plan_counts_no_rows(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    def never(part: pd.DataFrame) -> pd.DataFrame:
+        raise AssertionError
+
+    lazy = dd.from_pandas(table, npartitions=3).map_partitions(never, meta=table.head(0))
+    estimator = dpdask.PerturbedHistogram(schema, epsilon=1.0, bins="rule")
+    planned = estimator.plan(lazy)
+    assert planned.warnings[-1] == "The bins that the rule gives, and so the number of cells, are known only when the rows are counted."
+    assert " cells, merged" not in planned.stages[0]
+    assert " cells, merged" in estimator.plan(table).stages[0]
+    assert estimator.audit(lazy, n_runs=500)["sound"]
+
+
 def test_spread_points_keep_the_cells_weights_and_the_variance(release: dpdask.HistogramRelease, table: pd.DataFrame) -> None:
     spread = release.with_points("spread")
     points = spread.cells
@@ -183,7 +199,7 @@ def test_spread_points_keep_the_cells_weights_and_the_variance(release: dpdask.H
 
     truth = table["size"].var()
     assert abs(variance(points) / truth - 1) < 0.02
-    assert variance(release.cells) / truth < 0.96  # centres of a uniform law lack h²/12
+    assert variance(release.cells) / truth < 0.96  # centres of a uniform distribution lack h²/12
     again = spread.redraw(np.random.default_rng(0))
     assert again.dtypes.astype(str).to_dict() == points.dtypes.astype(str).to_dict()
     pd.testing.assert_frame_equal(spread.with_points("centre").cells, release.cells)
@@ -222,9 +238,11 @@ def test_no_key_and_no_row_is_in_what_is_saved(schema: dpdask.Schema, table: pd.
     release.save(str(tmp_path / "saved"))
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["card.json", "histogram.npz"]
     with np.load(tmp_path / "saved" / "histogram.npz", allow_pickle=False) as arrays:
-        assert set(arrays.files) == {"header", "types", "keys", "weights"}
+        assert set(arrays.files) == {"header", "noisy"}
         assert list(json.loads(arrays["header"].tobytes())["schema"]["columns"]) == NAMES  # nothing of a dropped column, not even its name
-        saved = b"".join(arrays[name].tobytes() for name in arrays.files)
+        noisy = np.load(io.BytesIO(arrays["noisy"].tobytes()), allow_pickle=False)
+        assert set(noisy.files) == {"header", "keys", "weights"}
+        saved = b"".join(each[name].tobytes() for each in (arrays, noisy) for name in each.files)
     assert np.float64(12.34567891).tobytes() not in saved + (tmp_path / "saved" / "card.json").read_bytes()
 
 
@@ -271,10 +289,10 @@ def test_what_is_no_saved_histogram_is_refused(harm: str, release: dpdask.Histog
 
 REFUSED = [
     ({"epsilon": 0.0}, "epsilon"),
-    ({"threshold": "some"}, "must be none, positive or enhanced"),
-    ({"factor": 0.0}, "the threshold's factor must be positive"),
+    ({"threshold": "some"}, "threshold: .*'none', 'positive' or 'enhanced'"),
+    ({"factor": 0.0}, "factor: .*greater than 0"),
     ({"bins": "rule", "adjacency": "add-remove"}, "which add-remove hides"),
-    ({"bins": 0}, "a number of cells from 1"),
+    ({"bins": 0}, "bins: a number of cells is a whole number from 1"),
     ({"bins": {"town": 3}}, "is not a continuous or mixed column"),
     ({"bins": 2000, "threshold": "none"}, "noise can be drawn for each of 10,000,000"),
 ]
@@ -289,7 +307,7 @@ def test_refusals(changed: dict[str, Any], words: str, schema: dpdask.Schema, ta
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"user": {"role": "keep"}, "size": COLUMNS["size"]}, "no column can be kept"),
+        ({"user": {"role": "keep"}, "size": COLUMNS["size"]}, "no column can have the role keep"),
         ({"user": {"role": "drop"}}, "privatises no column"),
         ({"weight": COLUMNS["size"]}, "a column of that name themselves"),
     ],
@@ -300,13 +318,13 @@ def test_schemas_that_do_not_do(columns: dict[str, Any], words: str) -> None:
 
 
 def test_data_that_do_not_do(schema: dpdask.Schema, table: pd.DataFrame) -> None:
-    with pytest.raises(dpdask.DataError, match="no rows"):
+    with pytest.raises(dpdask.DataError, match=r"^frame: the table has no rows; give it some rows$"):
         fitted(schema, table.head(0))
     with pytest.raises(dpdask.DataError, match="'price'"):
         fitted(schema, table.assign(price=float("nan")))
     clipped = fitted(schema, table.assign(price=101.0)).cells
     assert clipped["weight"][clipped["price"].round(3) == 91.667].sum() > 0.9 * clipped["weight"].sum()  # the last cell
-    with pytest.warns(UserWarning, match="δ is not below"):
+    with pytest.warns(UserWarning, match="is not below"):
         fitted(schema, table, delta=0.01)
     with pytest.raises(dpdask.SpecError, match="no cell has a positive weight"):
         fitted(schema, table, factor=1e5).sample()

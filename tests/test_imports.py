@@ -21,7 +21,7 @@ from e2e.helpers import HOLDOUT, MIXED_SCHEMA, lake, load, write_job
 
 import dpdask
 from dpdask import cli
-from dpdask.engine import frames, survey, tabulate
+from dpdask.engine import scan
 from dpdask.jobs.run import run_job
 from dpdask.simulate import CENSUS_ATTRIBUTES
 
@@ -121,14 +121,13 @@ def check_worker(fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (tmp_path / "tasks").write_bytes(cloudpickle.dumps([dict(task.__dask_graph__()) for task in tasks]))
         raise _StopError
 
-    for module in (frames, survey, tabulate):
-        monkeypatch.setattr(module, "run_tasks", captured)
+    monkeypatch.setattr(scan, "run_tasks", captured)
     with pytest.raises(_StopError):
         fit()
     modules = loaded("import pickle\npickle.load(open(sys.argv[1], 'rb'))", tmp_path / "tasks")
     assert "dpdask.engine.work" in modules
     assert not modules & (DRIVERS | {"dask.dataframe", "distributed", "rich"})
-    assert not of(modules, "dpdask.jobs") | of(modules, "dpdask.reports") | of(modules, "dpdask.cli")
+    assert not of(modules, "dpdask.jobs") | of(modules, "dpdask.cli")
 
 
 def test_every_public_name_has_the_module_that_a_checker_sees() -> None:
@@ -143,7 +142,7 @@ def test_every_public_name_has_the_module_that_a_checker_sees() -> None:
 
 def test_public_names_in_a_fresh_python() -> None:
     loaded("import dpdask\nassert set(dpdask.__all__) <= set(dir(dpdask))")
-    loaded("from dpdask import *\nassert DIP.__module__ == 'dpdask.frames' and local.export and __version__")
+    loaded("from dpdask import *\nassert DIP.__module__ == 'dpdask.estimators.dip' and local.export and __version__")
     loaded("import dpdask\nassert dpdask.inference.ReleasedColumn and dpdask.errors.SpecError is dpdask.SpecError")
     loaded("import dpdask.survey\nassert dpdask.survey.Survey is dpdask.Survey")
 

@@ -12,10 +12,11 @@ import pandas as pd
 import pytest
 
 import dpdask
-from dpdask.mechanisms.interval.design import Case1, IntervalColumns, Law
-from dpdask.mechanisms.interval.promise import protected, unprotected
+from dpdask.mechanisms.interval.card import describe_protected, describe_unprotected
+from dpdask.mechanisms.interval.design import Case1, ScipyDistribution
 from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.mechanisms.interval.release import IntervalRelease
+from dpdask.mechanisms.interval.spec import IntervalSpec
 from dpdask.privacy import Budget
 
 LEVELS = [1.0, 2.0, 3.0, 4.0, 5.0]
@@ -33,6 +34,14 @@ DESIGNS: dict[str, Any] = {
 
 def mechanism(columns: dict[str, Any] = COLUMNS, designs: dict[str, Any] = DESIGNS, **options: Any) -> dpdask.IntervalMechanism:
     return dpdask.IntervalMechanism(dpdask.Schema.from_dict({"columns": columns}), columns=designs, **options)
+
+
+def fitted(frame: Any, columns: dict[str, Any] = COLUMNS, designs: dict[str, Any] = DESIGNS, **options: Any) -> dpdask.Release:
+    return mechanism(columns, designs, **options).fit(frame)
+
+
+def transformed(frame: Any, columns: dict[str, Any] = COLUMNS, designs: dict[str, Any] = DESIGNS, **options: Any) -> Any:
+    return fitted(frame, columns, designs, **options).transform(frame)
 
 
 @pytest.fixture
@@ -59,34 +68,35 @@ def check(released: pd.DataFrame, table: pd.DataFrame) -> None:
 
 
 def test_pandas_at_once_and_dask_lazily(table: pd.DataFrame) -> None:
-    check(mechanism().privatise(table), table)
+    check(transformed(table), table)
     frame = dd.from_pandas(table, npartitions=3)
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("something was computed")
 
     with dask.config.set(scheduler=refuse):
-        lazy = mechanism().privatise(frame)
+        lazy = transformed(frame)
     assert lazy.divisions == frame.divisions
     with dask.config.set(scheduler="synchronous"):
         check(lazy.compute(), table)
 
 
-def test_the_same_frame_gives_the_same_ranges_and_another_mechanism_others(table: pd.DataFrame) -> None:
-    frame, made = dd.from_pandas(table, npartitions=3), mechanism()
+def test_the_same_frame_gives_the_same_ranges_and_another_release_others(table: pd.DataFrame) -> None:
+    frame = dd.from_pandas(table, npartitions=3)
+    made = fitted(frame)
     with dask.config.set(scheduler="synchronous"):
-        lazy = made.privatise(frame)
+        lazy = made.transform(frame)
         first = lazy.compute()
         pd.testing.assert_frame_equal(first, lazy.compute())
-        pd.testing.assert_frame_equal(first, made.privatise(frame).compute())
-        assert not first["rating_lower"].equals(mechanism().privatise(frame).compute()["rating_lower"])
-    pd.testing.assert_frame_equal(made.privatise(table, "pandas"), made.privatise(table, "pandas"))
-    seeded = [mechanism(insecure_seed=3).privatise(table) for _ in range(2)]
+        pd.testing.assert_frame_equal(first, made.transform(frame).compute())
+        assert not first["rating_lower"].equals(transformed(frame).compute()["rating_lower"])
+    pd.testing.assert_frame_equal(made.transform(table, "pandas"), made.transform(table, "pandas"))
+    seeded = [transformed(table, insecure_seed=3) for _ in range(2)]
     pd.testing.assert_frame_equal(*seeded)
 
 
 def test_the_card_is_json_without_an_epsilon(table: pd.DataFrame) -> None:
-    card = mechanism({**COLUMNS, "price": {**COLUMNS["price"], "type": "float64"}}).card
+    card = fitted(table).card
     json.dumps(card, allow_nan=False)
     assert card["guarantee"]["epsilon"] is None
     assert not card["insecure"]
@@ -94,47 +104,44 @@ def test_the_card_is_json_without_an_epsilon(table: pd.DataFrame) -> None:
     assert "which values are missing" in card["columns"]["price"]["unprotected"]
 
 
-def test_no_coverage_is_claimed_of_a_column_that_may_be_of_whole_numbers() -> None:
+def test_whole_numbers_have_a_mean_coverage_of_their_own() -> None:
     anchors = {"name": "uniform", "loc": 0, "scale": 2}
     designs = {"price": {"design": "case1", "anchors": anchors, "reference": anchors}}
     price = {"role": "privatise", "kind": "continuous", "bounds": [0, 10]}
     values = np.random.default_rng(0).choice([0, 1, 2], 20_000, p=[0.25, 0.5, 0.25])  # what the reference rounds to
-    found = {type_: mechanism({"price": {**price, "type": type_}}, designs).card["columns"]["price"] for type_ in ("float64", "int64")}
-    assert found["float64"]["mean_coverage"] == pytest.approx(2 / 3, abs=1e-3)
-    released = mechanism({"price": price}, designs, coverage=True).privatise(pd.DataFrame({"price": values}))
-    assert released["price_coverage"].mean() == pytest.approx(found["int64"]["mean_coverage"], abs=0.01)
-    assert found["int64"]["mean_coverage"] == pytest.approx(5 / 8, abs=1e-3)
-    undeclared = mechanism({"price": price}, designs).card["columns"]["price"]
-    assert not {"mean_coverage", "leakage"} & set(undeclared)
-    assert "declares no type" in undeclared["mean_coverage_unknown"]
-    assert "mean_coverage_unknown" not in mechanism(designs={**DESIGNS}).card["columns"]["rating"]  # no reference, so none was asked for
+    for type_, expected in (("float64", 2 / 3), ("int64", 5 / 8)):
+        frame = pd.DataFrame({"price": values.astype(type_)})
+        for column in (price, {**price, "type": type_}):
+            assert fitted(frame, {"price": column}, designs).card["columns"]["price"]["mean_coverage"] == pytest.approx(expected, abs=1e-3)
+    released = transformed(pd.DataFrame({"price": values}), {"price": price}, designs, coverage=True)
+    assert released["price_coverage"].mean() == pytest.approx(5 / 8, abs=0.01)
 
 
 def test_documents_do_as_designs(table: pd.DataFrame) -> None:
     columns = {"price": {"role": "privatise", "kind": "continuous"}}
-    design = Case1(design="case1", anchors=Law(name="uniform", loc=0, scale=40))
-    released = mechanism(columns, {"price": design}).privatise(table[["price"]].dropna().reset_index(drop=True))
+    design = Case1(design="case1", anchors=ScipyDistribution(name="uniform", loc=0, scale=40))
+    released = transformed(table[["price"]].dropna().reset_index(drop=True), columns, {"price": design})
     assert list(released.columns) == ["price_lower", "price_upper"]
 
 
 def test_what_does_not_fit_is_refused(table: pd.DataFrame) -> None:
-    with pytest.raises(dpdask.SpecError, match=r"column 'price': has no design; add it to columns"):
+    with pytest.raises(dpdask.SpecError, match=r"column 'price': has no design; add it to `?columns`?"):
         mechanism(designs={"rating": DESIGNS["rating"]})
     with pytest.raises(dpdask.SpecError, match="did you mean 'anchors'"):
         mechanism(designs={**DESIGNS, "rating": {"design": "case2", "anchor": {}}})
     with pytest.raises(dpdask.SpecError, match="privatises no column"):
         mechanism({"user": {"role": "keep"}}, {})
     with pytest.raises(dpdask.SpecError, match="norml"):
-        mechanism(designs={**DESIGNS, "rating": {"design": "case1", "anchors": {"name": "norml"}}}).privatise(table)
+        mechanism(designs={**DESIGNS, "rating": {"design": "case1", "anchors": {"name": "norml"}}})
     with pytest.raises(dpdask.DataError, match="a value outside its levels"):
-        mechanism().privatise(table.assign(rating=9.0))
+        transformed(table.assign(rating=9.0))
 
 
 def test_closed_means_that_nothing_more_is_drawn(table: pd.DataFrame) -> None:
-    made = mechanism()
+    made = fitted(table)
     made.close()
     with pytest.raises(dpdask.DpdaskError):
-        made.privatise(table)
+        made.transform(table)
 
 
 PERTURBED: dict[str, Any] = {
@@ -146,18 +153,19 @@ PERTURBED: dict[str, Any] = {
 
 def test_a_perturbed_column_has_an_epsilon_and_the_other_none(table: pd.DataFrame) -> None:
     made = mechanism(designs={**DESIGNS, "rating": PERTURBED})
-    assert made.budget == Budget(epsilon=2.0)
-    assert mechanism().budget is None
+    assert made.mechanism.budget == Budget(epsilon=2.0)
+    assert mechanism().mechanism.budget is None
     frame = dd.from_pandas(table, npartitions=3)
+    release = made.fit(frame)
     with dask.config.set(scheduler="synchronous"):
-        released, again = made.privatise(frame).compute(), made.privatise(frame).compute()
+        released, again = release.transform(frame).compute(), release.transform(frame).compute()
     pd.testing.assert_frame_equal(released, again)
     none = np.zeros(len(table), dtype=bool)
     inside = Ranges(lower=released["rating_lower"].to_numpy(), upper=released["rating_upper"].to_numpy(), is_null=none).contain(
         table["rating"].to_numpy()
     )
     assert 0.5 < inside.mean() < 0.95
-    card = made.card
+    card = release.card
     assert (card["guarantee"]["epsilon"], card["guarantee"]["epsilon_private"]) == (2.0, ["rating"])
     assert card["guarantee"]["interval_private_only"] == ["price"]
     assert 1.9 < card["columns"]["rating"]["epsilon_exact"] <= 2.0
@@ -170,9 +178,9 @@ def test_coverage_is_a_third_column_where_there_is_a_reference(table: pd.DataFra
     with pytest.raises(dpdask.SpecError, match=r"column 'rating': its design names no public reference"):
         mechanism(coverage=True)
     rating = {**DESIGNS["rating"], "reference": {"name": "randint", "low": 1, "high": 6}}
-    made = mechanism(designs={**DESIGNS, "rating": rating}, coverage=True)
     frame = dd.from_pandas(table, npartitions=2)
-    lazy = made.privatise(frame)
+    made = fitted(frame, designs={**DESIGNS, "rating": rating}, coverage=True)
+    lazy = made.transform(frame)
     names = ["user", *(f"{name}_{what}" for name in ("rating", "price") for what in ("lower", "upper", "coverage"))]
     assert list(lazy.columns) == names
     with dask.config.set(scheduler="synchronous"):
@@ -187,7 +195,7 @@ def test_coverage_is_a_third_column_where_there_is_a_reference(table: pd.DataFra
 def test_a_budget_that_no_card_can_promise_is_refused() -> None:
     dear = {**PERTURBED, "perturb": {**PERTURBED["perturb"], "epsilon": 60.0}}
     columns = {**COLUMNS, "stars": {"role": "privatise", "kind": "discrete", "levels": LEVELS}}
-    with pytest.raises(dpdask.SpecError, match=r"IntervalMechanism, epsilon: .*less than or equal to 100"):
+    with pytest.raises(dpdask.SpecError, match=r"columns`?: the perturbed columns spend 120 together, and no budget is larger than 100"):
         mechanism(columns, {**DESIGNS, "rating": dear, "stars": dear})
 
 
@@ -221,27 +229,25 @@ EVERY: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("design", "says"), EVERY, ids=lambda given: given["design"] if isinstance(given, dict) else "")
 def test_what_a_design_does_not_protect_is_said_once(design: dict[str, Any], says: str) -> None:
-    document = IntervalColumns.model_validate({"columns": {"y": design}}).columns["y"]
-    assert (protected(document), unprotected(document)) == (WHERE, says)
+    document = IntervalSpec.model_validate({"columns": {"y": design}}).columns["y"]
+    assert (describe_protected(document), describe_unprotected(document)) == (WHERE, says)
 
 
 def test_what_a_perturbed_design_does_not_protect() -> None:
     of = {"design": "canonical", **PLAIN, "n_anchors": 1, "acceptable": [[0, 1]]}
-    document = IntervalColumns.model_validate({"columns": {"y": {**PERTURBED, "of": of, "nulls": "public"}}}).columns["y"]
-    assert protected(document) == "the value, by the ε of its perturbation"
+    document = IntervalSpec.model_validate({"columns": {"y": {**PERTURBED, "of": of, "nulls": "public"}}}).columns["y"]
+    assert describe_protected(document) == "the value, by the ε of its perturbation"
     what = "what the range says of the perturbed value; its ε bounds what that says of the value"
-    assert unprotected(document) == f"{what}; of perturbed values, {TOLD}; which values are missing"
+    assert describe_unprotected(document) == f"{what}; of perturbed values, {TOLD}; which values are missing"
 
 
 @pytest.mark.parametrize(("design", "says"), EVERY, ids=lambda given: given["design"] if isinstance(given, dict) else "")
 def test_a_release_comes_back_from_its_bytes(design: dict[str, Any], says: str) -> None:
-    document = IntervalColumns.model_validate({"columns": {"y": design}}).columns["y"]
+    document = IntervalSpec.model_validate({"columns": {"y": design}}).columns["y"]
     release = IntervalRelease(designs={"y": document}, lattice={"y": True})
     again = IntervalRelease.from_bytes(release.to_bytes(), "designs")
-    assert unprotected(again.designs["y"]) == says
+    assert describe_unprotected(again.designs["y"]) == says
     assert again.to_bytes() == release.to_bytes()
-    with pytest.raises(dpdask.InputError, match="another version"):
-        IntervalRelease.from_bytes(release.to_bytes().replace(b'"format": 2', b'"format": 1'), "designs")
 
 
 @pytest.mark.parametrize("nulls", ["public", "refuse"])
@@ -254,11 +260,24 @@ def test_a_release_comes_back_from_its_bytes(design: dict[str, Any], says: str) 
     ],
     ids=lambda design: design["design"],
 )
-def test_nulls_are_decided_by_the_outer_design_alone(design: dict[str, Any], nulls: str) -> None:
+def test_nulls_are_decided_by_the_outer_design_alone(design: dict[str, Any], nulls: str, table: pd.DataFrame) -> None:
     *others, last = design["of"] if isinstance(design["of"], list) else [design["of"]]
     said = {**last, "nulls": nulls}
     with pytest.raises(dpdask.SpecError, match=r"columns\.rating\.of.*: a design inside another says nothing of nulls: move `nulls` to"):
         mechanism(designs={**DESIGNS, "rating": {**design, "of": [*others, said] if others else said}})
-    card = mechanism(designs={**DESIGNS, "rating": {**design, "nulls": "public"}}).card["columns"]["rating"]
+    columns = {**COLUMNS, "rating": {**COLUMNS["rating"], "nulls": "level"}}
+    card = fitted(table, columns, {**DESIGNS, "rating": {**design, "nulls": "public"}}).card["columns"]["rating"]
     assert card["nulls"] == card["design"]["nulls"] == "public"
     assert "nulls" not in json.dumps(card["design"]["of"])
+
+
+def test_the_card_says_what_further_batches_tell(table: pd.DataFrame) -> None:
+    """Ranges of the same rows narrow each other; only perturbed columns have an ε that is spent again."""
+    for designs, epsilon in ((DESIGNS, False), ({**DESIGNS, "rating": PERTURBED}, True)):
+        release = fitted(table, designs=designs)
+        for batch in (None, "second"):
+            release.transform(table if batch is None else table.copy(), batch)
+        card = release.card
+        assert card["batches"]["names"] == [None, "second"]
+        assert "its ranges narrow each other" in card["guarantee"]["text"]
+        assert ("k·ε" in card["batches"]["text"]) == epsilon

@@ -24,10 +24,10 @@ from scipy import stats
 
 import dpdask
 from dpdask import local
-from dpdask.engine.release import load_release
+from dpdask.engine.fit import load_release
 from dpdask.errors import InputError, OutputError, SpecError
 from dpdask.kernels import bins, rank
-from dpdask.mechanisms.dip.release import RankMechanism
+from dpdask.mechanisms.dip.columns import RankMechanism
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon
 from pipelines.local import apply
 
@@ -93,7 +93,7 @@ def texts(releases: dict[str, dpdask.Release]) -> dict[str, str]:
 
 
 def mechanism_of(release: dpdask.Release, name: str) -> Any:
-    return load_release(release.work.secrets, release.sha256).columns[name]
+    return release.rows.load(release.sha256).columns[name]
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, numbers: list[tuple[int, int]]) -> None:
@@ -325,22 +325,22 @@ def test_thinning_keeps_ends_and_jumps_and_says_what_it_changes(heavy):
     masses = rng.random(4999) / 4999
     masses[[1999, 2500]] += heavy
     c = np.append(0.0, np.cumsum(masses) / masses.sum())
-    kept, error = local.thinned(x, c, 100)
+    kept, error = local.thin_knots(x, c, 100)
     assert 40 < len(kept) <= 100 + 9
     assert {0, 1999, 2000, 2999, 3000, 4998, 4999} <= set(kept.tolist())
     between = np.concatenate([np.interp(x[a + 1 : b], x[[a, b]], c[[a, b]]) - c[a + 1 : b] for a, b in pairwise(kept)])
     assert error == pytest.approx(np.abs(between).max())
     assert 0 < error < 0.025
-    everything, none = local.thinned(x, c, 5000)
+    everything, none = local.thin_knots(x, c, 5000)
     assert (len(everything), none) == (5000, 0.0)
 
 
 def test_an_export_is_the_same_text_again_and_holds_no_secret(releases, texts):
     release = releases["laplace"]
     assert local.export(release) == texts["laplace"]
-    key = release.work.key().reveal()
+    key = release.rows.work.key().reveal()
     assert key.hex() not in texts["laplace"]
-    assert str(release.work.secrets) not in texts["laplace"]
+    assert str(release.rows.work.secrets) not in texts["laplace"]
     document = json.loads(texts["laplace"])
     assert set(document["columns"]) == {*LEVEL_COLUMNS, *VALUE_COLUMNS}
     assert (document["format"], document["reference"], document["channel"]) == (1, "public", "laplace")

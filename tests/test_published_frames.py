@@ -17,7 +17,7 @@ from distributed import Client
 from e2e.helpers import lake, load, processes, write_job
 
 import dpdask
-from dpdask.engine.forget import CACHES
+from dpdask.engine import compute
 from dpdask.jobs.run import run_job
 
 RATING = {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]}
@@ -63,7 +63,7 @@ def test_an_index_that_nobody_declared_is_refused(reference: Any) -> None:
         with pytest.raises(dpdask.DataError, match=REFUSED):
             dip(reference).fit(rows()).transform(table)
         with pytest.raises(dpdask.DataError, match=REFUSED):
-            ranges().privatise(table)
+            ranges().fit(table).transform(table)
     named = table.rename_axis("person")
     with pytest.raises(dpdask.DataError, match=r"index 'person'.*its role is not keep"):
         dip(reference, person={"role": "drop"}).fit(named)
@@ -93,7 +93,7 @@ def test_every_partition_s_own_index_is_looked_at(client: Client) -> None:
                 with pytest.raises(dpdask.DataError, match=REFUSED):
                     dip(reference).fit(frame)
         with pytest.raises(dpdask.DataError, match=REFUSED):
-            ranges().privatise(frame).compute(scheduler="synchronous")
+            ranges().fit(frame).transform(frame).compute(scheduler="synchronous")
         assert len(lazily(frame.reset_index(drop=True)).compute(scheduler="synchronous")) > 100
 
 
@@ -167,10 +167,10 @@ def test_categories_of_rows_that_are_not_released_do_not_come_along(bounded: boo
 
 def test_ranges_carry_no_categories() -> None:
     table = people()
-    made = ranges(name=KEPT)
-    assert list(made.privatise(table)["name"]) == list(table["name"])
-    assert not isinstance(made.privatise(table)["name"].dtype, pd.CategoricalDtype)
-    lazy = made.privatise(dd.from_pandas(table, npartitions=2), batch="lazy")
+    release = ranges(name=KEPT).fit(table)
+    assert list(release.transform(table)["name"]) == list(table["name"])
+    assert not isinstance(release.transform(table)["name"].dtype, pd.CategoricalDtype)
+    lazy = release.transform(dd.from_pandas(table, npartitions=2), batch="lazy")
     assert carried(lazy._meta) == set()
     assert list(lazy.compute(scheduler="synchronous")["name"]) == list(table["name"])
 
@@ -235,14 +235,15 @@ def test_a_table_sorted_by_a_private_column_is_warned_of(name: str, ascending: b
     release = dpdask.DIP(made, epsilon=2.0, reference=dpdask.Public()).fit(shuffled(200))
     with pytest.warns(UserWarning, match=told):
         release.transform(table)
-    designs: Any = {
-        each: {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}, "nulls": "public"} for each in ("rating", "price")
-    }
+    design = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}}
+    designs: Any = {"rating": design, "price": {**design, "nulls": "public"}}
     columns = {each: PRIVATE[each] for each in designs}
     if name in columns:
         mechanism = dpdask.IntervalMechanism(dpdask.Schema.from_dict({"columns": columns}), columns=designs)
+        private = table[list(columns)]
+        intervals = mechanism.fit(private)
         with pytest.warns(UserWarning, match=told):
-            mechanism.privatise(table[list(columns)])
+            intervals.transform(private)
 
 
 def test_other_tables_are_not_warned_of() -> None:
@@ -256,28 +257,29 @@ def test_other_tables_are_not_warned_of() -> None:
 
 def held() -> dict[str, int]:
     """What this process's caches hold; runs on workers."""
-    return {cache.__name__: cache.cache_info().currsize for cache in CACHES}
+    return {cache.__name__: cache.cache_info().currsize for cache in compute._CACHES}
 
 
 def test_a_job_leaves_the_workers_memory_at_its_commit(client: Client, tmp_path: Path) -> None:
-    kinds: dict[str, Any] = {
-        "load_release": {"kind": "dip", "reference": {"kind": "holdout", "fraction": 0.25}},
-        "load_histogram": {"kind": "histogram", "output": "rows", "bins": 4},
-        "load_copula": {"kind": "copula", "bins": 4},
-    }
+    mechanisms: list[dict[str, Any]] = [
+        {"kind": "dip", "reference": {"kind": "holdout", "fraction": 0.25}},
+        {"kind": "histogram", "output": "rows", "bins": 4},
+        {"kind": "copula", "bins": 4},
+    ]
     columns = {"rating": {"role": "privatise", "kind": "discrete", "levels": [0.5 * level for level in range(1, 11)]}, "userId": {"role": "drop"}}
     columns["timestamp"] = {"role": "drop"}
     columns["genre"] = {"role": "privatise", "kind": "categorical", "levels": ["comedy", "drama", "horror"], "nulls": "level"}
     for name in ("price", "age", "amount"):
         columns[name] = {"role": "drop"}
     source = lake(tmp_path / "in", [900, 900, 900])
-    for cache, mechanism in kinds.items():
-        job = write_job(tmp_path / cache, source, tmp_path / cache / "out", schema=columns, mechanism=mechanism, output__rows_per_shard=300)
+    for mechanism in mechanisms:
+        place = tmp_path / mechanism["kind"]
+        job = write_job(place, source, place / "out", schema=columns, mechanism=mechanism, output__rows_per_shard=300)
         seen: list[int] = []
 
-        def look(stage: str, done: int, total: int, cache: str = cache, seen: list[int] = seen) -> None:
+        def look(stage: str, done: int, total: int, seen: list[int] = seen) -> None:
             if stage == "write" and done == total:
-                seen.extend(found[cache] for found in client.run(held).values())
+                seen.extend(found["load_release"] for found in client.run(held).values())
 
         with client.as_current():
             run_job(load(job), look)
@@ -291,11 +293,15 @@ def test_closed_frames_leave_the_workers_memory(client: Client) -> None:
     made = dpdask.DIP(schema(user=KEPT), epsilon=2.0, reference=dpdask.Histogram(), unit=dpdask.UnitColumn(column="user", max_rows=3))
     release = made.fit(frame)
     release.transform(frame).compute()
-    mechanism = ranges(user=KEPT)
-    mechanism.privatise(frame).compute()
-    for cache, opened in (("load_bounds", release), ("load_release", release), ("load_designs", mechanism)):
-        assert sum(found[cache] for found in client.run(held).values()) >= (opened is mechanism or cache != "load_designs")
-    mechanism.close()
+    before = [client.run(held)]
+    intervals = ranges(user=KEPT).fit(frame)
+    intervals.transform(frame).compute()
+    before.append(client.run(held))
+    for cache in ("load_bounds", "load_release"):
+        assert sum(found[cache] for found in before[0].values()) >= 1
+    first, second = (sum(found["load_release"] for found in each.values()) for each in before)
+    assert second > first  # the designs
+    intervals.close()
     assert all(not any(found.values()) for found in client.run(held).values())
     release.transform(frame).compute()  # what is still open reads again
     release.close()

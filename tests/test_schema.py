@@ -184,9 +184,9 @@ def test_a_schema_of_another_shape_is_refused(data):
 def test_an_unknown_key_of_a_column_is_answered_with_the_nearest_one(key, nearest):
     error = refusal(SpecError, lambda: declare(role="keep", **{key: 1}))
     assert error.what == f"unknown key 'columns.x.{key}'"
-    assert "did you mean" in error.mend
-    assert nearest is None or repr(nearest) in error.mend
-    assert "'columns'" not in error.mend
+    assert "did you mean" in error.hint
+    assert nearest is None or repr(nearest) in error.hint
+    assert "'columns'" not in error.hint
 
 
 def test_an_unknown_key_of_the_schema_is_answered_with_the_nearest_one():
@@ -223,7 +223,7 @@ def test_a_schema_file_that_cannot_be_read_is_refused(tmp_path, content):
         path.write_bytes(content)
     error = refusal(SpecError, Schema.from_yaml, path)
     assert error.what == "the schema cannot be read"
-    assert error.mend
+    assert error.hint
     refusal(SpecError, Schema.from_yaml, tmp_path)
 
 
@@ -241,38 +241,38 @@ def test_a_schema_is_immutable_and_knows_its_roles():
 
 
 def test_what_is_released_has_the_tables_order_and_plain_types_and_no_metadata():
-    released = RATINGS.released(TABLE)
+    released = RATINGS.select_released(TABLE)
     assert released.equals(pa.schema([("genre", pa.string()), ("rating", pa.float32()), ("userId", pa.int64())]), check_metadata=True)
     assert released.metadata is None
     assert all(field.nullable and field.metadata is None for field in released)
 
 
 def test_a_column_that_is_not_declared_stops_the_job():
-    error = refusal(DataError, RATINGS.released, TABLE.append(pa.field("name", pa.string())))
+    error = refusal(DataError, RATINGS.select_released, TABLE.append(pa.field("name", pa.string())))
     assert str(error) == "column 'name': this column is not declared in the schema; declare it: role keep, privatise or drop"
 
 
 @pytest.mark.parametrize("name", ["userId", "rating", "genre", "timestamp"])
 def test_a_declared_column_that_is_missing_stops_the_job(name):
-    error = refusal(DataError, RATINGS.released, TABLE.remove(TABLE.get_field_index(name)))
+    error = refusal(DataError, RATINGS.select_released, TABLE.remove(TABLE.get_field_index(name)))
     assert error.where == f"column {name!r}"
     assert error.what == "this declared column is not in the table"
-    assert error.mend
+    assert error.hint
 
 
 @pytest.mark.parametrize("name", ["userId", "rating", "timestamp"])
 def test_a_column_that_stands_twice_stops_the_job(name):
-    error = refusal(DataError, RATINGS.released, TABLE.append(pa.field(name, pa.string())))
+    error = refusal(DataError, RATINGS.select_released, TABLE.append(pa.field(name, pa.string())))
     assert (error.where, error.what) == (f"column {name!r}", "this column stands twice in the table")
-    assert error.mend
+    assert error.hint
 
 
 @pytest.mark.parametrize("type_", [pa.large_string(), pa.int32(), pa.dictionary(pa.int8(), pa.int64())], ids=str)
 def test_a_column_of_another_type_than_declared_stops_the_job(type_):
-    error = refusal(DataError, RATINGS.released, TABLE.set(0, pa.field("genre", type_)))
+    error = refusal(DataError, RATINGS.select_released, TABLE.set(0, pa.field("genre", type_)))
     assert error.where == "column 'genre'"
     assert error.what.startswith("declared as string, but its type is ")
-    assert error.mend
+    assert error.hint
 
 
 @pytest.mark.parametrize("name", ["int8", "uint64", "float16", "float64", "string", "large_string", "bool", "date32", "timestamp[us]"])
@@ -292,8 +292,8 @@ def test_a_name_of_no_arrow_type_is_refused(name):
 def test_any_table_that_lacks_a_column_or_has_one_too_many_is_refused(case: TableCase):
     table = case.table.schema
     names = [*case.columns, "kept"]
-    assert sorted(case.schema.released(table).names) == sorted(names)
+    assert sorted(case.schema.select_released(table).names) == sorted(names)
     for i in range(len(table)):
-        refusal(DataError, case.schema.released, table.remove(i))
-        refusal(DataError, case.schema.released, table.append(table.field(i)))
-    refusal(DataError, case.schema.released, table.append(pa.field("new", pa.int8())))
+        refusal(DataError, case.schema.select_released, table.remove(i))
+        refusal(DataError, case.schema.select_released, table.append(table.field(i)))
+    refusal(DataError, case.schema.select_released, table.append(pa.field("new", pa.int8())))

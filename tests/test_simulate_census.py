@@ -1,4 +1,4 @@
-"""The simulated census: its shape, its law, its structural zeros, its files, its schema and its refusals."""
+"""The simulated census: its shape, its distribution, its structural zeros, its files, its schema and its refusals."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def test_sizes_of_the_benchmark():
     assert set(census._sizes(50, 100)) == {2}
 
 
-# ---- law
+# ---- distribution
 
 
 def test_drawing_inverts_the_edges():
@@ -83,7 +83,7 @@ def test_drawing_inverts_the_edges():
         assert not out[given == 1].any()
 
 
-def test_rows_follow_the_law_given_the_parent(columns: list[NDArray[np.int8]], model: list[census._Attribute]):
+def test_rows_follow_the_distribution_given_the_parent(columns: list[NDArray[np.int8]], model: list[census._Attribute]):
     for column, attribute in zip(columns, model, strict=True):
         given = columns[attribute.parent] if attribute is not model[0] else np.zeros(N_ROWS, np.int8)
         table = probabilities(attribute)
@@ -176,7 +176,7 @@ def test_blocks_are_drawn_apart(columns: list[NDArray[np.int8]]):
     assert (first == second).mean() < 0.9
 
 
-def test_the_law_does_not_depend_on_the_number_of_rows(tmp_path: Path, folder: Path):
+def test_the_distribution_does_not_depend_on_the_number_of_rows(tmp_path: Path, folder: Path):
     simulate_census(str(tmp_path / "more"), n_rows=N_ROWS + 200_000, seed=1)
     assert read(tmp_path / "more")[:262_144].equals(read(folder)[:262_144])
 

@@ -1,4 +1,4 @@
-"""The simulated MovieLens: its counts, its marginal law, its skew, its files and its refusals."""
+"""The simulated MovieLens: its counts, its marginal distribution, its skew, its files and its refusals."""
 
 from itertools import pairwise
 from pathlib import Path

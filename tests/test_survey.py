@@ -21,7 +21,7 @@ from dpdask.inference import IntervalRegressor
 from dpdask.inference.npmle import npmle
 from dpdask.kernels import ranges as kernel
 from dpdask.kernels.ranges import LEVELS
-from dpdask.mechanisms.interval.fit import interval_mechanism
+from dpdask.mechanisms.interval.fit import range_randomiser
 from dpdask.mechanisms.interval.ranges import Partition, Ranges
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
 from dpdask.streams import RunKey, stream, words
@@ -94,11 +94,11 @@ def test_answers_become_the_mechanism_s_own_ranges(name: str) -> None:
     assert ((lower == upper).any()) == (name in ("exact ranges", "acceptable", "coarse"))
 
 
-def test_anchors_have_the_mechanism_s_law() -> None:
+def test_anchors_have_the_mechanism_s_distribution() -> None:
     anchors = np.concatenate(survey({"design": "case1", "anchors": INCOME}).questions(4000)["anchors"].to_list())
-    law = stats.lognorm(s=0.6, scale=40_000)
-    assert stats.kstest(anchors, law.cdf).pvalue > 1e-6
-    assert stats.kstest(anchors * 1.15, law.cdf).pvalue < 1e-6  # the test would see a wrong one
+    distribution = stats.lognorm(s=0.6, scale=40_000)
+    assert stats.kstest(anchors, distribution.cdf).pvalue > 1e-6
+    assert stats.kstest(anchors * 1.15, distribution.cdf).pvalue < 1e-6  # the test would see a wrong one
 
 
 def test_spaced_anchors_leave_every_range_its_coverage() -> None:
@@ -218,8 +218,8 @@ def test_choices_that_nobody_had_are_refused() -> None:
     made = survey(BEFOREHAND["exact ranges"])
     head = {"survey": made.id, "respondent": "a"}
     for choice in (0, 4, SECRET, -1, 1.5, True, "1", [1], np.inf):
-        refused(made, "answer 1, column 'income': its choice is none", {**head, "income_choice": choice})
-    refused(made, "its choice is none", {**head, "income_value": SECRET})
+        refused(made, "answer 1, column 'income': its choice is not one", {**head, "income_choice": choice})
+    refused(made, "its choice is not one", {**head, "income_value": SECRET})
     refused(made, "a number where only its range", {**head, "income_choice": 2, "income_value": SECRET})
     for value in (None, 10.0**7, SECRET + 0.5, "x", np.inf, True):
         refused(made, "its number is missing, or does not fit", {**head, "income_choice": 1, "income_value": value})
@@ -242,9 +242,9 @@ def test_what_strangers_write_never_raises_anything_else() -> None:
     made, form = survey(BEFOREHAND["exact ranges"]), survey(PROGRESSIVE, wording={"income": {"of": "x"}}, columns=schema("float64"))
     head, good = {"survey": made.id, "respondent": "a"}, {"survey": made.id, "respondent": "b", "income_choice": 2}
     for number in (10**400, np.float64(1e308), "1e999"):
-        refused(made, "answer 2, column 'income': its choice is none", good, {**head, "income_choice": number})
+        refused(made, "answer 2, column 'income': its choice is not one", good, {**head, "income_choice": number})
         refused(made, "answer 2, column 'income': its number is missing", good, {**head, "income_choice": 1, "income_value": number})
-    refused(made, "its choice is none", json.dumps({**head, "income_choice": 10**400}).encode())
+    refused(made, "its choice is not one", json.dumps({**head, "income_choice": 10**400}).encode())
     for lower, upper in ((10**400, "inf"), ("-inf", "1e999"), ("-inf", 10**400)):
         refused(form, "answer 1: .* is no number", saved(form, lower, upper))
     for respondent in (f"{SECRET}\ud800", 10**5000 + SECRET, -(10**300), f"{SECRET}" * 100, "", True, 1.5):
@@ -416,8 +416,8 @@ def test_anchors_that_say_something_once_rounded_are_taken(anchors: dict[str, An
 
 N01 = {"name": "norm"}
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("nobody can be asked", {"design": "selective", "of": BEFOREHAND["case1"], "tau": 0.1, "reference": INCOME}, {}),
-    ("nobody can be asked", {"design": "ensemble", "of": [BEFOREHAND["case1"]] * 2}, {}),
+    ("this design cannot be asked", {"design": "selective", "of": BEFOREHAND["case1"], "tau": 0.1, "reference": INCOME}, {}),
+    ("this design cannot be asked", {"design": "ensemble", "of": [BEFOREHAND["case1"]] * 2}, {}),
     ("use `stop: either`", {**PROGRESSIVE, "stop": "own"}, {}),
     ("has no wording", BEFOREHAND["case1"], {"wording": {}}),
     ("is not asked for", BEFOREHAND["case1"], {"wording": {**WORDING, "age": {"of": "x"}}}),
@@ -428,7 +428,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"design": "case1", "at_least": 0.2, "reference": INCOME},
         {"columns": schema("float64"), "wording": {"income": {"of": "x", "decimals": 2}}},
     ),
-    ("two keys", BEFOREHAND["case1"], {"key": RunKey.insecure(1)}),
+    ("both given", BEFOREHAND["case1"], {"key": RunKey.insecure(1)}),
     ("has no key", PROGRESSIVE, {"key": RunKey.insecure(1)}),
     ("no key: its forms draw", PROGRESSIVE, {"insecure_seed": 3}),
     ("has no nulls", {**BEFOREHAND["case1"], "nulls": "public"}, {}),
@@ -478,19 +478,19 @@ def test_the_page_holds_everything_and_asks_for_nothing() -> None:
         assert f"{directive} 'sha256-{digest}'" in policy
     data = json.loads(re.search(r'id="survey">(.*?)</script>', page)[1])  # type: ignore[index]
     assert data["respondent"] == "r&1"
-    step = interval_mechanism("income", made._drawn.release.designs["income"], lattice=True).step
+    step = range_randomiser("income", made._drawn.release.designs["income"], lattice=True).step
     table = np.frombuffer(base64.b64decode(data["columns"][0]["cdf"]["x"]), dtype="<f8")
     np.testing.assert_array_equal(table, step.cdf.x)  # type: ignore[attr-defined]
     assert len(page) < 300_000
 
 
 def test_kernel_anchors_are_those_of_its_partition() -> None:
-    law = kernel.Quantiles(stats.norm.ppf(np.clip(LEVELS, 1e-15, 1 - 1e-15)), LEVELS)
+    distribution = kernel.Quantiles(stats.norm.ppf(np.clip(LEVELS, 1e-15, 1 - 1e-15)), LEVELS)
     drawn = words(stream(RunKey.insecure(1), "t", "f"), 300, 3)
     nothing = kernel.Acceptable(np.zeros(0), np.zeros(0), np.zeros(4, dtype=bool))
     for spacing in (0.0, 0.1):
-        anchors = kernel.anchors(drawn, law, np.zeros(3), spacing=spacing, ring=False, lattice=False)
-        lower, upper = kernel.partition(anchors[:, 1].copy(), drawn, law, np.zeros(3), nothing, spacing=spacing, ring=False, lattice=False)
+        anchors = kernel.anchors(drawn, distribution, np.zeros(3), spacing=spacing, ring=False, lattice=False)
+        lower, upper = kernel.partition(anchors[:, 1].copy(), drawn, distribution, np.zeros(3), nothing, spacing=spacing, ring=False, lattice=False)
         np.testing.assert_array_equal(lower, anchors[:, 0])
         np.testing.assert_array_equal(upper, anchors[:, 1])
 
@@ -515,8 +515,8 @@ def test_the_pipeline_makes_a_form_and_ingests_answers(tmp_path: Path, capsys: p
     assert sorted(released["cash_lower"]) == sorted(ranges["cash"][0])
     assert json.loads((tmp_path / "out.card.json").read_text(encoding="utf-8"))["survey"]["id"] == made.id
     assert capsys.readouterr().out.startswith("salary 25%: ")
-    for name, law in truth.items():
-        assert make_form.quarters(released, name)[1] == pytest.approx(law.median(), rel=0.25)
+    for name, distribution in truth.items():
+        assert make_form.quarters(released, name)[1] == pytest.approx(distribution.median(), rel=0.25)
 
 
 def test_the_readme_s_example_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

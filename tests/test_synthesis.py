@@ -236,7 +236,7 @@ def test_the_card(copula: dpdask.GaussianCopula, table: pd.DataFrame) -> None:
 
 def test_no_key_and_no_row_is_in_what_is_saved_or_sent(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
     secret = table.assign(price=12.34567891)
-    release = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4).fit(secret, folder=str(tmp_path / "work"))
+    release = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4).fit(secret, secrets=str(tmp_path / "work"))
     [folder] = (tmp_path / "work").iterdir()
     assert [path.name for path in folder.iterdir()] == ["release.npz"]  # the key and all else that is secret went with the fit
     release.save(str(tmp_path / "saved"))
@@ -307,10 +307,10 @@ def test_what_is_no_saved_copula_is_refused(harm: str, release: dpdask.CopulaRel
 
 
 def test_pandas_and_dask_of_any_dtype_are_counted_alike(schema: dpdask.Schema, table: pd.DataFrame) -> None:
-    expected = dpdask.marginals(table, schema, bins=6)
+    expected = dpdask.exact_marginals(table, schema, bins=6)
     other = table.astype({"colour": object, "word": "category", "rating": "float64", "visits": "Int64", "when": "datetime64[ns]"})
     for given in (dd.from_pandas(table, npartitions=7), other, dd.from_pandas(other, npartitions=2), table.sample(frac=1, random_state=2)):
-        found = dpdask.marginals(given, schema, bins=6)
+        found = dpdask.exact_marginals(given, schema, bins=6)
         np.testing.assert_array_equal(found.one_way, expected.one_way)
         np.testing.assert_array_equal(found.pairs, expected.pairs)
 
@@ -353,11 +353,11 @@ def test_an_index_is_neither_counted_nor_released(schema: dpdask.Schema, table: 
     indexed = table.set_index("user")
     release = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4).fit(indexed)
     assert list(release.sample(50).compute().columns) == RELEASED
-    assert dpdask.marginals(table.set_index(table["word"].rename(None)), schema).n_rows == N_ROWS
+    assert dpdask.exact_marginals(table.set_index(table["word"].rename(None)), schema).n_rows == N_ROWS
     with pytest.raises(dpdask.DataError, match="an index is not counted, and its role is privatise"):
-        dpdask.marginals(table.set_index("price"), schema)
+        dpdask.exact_marginals(table.set_index("price"), schema)
     with pytest.raises(dpdask.DataError, match="not declared"):
-        dpdask.marginals(table.rename_axis("nobody"), schema)
+        dpdask.exact_marginals(table.rename_axis("nobody"), schema)
 
 
 def test_units(schema: dpdask.Schema, table: pd.DataFrame) -> None:
@@ -374,7 +374,7 @@ def test_units(schema: dpdask.Schema, table: pd.DataFrame) -> None:
 
 
 def test_a_large_delta_warns(schema: dpdask.Schema, table: pd.DataFrame) -> None:
-    with pytest.warns(UserWarning, match="δ is not below 1 / the number of rows"):
+    with pytest.warns(UserWarning, match="is not below 1 / the number of rows"):
         dpdask.GaussianCopula(schema, epsilon=1.0, delta=1.0 / N_ROWS, bins=4).fit(table)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -402,11 +402,11 @@ def test_a_large_delta_warns(schema: dpdask.Schema, table: pd.DataFrame) -> None
         ({"bins": "ten"}, "bins"),
         ({"bins": [0, 1]}, "bins"),
         ({"bins": {"price": 0}}, "bins"),
-        ({"bins": {"price": []}}, "bins of 'price'"),
+        ({"bins": {"price": []}}, "bins: of the column 'price': a number of cells, or a list"),
         ({"bins": {"price": [0, 200]}}, "bins of 'price'"),
         ({"bins": {"rating": 3}}, "bins.rating"),
         ({"bins": 2**14}, "'price' x 'when': it has|'when' x 'price': it has"),
-        ({"schema": {**COLUMNS, "user": {"role": "keep"}}}, "no column can be kept"),
+        ({"schema": {**COLUMNS, "user": {"role": "keep"}}}, "no column can have the role keep"),
         ({"schema": {**COLUMNS, "price": {"role": "privatise", "kind": "continuous"}}}, "without bounds"),
         ({"schema": {"user": {"role": "drop"}}}, "privatises no column"),
     ],
@@ -445,7 +445,7 @@ def test_marginals_are_pandas_crosstabs(schema: dpdask.Schema, table: pd.DataFra
     cut = pd.cut(table["price"], [0, 25, 50, 75, 100], labels=False, include_lowest=True)
     cliques = [("rating",), ("colour", "rating"), ("word", "colour", "price")]
     for given in (table, frame):
-        found = dpdask.marginals(given, schema, cliques, bins=4)
+        found = dpdask.exact_marginals(given, schema, cliques, bins=4)
         assert found.n_rows == N_ROWS
         assert found.table(("rating",)).tolist() == table["rating"].value_counts().sort_index().tolist()
         crossed = pd.crosstab(labels, table["rating"]).loc[["null", "red", "green", "blue"]]
@@ -454,14 +454,14 @@ def test_marginals_are_pandas_crosstabs(schema: dpdask.Schema, table: pd.DataFra
         three = pd.crosstab([table["word"], labels], cut).reindex(columns=range(4), fill_value=0)
         rows = [(word, colour) for word in ("yes", "no") for colour in ("null", "red", "green", "blue")]
         np.testing.assert_array_equal(found.table(("word", "colour", "price")).reshape(8, 4), three.reindex(rows, fill_value=0))
-    pairs = dpdask.marginals(frame, schema)
+    pairs = dpdask.exact_marginals(frame, schema)
     np.testing.assert_array_equal(pairs.table(("word", "rating")), pd.crosstab(table["word"], table["rating"]).loc[["yes", "no"]])
 
 
 def test_marginals_compute_once(schema: dpdask.Schema, frame: dd.DataFrame) -> None:
     counting = CountingScheduler()
     with dask.config.set(scheduler=counting):
-        dpdask.marginals(frame, schema)
+        dpdask.exact_marginals(frame, schema)
     assert counting.computes == 1
 
 
@@ -477,7 +477,7 @@ def test_marginals_compute_once(schema: dpdask.Schema, frame: dd.DataFrame) -> N
 )
 def test_tables_that_cannot_be_are_refused(cliques: Any, message: str, schema: dpdask.Schema, table: pd.DataFrame) -> None:
     with pytest.raises(dpdask.SpecError, match=message):
-        dpdask.marginals(table, schema, cliques)
+        dpdask.exact_marginals(table, schema, cliques)
 
 
 # ---- a cluster
@@ -493,7 +493,7 @@ def test_on_a_cluster(schema: dpdask.Schema, frame: dd.DataFrame, table: pd.Data
         assert there.sha256 == here.sha256
         pd.testing.assert_frame_equal(there.sample(900, rows_per_partition=200, seed=1).compute(), expected)
         remote = client.persist(dd.from_pandas(table, npartitions=3))
-        found = dpdask.marginals(remote, schema, [("rating", "word")])
+        found = dpdask.exact_marginals(remote, schema, [("rating", "word")])
         np.testing.assert_array_equal(found.table(("word", "rating")), pd.crosstab(table["word"], table["rating"]).loc[["yes", "no"]])
         with pytest.raises(dpdask.DataError, match="rating"):
             seeded.fit(frame.assign(rating=frame["rating"] + np.float32(0.25)))

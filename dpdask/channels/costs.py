@@ -1,4 +1,4 @@
-"""What a change of level costs: squared differences of values or ranks, 0/1, or the user's own matrix."""
+"""Costs of changing a level: squared differences of values or ranks, 0/1, or the user's own matrix."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from dpdask.errors import SpecError
 Floats = NDArray[np.float64]
 
 
-def squared(positions: Floats) -> Floats:
+def compute_squared(positions: Floats) -> Floats:
     """Return cost[k, j] = (positions[k] - positions[j])², for levels that lie on a line."""
     return np.square(positions[:, None] - positions[None, :])
 
 
-def rank(probabilities: Floats) -> Floats:
+def compute_rank(probabilities: Floats) -> Floats:
     """Return the squared differences of the levels' mid-ranks under a reference."""
-    return squared(np.cumsum(probabilities) - probabilities / 2)
+    return compute_squared(np.cumsum(probabilities) - probabilities / 2)
 
 
-def zero_one(n_levels: int) -> Floats:
-    """Return 1 for every change, whatever the levels: for unordered ones."""
+def compute_zero_one(n_levels: int) -> Floats:
+    """Return 1 for every change of level, for unordered levels."""
     return 1.0 - np.eye(n_levels)
 
 
-def declared(matrix: Sequence[Sequence[float]], n_levels: int, where: str) -> Floats:
-    """Return a user's matrix, checked.
+def check_declared(matrix: Sequence[Sequence[float]], n_levels: int, where: str) -> Floats:
+    """Check a user's matrix of costs and return it as an array.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dpdask.kernels import channel as kernel
 
 _BISECTIONS = 45
-_LEAST_SCALE = 1e-3  # below it nothing is left of the noise for any ε that a budget allows
+_LEAST_SCALE = 1e-3  # below it the noise vanishes for every ε that a budget allows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,7 +22,7 @@ class LevelChannel:
     Attributes
     ----------
     weights
-        uint64 array of shape (s, s): Pr(output j | input k) = weights[k, j] / 2**63, exactly what is sampled.
+        uint64 array of shape (s, s): Pr(output j | input k) = weights[k, j] / 2**63, exactly as it is sampled.
     epsilon
         ε*, the channel's exact privacy loss under replace-one, rounded up.
     """
@@ -37,8 +37,8 @@ class LevelChannel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Laws:
-    """The law of what goes into a channel and the law of what is to come out, on the levels that have any probability.
+class Margins:
+    """The distributions of a channel's input and output, on the levels that have positive probability.
 
     Attributes
     ----------
@@ -58,7 +58,15 @@ class Laws:
 
     @classmethod
     def of(cls, probabilities: NDArray[np.float64], target: NDArray[np.float64] | None) -> Self:
-        """Return both laws; they are one where no target is given."""
+        """Return both margins; without a target they are equal.
+
+        Parameters
+        ----------
+        probabilities
+            P, as for `laplace`.
+        target
+            Q, as for `laplace`; None for P.
+        """
         rows, source = _seen(probabilities)
         columns, wanted = (rows, source) if target is None else _seen(target)
         return cls(n_levels=len(probabilities), rows=rows, columns=columns, source=source, target=wanted)
@@ -75,7 +83,7 @@ def laplace(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bool
     Parameters
     ----------
     probabilities
-        The law P of the level that goes in, float64 array of shape (s,), summing to 1; zeros are levels that were never
+        The distribution P of the level that goes in, float64 array of shape (s,), summing to 1; zeros are levels that were never
         seen.
     epsilon
         Privacy parameter, positive and finite.
@@ -83,7 +91,7 @@ def laplace(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bool
         Whether the levels have an order. If not, the paper's mechanism has none either: it then works on the order in
         which the levels are declared, which keeps the privacy and the invariance but makes that order matter.
     target
-        The law Q that the released level is to have, float64 array of shape (s,), summing to 1; P if not given, and the
+        The distribution Q that the released level is to have, float64 array of shape (s,), summing to 1; P if not given, and the
         channel then leaves the reference as it is.
 
     Returns
@@ -94,7 +102,7 @@ def laplace(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bool
     Privacy
     -------
     Unit: one value. Adjacency: replace-one. ε* is computed from the whole-number weights that are sampled, and holds
-    whatever the law of the input is.
+    whatever the distribution of the input is.
 
     Notes
     -----
@@ -104,44 +112,56 @@ def laplace(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bool
     References
     ----------
     Bi and Shen, Distribution-invariant differential privacy, equations (3)-(4), as one closed-form channel; with a
-    target, ranks under P are read through the quantiles of Q, as the text around (2) does from one conditional law to
+    target, ranks under P are read through the quantiles of Q, as the text around (2) does from one conditional distribution to
     another.
     """
-    laws = Laws.of(probabilities, target)
-    weights = kernel.repaired_weights(kernel.laplace_channel(laws.source, 1.0 / epsilon, laws.target), laws.target, epsilon)
-    return spread_over_unseen(weights, laws, epsilon, ordered=ordered)
+    margins = Margins.of(probabilities, target)
+    weights = kernel.repair_weights(kernel.laplace_channel(margins.source, 1.0 / epsilon, margins.target), margins.target, epsilon)
+    return spread_over_unseen(weights, margins, epsilon, ordered=ordered)
 
 
-def calibrated(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bool, target: NDArray[np.float64] | None = None) -> LevelChannel:
+def calibrate(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bool, target: NDArray[np.float64] | None = None) -> LevelChannel:
     """Return the channel of Laplace noise on ranks whose scale is as small as ε allows.
 
-    The published scale 1/ε leaves part of ε unspent on few levels: ε* is 0.92 ε on half-star ratings and 0.43 ε on a
+    With few levels, the published scale 1/ε leaves part of ε unspent: ε* is 0.92 ε on half-star ratings and 0.43 ε on a
     fair coin at ε = 1. Here the scale is bisected until ε* reaches ε, and never passes it.
 
-    Parameters, returns and privacy are those of `laplace`.
+    See `laplace` for the parameters, the result and the privacy.
     """
-    laws = Laws.of(probabilities, target)
+    margins = Margins.of(probabilities, target)
     low, high = min(_LEAST_SCALE, 1.0 / epsilon), 1.0 / epsilon  # ε* is not above ε at high
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        weights = kernel.integer_weights(kernel.laplace_channel(laws.source, middle, laws.target))
+        weights = kernel.integer_weights(kernel.laplace_channel(margins.source, middle, margins.target))
         low, high = (low, middle) if kernel.is_private(weights, epsilon) else (middle, high)
-    weights = kernel.repaired_weights(kernel.laplace_channel(laws.source, high, laws.target), laws.target, epsilon)
-    return spread_over_unseen(weights, laws, epsilon, ordered=ordered)
+    weights = kernel.repair_weights(kernel.laplace_channel(margins.source, high, margins.target), margins.target, epsilon)
+    return spread_over_unseen(weights, margins, epsilon, ordered=ordered)
 
 
-def spread_over_unseen(small: NDArray[np.uint64], laws: Laws, epsilon: float, *, ordered: bool) -> LevelChannel:
-    """Return a channel on all levels from one on those that the laws have, as the notes of `laplace` say."""
-    n_levels = laws.n_levels
+def spread_over_unseen(small: NDArray[np.uint64], margins: Margins, epsilon: float, *, ordered: bool) -> LevelChannel:
+    """Return the channel on all levels, from a channel on the levels of the margins; see the notes of `laplace`.
+
+    Parameters
+    ----------
+    small
+        uint64 weights of the channel on the margins' levels.
+    margins
+        Input and output distributions on those levels.
+    epsilon
+        The bound that ε* must not pass.
+    ordered
+        Whether a level that was never seen takes the nearest seen level's row; otherwise it takes Q.
+    """
+    n_levels = margins.n_levels
     weights = np.zeros((n_levels, n_levels), dtype=np.uint64)
-    nearest = np.abs(np.arange(n_levels)[:, None] - laws.rows[None, :]).argmin(axis=1)
+    nearest = np.abs(np.arange(n_levels)[:, None] - margins.rows[None, :]).argmin(axis=1)
     rows = small[nearest]
     if not ordered:
-        unseen = np.setdiff1d(np.arange(n_levels), laws.rows)
-        rows[unseen] = kernel.integer_weights(laws.target[None, :])
-    weights[:, laws.columns] = rows
+        unseen = np.setdiff1d(np.arange(n_levels), margins.rows)
+        rows[unseen] = kernel.integer_weights(margins.target[None, :])
+    weights[:, margins.columns] = rows
     bound = kernel.exact_epsilon(weights)
     if bound > Decimal(epsilon):  # the target's own row, rounded, may stand a unit outside the others'
-        weights[:, laws.columns] = small[nearest]
+        weights[:, margins.columns] = small[nearest]
         bound = kernel.exact_epsilon(weights)
     return LevelChannel(weights=weights, epsilon=min(np.nextafter(float(bound), np.inf), epsilon) if bound else 0.0)

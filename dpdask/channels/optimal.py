@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.channels.laplace import Laws, LevelChannel, calibrated, spread_over_unseen
+from dpdask.channels.laplace import LevelChannel, Margins, calibrate, spread_over_unseen
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as kernel
 
@@ -24,15 +24,15 @@ def optimal(probabilities: Floats, epsilon: float, cost: Floats, *, ordered: boo
     Parameters
     ----------
     probabilities
-        The law P of the level that goes in, float64 array of shape (s,), summing to 1; zeros are levels never seen.
+        The distribution P of the level that goes in, float64 array of shape (s,), summing to 1; zeros are levels never seen.
     epsilon
         Privacy parameter, positive and finite.
     cost
-        float64 array of shape (s, s): what it costs to release level j for level k; finite, not negative.
+        float64 array of shape (s, s): the cost of releasing level j for level k; finite, not negative.
     ordered
         Whether a level that was never seen takes the row of the nearest seen one; otherwise it takes Q itself.
     target
-        The law Q that the released level is to have, float64 array of shape (s,), summing to 1.
+        The distribution Q that the released level is to have, float64 array of shape (s,), summing to 1.
 
     Returns
     -------
@@ -42,7 +42,7 @@ def optimal(probabilities: Floats, epsilon: float, cost: Floats, *, ordered: boo
     Raises
     ------
     SpecError
-        If P, Q or the cost is no such thing, or more than 100 levels have positive probability.
+        If P, Q or the cost is invalid, or more than 100 levels have positive probability.
 
     Privacy
     -------
@@ -56,44 +56,56 @@ def optimal(probabilities: Floats, epsilon: float, cost: Floats, *, ordered: boo
     t_j <= R[k, j] <= exp(ε) t_j.
     """
     _check(probabilities, target, epsilon, cost)
-    laws = Laws.of(probabilities, target)
-    if max(len(laws.rows), len(laws.columns)) > MAX_OPTIMAL_LEVELS:
+    margins = Margins.of(probabilities, target)
+    if max(len(margins.rows), len(margins.columns)) > MAX_OPTIMAL_LEVELS:
         raise SpecError(
             f"the optimal channel is solved for at most {MAX_OPTIMAL_LEVELS} levels, and more have positive probability",
             "channel optimal",
             "declare the column continuous, which bins it, or take the channel laplace-calibrated",
         )
-    inner_cost = np.ascontiguousarray(cost[np.ix_(laws.rows, laws.columns)])
-    weights = solved_weights(laws.source.tobytes(), laws.target.tobytes(), float(epsilon), inner_cost.tobytes()).copy()
-    best = spread_over_unseen(weights, laws, epsilon, ordered=ordered)
-    fallback = calibrated(probabilities, epsilon, ordered=ordered, target=target)
-    return best if _expected(best, probabilities, cost) <= _expected(fallback, probabilities, cost) else fallback
+    inner_cost = np.ascontiguousarray(cost[np.ix_(margins.rows, margins.columns)])
+    weights = solve_weights(margins.source.tobytes(), margins.target.tobytes(), float(epsilon), inner_cost.tobytes()).copy()
+    best = spread_over_unseen(weights, margins, epsilon, ordered=ordered)
+    fallback = calibrate(probabilities, epsilon, ordered=ordered, target=target)
+    return best if _expect_cost(best, probabilities, cost) <= _expect_cost(fallback, probabilities, cost) else fallback
 
 
-def _expected(channel: LevelChannel, probabilities: Floats, cost: Floats) -> float:
+def _expect_cost(channel: LevelChannel, probabilities: Floats, cost: Floats) -> float:
     return float((probabilities[:, None] * channel.matrix * cost).sum())
 
 
 def _check(probabilities: Floats, target: Floats | None, epsilon: float, cost: Floats) -> None:
     s = len(probabilities)
-    for law in (probabilities, *(() if target is None else (target,))):
-        if len(law) != s or not np.isfinite(law).all() or (law < 0).any() or abs(law.sum() - 1) > 1e-9:
+    for distribution in (probabilities, *(() if target is None else (target,))):
+        if len(distribution) != s or not np.isfinite(distribution).all() or (distribution < 0).any() or abs(distribution.sum() - 1) > 1e-9:
             raise SpecError("the reference must be probabilities that sum to 1", "channel optimal", "correct the reference")
     if not (math.isfinite(epsilon) and epsilon > 0):
-        raise SpecError("ε must be positive and finite", "channel optimal", "correct privacy.epsilon")
+        raise SpecError("ε must be positive and finite", "channel optimal", "correct `epsilon`")
     if cost.shape != (s, s) or not np.isfinite(cost).all() or (cost < 0).any():
         raise SpecError("the cost must be a finite, non-negative matrix with one row and column per level", "channel optimal", "correct the cost")
 
 
 @lru_cache(maxsize=64)
-def solved_weights(source_bytes: bytes, target_bytes: bytes, epsilon: float, cost_bytes: bytes) -> NDArray[np.uint64]:
-    """Return the repaired whole-number weights of one program; cached by its very content."""
+def solve_weights(source_bytes: bytes, target_bytes: bytes, epsilon: float, cost_bytes: bytes) -> NDArray[np.uint64]:
+    """Return the repaired whole-number weights of one linear program; cached by its content.
+
+    Parameters
+    ----------
+    source_bytes
+        P on its seen levels, as the bytes of a float64 array.
+    target_bytes
+        Q on its seen levels, likewise.
+    epsilon
+        Privacy parameter, positive and finite.
+    cost_bytes
+        The cost matrix on those levels, likewise, row by row.
+    """
     source, target = np.frombuffer(source_bytes), np.frombuffer(target_bytes)
     cost = np.frombuffer(cost_bytes).reshape(len(source), len(target))
     if 1 in cost.shape:  # the constant channel is the only one
         return kernel.integer_weights(np.tile(target, (len(source), 1)))
-    channel = _coupled(_solve(source, target, epsilon, cost), source, target)
-    return kernel.repaired_weights(channel, target, epsilon)
+    channel = _couple(_solve(source, target, epsilon, cost), source, target)
+    return kernel.repair_weights(channel, target, epsilon)
 
 
 def _solve(source: Floats, target: Floats, epsilon: float, cost: Floats) -> Floats:
@@ -122,8 +134,8 @@ def _solve(source: Floats, target: Floats, epsilon: float, cost: Floats) -> Floa
     return ratios
 
 
-def _coupled(ratios: Floats, source: Floats, target: Floats) -> Floats:
-    """Return the channel nearest to the solver's, in the sense of proportional fitting, whose joint law has margins P and Q."""
+def _couple(ratios: Floats, source: Floats, target: Floats) -> Floats:
+    """Return the channel nearest to the solver's, in the sense of proportional fitting, whose joint distribution has margins P and Q."""
     joint = source[:, None] * ratios * target[None, :] + 1e-300
     for _ in range(100):
         joint *= (source / joint.sum(axis=1))[:, None]

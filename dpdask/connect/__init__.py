@@ -9,7 +9,7 @@ from typing import Any
 
 import dask
 
-from dpdask.connect.address import check_address, on_scheduler
+from dpdask.connect.address import check_address, replace_scheduler
 from dpdask.errors import SpecError, TemporaryError
 from dpdask.jobs.spec import Cluster
 
@@ -24,24 +24,24 @@ _MALLOC = {
 }
 
 
-def cautions(cluster: Cluster, scheduler: str | None = None) -> tuple[str, ...]:
+def check_cluster(cluster: Cluster, scheduler: str | None = None) -> tuple[str, ...]:
     """Return warnings for the steward about who else can reach the scheduler that a job names; do not connect to it.
 
     Parameters
     ----------
     cluster, scheduler
-        As for `connected`.
+        As for `open_cluster`.
 
     Raises
     ------
     SpecError
         If an address is needed but not given, or is open to the network without `insecure: true`.
     """
-    return check_address(on_scheduler(cluster, scheduler))
+    return check_address(replace_scheduler(cluster, scheduler))
 
 
 @contextmanager
-def connected(cluster: Cluster, scheduler: str | None = None) -> Iterator[str]:
+def open_cluster(cluster: Cluster, scheduler: str | None = None) -> Iterator[str]:
     """Run the block on the scheduler that a job asks for, and yield a short description of it.
 
     Parameters
@@ -66,7 +66,7 @@ def connected(cluster: Cluster, scheduler: str | None = None) -> Iterator[str]:
     certificates made for this run, and serve no HTTP pages. The certificates are kept in memory; Dask writes them for a moment
     to a folder of mode 0700 each time it builds a TLS context.
     """
-    cluster = on_scheduler(cluster, scheduler)
+    cluster = replace_scheduler(cluster, scheduler)
     check_address(cluster)
     if cluster.kind == "synchronous":
         with dask.config.set(scheduler="synchronous"):

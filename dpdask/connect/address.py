@@ -13,8 +13,16 @@ _AUTHENTICATED = {"tls", "wss"}  # Dask's TLS asks both sides for a certificate
 _IN_PROCESS = "inproc"
 
 
-def on_scheduler(cluster: Cluster, scheduler: str | None) -> Cluster:
-    """Return a `cluster:` block with its scheduler replaced by an address from the command line, if there is one."""
+def replace_scheduler(cluster: Cluster, scheduler: str | None) -> Cluster:
+    """Return a `cluster:` block with its scheduler replaced by an address from the command line, if there is one.
+
+    Parameters
+    ----------
+    cluster
+        The block of a job.
+    scheduler
+        The address from the command line, or None.
+    """
     return cluster if scheduler is None else cluster.model_copy(update={"kind": "address", "address": scheduler})
 
 

@@ -28,16 +28,16 @@ def scratch_folder() -> Path:
         If it cannot be made, or if others can read or write what is there.
     """
     base = Path(dask.config.get("temporary-directory") or tempfile.gettempdir()).absolute()
-    folder, mend = base / f"dpdask-{os.getuid()}", "set Dask's temporary-directory to a folder of your own"
+    folder, hint = base / f"dpdask-{os.getuid()}", "set Dask's temporary-directory to a folder of your own"
     try:
         base.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         found = folder.lstat()
     except OSError:
-        raise OutputError("no folder for the workers' files can be made here", str(folder), mend) from None
+        raise OutputError("no folder for the workers' files can be made here", str(folder), hint) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise OutputError("the workers' files need a folder that only this user can read (mode 0700), and this is not one", str(folder), mend)
+        raise OutputError("the workers' files need a folder that only this user can read (mode 0700), and this is not one", str(folder), hint)
     return folder
 
 

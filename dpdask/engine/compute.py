@@ -1,4 +1,4 @@
-"""Running tasks on whatever scheduler is there: progress, retries, and failures that never show a data value."""
+"""Run tasks on whatever scheduler is there: progress, retries, merging in a tree, and failures that never show a data value."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import dask
+from dask import delayed
 from dask.base import get_scheduler
 from dask.callbacks import Callback
 
+from dpdask.channels.optimal import solve_weights
 from dpdask.errors import DpdaskError, InternalError, TemporaryError
+from dpdask.stats.statistic import FAN_IN
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -26,9 +29,11 @@ Progress = Callable[[str, int, int], None]
 RETRIES = 3
 LONELY_SECONDS = 120.0  # an adaptive cluster needs a while for its first worker
 _POLL_SECONDS = 5.0
+_PATIENCE_SECONDS = 10.0
+_CACHES: list[Any] = [solve_weights]
 
 
-def guarded(function: Callable[Args, Result]) -> Callable[Args, Result]:
+def guard(function: Callable[Args, Result]) -> Callable[Args, Result]:
     """Return a task function whose unforeseen failures name only their type and place: library messages quote data."""
 
     @functools.wraps(function)
@@ -60,7 +65,7 @@ def task_prefix(stage: str) -> str:
     return f"dpdask-{stage}-{uuid.uuid4().hex[:12]}"
 
 
-def active_client() -> Client | None:
+def find_client() -> Client | None:
     """Return the client of the cluster that computes, or None if this process computes."""
     client = getattr(get_scheduler(), "__self__", None)
     if client is None:  # threads, or this one: no need to import distributed
@@ -91,7 +96,7 @@ def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None
     """
     if not tasks:
         return []
-    client = active_client()
+    client = find_client()
     if client is not None:
         return _on_cluster(client, stage, tasks, progress)
     done = 0
@@ -135,7 +140,7 @@ def _on_cluster(client: Client, stage: str, tasks: Sequence[Any], progress: Prog
 
 
 def _patiently(client: Client, step: Callable[[], Any]) -> Any:
-    """Return what a step returns, trying again while it times out, but not for ever on a cluster that has no worker left.
+    """Run a step and return its result; repeat it while it times out, but stop if the cluster has had no worker for long.
 
     Raises
     ------
@@ -149,3 +154,61 @@ def _patiently(client: Client, step: Callable[[], Any]) -> Any:
         except (queue.Empty, TimeoutError):
             alone = 0.0 if client.scheduler_info(n_workers=-1)["workers"] else alone + _POLL_SECONDS
     raise TimeoutError
+
+
+def tree_reduce(leaves: Sequence[Any], merge: Callable[[list[Any]], Any], name: str) -> Any:
+    """Return one delayed value: the leaves merged in a tree with fan-in 8, in their order.
+
+    Parameters
+    ----------
+    leaves
+        Delayed values, at least one.
+    merge
+        Merges a list of neighbours.
+    name
+        Prefix of the task names.
+
+    Notes
+    -----
+    The tree's shape depends on the number of leaves alone, so a merge that rounds gives the same bytes everywhere.
+    """
+    level = 0
+    nodes = list(leaves)
+    while len(nodes) > 1 or level == 0:
+        level += 1
+        groups = [nodes[start : start + FAN_IN] for start in range(0, len(nodes), FAN_IN)]
+        nodes = [delayed(merge, pure=False)(group, dask_key_name=f"{name}-{level}-{index}") for index, group in enumerate(groups)]
+    return nodes[0]
+
+
+def remember(maxsize: int) -> Callable[[Callable[Args, Result]], Callable[Args, Result]]:
+    """Return a decorator for what reads a private file: each process reads it once, until `forget_everywhere`.
+
+    Parameters
+    ----------
+    maxsize
+        How many results a process holds at most.
+    """
+
+    def remember(function: Callable[Args, Result]) -> Callable[Args, Result]:
+        cached = functools.lru_cache(maxsize)(function)
+        _CACHES.append(cached)
+        return functools.wraps(function)(cached)  # type: ignore[return-value]  # the cache forgets the types
+
+    return remember
+
+
+def forget_here() -> None:
+    """Empty this process's caches of private files and of what was computed from them; a task that still needs them reads them again."""
+    for cache in _CACHES:
+        cache.cache_clear()
+
+
+def forget_everywhere() -> None:
+    """Empty the caches of this process and of every worker of the active cluster; ignore workers that are gone."""
+    forget_here()
+    client = find_client()
+    if client is None or client.asynchronous:
+        return
+    with suppress(Exception):  # a failure does not matter: if a worker is lost, so is its memory
+        client.run(forget_here, on_error="ignore", callback_timeout=_PATIENCE_SECONDS)

@@ -7,7 +7,7 @@ show which: a second look that no ε covers. So the first task that sees a fragm
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import sha256
 
 import pandas as pd
@@ -41,6 +41,15 @@ class Seal:
     def check(self, secrets: Folder, fragment_id: str, where: str) -> None:
         """Seal the fragment, or compare it with its seal.
 
+        Parameters
+        ----------
+        secrets
+            The folder of the run key.
+        fragment_id
+            The id of the fragment.
+        where
+            The fragment's place, for the message.
+
         Raises
         ------
         InputError
@@ -50,21 +59,34 @@ class Seal:
             raise InputError("this file changed since the run began", where, "restore it and run again, or `dpdask abort` the run")
 
 
-def check_part(part: pd.DataFrame, secrets: Folder, fragment_id: str) -> None:
+def check_part(part: pd.DataFrame, sealed: Collection[str], secrets: Folder, fragment_id: str) -> None:
     """Seal a frame's partition, or compare it with its seal: the same rows of the same columns, in the same order.
+
+    Parameters
+    ----------
+    part
+        The rows.
+    sealed
+        The columns that must be compared; of the others, those without a hash are left out.
+    secrets
+        The folder of the run key.
+    fragment_id
+        The id of the partition.
 
     Raises
     ------
     DataError
-        If it held something else before.
+        If it held something else before, or a column of `sealed` has no hash.
     """
     digest = sha256(str(len(part)).encode())
     for name in part.columns:
         digest.update(f"{name!r} {part[name].dtype} ".encode())  # streams are named by the column
         try:
             digest.update(pd.util.hash_pandas_object(part[name], index=False).to_numpy().tobytes())
-        except TypeError:
-            continue  # a column of lists or the like has no hash; the others tell the rows apart
+        except TypeError:  # a column of lists or the like has no hash; no noise depends on it, unless it is sealed
+            if name in sealed:
+                what = "its objects have no hash, so a change of them could not be seen"
+                raise DataError(what, f"column {name!r}", "make them plain texts or numbers") from None
     if not _same(secrets, fragment_id, digest.digest()):
         raise DataError("a partition's rows changed since they were first read", "frame", "persist the frame before its first use, or fit again")
 

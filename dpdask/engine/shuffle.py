@@ -1,16 +1,15 @@
-"""The order of released rows: shuffled (within each writing task, and the order of the shards), or kept."""
+"""The writing tasks of rows and their order: shuffled (within each task, and the order of the shards), or kept."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from numpy.random import Generator
 
-from dpdask.engine.selection import take_rows
-from dpdask.engine.work import ShardWork, lay_out
-from dpdask.io.fragments import Fragment
+from dpdask.engine.select import take_rows
+from dpdask.io.fragment import Fragment
 from dpdask.kernels.permutation import permutation
 from dpdask.privacy.order import RowOrder
 from dpdask.streams import RunKey, stream, words
@@ -22,6 +21,74 @@ WINDOW_BYTES = 2**28
 HELD_BYTES = WINDOW_BYTES
 _TEXT_BYTES = 64
 _YIELDED_ROWS = 2**17
+_MOST_READ = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardWork:
+    """One task of the writing stage: neighbouring fragments, and the shards that they become.
+
+    Attributes
+    ----------
+    fragments
+        In order.
+    n_released
+        How many rows of each are released.
+    names
+        The shards, in order; all but the last hold `rows_per_shard` rows.
+    rows_per_shard
+        The most rows of a shard.
+    window
+        How many rows are shuffled at a time, a multiple of whole shards; None if rows keep their order.
+    """
+
+    fragments: tuple[Fragment, ...]
+    n_released: tuple[int, ...] = field(repr=False)  # Dask logs the arguments of a task that failed
+    names: tuple[str, ...]
+    rows_per_shard: int
+    window: int | None = None
+
+
+def lay_out(fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_per_shard: int) -> list[ShardWork]:
+    """Return the writing tasks: neighbours share a shard while they fit, and a large fragment is cut into several.
+
+    Where most rows are not released (a bound on units), a task reads at most four times `rows_per_shard` rows all the
+    same, so that the work stays spread.
+
+    Parameters
+    ----------
+    fragments, n_released
+        The fragments in the order of the rows, and how many rows of each are released.
+    rows_per_shard
+        The most rows of a shard.
+    """
+    groups: list[list[int]] = []
+    room = taken = 0
+    for index, rows in enumerate(n_released):
+        read = max(rows, fragments[index].n_rows or 0)
+        if not groups or rows > room or taken + read > _MOST_READ * rows_per_shard:
+            groups.append([])
+            room, taken = rows_per_shard, 0
+        groups[-1].append(index)
+        room, taken = room - rows, taken + read
+    works: list[ShardWork] = []
+    first = 0
+    for group in groups:
+        rows = sum(n_released[index] for index in group)
+        if rows == 0 and len(groups) > 1:
+            continue
+        count = max(1, -(-rows // rows_per_shard))
+        names = tuple(f"part-{number:05d}.parquet" for number in range(first, first + count))
+        first += count
+        works.append(
+            ShardWork(
+                fragments=tuple(fragments[index] for index in group),
+                n_released=tuple(n_released[index] for index in group),
+                names=names,
+                rows_per_shard=rows_per_shard,
+            )
+        )
+    return works
 
 
 def lay_out_rows(
@@ -49,26 +116,36 @@ def lay_out_rows(
     """
     if order == "keep":
         return lay_out(fragments, n_released, rows_per_shard)
-    per_shard = shard_rows(released, rows_per_shard, order)
+    per_shard = limit_shard_rows(released, rows_per_shard, order)
     tasks = lay_out(fragments, n_released, per_shard)
     names = [name for task in tasks for name in task.names]
     places = iter(permutation(words(stream(key, SHARDS_ID, ""), len(names))).tolist())
-    window = per_shard * max(1, min(WINDOW_ROWS, WINDOW_BYTES // row_bytes(released)) // per_shard)
-    shuffled = [dataclasses.replace(task, names=tuple(names[next(places)] for _ in task.names), window=window) for task in tasks]
-    return sorted(shuffled, key=lambda task: by_number(task.names[0]))
+    window = per_shard * max(1, min(WINDOW_ROWS, WINDOW_BYTES // estimate_row_bytes(released)) // per_shard)
+    shuffled = [replace(task, names=tuple(names[next(places)] for _ in task.names), window=window) for task in tasks]
+    return sorted(shuffled, key=lambda task: number_key(task.names[0]))
 
 
-def by_number(shard: str) -> tuple[int, str]:
+def number_key(shard: str) -> tuple[int, str]:
     """Return the sort key of a shard's name: `part-99999` comes before `part-100000`."""
     return len(shard), shard
 
 
-def shard_rows(released: pa.Schema, rows_per_shard: int, order: RowOrder) -> int:
-    """Return the most rows of a shard: as the job says, but if rows are shuffled, at most the rows that are shuffled at once."""
-    return rows_per_shard if order == "keep" else max(1, min(rows_per_shard, WINDOW_BYTES // row_bytes(released)))
+def limit_shard_rows(released: pa.Schema, rows_per_shard: int, order: RowOrder) -> int:
+    """Return the most rows of a shard: as the job says, but if rows are shuffled, at most the rows that are shuffled at once.
+
+    Parameters
+    ----------
+    released
+        The types of the written rows.
+    rows_per_shard
+        The most rows of a shard that the job allows.
+    order
+        The order of the rows.
+    """
+    return rows_per_shard if order == "keep" else max(1, min(rows_per_shard, WINDOW_BYTES // estimate_row_bytes(released)))
 
 
-def row_bytes(released: pa.Schema) -> int:
+def estimate_row_bytes(released: pa.Schema) -> int:
     """Estimate the bytes that a row takes in memory from its types alone; texts, lists and the like count 64 bytes."""
     return sum(_bytes_of(type_) for type_ in released.types) or 1
 
@@ -80,8 +157,17 @@ def _bytes_of(type_: pa.DataType) -> int:
         return _TEXT_BYTES
 
 
-def shuffled(batches: Iterable[pa.RecordBatch], task: ShardWork, key: RunKey) -> Iterator[pa.RecordBatch]:
+def shuffle_rows(batches: Iterable[pa.RecordBatch], task: ShardWork, key: RunKey) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a writing task in the order of its shards: in the order of the input, or shuffled window by window.
+
+    Parameters
+    ----------
+    batches
+        The rows in the order of the input.
+    task
+        The writing task.
+    key
+        The run key.
 
     Notes
     -----
@@ -102,13 +188,13 @@ def shuffled(batches: Iterable[pa.RecordBatch], task: ShardWork, key: RunKey) ->
             held.append(part)
             start, n_held, bytes_held = start + part.num_rows, n_held + part.num_rows, bytes_held + part.nbytes
             if n_held == task.window or bytes_held >= HELD_BYTES:
-                yield from _permuted(held, rng)
+                yield from _permute(held, rng)
                 n_held = bytes_held = 0
     if held:
-        yield from _permuted(held, rng)
+        yield from _permute(held, rng)
 
 
-def _permuted(held: list[pa.RecordBatch], rng: Generator) -> Iterator[pa.RecordBatch]:
+def _permute(held: list[pa.RecordBatch], rng: Generator) -> Iterator[pa.RecordBatch]:
     """Yield the rows of batches in random order, a part at a time; the list of batches is emptied to free memory."""
     rows = pa.Table.from_batches(held).combine_chunks()
     held.clear()

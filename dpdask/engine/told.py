@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.codec import LevelCodec
-from dpdask.engine.work import TableWork
+from dpdask.mechanisms.mechanism import Columns
 from dpdask.stats.order import ColumnOrder
 
 _HEAD = 2**10
@@ -73,16 +73,16 @@ class Teller:
 
     Parameters
     ----------
-    work
-        The work on the table.
+    columns
+        The table's columns.
     """
 
-    def __init__(self, work: TableWork) -> None:
-        self._codecs = work.codecs
-        self._ranks = {name: _ranks(codec) for name, codec in work.codecs.items() if isinstance(codec, LevelCodec)}
-        watched = [field.name for field in work.released if field.name in work.codecs or _is_number(field.type)]
+    def __init__(self, columns: Columns) -> None:
+        self._codecs = columns.codecs
+        self._ranks = {name: _ranks(codec) for name, codec in columns.codecs.items() if isinstance(codec, LevelCodec)}
+        watched = [field.name for field in columns.types if field.name in columns.codecs or _is_number(field.type)]
         self._order = {name: ColumnOrder.identity() for name in watched}
-        self._changed = dict.fromkeys(work.codecs, 0)
+        self._changed = dict.fromkeys(columns.codecs, 0)
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Look at the next released rows before they are randomised.

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from dpdask.cells import DEFAULT_BINS, Cells, cells
-from dpdask.codec import Codec, LevelCodec, codec_for
-from dpdask.errors import InputError, SpecError
-from dpdask.io.fragments import Fragment
+from dpdask.codec import Codec, codec_for
+from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.storage import Folder
+from dpdask.mechanisms.mechanism import Columns, Mechanism
 from dpdask.privacy import UnitColumn
-from dpdask.references import Chain, Histogram, Reference, Tree, held_out
 from dpdask.schema import Schema
 from dpdask.streams import RunKey
 
@@ -23,7 +21,6 @@ HOLDOUT_NAME = "holdout.key"
 RELEASE_NAME = "release.npz"
 NOISY_NAME = "noisy.npz"
 BOUNDS_NAME = "bounds.npz"
-_MOST_READ = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,35 +30,19 @@ class UnitWork:
     Attributes
     ----------
     column
-        Whose value names the unit.
+        The column that names the unit.
     max_rows
         How many rows of a unit are released at most.
     public
         The kept columns, by which the rows of a unit are told apart.
     bounds_sha256
-        Of the bounds' file, once it is written.
+        SHA-256 of the bounds' file, once it is written.
     """
 
     column: str
     max_rows: int
     public: tuple[str, ...]
     bounds_sha256: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordsWork:
-    """What a reference of whole records needs.
-
-    Attributes
-    ----------
-    by
-        The kept column whose values name the rows' groups, or None.
-    max_records
-        How many distinct records are held at most.
-    """
-
-    by: str | None
-    max_records: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +63,10 @@ class TableWork:
         The folder that holds the run key and the fitted release.
     unit
         The privacy unit, or None when it is the row.
-    cells
-        Where rows are counted, the public cells of each privatised column.
-    records
-        Where the reference is made of whole records, what that needs.
     kept_holdout
         Whether a key that several runs share, stored beside the run key, chooses the hold-out.
+    also_read
+        The kept columns that the mechanism reads beside the private ones.
     """
 
     types: pa.Schema
@@ -96,9 +75,8 @@ class TableWork:
     fraction: float | None
     secrets: Folder
     unit: UnitWork | None = None
-    cells: Mapping[str, Cells] = field(default_factory=dict)
-    records: RecordsWork | None = None
     kept_holdout: bool = False
+    also_read: tuple[str, ...] = ()
 
     @property
     def unit_columns(self) -> list[str]:
@@ -106,14 +84,30 @@ class TableWork:
         return [] if self.unit is None else [self.unit.column, *self.unit.public]
 
     @property
-    def group_columns(self) -> list[str]:
-        """The column that names the rows' groups, if there is one."""
-        return [] if self.records is None or self.records.by is None else [self.records.by]
+    def sealed(self) -> list[str]:
+        """The columns that a fragment's seal covers: the private ones, those that the units' hashes need, and those that the mechanism reads."""
+        return list(dict.fromkeys([*self.codecs, *self.unit_columns, *self.also_read]))
 
     @property
-    def sealed(self) -> list[str]:
-        """The columns that a fragment's seal covers: the private ones, and those that the units' and groups' hashes need."""
-        return list(dict.fromkeys([*self.codecs, *self.unit_columns, *self.group_columns]))
+    def unit_stages(self) -> tuple[str, ...]:
+        """What a run does to bound the units, in words; nothing when the unit is the row."""
+        if self.unit is None:
+            return ()
+        read = ", ".join(self.unit_columns)
+        return (f"units: read {read}; choose at most {self.unit.max_rows} rows of each {self.unit.column}, by a keyed hash",)
+
+    @property
+    def unit_place(self) -> str | None:
+        """What the choice of held-out units depends on beside its key: the unit's column and its type; None if the unit is the row."""
+        if self.unit is None:
+            return None
+        type_ = self.types.field(self.unit.column).type  # units are hashed as values of their type
+        return f"unit {self.unit.column} {type_.value_type if pa.types.is_dictionary(type_) else type_}"
+
+    @property
+    def columns(self) -> Columns:
+        """The columns as a mechanism sees them."""
+        return Columns(types=self.released, codecs=self.codecs)
 
     def key(self) -> RunKey:
         """Read the run key."""
@@ -124,39 +118,33 @@ class TableWork:
         return RunKey(self.secrets.read(HOLDOUT_NAME)) if self.kept_holdout else self.key()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardWork:
-    """One task of the writing stage: neighbouring fragments, and the shards that they become.
-
-    Attributes
-    ----------
-    fragments
-        In order.
-    n_released
-        How many rows of each are released.
-    names
-        The shards, in order; all but the last hold `rows_per_shard` rows.
-    rows_per_shard
-        The most rows of a shard.
-    window
-        How many rows are shuffled at a time, a multiple of whole shards; None if rows keep their order.
-    """
-
-    fragments: tuple[Fragment, ...]
-    n_released: tuple[int, ...] = field(repr=False)  # Dask logs the arguments of a task that failed
-    names: tuple[str, ...]
-    rows_per_shard: int
-    window: int | None = None
-
-
 def keep(folder: Folder, name: str, data: bytes) -> str:
-    """Write a private file and return its sha256."""
+    """Write a private file and return its sha256.
+
+    Parameters
+    ----------
+    folder
+        A private folder.
+    name
+        The name of the file.
+    data
+        The bytes.
+    """
     folder.write(name, data, private=True)
     return hashlib.sha256(data).hexdigest()
 
 
-def kept(folder: Folder, name: str, sha256: str, what: str) -> bytes:
+def read_kept(folder: Folder, name: str, sha256: str, what: str) -> bytes:
     """Return a file's bytes, compared with their sha256.
+
+    Parameters
+    ----------
+    folder, name
+        As for `keep`.
+    sha256
+        What `keep` returned.
+    what
+        The message if the file is another.
 
     Raises
     ------
@@ -169,126 +157,71 @@ def kept(folder: Folder, name: str, sha256: str, what: str) -> bytes:
     return data
 
 
-def table_work(types: pa.Schema, schema: Schema, reference: Reference | None, secrets: Folder, unit: UnitColumn | None = None) -> TableWork:
-    """Return the work on a table of some Arrow types, checked against the schema.
+def make_table_work(mechanism: Mechanism, types: pa.Schema, secrets: Folder, schema: Schema | None = None) -> TableWork:
+    """Return the work on a table of some Arrow types, checked against the schema and the mechanism.
+
+    Parameters
+    ----------
+    mechanism
+        What is released.
+    types
+        The Arrow types of the table's columns.
+    secrets
+        The folder of the run key.
+    schema
+        The columns that the table has, if they are not all that are declared: a frame may have one as its index.
 
     Raises
     ------
     DataError
         If a column's type does not fit its declared domain.
     SpecError
-        If the unit's column, or the reference, does not fit the columns.
+        If the unit's column, or the mechanism, does not fit the columns.
     """
-    if isinstance(reference, Chain):
-        _check_groups(reference, schema, types)
-    released = schema.released(types)
-    codecs = {name: codec_for(name, schema.columns[name], released.field(name).type) for name in schema.privatised}
-    return TableWork(
+    schema = mechanism.schema if schema is None else schema
+    released = schema.select_released(types)
+    unit = None if mechanism.budget is None else mechanism.budget.unit_column
+    work = TableWork(
         types=types,
         released=released,
-        codecs=codecs,
-        fraction=held_out(reference),
+        codecs={name: codec_for(name, schema.columns[name], released.field(name).type) for name in schema.privatised},
+        fraction=mechanism.fraction,
         secrets=secrets,
         unit=_unit_work(unit, schema, types),
-        cells=_cells(reference, codecs),
-        records=RecordsWork(by=reference.by, max_records=reference.max_records) if isinstance(reference, Chain) else None,
-        kept_holdout=held_out(reference) is not None and secrets.exists(HOLDOUT_NAME),
+        kept_holdout=mechanism.fraction is not None and secrets.exists(HOLDOUT_NAME),
+        also_read=mechanism.also_read,
     )
+    mechanism.check(work.columns)
+    return work
 
 
-def _cells(reference: Reference | None, codecs: Mapping[str, Codec]) -> dict[str, Cells]:
-    if isinstance(reference, Tree):
-        return _cut(codecs, reference.bins, "mechanism.reference.bins")
-    return {name: cells(codec, reference.bins) for name, codec in codecs.items()} if isinstance(reference, Histogram) else {}
-
-
-def _cut(codecs: Mapping[str, Codec], bins: Mapping[str, int | Sequence[float]] | int, where: str) -> dict[str, Cells]:
-    given = {} if isinstance(bins, int) else bins
-    for name in given:
-        if name not in codecs or isinstance(codecs[name], LevelCodec):
-            raise SpecError("is not a continuous or mixed column that is privatised", f"{where}.{name}", "remove it")
-    usual = bins if isinstance(bins, int) else DEFAULT_BINS
-    return {name: cells(codec, given.get(name, usual)) for name, codec in codecs.items()}
-
-
-def _check_groups(reference: Chain, schema: Schema, types: pa.Schema) -> None:
-    if reference.by is not None and (reference.by not in schema.kept or pa.types.is_nested(types.field(reference.by).type)):
-        where = f"mechanism.reference.by {reference.by!r}"
-        raise SpecError("the groups' column must be a kept column of plain values", where, "name another, or remove it")
-
-
-def tabulated_work(
-    types: pa.Schema, schema: Schema, bins: Mapping[str, int | Sequence[float]] | int, secrets: Folder, unit: UnitColumn | None = None
-) -> TableWork:
-    """Return the work on a table whose privatised columns are counted in public cells, checked against the schema.
+def make_public_work(work: TableWork, types: pa.Schema) -> TableWork:
+    """Return the work on a public table; it needs the privatised columns and those that the mechanism reads, and may have others.
 
     Parameters
     ----------
-    types, schema, secrets, unit
-        As for `table_work`.
-    bins
-        How continuous and mixed columns are cut: a number of cells for all, or for each column that number or the first
-        value of each cell (`cells.cells`).
+    work
+        The work on the private table.
+    types
+        The Arrow types of the public table's columns.
 
     Raises
     ------
-    DataError, SpecError
-        As `table_work`; also if bins name a column that is not cut.
+    DataError
+        If the table lacks a column, or has it with another type.
     """
-    work = table_work(types, schema, None, secrets, unit)
-    return replace(work, cells=_cut(work.codecs, bins, "mechanism.bins"))
+    for name in [*work.codecs, *work.also_read]:
+        if types.names.count(name) != 1 or types.field(name).type != work.released.field(name).type:
+            raise DataError("the public reference needs this column, once, with the input's type", f"column {name!r}", "name another table")
+    return replace(work, types=types, fraction=None, unit=None)
 
 
 def _unit_work(unit: UnitColumn | None, schema: Schema, types: pa.Schema) -> UnitWork | None:
     if unit is None:
         return None
     if unit.column not in schema.columns or schema.columns[unit.column].role == "privatise":
-        raise SpecError(
-            "the unit's column must be declared, and kept or dropped", f"privacy.unit.column {unit.column!r}", "correct the job or the schema"
-        )
+        raise SpecError("the unit's column must be declared, and kept or dropped", f"`unit.column` {unit.column!r}", "correct it, or the schema")
     if pa.types.is_nested(types.field(unit.column).type):
-        raise SpecError("the unit's column holds lists or the like", f"privacy.unit.column {unit.column!r}", "name a column of plain values")
+        raise SpecError("the unit's column holds lists or the like", f"`unit.column` {unit.column!r}", "name a column of plain values")
     public = [name for name in schema.kept if name != unit.column and not pa.types.is_nested(types.field(name).type)]
     return UnitWork(column=unit.column, max_rows=unit.max_rows, public=tuple(public))
-
-
-def lay_out(fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_per_shard: int) -> list[ShardWork]:
-    """Return the writing tasks: neighbours share a shard while they fit, and a large fragment is cut into several.
-
-    Where most rows are not released (a bound on units), a task reads at most four times `rows_per_shard` rows all the
-    same, so that the work stays spread.
-
-    Parameters
-    ----------
-    fragments, n_released
-        Of equal length, in the order of the rows.
-    rows_per_shard
-        The most rows of a shard.
-    """
-    groups: list[list[int]] = []
-    room = taken = 0
-    for index, rows in enumerate(n_released):
-        read = max(rows, fragments[index].n_rows or 0)
-        if not groups or rows > room or taken + read > _MOST_READ * rows_per_shard:
-            groups.append([])
-            room, taken = rows_per_shard, 0
-        groups[-1].append(index)
-        room, taken = room - rows, taken + read
-    works: list[ShardWork] = []
-    first = 0
-    for group in groups:
-        rows = sum(n_released[index] for index in group)
-        if rows == 0 and len(groups) > 1:
-            continue
-        count = max(1, -(-rows // rows_per_shard))
-        names = tuple(f"part-{number:05d}.parquet" for number in range(first, first + count))
-        first += count
-        works.append(
-            ShardWork(
-                fragments=tuple(fragments[index] for index in group),
-                n_released=tuple(n_released[index] for index in group),
-                names=names,
-                rows_per_shard=rows_per_shard,
-            )
-        )
-    return works

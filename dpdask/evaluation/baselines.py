@@ -1,4 +1,4 @@
-"""Errors to compare a release's with: those of a table whose attributes are independent. CONFIDENTIAL: read from private rows, never to be published.
+"""Baseline errors: those of a table whose attributes are independent. CONFIDENTIAL: computed from private rows, never to be published.
 
 These answers to the queries of `dpdask.evaluation.utility` have the exact one-way frequencies and no noise: they are not a release.
 

@@ -54,7 +54,7 @@ class ErrorProfile:
 
     @classmethod
     def of(cls, errors: Floats) -> Self:
-        """Return the profile of errors; confidential, as they are.
+        """Return the profile of errors; confidential, as the errors are.
 
         Parameters
         ----------
@@ -154,7 +154,7 @@ def compare(original: Codes, released: Codes, sizes: Sequence[int], *, n_queries
     n_queries
         How many three-way conjunctions are drawn.
     rng
-        Draws them, and nothing else.
+        The generator that draws them.
 
     Raises
     ------
@@ -179,7 +179,7 @@ def compare_answers(true: Answers, given: Answers, sizes: Sequence[int]) -> Util
     -------
     UtilityReport
         A profile is None where nothing was asked, or three-way where nothing was answered. Where the cells of a two-way
-        table do not sum to the number of rows, its total variation is half the sum of the differences all the same.
+        table do not sum to the number of rows, its total variation is still half the sum of the differences.
 
     Raises
     ------
@@ -204,12 +204,7 @@ def compare_answers(true: Answers, given: Answers, sizes: Sequence[int]) -> Util
 def one_way_errors(original: Codes, released: Codes, sizes: Sequence[int]) -> Floats:
     """Return the error of every one-way count, shape (Σ s_a,), in the order of the dummies; confidential: reads private rows.
 
-    The parameters are those of `compare`.
-
-    Raises
-    ------
-    ValueError
-        As of `compare`.
+    For the parameters and errors see `compare`.
     """
     return _errors(original, released, lambda codes: one_way_counts(codes, sizes))
 
@@ -217,12 +212,9 @@ def one_way_errors(original: Codes, released: Codes, sizes: Sequence[int]) -> Fl
 def two_way_errors(original: Codes, released: Codes, sizes: Sequence[int]) -> Floats:
     """Return the error of every two-way conjunction, shape (Σ_{a<b} s_a s_b,); confidential: reads private rows.
 
-    The order is that of `two_way_counts`; the parameters are those of `compare`.
+    The order is that of `two_way_counts`.
 
-    Raises
-    ------
-    ValueError
-        As of `compare`.
+    For the parameters and errors see `compare`.
     """
     return _errors(original, released, lambda codes: two_way_counts(codes, sizes))
 
@@ -230,12 +222,9 @@ def two_way_errors(original: Codes, released: Codes, sizes: Sequence[int]) -> Fl
 def three_way_errors(original: Codes, released: Codes, sizes: Sequence[int], *, n_queries: int = N_QUERIES, rng: Generator) -> Floats:
     """Return the error of random three-way conjunctions, shape (n_queries,) or fewer; confidential: reads private rows.
 
-    Its queries are those that `three_way_queries` draws; the parameters are those of `compare`.
+    Its queries are those that `three_way_queries` draws.
 
-    Raises
-    ------
-    ValueError
-        As of `compare`.
+    For the parameters and errors see `compare`.
     """
     queries = three_way_queries(sizes, n_queries=n_queries, rng=rng)
     return _errors(original, released, lambda codes: three_way_counts(codes, sizes, queries))
@@ -244,12 +233,7 @@ def three_way_errors(original: Codes, released: Codes, sizes: Sequence[int], *, 
 def one_way_total_variation(original: Codes, released: Codes, sizes: Sequence[int]) -> Floats:
     """Return the total variation distance of each attribute's distribution, shape (m,); confidential: reads private rows.
 
-    The parameters are those of `compare`.
-
-    Raises
-    ------
-    ValueError
-        As of `compare`.
+    For the parameters and errors see `compare`.
     """
     return _variations(one_way_errors(original, released, sizes), sizes, original.shape[1])
 
@@ -257,12 +241,9 @@ def one_way_total_variation(original: Codes, released: Codes, sizes: Sequence[in
 def total_variation(original: Codes, released: Codes, sizes: Sequence[int]) -> Floats:
     """Return the total variation distance of each two-way table, shape (m (m - 1) / 2,); confidential: reads private rows.
 
-    The pairs are in lexicographic order, (1, 2), (1, 3), …, (m - 1, m); the parameters are those of `compare`.
+    The pairs are in lexicographic order, (1, 2), (1, 3), …, (m - 1, m).
 
-    Raises
-    ------
-    ValueError
-        As of `compare`.
+    For the parameters and errors see `compare`.
     """
     cells = [a * b for a, b in combinations(sizes, 2)]
     return _variations(two_way_errors(original, released, sizes), cells, original.shape[1])
@@ -270,6 +251,13 @@ def total_variation(original: Codes, released: Codes, sizes: Sequence[int]) -> F
 
 def errors_of_answers(true_counts: Counts | Floats, answers: Counts | Floats) -> Floats:
     """Return |answer - true count| of each query, also for answers that no table of records gives; confidential: the counts are private.
+
+    Parameters
+    ----------
+    true_counts
+        The exact answers, shape (q,).
+    answers
+        The answers to judge, shape (q,).
 
     Raises
     ------
@@ -286,12 +274,17 @@ def errors_of_answers(true_counts: Counts | Floats, answers: Counts | Floats) ->
 def one_way_counts(codes: Codes, sizes: Sequence[int]) -> Counts:
     """Return how many rows have each dummy, shape (Σ s_a,); confidential for private rows.
 
-    The parameters are those of `compare`.
+    Parameters
+    ----------
+    codes
+        Integer array of shape (m, n): each attribute's codes, 0..s_a-1.
+    sizes
+        The number of levels of each attribute.
 
     Raises
     ------
     ValueError
-        As of `compare`.
+        As `compare`.
     """
     _check(codes, sizes)
     return np.concatenate([np.bincount(row.astype(np.intp), minlength=size) for row, size in zip(codes, sizes, strict=True)])
@@ -300,13 +293,9 @@ def one_way_counts(codes: Codes, sizes: Sequence[int]) -> Counts:
 def two_way_counts(codes: Codes, sizes: Sequence[int]) -> Counts:
     """Return the cells of all two-way tables, shape (Σ_{a<b} s_a s_b,); confidential for private rows.
 
-    The tables are in lexicographic order of their pairs; in one, the second attribute's level varies fastest. The
-    parameters are those of `compare`.
+    The tables are in lexicographic order of their pairs; in one, the second attribute's level varies fastest.
 
-    Raises
-    ------
-    ValueError
-        As of `compare`.
+    For the parameters and errors see `one_way_counts`.
     """
     _check(codes, sizes)
     narrow = np.ascontiguousarray(codes, dtype=np.min_scalar_type(max(sizes) - 1))
@@ -319,19 +308,19 @@ def three_way_counts(codes: Codes, sizes: Sequence[int], queries: Counts) -> Cou
     Parameters
     ----------
     codes, sizes
-        As of `compare`.
+        As `compare`.
     queries
         int64 array of shape (q, 3): dummies, as `three_way_queries` draws them.
 
     Raises
     ------
     ValueError
-        As of `compare` and of `check_queries`.
+        As `compare` and of `check_queries`.
     """
     _check(codes, sizes)
     check_queries(queries, sizes)
     counts = np.zeros(len(queries), dtype=np.int64)
-    for bits in _packed_dummies(codes, sizes):
+    for bits in _pack_dummies(codes, sizes):
         for place, (first, second, third) in enumerate(queries):
             counts[place] += np.bitwise_count(bits[first] & bits[second] & bits[third]).sum(dtype=np.int64)
     return counts
@@ -339,6 +328,15 @@ def three_way_counts(codes: Codes, sizes: Sequence[int], queries: Counts) -> Cou
 
 def three_way_queries(sizes: Sequence[int], *, n_queries: int = N_QUERIES, rng: Generator) -> Counts:
     """Return distinct three-way conjunctions, uniform over all triples of dummies of distinct attributes; reads no rows.
+
+    Parameters
+    ----------
+    sizes
+        The number of levels of each attribute.
+    n_queries
+        How many conjunctions to draw.
+    rng
+        Chooses the conjunctions.
 
     Returns
     -------
@@ -370,7 +368,14 @@ def three_way_queries(sizes: Sequence[int], *, n_queries: int = N_QUERIES, rng: 
 
 
 def check_queries(queries: Counts, sizes: Sequence[int]) -> None:
-    """Refuse what is no array of three-way queries on attributes of these sizes; reads no rows.
+    """Check that an array holds three-way queries on attributes of these sizes; reads no rows.
+
+    Parameters
+    ----------
+    queries
+        Three dummies per query, shape (q, 3).
+    sizes
+        The number of levels of each attribute.
 
     Raises
     ------
@@ -385,7 +390,7 @@ def check_queries(queries: Counts, sizes: Sequence[int]) -> None:
 
 
 def _check(codes: Codes, sizes: Sequence[int]) -> None:
-    """Refuse what is no matrix of codes of these sizes; the message holds no value."""
+    """Check that a matrix holds codes of these sizes; the message holds no value."""
     if codes.ndim != 2 or codes.dtype.kind not in "iu" or codes.shape[0] < 1 or codes.shape[1] < 1:
         raise ValueError("a table is an integer matrix of shape (attributes, rows), with at least one of each")
     if len(sizes) != codes.shape[0] or any(not 1 <= size <= MAX_LEVELS for size in sizes):
@@ -397,7 +402,7 @@ def _check(codes: Codes, sizes: Sequence[int]) -> None:
 
 def _errors(original: Codes, released: Codes, count: Callable[[Codes], Counts]) -> Floats:
     """Return the errors of the released counts, scaled to the original's number of rows."""
-    true, given = count(original), count(released)  # both tables are refused here if they are not what they should be
+    true, given = count(original), count(released)  # this checks both tables
     return errors_of_answers(true, given * np.float64(original.shape[1] / released.shape[1]))
 
 
@@ -414,7 +419,7 @@ def _variations(errors: Floats, n_cells: Sequence[int], n_rows: float) -> Floats
     return variations
 
 
-def _packed_dummies(codes: Codes, sizes: Sequence[int]) -> Iterator[NDArray[np.uint64]]:
+def _pack_dummies(codes: Codes, sizes: Sequence[int]) -> Iterator[NDArray[np.uint64]]:
     """Yield, by block of rows, each dummy's indicator as bits: a conjunction is then a word-wise and."""
     for start in range(0, codes.shape[1], _BLOCK_ROWS):
         block = codes[:, start : start + _BLOCK_ROWS]

@@ -1,4 +1,4 @@
-"""What an analyst does with a release, from its card and without private data.
+"""Estimates from a release and its card, without private data.
 
 `IntervalRegressor` needs the extra `dpdask[inference]`; it is imported when it is first asked for. The function `npmle` has
 its module's name, and stays there: `from dpdask.inference.npmle import npmle`.
@@ -19,7 +19,7 @@ from dpdask.inference.m_estimators import (
     quantile,
     quantile_regression,
 )
-from dpdask.inference.noise_error import NoiseError, noise_error, redrawn
+from dpdask.inference.noise_error import NoiseError, make_redraw, noise_error
 from dpdask.inference.npmle import NPMLE, RangeEstimate
 from dpdask.stats.ranges import RangeCounts
 
@@ -40,12 +40,12 @@ __all__ = [
     "huber",
     "least_squares",
     "logistic",
+    "make_redraw",
     "minimise",
     "noise_error",
     "poisson",
     "quantile",
     "quantile_regression",
-    "redrawn",
 ]
 
 

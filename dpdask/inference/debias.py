@@ -1,4 +1,4 @@
-"""Unbiased estimates from a released level column: its noise is a public channel, so it can be taken out on average.
+"""Unbiased estimates from a released level column: its noise is a public channel, so estimates can correct for it.
 
 Everything here needs the release and its card alone. It is post-processing: it costs no ε.
 """
@@ -16,6 +16,7 @@ from scipy import optimize, special
 
 from dpdask.errors import SpecError
 from dpdask.inference.tallies import Floats, Frame, Moments, group_counts, level_counts, moments
+from dpdask.mechanisms.card import Card
 
 MAX_CONDITION = 1e6
 """Above this ratio of singular values a channel's direction is taken as lost."""
@@ -25,21 +26,21 @@ _EXACT = 1e-6  # of the range of f: what T g may differ from f by and still coun
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Estimate:
-    """An estimate of what the original column would have given.
+    """An estimate of a quantity of the original column.
 
     Attributes
     ----------
     value
         A number, a Series (by level, group or covariate) or a DataFrame (groups × levels).
     standard_error
-        Of the same shape: the spread of `value` over drawing rows from a population and releasing them. For the very
-        table that was released it is an upper bound on average, since the rows are then fixed.
+        The spread of `value` over drawing rows from a population and releasing them, of the same shape. For the released
+        table itself it is an upper bound on average, since the rows are then fixed.
     condition_number
-        The ratio of the largest to the smallest singular value that was inverted: by how much noise in the released
-        column is blown up at worst.
+        The ratio of the largest to the smallest singular value that was inverted: the
+        largest factor by which noise in the released column is amplified.
     worst_bias
-        Zero where the channel determines the value. Otherwise (`approximate`) what the value may be wrong by, at most,
-        whatever the original values were; infinite where no bound is known.
+        Zero where the channel determines the value. Otherwise (`approximate`) the largest possible bias, for any original
+        values; infinite where no bound is known.
     """
 
     value: Any
@@ -55,7 +56,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReleasedColumn:
-    """A released level column, with what its card says of it.
+    """A released level column, with its part of the card.
 
     Attributes
     ----------
@@ -90,8 +91,8 @@ class ReleasedColumn:
     --------
     Of 1,000 people asked, 400 are released as "yes" by a channel that keeps an answer with probability 3/4:
 
-    >>> card = {"columns": {"answer": {"levels": ["no", "yes"], "channel": [[0.75, 0.25], [0.25, 0.75]]}}}
-    >>> answer = ReleasedColumn.from_card(card, "answer")
+    >>> import numpy as np
+    >>> answer = ReleasedColumn(name="answer", levels=("no", "yes"), matrix=np.array([[0.75, 0.25], [0.25, 0.75]]))
     >>> share = answer.distribution({"no": 600, "yes": 400})
     >>> share.value.round(3).to_dict()
     {'no': 0.7, 'yes': 0.3}
@@ -137,14 +138,25 @@ class ReleasedColumn:
 
     @classmethod
     def from_card(cls, card: Mapping[str, Any], name: str, *, approximate: bool = False, max_condition: float = MAX_CONDITION) -> ReleasedColumn:
-        """Return the column `name` of a release card (`release.card`, or `_dpdask/release.json` parsed).
+        """Return a column of a release card.
+
+        Parameters
+        ----------
+        card
+            `release.card`, or `_dpdask/release.json` parsed.
+        name
+            The column.
+        approximate, max_condition
+            As in `ReleasedColumn`.
 
         Raises
         ------
+        InputError
+            If this is no release card, or one of another format.
         SpecError
             If the card has no such column, or the column has no channel on levels.
         """
-        columns = card.get("columns", {})
+        columns = Card.read(card, "card").to_dict()["columns"]
         if name not in columns:
             raise SpecError("the card has no such column", f"column {name!r}", "check its name")
         column = columns[name]
@@ -170,7 +182,7 @@ class ReleasedColumn:
     @property
     def correlations(self) -> Floats:
         """The canonical correlations of original and released value under the reference, 1 first; those near 0 are lost."""
-        return self._decomposed()[1]
+        return self._decompose()[1]
 
     @property
     def condition_number(self) -> float:
@@ -179,7 +191,7 @@ class ReleasedColumn:
         return 1.0 / smallest if smallest > 1e-15 else math.inf
 
     def transform_for(self, values: Sequence[float] | Floats | None = None) -> Floats:
-        """Return g with T g = f: what to put in the place of each released level so that averages estimate those of f(Z).
+        """Return g with T g = f: averages of g over released levels estimate averages of f(Z).
 
         Parameters
         ----------
@@ -311,7 +323,7 @@ class ReleasedColumn:
         _refuse_collinear(gram)
         inverse = np.linalg.inv(gram)
         beta = inverse @ (found.products[:, 0] @ g)
-        s0, s1, s2 = found.weighted(-beta, found.n_columns, self.levels, self.name)
+        s0, s1, s2 = found.weigh(-beta, found.n_columns, self.levels, self.name)
         meat = s2.sum(axis=2) + 2 * s1 @ g + s0 @ g**2
         covariance = inverse @ meat @ inverse * found.n_rows / (found.n_rows - found.n_columns)
         bias = worst[0] * np.sqrt(found.n_rows * np.diag(inverse))  # Cauchy-Schwarz over the rows
@@ -333,7 +345,7 @@ class ReleasedColumn:
         inverse = np.linalg.inv(bread)
         beta = inverse @ np.append(by_level[0, y] @ g, by_level[:q, y].sum(axis=1))
         slope, rest = beta[0], beta[1:]
-        s0, s1, s2 = found.weighted(np.append(-rest, 1.0), q, self.levels, self.name)  # e = y - its kept part
+        s0, s1, s2 = found.weigh(np.append(-rest, 1.0), q, self.levels, self.name)  # e = y - its kept part
         meat = np.empty_like(bread)  # of the scores (g e - h slope, w (e - g slope))
         meat[0, 0] = s2[0, 0] @ g**2 - 2 * slope * s1[0, 0] @ (g * h) + slope**2 * s0[0, 0] @ h**2
         meat[0, 1:] = meat[1:, 0] = s2[0] @ g - slope * s1[0] @ (g**2 + h) + slope**2 * s0[0] @ (g * h)
@@ -354,7 +366,7 @@ class ReleasedColumn:
             raise SpecError("values must be finite numbers, one per level", f"column {self.name!r}", f"give {len(self.levels)} of them")
         return f
 
-    def _decomposed(self) -> tuple[Floats, Floats, Floats, Floats]:
+    def _decompose(self) -> tuple[Floats, Floats, Floats, Floats]:
         """Return U, σ, Vᵀ of D^½ T D^-½ on the levels that the reference saw, and D^½ there."""
         reference = self.reference
         seen = reference > 0
@@ -364,7 +376,7 @@ class ReleasedColumn:
 
     def _transform(self, f: Floats) -> tuple[Floats, Floats]:
         """Return G with T G = f, column by column, and each column's worst bias, exactly 0 where it is solved."""
-        left, singular, right, root = self._decomposed()
+        left, singular, right, root = self._decompose()
         seen = self.reference > 0
         used = singular >= singular[0] / self.max_condition
         inner = right[used].T @ ((left[:, used].T @ (root[:, None] * f[seen])) / singular[used, None]) / root[:, None]
@@ -372,8 +384,8 @@ class ReleasedColumn:
         solved = residual <= _EXACT * np.ptp(f[seen], axis=0) + 1e-12 * np.abs(f[seen]).max(axis=0)
         if not self.approximate and not solved.all():
             raise SpecError(
-                f"its channel tells only {int(used.sum())} of {int(seen.sum())} directions apart (condition number above {self.max_condition:.0e}), "
-                "and what is asked needs the others",
+                f"its channel determines only {int(used.sum())} of {int(seen.sum())} directions (condition number above {self.max_condition:.0e}), "
+                "and this estimate needs the others",
                 f"column {self.name!r}",
                 "ask for coarser values, pass approximate=True and read the worst bias, or release with another channel or a larger ε",
             )
@@ -418,6 +430,6 @@ class ReleasedColumn:
 
 
 def _refuse_collinear(gram: Floats) -> None:
-    """Refuse kept covariates (standardised) of which one is a combination of the others."""
+    """Refuse kept covariates (standardised) if one is a linear combination of the others."""
     if np.linalg.cond(gram) > 1e10:
         raise SpecError("the covariates are collinear", "slope", "leave out one that the others determine")

@@ -63,9 +63,9 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
         A scikit-learn regressor for f; None: `LinearRegression()`. It is cloned and refitted at every iteration. It also
         judges X: missing values, sparse matrices and frames are allowed where it allows them.
     noise
-        The law of ε, of mean 0: "gaussian" or "logistic".
+        The distribution of ε, of mean 0: "gaussian" or "logistic".
     sigma
-        The standard deviation of ε (of both laws), positive. None: estimated.
+        The standard deviation of ε (of both distributions), positive. None: estimated.
     initial
         Where f̂ begins, a constant; the paper's is 0.0. None: the constant that fits the ranges best, so that the result
         does not depend on where Y has its zero.
@@ -104,7 +104,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
 
     σ̂² is the mean of (ỹ - f̂(x))² + Var(ε | range). The paper's suggestion (Remark 5), the mean of squared differences
     alone, leaves out the second term: the spread that ỹ, a conditional mean, no longer has. It is too small. The logistic
-    law's σ is its standard deviation here, so its scale is σ√3/π; the supplement calls the scale σ.
+    distribution's σ is its standard deviation here, so its scale is σ√3/π; the supplement calls the scale σ.
 
     With logistic noise σ̂ solves E[E(ε² | range)] = σ², which is not the likelihood's equation, but unbiased as well. A
     learner that follows single rows (a deep tree) fits inside every range and makes σ̂ too small: limit its depth, or give
@@ -133,7 +133,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
         self,
         estimator: Any = None,
         *,
-        noise: truncated.Law = "gaussian",
+        noise: truncated.NoiseFamily = "gaussian",
         sigma: float | None = None,
         initial: float | None = None,
         max_iterations: int = 200,
@@ -180,7 +180,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
         ranges = _ranges(y)
         checks.check_consistent_length(X, ranges.low)
         checks.validate_data(self, X, skip_check_array=True)
-        template = _seeded(LinearRegression() if self.estimator is None else clone(self.estimator), self.random_state)
+        template = _seed(LinearRegression() if self.estimator is None else clone(self.estimator), self.random_state)
         if ranges.point.all():
             return self._fit_points(template, X, ranges.low)
         _refuse_unidentified(ranges, sigma_known=self.sigma is not None)
@@ -213,7 +213,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
         return float(super().score(X, y, sample_weight))
 
     def __sklearn_tags__(self) -> Any:
-        """Return scikit-learn's tags; what X may be is for the inner estimator to say."""
+        """Return scikit-learn's tags; the inner estimator checks X."""
         tags = super().__sklearn_tags__()
         inner = get_tags(LinearRegression() if self.estimator is None else self.estimator)
         tags.input_tags = inner.input_tags
@@ -232,7 +232,7 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
             raise ValueError("max_iterations must be at least 1, tolerance positive and damping in [0, 1)")
 
     def _fit_points(self, template: Any, X: Any, y: Floats) -> Self:
-        """Fit exact values: the estimator as it is, once."""
+        """Fit exact values: one fit of the given estimator."""
         self.estimator_ = template.fit(X, y)
         fitted = np.asarray(self.estimator_.predict(X), dtype=np.float64)
         self.sigma_ = float(np.sqrt(np.mean((y - fitted) ** 2))) if self.sigma is None else float(self.sigma)
@@ -293,7 +293,7 @@ def _ranges(y: Any) -> _Ranges:
 
 
 def _refuse_unidentified(ranges: _Ranges, *, sigma_known: bool) -> None:
-    """Refuse ranges under which f̂ could run away, or under which f and σ can be scaled together.
+    """Refuse ranges that leave f̂ unbounded, or that let f and σ be scaled together.
 
     Notes
     -----
@@ -308,28 +308,28 @@ def _refuse_unidentified(ranges: _Ranges, *, sigma_known: bool) -> None:
         raise ValueError("the ranges do not identify sigma: all have the same end; give sigma, or use random anchors")
 
 
-def _seeded(estimator: Any, random_state: Any) -> Any:
+def _seed(estimator: Any, random_state: Any) -> Any:
     """Return the estimator with seeds in the place of every random_state that is None."""
     generator = check_random_state(random_state)
     names = sorted(name for name, value in estimator.get_params(deep=True).items() if value is None and name.rpartition("__")[2] == "random_state")
     return estimator.set_params(**{name: int(generator.randint(2**31 - 1)) for name in names})
 
 
-def _scaled(noise: truncated.Law, sigma: float) -> float:
-    """Return the scale at which the standard law has standard deviation σ."""
+def _scale(noise: truncated.NoiseFamily, sigma: float) -> float:
+    """Return the scale at which the standard distribution has standard deviation σ."""
     return sigma / math.sqrt(truncated.variance(noise))
 
 
-def _expect(noise: truncated.Law, ranges: _Ranges, fitted: Floats, sigma: float) -> _Expected:
-    """Return what the ranges tell about Y when f = `fitted`, float64 array of shape (n,)."""
-    scale = _scaled(noise, sigma)
-    found = truncated.truncated(noise, (ranges.low - fitted) / scale, (ranges.high - fitted) / scale)
+def _expect(noise: truncated.NoiseFamily, ranges: _Ranges, fitted: Floats, sigma: float) -> _Expected:
+    """Return the moments of Y given its ranges at f = `fitted`, float64 array of shape (n,)."""
+    scale = _scale(noise, sigma)
+    found = truncated.truncate(noise, (ranges.low - fitted) / scale, (ranges.high - fitted) / scale)
     mean = np.where(ranges.point, ranges.low, fitted + scale * found.mean)
     spread = np.where(ranges.point, 0.0, scale**2 * np.maximum(found.square - found.mean**2, 0.0))
     return _Expected(mean=mean, variance=spread, objective=float(np.mean(_likelihoods(noise, ranges, fitted, scale, found.log_probability))))
 
 
-def _likelihoods(noise: truncated.Law, ranges: _Ranges, fitted: Floats, scale: float, log_probability: Floats) -> Floats:
+def _likelihoods(noise: truncated.NoiseFamily, ranges: _Ranges, fitted: Floats, scale: float, log_probability: Floats) -> Floats:
     """Return each row's log probability, or, of a point, its log density."""
     result = log_probability.copy()
     point = ranges.point
@@ -337,9 +337,9 @@ def _likelihoods(noise: truncated.Law, ranges: _Ranges, fitted: Floats, scale: f
     return result
 
 
-def _log_likelihood(noise: truncated.Law, ranges: _Ranges, fitted: Floats, sigma: float) -> Floats:
-    scale = _scaled(noise, sigma)
-    found = truncated.truncated(noise, (ranges.low - fitted) / scale, (ranges.high - fitted) / scale)
+def _log_likelihood(noise: truncated.NoiseFamily, ranges: _Ranges, fitted: Floats, sigma: float) -> Floats:
+    scale = _scale(noise, sigma)
+    found = truncated.truncate(noise, (ranges.low - fitted) / scale, (ranges.high - fitted) / scale)
     return _likelihoods(noise, ranges, fitted, scale, found.log_probability)
 
 
@@ -348,8 +348,8 @@ def _spread(expected: _Expected, fitted: Floats) -> float:
     return float(np.sqrt(np.mean((expected.mean - fitted) ** 2 + expected.variance)))
 
 
-def _start(noise: truncated.Law, ranges: _Ranges, sigma: float | None, initial: float | None) -> tuple[float, float]:
-    """Return a constant f and its σ, by the same iteration; what is given stays as given."""
+def _start(noise: truncated.NoiseFamily, ranges: _Ranges, sigma: float | None, initial: float | None) -> tuple[float, float]:
+    """Return a constant f and its σ, by the same iteration; given values stay."""
     ends = np.concatenate([ranges.low, ranges.high])
     ends = ends[np.isfinite(ends)]
     centre = float(np.median(ends)) if initial is None else float(initial)

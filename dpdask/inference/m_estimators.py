@@ -29,12 +29,12 @@ _SINGULAR = 1e-10  # of the largest eigenvalue of a standardised Gram matrix
 _CURVED = 1e-8
 _STEEP = 1e-6
 _FAR = 1e100
-MEND = "release with the threshold positive or enhanced, or with fewer cells"
+HINT = "release with the threshold positive or enhanced, or with fewer cells"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WeightedSample:
-    """Points with weights, and what is explained at each of them.
+    """Points with weights, and the response at each of them.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class WeightedSample:
         Parameters
         ----------
         frame
-            As `PerturbedHistogram.to_table(...).to_pandas()` gives it.
+            As `NoisyHistogram.to_table(...).to_pandas()` gives it.
         response, features, weight
             Names of its columns.
 
@@ -100,7 +100,7 @@ def _check_weights(weights: Floats) -> None:
     if not np.isfinite(weights).all():
         raise SpecError("a weight is not finite", "weights", "use the released weights as they are")
     if not weights.sum() > 0:
-        raise SpecError("the weights sum to nothing, so they hold no sample", "weights", "release with a larger epsilon, or fewer cells")
+        raise SpecError("the weights sum to 0, so they hold no sample", "weights", "release with a larger epsilon, or fewer cells")
 
 
 def least_squares(sample: WeightedSample, *, intercept: bool = True) -> Floats:
@@ -122,13 +122,13 @@ def least_squares(sample: WeightedSample, *, intercept: bool = True) -> Floats:
     SpecError
         If the Gram matrix is not positive definite: collinear features, or too much negative weight.
     """
-    z, centre, spread = _standardised(sample, intercept=intercept)
+    z, centre, spread = _standardise(sample, intercept=intercept)
     weighted = z * (sample.weights / np.abs(sample.weights).sum())[:, None]
     gram = z.T @ weighted
     values = np.linalg.eigvalsh(gram)
     if not values[0] > _SINGULAR * values[-1]:
         raise _ill_posed(sample.weights, "the weighted Gram matrix is not positive definite", "least squares")
-    return _restored(np.linalg.solve(gram, weighted.T @ sample.response), centre, spread, intercept=intercept)
+    return _restore(np.linalg.solve(gram, weighted.T @ sample.response), centre, spread, intercept=intercept)
 
 
 def logistic(sample: WeightedSample, *, intercept: bool = True) -> Floats:
@@ -136,6 +136,8 @@ def logistic(sample: WeightedSample, *, intercept: bool = True) -> Floats:
 
     Weights of one sign are fitted by scikit-learn. With negative ones among them, the local minimum next to the fit of
     the positive parts is sought, which is what the paper's Theorem 4 is about.
+
+    For the parameters see `least_squares`.
 
     Raises
     ------
@@ -153,13 +155,16 @@ def logistic(sample: WeightedSample, *, intercept: bool = True) -> Floats:
         mean = special.expit(eta)
         return np.logaddexp(0.0, eta) - y * eta, mean - y, mean * (1.0 - mean)
 
-    return _generalised(
+    return _fit_generalised(
         "LogisticRegression", {"C": math.inf, "solver": "newton-cholesky", "max_iter": 200, "tol": 1e-9}, parts, sample, intercept=intercept
     )
 
 
 def poisson(sample: WeightedSample, *, intercept: bool = True) -> Floats:
-    """Return the coefficients of Poisson regression with the logarithmic link; as `logistic`, of a non-negative response."""
+    """Return the coefficients of Poisson regression with the logarithmic link; as `logistic`, of a non-negative response.
+
+    For the parameters see `least_squares`.
+    """
     if (sample.response < 0).any():
         raise SpecError("the response of a Poisson regression must not be negative", "poisson", "take another estimator")
 
@@ -167,7 +172,7 @@ def poisson(sample: WeightedSample, *, intercept: bool = True) -> Floats:
         mean = np.exp(np.minimum(eta, 500.0))
         return mean - y * eta, mean - y, mean
 
-    return _generalised(
+    return _fit_generalised(
         "PoissonRegressor", {"alpha": 0.0, "solver": "newton-cholesky", "max_iter": 200, "tol": 1e-9}, parts, sample, intercept=intercept
     )
 
@@ -193,11 +198,20 @@ def huber(sample: WeightedSample, *, threshold: float = 1.35, intercept: bool = 
     scale = float(np.sqrt(np.cov(sample.response, aweights=sample.weights))) or 1.0
     scaled = replace(sample, response=sample.response / scale)  # its convergence is told in absolute terms
     settings = {"epsilon": threshold, "alpha": 0.0, "max_iter": 2000, "tol": 1e-8}
-    return scale * _fitted("HuberRegressor", settings, scaled, intercept=intercept)
+    return scale * _fit_weighted("HuberRegressor", settings, scaled, intercept=intercept)
 
 
 def quantile_regression(sample: WeightedSample, tau: float = 0.5, *, intercept: bool = True) -> Floats:
     """Return the coefficients of the regression of the τ-quantile, by linear programming (scikit-learn's QuantileRegressor).
+
+    Parameters
+    ----------
+    sample
+        Features, response and weights; no weight may be negative.
+    tau
+        The quantile's level, in (0, 1).
+    intercept
+        Whether the model has a constant, which is then the first coefficient.
 
     Raises
     ------
@@ -210,7 +224,7 @@ def quantile_regression(sample: WeightedSample, tau: float = 0.5, *, intercept: 
     """
     _refuse_negative(sample.weights, "quantile regression")
     _check_tau(tau)
-    return _fitted("QuantileRegressor", {"quantile": tau, "alpha": 0.0, "solver": "highs"}, sample, intercept=intercept)
+    return _fit_weighted("QuantileRegressor", {"quantile": tau, "alpha": 0.0, "solver": "highs"}, sample, intercept=intercept)
 
 
 def quantile(values: Floats, weights: Floats, tau: float = 0.5) -> float:
@@ -305,7 +319,7 @@ def minimise(contrast: Contrast, points: Floats, weights: Floats, start: Floats)
     return np.asarray(found.x, dtype=np.float64)
 
 
-def _standardised(sample: WeightedSample, *, intercept: bool) -> tuple[Floats, Floats, Floats]:
+def _standardise(sample: WeightedSample, *, intercept: bool) -> tuple[Floats, Floats, Floats]:
     """Return the features with a constant before them if there is one, centred and scaled, with centres and scales."""
     share = np.abs(sample.weights) / np.abs(sample.weights).sum()
     centre = share @ sample.features if intercept else np.zeros(sample.features.shape[1])
@@ -316,12 +330,12 @@ def _standardised(sample: WeightedSample, *, intercept: bool) -> tuple[Floats, F
     return (np.column_stack([np.ones(len(z)), z]) if intercept else z), centre, spread
 
 
-def _restored(coefficients: Floats, centre: Floats, spread: Floats, *, intercept: bool) -> Floats:
+def _restore(coefficients: Floats, centre: Floats, spread: Floats, *, intercept: bool) -> Floats:
     slopes = coefficients[int(intercept) :] / spread
     return np.concatenate([[coefficients[0] - slopes @ centre], slopes]) if intercept else slopes
 
 
-def _fitted(name: str, settings: dict[str, Any], sample: WeightedSample, *, intercept: bool) -> Floats:
+def _fit_weighted(name: str, settings: dict[str, Any], sample: WeightedSample, *, intercept: bool) -> Floats:
     """Return the coefficients that a linear model of scikit-learn finds on the standardised features."""
     try:
         models = importlib.import_module("sklearn.linear_model")
@@ -329,7 +343,7 @@ def _fitted(name: str, settings: dict[str, Any], sample: WeightedSample, *, inte
         raise SpecError("this estimator needs scikit-learn", name, f"pip install 'dpdask[{EXTRA}]'") from None
     used = sample.weights != 0
     sample = replace(sample, features=sample.features[used], response=sample.response[used], weights=sample.weights[used])
-    z, centre, spread = _standardised(sample, intercept=intercept)
+    z, centre, spread = _standardise(sample, intercept=intercept)
     with warnings.catch_warnings():
         for kind in (UserWarning, RuntimeWarning):  # what does not converge, or meets a singular Hessian, is no estimate
             warnings.simplefilter("error", kind)
@@ -340,16 +354,16 @@ def _fitted(name: str, settings: dict[str, Any], sample: WeightedSample, *, inte
             raise _ill_posed(sample.weights, "the fit did not converge: there may be no minimum", name) from None
     slopes = np.ravel(model.coef_)
     found = np.concatenate([np.atleast_1d(model.intercept_), slopes]) if intercept else slopes
-    return _restored(found.astype(np.float64), centre, spread, intercept=intercept)
+    return _restore(found.astype(np.float64), centre, spread, intercept=intercept)
 
 
-def _generalised(
+def _fit_generalised(
     name: str, settings: dict[str, Any], parts: Callable[[Floats, Floats], tuple[Floats, Floats, Floats]], sample: WeightedSample, *, intercept: bool
 ) -> Floats:
     """Return a generalised linear model's coefficients; `parts` gives the loss and its first two derivatives in η."""
     positive = replace(sample, weights=np.maximum(sample.weights, 0.0))
-    start = _fitted(name, settings, positive, intercept=intercept)
-    z, centre, spread = _standardised(sample, intercept=intercept)
+    start = _fit_weighted(name, settings, positive, intercept=intercept)
+    z, centre, spread = _standardise(sample, intercept=intercept)
     w, y = sample.weights / np.abs(sample.weights).sum(), sample.response
     slopes = start[int(intercept) :]
     theta = np.concatenate([[start[0] + slopes @ centre], slopes * spread]) if intercept else slopes * spread
@@ -368,12 +382,12 @@ def _generalised(
     scale = 1.0 + float(np.abs(w @ (z * y[:, None])).max())
     if not float(np.abs(gradient).max()) <= _STEEP * scale or not np.linalg.eigvalsh(hessian)[0] > _CURVED * max(1e-3, float(np.trace(hessian))):
         raise _ill_posed(sample.weights, "the objective has no minimum, or none that can be told", name)
-    return _restored(theta, centre, spread, intercept=intercept)
+    return _restore(theta, centre, spread, intercept=intercept)
 
 
 def _refuse_negative(weights: Floats, where: str) -> None:
     if (weights < 0).any():
-        raise SpecError("some weights are negative, and with them its objective is not convex", where, MEND)
+        raise SpecError("some weights are negative, and with them its objective is not convex", where, HINT)
 
 
 def _check_tau(tau: float) -> None:
@@ -382,5 +396,5 @@ def _check_tau(tau: float) -> None:
 
 
 def _ill_posed(weights: Floats, what: str, where: str) -> SpecError:
-    """Return the refusal of a fit, with the mend for negative weights where there are some."""
-    return SpecError(what, where, MEND if (weights < 0).any() else "leave out features that others determine, or take another estimator")
+    """Return the refusal of a fit, with the hint for negative weights where there are some."""
+    return SpecError(what, where, HINT if (weights < 0).any() else "leave out features that others determine, or take another estimator")

@@ -1,4 +1,4 @@
-"""What the privacy noise adds to an estimate's error: its law is public, so it is redrawn; post-processing, and free."""
+"""The privacy noise's part of an estimate's error. The noise has a public distribution, so it is redrawn; this is post-processing and costs no ε."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
-from dpdask.inference.m_estimators import MEND, WeightedSample
+from dpdask.inference.m_estimators import HINT, WeightedSample
 
 Floats = NDArray[np.float64]
 Sampled = TypeVar("Sampled")
@@ -22,7 +22,7 @@ _REFUSED = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NoiseError:
-    """The part of an estimate's error that the privacy noise makes.
+    """The part of an estimate's error that comes from the privacy noise.
 
     Attributes
     ----------
@@ -40,14 +40,14 @@ class NoiseError:
 
 
 def noise_error(estimator: Callable[[Sampled], Any], redraw: Callable[[Generator], Sampled], *, repeats: int = 200, rng: Generator) -> NoiseError:
-    """Return the standard errors that the privacy noise causes, by a parametric bootstrap of the noise; free.
+    """Return the standard errors that the privacy noise causes, by a parametric bootstrap of the noise; it costs no ε.
 
     Parameters
     ----------
     estimator
         From a sample to a number or an array.
     redraw
-        Gives the released sample with the noise drawn once more, as `redrawn` or `PerturbedHistogram.redraw` do.
+        Gives the released sample with the noise drawn once more, as `make_redraw` or `NoisyHistogram.redraw` do.
     repeats
         How many times, at least 2.
     rng
@@ -78,19 +78,19 @@ def noise_error(estimator: Callable[[Sampled], Any], redraw: Callable[[Generator
         except SpecError as error:
             refused += 1
             if refused > max(1.0, _REFUSED * repeats):
-                raise SpecError(f"the noise alone often leaves no estimate: {error.what}", error.where, MEND) from None
+                raise SpecError(f"with the noise alone there is often no estimate: {error.what}", error.where, HINT) from None
     return NoiseError(standard_error=np.std(found, axis=0, ddof=1), repeats=repeats, refused=refused)
 
 
-def redrawn(sample: WeightedSample, scale: float, cut: int | None = None) -> Callable[[Generator], WeightedSample]:
-    """Return what gives a sample with discrete Laplace noise once more on every weight, and the threshold: for `noise_error`.
+def make_redraw(sample: WeightedSample, scale: float, cut: int | None = None) -> Callable[[Generator], WeightedSample]:
+    """Return a function for `noise_error` that adds discrete Laplace noise to every weight of a sample, and applies the threshold.
 
     Parameters
     ----------
     sample
-        All cells of the histogram, those of weight 0 too: they had noise like the others.
+        All cells of the histogram, also those of weight 0, which had noise like the others.
     scale, cut
-        Of the noise, and the least count that was kept (None: all), as the card says.
+        The scale of the noise and the least count that was kept (None: all), from the card.
     """
     share = -math.expm1(-1.0 / scale)
 

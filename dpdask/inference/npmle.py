@@ -1,4 +1,4 @@
-"""What the distribution of private values must be, from released ranges that contain them.
+"""Estimates of the distribution of private values, from released ranges that contain them.
 
 Everything here needs the released ranges alone.
 """
@@ -28,7 +28,7 @@ _NEGLIGIBLE = 1e-9  # a mass that rounding alone may have left
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeEstimate:
-    """A number estimated from ranges, and the standard error of it."""
+    """A number estimated from ranges, and its standard error."""
 
     value: float
     standard_error: float
@@ -86,7 +86,7 @@ class NPMLE:
     drift: float
 
     def cdf(self, x: Floats | float) -> Floats:
-        """Return Pr(Y <= x), float64 of x's shape; whatever the place, it is determined wherever no interval has x inside."""
+        """Return Pr(Y <= x), float64 of x's shape; it is determined where no interval has x inside, for either `place`."""
         cumulative = np.concatenate([[0.0], np.minimum(np.cumsum(self.masses), 1.0)])
         cumulative[-1] = 1.0
         found: Floats = cumulative[np.searchsorted(self.points, x, side="right")]
@@ -188,7 +188,7 @@ def npmle(
             "a tolerance lies in (0, 1e-6], an ambiguity in [0, 1], and a place is right or middle", "npmle", "leave out what you need not change"
         )
     bounds = _bounds(counts, support)
-    solution = _solved(counts, tolerance)
+    solution = _solve(counts, tolerance)
     kept = solution.masses > 0
     ends = counts.bounds(solution.first[kept], solution.last[kept])
     left, right = np.maximum(ends[0], bounds[0]), np.minimum(ends[1], bounds[1])
@@ -229,12 +229,12 @@ def _bounds(counts: RangeCounts, support: tuple[float, float] | None) -> tuple[f
     return low, high
 
 
-def _solved(counts: RangeCounts, tolerance: float) -> turnbull.Solution:
+def _solve(counts: RangeCounts, tolerance: float) -> turnbull.Solution:
     try:
         solution = turnbull.npmle(counts.left, counts.right, counts.counts, counts.n_cells, tolerance=tolerance)
     except ValueError as error:
-        mend = "release ranges that do not contain every value, and count at most a few thousand knots"
-        raise SpecError(str(error), "npmle", mend) from None
+        hint = "release ranges that do not contain every value, and count at most a few thousand knots"
+        raise SpecError(str(error), "npmle", hint) from None
     if solution.duality_gap > 1e-6:
         raise SpecError(f"the likelihood could not be maximised: its duality gap stayed at {solution.duality_gap:.1e}", "npmle", "use a coarser grid")
     return solution

@@ -1,4 +1,4 @@
-"""What estimates need of a released frame: counts, and sums of products by released level, as pandas or Dask reduces them.
+"""Counts of a released frame, and sums of products by released level, as pandas or Dask reduces them.
 
 A frame is a pandas.DataFrame or anything with its `groupby`, `assign` and `sum` whose results compute on demand, as
 Dask's do: only small tables of sums leave the cluster.
@@ -22,14 +22,14 @@ Frame: TypeAlias = Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neit
 _GROUPING = {"dropna": False, "observed": True}  # null is a level, and a category that never occurs is no group
 
 
-def _reduced(reduction: Any) -> Any:
+def _reduce(reduction: Any) -> Any:
     """Return a reduction's result: a Dask one is computed here, in the analyst's own process, a pandas one is there already."""
     finish = getattr(reduction, "compute", None)
     return reduction if finish is None else finish()
 
 
 def _key(value: object) -> float | str | None:
-    """Return what a level of the card and a value of the frame share: numbers by value, all else by its text."""
+    """Return the key by which a level of the card and a value of the frame are compared: a number by its value, others by their text."""
     if value is None or value is pd.NaT or value is pd.NA or value != value:  # NaN alone differs from itself
         return None
     if isinstance(value, bool | int | float | np.bool_ | np.number):
@@ -40,10 +40,19 @@ def _key(value: object) -> float | str | None:
 def level_codes(values: Iterable[object], levels: Sequence[object], column: str) -> NDArray[np.int64]:
     """Return the place of each value among the card's levels, int64 array.
 
+    Parameters
+    ----------
+    values
+        Values of the released column.
+    levels
+        The card's levels, in order.
+    column
+        The column's name, for messages.
+
     Raises
     ------
     DataError
-        If a value is none of the levels.
+        If a value is not one of the levels.
     """
     places = {_key(level): place for place, level in enumerate(levels)}
     codes = np.array([places.get(_key(value), -1) for value in values], dtype=np.int64)
@@ -68,11 +77,11 @@ def level_counts(counts: Any, levels: Sequence[object], column: str) -> Floats:
     """
     if getattr(counts, "ndim", 1) == 2 and hasattr(counts, "groupby"):  # a Dask series too has `columns`
         counts = counts.groupby([column], **_GROUPING).size()
-    counts = _reduced(counts)
+    counts = _reduce(counts)
     if isinstance(counts, Mapping):
         counts = pd.Series(dict(counts))
     if isinstance(counts, pd.Series):
-        found = _binned(level_codes(counts.index, levels, column), counts.to_numpy(dtype=np.float64), len(levels))
+        found = _bin(level_codes(counts.index, levels, column), counts.to_numpy(dtype=np.float64), len(levels))
     else:
         found = np.asarray(counts, dtype=np.float64)
     if found.shape != (len(levels),) or not np.isfinite(found).all() or (found < 0).any() or found.sum() <= 0:
@@ -81,8 +90,20 @@ def level_counts(counts: Any, levels: Sequence[object], column: str) -> Floats:
 
 
 def group_counts(frame: Frame, by: Sequence[str], levels: Sequence[object], column: str) -> tuple[pd.Index, Floats]:
-    """Return the groups of kept columns, sorted, and how many of their rows have each level: (G,) and (G, s)."""
-    sizes = _reduced(frame.groupby([*by, column], **_GROUPING).size())
+    """Return the groups of kept columns, sorted, and how many of their rows have each level: (G,) and (G, s).
+
+    Parameters
+    ----------
+    frame
+        The released rows.
+    by
+        The kept columns whose values make the groups.
+    levels
+        The card's levels of `column`, in order.
+    column
+        The released column that is counted.
+    """
+    sizes = _reduce(frame.groupby([*by, column], **_GROUPING).size())
     codes = level_codes(sizes.index.get_level_values(-1), levels, column)
     places, groups = pd.factorize(sizes.index.droplevel(-1), sort=True, use_na_sentinel=False)
     table = np.zeros((len(groups), len(levels)))
@@ -116,8 +137,20 @@ class Moments:
         """How many rows have no missing value among the kept columns."""
         return float(self.products[0, 0].sum())
 
-    def weighted(self, coefficients: Floats, n_weighted: int, levels: Sequence[object], column: str) -> Floats:
-        """Return Σ z_a z_b eᵐ by level for e = Σ_c coefficients_c z_c, m = 0, 1, 2 and the first `n_weighted` z, shape (3, w, w, s)."""
+    def weigh(self, coefficients: Floats, n_weighted: int, levels: Sequence[object], column: str) -> Floats:
+        """Return Σ z_a z_b eᵐ by level for e = Σ_c coefficients_c z_c, m = 0, 1, 2 and the first `n_weighted` z, shape (3, w, w, s).
+
+        Parameters
+        ----------
+        coefficients
+            float64 array, one per column of z.
+        n_weighted
+            How many of the first columns of z to multiply by.
+        levels
+            The card's levels, in order.
+        column
+            The released column.
+        """
         z = [self.frame[f"z{place}"] for place in range(self.n_columns)]
         e = sum(float(coefficient) * z_ for coefficient, z_ in zip(coefficients, z, strict=True))
         sums = {f"{a}-{b}-{power}": z[a] * z[b] * e**power for a in range(n_weighted) for b in range(a + 1) for power in (1, 2)}
@@ -134,6 +167,17 @@ class Moments:
 def moments(frame: Frame, kept: Sequence[str], levels: Sequence[object], column: str) -> Moments:
     """Return the moments of kept numeric columns by released level; rows that lack one of them are left out.
 
+    Parameters
+    ----------
+    frame
+        The released rows.
+    kept
+        Numeric columns that were passed through.
+    levels
+        The card's levels of `column`, in order.
+    column
+        The released column.
+
     Raises
     ------
     SpecError
@@ -145,7 +189,7 @@ def moments(frame: Frame, kept: Sequence[str], levels: Sequence[object], column:
         raise SpecError("a slope needs numeric kept columns", "slope", "give numbers, or indicator columns of the categories")
     part = frame[[column, *kept]].rename(columns={column: "level", **dict(zip(kept, names, strict=True))})
     part = part.dropna(subset=names).astype(dict.fromkeys(names, "float64"))
-    totals = _reduced(part[names].assign(z0=1.0, **{f"{name}²": part[name] ** 2 for name in names}).sum())
+    totals = _reduce(part[names].assign(z0=1.0, **{f"{name}²": part[name] ** 2 for name in names}).sum())
     n = float(totals["z0"])
     centre = np.array([float(totals[name]) for name in names]) / max(n, 1.0)
     spread = np.sqrt(np.maximum(np.array([float(totals[f"{name}²"]) for name in names]) / max(n, 1.0) - centre**2, 0.0))
@@ -160,10 +204,10 @@ def moments(frame: Frame, kept: Sequence[str], levels: Sequence[object], column:
 
 def _sums_by_level(frame: Frame, terms: Mapping[str, Any], levels: Sequence[object], column: str) -> dict[str, Floats]:
     """Return each term's sum over the rows of each level."""
-    table = _reduced(frame[["level"]].assign(**terms).groupby("level", **_GROUPING).sum())
+    table = _reduce(frame[["level"]].assign(**terms).groupby("level", **_GROUPING).sum())
     codes = level_codes(table.index, levels, column)
-    return {name: _binned(codes, table[name].to_numpy(), len(levels)) for name in terms}
+    return {name: _bin(codes, table[name].to_numpy(), len(levels)) for name in terms}
 
 
-def _binned(codes: NDArray[np.int64], weights: Floats, n_levels: int) -> Floats:
+def _bin(codes: NDArray[np.int64], weights: Floats, n_levels: int) -> Floats:
     return np.bincount(codes, weights=weights, minlength=n_levels).astype(np.float64)

@@ -1,6 +1,7 @@
 """Fragments in, shards and manifests out, on any fsspec file system; no dask, no mathematics."""
 
-from dpdask.io.fragments import Fragment, InputTable, discover, read_batches
+from dpdask.io.fragment import Fragment
+from dpdask.io.fragments import InputTable, discover, read_batches
 from dpdask.io.manifest import Manifest
 from dpdask.io.shards import Shard, ShardWriter
 from dpdask.io.storage import Folder

@@ -10,16 +10,14 @@ import re
 import zlib
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from dpdask.errors import DataError, InputError
+from dpdask.io.fragment import Fragment
 from dpdask.schema import Column, Schema, arrow_type
-
-if TYPE_CHECKING:
-    from dpdask.io.fragments import Fragment
 
 _SAMPLE_BYTES = 2**16
 _BLOCK_BYTES = 2**22
@@ -29,15 +27,26 @@ _BAD_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[str, str, int, pa.Schema]:
     """Return a content digest, a version, the size, and the columns with their declared types.
 
-    The digest is of the size, the first and the last 64 KiB; the version adds what the file system says of the file (its
-    time or its ETag), so that a change in between is noticed too.
+    The digest covers the size, the first and the last 64 KiB. The version adds the file's time or ETag, so that a change in
+    between is noticed too.
+
+    Parameters
+    ----------
+    fs
+        The file system.
+    path
+        The file's path in it.
+    name
+        The file's name, for messages.
+    schema
+        The declared columns.
 
     Raises
     ------
     InputError
         If the file is empty or its header cannot be read.
     DataError
-        If its first line names no declared column; what stands there is not shown, for it may be a row.
+        If its first line names no declared column; the line is not shown, because it may be a row.
     """
     content, version = _versions(fs, path)
     try:
@@ -56,7 +65,7 @@ def _type_of(name: str, schema: Schema) -> pa.DataType:
 
 
 def csv_type(column: Column) -> pa.DataType:
-    """Return the Arrow type that a column of a CSV file is read as: the declared one, or what its domain implies.
+    """Return the Arrow type of a column in a CSV file: the declared type, or the one that its domain implies.
 
     A kept column without a `type` is text, which passes it through letter by letter.
     """
@@ -75,7 +84,23 @@ def csv_type(column: Column) -> pa.DataType:
 
 
 def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], types: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield a file's rows; an empty field is null."""
+    """Yield a file's rows; an empty field is null.
+
+    Parameters
+    ----------
+    fs
+        The file system.
+    path
+        The file's path in it.
+    fragment
+        The file as it was found when the run began.
+    columns
+        The columns to read.
+    types
+        Their Arrow types.
+    batch_rows
+        About how many rows a batch has.
+    """
     if _versions(fs, path)[1] != fragment.version:
         raise InputError("this file changed since the run began", fragment.name, "restore it and run again, or `dpdask abort` the run")
     convert = pa_csv.ConvertOptions(
@@ -96,7 +121,7 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
     except pa.ArrowException as error:  # its message holds the value: only the column's number is taken from it
         number = re.match(r"In CSV column #(\d+)", str(error))
         column = f"column {types.names[int(number[1])]!r}" if number else "a CSV file"
-        raise DataError("a line or a value cannot be read as its declared type", column, "mend the file, or the schema's `type`") from None
+        raise DataError("a line or a value cannot be read as its declared type", column, "correct the file, or the schema's `type`") from None
 
 
 def _versions(fs: Any, path: str) -> tuple[str, str]:

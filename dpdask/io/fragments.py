@@ -22,6 +22,7 @@ from fsspec.utils import glob_translate
 
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io import csv, parquet
+from dpdask.io.fragment import Fragment
 from dpdask.io.storage import storage_faults
 from dpdask.schema import Schema
 
@@ -31,50 +32,8 @@ _FOOTER_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fragment:
-    """One piece of the input that is read and randomised as a whole.
-
-    Attributes
-    ----------
-    id
-        32 hexadecimal digits.
-    url
-        The file.
-    name
-        The file's path inside the table, for messages.
-    format
-        `parquet` or `csv`.
-    row_group
-        Of a Parquet file; 0 for CSV.
-    n_rows
-        From the footer; None for CSV, which has none.
-    n_bytes
-        What is read, compressed.
-    version
-        A digest by which a changed file is noticed.
-    number
-        Its place in the table.
-    """
-
-    id: str
-    url: str
-    name: str
-    format: Literal["parquet", "csv"]
-    row_group: int
-    n_rows: int | None
-    n_bytes: int
-    version: str
-    number: int = 0
-
-    @property
-    def where(self) -> str:
-        """The fragment's place, for messages."""
-        return f"{self.name}, row group {self.row_group}" if self.format == "parquet" else self.name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InputTable:
-    """An input table as its file names and footers tell it.
+    """An input table, as described by its file names and footers.
 
     Attributes
     ----------
@@ -154,7 +113,7 @@ def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> It
     Raises
     ------
     InputError
-        If the file is missing, unreadable, or not what it was when the run began.
+        If the file is missing, unreadable, or changed since the run began.
     DataError
         If a CSV value cannot be read as its column's type.
     """
@@ -167,7 +126,15 @@ def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> It
 
 
 def takes_in(url: str, folder: str) -> bool:
-    """Return whether a table's URL takes in what is written to a folder, so that the next run would read it."""
+    """Return whether a table's URL includes the files written to a folder, so that the next run would read them.
+
+    Parameters
+    ----------
+    url
+        The table's URL; may be a glob.
+    folder
+        The URL of the folder that is written.
+    """
     if any(sign in url for sign in "*?["):
         written = f"{folder}/part-00000.parquet"
         return re.fullmatch(glob_translate(url.partition("://")[2]), written.partition("://")[2]) is not None

@@ -1,4 +1,4 @@
-"""The manifest: the list of a release's shards, whose appearance is the commit."""
+"""The manifest: the list of a release's shards. The release is committed when the manifest appears."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUCCESS_NAME = "_SUCCESS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a release consists of; safe to publish.
+    """The list of a release's files; safe to publish.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class Manifest:
     shards
         The shards, sorted by name.
     card_sha256
-        Of the release card.
+        SHA-256 of the release card.
     """
 
     job: str
@@ -41,7 +41,7 @@ class Manifest:
         return sum(shard.n_rows for shard in self.shards)
 
     def to_bytes(self) -> bytes:
-        """Return the manifest as canonical JSON: the same release, the same bytes."""
+        """Return the manifest as canonical JSON; the same release gives the same bytes."""
         content: dict[str, Any] = {"format": MANIFEST_FORMAT, "rows": self.n_rows, **asdict(self)}
         return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
 

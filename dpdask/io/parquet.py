@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from dpdask.errors import InputError
-
-if TYPE_CHECKING:
-    from dpdask.io.fragments import Fragment
+from dpdask.io.fragment import Fragment
 
 _TAIL_BYTES = 2**16
 _MAGIC = b"PAR1"
@@ -23,6 +21,15 @@ def footer(fs: Any, path: str, name: str) -> tuple[str, Any]:
     """Return a digest of the file's size and footer, and the parsed footer.
 
     The footer holds every column chunk's place and size, so a rewritten file has another digest.
+
+    Parameters
+    ----------
+    fs
+        The file system.
+    path
+        The file's path in it.
+    name
+        The file's name, for messages.
 
     Raises
     ------
@@ -51,7 +58,21 @@ def plain_schema(metadata: Any) -> pa.Schema:
 
 
 def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield a row group's rows, after checking that the file is still the one whose footer was read first."""
+    """Yield a row group's rows, after checking that the file is still the one whose footer was read first.
+
+    Parameters
+    ----------
+    fs
+        The file system.
+    path
+        The file's path in it.
+    fragment
+        The row group as it was found when the run began.
+    columns
+        The columns to read.
+    batch_rows
+        The most rows of a batch.
+    """
     digest, metadata = footer(fs, path, fragment.name)
     if digest != fragment.version:
         raise InputError("this file changed since the run began", fragment.name, "restore it and run again, or `dpdask abort` the run")

@@ -22,6 +22,13 @@ def row_group_ranges(table: InputTable, columns: Iterable[str]) -> Mapping[str, 
 
     Row groups that hold only nulls have no range. Only footers are read; CSV files have none.
 
+    Parameters
+    ----------
+    table
+        The table that was found.
+    columns
+        The columns to look at.
+
     Raises
     ------
     InputError

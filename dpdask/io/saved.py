@@ -1,4 +1,4 @@
-"""A fitted release saved in a folder with its card, which holds the release's digest: the two come back together or not at all."""
+"""A fitted release saved in a folder with its card. The card holds the release's digest, so both are loaded together or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIGEST = "sha256"
 
 
 def save_release(place: Folder, name: str, data: bytes, card: Mapping[str, Any]) -> None:
-    """Write a release, then its card, which tells that the release is whole; nothing is overwritten.
+    """Write a release, then its card, which marks the release as complete; nothing is overwritten.
 
     Parameters
     ----------
@@ -44,10 +44,17 @@ def save_release(place: Folder, name: str, data: bytes, card: Mapping[str, Any])
 def load_release(place: Folder, name: str) -> tuple[bytes, dict[str, Any]]:
     """Return a release and its card, as `save_release` wrote them.
 
+    Parameters
+    ----------
+    place
+        The folder of the release.
+    name
+        The release's file name in it.
+
     Raises
     ------
     InputError
-        If either is missing, or the card is none, or that of another release.
+        If either is missing, or the card is invalid or of another release.
     """
     data = place.read(name)
     try:

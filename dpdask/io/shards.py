@@ -39,7 +39,7 @@ class Shard:
 
 
 class _HashingSink:
-    """A file that hashes what is written to it."""
+    """A file that hashes its content while it is written."""
 
     closed = False
 
@@ -54,14 +54,14 @@ class _HashingSink:
         return self._file.write(data)
 
     def let_go(self) -> None:
-        """Take no more: what is written from now on is lost."""
+        """Ignore all further writes."""
         self._file = io.BytesIO()
 
     def flush(self) -> None:
         self._file.flush()
 
     def close(self) -> None:
-        """Leave the file open: whoever opened it makes it appear."""
+        """Leave the file open; its opener closes it."""
 
 
 def _is_whole(type_: pa.DataType) -> bool:
@@ -91,7 +91,7 @@ class ShardWriter:
         self._pending: list[pa.RecordBatch] = []
         self._n_pending = self._n_rows = 0
         self._stack = ExitStack()
-        self._sink = _HashingSink(self._stack.enter_context(folder.replacing(name)))
+        self._sink = _HashingSink(self._stack.enter_context(folder.open_replacement(name)))
         # Parquet writes page by page; a buffer spares as many calls back into Python
         self._file = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _BUFFER_BYTES)
         whole = {field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type) and field.name not in few_valued}
@@ -122,7 +122,7 @@ class ShardWriter:
         self._n_pending -= n_rows
 
     def close(self) -> Shard:
-        """Write what is left and make the shard appear."""
+        """Write the remaining rows and make the shard appear."""
         if self._n_pending:
             self._flush(self._n_pending)
         self._writer.close()
@@ -131,7 +131,7 @@ class ShardWriter:
         return Shard(name=self._name, n_rows=self._n_rows, n_bytes=self._sink.n_bytes, sha256=self._sink.digest.hexdigest())
 
     def discard(self, error: BaseException) -> None:
-        """Remove what was written of the shard."""
+        """Remove the unfinished shard."""
         self._sink.let_go()
         with suppress(pa.ArrowException, OSError, ValueError):  # else it writes its footer when it is collected
             self._writer.close()

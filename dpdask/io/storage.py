@@ -23,7 +23,7 @@ _REMOVALS = 10
 
 @contextmanager
 def storage_faults(where: str) -> Iterator[None]:
-    """Turn what a file system raises into an error with an exit code; the messages of libraries are not passed on.
+    """Turn a file system's exceptions into errors with an exit code; the messages of libraries are not passed on.
 
     Raises
     ------
@@ -51,6 +51,13 @@ def absolute_url(path: str, base: Path | None = None) -> str:
     """Return a path or URL as a URL; a relative local path is relative to `base` (or the working directory).
 
     Nothing is percent-encoded: fsspec takes `%20` for three characters, and `*` for a glob.
+
+    Parameters
+    ----------
+    path
+        A path, absolute or relative, or a URL.
+    base
+        The folder of relative paths; the working directory if None.
     """
     if path.startswith(("file://", "local://")):
         path = path.partition("://")[2]
@@ -95,19 +102,27 @@ class Folder:
         return Folder(f"{self.url}/{name}")
 
     def sibling(self, prefix: str, suffix: str) -> Folder:
-        """Return the folder beside this one whose name is `prefix` + this one's + `suffix`."""
+        """Return the folder beside this one whose name is `prefix` + this one's + `suffix`.
+
+        Parameters
+        ----------
+        prefix
+            Put before this folder's name.
+        suffix
+            Put after this folder's name.
+        """
         parent, _, name = self.url.rpartition("/")
         return Folder(f"{parent}/{prefix}{name}{suffix}")
 
     def exists(self, name: str = "") -> bool:
-        """Return whether the folder, or a file in it, is there; a store that does not answer raises, and is never taken for a no."""
+        """Return whether the folder, or a file in it, exists; a store that does not answer raises."""
         fs, path = self._resolve(name)
         with storage_faults(path):
             fs.invalidate_cache()
             if self.is_local:
                 return bool(fs.exists(path))
             try:
-                fs.info(path)  # many file systems' own `exists` takes any failure for a no
+                fs.info(path)  # the `exists` of many file systems returns False on any failure
             except FileNotFoundError:
                 return False
             return True
@@ -120,7 +135,7 @@ class Folder:
             return bool(fs.isfile(path))
 
     def names(self) -> list[str]:
-        """Return the names of what is directly in the folder, sorted; none if it is not there."""
+        """Return the names of the folder's direct contents, sorted; none if the folder does not exist."""
         fs, path = self._resolve()
         with storage_faults(path):
             fs.invalidate_cache()
@@ -158,12 +173,30 @@ class Folder:
             return bytes(fs.cat_file(path))
 
     def write(self, name: str, data: bytes, *, private: bool = False) -> None:
-        """Write a file so that it is there whole or not at all; a private one has mode 0600, where there are modes."""
-        with self.replacing(name, mode=0o600 if private else 0o666) as file:
+        """Write a file atomically; a private one has mode 0600, where there are modes.
+
+        Parameters
+        ----------
+        name
+            The file's name in this folder.
+        data
+            Its content.
+        private
+            Whether only the owner may read it.
+        """
+        with self.open_replacement(name, mode=0o600 if private else 0o666) as file:
             file.write(data)
 
     def claim(self, name: str, data: bytes) -> bytes:
-        """Write a private file unless it is there, and return what it then holds: whoever comes first decides."""
+        """Write a private file unless it exists, and return its content: the first writer decides.
+
+        Parameters
+        ----------
+        name
+            The file's name in this folder.
+        data
+            Its content, if the file does not exist yet.
+        """
         if self.exists(name):
             return self.read(name)
         fs, path = self._resolve(name)
@@ -183,8 +216,16 @@ class Folder:
         return self.read(name)
 
     @contextmanager
-    def replacing(self, name: str, mode: int = 0o666) -> Iterator[IO[bytes]]:
-        """Open a file to write that appears under its name when the block ends well, and not at all otherwise."""
+    def open_replacement(self, name: str, mode: int = 0o666) -> Iterator[IO[bytes]]:
+        """Open a file to write; it appears under its name when the block succeeds, and not at all otherwise.
+
+        Parameters
+        ----------
+        name
+            The file's name in this folder.
+        mode
+            Its permissions, where there are modes.
+        """
         fs, path = self._resolve(name)
         if not self.is_local:
             # whole, in one call: an fsspec transaction is its file system's, and of two files open in it one would be lost
@@ -213,19 +254,19 @@ class Folder:
             return fs.open(path, "rb")  # type: ignore[no-any-return]  # fsspec is untyped
 
     def remove(self, name: str = "") -> None:
-        """Remove a file, or the folder with all that is in it; nothing happens if it is not there."""
+        """Remove a file, or the folder with its contents; nothing happens if it does not exist."""
         fs, path = self._resolve(name)
         with storage_faults(path):
             for _ in range(_REMOVALS):
                 fs.invalidate_cache()
                 if not fs.exists(path):
                     return
-                with suppress(FileNotFoundError):  # another driver, or a worker that was thought lost, is at the same files
+                with suppress(FileNotFoundError):  # another driver, or a worker believed lost, uses the same files
                     fs.rm(path, recursive=not name)
                     return
 
     def level_times(self) -> None:
-        """Give all files one time, where files have times that can be set: they tell nothing of the order of writing."""
+        """Give all files the same modification time, where it can be set, so that times do not reveal the order of writing."""
         if self.is_local:
             now = time.time()
             for path in self.local_path.rglob("*"):

@@ -9,7 +9,7 @@ from dpdask.jobs.spec import Job
 from dpdask.stats.order import ColumnOrder
 
 
-def sorted_warnings(job: Job, told: Told, n_shards: int) -> tuple[str, ...]:
+def list_sorted_warnings(job: Job, told: Told, n_shards: int) -> tuple[str, ...]:
     """Return the warnings after a run: about private columns that were sorted in the input, as the rows showed.
 
     Parameters
@@ -23,7 +23,7 @@ def sorted_warnings(job: Job, told: Told, n_shards: int) -> tuple[str, ...]:
     """
     found = [name for name, order in told.order.items() if order.is_sorted]
     private = [name for name in found if name in job.schema.privatised]
-    places = [f"column {name!r} is sorted in the input: {_place(job)}" for name in private if job.kind.order == "keep" or n_shards > 1]
+    places = [f"column {name!r} is sorted in the input: {_place(job)}" for name in private if job.order == "keep" or n_shards > 1]
     numbers = [
         f"the kept column {kept!r} is sorted in the input, and so is {name!r}: {kept!r} reveals the position of each row, and so roughly what its "
         f"{name!r} was, in whatever order rows are released; drop the column, or shuffle the table and renumber its rows"
@@ -34,17 +34,24 @@ def sorted_warnings(job: Job, told: Told, n_shards: int) -> tuple[str, ...]:
     return (*places, *numbers)
 
 
-def footer_warnings(job: Job, table: InputTable) -> tuple[str, ...]:
+def list_footer_warnings(job: Job, table: InputTable) -> tuple[str, ...]:
     """Return the warnings before a run: about private columns by which the row groups of the input are sorted.
 
     Only footers are read. If a footer has no statistics for a column, there is no warning about it.
+
+    Parameters
+    ----------
+    job
+        The job.
+    table
+        Its input.
 
     Raises
     ------
     InputError
         If a file is missing or unreadable.
     """
-    if job.kind.order is None or len(table.fragments) < 2:
+    if job.order is None or len(table.fragments) < 2:
         return ()
     found = row_group_ranges(table, job.schema.privatised)
     parts = {name: [ColumnOrder.of_range(low, high) for low, high in ranges] for name, ranges in found.items()}
@@ -54,6 +61,6 @@ def footer_warnings(job: Job, table: InputTable) -> tuple[str, ...]:
 
 def _place(job: Job) -> str:
     """Return what the order of the rows reveals about a sorted column, and the hint."""
-    if job.kind.order == "keep":
+    if job.order == "keep":
         return "a row's position reveals roughly what its value was, whatever the noise; set output.order: shuffled, or shuffle the table first"
     return "the rows of one shard had similar values, and their released values together reveal roughly which; shuffle the table before the run"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dpdask.io.fragments import InputTable, discover
+from dpdask.engine.shuffle import limit_shard_rows
 from dpdask.io.storage import Folder
-from dpdask.jobs import charging
-from dpdask.jobs.ordering import footer_warnings
+from dpdask.jobs.keys import raises_in_keys
+from dpdask.jobs.ordering import list_footer_warnings
 from dpdask.jobs.spec import Job
+from dpdask.jobs.tables import JobTable, open_table
 
 _COMMIT = "commit: all shards appear at once, with manifest and release card; the run key is destroyed"
 
@@ -23,13 +25,13 @@ class Plan:
     name
         The job's name.
     n_fragments, n_rows, n_bytes
-        Of the input; the rows are None where files have no footers (CSV).
+        The size of the input; the rows are None for files without footers (CSV).
     stages
         In order, in words.
     epsilons
-        What each privatised column of one released row may cost; empty where no row is.
+        What each privatised column of one released row may cost; empty if no row is released.
     reference_epsilons
-        What each noisy histogram costs, where there are any.
+        What each noisy histogram costs, if there are any.
     ledger
         The dataset's ε spent before and after the run, its limit, whether the run fits, and the share of the rows that have no
         ε in some run, before and after this one; None without a ledger.
@@ -40,7 +42,7 @@ class Plan:
     guarantee
         Who is protected by what, and who is not.
     released_rows
-        About how many rows come out; None where no footer tells, or units are bounded.
+        About how many rows are released; None if no footer tells, or if units are bounded.
     n_shards
         At most how many shards, or None.
     output
@@ -74,6 +76,7 @@ class Plan:
         return asdict(self)
 
 
+@raises_in_keys
 def plan_job(job: Job) -> Plan:
     """Return the plan of a job; it reads footers, never rows.
 
@@ -82,34 +85,108 @@ def plan_job(job: Job) -> Plan:
     InputError, DataError
         If the input cannot be found, or its columns are not those declared.
     """
-    table = discover(job.input_url, job.schema)
-    job.kind.check(table.schema, Folder(job.output_url))
-    expected = job.kind.expect(table, job.file.output.rows_per_shard)
+    opened = open_table(job, Folder(job.output_url))
+    table, mechanism = opened.table, opened.mechanism
+    expected = expect(job, opened)
     return Plan(
         name=job.file.name,
         n_fragments=len(table.fragments),
         n_rows=table.n_rows,
         n_bytes=table.n_bytes,
         stages=(*expected.stages, _COMMIT),
-        epsilons=dict(job.kind.spending.row),
-        reference_epsilons=dict(job.kind.spending.reference),
-        ledger=_ledger(job, table),
+        epsilons=dict(mechanism.spending.row),
+        reference_epsilons=dict(mechanism.spending.reference),
+        ledger=_ledger(job, opened),
         outside={
             name: column.outside_in_words for name, column in job.schema.columns.items() if column.role == "privatise" and column.outside != "refuse"
         },
         kept=job.schema.kept,
         dropped=tuple(name for name, column in job.schema.columns.items() if column.role == "drop"),
-        guarantee=job.kind.guarantee,
+        guarantee=mechanism.guarantee(job.file.output.order),
         released_rows=expected.n_rows,
         n_shards=expected.n_shards,
         output=job.output_url,
         insecure=job.file.insecure_seed is not None,
-        warnings=(*expected.warnings, *(() if charging.is_strict(job) else footer_warnings(job, table))),
+        warnings=(*expected.warnings, *(() if job.account.is_strict else list_footer_warnings(job, table))),
     )
 
 
-def _ledger(job: Job, table: InputTable) -> dict[str, Any] | None:
-    found = charging.balances(job, table)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a run would do, as far as footers tell.
+
+    Attributes
+    ----------
+    stages
+        In order, in words; without the commit, which is every run's last.
+    n_rows
+        About how many rows come out, or None.
+    n_shards
+        At most how many shards, or None.
+    warnings
+        What a steward should think of before the run.
+    """
+
+    stages: tuple[str, ...]
+    n_rows: int | None
+    n_shards: int | None
+    warnings: tuple[str, ...]
+
+
+def expect(job: Job, opened: JobTable) -> Expected:
+    """Return what a run on a table would do; no row is read.
+
+    Parameters
+    ----------
+    job
+        The job.
+    opened
+        Its input.
+    """
+    mechanism, table, work = opened.mechanism, opened.table, opened.work
+    stages = (*work.unit_stages, *mechanism.stages(work.columns, uncounted=table.n_rows is None))
+    n_rows, n_shards = _count_rows(job, opened) if mechanism.releases_rows else _count_records(job, opened)
+    return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=mechanism.cautions(opened.work.columns, opened.public_rows))
+
+
+def _count_records(job: Job, opened: JobTable) -> tuple[int | None, int | None]:
+    n_rows = opened.mechanism.n_expected(opened.public_rows)
+    return n_rows, None if n_rows is None else -(-n_rows // job.file.output.rows_per_shard)
+
+
+def _count_rows(job: Job, opened: JobTable) -> tuple[int | None, int | None]:
+    n_rows, work = opened.table.n_rows, opened.work
+    if n_rows is None:
+        return None, None
+    per_shard = limit_shard_rows(opened.mechanism.find_written(work.released), job.file.output.rows_per_shard, job.file.output.order)
+    fraction = None if work.unit is not None else work.fraction  # how many rows the units have decides, and no footer tells
+    n_shards = most_shards(n_rows, fraction, len(opened.table.fragments), per_shard)
+    return (None if work.unit is not None else round(n_rows * (1 - (fraction or 0.0)))), n_shards
+
+
+def most_shards(n_rows: int, fraction: float | None, n_fragments: int, per_shard: int) -> int:
+    """Return how many shards `lay_out` makes at most; with a hold-out, but for a chance of exp(-40) (Hoeffding).
+
+    Two neighbouring tasks hold more than a shard together, or read more than four shards' rows, so there are fewer than
+    twice as many tasks as that fills; cutting the large ones adds at most one shard for each full one.
+
+    Parameters
+    ----------
+    n_rows
+        The rows of the table.
+    fraction
+        Which of them are held out, or None.
+    n_fragments
+        How many fragments they are in.
+    per_shard
+        The most rows of a shard.
+    """
+    most = n_rows if fraction is None else min(n_rows, math.ceil(n_rows * (1 - fraction) + math.sqrt(20 * n_rows)))
+    return min(n_fragments, 2 * -(-most // per_shard) + 2 * -(-n_rows // (4 * per_shard))) + most // per_shard
+
+
+def _ledger(job: Job, opened: JobTable) -> dict[str, Any] | None:
+    found = job.account.compute_balances(opened.sample_place)
     if found is None:
         return None
     before, after = found

@@ -1,26 +1,29 @@
-"""A run as a resumable state machine: run it again after a crash and it writes the same bytes."""
+"""A run as a resumable state machine (docs/explanation/design.md, The life of a run): run it again after a crash and it writes the same bytes."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from dpdask.engine.account import settle
 from dpdask.engine.compute import Progress
-from dpdask.engine.randomise import Staged
+from dpdask.engine.fit import Fitted, fit, load
+from dpdask.engine.shuffle import lay_out_rows
 from dpdask.engine.told import Told
-from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
-from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, InternalError, OutputError, SpecError
-from dpdask.io.fragments import InputTable, discover
+from dpdask.engine.work import NOISY_NAME, RELEASE_NAME, make_table_work
+from dpdask.engine.write import RowTask, Staged, Task, list_record_tasks, write_all
+from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
-from dpdask.jobs import charging
-from dpdask.jobs.kinds import Fitted
-from dpdask.jobs.ordering import sorted_warnings
+from dpdask.jobs.keys import raises_in_keys
+from dpdask.jobs.ordering import list_sorted_warnings
+from dpdask.jobs.plan import expect
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
-from dpdask.mechanisms.dip.card import with_dataset
+from dpdask.jobs.tables import JobTable, open_table
+from dpdask.mechanisms.card import make_card
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,7 @@ class Outcome:
     told: Told = field(default_factory=Told)
 
 
+@raises_in_keys
 def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     """Run a job, or go on with it, or find it finished.
 
@@ -80,29 +84,28 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     warnings are for the steward only.
     """
     state = RunState(Folder(job.output_url))
-    finished = _finished(job, state)
+    finished = _find_finished(job, state)
     if finished is not None:
         return finished
-    unfinished = _unfinished(job, state)
-    charging.check_room(job, None if unfinished is None else unfinished.run_id)
-    table = discover(job.input_url, job.schema)
-    job.kind.check(table.schema, state.folder)
-    if table.n_rows == 0 and not job.kind.n_rows_private:
+    unfinished = _find_unfinished(job, state)
+    job.account.check_room(None if unfinished is None else unfinished.run_id)
+    opened = open_table(job, state.folder)
+    if opened.public_rows == 0:
         raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
-    warnings = job.kind.expect(table, job.file.output.rows_per_shard).warnings
+    warnings = expect(job, opened).warnings
     with state.lock():
-        finished = _finished(job, state)
+        finished = _find_finished(job, state)
         if finished is not None:
             return finished
         try:
-            outcome = _advance(job, state, table, progress)
-            return dataclasses.replace(outcome, warnings=(*warnings, *outcome.warnings))
+            outcome = _advance(job, state, opened, progress)
+            return replace(outcome, warnings=(*warnings, *outcome.warnings))
         except DpdaskError as error:
             _fail(job, state, error)
             raise
 
 
-def _finished(job: Job, state: RunState) -> Outcome | None:
+def _find_finished(job: Job, state: RunState) -> Outcome | None:
     """Return the outcome of a committed run of this job, cleaning up what its driver could not.
 
     Raises
@@ -122,12 +125,12 @@ def _finished(job: Job, state: RunState) -> Outcome | None:
     if state.folder.exists():
         reached = state.read()
         if reached is not None and reached.job == job.digest:
-            charging.commit(job, reached.run_id, reached.release_sha256)
+            job.account.commit(reached.run_id, reached.release_sha256)
         state.remove()
     return Outcome(status="already released", output=job.output_url, manifest=manifest)
 
 
-def _unfinished(job: Job, state: RunState) -> Progressed | None:
+def _find_unfinished(job: Job, state: RunState) -> Progressed | None:
     """Return the state of this job's unfinished run, or None."""
     reached = state.read()
     return reached if reached is not None and reached.job == job.digest else None
@@ -138,14 +141,14 @@ def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
     if isinstance(error, OutputError) or Manifest.read(state.output) is not None:
         return  # the state belongs to another run; or the release is published, and only the ledger's commit is missing
     drawn = not _nothing_drawn(state, job)
-    refused = isinstance(error, SpecError | DataError) or (isinstance(error, InternalError) and not drawn)
-    if not refused and not isinstance(error, BudgetError) and (drawn or charging.is_strict(job)):
+    settlement = settle(error, drawn=drawn, strict=job.account.is_strict)
+    if settlement == "keep" and not isinstance(error, BudgetError):
         return
-    reached = _unfinished(job, state)
-    if reached is not None and refused:
-        charging.refuse(job, reached.run_id, reached.sample, drawn=drawn)
-    elif reached is not None and not drawn:
-        charging.void(job, reached.run_id)
+    reached = _find_unfinished(job, state)
+    if reached is not None and settlement == "refuse":
+        job.account.refuse(reached.run_id, reached.sample, drawn=drawn)
+    elif reached is not None and settlement == "void":
+        job.account.void(reached.run_id)
     state.remove()
 
 
@@ -167,7 +170,7 @@ def _charge(job: Job, state: RunState, reached: Progressed) -> None:
         If the run drew its noise before: its folder is an old copy, and would draw it a second time.
     """
     try:
-        entry = charging.intend(job, reached.run_id, reached.sample)
+        entry = job.account.intend(reached.run_id, reached.sample)
     except SpecError as error:
         if _nothing_drawn(state, job):
             raise
@@ -175,10 +178,10 @@ def _charge(job: Job, state: RunState, reached: Progressed) -> None:
     if entry is None or entry.kind == "intend":
         return
     if reached.stage == "opened" or entry.release not in ("", reached.release_sha256):
-        raise _copied(job)
+        raise _copy_error(job)
 
 
-def _copied(job: Job) -> OutputError:
+def _copy_error(job: Job) -> OutputError:
     what = "this run drew its noise before; its hidden folder is an old copy, and would draw new noise without a new charge"
     return OutputError(what, job.file.output.path, "`dpdask abort` it; a new run is charged again")
 
@@ -192,9 +195,9 @@ def _record_draw(job: Job, reached: Progressed) -> None:
         If the run drew other noise before, in another copy of its folder.
     """
     try:
-        charging.draw(job, reached.run_id, reached.release_sha256)
+        job.account.record_draw(reached.run_id, reached.release_sha256)
     except SpecError:
-        raise _copied(job) from None
+        raise _copy_error(job) from None
 
 
 def _publishing(state: RunState) -> bool:
@@ -205,37 +208,37 @@ def _publishing(state: RunState) -> bool:
     return reached is not None and reached.stage == "staged"
 
 
-def _advance(job: Job, state: RunState, table: InputTable, progress: Progress | None) -> Outcome:
+def _advance(job: Job, state: RunState, opened: JobTable, progress: Progress | None) -> Outcome:
+    table = opened.table
     reached = state.read()
-    if reached is not None and reached.job == job.digest and charging.was_refused(job, reached.run_id):
+    if reached is not None and reached.job == job.digest and job.account.was_refused(reached.run_id):
         state.remove()  # as the driver that refused its rows was about to do
         reached = None
     if reached is None:
-        reached = state.open(job.digest, table.fingerprint, job.file.insecure_seed, charging.holdout_of(job, table))
+        reached = state.open(job.digest, table.fingerprint, job.file.insecure_seed, job.account.find_holdout(opened.sample_place))
     if reached.job != job.digest:
         raise OutputError("a run of another job is staged for this output", job.file.output.path, "`dpdask abort` it, or choose another output.path")
     if reached.input != table.fingerprint:
         raise InputError("the input changed since the run began", job.file.input.path, "restore it and run again, or `dpdask abort` the run")
-    strict = charging.is_strict(job)
+    strict = job.account.is_strict
     if reached.stage == "opened":
         if strict:
             _charge(job, state, reached)  # rows are read from here on, and a refusal costs as much as a release
-        reached = _fit(job, state, table, reached, progress)
+        reached = _fit(job, state, opened, reached, progress)
     else:
         _charge(job, state, reached)  # already charged, unless the job got its ledger, or another one, since then
     _record_draw(job, reached)
     publish = state.publish(reached.run_id)
-    actions = state.actions(reached.run_id)
-    staged = job.kind.write(table, reached.fitted, state.folder, publish, actions, job.file.output.rows_per_shard, progress)
-    manifest = _stage_meta(job, state, table, reached, staged)
-    state.write(dataclasses.replace(reached, stage="staged"))
+    staged = _write(job, opened, reached.fitted, publish, state.actions(reached.run_id), progress)
+    manifest = _stage_meta(job, state, opened, reached, staged)
+    state.write(replace(reached, stage="staged"))
     _sweep(publish, manifest)
     publish.level_times()
     publish.move_to(state.output)
-    charging.commit(job, reached.run_id, reached.release_sha256)
+    job.account.commit(reached.run_id, reached.release_sha256)
     state.remove()
     told = Told() if strict else _told(reached.fitted, staged)  # with a strict ledger, nobody is told
-    warnings = sorted_warnings(job, told, len(manifest.shards))
+    warnings = list_sorted_warnings(job, told, len(manifest.shards))
     return Outcome(status="released", output=job.output_url, manifest=manifest, warnings=warnings, told=told)
 
 
@@ -255,29 +258,53 @@ def _sweep(publish: Folder, manifest: Manifest) -> None:
             publish.child(META).remove(name)
 
 
-def _fit(job: Job, state: RunState, table: InputTable, reached: Progressed, progress: Progress | None) -> Progressed:
+def _fit(job: Job, state: RunState, opened: JobTable, reached: Progressed, progress: Progress | None) -> Progressed:
     """Bring a run over its barrier: charged before any noise, and recorded once the fitted release is written."""
-    charged = False
-
-    def charge() -> None:
-        nonlocal charged
-        _charge(job, state, reached)  # from here on the run stays charged, unless nobody saw anything of it
-        charged = True
-
-    fitted = job.kind.fit(table, state.folder, charge, progress, insecure=job.file.insecure_seed is not None)
-    if not charged:
-        raise InternalError("this mechanism drew its noise without a charge", job.file.name, "report it")
+    work = make_table_work(opened.mechanism, opened.table.schema, state.folder)  # the keys are there now
+    fitted, _ = fit(
+        opened.mechanism,
+        opened.source,
+        work,
+        lambda: _charge(job, state, reached),  # from here on the run stays charged, unless nobody saw anything of it
+        public=opened.public_table(),
+        insecure=job.file.insecure_seed is not None,
+        progress=progress,
+    )
     reached = reached.with_fitted(fitted)
     state.write(reached)
     return reached
 
 
-def _stage_meta(job: Job, state: RunState, table: InputTable, reached: Progressed, staged: Staged) -> Manifest:
-    card = job.kind.card(table, reached.fitted, state.folder, insecure=job.file.insecure_seed is not None)
-    card = with_dataset(card, charging.coverage_until(job, reached.run_id))
+def _write(job: Job, opened: JobTable, fitted: Fitted, publish: Folder, actions: Folder, progress: Progress | None) -> Staged:
+    """Stage every shard and return them by name; doing it twice changes nothing."""
+    mechanism, output = opened.mechanism, job.file.output
+    work = make_table_work(mechanism, opened.table.schema, opened.work.secrets)
+    work = replace(opened, work=work).with_bounds(fitted)
+    tasks: Sequence[Task]
+    if mechanism.releases_rows:
+        laid_out = lay_out_rows(
+            opened.table.fragments, fitted.n_released, output.rows_per_shard, mechanism.find_written(work.released), output.order, work.key()
+        )
+        tasks = [RowTask(shards) for shards in laid_out]
+    else:
+        tasks = list_record_tasks(fitted.n_released[0], output.rows_per_shard)
+    return write_all(tasks, work, fitted.release_sha256, mechanism.release_type, publish, actions, progress)
+
+
+def _stage_meta(job: Job, state: RunState, opened: JobTable, reached: Progressed, staged: Staged) -> Manifest:
+    fitted, mechanism = reached.fitted, opened.mechanism
+    section = mechanism.section(
+        load(state.folder, fitted.release_sha256, mechanism.release_type),
+        opened.work.columns,
+        n_rows=opened.public_rows,
+        n_released=sum(fitted.n_released),
+        order=job.file.output.order,
+    )
+    card = make_card(section, name=job.file.name, insecure=job.file.insecure_seed is not None)
+    data = card.with_dataset(job.account.coverage_until(reached.run_id)).to_bytes()
     publish = state.publish(reached.run_id)
-    publish.write(CARD_NAME, card)
-    manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(card).hexdigest())
+    publish.write(CARD_NAME, data)
+    manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(data).hexdigest())
     publish.write(MANIFEST_NAME, manifest.to_bytes())
     publish.write(SUCCESS_NAME, b"")
     return manifest

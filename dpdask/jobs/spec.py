@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from dpdask.documents import Document, parse_value, parse_yaml, validate
+from dpdask.engine.account import Account, LedgerPlace
 from dpdask.errors import SpecError
 from dpdask.io.fragments import takes_in
 from dpdask.io.storage import absolute_url
-from dpdask.jobs.kinds import Mechanism, Parts, Setting, Terms, kind_of, spends
+from dpdask.jobs.keys import raises_in_keys
+from dpdask.mechanisms.mechanism import Spec
+from dpdask.mechanisms.registry import bind, spec_union
 from dpdask.privacy import Budget
 from dpdask.privacy.order import RowOrder
 from dpdask.schema import Schema
@@ -50,13 +52,6 @@ class Cluster(Document):
     insecure: bool = False
 
 
-class LedgerPlace(Document):
-    """The dataset that the job is charged to, and the database that holds its budget: SQLite or PostgreSQL."""
-
-    url: str = Field(min_length=1)
-    dataset: str = Field(min_length=1)
-
-
 class JobFile(Document):
     """A job as it stands in its file; `privacy` and `ledger` belong to mechanisms that spend a budget."""
 
@@ -65,10 +60,15 @@ class JobFile(Document):
     output: Output
     schema_path: str = Field(alias="schema", min_length=1)
     privacy: Budget | None = None
-    mechanism: Mechanism
+    mechanism: Spec
     ledger: LedgerPlace | None = None
     cluster: Cluster = Cluster()
     insecure_seed: int | None = None
+
+
+def job_file_type() -> type[JobFile]:
+    """Return the model of a job file that can name every registered mechanism."""
+    return create_model("JobFile", __base__=JobFile, mechanism=(spec_union(), ...))
 
 
 class Job:
@@ -85,8 +85,8 @@ class Job:
 
     Attributes
     ----------
-    kind
-        The mechanism: what it charges, promises, computes and writes.
+    mechanism
+        The mechanism on the schema, under the budget.
 
     Raises
     ------
@@ -94,71 +94,84 @@ class Job:
         If the parts of the job do not fit each other.
     """
 
+    @raises_in_keys
     def __init__(self, file: JobFile, schema: Schema, base: Path) -> None:
         check_promise(file, file.name)
         self.file, self.schema = file, schema
         self.input_url = absolute_url(file.input.path, base)
         self.output_url = absolute_url(file.output.path, base)
-        if not schema.privatised:
-            raise SpecError("the schema privatises no column", file.schema_path, "give at least one column the role privatise")
         if takes_in(self.input_url, self.output_url):
             raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
-        self._check_unit()
+        self._check_bucket()
         check_seed(file)
-        self.ledger = file.ledger and file.ledger.model_copy(update={"url": _beside(file.ledger.url, base)})
-        self.kind = kind_of(file.mechanism, self._terms(base))
+        schema.check_privatised(file.schema_path)
+        self.ledger = file.ledger and file.ledger.resolve(base)
+        self._public_urls: dict[str, str] = {}
+        self.mechanism = bind(file.mechanism, schema, file.privacy).place_paths(lambda parameter, path: self._place(parameter, path, base))
 
-    def _terms(self, base: Path) -> Setting:
-        file = self.file
-        place, order = self.output_url, file.output.order
-        setting = Setting(name=file.name, schema=self.schema, base=base, input_path=file.input.path, output_url=place, order=order)
-        if file.privacy is None:
-            return setting
-        return Terms(budget=file.privacy, **{field.name: getattr(setting, field.name) for field in fields(setting)})
-
-    def _check_unit(self) -> None:
-        unit = self.file.privacy.unit_column if self.file.privacy is not None else None
-        if unit is not None and (unit.column not in self.schema.columns or self.schema.columns[unit.column].role == "privatise"):
-            raise SpecError(
-                "the unit's column must be declared, and kept or dropped", f"privacy.unit.column {unit.column!r}", "correct one of the two"
-            )
+    def _check_bucket(self) -> None:
         place, _, rest = self.output_url.partition("://")
         if place in _BUCKETS and "/" not in rest:
             raise SpecError("a bucket itself cannot be the output: the run's state lies beside it", "output.path", "name a folder in it")
 
+    def _place(self, parameter: str, path: str, base: Path) -> str:
+        """Return the URL of a public table; it is an input too, so the output may not lie in it."""
+        url = absolute_url(path, base)
+        if takes_in(url, self.output_url):
+            raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
+        if takes_in(url, self.input_url) or takes_in(self.input_url, url):
+            what = "the public table and the private one are in each other, so rows that are to be protected would be their own reference"
+            raise SpecError(what, f"`{parameter}`", "name another table")
+        self._public_urls[parameter] = url
+        return url
+
     @property
-    def spending(self) -> Parts:
-        """How ε is shared, as far as it is shared by name."""
-        return self.kind.spending
+    def account(self) -> Account:
+        """The mechanism with the dataset that it is charged to."""
+        return Account(mechanism=self.mechanism, place=self.ledger)
+
+    @property
+    def order(self) -> RowOrder | None:
+        """The order of the released rows; None if no row of the input is released."""
+        return self.file.output.order if self.mechanism.releases_rows else None
 
     @property
     def digest(self) -> str:
-        """A digest of all that decides the output's bytes, but for the input's content.
+        """A digest of everything that decides the output's bytes except the input's content.
 
         The cluster is left out, because the same job on another scheduler is the same job. Also left out are the ledger, the
         output's path, and `order` if it is not `shuffled`.
         """
-        place = {"path"} if self.kind.order == "shuffled" else {"path", "order"}
+        place = {"path"} if self.order == "shuffled" else {"path", "order"}
         content = self.file.model_dump(mode="json", by_alias=True, exclude={"cluster": True, "ledger": True, "output": place, "schema_path": True})
         whole = {"job": content, "schema": self.schema.model_dump(mode="json"), "input": self.input_url}
+        if self._public_urls:
+            whole["public"] = self._public_urls
         return blake2b(json.dumps(whole, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def check_promise(file: JobFile, where: str) -> None:
     """Check that a job promises an ε where its mechanism spends one, and nowhere else.
 
+    Parameters
+    ----------
+    file
+        The job file.
+    where
+        Its name, for the message.
+
     Raises
     ------
     SpecError
         If it does not.
     """
-    if spends(file.mechanism):
+    if file.mechanism.spends:
         if file.privacy is None:
             raise SpecError("the key 'privacy' is missing", where, "add it")
         return
     for key in ("privacy", "ledger"):
         if getattr(file, key) is not None:
-            what = f"this mechanism, of the kind {file.mechanism.kind}, has no ε, so there is none to promise or to charge"
+            what = f"this mechanism, of the kind {getattr(file.mechanism, 'kind', '')}, has no ε, so there is none to promise or to charge"
             raise SpecError(what, f"{where}, {key}", f"remove the key {key!r}")
 
 
@@ -173,12 +186,6 @@ def check_seed(file: JobFile) -> None:
     if file.ledger is not None and file.insecure_seed is not None:
         what = "noise from a seed protects nobody, so a job with a seed cannot be charged to a ledger"
         raise SpecError(what, "insecure_seed", "remove the seed, or the key 'ledger'")
-
-
-def _beside(url: str, base: Path) -> str:
-    """Return a ledger's URL; a relative SQLite file is relative to `base`."""
-    prefix = "sqlite:///"
-    return url if not url.startswith(prefix) or url.startswith(f"{prefix}/") else f"{prefix}{base / url.removeprefix(prefix)}"
 
 
 def load_job(path: str | Path, settings: Mapping[str, str] | None = None) -> Job:
@@ -204,7 +211,7 @@ def load_job(path: str | Path, settings: Mapping[str, str] | None = None) -> Job
     data = parse_yaml(text, path.name)
     for key, value in (settings or {}).items():
         _set(data, key, value)
-    file = validate(JobFile, data, path.name)
+    file = validate(job_file_type(), data, path.name)
     check_promise(file, path.name)
     schema_path = path.parent / file.schema_path
     return Job(file, Schema.from_yaml(schema_path), path.parent.resolve())

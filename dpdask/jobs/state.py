@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from dpdask.engine.forget import forget_everywhere
+from dpdask.engine.compute import forget_everywhere
+from dpdask.engine.fit import Fitted
 from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME
 from dpdask.errors import InputError, OutputError, TemporaryError
 from dpdask.io.manifest import META
 from dpdask.io.storage import Folder, storage_faults
-from dpdask.jobs.kinds import Fitted
 from dpdask.streams import RunKey
 
 STATE_FORMAT = 1
@@ -42,9 +42,9 @@ class Progressed:
     stage
         `opened`: the key exists. `fitted`: the release is written. `staged`: all shards are staged.
     release_sha256
-        Of the fitted release, from `fitted` on.
+        SHA-256 of the fitted release, from the stage `fitted` on.
     bounds_sha256
-        Of the units' bounds, from `fitted` on, where the unit is not the row.
+        SHA-256 of the units' bounds, from the stage `fitted` on, if the unit is not the row.
     n_released
         The released rows of each fragment or writing task, from `fitted` on. Private: never published.
     sample
@@ -59,7 +59,7 @@ class Progressed:
     stage: Stage
     release_sha256: str = ""
     bounds_sha256: str = ""
-    n_released: tuple[int, ...] = ()
+    n_released: tuple[int, ...] = field(default=(), repr=False)
     sample: str = ""
     changed: Mapping[str, int] = field(default_factory=dict, repr=False)
 
@@ -195,14 +195,14 @@ class RunState:
         except InputError:
             raise busy from None  # it ended, and removed the folder, just now
         try:
-            if not _locked(descriptor, path):
+            if not _lock_file(descriptor, path):
                 raise busy
             yield
         finally:
             os.close(descriptor)
 
 
-def _locked(descriptor: int, path: Path) -> bool:
+def _lock_file(descriptor: int, path: Path) -> bool:
     """Lock a file and return whether that worked, and the file is still the one at its path: a run that ends removes it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Ranks in bins: which bin a value falls in, and a value from a bin, both by the continualised reference cdf."""
+"""Bins of ranks: the bin of a value, and a value drawn from a bin, both by the continualised reference cdf."""
 
 from __future__ import annotations
 
@@ -70,7 +70,21 @@ def _cells(
 
 
 def draw_values(cells: NDArray[np.int32], words: Weights, x: Floats, c: Floats, edges: Floats, *, lattice: bool) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return a value, or null, from each bin, distributed as the reference is inside it."""
+    """Return a value, or null, from each bin, distributed as the reference is inside it.
+
+    Parameters
+    ----------
+    cells
+        int32 array of shape (n,): each row's bin.
+    words
+        uint64 array of shape (n,), uniform.
+    x, c
+        The knots of the continualised cdf and its values there.
+    edges
+        float64 array: the ranks between the bins.
+    lattice
+        Whether values are whole numbers.
+    """
     place = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * _UNIT
     ranks = edges[cells] + place * (edges[cells + 1] - edges[cells])
     return values_at(ranks, x, c, guide(c), lattice)

@@ -1,4 +1,4 @@
-"""Records as a trie, read both ways: from a row to its ranks given what stands before, and from ranks to a row.
+"""Records as a trie: from a row to its ranks given the columns before, and from ranks back to a row.
 
 Depth l of the trie holds the distinct values of column l under each prefix of columns 0..l-1. A path of a row's own values
 gives each column's rank among the records that share its prefix; another path, built from noisy ranks, gives the
@@ -47,7 +47,7 @@ class Trie(NamedTuple):
     first: Ints
 
     def __repr__(self) -> str:
-        """Say what it is, and nothing of its records."""
+        """Show the class alone, and no record."""
         return "Trie(...)"
 
 
@@ -131,7 +131,7 @@ def ranks_of(values: Floats, nodes: Ints, words: Words, trie: Trie) -> tuple[Flo
     values
         float64 array of shape (n,).
     nodes
-        int64 array of shape (n,): where the row's path has come to.
+        int64 array of shape (n,): the current node of the row's path.
     words
         uint64 array of shape (n,), uniform and independent.
     trie
@@ -172,7 +172,7 @@ def _first_key(value: float, keys: Floats, low: int, high: int) -> int:
 
 @jit
 def _nearest(value: float, child: int, start: int, end: int, trie: Trie) -> int:
-    """Return the sibling that is nearest to a value which is no key; `child` is the first whose key lies above it."""
+    """Return the sibling nearest to a value that is no key; `child` is the first sibling whose key lies above the value."""
     if child == end:
         return end - 1
     if child == start or trie.lows[child] < value:
@@ -189,7 +189,7 @@ def values_at(ranks: Floats, nodes: Ints, trie: Trie, lattice: bool) -> tuple[Fl
     ranks
         float64 array of shape (n,), in (0, 1).
     nodes
-        int64 array of shape (n,): where the released path has come to.
+        int64 array of shape (n,): the current node of the released path.
     trie
         The records.
     lattice
@@ -212,7 +212,7 @@ def values_at(ranks: Floats, nodes: Ints, trie: Trie, lattice: bool) -> tuple[Fl
         child = min(_first_above(target, trie.cumulative, start, end), end - 1)
         below = trie.cumulative[child - 1] if child > start else 0
         share = min(max((target - below) / (trie.cumulative[child] - below), 0.0), 1.0)
-        values[row] = _inside(trie.lows[child], trie.keys[child], share, lattice)
+        values[row] = _interpolate(trie.lows[child], trie.keys[child], share, lattice)
         found[row] = child
     return values, found
 
@@ -229,7 +229,7 @@ def _first_above(target: float, cumulative: Ints, low: int, high: int) -> int:
 
 
 @jit
-def _inside(low: float, key: float, share: float, lattice: bool) -> float:
+def _interpolate(low: float, key: float, share: float, lattice: bool) -> float:
     """Return a share of the way from `low` to `key`, as a whole number above `low` for a lattice."""
     if low == key:
         return key

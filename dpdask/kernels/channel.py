@@ -26,6 +26,13 @@ Weights = NDArray[np.uint64]
 def uniform_laplace_cdf(x: Floats, b: float) -> Floats:
     """Return G(x), the cdf of Unif(0, 1) + Laplace(b), for x in [0, 1] (Bi & Shen, appendix, first section).
 
+    Parameters
+    ----------
+    x
+        float64 array in [0, 1].
+    b
+        The scale of the Laplace noise, positive.
+
     Notes
     -----
     The paper's difference of two exponentials is written as one hyperbolic sine, which cancels nothing when b is large.
@@ -35,7 +42,15 @@ def uniform_laplace_cdf(x: Floats, b: float) -> Floats:
 
 
 def uniform_laplace_quantile(c: Floats, b: float) -> Floats:
-    """Return G⁻¹(c) for c in [0, 1], with -inf and inf at its ends; in between to a few units in the last place."""
+    """Return G⁻¹(c) for c in [0, 1], with -inf and inf at its ends; in between to a few units in the last place.
+
+    Parameters
+    ----------
+    c
+        float64 array in [0, 1].
+    b
+        The scale of the Laplace noise, positive.
+    """
     c = np.asarray(c, dtype=np.float64)
     edge = -b / 2 * math.expm1(-1 / b)  # G(0) = 1 - G(1)
     with np.errstate(divide="ignore"):
@@ -56,11 +71,11 @@ def laplace_channel(probabilities: Floats, b: float, target: Floats | None = Non
     Parameters
     ----------
     probabilities
-        P, the input's law: float64 array of shape (m,), positive, summing to 1.
+        P, the input's distribution: float64 array of shape (m,), positive, summing to 1.
     b
         The scale of the Laplace noise, in units of rank (0, 1].
     target
-        Q, the law that the output is to have: float64 array of shape (n,), positive, summing to 1; P if not given.
+        Q, the distribution that the output is to have: float64 array of shape (n,), positive, summing to 1; P if not given.
 
     Returns
     -------
@@ -134,7 +149,15 @@ def exact_epsilon(weights: Weights) -> Decimal:
 
 
 def is_private(weights: Weights, epsilon: float) -> bool:
-    """Return whether ε* is at most `epsilon`, exactly; without its 50 digits where it is clear."""
+    """Return whether ε* is at most `epsilon`, exactly; without its 50 digits where it is clear.
+
+    Parameters
+    ----------
+    weights
+        uint64 array of shape (m, n), each row summing to 2**63.
+    epsilon
+        The bound to compare ε* with.
+    """
     lows, _, losses = _losses(weights)
     if not lows.all():
         return False
@@ -150,12 +173,21 @@ def _losses(weights: Weights) -> tuple[Weights, Weights, Floats]:
         return lows, highs, np.log(highs.astype(np.float64)) - np.log(lows.astype(np.float64))
 
 
-def repaired_weights(channel: Floats, probabilities: Floats, epsilon: float) -> Weights:
+def repair_weights(channel: Floats, probabilities: Floats, epsilon: float) -> Weights:
     """Return the whole-number weights of a channel whose ε* is at most `epsilon`, exactly.
 
     Where rounding left ε* above it, the channel is mixed with the constant channel 1·Qᵀ by the least power of two that
-    brings it below, where Q = `probabilities` is the law of what the channel gives: mixing keeps both the rows and
+    brings it below, where Q = `probabilities` is the distribution of what the channel gives: mixing keeps both the rows and
     P·T = Q, which for P = Q is the invariance.
+
+    Parameters
+    ----------
+    channel
+        float64 array of shape (m, n), row-stochastic.
+    probabilities
+        Q, the distribution of the channel's output, shape (n,).
+    epsilon
+        The bound on ε*, positive and finite.
     """
     weights = integer_weights(channel)
     share = 2.0**-52
@@ -254,7 +286,19 @@ def index_bits(thresholds: NDArray[np.uint64]) -> int:
 
 @jit
 def draw(word: np.uint64, row: int, bits: int, thresholds: NDArray[np.uint64], aliases: NDArray[np.uint16]) -> int:
-    """Return the output level that a uniform word draws from one row of the tables; `bits` is `index_bits` of them."""
+    """Return the output level that a uniform word draws from one row of the tables; `bits` is `index_bits` of them.
+
+    Parameters
+    ----------
+    word
+        A uniform word.
+    row
+        The row of the tables.
+    bits
+        `index_bits` of the tables.
+    thresholds, aliases
+        The tables, as `alias_tables` returns them.
+    """
     rest = word >> np.uint64(1)
     cell = np.int64(rest & np.uint64(thresholds.shape[1] - 1))
     return int(cell) if (rest >> np.uint64(bits)) < thresholds[row, cell] else int(aliases[row, cell])

@@ -1,4 +1,4 @@
-"""The nearest correlation matrix: what noisy pairwise correlations become when they must hold together."""
+"""The nearest correlation matrix to noisy pairwise correlations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NearestCorrelation:
     matrix
         float64 array of shape (n, n): exactly symmetric, its diagonal exactly 1, its entries in [-1, 1].
     distance
-        The Frobenius norm of what was moved.
+        The Frobenius norm of the change.
     residual
         The stopping residual: the largest difference from 1 on the diagonal before it was scaled to 1.
     n_iterations
@@ -47,7 +47,7 @@ class NearestCorrelation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Spectrum:
-    """The dual function at a point y, from the eigendecomposition of A + diag(y): what one evaluation costs."""
+    """The dual function at a point y, from the eigendecomposition of A + diag(y): one evaluation."""
 
     values: Floats
     vectors: Floats

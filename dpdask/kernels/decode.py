@@ -1,4 +1,4 @@
-"""From latent variables to levels: one level for each row and attribute, in the numbers that the model asks for.
+"""From latent variables to levels: one level for each row and attribute, in the counts that the model gives.
 
 An attribute's levels have one latent variable and one offset each; a row takes the level of the largest sum. Offsets
 belong to groups of rows (the value of the attribute's parent in the tree). Within a block of rows every group gets each
@@ -22,7 +22,7 @@ _ROUNDS = 64
 
 @jit
 def quotas(probabilities: NDArray[np.float64], n_of_group: NDArray[np.int64], uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return how many rows of each group take each level: systematic rounding of what the probabilities ask for.
+    """Return how many rows of each group take each level: systematic rounding of the expected counts.
 
     Parameters
     ----------
@@ -31,11 +31,11 @@ def quotas(probabilities: NDArray[np.float64], n_of_group: NDArray[np.int64], un
     n_of_group
         int64 array, the rows of each group.
     uniforms
-        float64 array in [0, 1), one for each group; with uniform ones, a quota's expectation is exactly what is asked for.
+        float64 array in [0, 1), one for each group; with uniform ones, a quota's expectation is exactly the expected count.
 
     Returns
     -------
-    int64 array of shape (n_groups, n_levels); each row sums to the group's rows, and is less than 1 off what is asked for.
+    int64 array of shape (n_groups, n_levels); each row sums to the group's rows, and is less than 1 from the expected counts.
     """
     n_groups, n_levels = probabilities.shape
     result = np.zeros((n_groups, n_levels), dtype=np.int64)
@@ -88,7 +88,7 @@ def _crowd(rows: NDArray[np.int64], chosen: Codes, full: NDArray[np.bool_]) -> N
 def _moves(
     utilities: NDArray[np.float32], offsets: NDArray[np.float32], crowd: NDArray[np.int64], wanting: NDArray[np.bool_], chosen: Codes
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return for each row of the crowd its best level among those that want rows, and what moving there costs."""
+    """Return for each row of the crowd its best level among those with too few rows, and the cost of moving there."""
     best = np.empty(len(crowd), dtype=np.float32)
     others = np.full(len(crowd), -1, dtype=np.int64)
     for level in range(len(wanting)):  # level by level: the rows of one level lie together in memory
@@ -236,7 +236,7 @@ def calibrate(utilities: NDArray[np.float32], probabilities: NDArray[np.float64]
 def calibrate_groups(
     utilities: NDArray[np.float32], probabilities: NDArray[np.float64], groups: Codes, start: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return `calibrate` for every group of rows; a group without rows keeps where it began.
+    """Return `calibrate` for every group of rows; a group without rows keeps its first offsets.
 
     Parameters
     ----------

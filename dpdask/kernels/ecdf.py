@@ -9,14 +9,22 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def distinct(values: Floats) -> tuple[Floats, Ints]:
+def find_distinct(values: Floats) -> tuple[Floats, Ints]:
     """Return the sorted distinct values (float64) and how often each occurs (int64)."""
     found, counts = np.unique(values, return_counts=True)
     return found, counts.astype(np.int64)
 
 
 def merge(values: list[Floats], weights: list[Ints]) -> tuple[Floats, Ints]:
-    """Return the union of weighted samples: sorted distinct values and their summed weights."""
+    """Return the union of weighted samples: sorted distinct values and their summed weights.
+
+    Parameters
+    ----------
+    values
+        float64 arrays, one per sample.
+    weights
+        int64 arrays, one per sample: the weight of each value.
+    """
     found, inverse = np.unique(np.concatenate(values), return_inverse=True)
     summed = np.zeros(len(found), dtype=np.int64)
     np.add.at(summed, inverse, np.concatenate(weights))

@@ -65,7 +65,7 @@ def case_one(anchors: Floats, below_counts: Counts, counts: Counts) -> Floats:
     Raises
     ------
     ValueError
-        If the anchors do not increase, shapes differ, counts are not 0 <= below_counts <= counts, or nobody was asked.
+        If the anchors do not increase, shapes differ, counts are not 0 <= below_counts <= counts, or there are no answers.
 
     Notes
     -----

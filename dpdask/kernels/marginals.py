@@ -59,7 +59,15 @@ def pair_layout(sizes: Sequence[int] | NDArray[np.int64]) -> PairLayout:
 
 @jit
 def table_start(layout: PairLayout, a: int, b: int) -> int:
-    """Return where the table of pair (a, b), a < b, starts."""
+    """Return where the table of pair (a, b), a < b, starts.
+
+    Parameters
+    ----------
+    layout
+        Where the tables of all pairs lie.
+    a, b
+        The pair's attributes, a < b.
+    """
     cumulative = layout.cumulative
     start: int = layout.groups[a] + (cumulative[a + 1] - cumulative[a]) * (cumulative[b] - cumulative[a + 1])
     return start
@@ -88,7 +96,7 @@ def count_pairs(codes: Codes, sizes: NDArray[np.int64], out: Counts | None = Non
     """
     _check(codes, sizes, range(len(sizes)))
     layout = pair_layout(sizes)
-    out = _checked_out(out, int(layout.groups[-1]))
+    out = _check_out(out, int(layout.groups[-1]))
     if len(sizes) > 1:
         _count_pairs(codes, layout, _plan(sizes), out)
     return out
@@ -119,13 +127,13 @@ def count_clique(codes: Codes, sizes: NDArray[np.int64], clique: Sequence[int], 
     if len(clique) == 0:
         raise ValueError("a clique has at least one attribute")
     positions = np.asarray(clique, dtype=np.int64)
-    out = _checked_out(out, int(np.prod(sizes[positions])))
+    out = _check_out(out, int(np.prod(sizes[positions])))
     _count_clique(codes, sizes, positions, out)
     return out
 
 
 def _check(codes: Codes, sizes: NDArray[np.int64], attributes: Sequence[int]) -> None:
-    """Refuse what the compiled loops, which check no bounds, would read or write amiss."""
+    """Check the arguments of the compiled loops, which check no bounds."""
     if codes.ndim != 2 or codes.dtype not in (np.uint8, np.uint16) or not codes.flags.c_contiguous:
         raise ValueError(f"codes are a C-contiguous uint8 or uint16 matrix, not {codes.dtype} of shape {codes.shape}")
     if sizes.dtype != np.int64 or sizes.shape != codes.shape[:1]:
@@ -139,7 +147,7 @@ def _check(codes: Codes, sizes: NDArray[np.int64], attributes: Sequence[int]) ->
             raise ValueError(f"attribute {attribute} has a code that is not below its {sizes[attribute]} levels")
 
 
-def _checked_out(out: Counts | None, length: int) -> Counts:
+def _check_out(out: Counts | None, length: int) -> Counts:
     if out is None:
         return np.zeros(length, dtype=np.int64)
     if out.dtype != np.int64 or out.shape != (length,) or not out.flags.c_contiguous:
@@ -269,7 +277,7 @@ def _intersect_tile(bits: Words, i: int, j: int, n_words: int, both: NDArray[np.
 
 @jit
 def _add_intersections(both: NDArray[np.uint32], ones: Counts, n_rows: int, layout: PairLayout, plan: _Plan, out: Counts) -> None:
-    """Add the tables of the pairs counted by bits; the first level's cells are what is left of rows, columns and all."""
+    """Add the tables of the pairs counted by bits; the first level's cells follow from the margins by subtraction."""
     for p in range(len(plan.first_bit) - 1):
         for q in range(p + 1, plan.partner_end[p]):
             a, b = min(plan.order[p], plan.order[q]), max(plan.order[p], plan.order[q])

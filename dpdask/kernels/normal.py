@@ -207,14 +207,14 @@ def _orthant(h: float, k: float, angle: float) -> float:
     """Return Pr(X > h, Y > k) at correlation sin(angle)."""
     a, b = upper_tail(abs(h)), upper_tail(abs(k))
     turned = -angle if (h < 0.0) != (k < 0.0) else angle
-    value = _reduced(abs(h), abs(k), turned, a, b)
+    value = _reduce(abs(h), abs(k), turned, a, b)
     if h >= 0.0:
         return value if k >= 0.0 else a - value
     return b - value if k >= 0.0 else (1.0 - (a + b)) + value
 
 
 @jit
-def _reduced(h: float, k: float, angle: float, a: float, b: float) -> float:
+def _reduce(h: float, k: float, angle: float, a: float, b: float) -> float:
     """Return Pr(X > h, Y > k) in [0, min(a, b)] for h, k >= 0 with upper tails a, b, at correlation sin(angle)."""
     if a == 0.0 or b == 0.0:
         return 0.0
@@ -331,7 +331,7 @@ def _angle(h: float, k: float, p: float, a: float, b: float) -> float:
             angle = 0.5 * (low + high)
             if high - low < 1e-15:
                 return angle
-        value = _reduced(h, k, angle, a, b)
+        value = _reduce(h, k, angle, a, b)
     return angle
 
 

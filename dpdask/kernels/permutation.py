@@ -12,7 +12,15 @@ MAX_ROWS = 2**32 - 1
 
 @jit
 def below(word: np.uint64, n: int) -> np.int64:
-    """Return floor(word * n / 2**64), exactly: uniform on 0..n-1 up to a bias of at most n / 2**64; n < 2**32."""
+    """Return floor(word * n / 2**64), exactly: uniform on 0..n-1 up to a bias of at most n / 2**64; n < 2**32.
+
+    Parameters
+    ----------
+    word
+        A uniform word.
+    n
+        How many values are possible, below 2**32.
+    """
     factor, half = np.uint64(n), np.uint64(32)
     low = np.uint64((word & np.uint64(0xFFFFFFFF)) * factor) >> half
     return np.int64(np.uint64(np.uint64((word >> half) * factor) + low) >> half)

@@ -25,14 +25,14 @@ _UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
 
 class Quantiles(NamedTuple):
-    """A law on the line by its quantiles: even between two knots.
+    """A distribution on the line by its quantiles; it is uniform between two knots.
 
     Attributes
     ----------
     x
         float64 array, non-decreasing and finite: the quantiles.
     p
-        float64 array of the same shape: `LEVELS`, or [0, 1] for a uniform law.
+        float64 array of the same shape: `LEVELS`, or [0, 1] for a uniform distribution.
     """
 
     x: Floats
@@ -40,7 +40,7 @@ class Quantiles(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What is known of a cdf: for x[i-1] < u <= x[i], `low[i] <= F(u) <= high[i]`.
+    """Bounds on a cdf: for x[i-1] < u <= x[i], `low[i] <= F(u) <= high[i]`.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ LEVELS: Floats = np.concatenate([_TAIL, np.arange(1, N_CELLS) / N_CELLS, 1.0 - _
 
 
 def partition(
-    values: Floats, words: Words, law: Quantiles, centres: Floats, acceptable: Acceptable, *, spacing: float, ring: bool, lattice: bool
+    values: Floats, words: Words, distribution: Quantiles, centres: Floats, acceptable: Acceptable, *, spacing: float, ring: bool, lattice: bool
 ) -> tuple[Floats, Floats]:
     """Return the range (lower, upper] between random anchors in which each value lies.
 
@@ -86,15 +86,15 @@ def partition(
         float64 array of shape (n,), finite.
     words
         uint64 array of shape (n, n_anchors), uniform and independent.
-    law
-        The law of an anchor before its centre is added.
+    distribution
+        The distribution of an anchor before its centre is added.
     centres
         float64 array of shape (n_anchors,).
     acceptable
         Where the exact value is released, as lower == upper.
     spacing
         0 for independent anchors; otherwise neighbouring anchors, and the ends of the line, are at least so far apart in
-        the law's own probability: at most 1 / n_ranges.
+        the distribution's own probability: at most 1 / n_ranges.
     ring
         Whether the two outer ranges are one: released as lower > upper, the union of (-inf, upper] and (lower, inf).
     lattice
@@ -111,16 +111,30 @@ def partition(
     modulo 1.
     """
     lower, upper = np.empty(len(values)), np.empty(len(values))
-    _partition(values, words, law.x, law.p, centres, acceptable.low, acceptable.high, acceptable.ranges, spacing, ring, lattice, lower, upper)
+    _partition(
+        values,
+        words,
+        distribution.x,
+        distribution.p,
+        centres,
+        acceptable.low,
+        acceptable.high,
+        acceptable.ranges,
+        spacing,
+        ring,
+        lattice,
+        lower,
+        upper,
+    )
     return lower, upper
 
 
-def anchors(words: Words, law: Quantiles, centres: Floats, *, spacing: float, ring: bool, lattice: bool) -> Floats:
+def anchors(words: Words, distribution: Quantiles, centres: Floats, *, spacing: float, ring: bool, lattice: bool) -> Floats:
     """Return each row's anchors, sorted: those between which `partition` finds a value's range from the same words.
 
     Parameters
     ----------
-    words, law, centres, spacing, ring, lattice
+    words, distribution, centres, spacing, ring, lattice
         As for `partition`.
 
     Returns
@@ -129,11 +143,13 @@ def anchors(words: Words, law: Quantiles, centres: Floats, *, spacing: float, ri
     """
     drawn = np.empty(words.shape)
     for row in range(len(words)):
-        _draw(words[row : row + 1], 0, law.x, law.p, centres, spacing, ring, lattice, drawn[row])
+        _draw(words[row : row + 1], 0, distribution.x, distribution.p, centres, spacing, ring, lattice, drawn[row])
     return np.sort(drawn, axis=1)
 
 
-def narrow(values: Floats, words: Words, law: Quantiles, tau: Quantiles, cdf: Steps, *, either: bool, lattice: bool) -> tuple[Floats, Floats]:
+def narrow(
+    values: Floats, words: Words, distribution: Quantiles, tau: Quantiles, cdf: Steps, *, either: bool, lattice: bool
+) -> tuple[Floats, Floats]:
     """Return the range (lower, upper] to which rounds of halving by random anchors narrow each value down.
 
     Parameters
@@ -142,10 +158,10 @@ def narrow(values: Floats, words: Words, law: Quantiles, tau: Quantiles, cdf: St
         float64 array of shape (n,), finite.
     words
         uint64 array of shape (n, 1 + n_rounds), uniform and independent.
-    law
-        The law of the anchors: in each round, restricted to the range so far.
+    distribution
+        The distribution of the anchors: in each round, restricted to the range so far.
     tau
-        The law of the coverage below which a row's range may not fall.
+        The distribution of the coverage below which a row's range may not fall.
     cdf
         The reference by which coverage is measured; doubt counts as a lack of coverage.
     either
@@ -159,20 +175,33 @@ def narrow(values: Floats, words: Words, law: Quantiles, tau: Quantiles, cdf: St
         float64 arrays of shape (n,); -inf and inf at open ends.
     """
     lower, upper = np.empty(len(values)), np.empty(len(values))
-    _narrow(values, words, law.x, law.p, tau.x, tau.p, cdf.x, guide(cdf.x), cdf.low, cdf.high, either, lattice, lower, upper)
+    _narrow(values, words, distribution.x, distribution.p, tau.x, tau.p, cdf.x, guide(cdf.x), cdf.low, cdf.high, either, lattice, lower, upper)
     return lower, upper
 
 
 def intersect(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
-    """Return what two ranges of each value, none of them a ring's outer one, say together.
+    """Return the intersection of two ranges of each value; neither may be a ring's outer range.
 
     An exact value stays exact: it is its own lower and upper end, and the other range holds it.
+
+    Parameters
+    ----------
+    first, second
+        (lower, upper), float64 arrays of shape (n,) each.
     """
     return np.maximum(first[0], second[0]), np.minimum(first[1], second[1])
 
 
 def at_least(lower: Floats, upper: Floats, cdf: Steps) -> Floats:
-    """Return a lower bound on the probability of each range (lower, upper], a ring's outer one (lower > upper) included."""
+    """Return a lower bound on the probability of each range (lower, upper], a ring's outer one (lower > upper) included.
+
+    Parameters
+    ----------
+    lower, upper
+        float64 arrays of shape (n,): the ends of the ranges.
+    cdf
+        What is known of the cdf.
+    """
     inside = np.empty(len(lower))
     _at_least(lower, upper, cdf.x, guide(cdf.x), cdf.low, cdf.high, inside)
     return inside

@@ -1,9 +1,9 @@
-"""The rank mechanism in whole numbers: discrete Laplace noise on ranks, and the way back to an undisturbed distribution.
+"""The rank mechanism in whole numbers: discrete Laplace noise on ranks, and the map back to the reference distribution.
 
 A row's rank i in 0..B-1 becomes w = i + e with e discrete Laplace, Pr(e) ∝ α^|e|. Everything after w is post-processing:
 w is placed uniformly inside its own probability under uniform ranks, and read through the inverse reference cdf, so the
 output has the reference distribution. e is built from independent base-256 digits drawn from whole-number tables, so the
-law that is drawn from is known exactly, and so is its epsilon.
+distribution that is drawn from is known exactly, and so is its epsilon.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class RankNoise:
     n_cells
         B, the number of ranks.
     rate
-        -log(α), what one rank step costs.
+        -log(α), the cost of one rank step.
     margin
         M: w is clamped to -M..B-1+M.
     sign
         uint64: e >= 0 with probability sign / 2**63.
     weights
-        uint64 array of shape (n_digits, 256): the law of each base-256 digit, least significant first.
+        uint64 array of shape (n_digits, 256): the distribution of each base-256 digit, least significant first.
     epsilon
         An upper bound on ε*, the largest log ratio of any outcome's probabilities under two ranks.
     """
@@ -60,15 +60,27 @@ class RankNoise:
     weights: Weights
     epsilon: float
 
+    @property
+    def scalars(self) -> dict[str, float]:
+        """All attributes but the weights, by name."""
+        return {"n_cells": self.n_cells, "rate": self.rate, "margin": self.margin, "sign": self.sign, "epsilon": self.epsilon}
+
 
 def rank_noise(epsilon: float, n_cells: int = N_CELLS) -> RankNoise:
     """Return the noise on `n_cells` ranks whose ε* is as large as it can be without passing `epsilon`.
+
+    Parameters
+    ----------
+    epsilon
+        The bound on ε*.
+    n_cells
+        How many ranks there are.
 
     Raises
     ------
     ValueError
         If `epsilon` is not in [1e-6, 16]: above it, the tables could no longer resolve the tail; below it, nothing of a
-        value would be left, and the law of ranks would no longer be resolved in floating point.
+        value would be left, and the distribution of ranks would no longer be resolved in floating point.
     """
     if not MIN_EPSILON <= epsilon <= MAX_EPSILON:
         raise ValueError(f"the rank mechanism takes an epsilon in [{MIN_EPSILON:g}, {MAX_EPSILON:g}]")
@@ -94,7 +106,7 @@ def _tables(rate: float, n_cells: int) -> RankNoise:
 
 
 def _bound(rate: float, n_cells: int, margin: int, resolved: int, sign: int, weights: Weights) -> float:
-    """Return an upper bound on ε* of the noise that the tables really draw.
+    """Return an upper bound on ε* of the noise that the rounded tables draw.
 
     Write log Pr(e) = const - rate·|e| + η(e). Ranks differ by at most B-1, so an outcome that is not clamped costs at
     most rate·(B-1) plus the range of η over the noise values resolved by the tables. A clamped outcome sums the tail
@@ -132,7 +144,7 @@ def words_per_row(noise: RankNoise) -> int:
 
 
 class Guide(NamedTuple):
-    """Where to begin looking among sorted knots.
+    """An index of sorted knots, for quick search.
 
     Attributes
     ----------
@@ -183,7 +195,17 @@ def _starts(knots: Floats, middle: float, scale: float) -> Indices:
 
 @jit
 def first_knot(value: float, knots: Floats, guide: Guide) -> int:
-    """Return the index of the first knot that is not below `value`."""
+    """Return the index of the first knot that is not below `value`.
+
+    Parameters
+    ----------
+    value
+        The value to find.
+    knots
+        float64 array, non-decreasing.
+    guide
+        The guide of the knots, as `guide` returns it.
+    """
     bucket = _bucket(value, len(knots), guide.middle, guide.scale)
     low, high = guide.starts[bucket], guide.starts[bucket + 1]
     while low < high:
@@ -200,7 +222,18 @@ def rank_interval(value: float, x: Floats, c: Floats, guide: Guide, lattice: boo
     """Return the interval of ranks that a value stands for under the continualised cdf (x, c).
 
     An atom stands for its jump; a whole number v of a lattice for (C(v-1), C(v)]; another number that is a knot for the
-    linear piece that ends there; and any other for the single rank C(value). `guide` is that of x.
+    linear piece that ends there; and any other for the single rank C(value).
+
+    Parameters
+    ----------
+    value
+        The value to find.
+    x, c
+        The knots of the cdf and its values there.
+    guide
+        The guide of x.
+    lattice
+        Whether values are whole numbers.
     """
     left = first_knot(value, x, guide)
     right = left
@@ -238,7 +271,7 @@ def _between(value: float, right: int, x: Floats, c: Floats) -> float:
 def value_at(rank: float, x: Floats, c: Floats, guide: Guide, lattice: bool) -> float:
     """Return the inverse of the continualised cdf at a rank in (c[0], 1], as a whole number for a lattice.
 
-    `guide` is that of c.
+    For the parameters see `rank_interval`; `guide` is that of c.
     """
     k = min(max(first_knot(rank, c, guide), 1), len(c) - 1)
     width = c[k] - c[k - 1]
@@ -253,6 +286,15 @@ def value_at(rank: float, x: Floats, c: Floats, guide: Guide, lattice: bool) -> 
 @jit
 def cell_interval(w: int, rate: float, n_cells: int) -> tuple[float, float]:
     """Return Pr(i + e < w) and Pr(i + e <= w) for i uniform on 0..n_cells-1 and e discrete Laplace with rate -log(α).
+
+    Parameters
+    ----------
+    w
+        The outcome.
+    rate
+        -log(α), positive.
+    n_cells
+        How many ranks there are.
 
     Notes
     -----
@@ -314,7 +356,7 @@ def privatise(
     Returns
     -------
     values, is_null
-        Of the same shapes.
+        float64 and bool arrays of shape (n,).
     """
     ranks = disturb(_own_ranks(values, is_null, words, x, c, guide(x), lattice), words, noise, tables)
     return values_at(ranks, x, c, guide(c), lattice)
@@ -348,11 +390,11 @@ def disturb(ranks: Floats, words: Weights, noise: RankNoise, tables: Tables) -> 
     -------
     float64 array of shape (n,), in (0, 1).
     """
-    return _disturbed(ranks, words, noise.n_cells, noise.rate, noise.margin, np.uint64(noise.sign), *tables)
+    return _disturb(ranks, words, noise.n_cells, noise.rate, noise.margin, np.uint64(noise.sign), *tables)
 
 
 @jit
-def _disturbed(
+def _disturb(
     ranks: Floats, words: Weights, n_cells: int, rate: float, margin: int, sign: np.uint64, thresholds: Weights, aliases: NDArray[np.uint16]
 ) -> Floats:
     """Return w's place for each rank; digits are drawn from words 1..n_digits, the sign and the place from the next two.
@@ -384,7 +426,7 @@ def _disturbed(
 
 @jit
 def values_at(ranks: Floats, x: Floats, c: Floats, guide: Guide, lattice: bool) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return the value, or null, at each rank; `guide` is that of c."""
+    """Return the value at each rank, null below c[0]; for the parameters see `value_at`."""
     out = np.zeros(len(ranks), dtype=np.float64)
     is_null = ranks < c[0]
     for row in range(len(ranks)):

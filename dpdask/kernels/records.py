@@ -13,7 +13,7 @@ Ints = NDArray[np.int64]
 
 
 @jit
-def distinct(keys: Words, grades: Grades, counts: Ints) -> tuple[Ints, Ints]:
+def find_distinct(keys: Words, grades: Grades, counts: Ints) -> tuple[Ints, Ints]:
     """Return the first row of each distinct (key, grade), in the order of their first appearance, and their summed counts.
 
     Parameters
@@ -35,7 +35,7 @@ def distinct(keys: Words, grades: Grades, counts: Ints) -> tuple[Ints, Ints]:
     sums = np.empty(len(keys), dtype=np.int64)
     n_found = 0
     for row in range(len(keys)):
-        slot = np.int64(_mixed(keys[row], grades[row]) & np.uint64(size - 1))
+        slot = np.int64(_mix(keys[row], grades[row]) & np.uint64(size - 1))
         while slots[slot] >= 0 and not _same(keys, grades, firsts[slots[slot]], row):
             slot = (slot + 1) & (size - 1)
         if slots[slot] < 0:
@@ -48,7 +48,7 @@ def distinct(keys: Words, grades: Grades, counts: Ints) -> tuple[Ints, Ints]:
 
 
 @jit
-def _mixed(key: Words, grade: np.uint8) -> np.uint64:
+def _mix(key: Words, grade: np.uint8) -> np.uint64:
     mixed = np.uint64(grade)
     for word in key:
         mixed = (mixed ^ word) * np.uint64(0x9E3779B97F4A7C15)

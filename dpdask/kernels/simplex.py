@@ -1,4 +1,4 @@
-"""The nearest point of a scaled simplex: what noisy counts become when they must be non-negative and sum to a known total."""
+"""The nearest point of a scaled simplex: noisy counts made non-negative, with a known sum."""
 
 from __future__ import annotations
 

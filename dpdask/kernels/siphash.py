@@ -1,4 +1,4 @@
-"""SipHash-2-4 of rows of 64-bit words: a keyed hash that decides alike for any partitioning and any machine.
+"""SipHash-2-4 of rows of 64-bit words: a keyed hash that is the same for any partitioning and on any machine.
 
 Aumasson and Bernstein, SipHash: a fast short-input PRF (2012).
 """
@@ -14,22 +14,22 @@ Words = NDArray[np.uint64]
 
 
 @jit
-def _rotated(value: np.uint64, bits: int) -> np.uint64:
+def _rotate(value: np.uint64, bits: int) -> np.uint64:
     return np.uint64((value << np.uint64(bits)) | (value >> np.uint64(64 - bits)))
 
 
 @jit
 def _round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
     v0 = np.uint64(v0 + v1)
-    v1 = _rotated(v1, 13) ^ v0
-    v0 = _rotated(v0, 32)
+    v1 = _rotate(v1, 13) ^ v0
+    v0 = _rotate(v0, 32)
     v2 = np.uint64(v2 + v3)
-    v3 = _rotated(v3, 16) ^ v2
+    v3 = _rotate(v3, 16) ^ v2
     v0 = np.uint64(v0 + v3)
-    v3 = _rotated(v3, 21) ^ v0
+    v3 = _rotate(v3, 21) ^ v0
     v2 = np.uint64(v2 + v1)
-    v1 = _rotated(v1, 17) ^ v2
-    v2 = _rotated(v2, 32)
+    v1 = _rotate(v1, 17) ^ v2
+    v2 = _rotate(v2, 32)
     return v0, v1, v2, v3
 
 

@@ -1,4 +1,4 @@
-"""Noisy two-way tables made better without looking at the data again: shrinkage of what is noise, and raking to margins.
+"""Post-processing of noisy two-way tables: shrinkage of the noise, and raking to margins.
 
 Every function works on a stack of tables of one shape, so that two million tables of binary attributes are a few calls.
 """
@@ -16,7 +16,17 @@ _CHUNK_CELLS = 2**22
 
 
 def independence(rows: Floats, columns: Floats, total: float) -> Floats:
-    """Return the tables of independent attributes: rows (k, m) and columns (k, n) -> (k, m, n), summing to `total`."""
+    """Return the tables of independent attributes: rows (k, m) and columns (k, n) -> (k, m, n), summing to `total`.
+
+    Parameters
+    ----------
+    rows
+        float64 array of shape (k, m): the row margins.
+    columns
+        float64 array of shape (k, n): the column margins.
+    total
+        What each table sums to.
+    """
     return rows[:, :, None] * columns[:, None, :] / total
 
 
@@ -93,7 +103,7 @@ def rake(tables: Floats, rows: Floats, columns: Floats) -> Floats:
     result: Floats = np.maximum(tables, 0.0) + 1e-9 * independence(rows, columns, 1.0) / total[:, None, None]
     left = np.arange(len(tables))
     for _ in range(_RAKING_STEPS):
-        part = _raked_once(result[left], rows[left], columns[left])
+        part = _rake_once(result[left], rows[left], columns[left])
         result[left] = part
         missed = np.abs(part.sum(axis=1) - columns[left]).max(axis=1)
         left = left[missed > _RAKING_TOLERANCE * total[left]]
@@ -102,7 +112,7 @@ def rake(tables: Floats, rows: Floats, columns: Floats) -> Floats:
     return result
 
 
-def _raked_once(tables: Floats, rows: Floats, columns: Floats) -> Floats:
+def _rake_once(tables: Floats, rows: Floats, columns: Floats) -> Floats:
     found = tables.sum(axis=1)
     tables = tables * np.divide(columns, found, out=np.zeros_like(columns), where=found > 0.0)[:, None, :]
     found = tables.sum(axis=2)

@@ -1,7 +1,7 @@
-"""What is known of a noise ε that lies in a range: probability, E(ε | range) and E(ε² | range), for Gaussian and logistic noise.
+"""Moments of a noise ε in a range: its probability, E(ε | range) and E(ε² | range), for Gaussian and logistic noise.
 
 Ranges far in a tail are the common case, not the exception: a first guess of a regression may lie 40 standard deviations
-from what was reported. Nothing here forms a difference of two distribution functions that are both near 0 or near 1.
+from the report. Nothing here forms a difference of two distribution functions that are both near 0 or near 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scipy import special
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Law = Literal["gaussian", "logistic"]
+NoiseFamily = Literal["gaussian", "logistic"]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 _NARROW, _DROP = 4.0, 16.0  # up to this width and this fall of the log density, 20 nodes are exact to rounding
@@ -26,7 +26,7 @@ _SERIES = np.array([(-1.0) ** k / (k + 1) ** 2 for k in range(24)])  # of -Li₂
 
 
 class Truncated(NamedTuple):
-    """What is known of ε in its range.
+    """The probability and the moments of ε in a range.
 
     Attributes
     ----------
@@ -43,12 +43,12 @@ class Truncated(NamedTuple):
     square: Floats
 
 
-def truncated(law: Law, lower: ArrayLike, upper: ArrayLike) -> Truncated:
+def truncate(distribution: NoiseFamily, lower: ArrayLike, upper: ArrayLike) -> Truncated:
     """Return log Pr(range), E(ε | range) and E(ε² | range) of a standard noise ε.
 
     Parameters
     ----------
-    law
+    distribution
         "gaussian": N(0, 1). "logistic": F(s) = 1/(1 + e⁻ˢ), of variance π²/3. A noise of scale c has ranges divided by c,
         means multiplied by c and squares by c².
     lower, upper
@@ -63,21 +63,22 @@ def truncated(law: Law, lower: ArrayLike, upper: ArrayLike) -> Truncated:
     Raises
     ------
     ValueError
-        If the law is unknown, an end is NaN, or a range is empty or a ring with an infinite end.
+        If the distribution is unknown, an end is NaN, or a range is empty or a ring with an infinite end.
 
     Notes
     -----
     A range is reflected so that its far end is the upper one. Narrow ranges are integrated by Gauss's rule, the density
     divided by its largest value. Wide ones are differences of tail moments ∫_s^∞ εᵏ dF, k = 0, 1, 2, divided by the
     density's order of magnitude at s, in which nothing cancels. For the normal these are R(s), 1 and s + R(s) times φ(s),
-    R Mills's ratio (by erfcx); for the logistic law, with y = e⁻ˢ, F(s), sF(s) + log(1+y)/y and
+    R Mills's ratio (by erfcx); for the logistic distribution, with y = e⁻ˢ, F(s), sF(s) + log(1+y)/y and
     s²F(s) + 2s log(1+y)/y - 2 Li₂(-y)/y times y. Parts of a ring are weighed by their log probabilities.
 
     References
     ----------
-    Ding and Ding, Interval privacy: a framework for privacy-preserving data collection, Remark 5 and supplement S2.
+    Ding and Ding, Interval privacy: a framework for privacy-preserving data collection, Remark 5 and supplement S2, whose equation
+    (28) has a constant too many (docs/explanation/math.md, Departures from the papers).
     """
-    form = _law(law)
+    form = _form_of(distribution)
     low, high = (np.array(end, dtype=np.float64) for end in np.broadcast_arrays(lower, upper))
     _check(low, high)
     shape, low, high = low.shape, low.ravel(), high.ravel()
@@ -90,25 +91,48 @@ def truncated(law: Law, lower: ArrayLike, upper: ArrayLike) -> Truncated:
     return Truncated(*(part.reshape(shape) for part in first))
 
 
-def log_density(law: Law, values: ArrayLike) -> Floats:
-    """Return log of the standard density at `values`, float64 array of the same shape."""
-    return _law(law).log_density(np.asarray(values, dtype=np.float64))
+def log_density(distribution: NoiseFamily, values: ArrayLike) -> Floats:
+    """Return log of the standard density at `values`, float64 array of the same shape.
+
+    Parameters
+    ----------
+    distribution
+        See `truncate`.
+    values
+        Where to evaluate it.
+    """
+    return _form_of(distribution).log_density(np.asarray(values, dtype=np.float64))
 
 
-def variance(law: Law) -> float:
+def variance(distribution: NoiseFamily) -> float:
     """Return the variance of the standard noise: 1, or π²/3."""
-    return _law(law).variance
+    return _form_of(distribution).variance
 
 
-def cdf(law: Law, s: ArrayLike) -> Floats:
-    """Return F(s) = Pr(ε <= s), float64 array of the same shape; ±inf allowed."""
+def cdf(distribution: NoiseFamily, s: ArrayLike) -> Floats:
+    """Return F(s) = Pr(ε <= s), float64 array of the same shape; ±inf allowed.
+
+    Parameters
+    ----------
+    distribution
+        See `truncate`.
+    s
+        Where to evaluate it.
+    """
     at = np.asarray(s, dtype=np.float64)
-    _law(law)
-    return np.asarray(special.ndtr(at) if law == "gaussian" else special.expit(at), dtype=np.float64)
+    _form_of(distribution)
+    return np.asarray(special.ndtr(at) if distribution == "gaussian" else special.expit(at), dtype=np.float64)
 
 
-def partial_mean(law: Law, s: ArrayLike) -> Floats:
+def partial_mean(distribution: NoiseFamily, s: ArrayLike) -> Floats:
     """Return G(s) = ∫_{-∞}^s ε dF(ε), float64 array of the same shape; G(±∞) = 0, for the noise has mean 0.
+
+    Parameters
+    ----------
+    distribution
+        See `truncate`.
+    s
+        The upper end of the integral.
 
     Notes
     -----
@@ -119,18 +143,18 @@ def partial_mean(law: Law, s: ArrayLike) -> Floats:
     ----------
     Ding and Ding, supplement S2.
     """
-    form, distance = _law(law), np.abs(np.asarray(s, dtype=np.float64))
+    form, distance = _form_of(distribution), np.abs(np.asarray(s, dtype=np.float64))
     finite = np.where(np.isinf(distance), 0.0, distance)
     return np.where(np.isinf(distance), 0.0, -np.exp(form.reference(finite)) * form.tails(finite)[1])
 
 
-def case_two_mean(law: Law, u: ArrayLike, v: ArrayLike, delta: ArrayLike, gamma: ArrayLike) -> Floats:
-    """Return E(ε | what a Case-II mechanism reports), by the paper's combined formula (28), corrected.
+def case_two_mean(distribution: NoiseFamily, u: ArrayLike, v: ArrayLike, delta: ArrayLike, gamma: ArrayLike) -> Floats:
+    """Return E(ε | report of a Case-II mechanism), by the paper's combined formula (28), corrected.
 
     Parameters
     ----------
-    law
-        As for `truncated`.
+    distribution
+        See `truncate`.
     u, v
         The anchors less f̂(x), u <= v.
     delta, gamma
@@ -147,22 +171,22 @@ def case_two_mean(law: Law, u: ArrayLike, v: ArrayLike, delta: ArrayLike, gamma:
 
         E = {(δ-γ) G(u) + (δ+2γ-1) G(v)} / {(δ-γ) F(u) + (δ+2γ-1) F(v) + (1-δ-γ)}.
 
-    The denominator is right as printed. It cancels when a range is far in a tail; `truncated` does not, and is what the
-    regression uses.
+    The denominator is right as printed. It cancels when a range is far in a tail. `truncate` does not cancel, and the
+    regression uses it.
 
     References
     ----------
     Ding and Ding, supplement S2, equation (28).
     """
     d, g = np.asarray(delta, dtype=np.float64), np.asarray(gamma, dtype=np.float64)
-    top = (d - g) * partial_mean(law, u) + (d + 2 * g - 1) * partial_mean(law, v)
-    bottom = (d - g) * cdf(law, u) + (d + 2 * g - 1) * cdf(law, v) + (1 - d - g)
+    top = (d - g) * partial_mean(distribution, u) + (d + 2 * g - 1) * partial_mean(distribution, v)
+    bottom = (d - g) * cdf(distribution, u) + (d + 2 * g - 1) * cdf(distribution, v) + (1 - d - g)
     return np.asarray(top / bottom, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """A standard symmetric law.
+    """A standard symmetric distribution.
 
     `reference(s)`, s >= 0, is the log of an order of magnitude of its density; `fall(s, t)` is reference(s) - reference(t)
     without cancellation; `tails(s)` are ∫_s^∞ εᵏ dF · exp(-reference(s)), k = 0, 1, 2. `ratio(start, step)` is the log
@@ -205,7 +229,7 @@ def _logistic_tails(s: Floats) -> tuple[Floats, Floats, Floats]:
     return share, s * share + once, s * s * share + 2 * s * once + 2 * twice
 
 
-_LAWS = {
+_FORMS = {
     "gaussian": _Form(
         variance=1.0,
         log_density=_gaussian_log_density,
@@ -225,10 +249,10 @@ _LAWS = {
 }
 
 
-def _law(law: str) -> _Form:
-    if law not in _LAWS:
-        raise ValueError(f"noise must be one of {', '.join(_LAWS)}")
-    return _LAWS[law]
+def _form_of(distribution: str) -> _Form:
+    if distribution not in _FORMS:
+        raise ValueError(f"noise must be one of {', '.join(_FORMS)}")
+    return _FORMS[distribution]
 
 
 def _check(low: Floats, high: Floats) -> None:

@@ -32,7 +32,7 @@ _BACKTRACKS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solution:
-    """Where the mass may sit, and how much sits there.
+    """The estimate's support and masses.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class _Ranges(NamedTuple):
 
 
 def maximal_intersections(left: Counts, right: Counts, n_cells: int) -> tuple[Counts, Counts]:
-    """Return the sets of cells outside which a likelihood has no use for mass.
+    """Return the sets of cells to which a maximum likelihood estimate may give mass.
 
     Parameters
     ----------
@@ -149,12 +149,12 @@ def npmle(left: Counts, right: Counts, counts: Counts, n_cells: int, *, toleranc
     if not n_informative:  # every atom lies in every range
         masses, n_iterations = np.full(n_atoms, 1.0 / n_atoms), 0
     elif not ranges.ring.any() and bool(((ranges.start == 0) | (ranges.stop == n_atoms)).all()):
-        masses, n_iterations = _pooled(ranges, n_atoms, n_informative), 0
+        masses, n_iterations = _pool(ranges, n_atoms, n_informative), 0
     elif n_atoms > MAX_ATOMS:
         raise ValueError(f"{n_atoms} maximal intersections are above {MAX_ATOMS}")
     else:
         masses, n_iterations = _interior(ranges, n_atoms, _BEYOND * tolerance, max_iterations)
-        masses = _emptied(ranges, masses, tolerance)
+        masses = _empty(ranges, masses, tolerance)
     gradient, likelihood = _gradient(ranges, masses)
     return Solution(
         first=first,
@@ -183,7 +183,7 @@ def _over_atoms(left: Counts, right: Counts, counts: Counts, first: Counts, last
     return _Ranges(first_key % (size + 1), keys % (size + 1), first_key > size, rows / max(total, 1)), total
 
 
-def _pooled(ranges: _Ranges, size: int, n_rows: int) -> Floats:
+def _pool(ranges: _Ranges, size: int, n_rows: int) -> Floats:
     """Return the masses where every range is all atoms up to a place, or all from it."""
     below = ranges.start == 0
     rows = np.rint(ranges.share * n_rows)
@@ -284,7 +284,7 @@ def _interior(ranges: _Ranges, size: int, tolerance: float, max_iterations: int)
         root = np.sqrt(masses)
         _hessian(ranges, masses, slack, root, matrix)
         ascent = gradient - 1.0 + target / masses
-        move = root * _solved(matrix, root * ascent)
+        move = root * _solve_step(matrix, root * ascent)
         slack_move = (target - masses * slack - slack * move) / masses
         height = likelihood - masses.sum() + target * np.log(masses).sum()
         step = _line_search(ranges, masses, move, target, height, float(ascent @ move))
@@ -294,7 +294,7 @@ def _interior(ranges: _Ranges, size: int, tolerance: float, max_iterations: int)
     return masses / masses.sum(), max_iterations
 
 
-def _solved(matrix: Floats, right: Floats) -> Floats:
+def _solve_step(matrix: Floats, right: Floats) -> Floats:
     """Return matrix⁻¹ right of a positive semidefinite matrix given by its upper triangle, slightly lifted if it is singular.
 
     The matrix may be larger, a multiple of the tile: what lies beyond the right side is overwritten.
@@ -334,7 +334,7 @@ def _longest(values: Floats, move: Floats) -> float:
 
 
 def _line_search(ranges: _Ranges, masses: Floats, move: Floats, target: float, height: float, slope: float) -> float:
-    """Return a step at which the likelihood with its barrier is higher; rounding's worth of descent is let pass."""
+    """Return a step at which the likelihood with its barrier is higher, up to rounding."""
     step = min(1.0, _TO_BOUNDARY * _longest(masses, move))
     for _ in range(_BACKTRACKS):
         tried = masses + step * move
@@ -345,7 +345,7 @@ def _line_search(ranges: _Ranges, masses: Floats, move: Floats, target: float, h
     return step
 
 
-def _emptied(ranges: _Ranges, masses: Floats, tolerance: float) -> Floats:
+def _empty(ranges: _Ranges, masses: Floats, tolerance: float) -> Floats:
     """Return the masses with exact zeros where the limit has them, as far as the gap stays within the tolerance."""
     slack = 1.0 - _gradient(ranges, masses)[0]  # not Newton's z, which means nothing where EM alone was enough
     for share in _ZEROS:
@@ -376,7 +376,7 @@ def _drift(ranges: _Ranges, masses: Floats) -> float:
 
 
 def _room(island: Counts, masses: Floats, n_islands: int) -> float:
-    """Return how far the freest island may move; the one of the line's ends, island[0], may not."""
+    """Return how far the least constrained island may move; island[0], at the line's ends, is fixed."""
     up, down = np.full(n_islands, np.inf), np.full(n_islands, np.inf)
     crossed = island[:-1] != island[1:]
     np.minimum.at(up, island[:-1][crossed], masses[crossed])

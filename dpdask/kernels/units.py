@@ -48,6 +48,17 @@ def groups(units: Words) -> tuple[Indices, int]:
 def first_rows(group: Indices, n_groups: int, hashes: Words, positions: Words, n_first: int) -> Indices:
     """Return the indices of each group's first `n_first` rows in the order (hash, position), group by group.
 
+    Parameters
+    ----------
+    group
+        int64 array of shape (n,): each row's group, 0..n_groups-1.
+    n_groups
+        How many groups there are.
+    hashes, positions
+        uint64 arrays of shape (n,): the order of the rows.
+    n_first
+        The most rows returned per group.
+
     Notes
     -----
     A group that has more rows keeps them in a heap whose root comes last, and a row that comes before the root replaces
@@ -108,7 +119,17 @@ def _sift_down(heap: Indices, start: int, size: int, row: int, hashes: Words, po
 def before_bounds(
     units: Words, hashes: Words, positions: Words, bound_units: Words, bound_hashes: Words, bound_positions: Words
 ) -> NDArray[np.bool_]:
-    """Return which rows come before their unit's bound; a unit without one keeps all. `bound_units` is sorted."""
+    """Return which rows come before their unit's bound; a unit without one keeps all. `bound_units` is sorted.
+
+    Parameters
+    ----------
+    units, hashes, positions
+        uint64 arrays of shape (n,): the rows.
+    bound_units
+        uint64 array of shape (k,), increasing: the units that have a bound.
+    bound_hashes, bound_positions
+        uint64 arrays of shape (k,): their bounds.
+    """
     out = np.ones(len(units), dtype=np.bool_)
     bound = 0
     for row in range(len(units)):

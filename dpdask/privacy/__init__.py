@@ -1,4 +1,4 @@
-"""What is promised, in numbers and in words."""
+"""The privacy promise, in numbers and in words."""
 
 from dpdask.privacy.budget import (
     COVERED,
@@ -6,9 +6,11 @@ from dpdask.privacy.budget import (
     Budget,
     UnitColumn,
     attacker_power,
-    cautions,
     central_guarantee_text,
+    delta_caution,
+    delta_warnings,
     guarantee_text,
+    list_cautions,
     noisy_counts_text,
     percent_above,
     split_epsilon,
@@ -20,9 +22,11 @@ __all__ = [
     "Budget",
     "UnitColumn",
     "attacker_power",
-    "cautions",
     "central_guarantee_text",
+    "delta_caution",
+    "delta_warnings",
     "guarantee_text",
+    "list_cautions",
     "noisy_counts_text",
     "percent_above",
     "split_epsilon",

@@ -1,7 +1,7 @@
-"""What events cost: the least ε that can be proved for a δ, rounded against the releaser.
+"""The cost of events: the least ε that can be proved for a δ, rounded against the releaser.
 
 Three bounds hold for every composition, and the smallest is given: the sum of the pure ε; zero-concentrated privacy; and
-the privacy loss distribution (PLD) of dp_accounting, pessimistic throughout.
+the privacy loss distribution (PLD) of dp_accounting, pessimistic throughout (docs/explanation/math.md, Composition).
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Any, Literal, Protocol, TypeGuard
 
 from dpdask.errors import SpecError
 from dpdask.privacy.events import Adjacency, CentralEvent, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, from_dict, leaves, units
-from dpdask.privacy.rounding import rounded_down, rounded_up
+from dpdask.privacy.rounding import round_down, round_up
 
 _GRID = 1e-4  # the PLD's step relative to ε: connected dots err by its square
 _MIN_STEP = 1e-7
-_TAIL = 1e-7  # what the PLD may cut off its tails (and count as infinite loss), relative to δ
+_TAIL = 1e-7  # mass that the PLD may cut off its tails (and count as infinite loss), relative to δ
 _DOUBLE_ERROR = 1e-15  # of δ, for each composition: rounding of the fast Fourier transforms, several times over
 _SAFETY = 1e-9  # relative, on results that went through floating-point logarithms
 _SMOOTHING = 2.0  # r², the part of σ² that turns a continuous Gaussian into a discrete one
 _SMOOTHING_ERROR = 1e-16  # of ε, for each count that changes: above 4·2·exp(-2π²r²)
 _EXACT_SIGMA = 64.0  # below it a discrete Gaussian's own PLD is made; above it, one has 23 σ points and the bound is as good
-_MAX_ROUGH = 1e3  # no noise worth a distribution
+_MAX_ROUGH = 1e3  # too little noise for a distribution
 _TOLERANCE = 1e-7
 
 Atom = LocalRelease | DiscreteLaplace | DiscreteGaussian
 
 
 class Charged(Protocol):
-    """What the ledger holds of a release; the event is empty where only epsilon and delta are known."""
+    """A release in the ledger; the event is empty where only epsilon and delta are known."""
 
     @property
     def epsilon(self) -> float:
@@ -106,8 +106,8 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
     Parameters
     ----------
     charges
-        The charges of one dataset. One with an event costs what the event costs; one without is taken as any
-        (epsilon, delta)-private mechanism, and its delta is paid from the limit.
+        The charges of one dataset. A charge with an event costs as much as the event; one without is taken as
+        any (epsilon, delta)-private mechanism, and its delta is paid from the limit.
     delta_limit
         The dataset's δ.
 
@@ -118,9 +118,9 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
 
     Notes
     -----
-    A first charge costs what it declares, if its event costs no more and its δ is at most half of the limit. From the
-    second on, jobs are chosen by who has seen the earlier releases: then only sums and concentrated bounds hold, at what
-    the first one's δ leaves of the limit, so that stopping after the first is paid for too (the two cases add up).
+    A first charge costs its declared ε, if its event costs no more and its δ is at most half of the limit. Later jobs may be
+    chosen after seeing earlier releases, so only sums and concentrated bounds hold for them. These are taken at the rest of
+    the limit's δ after the first charge, so that stopping after the first is paid for too (the two cases add up).
     """
     atoms: list[Atom] = []
     listed = list(charges)
@@ -131,26 +131,26 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
     left, alone = Fraction(delta_limit), math.inf
     if listed and listed[0].event and 2 * Fraction(listed[0].delta) <= left and _is_believed(listed[0]):
         if len(listed) == 1:
-            alone = listed[0].epsilon  # one mechanism, as a whole: no choice was made with anything in hand
+            alone = listed[0].epsilon  # one mechanism as a whole: no event was chosen after seeing a release
         else:
             left -= Fraction(listed[0].delta)
     for charge in listed:
         priced = list(leaves(from_dict(charge.event))) if charge.event else []
         if priced:
             atoms += priced
-        else:  # nothing says what happened: only the declared numbers can be believed
+        else:  # without an event, only the declared numbers are known
             atoms += [LocalRelease(epsilon=charge.epsilon, unit=unit)] if charge.epsilon else []
             left -= Fraction(charge.delta)
     if left < 0:
         return math.inf
-    counted = _counted(atoms, rounded_down(left))
-    # a later job is chosen by who has seen the earlier releases: sums and concentrated bounds hold then, a PLD does not
+    counted = _count(atoms, round_down(left))
+    # later jobs may be chosen after seeing earlier releases: then sums and concentrated bounds hold, a PLD does not
     pure = _pure(counted)
-    return min(alone, pure if left == 0 or pure == 0 else min(pure, _concentrated(counted, rounded_down(left))))
+    return min(alone, pure if left == 0 or pure == 0 else min(pure, _bound_concentrated(counted, round_down(left))))
 
 
 def _is_believed(charge: Charged) -> bool:
-    """Return whether what a charge declares covers what its event costs."""
+    """Return whether a charge's declared ε and δ cover the cost of its event."""
     if not charge.event or not list(leaves(from_dict(charge.event))):
         return True
     return _price(json.dumps(charge.event, sort_keys=True), charge.delta) <= charge.epsilon
@@ -173,7 +173,7 @@ def noise_scale(
     Parameters
     ----------
     kind
-        `laplace` (the scale of the discrete Laplace law; its standard deviation is √2 times that) or `gaussian` (σ).
+        `laplace` (the scale of the discrete Laplace distribution; its standard deviation is √2 times that) or `gaussian` (σ).
     n_queries
         How many vectors are measured, each with the same noise.
     epsilon, delta
@@ -193,11 +193,11 @@ def noise_scale(
     SpecError
         If a parameter is out of range.
     """
-    [found] = scaled([_central(kind, 1.0, sensitivity, adjacency, n_queries)], epsilon, delta)
+    [found] = scale_events([_central(kind, 1.0, sensitivity, adjacency, n_queries)], epsilon, delta)
     return found.sigma if isinstance(found, DiscreteGaussian) else found.scale
 
 
-def scaled(events: Iterable[CentralEvent], epsilon: float, delta: float) -> tuple[CentralEvent, ...]:
+def scale_events(events: Iterable[CentralEvent], epsilon: float, delta: float) -> tuple[CentralEvent, ...]:
     """Return events with all their noise multiplied by the least common factor at which they cost at most `epsilon` at `delta`.
 
     Parameters
@@ -267,7 +267,7 @@ def _central(kind: str, scale: float, sensitivity: float, adjacency: Adjacency, 
     return DiscreteLaplace(scale=scale, sensitivity=int(sensitivity), adjacency=adjacency, count=count)
 
 
-def _counted(atoms: list[Atom], delta: float) -> Counter[Atom]:
+def _count(atoms: list[Atom], delta: float) -> Counter[Atom]:
     """Return how often each single event happens, after checking that they can be composed at a delta."""
     if not 0 <= delta < 1:
         raise SpecError("delta must be in [0, 1)", "accountant")
@@ -283,11 +283,11 @@ def _counted(atoms: list[Atom], delta: float) -> Counter[Atom]:
 
 
 def _epsilon(atoms: list[Atom], delta: float) -> float:
-    counted = _counted(atoms, delta)
+    counted = _count(atoms, delta)
     pure = _pure(counted)
     if delta == 0 or pure == 0:
         return pure
-    closed = min(pure, _concentrated(counted, delta))
+    closed = min(pure, _bound_concentrated(counted, delta))
     return min(closed, _by_pld(counted, delta, closed))
 
 
@@ -309,10 +309,10 @@ def _pure(counted: Mapping[Atom, int]) -> float:
     if any(isinstance(atom, DiscreteGaussian) for atom in counted):
         return math.inf
     exact = sum((n * _pure_of(atom) for atom, n in counted.items() if not isinstance(atom, DiscreteGaussian)), Fraction(0))
-    return rounded_up(exact)
+    return round_up(exact)
 
 
-def _concentrated(counted: Mapping[Atom, int], delta: float) -> float:
+def _bound_concentrated(counted: Mapping[Atom, int], delta: float) -> float:
     """Return ρ + 2·√(ρ·log(1/δ)): ε-privacy is ε²/2-concentrated, the discrete Gaussian s²/2σ²."""
     rates = [(atom.sensitivity / atom.sigma if isinstance(atom, DiscreteGaussian) else float(_pure_of(atom)), n) for atom, n in counted.items()]
     rho = sum(n * min(rate, 1e150) ** 2 / 2.0 for rate, n in rates)
@@ -330,7 +330,7 @@ def _by_pld(counted: Mapping[Atom, int], delta: float, rough: float) -> float:
     total, slack = _pld().identity(value_discretization_interval=step), 0.0
     for atom, n in counted.items():
         if _is_smoothed(atom):
-            part = _smoothed(atom, n, step)
+            part = _smooth(atom, n, step)
             slack += _SMOOTHING_ERROR * _unit_shifts(atom) * n
         else:
             part = _one(atom, step)
@@ -362,6 +362,6 @@ def _one(atom: Atom, step: float) -> Any:
     return _pld().from_discrete_laplace_mechanism(rate, shift, value_discretization_interval=step, use_connect_dots=True)
 
 
-def _smoothed(atom: DiscreteGaussian, n: int, step: float) -> Any:
+def _smooth(atom: DiscreteGaussian, n: int, step: float) -> Any:
     deviation = math.sqrt(atom.sigma**2 - _SMOOTHING) / (atom.sensitivity * math.sqrt(n)) * (1.0 - _SAFETY)
     return _pld().from_gaussian_mechanism(deviation, value_discretization_interval=step, use_connect_dots=True)

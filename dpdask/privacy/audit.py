@@ -1,4 +1,4 @@
-"""Claimed against found: exact ε* of row-level channels, and statistical lower bounds on the ε of central noise.
+"""Audits of a claimed ε: exact ε* of row-level channels, and statistical lower bounds for central noise.
 
 A lower bound above the claim proves, up to the stated confidence, that the promise is broken. One below it proves
 nothing: it is an alarm, not a certificate.
@@ -34,7 +34,7 @@ Measure = Callable[[Counts], Counts]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseAudit:
-    """What many runs on two neighbouring inputs say of a claim.
+    """The result of many runs on two neighbouring inputs, beside the claim.
 
     Attributes
     ----------
@@ -63,20 +63,28 @@ class NoiseAudit:
 
 
 def channel_epsilon(weights: NDArray[np.uint64]) -> float:
-    """Return ε* of a channel's whole-number weights, the least float that is not below it; infinite if a level tells all."""
+    """Return ε* of a channel's whole-number weights, the least float that is not below it; infinite if an output excludes an input."""
     exact = exact_epsilon(weights)
     rounded = float(exact)
     return rounded if Decimal(rounded) >= exact else math.nextafter(rounded, math.inf)
 
 
-def shown_weights(channel: object) -> NDArray[np.uint64]:
-    """Return the whole-number weights of a channel that is shown as probabilities, as in a release card."""
+def read_weights(channel: object) -> NDArray[np.uint64]:
+    """Return the whole-number weights of a channel printed as probabilities, as in a release card."""
     weights: NDArray[np.uint64] = (np.array(channel) * 2.0**TOTAL_BITS).astype(np.uint64)
     return weights
 
 
 def within_digits(epsilon: float, claimed: float) -> float:
-    """Return the ε* of shown weights, or the claim if only their 53 bits take it beyond: the drawn ones have 63."""
+    """Return ε*, or the claim if ε* exceeds it only because printed weights have 53 bits and drawn ones 63.
+
+    Parameters
+    ----------
+    epsilon
+        ε*, computed from weights that were printed with 53 bits.
+    claimed
+        The ε that the release claims.
+    """
     return min(epsilon, claimed) if epsilon <= claimed * (1.0 + _DIGITS) else epsilon
 
 
@@ -94,24 +102,24 @@ def rank_epsilon(noise: RankNoise) -> float:
     if n_values > MAX_ENUMERATED:
         return noise.epsilon
     values = np.arange(n_values, dtype=np.int64)
-    single, tail = _digit_laws(noise, values)
+    single, tail = _digit_distributions(noise, values)
     up, down = math.log(noise.sign), math.log(2**TOTAL_BITS - noise.sign)
     with np.errstate(divide="ignore"):
-        log_law = np.concatenate([(np.log(single[:-2]) + down)[::-1], np.log(single[:-1]) + up])  # e = -(n-2) .. n-2
+        log_single = np.concatenate([(np.log(single[:-2]) + down)[::-1], np.log(single[:-1]) + up])  # e = -(n-2) .. n-2
         log_tails = np.log(tail[[noise.margin - 1, n_values - 2, noise.margin, n_values - 1]])
-    if not np.isfinite(log_law).all() or not np.isfinite(log_tails).all():
+    if not np.isfinite(log_single).all() or not np.isfinite(log_tails).all():
         return math.inf
     from scipy import ndimage
 
     window = {"size": noise.n_cells, "origin": 0, "mode": "nearest"}
-    ranges = ndimage.maximum_filter1d(log_law, **window) - ndimage.minimum_filter1d(log_law, **window)
+    ranges = ndimage.maximum_filter1d(log_single, **window) - ndimage.minimum_filter1d(log_single, **window)
     half = noise.n_cells // 2
     inside = ranges[half : len(ranges) - (noise.n_cells - 1 - half)]
     worst = max(float(inside.max()), float(log_tails[0] - log_tails[1]), float(log_tails[2] - log_tails[3]))
     return worst * (1.0 + _SLACK) + _SLACK
 
 
-def _digit_laws(noise: RankNoise, values: NDArray[np.int64]) -> tuple[Floats, Floats]:
+def _digit_distributions(noise: RankNoise, values: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """Return Pr(m = v) and Pr(m >= v) of the noise's magnitude, both over one constant."""
     single, tail = np.ones(len(values)), np.ones(len(values))
     for row in noise.weights.astype(np.float64) / 2.0**TOTAL_BITS:
@@ -132,7 +140,7 @@ def audit_event(
     measure: Measure | None = None,
     rng: Generator | None = None,
 ) -> NoiseAudit:
-    """Return what an event claims to cost beside what runs on its worst neighbours show.
+    """Return the claimed cost of an event beside a lower bound from runs on its worst neighbours.
 
     Parameters
     ----------
@@ -141,9 +149,9 @@ def audit_event(
     delta
         In [0, 1); above 0 for Gaussian noise.
     n_runs
-        On each input.
+        The number of runs on each input.
     confidence
-        Of the lower bound.
+        The confidence of the lower bound.
     measure
         The measurement to audit, applied to an int64 array of shape (n_runs, n_counts), each row on its own; by default
         the noise that dpdask draws for the event.
@@ -237,7 +245,7 @@ def lower_bound(measure: Measure, left: Counts, right: Counts, *, delta: float, 
 
 
 def _bound(hits: NDArray[np.integer], misses: NDArray[np.integer], n: int, delta: float, alpha: float) -> Floats:
-    """Return log((lower bound of hits/n - δ) / upper bound of misses/n), -inf where nothing can be said."""
+    """Return log((lower bound of hits/n - δ) / upper bound of misses/n), -inf if there is no bound."""
     from scipy import stats  # slow to import, and only an audit needs it
 
     low = np.where(hits > 0, stats.beta.ppf(alpha, np.maximum(hits, 1), n - hits + 1), 0.0)

@@ -13,8 +13,8 @@ from pydantic import AfterValidator, Field, PlainSerializer
 from dpdask.documents import Document
 from dpdask.errors import SpecError
 from dpdask.privacy.events import Adjacency
-from dpdask.privacy.order import RowOrder, published_text
-from dpdask.privacy.rounding import rounded_down
+from dpdask.privacy.order import RowOrder, describe_published
+from dpdask.privacy.rounding import round_down
 
 MAX_EPSILON = 100.0
 
@@ -24,7 +24,21 @@ UNCOVERED = "nobody: all that is released comes from noisy counts of all rows"
 
 
 class UnitColumn(Document):
-    """All rows that share a column's value, of which at most `max_rows` are released."""
+    """The privacy unit: all rows that share a column's value.
+
+    Attributes
+    ----------
+    column
+        The column that names the unit, as a user's id does.
+    max_rows
+        The most rows of one unit that are released.
+
+    Examples
+    --------
+    >>> import dpdask
+    >>> dpdask.UnitColumn(column="user", max_rows=3).max_rows
+    3
+    """
 
     column: str = Field(min_length=1)
     max_rows: int = Field(ge=1)
@@ -39,7 +53,7 @@ def _as_it_is(delta: float) -> Any:
 
 
 class Budget(Document):
-    """What a job promises.
+    """The privacy budget that a job declares.
 
     Attributes
     ----------
@@ -85,13 +99,13 @@ def split_epsilon(epsilon: float, columns: tuple[str, ...], weights: Mapping[str
     """
     weights = weights if weights is not None else dict.fromkeys(columns, 1.0)
     if set(weights) != set(columns):
-        raise SpecError("weights must name exactly the privatised columns", "mechanism.weights", "give each of them one weight")
+        raise SpecError("weights must name exactly the privatised columns", "`weights`", "give each of them one weight")
     if not all(math.isfinite(weight) and weight > 0 for weight in weights.values()):
-        raise SpecError("weights must be positive and finite", "mechanism.weights", "drop a column rather than give it none of the budget")
+        raise SpecError("weights must be positive and finite", "`weights`", "drop a column rather than give it none of the budget")
     total = sum(Fraction(weight) for weight in weights.values())
-    parts = {name: rounded_down(Fraction(epsilon) * Fraction(weights[name]) / total) for name in columns}
+    parts = {name: round_down(Fraction(epsilon) * Fraction(weights[name]) / total) for name in columns}
     if not all(parts.values()):
-        raise SpecError("a weight is too small: its column's part of ε is 0", "mechanism.weights", "bring the weights closer together")
+        raise SpecError("a weight is too small: its column's part of ε is 0", "`weights`", "bring the weights closer together")
     return parts
 
 
@@ -126,7 +140,7 @@ def guarantee_text(budget: Budget, protected: str, unprotected: str, order: RowO
     return (
         f"{whose} are ε = {_epsilon_text(budget.epsilon)} differentially private ({promise}). "
         f"Protected: {protected}. Not protected: {unprotected}. "
-        f"{published_text(order)}; {many}. "
+        f"{describe_published(order)}; {many}. "
         + _attacker_text(budget, f"{tested} had one value rather than another")
         + ("" if everyone else " No such bound holds for the rows that are not protected.")
     )
@@ -162,7 +176,7 @@ def central_guarantee_text(budget: Budget, protected: str, unprotected: str, *, 
     """
     replaced = budget.adjacency == "replace-one"
     if n_rows_public and not replaced:
-        raise SpecError("add-remove hides how many rows there are, so they cannot be published", "privacy.adjacency", "set it to replace-one")
+        raise SpecError("add-remove hides how many rows there are, so they cannot be published", "`adjacency`", "set it to replace-one")
     unit = budget.unit_column
     one, who, tested = "one row", "one row", "a row had one value rather than another" if replaced else "a row is there"
     many = "a person with k rows is protected by k·ε" + (" and k·exp((k-1)·ε)·δ" if budget.delta else "")
@@ -185,7 +199,7 @@ def _epsilon_text(epsilon: float) -> str:
 
 
 def _delta_text(delta: float) -> str:
-    """Return δ in three digits, rounded up; as it was written where that takes no more."""
+    """Return δ in three digits, rounded up; as it was written if that is no longer."""
     rounded = Context(prec=3, rounding=ROUND_UP).plus(Decimal(repr(delta))).normalize()
     return f"{rounded:e}" if 0 < rounded < Decimal("0.001") else str(rounded)
 
@@ -224,7 +238,7 @@ def percent_above(share: float) -> str:
     return f"{min(100.0, math.ceil(1000 * share) / 10):.1f} %"
 
 
-def cautions(budget: Budget, n_rows: int | None) -> tuple[str, ...]:
+def list_cautions(budget: Budget, n_rows: float | None) -> list[str]:
     """Return warnings for the readers of a card, if its promise protects little.
 
     Parameters
@@ -237,7 +251,35 @@ def cautions(budget: Budget, n_rows: int | None) -> tuple[str, ...]:
     found = []
     if budget.epsilon >= 3:
         found.append(f"ε = {_epsilon_text(budget.epsilon)} is large: an attacker may tell two values of one row apart almost every time")
-    if n_rows is not None and budget.delta * n_rows >= 1:
-        delta = f"δ = {_delta_text(budget.delta)} is not below 1 / the number of rows"
-        found.append(f"{delta}: publishing one random row verbatim would satisfy the same guarantee")
-    return tuple(found)
+    large = delta_caution(budget.delta, n_rows)
+    return found if large is None else [*found, large]
+
+
+def delta_caution(delta: float, n_rows: float | None) -> str | None:
+    """Return a warning if δ is so large that it would allow publishing a row verbatim, else None.
+
+    Parameters
+    ----------
+    delta
+        What is promised.
+    n_rows
+        The number of rows, exact or noisy; None if it is not known or may not be told.
+    """
+    if n_rows is None or delta * n_rows < 1:
+        return None
+    what = f"δ = {_delta_text(delta)} is not below 1 / the number of rows"
+    return f"{what}: publishing one random row verbatim would satisfy the same guarantee"
+
+
+def delta_warnings(budget: Budget, n_rows: int | None) -> tuple[str, ...]:
+    """Return the warning of `delta_caution` for a steward, with a hint; empty if there is none.
+
+    Parameters
+    ----------
+    budget
+        What is promised.
+    n_rows
+        The number of rows if it is known and public, else None.
+    """
+    caution = delta_caution(budget.delta, n_rows)
+    return () if caution is None else (f"{caution}; lower `delta`",)

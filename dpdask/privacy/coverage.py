@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, Literal, get_args
 
 from dpdask.errors import SpecError
-from dpdask.privacy.rounding import rounded_up
+from dpdask.privacy.rounding import round_up
 
 Fate = Literal["held out", "republished"]
 
@@ -49,7 +49,7 @@ class Uncovered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """The rows that the releases of one dataset together leave without ε.
+    """The rows without ε of all releases of one dataset together.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class Coverage:
 
 
 def coverage_of(events: Iterable[Mapping[str, Any]]) -> Coverage:
-    """Return the rows that releases together leave without ε, from their events in a ledger.
+    """Return the rows without ε of several releases together, from their events in a ledger.
 
     Notes
     -----
@@ -108,7 +108,7 @@ def coverage_of(events: Iterable[Mapping[str, Any]]) -> Coverage:
 
 
 def _total(largest: Mapping[tuple[str, str], float], kind: str) -> float:
-    return min(1.0, rounded_up(sum((Fraction(fraction) for (each, _), fraction in largest.items() if each == kind), Fraction(0))))
+    return min(1.0, round_up(sum((Fraction(fraction) for (each, _), fraction in largest.items() if each == kind), Fraction(0))))
 
 
 def _releases_rows(event: Mapping[str, Any]) -> bool:

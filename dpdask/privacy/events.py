@@ -1,4 +1,4 @@
-"""What happened: the randomised calls of a job, without what they cost, as versioned JSON.
+"""Events: the randomised calls of a job, without their costs, as versioned JSON.
 
 An event says which noise was drawn, on how many independent quantities, and by how much one unit can move each. What it
 costs is `accountant`'s to say, so that a better accountant re-prices an old ledger without touching it.
@@ -55,7 +55,7 @@ class DiscreteLaplace:
     Attributes
     ----------
     scale
-        Of the noise that was drawn, in counts; positive and finite.
+        The scale of the drawn noise, in counts; positive and finite.
     sensitivity
         The L1 sensitivity of one vector under `adjacency`, a whole number.
     adjacency
@@ -89,7 +89,7 @@ class DiscreteGaussian:
     Attributes
     ----------
     sigma
-        Of the noise that was drawn, in counts; positive and finite.
+        The scale of the drawn noise, in counts; positive and finite.
     sensitivity
         The L2 sensitivity of one vector under `adjacency`, at least 1: √2 for a histogram under replace-one.
     adjacency
@@ -114,7 +114,7 @@ class DiscreteGaussian:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """All of these happened, in any order, each free to depend on what the earlier ones gave.
+    """Several events, in any order; each may depend on the results of earlier ones.
 
     Attributes
     ----------
@@ -175,6 +175,22 @@ def units(event: Event) -> set[str]:
     return own.union(*(units(inner) for inner in event.events))
 
 
+def add_cost(event: Mapping[str, Any], epsilon: float) -> dict[str, Any]:
+    """Return a composition's mapping with a further local release, so that the composition costs that much more.
+
+    Parameters
+    ----------
+    event
+        What `to_dict` gave; of a mapping that is no composition, nothing is kept, and its cost is what is declared beside it.
+    epsilon
+        What is added.
+    """
+    if event.get("kind") != _COMPOSED:
+        return {}
+    unit = event.get("unit") or "row"
+    return {**event, "events": [*event["events"], to_dict(LocalRelease(epsilon=epsilon, unit=unit))]}
+
+
 def to_dict(event: Event) -> dict[str, Any]:
     """Return an event as a mapping that JSON can hold: `format`, `kind`, and its attributes."""
     if isinstance(event, Composed):
@@ -212,7 +228,7 @@ def from_dict(data: Mapping[str, Any]) -> Event:
         columns = values.get("without_epsilon", ())
         if not isinstance(columns, list | tuple):
             raise _wrong("without_epsilon", "a list of columns")
-        return Composed(events=events, unit=values.get("unit"), uncovered=_uncovered(values.get("uncovered")), without_epsilon=tuple(columns))
+        return Composed(events=events, unit=values.get("unit"), uncovered=_read_uncovered(values.get("uncovered")), without_epsilon=tuple(columns))
     known = _KINDS.get(kind) if isinstance(kind, str) else None
     if known is None and kind != _COMPOSED:
         raise SpecError("the event's kind is unknown", "event", "read it with the version of dpdask that wrote it, or a later one")
@@ -221,7 +237,21 @@ def from_dict(data: Mapping[str, Any]) -> Event:
     return known(**values)
 
 
-def _uncovered(listed: object) -> tuple[Uncovered, ...] | None:
+def central_from_dict(data: Mapping[str, Any]) -> CentralEvent:
+    """Return the event of central noise that a mapping from `to_dict` holds.
+
+    Raises
+    ------
+    SpecError
+        As for `from_dict`, or if it holds another event.
+    """
+    event = from_dict(data)
+    if not isinstance(event, DiscreteGaussian | DiscreteLaplace):
+        raise _wrong("event", "of central noise")
+    return event
+
+
+def _read_uncovered(listed: object) -> tuple[Uncovered, ...] | None:
     if listed is None:
         return None
     if not isinstance(listed, list | tuple) or not all(isinstance(each, Mapping) for each in listed):

@@ -1,13 +1,11 @@
-"""The budget of a dataset: what every release of it spent, in an append-only chain, and the refusal of what does not fit."""
+"""The budget of a dataset: the spending of every release in an append-only chain, and the refusal of charges that do not fit."""
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_FLOOR, Decimal, localcontext
-from fractions import Fraction
 from hashlib import sha256
 from typing import Any, Literal, cast
 
@@ -25,14 +23,13 @@ from dpdask.privacy.ledger_entries import (
     Entry,
     Kind,
     Summary,
-    broken,
-    checked_number,
+    chain_error,
+    check_number,
     entry_of,
     event_text,
     sum_charges,
 )
 from dpdask.privacy.ledger_tables import DATASETS, ENTRIES, HOLDOUTS, LedgerStore, check_chain, digest_of
-from dpdask.privacy.rounding import rounded_down, rounded_up_sum
 
 LEDGER_FORMAT = 2
 READABLE_FORMATS = (1, 2)  # 1: before refusals and strict datasets were recorded
@@ -102,7 +99,7 @@ class Ledger:
             If the dataset has another budget, or a number is out of its range.
         """
         name = _name(dataset, "dataset")
-        limits = {"epsilon": checked_number(epsilon, "epsilon", sys.float_info.max), "delta": checked_number(delta, "delta", 1.0)}
+        limits = {"epsilon": check_number(epsilon, "epsilon", sys.float_info.max), "delta": check_number(delta, "delta", 1.0)}
         if not limits["epsilon"]:
             raise SpecError("a limit of ε = 0 allows no release", "epsilon", "give the dataset a budget above 0")
 
@@ -113,7 +110,7 @@ class Ledger:
                 connection.execute(sa.insert(DATASETS), {**row, "n_entries": 0, "head": digest_of(row)})
             elif any(found[key] != limit for key, limit in limits.items()):
                 limit = f"ε {found['epsilon']!r} and δ {found['delta']!r}"
-                raise SpecError(f"the dataset {name!r} has a limit already: {limit}", self._store.place, "a limit stays; give the same one")
+                raise SpecError(f"the dataset {name!r} has a limit already: {limit}", self._store.place, "a limit cannot change; give the same one")
             book = self._open(connection, name, lock=True)
             if strict and not book.strict:
                 _append(connection, book, "strict", "strict", FREE)
@@ -121,11 +118,21 @@ class Ledger:
 
         return self._store.create(work)
 
-    def intend(self, dataset: str, run_id: str, charge: Charge) -> Entry:
+    def intend(self, dataset: str, run_id: str, charge: Charge, *, unread: bool = False) -> Entry:
         """Charge a run before its noise is drawn, and return the run's newest entry.
 
         A run that was intended with the same charge is not charged a second time: its entry is returned, of kind `commit` if
         the run is committed. A run that was voided, or refused without a charge, is charged again.
+
+        Parameters
+        ----------
+        dataset, run_id
+            The dataset's name in the ledger, and the run's.
+        charge
+            What the run costs.
+        unread
+            Whether rows are read after the run is committed, when a refusal is no longer recorded. Then a strict dataset charges
+            at least what a refusal costs.
 
         Raises
         ------
@@ -139,12 +146,13 @@ class Ledger:
         def work(connection: Connection) -> Entry:
             book = self._open(connection, dataset, lock=True)
             latest = book.standing.get(run_id)
+            price = book.price_refusal(charge) if unread and book.strict else charge
             if latest is None:
-                self._require_room(book, charge)
-                return _append(connection, book, "intend", run_id, charge)
+                self._require_room(book, price)
+                return _append(connection, book, "intend", run_id, price)
             if latest.kind == "refuse":
                 raise SpecError(f"the run {run_id!r} is {_ENDED[latest.kind]}", self._store.place, "a new run is charged again")
-            if latest.charge != charge:
+            if latest.charge not in (charge, price):  # another price, if the dataset was made strict since
                 raise SpecError(
                     f"the run {run_id!r} was intended with another charge", self._store.place, "a changed job is a new run: give it another name"
                 )
@@ -153,7 +161,7 @@ class Ledger:
         return self._store.write(work)
 
     def check_room(self, dataset: str, charge: Charge, run_id: str | None = None) -> None:
-        """Check that a charge fits, or that its run is already charged; nothing is written.
+        """Check that a charge fits, or that its run is already charged; nothing is written. For the parameters see `Ledger.intend`.
 
         Raises
         ------
@@ -164,15 +172,22 @@ class Ledger:
         if run_id is None or run_id not in book.standing:
             self._require_room(book, charge)
             if book.strict:
-                self._require_room(book, _refusal(book, charge))
+                self._require_room(book, book.price_refusal(charge))
 
     def draw(self, dataset: str, run_id: str, release: str) -> Entry:
-        """Record that a run drew its noise, with the digest of its fitted release, and return the run's newest entry. It is idempotent.
+        """Record that a run drew its noise, and return the run's newest entry. It is idempotent.
+
+        Parameters
+        ----------
+        dataset, run_id
+            The dataset's name in the ledger, and the run's.
+        release
+            SHA-256 of the fitted release, which the entry records.
 
         Raises
         ------
         SpecError
-            If the run is not intended, or drew other noise before: this is a copy of it, and must release nothing.
+            If the run is not intended, or drew other noise before; then this is a copy of the run, and must release nothing.
         """
         run_id = _name(run_id, "run_id")
 
@@ -190,14 +205,7 @@ class Ledger:
         return self._store.write(work)
 
     def commit(self, dataset: str, run_id: str, release: str = "") -> Entry:
-        """Record that a run was released, and return the entry. It is idempotent.
-
-        Parameters
-        ----------
-        dataset, run_id
-            Whose run.
-        release
-            The digest of the fitted release, which the entry records.
+        """Record that a run was released, and return the entry. It is idempotent. For the parameters see `Ledger.draw`.
 
         Raises
         ------
@@ -212,10 +220,11 @@ class Ledger:
         Parameters
         ----------
         dataset, run_id
-            Whose run; it may never have been intended.
+            The names of the dataset and the run; the run need not have been intended.
         charge
             What the refusal costs: the run's charge if noise may have been drawn or the dataset is strict, else `FREE`. A run
-            that drew its noise stays charged in any case, and a refusal of a strict dataset costs at least a hundredth of its ε.
+            that drew its noise stays charged in any case. A refusal of a strict dataset that is charged costs at least a hundredth
+            of its ε.
 
         Raises
         ------
@@ -233,24 +242,30 @@ class Ledger:
             latest = book.latest.get(run_id)
             if latest is not None and latest.kind in ("refuse", "commit"):
                 return latest
-            if latest is not None and latest.kind == "draw":
-                return _append(connection, book, "refuse", run_id, latest.charge)
-            if run_id not in book.standing and charge != FREE:
-                self._require_room(book, charge)
-            price = _refusal(book, charge) if book.strict and charge != FREE else charge
+            least = latest.charge if latest is not None and latest.kind == "draw" else charge
+            if run_id not in book.standing and least != FREE:
+                self._require_room(book, least)
+            price = book.price_refusal(least) if book.strict and least != FREE else least
             rest = [entry.charge for other, entry in book.standing.items() if other != run_id]
             fits = self._compose([*rest, price], book.delta) <= book.epsilon
-            return _append(connection, book, "refuse", run_id, price if fits else charge)
+            return _append(connection, book, "refuse", run_id, price if fits else least)
 
         return self._store.write(work)
 
     def holdout_key(self, dataset: str, *, draw: bool = True) -> bytes | None:
-        """Return the 32 secret bytes that choose a dataset's hold-out, drawn once and kept; None if there are none and `draw` is false.
+        """Return the 32 secret bytes that choose a dataset's hold-out; they are drawn once and kept.
+
+        Parameters
+        ----------
+        dataset
+            The dataset's name in the ledger.
+        draw
+            Whether to draw a key if there is none; if not, None is returned.
 
         Privacy
         -------
         With one hold-out for all releases of a dataset, the same rows have no ε in each of them, as long as they keep their places
-        (or their units). The chain holds the key's digest, so that a key that was exchanged or lost is noticed.
+        (or their units). The chain holds the key's digest, so a replaced or lost key is noticed.
         """
 
         def found(connection: Connection) -> str | None:
@@ -273,7 +288,7 @@ class Ledger:
         return None if key is None else bytes.fromhex(key)
 
     def void(self, dataset: str, run_id: str) -> Entry:
-        """Give back the charge of a run, and return the entry; once is enough.
+        """Give back the charge of a run, and return the entry. It is idempotent. For the parameters see `Ledger.intend`.
 
         Raises
         ------
@@ -282,35 +297,53 @@ class Ledger:
 
         Privacy
         -------
-        The caller promises that no noise of this run was drawn, or that nobody saw anything made with it and its key is
-        destroyed. The ledger cannot know; where there is doubt, leave it charged.
+        The caller promises that no noise of this run was drawn, or that nobody saw a result of it and its key is destroyed.
+        The ledger cannot check this. In doubt, leave the run charged.
         """
         return self._close(dataset, run_id, "void")
 
-    def spent(self, dataset: str, plus: Charge | None = None) -> Balance:
-        """Return what is spent and left, or what would be with one more charge."""
-        return self._balance(self._read(dataset), [plus] if plus else [])
+    def read_balance(self, dataset: str, plus: Charge | None = None) -> Balance:
+        """Return the spent and the remaining budget, optionally with one more charge.
+
+        Parameters
+        ----------
+        dataset
+            The dataset's name in the ledger.
+        plus
+            A further charge to count in.
+        """
+        return self._read(dataset).compute_balance(self._compose, [plus] if plus else [])
 
     def show(self, dataset: str) -> Summary:
         """Return the dataset's whole ledger."""
         book = self._read(dataset)
-        return Summary(dataset=book.name, created=book.created, strict=book.strict, balance=self._balance(book), entries=book.entries, head=book.head)
+        return Summary(
+            dataset=book.name,
+            created=book.created,
+            strict=book.strict,
+            balance=book.compute_balance(self._compose),
+            entries=book.entries,
+            head=book.head,
+        )
 
     def is_strict(self, dataset: str) -> bool:
         """Return whether a refusal after rows were read is charged."""
         return self._read(dataset).strict
 
     def coverage_until(self, dataset: str, run_id: str) -> Coverage:
-        """Return the rows that a run and all runs intended before it together leave without ε; later runs do not change it."""
+        """Return the rows that have no ε, by this run and the runs intended before it together; later runs do not change it.
+
+        For the parameters see `Ledger.intend`.
+        """
         return self._read(dataset).coverage_until(run_id)
 
     def verify(self, dataset: str) -> int:
-        """Return the number of entries of a chain that is whole.
+        """Check the chain, and return the number of its entries.
 
         Raises
         ------
         DataError
-            Naming the first entry that was changed, removed, exchanged or added behind the ledger's back.
+            If an entry was changed, removed, replaced or added outside the ledger; the first one is named.
         """
         return len(self._read(dataset).entries)
 
@@ -341,7 +374,7 @@ class Ledger:
         if sa.inspect(connection).has_table(HOLDOUTS.name):
             kept = connection.execute(sa.select(HOLDOUTS.c.key).where(HOLDOUTS.c.dataset == book.name)).scalar_one_or_none()
         if (None if kept is None else _key_digest(kept)) != known:
-            raise broken("the key of the hold-out was changed").at(f"{self._store.place}, dataset {book.name!r}")
+            raise chain_error("the key of the hold-out was changed").at(f"{self._store.place}, dataset {book.name!r}")
         return kept
 
     def _close(self, dataset: str, run_id: str, kind: Literal["commit", "void"], release: str = "") -> Entry:
@@ -367,34 +400,10 @@ class Ledger:
         """Refuse a charge that does not fit; a composer's NaN does not fit."""
         if self._compose([*book.charges, charge], book.delta) <= book.epsilon:
             return
-        balance = self._balance(book)
+        balance = book.compute_balance(self._compose)
         asked = f"the run asks for ε {charge.epsilon!r} and δ {charge.delta!r}"
         left = f"ε {_down(balance.epsilon_left)} and δ {_down(balance.delta_left)} are left of ε {book.epsilon!r} and δ {book.delta!r}"
         raise BudgetError(f"the budget of the dataset {book.name!r} is too small: {asked}; {left}", self._store.place, "ask for less")
-
-    def _balance(self, book: Book, plus: Sequence[Charge] = ()) -> Balance:
-        charges = [*book.charges, *plus]
-        composed = self._compose(charges, book.delta) if charges else 0.0
-        epsilon = math.inf if math.isnan(composed) else composed
-        delta = rounded_up_sum(charge.delta for charge in charges)
-        return Balance(
-            epsilon_limit=book.epsilon,
-            delta_limit=book.delta,
-            epsilon_spent=epsilon,
-            delta_spent=delta,
-            epsilon_left=_left(book.epsilon, epsilon),
-            delta_left=_left(book.delta, delta),
-            n_runs=len(charges),
-            n_refused=book.n_refused,
-            n_refusals_charged=book.n_refusals_charged,
-            coverage=book.coverage(plus),
-        )
-
-
-def _refusal(book: Book, charge: Charge) -> Charge:
-    """Return what a strict dataset charges for a refusal: at least a hundredth of its ε, or a small ε would buy many exact answers."""
-    floor = book.epsilon / 100
-    return charge if charge.epsilon >= floor else Charge(epsilon=floor, delta=charge.delta)
 
 
 def _key_digest(key: str) -> str:
@@ -427,13 +436,6 @@ def _name(name: str, where: str) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
-
-
-def _left(limit: float, spent: float) -> float:
-    """Return what is left of a limit, rounded down; nothing, if what is spent is no number."""
-    if not spent < limit:
-        return 0.0
-    return rounded_down(Fraction(limit) - Fraction(spent))
 
 
 def _down(value: float) -> str:

@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args
 
 from dpdask.errors import DataError, SpecError
 from dpdask.privacy.coverage import Coverage, coverage_of
-from dpdask.privacy.rounding import rounded_up_sum
+from dpdask.privacy.events import add_cost
+from dpdask.privacy.rounding import round_down, round_up, round_up_sum
 
 Kind = Literal["intend", "draw", "commit", "void", "refuse", "strict", "hold-out"]
 NO_RUN = ("strict", "hold-out")
@@ -20,13 +21,20 @@ _RELEASE = "release"  # the key under which an event holds the digest of what wa
 _HOLD_RELEASE = ("draw", "commit", "hold-out")
 
 
-def broken(what: str) -> DataError:
-    """Return the error that says what is wrong with a chain."""
+def chain_error(what: str) -> DataError:
+    """Return the error of a broken chain."""
     return DataError(f"the chain is broken: {what}", None, "release nothing until the ledger is restored from a backup")
 
 
 def event_text(event: Mapping[str, Any], release: str = "") -> str:
     """Return an event as JSON, with the digest of the release if there is one.
+
+    Parameters
+    ----------
+    event
+        The event, as plain values.
+    release
+        SHA-256 of the fitted release; empty if there is none yet.
 
     Raises
     ------
@@ -39,8 +47,17 @@ def event_text(event: Mapping[str, Any], release: str = "") -> str:
         raise SpecError("an event must be a mapping that JSON can hold", "event", "use texts, finite numbers, lists and mappings of them") from None
 
 
-def checked_number(value: float, where: str, below: float) -> float:
+def check_number(value: float, where: str, below: float) -> float:
     """Return a number as a float.
+
+    Parameters
+    ----------
+    value
+        The number.
+    where
+        Its name, for messages.
+    below
+        What it must be below.
 
     Raises
     ------
@@ -76,8 +93,8 @@ class Charge:
     event: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", checked_number(self.epsilon, "epsilon", sys.float_info.max))
-        object.__setattr__(self, "delta", checked_number(self.delta, "delta", 1.0))
+        object.__setattr__(self, "epsilon", check_number(self.epsilon, "epsilon", sys.float_info.max))
+        object.__setattr__(self, "delta", check_number(self.delta, "delta", 1.0))
         object.__setattr__(self, "event", json.loads(event_text(self.event)))  # a copy, equal to what the ledger returns
 
 
@@ -98,7 +115,7 @@ def sum_charges(charges: Sequence[Charge], delta_limit: float) -> float:
     """
     if sum(Fraction(charge.delta) for charge in charges) > Fraction(delta_limit):
         return math.inf
-    return rounded_up_sum(charge.epsilon for charge in charges)
+    return round_up_sum(charge.epsilon for charge in charges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +135,12 @@ class Entry:
     charge
         What the run costs; the same in all its entries, until a void or a refusal.
     recorded
-        When, in UTC (ISO 8601).
+        The time, in UTC (ISO 8601).
     previous, digest
         SHA-256 of the entry before (for the first: of the dataset's limits), and of this one with it; hexadecimal.
     release
-        Of a draw and a commit, the digest of the fitted release, so that a run does not draw its noise again; of a hold-out,
-        the digest of its key.
+        For a draw and a commit, the digest of the fitted release, so that a run does not draw its noise again; for a
+        hold-out, the digest of its key.
     """
 
     sequence: int
@@ -154,7 +171,7 @@ class Balance:
     delta_spent
         The sum of their δ, rounded up.
     epsilon_left, delta_left
-        The limits less what is spent, rounded down, at least 0.
+        The limits less the spent amounts, rounded down, at least 0.
     n_runs
         How many runs are charged.
     n_refused
@@ -184,7 +201,7 @@ class Summary:
     dataset
         The name.
     created
-        When, in UTC (ISO 8601).
+        The time, in UTC (ISO 8601).
     strict
         Whether a refusal after rows were read is charged.
     balance
@@ -192,7 +209,7 @@ class Summary:
     entries
         The chain, oldest first.
     head
-        The digest at the end of the chain. Keep a copy elsewhere: whoever can write the database can write a whole new chain.
+        The digest at the end of the chain. Keep a copy elsewhere: a user who can write the database can write a whole new chain.
     """
 
     dataset: str
@@ -248,7 +265,7 @@ class Book:
 
     @property
     def n_refusals_charged(self) -> int:
-        """How many of these stay charged."""
+        """How many of the refused runs stay charged."""
         return sum(entry.kind == "refuse" for entry in self.standing.values())
 
     @property
@@ -257,14 +274,56 @@ class Book:
         return sum(entry.kind == "refuse" for entry in self.latest.values())
 
     def coverage(self, plus: Iterable[Charge] = ()) -> Coverage:
-        """Return the rows that the runs that count, and further charges, together leave without ε."""
+        """Return the rows without ε: those of the runs that count and of further charges, together."""
         return coverage_of(charge.event for charge in [*self.charges, *plus])
 
     def coverage_until(self, run_id: str) -> Coverage:
-        """Return the rows that a run and all runs intended before it together leave without ε; later runs do not change it."""
+        """Return the rows without ε: those of a run and the runs intended before it, together; later runs do not change it."""
         intended = [entry for entry in self.entries if entry.kind == "intend"]
         last = max((entry.sequence for entry in intended if entry.run_id == run_id), default=0)
         return coverage_of(entry.charge.event for entry in intended if entry.sequence <= last)
+
+    def price_refusal(self, charge: Charge) -> Charge:
+        """Return what a refusal costs in a strict dataset: at least a hundredth of its ε, else a small ε would buy many exact answers."""
+        floor = self.epsilon / 100
+        if charge.epsilon >= floor:
+            return charge
+        rest = round_up(Fraction(floor) - Fraction(charge.epsilon))
+        return Charge(epsilon=floor, delta=charge.delta, event=add_cost(charge.event, rest))
+
+    def compute_balance(self, compose: Compose, plus: Sequence[Charge] = ()) -> Balance:
+        """Return the spent and the remaining budget.
+
+        Parameters
+        ----------
+        compose
+            The composer of the ledger.
+        plus
+            Further charges to count in.
+        """
+        charges = [*self.charges, *plus]
+        composed = compose(charges, self.delta) if charges else 0.0
+        epsilon = math.inf if math.isnan(composed) else composed
+        delta = round_up_sum(charge.delta for charge in charges)
+        return Balance(
+            epsilon_limit=self.epsilon,
+            delta_limit=self.delta,
+            epsilon_spent=epsilon,
+            delta_spent=delta,
+            epsilon_left=_left(self.epsilon, epsilon),
+            delta_left=_left(self.delta, delta),
+            n_runs=len(charges),
+            n_refused=self.n_refused,
+            n_refusals_charged=self.n_refusals_charged,
+            coverage=self.coverage(plus),
+        )
+
+
+def _left(limit: float, spent: float) -> float:
+    """Return the rest of a limit, rounded down; 0 if the spent amount is NaN."""
+    if not spent < limit:
+        return 0.0
+    return round_down(Fraction(limit) - Fraction(spent))
 
 
 def entry_of(row: Mapping[str, Any]) -> Entry:
@@ -280,8 +339,8 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
         release = event.pop(_RELEASE, "") if row["kind"] in _HOLD_RELEASE else ""
         charge = Charge(epsilon=row["epsilon"], delta=row["delta"], event=event)
     except (SpecError, ValueError, TypeError, AttributeError):
-        raise broken(f"the entry {row['sequence']} holds no charge") from None
+        raise chain_error(f"the entry {row['sequence']} holds no charge") from None
     if row["kind"] not in get_args(Kind):
-        raise broken(f"the entry {row['sequence']} is of no known kind")
+        raise chain_error(f"the entry {row['sequence']} is of no known kind")
     rest = {key: row[key] for key in ("sequence", "kind", "run_id", "recorded", "previous", "digest")}
     return Entry(charge=charge, release=release, **rest)

@@ -18,7 +18,7 @@ from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.pool import NullPool
 
 from dpdask.errors import DpdaskError, SpecError, TemporaryError
-from dpdask.privacy.ledger_entries import broken
+from dpdask.privacy.ledger_entries import chain_error
 
 Result = TypeVar("Result")
 
@@ -90,7 +90,7 @@ class LedgerStore:
     Raises
     ------
     SpecError
-        If the URL is no such URL, or PostgreSQL's driver is not installed.
+        If the URL is invalid, or PostgreSQL's driver is not installed.
 
     Notes
     -----
@@ -110,7 +110,7 @@ class LedgerStore:
             self._reader = self._reader.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     def create(self, work: Callable[[Connection], Result]) -> Result:
-        """Return what `work` returns in a transaction of its own, on tables that are made if they are not there."""
+        """Return the result of `work` in a transaction of its own; missing tables are created."""
         if self._file is not None and not self._file.parent.is_dir():
             raise SpecError("the folder of the ledger does not exist", self.place, "make it")
         if self._file is not None:
@@ -127,7 +127,7 @@ class LedgerStore:
         return self._transact(self._writer, made)
 
     def write(self, work: Callable[[Connection], Result]) -> Result:
-        """Return what `work` returns in a transaction that sees what every writer before it left, once it has a dataset's lock.
+        """Return the result of `work` in a transaction that, once it has a dataset's lock, sees all earlier writes.
 
         `work` may be called again, after a transaction that failed: it changes nothing but the database.
         """
@@ -141,7 +141,7 @@ class LedgerStore:
         return self._transact(self._writer, prepared)
 
     def read(self, work: Callable[[Connection], Result]) -> Result:
-        """Return what `work` returns in a transaction that sees one state of the ledger."""
+        """Return the result of `work` in a transaction that sees one state of the ledger."""
         self._require_file()
         return self._transact(self._reader, lambda connection: self._known(connection, work))
 
@@ -164,12 +164,12 @@ class LedgerStore:
                 with engine.begin() as connection:
                     return work(connection)
             except exc.DBAPIError as error:
-                if not _contended(error) or time.monotonic() >= deadline:
+                if not _is_contended(error) or time.monotonic() >= deadline:
                     raise self._failure(error) from None
                 time.sleep(0.01)
 
     def _failure(self, error: exc.DBAPIError) -> DpdaskError:
-        """Return the error in our words: a driver's own may quote what it was given."""
+        """Return the error in our words; a driver's own message may quote data."""
         code = getattr(error.orig, "sqlite_errorname", None) or getattr(error.orig, "sqlstate", None) or type(error.orig).__name__
         if isinstance(error, exc.OperationalError | exc.InterfaceError | exc.InternalError | exc.IntegrityError):
             return TemporaryError(
@@ -181,12 +181,12 @@ class LedgerStore:
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a row; a float's shortest text is exact, and what JSON has no text for is not ours."""
+    """Return the SHA-256 of a row; a float is written as its shortest exact text."""
     return hashlib.sha256(json.dumps(dict(content), sort_keys=True, default=repr).encode()).hexdigest()
 
 
 def check_chain(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a chain that is not, link by link, what was appended to the dataset's record.
+    """Check that a chain is, link by link, the one that was appended to the dataset's record.
 
     Parameters
     ----------
@@ -203,18 +203,18 @@ def check_chain(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) ->
     digest = digest_of({key: record[key] for key in ("format", "name", "created", "epsilon", "delta")})
     for sequence, row in enumerate(rows, start=1):
         if row["sequence"] != sequence:
-            raise broken(f"the entry {sequence - 1} stands twice" if row["sequence"] == sequence - 1 else f"the entry {sequence} is missing")
+            raise chain_error(f"the entry {sequence - 1} stands twice" if row["sequence"] == sequence - 1 else f"the entry {sequence} is missing")
         if row["digest"] != digest_of({key: value for key, value in row.items() if key != "digest"}):
-            raise broken(f"the entry {sequence} was changed")
+            raise chain_error(f"the entry {sequence} was changed")
         if row["previous"] != digest:  # this one is whole, so the one before it was rewritten
-            raise broken(f"the entry {sequence - 1} was replaced" if sequence > 1 else "the limit of the dataset was changed")
+            raise chain_error(f"the entry {sequence - 1} was replaced" if sequence > 1 else "the limit of the dataset was changed")
         digest = row["digest"]
     if len(rows) > record["n_entries"]:
-        raise broken(f"the entry {record['n_entries'] + 1} was added by another hand")
+        raise chain_error(f"the entry {record['n_entries'] + 1} was added by another hand")
     if len(rows) < record["n_entries"]:
-        raise broken(f"the entry {len(rows) + 1} is missing, the chain was cut")
+        raise chain_error(f"the entry {len(rows) + 1} is missing, the chain was cut")
     if digest != record["head"]:
-        raise broken(f"the entry {len(rows)} was replaced" if rows else "the limit of the dataset was changed")
+        raise chain_error(f"the entry {len(rows)} was replaced" if rows else "the limit of the dataset was changed")
 
 
 def _parse(url: str) -> URL:
@@ -225,7 +225,7 @@ def _parse(url: str) -> URL:
     if parsed.drivername not in _DRIVERS:
         raise SpecError(*_SPOKEN)
     if parsed.get_backend_name() == "sqlite" and (not parsed.database or parsed.database.startswith((":memory:", "file:"))):
-        raise SpecError("a ledger must outlive its process", "ledger.url", "name a file: sqlite:///ledger.db")
+        raise SpecError("an SQLite ledger needs a named file", "ledger.url", "for example sqlite:///ledger.db")
     return parsed
 
 
@@ -253,7 +253,7 @@ def _on_begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN" if connection.get_execution_options().get("dpdask_reads") else "BEGIN IMMEDIATE")
 
 
-def _contended(error: exc.DBAPIError) -> bool:
-    """Return whether the transaction stood in another one's way: SQLite does not always wait before it says so."""
+def _is_contended(error: exc.DBAPIError) -> bool:
+    """Return whether the transaction conflicted with another one; SQLite does not always wait before it fails."""
     busy = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     return busy or getattr(error.orig, "sqlstate", None) in _RETRIED_STATES

@@ -1,7 +1,7 @@
 """Noise on counts: discrete Laplace and discrete Gaussian, exact in whole numbers, drawn by OpenDP from the system's entropy.
 
-Noise is drawn on the driver, once, after the accountant and the ledger have agreed, and what was drawn is written down
-before anything uses it. It is never drawn inside a Dask graph: a task may run twice, and two draws are two releases.
+Noise is drawn on the driver, once, after the accountant and the ledger have agreed, and it is saved before any use.
+It is never drawn inside a Dask graph: a task may run twice, and two draws are two releases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
 from dpdask.privacy.events import CentralEvent, DiscreteLaplace
-from dpdask.privacy.rounding import rounded_up
+from dpdask.privacy.rounding import round_up
 from dpdask.streams import words
 
 MAX_COUNT = 2**53
@@ -31,19 +31,27 @@ Measurement = Callable[[Counts], list[int]]
 
 
 def laplace_scale(sensitivity: int, epsilon: float) -> float:
-    """Return sensitivity / epsilon rounded up: the scale at which discrete Laplace noise costs at most `epsilon`, at δ = 0."""
-    return rounded_up(Fraction(sensitivity) / Fraction(epsilon))
+    """Return sensitivity / epsilon rounded up: the scale at which discrete Laplace noise costs at most `epsilon`, at δ = 0.
+
+    Parameters
+    ----------
+    sensitivity
+        L1 sensitivity, a positive whole number.
+    epsilon
+        The budget, positive.
+    """
+    return round_up(Fraction(sensitivity) / Fraction(epsilon))
 
 
 def perturb(counts: Counts, event: CentralEvent, *, rng: Generator | None = None) -> Counts:
-    """Return counts with exactly the noise that an event tells of.
+    """Return counts with the noise of an event, exactly.
 
     Parameters
     ----------
     counts
         int64 array of any shape: all vectors of the event together.
     event
-        What will have happened. Draw through this function, and what is accounted is what was drawn.
+        The event to draw the noise of, so that the accounted noise is the drawn noise.
     rng
         As for `discrete_laplace`.
     """
@@ -60,10 +68,10 @@ def discrete_laplace(counts: Counts, scale: float, *, rng: Generator | None = No
     counts
         int64 array of any shape, within ±2**53.
     scale
-        In counts, positive, at most 2**48; OpenDP takes the float as the fraction that it is.
+        The scale in counts, positive, at most 2**48; OpenDP takes the float as the fraction that it is.
     rng
-        None: secure noise from the operating system, the only kind that protects anybody. A stream: INSECURE, whoever
-        holds its key can subtract the noise; for runs marked insecure and tests alone.
+        None: secure noise from the operating system, the only kind that protects. A stream: INSECURE, because a holder of its
+        key can subtract the noise; only for tests and runs marked insecure.
 
     Returns
     -------
@@ -86,7 +94,7 @@ def discrete_laplace(counts: Counts, scale: float, *, rng: Generator | None = No
     """
     _check(counts, scale)
     if rng is not None:
-        return counts + _keyed_laplace(rng, counts.size, scale).reshape(counts.shape)
+        return counts + _draw_keyed_laplace(rng, counts.size, scale).reshape(counts.shape)
     from opendp import measurements, metrics
 
     return _secure(measurements.make_laplace(_whole_numbers(), metrics.l1_distance(T="i64"), scale=float(scale)), counts)
@@ -124,7 +132,7 @@ def discrete_gaussian(counts: Counts, sigma: float, *, rng: Generator | None = N
     """
     _check(counts, sigma)
     if rng is not None:
-        return counts + _keyed_gaussian(rng, counts.size, sigma).reshape(counts.shape)
+        return counts + _draw_keyed_gaussian(rng, counts.size, sigma).reshape(counts.shape)
     from opendp import measurements, metrics
 
     return _secure(measurements.make_gaussian(_whole_numbers(), metrics.l2_distance(T="f64"), scale=float(sigma)), counts)
@@ -163,18 +171,18 @@ def _uniforms(rng: Generator, n: int) -> NDArray[np.float64]:
     return ((words(rng, n) >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53
 
 
-def _keyed_laplace(rng: Generator, n: int, scale: float) -> Counts:
+def _draw_keyed_laplace(rng: Generator, n: int, scale: float) -> Counts:
     """Return the difference of two geometric draws, which is discrete Laplace up to the rounding of a logarithm. Insecure."""
     first, second = (np.floor(-scale * np.log(_uniforms(rng, n))) for _ in range(2))
     return (first - second).astype(np.int64)
 
 
-def _keyed_gaussian(rng: Generator, n: int, sigma: float) -> Counts:
+def _draw_keyed_gaussian(rng: Generator, n: int, sigma: float) -> Counts:
     """Return discrete Gaussian draws by rejection from discrete Laplace ones (Canonne, Kamath and Steinke, Algorithm 3). Insecure."""
     scale = math.floor(sigma) + 1.0
     accepted = np.empty(0, dtype=np.int64)
     while len(accepted) < n:
-        proposed = _keyed_laplace(rng, 2 * (n - len(accepted)) + 64, scale)
+        proposed = _draw_keyed_laplace(rng, 2 * (n - len(accepted)) + 64, scale)
         exponent = -((np.abs(proposed) - sigma * (sigma / scale)) ** 2) / (2.0 * sigma * sigma)
         accepted = np.concatenate([accepted, proposed[_uniforms(rng, len(proposed)) <= np.exp(exponent)]])
     return accepted[:n]

@@ -23,7 +23,7 @@ def order_text(order: RowOrder) -> str:
     return _KEPT if order == "keep" else _SHUFFLED
 
 
-def published_text(order: RowOrder) -> str:
+def describe_published(order: RowOrder) -> str:
     """Return what is published besides the private columns, as a sentence without its full stop."""
     if order == "keep":
         return "Kept columns, the number of rows, their order and which rows are there are published as they are"

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 
-def rounded_down(exact: Fraction) -> float:
-    """Return the greatest float that is not above `exact`: what may be spent."""
+def round_down(exact: Fraction) -> float:
+    """Return the greatest float that is not above `exact`, for budgets to spend."""
     rounded = float(exact)
     return math.nextafter(rounded, -math.inf) if Fraction(rounded) > exact else rounded
 
 
-def rounded_up(exact: Fraction) -> float:
-    """Return the least float that is not below `exact`: what was spent; infinity beyond the largest float."""
+def round_up(exact: Fraction) -> float:
+    """Return the least float that is not below `exact`, for spent budgets; infinity beyond the largest float."""
     try:
         rounded = float(exact)
     except OverflowError:
@@ -22,6 +22,6 @@ def rounded_up(exact: Fraction) -> float:
     return math.nextafter(rounded, math.inf) if Fraction(rounded) < exact else rounded
 
 
-def rounded_up_sum(parts: Iterable[float]) -> float:
+def round_up_sum(parts: Iterable[float]) -> float:
     """Return the least float that is not below the exact sum of finite floats."""
-    return rounded_up(sum(map(Fraction, parts), Fraction(0)))
+    return round_up(sum(map(Fraction, parts), Fraction(0)))

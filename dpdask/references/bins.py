@@ -1,4 +1,4 @@
-"""How a user says where continuous and mixed columns are cut: a number of cells, or the first value of each."""
+"""The bins of continuous and mixed columns: a number of cells, or the first value of each cell."""
 
 from __future__ import annotations
 

@@ -1,18 +1,21 @@
-"""The reference `chain`: the joint distribution of several columns, each given those before it, from whole reference records."""
+"""The reference `chain`: the joint distribution of several columns, each given the columns before it, from whole reference records."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
-from dpdask.documents import Document
+from dpdask.codec import Codec
 from dpdask.errors import SpecError
 from dpdask.privacy import UnitColumn
+from dpdask.privacy.coverage import Uncovered
+from dpdask.references.reference import ReferenceBase, Structure
 from dpdask.schema import Schema
-from dpdask.stats.records import MAX_RECORDS
+from dpdask.stats.records import MAX_RECORDS, RecordStatistic
 from dpdask.streams import RunKey, stream, words
 
 ORDER_ID = "chain/order"
@@ -20,7 +23,7 @@ ORDER_ID = "chain/order"
 Order = tuple[str, ...] | Literal["random"]
 
 
-class Chain(Document):
+class Chain(ReferenceBase):
     """The joint empirical distribution of a random part of the rows, or of a public table (Bi & Shen, (2) and (7)-(10)).
 
     Attributes
@@ -28,11 +31,11 @@ class Chain(Document):
     fraction
         The probability, in (0, 1), with which each row is held out.
     path
-        Where the public table is that takes the hold-out's place. Exactly one of the two is given; in Python neither
-        means that the public table is handed to `fit`.
+        The place of a public table that replaces the hold-out. Exactly one of `fraction` and `path` is given; in Python,
+        neither means that the public table is handed to `fit`.
     order
         The privatised columns in the order in which they are released; the schema's order if not given; `random`: drawn
-        from the run key. It does not change the law of what is released.
+        from the run key. It does not change the distribution of the release.
     by
         A kept column: each of its values has a reference of its own.
     min_rows
@@ -43,13 +46,13 @@ class Chain(Document):
 
     Privacy
     -------
-    With `fraction`, protects the released rows only: the held-out rows are not released and have no ε, and in several
-    dimensions they are republished: levels and atoms exactly, other values almost. Every released row lies in the grid cell of
-    a hold-out record in all columns at once. Measured with 1,000 hold-out rows of independent continuous columns: 100 % of
-    the released rows, in any number of columns; of fresh rows of the same law, by chance, 100 % with one column, about 0.1 % with two and none
-    with three. With a quarter held out, the released rows so show about 95 % of those records, and of records that repeat
-    (few levels) nearly all. With `path`, protects all
-    rows, provided that the public table holds none of them.
+    With `fraction`, protects the released rows only. The held-out rows are not released and have no ε. With several columns
+    they are republished: levels and atoms exactly, other values almost. Every released row lies in the grid cell of a hold-out
+    record in all columns at once. Measured with 1,000 hold-out rows of independent continuous columns, this holds for 100 % of
+    the released rows in any number of columns. For fresh rows of the same distribution it holds by chance: for 100 % with one
+    column, 0.1 % with two and none with three. With a quarter held out, the released rows show about 95 % of the hold-out
+    records, and nearly all records that repeat (few levels). With `path`, protects all rows, provided that the public table
+    holds none of them.
 
     Notes
     -----
@@ -59,8 +62,14 @@ class Chain(Document):
 
     References
     ----------
-    Bi and Shen, Distribution-invariant differential privacy, (2), (7)-(10), appendix S4 for `by`. The text around (2), and
-    (10), take each column's rank given the original prefix and read it given the released one; that is what is done.
+    Bi and Shen, Distribution-invariant differential privacy, (2), (7)-(10), appendix S4 for `by`. As in the text around (2), and
+    in (10), each column's rank is taken given the original prefix and read given the released one.
+
+    Examples
+    --------
+    >>> import dpdask
+    >>> dpdask.Chain(fraction=0.25, order=("age", "income")).held_out
+    0.25
     """
 
     kind: Literal["chain"] = "chain"
@@ -77,6 +86,8 @@ class Chain(Document):
             raise ValueError("a chain takes its records from a hold-out (fraction) or from a public table (path), not from both")
         return self
 
+    structure: ClassVar[Structure] = "records"
+    path_hint: ClassVar[str] = "add it, or `reference.fraction`"
     joint: ClassVar[str] = "all of it: rows follow the joint distribution of the reference's records, whatever the order of the columns"
 
     @property
@@ -96,6 +107,30 @@ class Chain(Document):
         )
 
     @property
+    def rows(self) -> Literal["own", "public"]:
+        """The table's own with a hold-out, else those of the public table."""
+        return "public" if self.fraction is None else "own"
+
+    @property
+    def held_out(self) -> float | None:
+        """The probability with which a row is held out, or None."""
+        return self.fraction
+
+    @property
+    def uncovered(self) -> tuple[Uncovered, ...]:
+        """The hold-out, if there is one: its records are republished."""
+        return () if self.fraction is None else (Uncovered(fraction=self.fraction, fate="republished"),)
+
+    @property
+    def also_read(self) -> tuple[str, ...]:
+        """The column of the groups, if there is one."""
+        return () if self.by is None else (self.by,)
+
+    def statistic(self, codecs: Mapping[str, Codec]) -> RecordStatistic:
+        """Return the distinct records of the reference rows."""
+        return RecordStatistic(codecs=codecs, by=self.by, max_records=self.max_records)
+
+    @property
     def followed_share(self) -> float | None:
         """Which part of the hold-out records that are unlike all others is followed by a released row, as expected: 1 - exp(-(1-f)/f).
 
@@ -104,7 +139,7 @@ class Chain(Document):
         return None if self.fraction is None else -math.expm1(-(1 - self.fraction) / self.fraction)
 
     def warnings(self) -> tuple[str, ...]:
-        """Return what a steward should think of before a release."""
+        """Return warnings for the steward before a release."""
         found = []
         if self.followed_share is not None:
             found.append(
@@ -121,7 +156,7 @@ class Chain(Document):
         return tuple(found)
 
     def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
-        """Return what a run does before it writes, in words.
+        """Return the steps of a run before it writes, in words.
 
         Parameters
         ----------
@@ -144,6 +179,8 @@ class Chain(Document):
     def check(self, schema: Schema, unit: UnitColumn | None) -> None:
         """Check the columns that are named here against the schema.
 
+        For the parameters see `ReferenceBase.check`.
+
         Raises
         ------
         SpecError
@@ -151,18 +188,26 @@ class Chain(Document):
             reference of its own.
         """
         if isinstance(self.order, tuple) and sorted(self.order) != sorted(schema.privatised):
-            raise SpecError("must name each privatised column once", "mechanism.reference.order", "correct it, or remove it")
+            raise SpecError("must name each privatised column once", "`reference.order`", "correct it, or remove it")
         if self.by is None:
             return
         if self.by not in schema.kept:
             kept = ", ".join(schema.kept) or "none"
-            raise SpecError("the groups' column must be kept", f"mechanism.reference.by {self.by!r}", f"name a column of the role keep ({kept})")
+            raise SpecError("the groups' column must be kept", f"`reference.by` {self.by!r}", f"name a column of the role keep ({kept})")
         if unit is not None and self.fraction is not None and unit.column == self.by:
             what = "units are held out whole, so no released one would have a reference of its own"
-            raise SpecError(what, f"mechanism.reference.by {self.by!r}", "remove it, or take a public table")
+            raise SpecError(what, f"`reference.by` {self.by!r}", "remove it, or take a public table")
 
-    def ordered(self, columns: tuple[str, ...], key: RunKey) -> tuple[str, ...]:
-        """Return the privatised columns in the order of their release."""
+    def order_columns(self, columns: tuple[str, ...], key: RunKey) -> tuple[str, ...]:
+        """Return the privatised columns in the order of their release.
+
+        Parameters
+        ----------
+        columns
+            The privatised columns, in the schema's order.
+        key
+            The run key, which draws a random order.
+        """
         if isinstance(self.order, tuple):
             return self.order
         if self.order is None:

@@ -47,6 +47,13 @@ Distribution = LevelDistribution | RankDistribution
 def from_statistic(codec: Codec, statistic: LevelCounts | RankSummary) -> Distribution:
     """Return the empirical distribution of the rows that a statistic was made of (Bi & Shen (3), (7)).
 
+    Parameters
+    ----------
+    codec
+        The column's codec.
+    statistic
+        The counts or the rank summary of its rows.
+
     Raises
     ------
     DataError
@@ -60,15 +67,15 @@ def from_statistic(codec: Codec, statistic: LevelCounts | RankSummary) -> Distri
     assert isinstance(codec, ValueCodec)
     if statistic.n_nulls == statistic.n_rows:
         raise DataError("every row of the reference is null", where, "give the column the role drop")
-    summary = statistic.compressed(MAX_KNOTS)
+    summary = statistic.compress(MAX_KNOTS)
     error = summary.error / summary.n_rows
     if error > MAX_RANK_ERROR:
         raise DataError("the reference's rank error is above 2**-15", where, "merge the input into fewer, larger fragments")
     weights, atom_weights = summary.weights.astype(np.float64), summary.atom_counts.astype(np.float64)
-    return continuous(codec, summary.values, weights, atom_weights, float(summary.n_nulls), error)
+    return make_continuous(codec, summary.values, weights, atom_weights, float(summary.n_nulls), error)
 
 
-def continuous(
+def make_continuous(
     codec: ValueCodec,
     values: NDArray[np.float64],
     weights: NDArray[np.float64],
@@ -76,7 +83,23 @@ def continuous(
     null_weight: float,
     rank_error: float,
 ) -> RankDistribution:
-    """Return the continualised cdf of a weighted sample, its atoms, and its nulls, in one scale of ranks."""
+    """Return the continualised cdf of a weighted sample, its atoms, and its nulls, in one scale of ranks.
+
+    Parameters
+    ----------
+    codec
+        The column's codec.
+    values
+        float64 array of shape (n,), increasing: the sample's values that are not atoms.
+    weights
+        float64 array of shape (n,): their weights.
+    atom_weights
+        The weight of each atom of the codec.
+    null_weight
+        The weight of nulls.
+    rank_error
+        The largest error of a rank.
+    """
     total = weights.sum() + atom_weights.sum() + null_weight
     start = codec.bounds[0] if codec.bounds else None
     atoms = np.array(codec.atoms, dtype=np.float64)
@@ -88,14 +111,21 @@ def continuous(
 def check_levels(codec: LevelCodec, probabilities: NDArray[np.float64]) -> LevelDistribution:
     """Return declared probabilities as a distribution, rescaled to sum to 1 exactly.
 
+    Parameters
+    ----------
+    codec
+        The column's codec.
+    probabilities
+        One probability per level.
+
     Raises
     ------
     SpecError
         If there is not one per level, one is negative or not finite, or they do not sum to 1 within 1e-6.
     """
-    where, mend = f"column {codec.name!r}", "correct the job's reference"
+    where, hint = f"column {codec.name!r}", "correct the job's reference"
     if len(probabilities) != codec.n_levels:
-        raise SpecError("there must be one probability per level (null first, when null is a level)", where, mend)
+        raise SpecError("there must be one probability per level (null first, when null is a level)", where, hint)
     if not np.isfinite(probabilities).all() or (probabilities < 0).any() or abs(probabilities.sum() - 1) > 1e-6:
-        raise SpecError("the probabilities must be non-negative and sum to 1", where, mend)
+        raise SpecError("the probabilities must be non-negative and sum to 1", where, hint)
     return LevelDistribution(probabilities / probabilities.sum())

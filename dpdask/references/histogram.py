@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-import pyarrow as pa
 from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dpdask.cells import Cells
-from dpdask.codec import LevelCodec, ValueCodec
-from dpdask.documents import Document
-from dpdask.errors import DataError
+from dpdask.archive import Archive, Archived, Contents
+from dpdask.cells import Cells, cells
+from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.errors import DataError, InputError
 from dpdask.kernels import simplex
-from dpdask.privacy import noise
-from dpdask.privacy.events import Adjacency, DiscreteLaplace
-from dpdask.privacy.rounding import rounded_down
-from dpdask.references.distribution import MARGINS, Distribution, LevelDistribution, RankDistribution
+from dpdask.privacy.events import Adjacency, DiscreteLaplace, central_from_dict, to_dict
+from dpdask.privacy.noise import laplace_scale, perturb
+from dpdask.privacy.rounding import round_down
+from dpdask.references.distribution import Distribution, LevelDistribution, RankDistribution
+from dpdask.references.reference import FIT, ReferenceBase
+from dpdask.references.statistics import ColumnCounts
+from dpdask.stats.cell_counts import CellCounts, Counts
+from dpdask.streams import Noise
 
 MAX_BINS = 2**15
 
 Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 
-class Histogram(Document):
+class Histogram(ReferenceBase):
     """The distribution of all rows, measured with discrete Laplace noise.
 
     Attributes
     ----------
     share
-        Of a row's ε, what the reference takes; the rest randomises the row. In (0, 1).
+        The reference's share of a row's ε, in (0, 1); the rest randomises the row.
     bins
         Into how many equal-width cells the bounds of a continuous or mixed column are cut.
 
@@ -42,6 +45,12 @@ class Histogram(Document):
     -------
     Protects the values of all rows, and all rows are released: ε = ε_reference + ε_row. Unit: a row. Adjacency:
     replace-one. Sensitivity 2. Event: one `DiscreteLaplace` for each column.
+
+    Examples
+    --------
+    >>> import dpdask
+    >>> dpdask.Histogram(share=0.25).split(1.0)  # ε of the reference, and of a row
+    (0.25, 0.75)
     """
 
     kind: Literal["histogram"] = "histogram"
@@ -50,49 +59,107 @@ class Histogram(Document):
 
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "nobody: the reference is a noisy histogram of all rows, and its ε is part of the total"
-    joint: ClassVar[str] = MARGINS
+    not_local: ClassVar[str | None] = "raw rows were counted for a histogram, so somebody holds them: their release is not local"
+
+    @property
+    def is_measured_by_column(self) -> bool:
+        """True."""
+        return True
+
+    def cells(self, codecs: Mapping[str, Codec]) -> dict[str, Cells]:
+        """Return the public cells in which columns are counted."""
+        return {name: cells(codec, self.bins) for name, codec in codecs.items()}
+
+    def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
+        """Return what a run does before it writes, in words; see `ReferenceBase.stages`."""
+        del uncounted
+        return (f"survey: read {columns}; count all rows in public cells", FIT)
+
+    def check_counts(self, counts: ColumnCounts) -> None:
+        """Check that there are at least two rows, since their number is public; see `ReferenceBase.check_counts`."""
+        for name, counted in counts.columns.items():
+            if counted.n_rows < 2:
+                raise DataError("the table has fewer than 2 rows", f"column {name!r}", "a distribution needs more")
+
+    def draw(self, counts: ColumnCounts, codecs: Mapping[str, Codec], events: Mapping[str, DiscreteLaplace], noise: Noise) -> NoisyHistograms:
+        """Draw the noise of each column's histogram; see `ReferenceBase.draw`."""
+        noisy, n_rows = {}, 0
+        for name, own in self.cells(codecs).items():
+            counted = counts.columns[name]
+            assert isinstance(counted, CellCounts)
+            n_rows, noisy[name] = counted.n_rows, perturb(counted.counts[own.possible], events[name], rng=noise(f"reference/{name}"))
+        return NoisyHistograms(counts=noisy, events=events, n_rows=n_rows)
+
+    def distributions(self, counts: Any, codecs: Mapping[str, Codec]) -> Mapping[str, Distribution]:
+        """Return the distribution that each noisy histogram describes; see `ReferenceBase.distributions`."""
+        return {name: distribution_of(own, counts.counts[name], counts.n_rows) for name, own in self.cells(codecs).items()}
 
     def split(self, epsilon: float) -> tuple[float, float]:
-        """Return what the reference and what the row's own release may cost; both rounded down, so their sum never passes `epsilon`."""
-        reference = rounded_down(Fraction(epsilon) * Fraction(self.share))
-        return reference, rounded_down(Fraction(epsilon) - Fraction(reference))
+        """Return the ε of the reference and of the row's own release; see `ReferenceBase.split`."""
+        reference = round_down(Fraction(epsilon) * Fraction(self.share))
+        return reference, round_down(Fraction(epsilon) - Fraction(reference))
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed
-class CellCounts:
-    """How many rows lie in each public cell: int64 array of shape (n_cells,), exact."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NoisyHistograms(Archived):
+    """The noisy histograms of a run's columns, kept so that their noise is drawn only once.
 
-    counts: Counts
+    Attributes
+    ----------
+    counts
+        By column, as `noisy_counts` returns them.
+    events
+        The event of the drawn noise, by column.
+    n_rows
+        The number of rows, which is public.
+    """
 
-    @classmethod
-    def identity(cls, cells: Cells) -> Self:
-        """Return the counts of no rows."""
-        return cls(np.zeros(cells.n_cells, dtype=np.int64))
+    archive: ClassVar[Archive] = Archive(kind="noisy-histograms", format=3, noun="file of noisy histograms")
 
-    @classmethod
-    def of_batch(cls, cells: Cells, array: pa.Array, chosen: NDArray[np.bool_] | None = None) -> Self:
-        """Return the counts of the chosen rows of a batch; every row is checked against the schema.
+    counts: Mapping[str, Counts]
+    events: Mapping[str, DiscreteLaplace]
+    n_rows: int
+
+    def check(self, events: Mapping[str, DiscreteLaplace], sizes: Mapping[str, int]) -> None:
+        """Check that these are the histograms that a run would draw.
+
+        Parameters
+        ----------
+        events
+            The noise that each column should have.
+        sizes
+            How many counts each column should have.
 
         Raises
         ------
-        DataError
-            If any row, chosen or not, violates the schema.
+        InputError
+            If they are not, and so belong to another version of dpdask.
         """
-        index = cells.index(array)
-        return cls(np.bincount(index if chosen is None else index[chosen], minlength=cells.n_cells).astype(np.int64))
+        if self.events != events or any(counts.dtype != np.int64 or counts.shape != (sizes[name],) for name, counts in self.counts.items()):
+            what = "these are not the noisy histograms of this run"
+            raise InputError(what, "the run's noisy histograms", "resume with the version of dpdask that began it, or `dpdask abort` it")
 
-    def merge(self, *others: Self) -> Self:
-        """Return the counts of all of them."""
-        return type(self)(np.stack([part.counts for part in (self, *others)]).sum(axis=0))
+    def _contents(self) -> Contents:
+        events = {name: to_dict(self.events[name]) for name in self.counts}
+        return {"events": events, "n_rows": self.n_rows}, {str(place): counts for place, counts in enumerate(self.counts.values())}
 
-    @property
-    def n_rows(self) -> int:
-        """How many rows were counted."""
-        return int(self.counts.sum())
+    @classmethod
+    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+        events = {name: event for name, each in header["events"].items() if isinstance(event := central_from_dict(each), DiscreteLaplace)}
+        return cls(counts={name: arrays[str(place)] for place, name in enumerate(header["events"])}, events=events, n_rows=header["n_rows"])
 
 
 def histogram_event(epsilon: float, adjacency: Adjacency, rows_per_unit: int = 1) -> DiscreteLaplace:
     """Return the event of one column's noisy histogram that costs at most `epsilon` at δ = 0.
+
+    Parameters
+    ----------
+    epsilon
+        The budget of the histogram.
+    adjacency
+        Which tables are neighbours.
+    rows_per_unit
+        The most rows of one unit.
 
     Notes
     -----
@@ -100,7 +167,7 @@ def histogram_event(epsilon: float, adjacency: Adjacency, rows_per_unit: int = 1
     rows: k times that.
     """
     sensitivity = (2 if adjacency == "replace-one" else 1) * rows_per_unit
-    return DiscreteLaplace(scale=noise.laplace_scale(sensitivity, epsilon), sensitivity=sensitivity, adjacency=adjacency)
+    return DiscreteLaplace(scale=laplace_scale(sensitivity, epsilon), sensitivity=sensitivity, adjacency=adjacency)
 
 
 def noisy_counts(
@@ -117,7 +184,7 @@ def noisy_counts(
     adjacency, rows_per_unit
         Who are neighbours, and how many rows one unit may have.
     rng
-        None: secure noise. A stream: INSECURE, for runs marked so; see `noise.discrete_laplace`.
+        None: secure noise. A stream: INSECURE, for runs marked so; see `privacy.noise.discrete_laplace`.
 
     Returns
     -------
@@ -131,7 +198,7 @@ def noisy_counts(
     Unit: `rows_per_unit` rows. Protected: the values of all rows counted. Sensitivity and event: `histogram_event`.
     """
     event = histogram_event(epsilon, adjacency, rows_per_unit)
-    return noise.perturb(statistic.counts[cells.possible], event, rng=rng), event
+    return perturb(statistic.counts[cells.possible], event, rng=rng), event
 
 
 def noisy_distribution(
@@ -173,6 +240,15 @@ def noisy_distribution(
 
 def check_rows(cells: Cells, statistic: CellCounts, adjacency: Adjacency) -> None:
     """Check that there are enough rows for a distribution, if their number is public.
+
+    Parameters
+    ----------
+    cells
+        The column's cells.
+    statistic
+        Its counts.
+    adjacency
+        Which tables are neighbours.
 
     Raises
     ------

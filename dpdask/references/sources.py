@@ -13,14 +13,17 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.documents import Document
 from dpdask.errors import SpecError
-from dpdask.references.distribution import MARGINS, Distribution, check_levels, continuous
+from dpdask.privacy import UnitColumn
+from dpdask.references.distribution import Distribution, check_levels, make_continuous
+from dpdask.references.reference import FIT, ReferenceBase
+from dpdask.schema import Schema
 
 _GRID = 2**15
 _SLACK = 1e-6  # probabilities that people write need not sum to 1 more closely than this
 _TAIL = 2.0 ** -np.arange(40, 16, -1)
 
 
-class Holdout(Document):
+class Holdout(ReferenceBase):
     """The empirical distribution of a random part of the rows (Bi & Shen, Algorithm 1).
 
     Attributes
@@ -31,13 +34,19 @@ class Holdout(Document):
     Privacy
     -------
     Protects the released rows only. The held-out rows are not released, shape the output, and have no ε.
+
+    Examples
+    --------
+    >>> import dpdask
+    >>> dpdask.Holdout(fraction=0.25).protected
+    'the values of the released rows'
     """
 
     kind: Literal["holdout"] = "holdout"
     fraction: float = Field(gt=0, lt=1)
 
     protected: ClassVar[str] = "the values of the released rows"
-    joint: ClassVar[str] = MARGINS
+    not_local: ClassVar[str | None] = "the file would publish the hold-out's distribution, and no ε covers the held-out rows"
 
     @property
     def unprotected(self) -> str:
@@ -48,8 +57,18 @@ class Holdout(Document):
             "and released values of a continuous or mixed column are interpolated between values of theirs, which can be read off nearly verbatim"
         )
 
+    @property
+    def held_out(self) -> float:
+        """The probability with which a row is held out."""
+        return self.fraction
 
-class Public(Document):
+    def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
+        """Return the steps of a run before it writes, in words; see `ReferenceBase.stages`."""
+        del uncounted
+        return (f"survey: read {columns}; choose the hold-out; its distribution, merged in a tree", FIT)
+
+
+class Public(ReferenceBase):
     """The empirical distribution of another, public table of the same population.
 
     Attributes
@@ -60,6 +79,12 @@ class Public(Document):
     Privacy
     -------
     Protects all rows of the private table, provided that the public one holds none of them.
+
+    Examples
+    --------
+    >>> import dpdask
+    >>> dpdask.Public().protected
+    'the values of all rows'
     """
 
     kind: Literal["public"] = "public"
@@ -67,7 +92,25 @@ class Public(Document):
 
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "the rows of the public reference table, which is taken to be public already"
-    joint: ClassVar[str] = MARGINS
+    not_local: ClassVar[str | None] = None
+
+    @property
+    def rows(self) -> Literal["public"]:
+        """The rows of the public table are counted."""
+        return "public"
+
+    def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
+        """Return the steps of a run before it writes, in words.
+
+        Parameters
+        ----------
+        columns
+            The privatised columns.
+        uncounted
+            Whether the private table's footers do not tell how many rows it has.
+        """
+        counted = (f"survey: read {columns}; count the rows",) if uncounted else ()
+        return (*counted, f"reference: read {columns} of the public table; its distribution, merged in a tree", FIT)
 
 
 class KnownColumn(Document):
@@ -89,7 +132,7 @@ class KnownColumn(Document):
     name: str | None = None
     null: float = Field(default=0.0, ge=0, lt=1)
 
-    def frozen(self, column: str) -> Any:
+    def freeze(self, column: str) -> Any:
         """Return the scipy distribution with its parameters.
 
         Raises
@@ -114,7 +157,7 @@ class KnownColumn(Document):
         return frozen
 
 
-class Known(Document):
+class Known(ReferenceBase):
     """A distribution that is known beforehand, declared for every privatised column.
 
     Attributes
@@ -125,6 +168,13 @@ class Known(Document):
     Privacy
     -------
     Protects all rows: the reference does not come from the data.
+
+    Examples
+    --------
+    >>> import dpdask
+    >>> known = dpdask.Known(columns={"coin": {"probabilities": [0.5, 0.5]}, "price": {"name": "lognorm", "s": 0.6}})
+    >>> known.columns["coin"].probabilities
+    (0.5, 0.5)
     """
 
     kind: Literal["known"] = "known"
@@ -132,7 +182,52 @@ class Known(Document):
 
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "nobody: the reference is declared, not taken from the data"
-    joint: ClassVar[str] = MARGINS
+    not_local: ClassVar[str | None] = None
+
+    @property
+    def rows(self) -> Literal["none"]:
+        """None: the reference is declared."""
+        return "none"
+
+    def check(self, schema: Schema, unit: UnitColumn | None) -> None:
+        """Check that exactly the privatised columns have a declared distribution.
+
+        Parameters
+        ----------
+        schema
+            The declared columns.
+        unit
+            The privacy unit; it does not matter here.
+
+        Raises
+        ------
+        SpecError
+            If one has none, or another column has one.
+        """
+        del unit
+        for name in schema.privatised:
+            if name not in self.columns:
+                raise SpecError("has no declared distribution", f"column {name!r}", "add it to `reference.columns`")
+        for name in self.columns:
+            if name not in schema.privatised:
+                raise SpecError("is not a privatised column", f"`reference.columns.{name}`", "remove it")
+
+    def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
+        """Return the steps of a run before it writes, in words; see `ReferenceBase.stages`."""
+        counted = (f"survey: read {columns}; count the rows",) if uncounted else ()
+        return (*counted, FIT.replace("the reference", "the declared reference"))
+
+    def check_codecs(self, codecs: Mapping[str, Codec]) -> None:
+        """Check that each declared distribution fits its column; see `ReferenceBase.check_codecs`."""
+        self.distributions(None, codecs)
+
+    def distributions(self, counts: Any, codecs: Mapping[str, Codec]) -> Mapping[str, Distribution]:
+        """Return the declared distribution of each column; nothing is counted.
+
+        For the parameters see `ReferenceBase.distributions`.
+        """
+        del counts
+        return {name: self.distribution(codec) for name, codec in codecs.items()}
 
     def distribution(self, codec: Codec) -> Distribution:
         """Return the declared distribution of a column.
@@ -144,18 +239,20 @@ class Known(Document):
         """
         known = self.columns.get(codec.name)
         if known is None:
-            raise SpecError("has no declared distribution", f"column {codec.name!r}", "add it to the reference's columns")
+            raise SpecError("has no declared distribution", f"column {codec.name!r}", "add it to `reference.columns`")
         return _of_levels(codec, known) if isinstance(codec, LevelCodec) else _of_values(codec, known)
 
 
 def _of_levels(codec: LevelCodec, known: KnownColumn) -> Distribution:
     if known.probabilities is not None:
         return check_levels(codec, np.array(known.probabilities, dtype=np.float64))
-    law = known.frozen(codec.name)
+    distribution = known.freeze(codec.name)
     numbers = pa.types.is_integer(codec.levels.type) or pa.types.is_floating(codec.levels.type)
-    if not hasattr(law, "pmf") or codec.levels.null_count or not (codec.ordered and numbers):
-        raise SpecError("needs `probabilities`, or a discrete law on numbers", f"reference of column {codec.name!r}", "one probability per level")
-    return check_levels(codec, np.asarray(law.pmf(codec.levels.to_numpy(zero_copy_only=False)), dtype=np.float64))
+    if not hasattr(distribution, "pmf") or codec.levels.null_count or not (codec.ordered and numbers):
+        raise SpecError(
+            "needs `probabilities`, or a discrete distribution on numbers", f"reference of column {codec.name!r}", "one probability per level"
+        )
+    return check_levels(codec, np.asarray(distribution.pmf(codec.levels.to_numpy(zero_copy_only=False)), dtype=np.float64))
 
 
 def _of_values(codec: ValueCodec, known: KnownColumn) -> Distribution:
@@ -165,7 +262,7 @@ def _of_values(codec: ValueCodec, known: KnownColumn) -> Distribution:
     fits = len(atoms) == len(codec.atoms) and (atoms >= 0).all() and rest >= -_SLACK and (codec.nulls or known.null == 0)
     if not fits:
         raise SpecError("needs one probability per atom, and a null probability only where null is a level", where)
-    values, masses = _sample_points(known.frozen(codec.name), codec.lattice)
+    values, masses = _sample_points(known.freeze(codec.name), codec.lattice)
     if codec.bounds is not None:
         inside = (values >= codec.bounds[0]) & (values <= codec.bounds[1])
         if masses[~inside].sum() > _SLACK:
@@ -179,7 +276,7 @@ def _of_values(codec: ValueCodec, known: KnownColumn) -> Distribution:
     if rest > _SLACK and len(values) == 0:
         raise SpecError("has no probability apart from the atoms, but the atoms' probabilities leave some", where, "make them sum to 1")
     scale = max(rest, 0.0) / masses.sum() if len(values) else 0.0
-    return continuous(codec, values, masses * scale, atoms, known.null, 1.0 / _GRID)
+    return make_continuous(codec, values, masses * scale, atoms, known.null, 1.0 / _GRID)
 
 
 def _limits(type_: pa.DataType) -> tuple[float, float]:
@@ -193,12 +290,12 @@ def _limits(type_: pa.DataType) -> tuple[float, float]:
     return (-(2.0**31), 2.0**31 - 1) if pa.types.is_date(type_) else (-(2.0**53), 2.0**53)
 
 
-def _sample_points(law: Any, lattice: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return points and masses whose continualised cdf agrees with `law` at every point."""
+def _sample_points(distribution: Any, lattice: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return points and masses whose continualised cdf agrees with `distribution` at every point."""
     grid = np.unique(np.concatenate([_TAIL, np.arange(1, _GRID) / _GRID, 1.0 - _TAIL]))
-    points = np.asarray(law.ppf(grid), dtype=np.float64)
+    points = np.asarray(distribution.ppf(grid), dtype=np.float64)
     points = np.unique(np.round(points) if lattice else points)
-    if lattice and points[-1] - points[0] < 2 * _GRID:  # then every whole number has room, and the law is met exactly
+    if lattice and points[-1] - points[0] < 2 * _GRID:  # then every whole number has room, and the distribution is met exactly
         points = np.arange(points[0], points[-1] + 1)
-    masses = np.diff(np.asarray(law.cdf(points), dtype=np.float64), prepend=0.0)
+    masses = np.diff(np.asarray(distribution.cdf(points), dtype=np.float64), prepend=0.0)
     return points[masses > 0], masses[masses > 0]

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dpdask.cells import DEFAULT_BINS
-from dpdask.documents import Document
-from dpdask.privacy.rounding import rounded_down
+from dpdask.cells import DEFAULT_BINS, Cells, cut_columns
+from dpdask.codec import Codec
+from dpdask.privacy.rounding import round_down
 from dpdask.references.bins import Bins
+from dpdask.references.reference import ReferenceBase, Structure
+from dpdask.stats.tables import TableStatistic
 
 
-class Tree(Document):
+class Tree(ReferenceBase):
     """The tree of the strongest pairwise dependence, with the noisy tables of all rows along it.
 
     Attributes
     ----------
     share
-        Of a unit's ε, what the noisy one- and two-way tables take, with all of δ; the rest randomises its rows. In (0, 1).
-        A release follows the tables more closely the larger it is, and its own rows less.
+        The share of a unit's ε for the noisy one- and two-way tables, in (0, 1); they take all of δ too. The rest randomises
+        the unit's rows. With a larger share, a release follows the tables more closely, and its own rows less.
     bins
         How continuous and mixed columns are cut: a number of cells of one width, or for each column such a number or the
         first value of each cell. A released number is drawn uniformly in its cell.
@@ -33,8 +36,14 @@ class Tree(Document):
 
     Notes
     -----
-    What is promised of the joint law: every pair of columns that the tree joins has its fitted table; of other pairs,
-    what follows along the tree at most.
+    Every pair of columns that the tree joins keeps its fitted table. Other pairs keep at most the dependence that follows
+    along the tree.
+
+    Examples
+    --------
+    >>> import dpdask
+    >>> dpdask.Tree(share=0.5).split(1.0)  # ε of the tables, and of a row
+    (0.5, 0.5)
     """
 
     kind: Literal["tree"] = "tree"
@@ -43,12 +52,32 @@ class Tree(Document):
 
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "nobody: the reference is a tree of noisy tables of all rows, and their ε and δ are part of the total"
+    structure: ClassVar[Structure] = "tree"
     joint: ClassVar[str] = (
         "pairs on the tree, and only these: two columns that the tree joins keep their table, up to its noise; other pairs keep what follows "
         "along the tree, and what only three columns together show is not kept"
     )
 
+    @property
+    def spends_delta(self) -> bool:
+        """True: the noise of the tables is Gaussian if there is a δ."""
+        return True
+
+    def cells(self, codecs: Mapping[str, Codec]) -> dict[str, Cells]:
+        """Return the public cells in which columns are counted.
+
+        Raises
+        ------
+        SpecError
+            If bins name a column that is not cut.
+        """
+        return cut_columns(codecs, self.bins, "reference.bins")
+
+    def statistic(self, codecs: Mapping[str, Codec]) -> TableStatistic:
+        """Return the tables of all columns and pairs."""
+        return TableStatistic(cells=self.cells(codecs))
+
     def split(self, epsilon: float) -> tuple[float, float]:
-        """Return what the tables and what the rows may cost; both rounded down, so their sum never passes `epsilon`."""
-        tables = rounded_down(Fraction(epsilon) * Fraction(self.share))
-        return tables, rounded_down(Fraction(epsilon) - Fraction(tables))
+        """Return the ε of the tables and of the rows; see `ReferenceBase.split`."""
+        tables = round_down(Fraction(epsilon) * Fraction(self.share))
+        return tables, round_down(Fraction(epsilon) - Fraction(tables))

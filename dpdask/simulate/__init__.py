@@ -1,4 +1,4 @@
-"""Tables of the papers' shapes at any scale, for demos and benchmarks: simulated, public, holding no person's data."""
+"""Simulated tables of the papers' shapes at any scale, for demos and benchmarks; they hold no person's data."""
 
 from dpdask.simulate.census import CENSUS_ATTRIBUTES, CENSUS_LEVELS, CENSUS_ROWS, simulate_census
 from dpdask.simulate.movielens import ML25M_MOVIES, ML25M_RATING_COUNTS, ML25M_ROWS, ML25M_USERS, simulate_movielens

@@ -1,4 +1,4 @@
-"""A table of a census's shape: many attributes of few levels, of which some depend strongly, some weakly, some never meet.
+"""A table of a census's shape: many attributes of few levels, some strongly and some weakly dependent, with impossible pairs.
 
 Rows are drawn in blocks of a fixed length, each from its own stream, a pure function of (seed, block number): memory does
 not grow with the number of rows, and the split into files changes no row.
@@ -20,7 +20,7 @@ from numpy.random import PCG64, Generator, SeedSequence
 from numpy.typing import NDArray
 
 from dpdask.errors import OutputError
-from dpdask.simulate.output import SEEDS, check_local, check_ranges, claim, staged
+from dpdask.simulate.output import SEEDS, check_local, check_ranges, claim, stage
 
 CENSUS_ROWS: Final = 5_240_260
 CENSUS_ATTRIBUTES: Final = 27
@@ -30,7 +30,7 @@ _BLOCK_ROWS: Final = 131_072  # a row group at most; part of what a seed means
 _MAX_ATTRIBUTES = 10_000
 _MAX_MEAN_LEVELS = 64  # the largest attribute then has some 350: int16 holds it, and the schema allows 2,048
 _MAX_ROWS_PER_FILE = 1 << 26
-_FEW_LEVELS = 12  # more are ages, years, counts: their order means something
+_FEW_LEVELS = 12  # attributes with more levels are ages, years, counts: their order has a meaning
 _SKEW = (0.3, 2.5)  # exponents of Zipf's law, from nearly even to nearly constant
 _ONE = 1 << 32
 
@@ -50,7 +50,7 @@ _RELATIONS = (_Relation.EXCLUSIVE, _Relation.STRONG, _Relation.WEAK, _Relation.E
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attribute:
-    """One column: whose child it is, and its law given the parent's level.
+    """One column: its parent, and its distribution given the parent's level.
 
     Attributes
     ----------
@@ -82,21 +82,21 @@ def _sizes(n_attributes: int, n_levels: int) -> list[int]:
 
 
 def _table(relation: _Relation, n_parent: int, base: NDArray[np.float64], rng: Generator) -> NDArray[np.float64]:
-    """Probability of each level given each level of the parent: a law without the parent, mixed with a peak that moves with it."""
+    """Probability of each level given each level of the parent: a distribution without the parent, mixed with a peak that moves with it."""
     least, most, exclusive = relation.value
     n = len(base)
     weight = rng.uniform(least, most)
     centre = (np.arange(n_parent) + 0.5) / n_parent * n
     peak = np.exp(-np.abs(np.arange(n) + 0.5 - centre[:, None]) / max(0.5, n / 20))
     table: NDArray[np.float64] = (1 - weight) * base + weight * peak / peak.sum(axis=1, keepdims=True)
-    if exclusive:  # as children are not married: the parent's first third of levels meets the first third alone
+    if exclusive:  # impossible pairs, as children are not married: the parent's first third of levels occurs with the first third only
         table[: -(-n_parent // 3), -(-n // 3) :] = 0
     table /= table.sum(axis=1, keepdims=True)
     return table
 
 
 def _model(sizes: list[int], seed: int) -> list[_Attribute]:
-    """The law of the table: a tree in which attribute i is a child of attribute (i - 1) // 2, whatever the number of rows."""
+    """The distribution of the table: a tree in which attribute i is a child of attribute (i - 1) // 2, whatever the number of rows."""
     attributes = []
     for number, (size, child) in enumerate(zip(sizes, SeedSequence(seed).spawn(len(sizes)), strict=True)):
         rng = Generator(PCG64(child))
@@ -187,7 +187,7 @@ def simulate_census(
         Levels of all attributes together, 2 to 64 per attribute. By default in proportion to 674 for 27; 2 * n_attributes makes every
         attribute binary.
     seed
-        0..2**64 - 1. It fixes the law of the table, and the rows. Equal arguments, equal rows, under one version of numpy;
+        0..2**64 - 1. It fixes the distribution of the table, and the rows. Equal arguments, equal rows, under one version of numpy;
         `rows_per_file` changes none.
     rows_per_file
         Rows of each file but the last, 1..2**26.
@@ -208,13 +208,13 @@ def simulate_census(
 
     Privacy
     -------
-    The table is drawn from an invented law: it protects nobody because it describes nobody.
+    The table is drawn from an invented distribution, so it describes no person.
 
     Notes
     -----
     The numbers of levels are a geometric progression from 2 in shuffled order, fixed by n_attributes and n_levels: 2 to 97 for 27 and
     674. Attribute i > 0 is drawn given its parent, attribute (i - 1) // 2, by P(k | j) = (1 - w) base(k) + w peak(k, j): base is Zipf's
-    law with an exponent of 0.3 to 2.5, its levels shuffled; peak falls on both sides of the level k that stands where j does. By i mod 6,
+    distribution with an exponent of 0.3 to 2.5, its levels shuffled; peak falls on both sides of the level k that stands where j does. By i mod 6,
     w is 0.5 to 0.9 (1 and 4: strong), 0.03 to 0.1 (2: weak), 0 (5: independent), or 0.2 to 0.4 (0 and 3) with pairs that never
     occur: the first third of the parent's levels (rounded up) meets only the first third of the attribute's. A block of 131,072 rows
     takes 4 bytes of randomness per value, and its own bytes twice over in memory.
@@ -222,7 +222,7 @@ def simulate_census(
     References
     ----------
     H. J. Asghar, M. Ding, T. Rakotoarivelo, S. Mrabet, M. A. Kaafar (2020), Differentially Private Release of Datasets using Gaussian Copula,
-    Journal of Privacy and Confidentiality 10(2): the size of its largest table, 5,240,260 rows of 27 attributes with 674 levels. The law is ours.
+    Journal of Privacy and Confidentiality 10(2): the size of its largest table, 5,240,260 rows of 27 attributes with 674 levels.
     """
     if n_levels is None:
         n_levels = max(2, n_attributes * CENSUS_LEVELS // CENSUS_ATTRIBUTES)
@@ -250,7 +250,7 @@ def simulate_census(
         n_left = min(rows_per_file, n_rows - number * rows_per_file)
         path = folder / f"people-{number:05d}.parquet"
         # the dictionary packs a value into as many bits as its levels need: nothing is left to compress, and no file is read faster
-        with staged(path) as temporary, pq.ParquetWriter(temporary, schema, compression="none", store_schema=False) as writer:
+        with stage(path) as temporary, pq.ParquetWriter(temporary, schema, compression="none", store_schema=False) as writer:
             while n_left:
                 piece = rest[:n_left]
                 writer.write_table(piece)
@@ -259,6 +259,6 @@ def simulate_census(
         bytes_ += path.stat().st_size
         if on_file is not None:
             on_file(number + 1, n_files)
-    with staged(place) as temporary:
+    with stage(place) as temporary:
         temporary.write_text(_schema_text(names, sizes), encoding="utf-8")
     return {"rows": n_rows, "attributes": n_attributes, "levels": n_levels, "files": n_files, "bytes": bytes_, "schema": str(place)}

@@ -18,7 +18,7 @@ from numpy.random import PCG64, Generator, SeedSequence
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from dpdask.simulate.output import SEEDS, check_local, check_ranges, claim, staged
+from dpdask.simulate.output import SEEDS, check_local, check_ranges, claim, stage
 
 ML25M_ROWS: Final = 25_000_095
 ML25M_USERS: Final = 162_541
@@ -64,7 +64,7 @@ def _movie_rank(uniform: NDArray[np.float64], n_movies: int) -> NDArray[np.int64
 
 
 def _movie_shares(n_movies: int) -> NDArray[np.float64]:
-    """Probability of each rank under the law of `_movie_rank`."""
+    """Probability of each rank under the distribution of `_movie_rank`."""
     beyond = np.power(1 + np.arange(n_movies + 1) / _ZIPF_OFFSET, 1 - _ZIPF_EXPONENT)
     return np.diff(-beyond / (1 - beyond[-1]))
 
@@ -133,7 +133,7 @@ def _rows(population: _Population, first: int, last: int, rng: Generator) -> pa.
 
 def _write(table: pa.Table, path: Path) -> int:
     """Write one file and return its bytes."""
-    with staged(path) as temporary:
+    with stage(path) as temporary:
         repetitive = table.column_names[:3]  # a dictionary of the timestamps would only cost time
         pq.write_table(table, temporary, compression="zstd", row_group_size=len(table), use_dictionary=repetitive, store_schema=False)
         return temporary.stat().st_size
@@ -184,13 +184,13 @@ def simulate_movielens(
 
     Privacy
     -------
-    The table is simulated from published figures: it protects nobody because it describes nobody.
+    The table is simulated from published figures: it describes no person.
 
     Notes
     -----
     Row i of user u rates movie m by thresholding a standard normal latent a_u + b_m + e_i at the normal quantiles of ML-25M's cumulative
     rating frequencies, with variances 0.2, 0.25 and 0.55. The effects a and b are normal scores weighted by the ratings each user or
-    movie receives, and the variance of e makes up what few users or movies lack, so the marginal law of the rating is ML-25M's (nearly
+    movie receives, and the variance of e makes up what few users or movies lack, so the marginal distribution of the rating is ML-25M's (nearly
     so for a handful of movies, whose effects are not normal). Ratings per user are in the proportions of 20 + 51 exp(1.389 z), z at
     stratified normal quantiles: at the default scale at least 20, median 71, mean 153.8. Movies are drawn with P(rank >= r) falling as
     (1 + r/350)**-1.14, cut at n_movies: at 25 million rows 0.33 % for the first, 6 ratings for the median one, none for one in twenty.

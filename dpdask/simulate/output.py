@@ -62,8 +62,8 @@ def claim(out: str) -> Path:
 
 
 @contextmanager
-def staged(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; what was written there gets its name at the end, and is removed on failure.
+def stage(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path`; the file written there is renamed to `path` at the end, and removed on failure.
 
     Raises
     ------

@@ -1,15 +1,15 @@
-"""Unit contributions: of each unit's rows the first by a keyed hash, wherever its rows lie."""
+"""Bounds on unit contributions: the first rows of each unit by a keyed hash, wherever they lie."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpdask.archive import Archive, Archived, Contents
 from dpdask.kernels import units as kernel
 
 Words = NDArray[np.uint64]
@@ -42,19 +42,35 @@ class UnitRows:
 
     @classmethod
     def of_batch(cls, max_rows: int, units: Words, hashes: Words, positions: Words) -> Self:
-        """Return the statistic of some rows."""
+        """Return the statistic of some rows.
+
+        Parameters
+        ----------
+        max_rows
+            The most rows released of one unit.
+        units, hashes, positions
+            uint64 arrays of shape (n,): each row's unit, hash and position.
+        """
         group, n_groups = kernel.groups(units)
         first = kernel.first_rows(group, n_groups, hashes, positions, max_rows + 1)
         return cls(max_rows=max_rows, units=units[first], hashes=hashes[first], positions=positions[first])
 
     def merge(self, *others: Self) -> Self:
-        """Return the statistic of all of them."""
+        """Return the statistic of all rows together."""
         parts = (self, *others)
         columns = [np.concatenate([getattr(part, name) for part in parts]) for name in ("units", "hashes", "positions")]
         return self.of_batch(self.max_rows, *columns)
 
-    def part(self, part: int, n_parts: int) -> Self:
-        """Return the rows of those units whose hash lies in the part-th of `n_parts` equal ranges (a power of two)."""
+    def select_part(self, part: int, n_parts: int) -> Self:
+        """Return the rows of those units whose hash lies in the part-th of `n_parts` equal ranges (a power of two).
+
+        Parameters
+        ----------
+        part
+            The number of the range.
+        n_parts
+            How many ranges there are, a power of two.
+        """
         chosen = self.units >> np.uint64(64 - (n_parts - 1).bit_length()) == part if n_parts > 1 else np.ones(len(self.units), dtype=bool)
         return type(self)(max_rows=self.max_rows, units=self.units[chosen], hashes=self.hashes[chosen], positions=self.positions[chosen])
 
@@ -68,7 +84,7 @@ class UnitRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class UnitBounds:
+class UnitBounds(Archived):
     """For each unit with too many rows, the first that is not released; units that are not listed keep all of theirs.
 
     Attributes
@@ -77,28 +93,31 @@ class UnitBounds:
         uint64 arrays of one length, sorted by unit.
     """
 
+    archive: ClassVar[Archive] = Archive(kind="unit-bounds", format=2, noun="file of unit bounds")
+
     units: Words
     hashes: Words
     positions: Words
 
     @classmethod
-    def concatenated(cls, parts: Sequence[UnitBounds]) -> Self:
+    def concatenate(cls, parts: Sequence[UnitBounds]) -> Self:
         """Return the bounds of all parts, which follow one another in the order of their units."""
         names = ("units", "hashes", "positions")
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
-    def released(self, units: Words, hashes: Words, positions: Words) -> NDArray[np.bool_]:
-        """Return which rows are released: those before their unit's bound."""
+    def is_released(self, units: Words, hashes: Words, positions: Words) -> NDArray[np.bool_]:
+        """Return which rows are released: those before their unit's bound.
+
+        Parameters
+        ----------
+        units, hashes, positions
+            uint64 arrays of shape (n,): each row's unit, hash and position.
+        """
         return kernel.before_bounds(units, hashes, positions, self.units, self.hashes, self.positions)
 
-    def to_bytes(self) -> bytes:
-        """Return the bounds as bytes: the same bounds, the same bytes."""
-        buffer = io.BytesIO()
-        np.savez(buffer, units=self.units, hashes=self.hashes, positions=self.positions)
-        return buffer.getvalue()
+    def _contents(self) -> Contents:
+        return {}, {"units": self.units, "hashes": self.hashes, "positions": self.positions}
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Return the bounds that `to_bytes` wrote."""
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            return cls(units=arrays["units"], hashes=arrays["hashes"], positions=arrays["positions"])
+    def _of_contents(cls, _: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+        return cls(units=arrays["units"], hashes=arrays["hashes"], positions=arrays["positions"])

@@ -1,4 +1,4 @@
-"""Values as 64-bit words, and their keyed hashes: what units and groups are named by."""
+"""Values as 64-bit words, and their keyed hashes, which name units and groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NULL = np.uint64(0x9E3779B97F4A7C15)
 
 
 def as_words(array: pa.Array) -> Words:
-    """Return a column as 64-bit words, equal where and only where the values are (texts: up to a 64-bit hash)."""
+    """Return a column as 64-bit words, equal if and only if the values are (for texts, up to a 64-bit hash)."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_temporal(array.type):

@@ -1,4 +1,4 @@
-"""The joint histogram of all coded columns, kept as its occupied cells: what a perturbed histogram is drawn from."""
+"""The joint histogram of all coded columns, as its occupied cells, from which a perturbed histogram is drawn."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def n_cells(domain: Domain) -> int:
     """
     total = math.prod(domain.sizes)
     if total > MAX_JOINT_CELLS:
-        mend = "declare fewer bins or levels for its columns, or drop one"
-        raise SpecError(f"has {total:.2e} cells, and 2**62 can be told apart", "the joint histogram", mend)
+        hint = "declare fewer bins or levels for its columns, or drop one"
+        raise SpecError(f"has {total:.2e} cells; the limit is 2**62", "the joint histogram", hint)
     return total
 
 
@@ -68,7 +68,15 @@ def keys_of(domain: Domain, codes: Codes) -> Keys:
 
 
 def codes_of(domain: Domain, keys: Keys) -> Codes:
-    """Return the codes of each cell: the inverse of `keys_of`, of shape (n_attributes, len(keys)), in the domain's code dtype."""
+    """Return the codes of each cell: the inverse of `keys_of`, of shape (n_attributes, len(keys)), in the domain's code dtype.
+
+    Parameters
+    ----------
+    domain
+        The attributes and their sizes.
+    keys
+        int64 array: the cells.
+    """
     codes: Codes = np.empty((domain.n_attributes, len(keys)), dtype=domain.code_dtype)
     left = keys
     for place in reversed(range(domain.n_attributes)):
@@ -148,7 +156,15 @@ class JointCounts:
 
 @jit
 def merge_cells(keys_a: Keys, counts_a: Counts, keys_b: Keys, counts_b: Counts) -> tuple[Keys, Counts]:
-    """Return the union of two increasing lists of cells, counts of common cells added."""
+    """Return the union of two increasing lists of cells, counts of common cells added.
+
+    Parameters
+    ----------
+    keys_a, counts_a
+        Cells, increasing, and their counts.
+    keys_b, counts_b
+        Likewise.
+    """
     keys = np.empty(len(keys_a) + len(keys_b), dtype=np.int64)
     counts = np.empty(len(keys), dtype=np.int64)
     a = b = n = 0

@@ -28,6 +28,15 @@ class LevelCounts:
     def of_batch(cls, codec: LevelCodec, array: pa.Array, chosen: NDArray[np.bool_] | None = None) -> Self:
         """Return the counts of the chosen rows of a batch; every row is checked against the levels.
 
+        Parameters
+        ----------
+        codec
+            The column's codec.
+        array
+            The batch's values of the column.
+        chosen
+            Which rows to count; all if None.
+
         Raises
         ------
         DataError

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,20 @@ class Domain:
         for name, size in zip(self.names, self.sizes, strict=True):
             if not 1 <= size <= kernel.MAX_LEVELS:
                 raise ValueError(f"{name!r} has {size} levels; 1 to {kernel.MAX_LEVELS} are supported")
+
+    @classmethod
+    def from_header(cls, header: Mapping[str, Any]) -> Self:
+        """Return the domain whose `names` and `sizes` an archive's header holds.
+
+        Raises
+        ------
+        ValueError, KeyError, TypeError
+            If it holds none.
+        """
+        names, sizes = tuple(header["names"]), tuple(header["sizes"])
+        if not all(isinstance(name, str) for name in names) or not all(type(size) is int for size in sizes):
+            raise ValueError("a domain's names are texts and its sizes are whole numbers")
+        return cls(names=names, sizes=sizes)
 
     @property
     def n_attributes(self) -> int:
@@ -77,7 +91,7 @@ class Domain:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed
-class Marginals:
+class MarginalCounts:
     """Exact contingency tables of some rows: one-way, two-way unless left out, and of chosen cliques.
 
     Privacy: tables of private rows. One row, added or removed, changes one cell of every table by one.
@@ -93,12 +107,22 @@ class Marginals:
     """The chosen cliques' tables, int64 of shape (size_of(clique),), C-ordered."""
 
     @classmethod
-    def identity(cls, domain: Domain, cliques: Iterable[Clique] = (), *, two_way: bool = True) -> Marginals:
-        """Return the tables of no rows."""
+    def identity(cls, domain: Domain, cliques: Iterable[Clique] = (), *, two_way: bool = True) -> MarginalCounts:
+        """Return the tables of no rows.
+
+        Parameters
+        ----------
+        domain
+            The attributes and their sizes.
+        cliques
+            The cliques whose tables are counted too.
+        two_way
+            Whether the tables of all pairs are counted.
+        """
         return MarginalCounter(domain, cliques, two_way=two_way).result()
 
     @classmethod
-    def of_codes(cls, domain: Domain, codes: kernel.Codes, cliques: Iterable[Clique] = (), *, two_way: bool = True) -> Marginals:
+    def of_codes(cls, domain: Domain, codes: kernel.Codes, cliques: Iterable[Clique] = (), *, two_way: bool = True) -> MarginalCounts:
         """Return the tables of a code matrix; see `MarginalCounter.add`."""
         counter = MarginalCounter(domain, cliques, two_way=two_way)
         counter.add(codes)
@@ -205,11 +229,11 @@ class MarginalCounter:
             kernel.count_clique(codes, self._sizes, self._domain.positions(clique), counts)
         self._n_rows += codes.shape[1]
 
-    def result(self) -> Marginals:
+    def result(self) -> MarginalCounts:
         """Return the marginals of all batches, arrays and all; the counter starts again from no rows."""
         if self._derives_one_way:
             self._sum_one_way()
-        result = Marginals(self._domain, self._n_rows, self._one_way, self._pairs, self._cliques)
+        result = MarginalCounts(self._domain, self._n_rows, self._one_way, self._pairs, self._cliques)
         self._start(self._cliques)
         return result
 

@@ -54,17 +54,23 @@ class ColumnOrder:
 
     @classmethod
     def of_range(cls, low: Any, high: Any) -> Self:
-        """Return the order of one part whose values are in [low, high], in unknown order."""
+        """Return the order of one part whose values are in [low, high], in unknown order.
+
+        Parameters
+        ----------
+        low, high
+            The least and the greatest value of the part.
+        """
         return cls(first=(low, high), last=(low, high))
 
     def merge(self, *others: Self) -> Self:
         """Return the order of this one's rows followed by the others'."""
         merged = self
         for other in others:
-            merged = merged._followed(other)
+            merged = merged._follow(other)
         return merged
 
-    def _followed(self, other: Self) -> Self:
+    def _follow(self, other: Self) -> Self:
         if self.is_mixed or (other.first is None and not other.is_mixed):
             return self
         if other.is_mixed or self.last is None or other.first is None:

@@ -1,4 +1,4 @@
-"""Counts of released ranges on a public grid: all that the likelihood of a distribution needs, however many rows there are."""
+"""Counts of released ranges on a public grid: a sufficient statistic for a distribution's likelihood, of bounded size."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def grid_of_ranges(lower: Floats, upper: Floats, n_knots: int = 1000) -> Floats:
         places = np.linspace(0, len(ends) - 1, n_knots)
         knots = np.unique(ends[np.rint(places).astype(np.int64)])
     if not len(knots):
-        raise SpecError("no range has a finite end, so they say nothing", "grid", "release ranges of a mechanism that asks something")
+        raise SpecError("no range has a finite end, so the ranges carry no information", "grid", "release ranges of a mechanism that asks something")
     return check_grid(knots)
 
 
@@ -104,7 +104,7 @@ def grid_of_ranges(lower: Floats, upper: Floats, n_knots: int = 1000) -> Floats:
 class RangeCounts:
     """How many rows have each range of grid cells: exact, sparse, and as large as the number of different ranges.
 
-    Privacy: of released ranges, so public. Counted from what was not released, it would be private.
+    Privacy: counts of released ranges are public; counts of other ranges would be private.
 
     Notes
     -----
@@ -113,8 +113,8 @@ class RangeCounts:
     right it is a ring: the cells from 0 to right and those from left to 2K.
 
     Rounding is outward: an end that is no knot moves to the next knot that makes the range larger, and an exact value
-    that is no knot becomes the interval that it lies in. The range still contains its value, so nothing false is
-    counted. Ranges at the two sides of one anchor then overlap, which biases a cdf by about |F - 1/2| times the share of
+    that is no knot becomes the interval that it lies in. The range still contains its value, so the count stays
+    true. Ranges at the two sides of one anchor then overlap, which biases a cdf by about |F - 1/2| times the share of
     values between two neighbouring knots: keep that well below n^{-1/2}, or draw the anchors from the grid. `n_rounded`
     tells how many rows it concerns.
     """
@@ -130,7 +130,7 @@ class RangeCounts:
 
     @classmethod
     def identity(cls, grid: Floats) -> Self:
-        """Return the counts of no rows; SpecError if the grid is none (see `check_grid`)."""
+        """Return the counts of no rows; SpecError if the grid is invalid (see `check_grid`)."""
         return cls(knots=check_grid(grid), keys=np.zeros(0, dtype=np.int64), counts=np.zeros(0, dtype=np.int64), n_rounded=0)
 
     @classmethod
@@ -151,7 +151,7 @@ class RangeCounts:
         DataError
             If the shapes differ, an end is NaN, a lower end is inf or an upper end -inf.
         SpecError
-            If the grid is none.
+            If the grid is invalid.
         """
         knots = check_grid(grid)
         lower, upper = _check_ranges(lower, upper)
@@ -190,7 +190,13 @@ class RangeCounts:
         return self.keys % self.n_cells
 
     def bounds(self, first: Counts, last: Counts) -> tuple[Floats, Floats]:
-        """Return the ends of the sets of cells first ... last (first <= last): their infimum and supremum, float64."""
+        """Return the ends of the sets of cells first ... last (first <= last): their infimum and supremum, float64.
+
+        Parameters
+        ----------
+        first, last
+            int64 arrays of equal shape: the ends of each set of cells.
+        """
         padded = np.concatenate([[-np.inf], self.knots, [np.inf]])
         return padded[(first + 1) // 2], padded[last // 2 + 1]
 

@@ -56,6 +56,15 @@ class RankSummary:
     def of_batch(cls, codec: ValueCodec, array: pa.Array, chosen: NDArray[np.bool_] | None = None) -> Self:
         """Return the summary of the chosen rows of a batch; every row is checked against the schema.
 
+        Parameters
+        ----------
+        codec
+            The column's codec.
+        array
+            The batch's values of the column.
+        chosen
+            Which rows to summarise; all if None.
+
         Raises
         ------
         DataError
@@ -64,7 +73,7 @@ class RankSummary:
         values, is_null = codec.encode(array)
         if chosen is not None:
             values, is_null = values[chosen], is_null[chosen]
-        found, counts = ecdf.distinct(values[~is_null])
+        found, counts = ecdf.find_distinct(values[~is_null])
         is_atom = np.isin(found, codec.atoms)
         atom_counts = np.zeros(len(codec.atoms), dtype=np.int64)
         atom_counts[np.searchsorted(codec.atoms, found[is_atom])] = counts[is_atom]
@@ -79,7 +88,7 @@ class RankSummary:
         n_nulls = sum(part.n_nulls for part in parts)
         return type(self)(values, weights, atom_counts, n_nulls, sum(part.error for part in parts) + moved)
 
-    def compressed(self, n_points: int) -> Self:
+    def compress(self, n_points: int) -> Self:
         """Return the summary with at most `n_points` points."""
         values, weights, moved = ecdf.compress(self.values, self.weights, n_points)
         return type(self)(values, weights, self.atom_counts, self.n_nulls, self.error + moved)

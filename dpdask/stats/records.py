@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -12,9 +12,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.codec import Codec, LevelCodec
+from dpdask.errors import DataError
 from dpdask.kernels import records as kernel
+from dpdask.kernels.siphash import siphash
+from dpdask.stats.hashing import as_words
+from dpdask.stats.statistic import Chosen, FoldCounter
+from dpdask.streams import RunKey, Streams, stream, words
 
 MAX_RECORDS = 2**22
+SAMPLE_ID, GROUP_ID = "chain/sample", "chain/by"
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -36,7 +42,7 @@ class Records:
     counts
         int64 array of shape (n,): how many rows have this record and this grade.
     least
-        Rows of a lower grade are left out: what is here is a sample of 2**-least of the rows.
+        Rows of a lower grade are left out: the records are a sample of 2**-least of the rows.
 
     Notes
     -----
@@ -54,39 +60,47 @@ class Records:
 
     @classmethod
     def identity(cls, n_columns: int, max_records: int = MAX_RECORDS) -> Self:
-        """Return the statistic of no rows."""
+        """Return the statistic of no rows.
+
+        Parameters
+        ----------
+        n_columns
+            How many columns a record has.
+        max_records
+            The most records to keep.
+        """
         nothing = np.zeros(0, dtype=np.int64)
         return cls(max_records=max_records, keys=np.zeros((0, n_columns), dtype=np.uint64), grades=nothing.astype(np.uint8), counts=nothing)
 
     @classmethod
-    def of_rows(cls, columns: Sequence[Words], words: Words, max_records: int = MAX_RECORDS) -> Self:
+    def of_rows(cls, columns: Sequence[Words], own: Words, max_records: int = MAX_RECORDS) -> Self:
         """Return the statistic of some rows.
 
         Parameters
         ----------
         columns
             For each column a uint64 array of shape (n,), the rows' values as words.
-        words
+        own
             uint64 array of shape (n,): each row's own keyed word.
         max_records
             At least 1.
         """
-        keys = np.stack(columns, axis=1) if columns else np.zeros((len(words), 0), dtype=np.uint64)
-        return cls._bounded(max_records, keys, kernel.leading_zeros(words), np.ones(len(words), dtype=np.int64), 0)
+        keys = np.stack(columns, axis=1) if columns else np.zeros((len(own), 0), dtype=np.uint64)
+        return cls._bound(max_records, keys, kernel.leading_zeros(own), np.ones(len(own), dtype=np.int64), 0)
 
     def merge(self, *others: Self) -> Self:
-        """Return the statistic of all of them."""
+        """Return the statistic of all rows together."""
         return functools.reduce(type(self)._with, others, self)
 
     def _with(self, other: Self) -> Self:
         least = max(self.least, other.least)
         chosen = [(part, part.grades >= least) for part in (self, other)]
         keys, grades, counts = (np.concatenate([getattr(part, name)[mask] for part, mask in chosen]) for name in ("keys", "grades", "counts"))
-        return self._bounded(self.max_records, keys, grades, counts, least)
+        return self._bound(self.max_records, keys, grades, counts, least)
 
     @classmethod
-    def _bounded(cls, max_records: int, keys: Words, grades: NDArray[np.uint8], counts: Ints, least: int) -> Self:
-        first, counts = kernel.distinct(keys, grades, counts)
+    def _bound(cls, max_records: int, keys: Words, grades: NDArray[np.uint8], counts: Ints, least: int) -> Self:
+        first, counts = kernel.find_distinct(keys, grades, counts)
         if len(first) > max_records:
             of_grade_or_more = np.cumsum(np.bincount(grades[first], minlength=65)[::-1])[::-1]
             least = int(np.argmax(np.append(of_grade_or_more, 0) <= max_records))
@@ -103,6 +117,13 @@ class Records:
 def numbers(codec: Codec, array: pa.Array) -> Floats:
     """Return a column's values as sortable numbers: a level's code, a number itself, and -inf for a null on a line.
 
+    Parameters
+    ----------
+    codec
+        The column's codec.
+    array
+        Its values.
+
     Raises
     ------
     DataError
@@ -116,5 +137,76 @@ def numbers(codec: Codec, array: pa.Array) -> Floats:
 
 
 def from_numbers(codec: Codec, values: Floats) -> pa.Array:
-    """Return the values that `numbers` stand for, in the column's Arrow type."""
+    """Return the values that `numbers` stand for, in the column's Arrow type.
+
+    Parameters
+    ----------
+    codec
+        The column's codec.
+    values
+        float64 array, as `numbers` returns it.
+    """
     return codec.decode(values.astype(np.int32)) if isinstance(codec, LevelCodec) else codec.decode(values, values == -np.inf)
+
+
+def group_key(key: RunKey) -> Words:
+    """Return the key of the groups' hashes, uint64 of shape (2,)."""
+    return words(stream(key, GROUP_ID, ""), 2)
+
+
+def group_hashes(column: str, array: pa.Array, key: Words) -> Words:
+    """Return the keyed hash of each row's group, uint64.
+
+    Parameters
+    ----------
+    column
+        The name of the groups' column, for messages.
+    array
+        Its values.
+    key
+        From `group_key`.
+
+    Raises
+    ------
+    DataError
+        If a row's group is null.
+    """
+    if array.null_count:
+        raise DataError("holds a null, and the group of every row must be known", f"column {column!r}", "fill it, or drop these rows")
+    return siphash(as_words(array).reshape(-1, 1), *key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordStatistic:
+    """The distinct records of some columns.
+
+    Attributes
+    ----------
+    codecs
+        The codec of each privatised column.
+    by
+        The kept column whose values name the rows' groups, or None.
+    max_records
+        How many distinct records are held at most.
+    """
+
+    codecs: Mapping[str, Codec]
+    by: str | None = None
+    max_records: int = MAX_RECORDS
+
+    @property
+    def rows_per_task(self) -> None:
+        """None: a task for each part."""
+
+    def counter(self) -> FoldCounter[Records]:
+        """Return a counter of no rows."""
+        n_columns = len(self.codecs) + (self.by is not None)
+        return FoldCounter(Records.identity(n_columns, self.max_records), self._count)
+
+    def _count(self, batch: pa.RecordBatch, chosen: Chosen | None, streams: Streams) -> Records:
+        columns = [] if self.by is None else [group_hashes(self.by, batch.column(self.by), words(streams.of_run(GROUP_ID), 2))]
+        columns += [numbers(codec, batch.column(name)).view(np.uint64) for name, codec in self.codecs.items()]
+        own = words(streams.of_part(SAMPLE_ID), batch.num_rows)
+        if chosen is not None:
+            columns, own = [column[chosen] for column in columns], own[chosen]
+        return Records.of_rows(columns, own, self.max_records)

@@ -1,4 +1,4 @@
-"""Interval privacy without a collector who sees a value: people are asked in which range it lies, and answers become a release."""
+"""Surveys under interval privacy: people are asked in which range a value lies, so the collector never sees the value."""
 
 from dpdask.survey.survey import Survey
 from dpdask.survey.wording import Wording

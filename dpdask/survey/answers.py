@@ -1,4 +1,4 @@
-"""Answers as they come back, from files or tables: read strictly, checked against what was asked, turned into ranges.
+"""Answers from files or tables: read strictly, checked against the questions, and turned into ranges.
 
 They are written by strangers, so nothing in them is trusted, and no message repeats any of it.
 """
@@ -74,7 +74,7 @@ def _of_file(path: Path) -> list[Answer]:
     try:
         rows = list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True))
     except (UnicodeDecodeError, csv.Error):  # the parser's message would repeat the file
-        raise DataError("this is no CSV table of answers", None, "export it anew") from None
+        raise DataError("this is no CSV table of answers", None, "export it again") from None
     return [{key: cell if key in _TEXTS else _cell(cell) for key, cell in row.items() if cell} for row in rows]
 
 
@@ -91,21 +91,21 @@ def _of_json(content: bytes) -> list[Answer]:
 
 
 def check_headers(found: Sequence[Answer], survey: str, known: Sequence[str], required: Sequence[str]) -> list[str | None]:
-    """Return the respondents of answers, None where one bears no id, once all are seen to answer this survey.
+    """Check that all answers belong to this survey, and return their respondents; None where an answer has no id.
 
     Parameters
     ----------
     found
         The answers.
     survey
-        The id they must bear.
+        The id that they must have.
     known, required
         Which keys they may have apart from the header's, and which keys they must have.
 
     Raises
     ------
     DataError
-        If an answer is to another survey or of another format, has other keys or an id that is none, or two are of one respondent.
+        If an answer is to another survey or of another format, has other keys or an invalid id, or two are of one respondent.
     """
     for position, answer in enumerate(found, start=1):
         where = f"answer {position}"
@@ -132,10 +132,17 @@ def check_headers(found: Sequence[Answer], survey: str, known: Sequence[str], re
 def form_ranges(found: Sequence[Answer], asked: Asked) -> tuple[Floats, Floats]:
     """Return the ranges (float64, shape (n,) each) that respondents' forms saved of one column.
 
+    Parameters
+    ----------
+    found
+        The answers.
+    asked
+        The column.
+
     Raises
     ------
     DataError
-        If an end is no number, or a range is none that this column's form can end with.
+        If an end is no number, or this column's form cannot end with the range.
     """
     names = ends_of(asked.name)
     ends = np.empty((2, len(found)))
@@ -156,7 +163,7 @@ def form_ranges(found: Sequence[Answer], asked: Asked) -> tuple[Floats, Floats]:
 def _violations(lower: Floats, upper: Floats, asked: Asked) -> list[tuple[NDArray[np.bool_], str]]:
     step = asked.step
     assert isinstance(step, Narrowing)
-    first, last = asked.rounded(step.law.x[[0, -1]])
+    first, last = asked.round_anchors(step.distribution.x[[0, -1]])
     ends = np.concatenate([lower, upper])
     finite = np.isfinite(ends)
     outside = finite & ((ends < first) | (ends > last))
@@ -167,7 +174,7 @@ def _violations(lower: Floats, upper: Floats, asked: Asked) -> list[tuple[NDArra
         ((outside | rough).reshape(2, -1).any(axis=0), "an end is no anchor that could have been drawn"),
         (~asked.has_value(lower, upper), "its range holds no value within the bounds, or no level"),
     ]
-    if found[0][0].any():  # no coverage of what is no range
+    if found[0][0].any():  # an invalid range has no coverage
         return found
     return [*found, (at_least(lower, upper, step.cdf) < step.tau.x[0], "its range is narrower than the design lets anyone's be")]
 
@@ -175,25 +182,38 @@ def _violations(lower: Floats, upper: Floats, asked: Asked) -> list[tuple[NDArra
 def choice_ranges(found: Sequence[Answer], respondents: Sequence[str], asked: Asked, survey: str, key: RunKey) -> tuple[Floats, Floats]:
     """Return the ranges (float64, shape (n,) each) that respondents' choices stand for; (-inf, inf) where one was not made.
 
+    Parameters
+    ----------
+    found
+        The answers, shape (n,).
+    respondents
+        Who gave them, shape (n,).
+    asked
+        The column.
+    survey
+        The survey's id.
+    key
+        The key that drew the anchors.
+
     Raises
     ------
     DataError
-        If a choice is none of those that the respondent had, or a number is missing, not asked for, or no value that fits the choice.
+        If the respondent did not have the choice, or a number is missing, not asked for, or does not fit the choice.
     """
     drawn = draw_anchors(asked, survey, respondents, key)
-    ranges = [_chosen(answer, asked, drawn[row], f"answer {row + 1}, column {asked.name!r}") for row, answer in enumerate(found)]
+    ranges = [_choose(answer, asked, drawn[row], f"answer {row + 1}, column {asked.name!r}") for row, answer in enumerate(found)]
     ends = np.array(ranges, dtype=np.float64).reshape(-1, 2)
     return ends[:, 0].copy(), ends[:, 1].copy()
 
 
-def _chosen(answer: Answer, asked: Asked, anchors: Floats, where: str) -> tuple[float, float]:
+def _choose(answer: Answer, asked: Asked, anchors: Floats, where: str) -> tuple[float, float]:
     chosen, given = answer.get(f"{asked.name}_choice"), answer.get(f"{asked.name}_value")
     if _is_missing(chosen) and _is_missing(given):
         return -math.inf, math.inf
     options = choices(asked, anchors)
     number = _number(chosen)
     if not (1 <= number <= len(options) and number.is_integer()):
-        raise DataError("its choice is none of those that this respondent had", where, "count choices from 1")
+        raise DataError("its choice is not one that this respondent had", where, "count choices from 1")
     option = options[int(number) - 1]
     if not option.exact:
         if not _is_missing(given):
@@ -206,14 +226,14 @@ def _chosen(answer: Answer, asked: Asked, anchors: Floats, where: str) -> tuple[
 
 
 def _end(value: Any) -> float:
-    """Return an end as a number; NaN if it is none."""
+    """Return an end as a number; NaN if it is not a number."""
     if isinstance(value, str):
-        return {"-inf": -math.inf, "inf": math.inf}.get(value) or _parsed(value)
+        return {"-inf": -math.inf, "inf": math.inf}.get(value) or _parse(value)
     return _number(value)
 
 
 def _number(value: Any) -> float:
-    """Return a number as a float; NaN if it is none, or too large for one."""
+    """Return a number as a float; NaN if it is not a number, or too large."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
         return math.nan
     try:
@@ -222,20 +242,20 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _parsed(text: str) -> float:
-    """Return the finite number that a text of ASCII digits is; NaN if it is none."""
+def _parse(text: str) -> float:
+    """Return the finite number in a text of ASCII digits; NaN if there is none."""
     number = float(text) if _NUMBER.fullmatch(text) else math.nan
     return number if math.isfinite(number) else math.nan
 
 
 def _cell(text: Any) -> Any:
     """Return a table's cell as a number, if it is one."""
-    number = _parsed(text) if isinstance(text, str) else math.nan
+    number = _parse(text) if isinstance(text, str) else math.nan
     return text if math.isnan(number) else number
 
 
 def id_of(value: Any) -> str | None:
-    """Return a respondent's id as a text; None if it is no text of 1 to `MAX_ID` characters that UTF-8 has, nor a whole number of as many."""
+    """Return a respondent's id as a text; None unless it is a text of 1 to `MAX_ID` UTF-8 characters or such a whole number."""
     is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not (isinstance(value, str) or (is_number and abs(int(value)) < 10 ** (MAX_ID - 1))):
         return None

@@ -23,7 +23,7 @@ MAX_NUMBERS = 250_000  # 2.7 MB of page
 
 
 def form(columns: Sequence[Asked], survey: str, *, title: str, introduction: str, respondent: str | None, own_tau: bool) -> str:
-    """Return the page, with everything that it needs inside: tables, style, script; its policy lets it load and send nothing.
+    """Return the page with its tables, style and script; its policy lets it load and send nothing.
 
     Parameters
     ----------
@@ -66,10 +66,10 @@ def form(columns: Sequence[Asked], survey: str, *, title: str, introduction: str
 
 
 def _column(asked: Asked) -> dict[str, Any]:
-    """Return what the page needs to know of a column: public, all of it."""
+    """Return the page's data of a column; all of it is public."""
     step = asked.step
     assert isinstance(step, Narrowing)
-    tables = (step.law.x, step.tau.x, step.cdf.x, step.cdf.low, step.cdf.high)
+    tables = (step.distribution.x, step.tau.x, step.cdf.x, step.cdf.low, step.cdf.high)
     if sum(len(table) for table in tables) > MAX_NUMBERS:
         raise SpecError("its reference has too many values for a page", f"column {asked.name!r}", "choose a continuous reference")
     return {
@@ -79,7 +79,7 @@ def _column(asked: Asked) -> dict[str, Any]:
         "isDate": asked.is_date,
         "decimals": asked.decimals,
         "rounds": step.rounds,
-        "law": _table(step.law.x),
+        "law": _table(step.distribution.x),
         "tau": _table(step.tau.x),
         "leastTau": float(step.tau.x[0]),
         "cdf": {"x": _table(step.cdf.x)} | ({} if _is_levels(step.cdf) else {"low": _table(step.cdf.low), "high": _table(step.cdf.high)}),

@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 
 class Choice(NamedTuple):
-    """One thing that may be true of a value.
+    """One statement that may be true of a value.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Choice(NamedTuple):
 
 
 def draw_anchors(asked: Asked, survey: str, respondents: Sequence[str], key: RunKey) -> Floats:
-    """Return each respondent's anchors of a column: a function of key, survey, column and respondent, and of no value.
+    """Return each respondent's anchors of a column; they depend on key, survey, column and respondent, and on no value.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def draw_anchors(asked: Asked, survey: str, respondents: Sequence[str], key: Run
     respondents
         Their ids.
     key
-        Of the survey.
+        The survey's key.
 
     Returns
     -------
@@ -56,11 +56,19 @@ def draw_anchors(asked: Asked, survey: str, respondents: Sequence[str], key: Run
     step, n = asked.step, asked.step.words_per_row
     drawn = [words(stream(key, f"survey/{survey}/{asked.name}", respondent), n) for respondent in respondents]
     table = np.array(drawn, dtype=np.uint64).reshape(-1, n)
-    return asked.rounded(kernel.anchors(table, step.law, step.centres, spacing=step.spacing, ring=step.ring, lattice=step.lattice))
+    return asked.round_anchors(kernel.anchors(table, step.distribution, step.centres, spacing=step.spacing, ring=step.ring, lattice=step.lattice))
 
 
 def choices(asked: Asked, anchors: Floats) -> list[Choice]:
-    """Return what a respondent may choose from, given anchors (float64, shape (n_anchors,), sorted): the first that is true."""
+    """Return the choices of a respondent, given anchors; the answer is the first that is true.
+
+    Parameters
+    ----------
+    asked
+        The column.
+    anchors
+        The respondent's anchors, float64 array of shape (n_anchors,), sorted.
+    """
     assert isinstance(asked.step, Partition)
     accepted = asked.step.acceptable
     if asked.step.ring:
@@ -73,7 +81,10 @@ def choices(asked: Asked, anchors: Floats) -> list[Choice]:
 
 
 def question(asked: Asked, anchors: Floats) -> tuple[str, list[str]]:
-    """Return a respondent's question and its choices, in words."""
+    """Return a respondent's question and its choices, in words.
+
+    For the parameters see `choices`.
+    """
     options = choices(asked, anchors)
     texts = [asked.phrase(option.lower, option.upper) + (": please give it" if option.exact else "") for option in options]
     if len(options) == 2 and not any(option.exact for option in options):
@@ -83,7 +94,19 @@ def question(asked: Asked, anchors: Floats) -> tuple[str, list[str]]:
 
 
 def question_table(columns: Sequence[Asked], survey: str, respondents: Sequence[str], key: RunKey) -> pd.DataFrame:
-    """Return a row per respondent and column: survey, respondent, column, question, choices (texts), anchors (numbers)."""
+    """Return a row per respondent and column: survey, respondent, column, question, choices (texts), anchors (numbers).
+
+    Parameters
+    ----------
+    columns
+        The columns that are asked.
+    survey
+        The survey's id.
+    respondents
+        The respondents' ids.
+    key
+        The key that draws the anchors.
+    """
     drawn = {asked.name: draw_anchors(asked, survey, respondents, key) for asked in columns}
     rows = [
         (survey, respondent, asked.name, *question(asked, anchors := drawn[asked.name][row]), anchors.tolist())

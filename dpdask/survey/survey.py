@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -17,10 +17,12 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
 from dpdask.documents import Document, validate
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import Quantiles
-from dpdask.mechanisms.interval.card import TRUE, interval_card
-from dpdask.mechanisms.interval.design import Canonical, Case1, Case2, CoverageAnchors, Design, IntervalColumns, Progressive, Ring
+from dpdask.mechanisms.card import CoveredContent, make_card
+from dpdask.mechanisms.interval.card import TRUE, interval_section
+from dpdask.mechanisms.interval.design import Canonical, Case1, Case2, CoverageAnchors, Design, Progressive, Ring
 from dpdask.mechanisms.interval.ranges import Narrowing, Partition
-from dpdask.mechanisms.interval.release import IntervalRelease, check_designs, ends_of, numbers
+from dpdask.mechanisms.interval.release import IntervalRelease, ends_of, to_numbers
+from dpdask.mechanisms.interval.spec import IntervalSpec, check_designs
 from dpdask.schema import Schema, arrow_type
 from dpdask.streams import RunKey
 from dpdask.survey.answers import MAX_ID, Answers, check_headers, choice_ranges, form_ranges, id_of, read_answers
@@ -52,7 +54,7 @@ class Wordings(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Drawn:
-    """What a survey's parameters come to; a progressive one has no key."""
+    """The checked parameters of a survey; a progressive one has no key."""
 
     release: IntervalRelease
     declared: Mapping[str, Codec]
@@ -63,7 +65,7 @@ class _Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Questions that ask people where a value lies, never what it is, and a release of their answers.
+    """Questions that ask people in which range a value lies, and a release of their answers.
 
     Parameters
     ----------
@@ -73,16 +75,16 @@ class Survey:
     columns
         The design of each, as of `dpdask.IntervalMechanism`: all of them `case1`, `case2`, `canonical` or `ring`, whose
         questions are drawn beforehand, or all `progressive` (with `stop: either`), asked round by round by a form. None may
-        hold nulls: whoever does not answer has the range (-inf, inf).
+        hold nulls: a respondent who does not answer has the range (-inf, inf).
     wording
-        How each is asked for: a `Wording`, or a mapping that makes one.
+        The wording of each question: a `Wording`, or a mapping that makes one.
     key
-        Of the questions drawn beforehand: the same key, the same questions. Answers are ingested with the key that asked, and
-        refused with any other: `id` depends on it. None: a new one, of this object alone. To ingest in another process, keep
+        The key of the questions drawn beforehand; the same key gives the same questions. Answers are ingested with the key
+        that asked, and refused with any other, because `id` depends on it. None: a new one, of this object alone. To ingest in another process, keep
         the 32 bytes of `RunKey.fresh().reveal()` in a file that only you can read, and give `RunKey(path.read_bytes())`.
         A progressive survey has none: its forms draw in the respondents' browsers.
     insecure_seed
-        For tests: the key from a seed.
+        A seed of the key, for tests.
 
     Raises
     ------
@@ -91,16 +93,16 @@ class Survey:
 
     Privacy
     -------
-    Unit: a value. There is no ε. Nobody but the respondent ever holds the value: anchors are drawn before it is asked for
-    anything (by a form: in the respondent's own browser, from its secure source). Protected: where inside the released range
-    the value lies. Not protected: that it lies in it, as far as the respondent tells the truth, and what respondents decide
-    for themselves: whether to answer, and in a form when to stop and, with `own_tau`, at what coverage. The range stays true
-    whenever they stop, but a decision that depends on the value says something of it beyond the range, and biases what is
-    estimated from all ranges; without such decisions a form's range has the law of the progressive mechanism (with
+    Unit: a value. There is no ε. Only the respondent holds the value: anchors are drawn before any question (by a form, in
+    the respondent's own browser, from its secure source). Protected: the place of the value inside the released range. Not
+    protected: that the value lies in the range, if the respondent tells the truth, and the respondent's own decisions:
+    whether to answer, and in a form when to stop and, with `own_tau`, at what coverage. The range stays true whenever they
+    stop, but a decision that depends on the value reveals more than the range, and biases estimates from all ranges.
+    Without such decisions a form's range has the distribution of the progressive mechanism (with
     `decimals`, of rounded anchors). A form draws its questions when it is loaded: an answer that is taken back and given
     again brings the same question, but a page that is loaded anew draws new ones, among which a respondent could choose.
-    Somebody asked twice (another survey, another key, a second file) tells two ranges, which narrow each other.
-    The id, which is public, is a keyed digest: it tells nothing of a 256-bit key, but lets a guessed seed be checked.
+    Somebody asked twice (another survey, another key, a second file) gives two ranges, whose intersection is narrower.
+    The id is public and a keyed digest. It reveals nothing of a 256-bit key, but a guessed seed can be checked against it.
 
     References
     ----------
@@ -130,27 +132,28 @@ class Survey:
     def __post_init__(self) -> None:
         if not self.schema.privatised or self.schema.kept:
             raise SpecError("a survey asks for private columns alone", "Survey", "join public columns to its release by respondent")
-        designs = validate(IntervalColumns, {"columns": dict(self.columns)}, "Survey").columns
-        check_designs(self.schema, designs, "columns")
+        designs = validate(IntervalSpec, {"columns": dict(self.columns)}, "Survey").columns
         wording = validate(Wordings, {"wording": dict(self.wording)}, "Survey").wording
         check_askable(self.schema, designs, wording)
+        check_designs(self.schema, designs)
         names = self.schema.privatised
         declared = {name: codec for name in names if (codec := _codec(self.schema, name)) is not None}
         codecs = {name: declared.get(name) or codec_for(name, self.schema.columns[name], arrow_type("float64")) for name in names}
         release = IntervalRelease.of({name: designs[name] for name in names}, codecs)
-        asked = tuple(_asked(name, wording[name], release, codecs[name]) for name in names)
+        asked = tuple(_ask(name, wording[name], release, codecs[name]) for name in names)
         for each in asked:
             check_decimals(each, designs[each.name], is_continuous=self.schema.columns[each.name].kind == "continuous")
         key = _key(self.key, self.insecure_seed, is_progressive=isinstance(asked[0].step, Narrowing))
         texts = {name: text.model_dump() for name, text in wording.items()}
         kinds = {name: self.schema.columns[name].model_dump(mode="json") for name in names}
-        what = json.dumps([ANSWER_FORMAT, release.to_bytes().decode(), texts, kinds], sort_keys=True)
+        documents = {name: designs[name].model_dump(exclude_none=True) for name in names}
+        what = json.dumps([ANSWER_FORMAT, documents, texts, kinds], sort_keys=True)
         id_ = blake2b(what.encode(), digest_size=8, person=_PERSON, key=b"" if key is None else key.reveal()).hexdigest()
         object.__setattr__(self, "_drawn", _Drawn(release=release, declared=declared, asked=asked, key=key, id=id_))
 
     @property
     def id(self) -> str:
-        """What answers must bear: a digest of columns, designs and wording, keyed by the key of questions drawn beforehand."""
+        """The survey's id, which answers carry: a digest of columns, designs and wording, keyed by the key of questions drawn beforehand."""
         return self._drawn.id
 
     @property
@@ -160,30 +163,24 @@ class Survey:
 
     @property
     def card(self) -> dict[str, Any]:
-        """The release card: what ranges reveal, as `IntervalMechanism.card`, and what respondents' own decisions may."""
-        drawn, insecure = self._drawn, self.insecure_seed is not None
-        card: dict[str, Any] = json.loads(
-            interval_card(name="survey", release=drawn.release, schema=self.schema, codecs=drawn.declared, insecure=insecure)
-        )
+        """The release card: what ranges reveal, as in `IntervalMechanism.card`, and what respondents' own decisions may reveal."""
+        drawn = self._drawn
+        section = interval_section(release=drawn.release, schema=self.schema, codecs=drawn.declared)
         more = _STOPPED if self.is_progressive else _UNANSWERED
-        guarantee = card["guarantee"]
-        guarantee["unprotected"]["what"] += f"; {more}"
-        guarantee["text"] = (
-            guarantee["text"].replace(TRUE, "")  # a mechanism promises this, but a survey cannot
-            + f" Not protected either: {more}. All of this holds as far as respondents answer truthfully, each of them once."
+        assert isinstance(section.unprotected, CoveredContent)
+        coarser = {asked.name: _coarser_column(section.columns[asked.name], asked) for asked in drawn.asked if asked.is_coarser}
+        section = replace(
+            section,
+            unprotected=CoveredContent(what=f"{section.unprotected.what}; {more}"),
+            text=section.text.replace(TRUE, "")  # a mechanism promises this, but a survey cannot
+            + f" Not protected either: {more}. All of this holds as far as respondents answer truthfully, each of them once.",
+            mechanism={**section.mechanism, "true_of_every_row": False},  # people answered, so it cannot be known
+            columns={**section.columns, **coarser},
+            order="rows keep the order in which answers were ingested, which is public, as are respondents' ids",
         )
-        card["mechanism"]["true_of_every_row"] = False  # nobody can know: people answered
-        for asked in drawn.asked:
-            if asked.is_coarser:
-                column = card["columns"][asked.name]
-                column["anchors"] = f"rounded down to {asked.decimals} decimals before they were shown; no coverage is stated"
-                for figure in _OF_DRAWN_ANCHORS:
-                    column.pop(figure, None)
-        card["order"] = "rows keep the order in which answers were ingested, which is public, as are respondents' ids"
-        card["survey"] = {"id": self.id, "format": ANSWER_FORMAT, "progressive": self.is_progressive} | {
-            "wording": {asked.name: asked.wording.model_dump(exclude_none=True) for asked in drawn.asked}
-        }
-        return card
+        wording = {asked.name: asked.wording.model_dump(exclude_none=True) for asked in drawn.asked}
+        survey = {"id": self.id, "format": ANSWER_FORMAT, "progressive": self.is_progressive, "wording": wording}
+        return make_card(section, name="survey", insecure=self.insecure_seed is not None).model_copy(update={"survey": survey}).to_dict()
 
     def questions(self, respondents: int | Sequence[str | int]) -> pd.DataFrame:
         """Return the questions of respondents, drawn beforehand.
@@ -202,7 +199,7 @@ class Survey:
         Raises
         ------
         SpecError
-            If the survey is progressive, or an id stands twice or is none.
+            If the survey is progressive, or an id stands twice or is invalid.
         """
         if self._drawn.key is None:
             raise SpecError("a progressive design's questions follow from the answers", "questions", "give every respondent the form")
@@ -212,7 +209,7 @@ class Survey:
     def form(self, *, title: str, introduction: str = "", respondent: str | None = None, own_tau: bool = False) -> str:
         """Return the form of a progressive survey: one HTML file that needs, loads and sends nothing.
 
-        Anchors are drawn in the browser by the mechanism's own law, all of them when the page is loaded: loading it again
+        Anchors are drawn in the browser by the mechanism's own distribution, all of them when the page is loaded: loading it again
         draws anew. Respondents may stop before any question, see what they have told so far, and take an answer back, which
         draws nothing; at the end they save a file of the final ranges alone.
 
@@ -243,14 +240,14 @@ class Survey:
         Parameters
         ----------
         answers
-            Of a form: the files that it saved. Of questions: a mapping or row per respondent with `survey`, `respondent`,
+            For a form, the files that it saved. For questions, a mapping or row per respondent with `survey`, `respondent`,
             `<column>_choice` (from 1; missing where unanswered) and, where the choice asks for the number, `<column>_value`.
             Paths of JSON or CSV files, their bytes, mappings, lists of these, or a frame.
 
         Returns
         -------
-        A row per answer, in their order: `respondent` where any answer bears one, and float64 `<column>_lower` and
-        `<column>_upper`, as the card's convention says; (-inf, inf) of an unanswered question.
+        A row per answer, in their order: `respondent` if any answer has an id, and float64 `<column>_lower` and
+        `<column>_upper`, as the card's convention says; (-inf, inf) for an unanswered question.
 
         Raises
         ------
@@ -275,7 +272,14 @@ class Survey:
 
 
 def check_askable(schema: Schema, designs: Mapping[str, Design], wording: Mapping[str, Wording]) -> None:
-    """Check that columns and designs can be asked, in one way, and have their words.
+    """Check that columns and designs can be asked in one way, and have a wording.
+
+    Parameters
+    ----------
+    schema
+        The columns.
+    designs, wording
+        The design and the wording of each.
 
     Raises
     ------
@@ -283,14 +287,16 @@ def check_askable(schema: Schema, designs: Mapping[str, Design], wording: Mappin
         If they cannot.
     """
     for name, design in designs.items():
+        if name not in schema.privatised:
+            continue  # `check_designs` refuses it
         where = f"columns.{name}"
         if design.nulls == "public" or schema.columns[name].nulls == "level":
             what = "a survey has no nulls: whoever does not answer has the range (-inf, inf)"
             raise SpecError(what, where, "leave `nulls` out, of the schema and of the design")
         if not isinstance(design, Case1 | Case2 | Canonical | Ring | Progressive):
-            raise SpecError("nobody can be asked for it", where, "use the design case1, case2, canonical, ring or progressive")
+            raise SpecError("this design cannot be asked", where, "use the design case1, case2, canonical, ring or progressive")
         if isinstance(design, Progressive) and design.stop != "either":
-            raise SpecError("where a respondent's own range decides, the stop tells of the value", where, "use `stop: either`")
+            raise SpecError("with this stop rule, a respondent's stop reveals more than the range", where, "use `stop: either`")
         if isinstance(design, Progressive) != isinstance(next(iter(designs.values())), Progressive):
             raise SpecError("a survey is progressive in all columns or in none", where, "make two surveys")
         if name not in wording:
@@ -301,12 +307,12 @@ def check_askable(schema: Schema, designs: Mapping[str, Design], wording: Mappin
 
 
 def check_decimals(asked: Asked, design: Design, *, is_continuous: bool) -> None:
-    """Check that anchors may be shown with fewer digits than they are drawn with: no coverage is promised, and they still say something.
+    """Check that anchors may be shown rounded: no coverage is promised, and rounded anchors are still informative.
 
     Parameters
     ----------
     asked, design
-        Of the column.
+        The column and its design.
     is_continuous
         Whether its least value, like any other, has no probability of its own, so that an anchor on it says nothing.
 
@@ -322,7 +328,7 @@ def check_decimals(asked: Asked, design: Design, *, is_continuous: bool) -> None
         raise SpecError("rounded anchors need not have the coverage that is asked for", where, "leave it out, or give anchors")
     low, high = asked.bounds
     if not asked.tells_apart(low if is_continuous else math.nextafter(low, -math.inf), high):
-        what = "no anchor that is rounded down falls between its least and greatest value, so its ranges would say nothing of it"
+        what = "no anchor that is rounded down falls between its least and greatest value, so its ranges would carry no information"
         raise SpecError(what, where, "choose more decimals, or anchors that reach where values are")
 
 
@@ -331,7 +337,7 @@ def _key(key: RunKey | None, seed: int | None, *, is_progressive: bool) -> RunKe
     if is_progressive and not (key is None and seed is None):
         raise SpecError("a progressive survey has no key: its forms draw in the respondents' browsers", "Survey", "leave key and insecure_seed out")
     if key is not None and seed is not None:
-        raise SpecError("a key and a seed are two keys", "Survey", "give one of them")
+        raise SpecError("`key` and `insecure_seed` are both given", "Survey", "give one of them")
     if is_progressive or key is not None:
         return key
     return RunKey.fresh() if seed is None else RunKey.insecure(seed)
@@ -342,7 +348,7 @@ def _codec(schema: Schema, name: str) -> Codec | None:
     return None if type_ is None else codec_for(name, schema.columns[name], arrow_type(type_))
 
 
-def _asked(name: str, wording: Wording, release: IntervalRelease, codec: Codec) -> Asked:
+def _ask(name: str, wording: Wording, release: IntervalRelease, codec: Codec) -> Asked:
     step, where = release.columns[name].step, f"column {name!r}"
     assert isinstance(step, Partition | Narrowing)
     type_ = codec.levels.type if isinstance(codec, LevelCodec) else codec.type
@@ -352,15 +358,21 @@ def _asked(name: str, wording: Wording, release: IntervalRelease, codec: Codec) 
         raise SpecError("its anchors are whole", f"wording.{name}.decimals", "leave it out, or declare the type float64")
     is_date = bool(pa.types.is_date(type_))
     centres = step.centres if isinstance(step, Partition) else np.zeros(1)
-    if is_date and not _are_days(step.law, centres):
+    if is_date and not _are_days(step.distribution, centres):
         raise SpecError("an anchor may be no date of the years 1 to 9999", where, "give anchors in days since 1970, not so wide")
-    levels = np.sort(numbers(codec, codec.levels)[0]) if isinstance(codec, LevelCodec) else np.zeros(0)
+    levels = np.sort(to_numbers(codec, codec.levels)[0]) if isinstance(codec, LevelCodec) else np.zeros(0)
     bounds = codec.bounds or (-math.inf, math.inf) if isinstance(codec, ValueCodec) else (float(levels[0]), float(levels[-1]))
     return Asked(name=name, wording=wording, step=step, is_date=is_date, bounds=bounds, levels=levels)
 
 
-def _are_days(law: Quantiles, centres: np.ndarray) -> bool:
-    return bool(_DAYS[0] <= law.x[0] + centres.min() and law.x[-1] + centres.max() <= _DAYS[1])
+def _coarser_column(column: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+    """Return a column's part of the card without the figures of the anchors as drawn, because coarser ones were shown."""
+    figures = {key: value for key, value in column.items() if key not in _OF_DRAWN_ANCHORS}
+    return figures | {"anchors": f"rounded down to {asked.decimals} decimals before they were shown; no coverage is stated"}
+
+
+def _are_days(distribution: Quantiles, centres: np.ndarray) -> bool:
+    return bool(_DAYS[0] <= distribution.x[0] + centres.min() and distribution.x[-1] + centres.max() <= _DAYS[1])
 
 
 def check_ids(ids: Sequence[str | None]) -> list[str]:
@@ -369,7 +381,7 @@ def check_ids(ids: Sequence[str | None]) -> list[str]:
     Raises
     ------
     SpecError
-        If one stands twice, or is None: none that answers could bear.
+        If an id stands twice, or is None, which no answer can carry.
     """
     found = [each for each in ids if each is not None]
     if len(set(found)) < len(ids):

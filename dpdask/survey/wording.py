@@ -1,4 +1,4 @@
-"""What is asked of a column, in words and numbers that a person can answer."""
+"""Questions about a column, in words and numbers that a person can answer."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Asked:
 
     @property
     def decimals(self) -> int | None:
-        """How many decimals an anchor has; None: as many as float64 does."""
+        """How many decimals an anchor has; None for all of float64."""
         return 0 if self.step.lattice else self.wording.decimals
 
     @property
@@ -75,7 +75,7 @@ class Asked:
         """Whether anchors are shown with fewer digits than the mechanism draws."""
         return self.wording.decimals is not None and not self.step.lattice
 
-    def rounded(self, anchors: Floats) -> Floats:
+    def round_anchors(self, anchors: Floats) -> Floats:
         """Return anchors rounded down as they are shown; -0 becomes 0."""
         if self.decimals is None:
             return anchors
@@ -98,19 +98,32 @@ class Asked:
         return math.isfinite(x) and self.bounds[0] <= x <= self.bounds[1] and (not self.step.lattice or x == math.floor(x))
 
     def has_value(self, lower: Floats, upper: Floats) -> NDArray[np.bool_]:
-        """Return which ranges (lower, upper] hold a value that the schema declares."""
+        """Return which ranges (lower, upper] hold a value that the schema declares.
+
+        Parameters
+        ----------
+        lower, upper
+            float64 arrays of equal shape: the ends of the ranges.
+        """
         if len(self.levels):
             return np.searchsorted(self.levels, lower, side="right") < np.searchsorted(self.levels, upper, side="right")
         held: NDArray[np.bool_] = (lower < self.bounds[1]) & (upper >= self.bounds[0])
         return held
 
     def tells_apart(self, low: float, high: float) -> bool:
-        """Return whether an anchor, as it is shown, may fall inside (low, high), or exact values are told."""
+        """Return whether an anchor, as it is shown, may fall inside (low, high), or exact values are told.
+
+        Parameters
+        ----------
+        low, high
+            The ends of the interval.
+        """
         step = self.step
         if isinstance(step, Partition) and (len(step.acceptable.low) or step.acceptable.ranges.any()):
             return True
-        ends = np.array([step.law.x[0], max(step.law.x[0], np.nextafter(step.law.x[-1], -np.inf))])  # the greatest is never drawn
-        first, last = self.rounded(ends).tolist()
+        x = step.distribution.x
+        ends = np.array([x[0], max(x[0], np.nextafter(x[-1], -np.inf))])  # the greatest is never drawn
+        first, last = self.round_anchors(ends).tolist()
         if isinstance(step, Partition) and step.ring and first == last:
             return False
         scale = 10.0 ** (self.decimals or 0)
@@ -125,7 +138,13 @@ class Asked:
         return f"{text} {self.wording.unit}".rstrip()
 
     def phrase(self, lower: float, upper: float) -> str:
-        """Return a range in words; lower > upper is a ring's outer one."""
+        """Return a range in words; lower > upper is a ring's outer one.
+
+        Parameters
+        ----------
+        lower, upper
+            The ends of the range.
+        """
         above = f"{'after' if self.is_date else 'more than'} {self.number(lower)}" if math.isfinite(lower) else ""
         below = f"{'on or before' if self.is_date else 'at most'} {self.number(upper)}" if math.isfinite(upper) else ""
         if not (above and below):

@@ -25,20 +25,20 @@ import pyarrow.parquet as pq
 
 from dpdask.cells import DEFAULT_BINS, cells
 from dpdask.codec import codec_for
-from dpdask.engine.tabulate import domain_of, encoded
 from dpdask.evaluation import baselines
 from dpdask.evaluation.utility import N_QUERIES, Answers, ErrorProfile, UtilityReport, compare_answers, three_way_queries
-from dpdask.jobs.kinds.copula import Copula
 from dpdask.jobs.spec import load_job
 from dpdask.kernels import simplex
 from dpdask.kernels.marginals import Codes
 from dpdask.mechanisms.copula.fit import CopulaOptions, fit_copula
+from dpdask.mechanisms.copula.spec import CopulaSpec
 from dpdask.mechanisms.marginals.denoise import denoise
 from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, pair_cells, plan_noise
 from dpdask.privacy import Budget
-from dpdask.privacy.accountant import scaled
+from dpdask.privacy.accountant import scale_events
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
-from dpdask.stats import Domain, Marginals
+from dpdask.stats import Domain, MarginalCounts
+from dpdask.stats.tables import domain_of, encode
 from dpdask.streams import RunKey, stream
 from pipelines.papers import asghar_copula
 
@@ -108,14 +108,14 @@ def read_case(job: Path, path: str | None, n_queries: int) -> Case:
     """Return the job's table, coded as the job would; every value is checked against the schema."""
     loaded = load_job(job, {} if path is None else {"input.path": json.dumps(str(Path(path).resolve()))})
     mechanism = loaded.file.mechanism
-    if not isinstance(mechanism, Copula):
+    if not isinstance(mechanism, CopulaSpec):
         raise SystemExit(f"{job} is no copula job")
     columns = loaded.schema.privatised
     table = pq.read_table(loaded.input_url.removeprefix("file://"), columns=list(columns)).combine_chunks()
     bins = mechanism.bins if not isinstance(mechanism.bins, int) else dict.fromkeys(columns, mechanism.bins)
     cut = {name: cells(codec_for(name, loaded.schema.columns[name], table.schema.field(name).type), bins.get(name, DEFAULT_BINS)) for name in columns}
     domain = domain_of(cut)
-    parts = [encoded(batch, cut, domain, np.ones(len(batch), dtype=np.bool_)) for batch in table.to_batches()]
+    parts = [encode(batch, cut, domain, None) for batch in table.to_batches()]
     codes = np.concatenate(parts, axis=1)
     queries = three_way_queries(domain.sizes, n_queries=n_queries, rng=np.random.default_rng(QUERIES_SEED))
     return Case(
@@ -143,12 +143,12 @@ def laplace(case: Case, adjacency: Adjacency) -> MarginalNoise:
         DiscreteLaplace(scale=1 / weight, sensitivity=sensitivity, adjacency=adjacency, count=n)
         for weight, n in zip(case.weights, counts, strict=True)
     ]
-    one_way, pairs = scaled(drafts, case.budget.epsilon, case.budget.delta)
+    one_way, pairs = scale_events(drafts, case.budget.epsilon, case.budget.delta)
     return MarginalNoise(one_way=one_way, pairs=pairs, cliques={})
 
 
 def drawn(case: Case, planned: MarginalNoise, adjacency: Adjacency, draws: Draws) -> NoisyMarginals:
-    counts = Marginals.of_codes(case.domain, case.codes)
+    counts = MarginalCounts.of_codes(case.domain, case.codes)
     return measure(counts, planned, n_rows_public=adjacency == "replace-one", rng=draws.noise())
 
 

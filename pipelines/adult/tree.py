@@ -23,17 +23,17 @@ import pyarrow.parquet as pq
 
 from dpdask.cells import DEFAULT_BINS, Cells, cells
 from dpdask.codec import codec_for
-from dpdask.engine.tabulate import domain_of, encoded
-from dpdask.jobs.kinds.copula import Copula
 from dpdask.jobs.spec import load_job
 from dpdask.kernels.marginals import Codes
-from dpdask.mechanisms.dip.fit import ChannelKind
-from dpdask.mechanisms.dip.tree_fit import fit_tree
-from dpdask.mechanisms.dip.tree_spending import spend_tree
+from dpdask.mechanisms.copula.spec import CopulaSpec
+from dpdask.mechanisms.dip.spec import ChannelKind, DipSpec
+from dpdask.mechanisms.dip.tree_fit import TreeMechanism, fit_tree
 from dpdask.mechanisms.dip.tree_tables import measure_tree
 from dpdask.privacy import Budget
 from dpdask.references.tree import Tree
-from dpdask.stats import Domain, Marginals
+from dpdask.schema import Schema
+from dpdask.stats import Domain, MarginalCounts
+from dpdask.stats.tables import domain_of, encode
 from dpdask.streams import RunKey, stream
 
 DELTAS = (0.0, 2.0**-30)
@@ -45,13 +45,14 @@ CHANNELS: tuple[ChannelKind, ...] = ("laplace", "optimal")
 class Survey:
     """The table, as values and as codes of its cells."""
 
+    schema: Schema
     batch: pa.RecordBatch
     cells: dict[str, Cells]
     domain: Domain
     codes: Codes
 
     def coded(self, batch: pa.RecordBatch) -> Codes:
-        return encoded(batch, self.cells, self.domain, np.ones(batch.num_rows, dtype=np.bool_))
+        return encode(batch, self.cells, self.domain, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,23 +71,23 @@ class Outcome:
 def read_survey(path: str) -> Survey:
     """Return the table, its numbers cut as the copula job cuts them."""
     loaded = load_job(Path(__file__).with_name("job.yaml"), {"input.path": json.dumps(str(Path(path).resolve()))})
-    assert isinstance(loaded.file.mechanism, Copula)
+    assert isinstance(loaded.file.mechanism, CopulaSpec)
     bins, names = loaded.file.mechanism.bins, loaded.schema.privatised
     assert not isinstance(bins, int)
     [batch] = pq.read_table(path, columns=list(names)).combine_chunks().to_batches()
     cut = {name: cells(codec_for(name, loaded.schema.columns[name], batch.schema.field(name).type), bins.get(name, DEFAULT_BINS)) for name in names}
     domain = domain_of(cut)
-    return Survey(batch=batch, cells=cut, domain=domain, codes=encoded(batch, cut, domain, np.ones(batch.num_rows, dtype=np.bool_)))
+    return Survey(schema=loaded.schema, batch=batch, cells=cut, domain=domain, codes=encode(batch, cut, domain, None))
 
 
 def outcome(survey: Survey, budget: Budget, share: float, channel: ChannelKind, seed: int | None) -> Outcome:
     names = survey.domain.names
     key = RunKey.fresh() if seed is None else RunKey.insecure(seed)
-    spending = spend_tree(budget, Tree(share=share), names)
+    mechanism = TreeMechanism(spec=DipSpec(reference=Tree(share=share), channel=channel), schema=survey.schema, budget=budget)
     start = time.perf_counter()
     rng = None if seed is None else stream(key, "marginals/noise", "")
-    noisy = measure_tree(Marginals.of_codes(survey.domain, survey.codes), spending.noise, rng=rng)
-    release = fit_tree(noisy, survey.cells, spending.row, channel)
+    noisy = measure_tree(MarginalCounts.of_codes(survey.domain, survey.codes), mechanism.noise, rng=rng)
+    release = fit_tree(noisy, survey.cells, mechanism.spending.row, channel)
     seconds = time.perf_counter() - start
     codecs = {name: column.codec for name, column in survey.cells.items()}
     codes = survey.coded(release.randomise(survey.batch, codecs, release.streams(key, "")))
@@ -100,14 +101,14 @@ def outcome(survey: Survey, budget: Budget, share: float, channel: ChannelKind, 
         kept=float(own.mean() - other.mean()),
         recognised=float((own.sum(axis=0) >= half).mean() / (other.sum(axis=0) >= half).mean()),
         row=release.epsilon,
-        total=spending.exact(budget, release.epsilon),
+        total=mechanism.accounting(release)["epsilon_exact"],
         seconds=seconds,
     )
 
 
 def variations(domain: Domain, codes: Codes, others: Codes) -> dict[tuple[str, ...], float]:
     """Return the total variation between the two-way tables of each pair of columns."""
-    first, second = (Marginals.of_codes(domain, each) for each in (codes, others))
+    first, second = (MarginalCounts.of_codes(domain, each) for each in (codes, others))
     return {pair: float(np.abs(first.table(pair) / first.n_rows - second.table(pair) / second.n_rows).sum() / 2) for pair in domain.pairs()}
 
 

@@ -27,13 +27,12 @@ import duckdb
 import psutil
 from distributed import Client, default_client
 
-from dpdask.connect import connected
-from dpdask.engine import tabulate
-from dpdask.engine.work import tabulated_work
-from dpdask.io.fragments import discover
+from dpdask.connect import open_cluster
+from dpdask.engine.scan import scan
 from dpdask.io.storage import Folder
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import Cluster, Job, load_job
+from dpdask.jobs.tables import open_table
 from dpdask.simulate import simulate_census
 
 WORKERS = 2
@@ -49,14 +48,13 @@ mechanism: {{kind: copula}}
 
 @contextmanager
 def cluster() -> Iterator[Client]:
-    with connected(Cluster(kind="local", workers=WORKERS)):
+    with open_cluster(Cluster(kind="local", workers=WORKERS)):
         yield default_client()
 
 
 def count_ours(job: Job, folder: Path) -> None:
-    table = discover(job.input_url, job.schema)
-    work = tabulated_work(table.schema, job.schema, job.file.mechanism.bins, Folder(f"file://{folder}"))
-    tabulate.tabulate(table.fragments, work, tabulate.Tables())
+    opened = open_table(job, Folder(f"file://{folder}"))
+    scan(opened.source, opened.work, opened.mechanism.statistic(opened.work.columns), "tabulate")
 
 
 def count_duckdb(job: Job) -> None:

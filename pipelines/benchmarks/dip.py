@@ -27,7 +27,7 @@ import dask.dataframe as dd
 import psutil
 from distributed import Client, default_client
 
-from dpdask.connect import connected
+from dpdask.connect import open_cluster
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import Cluster, load_job
 from dpdask.simulate import simulate_census, simulate_movielens
@@ -39,7 +39,7 @@ WORKERS = 2
 @contextmanager
 def cluster() -> Iterator[Client]:
     """Start the cluster that a job's `cluster: {kind: local, workers: 2}` starts; both sides run on it."""
-    with connected(Cluster(kind="local", workers=WORKERS)):
+    with open_cluster(Cluster(kind="local", workers=WORKERS)):
         yield default_client()
 
 

@@ -29,13 +29,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from distributed import Client, default_client
 
-from dpdask.connect import connected
-from dpdask.engine.joint import joint_counts
-from dpdask.engine.work import tabulated_work
-from dpdask.io.fragments import discover
+from dpdask.connect import open_cluster
+from dpdask.engine.scan import scan
 from dpdask.io.storage import Folder
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import Cluster, Job, load_job
+from dpdask.jobs.tables import open_table
 
 WORKERS = 2
 ROWS_PER_FILE = 262_144
@@ -57,7 +56,7 @@ mechanism: {{kind: histogram, bins: {bins}, threshold: enhanced, factor: {factor
 
 @contextmanager
 def cluster() -> Iterator[Client]:
-    with connected(Cluster(kind="local", workers=WORKERS)):
+    with open_cluster(Cluster(kind="local", workers=WORKERS)):
         yield default_client()
 
 
@@ -74,9 +73,8 @@ def write_rows(folder: Path, rows: int, n_levels: int) -> None:
 
 
 def count_ours(job: Job, folder: Path) -> None:
-    table = discover(job.input_url, job.schema)
-    work = tabulated_work(table.schema, job.schema, job.file.mechanism.bins, Folder(f"file://{folder}"))
-    joint_counts(table.fragments, work)
+    opened = open_table(job, Folder(f"file://{folder}"))
+    scan(opened.source, opened.work, opened.mechanism.statistic(opened.work.columns), "tabulate")
 
 
 def count_duckdb(job: Job, bins: int) -> None:

@@ -25,7 +25,7 @@ def channel(kind: str, probabilities: np.ndarray, levels: np.ndarray, epsilon: f
     """Return one of the job file's channels on ordered levels; `optimal` at the cost of a squared difference."""
     if kind == "optimal":
         return channels.optimal(probabilities, epsilon, (levels[:, None] - levels[None, :]) ** 2)
-    return {"laplace": channels.laplace, "laplace-calibrated": channels.calibrated}[kind](probabilities, epsilon, ordered=True)
+    return {"laplace": channels.laplace, "laplace-calibrated": channels.calibrate}[kind](probabilities, epsilon, ordered=True)
 
 
 def correlation(probabilities: np.ndarray, matrix: np.ndarray, levels: np.ndarray) -> float:

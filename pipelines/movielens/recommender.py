@@ -36,7 +36,8 @@ from dpdask import channels
 from dpdask.cells import cells
 from dpdask.codec import LevelCodec
 from dpdask.inference import ReleasedColumn
-from dpdask.references import CellCounts, noisy_distribution
+from dpdask.references import noisy_distribution
+from dpdask.stats.cell_counts import CellCounts
 
 RATINGS = np.arange(1.0, 6.0)
 N_FACTORS, SWEEPS, BIAS_SWEEPS = 8, 8, 6

@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 from dpdask.evaluation.utility import Answers, Codes, Counts, Floats, check_queries, one_way_counts, three_way_counts, two_way_counts
 from dpdask.kernels import correlation as correlation_kernel
 from dpdask.kernels import normal as normal_kernel
-from dpdask.mechanisms.copula.model import CHUNK_ROWS, draw_latents
+from dpdask.mechanisms.columns import CHUNK_ROWS
+from dpdask.mechanisms.copula.model import draw_latents
 from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
 from dpdask.privacy.noise import laplace_scale
-from dpdask.stats import Domain, Marginals
+from dpdask.stats import Domain, MarginalCounts
 
 Dummies = NDArray[np.uint8]
 Within = Literal["disjoint", "independent"]
@@ -135,7 +136,7 @@ def dpc(
     """
     domain = Domain(names=tuple(f"attribute {place}" for place in range(len(sizes))), sizes=tuple(sizes))
     one_way, pairs = one_way_counts(codes, sizes), two_way_counts(codes, sizes)
-    exact = Marginals(domain=domain, n_rows=codes.shape[1], one_way=one_way, pairs=pairs, cliques={})
+    exact = MarginalCounts(domain=domain, n_rows=codes.shape[1], one_way=one_way, pairs=pairs, cliques={})
     planned = paper_noise(len(sizes), epsilon=epsilon, delta=delta, adjacency=adjacency)
     return dpc_of_tables(measure(exact, planned, n_rows_public=adjacency == "replace-one", rng=noise_rng), within=within, rng=rng)
 

@@ -105,7 +105,7 @@ def fit(frame: pd.DataFrame) -> Any:
     return least_squares(WeightedSample.of_frame(frame, "price", ["size", "year", "county"]))
 
 
-def frame_of(release: histogram.PerturbedHistogram, columns: dict[str, Any], points: Points) -> pd.DataFrame:
+def frame_of(release: histogram.NoisyHistogram, columns: dict[str, Any], points: Points) -> pd.DataFrame:
     """Return a histogram's cells as a frame with weights."""
     table = release.to_table(columns)
     if points == "spread":
@@ -128,7 +128,7 @@ def compare(name: str, table: pd.DataFrame, smallest: float, repeats: int, epsil
     counts = JointCounts.of_codes(domain, codes)
     ols = fit(table.assign(weight=1.0))
     plan = histogram.plan(Budget(epsilon=1.0), threshold="none")
-    exact = histogram.PerturbedHistogram(domain=domain, plan=plan, n_rows=len(table), cut=None, keys=counts.keys, weights=counts.counts)
+    exact = histogram.NoisyHistogram(domain=domain, plan=plan, n_rows=len(table), cut=None, keys=counts.keys, weights=counts.counts)
     print(f"\n{name}: {len(table):,} rows, cells of the size from {smallest:g} sqft, {repeats} repeats; % of OLS on the rows")
     shown = pd.DataFrame({"paper OLS": OLS, "OLS": ols.round()}, index=NAMES)
     for points in POINTS:

@@ -1,11 +1,11 @@
-"""The calibrated and the optimal channel: their laws, their figures, and what they refuse."""
+"""The calibrated and the optimal channel: their distributions, their figures, and what they refuse."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpdask.channels import calibrated, costs, laplace, optimal
+from dpdask.channels import calibrate, costs, laplace, optimal
 from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS
 from dpdask.errors import SpecError
 
@@ -25,15 +25,15 @@ def expected_cost(probabilities: np.ndarray, matrix: np.ndarray, cost: np.ndarra
 
 @pytest.mark.parametrize(("epsilon", "least"), [(1.0, 0.300), (2.0, 0.538), (3.0, 0.735), (4.0, 0.857)])
 def test_optimal_reaches_the_figures_of_movielens(epsilon: float, least: float) -> None:
-    assert correlation(optimal(MOVIELENS, epsilon, costs.squared(STARS)).matrix) >= least
-    assert correlation(calibrated(MOVIELENS, epsilon, ordered=True).matrix) > correlation(laplace(MOVIELENS, epsilon, ordered=True).matrix)
+    assert correlation(optimal(MOVIELENS, epsilon, costs.compute_squared(STARS)).matrix) >= least
+    assert correlation(calibrate(MOVIELENS, epsilon, ordered=True).matrix) > correlation(laplace(MOVIELENS, epsilon, ordered=True).matrix)
 
 
 def test_calibration_makes_a_fair_coin_the_optimal_randomised_response() -> None:
     coin = np.array([0.5, 0.5])
     kept = np.exp(1) / (1 + np.exp(1))
-    assert calibrated(coin, 1.0, ordered=True).matrix[0, 0] == pytest.approx(kept, abs=1e-9)
-    assert optimal(coin, 1.0, costs.zero_one(2)).matrix[0, 0] == pytest.approx(kept, abs=1e-9)
+    assert calibrate(coin, 1.0, ordered=True).matrix[0, 0] == pytest.approx(kept, abs=1e-9)
+    assert optimal(coin, 1.0, costs.compute_zero_one(2)).matrix[0, 0] == pytest.approx(kept, abs=1e-9)
     assert laplace(coin, 1.0, ordered=True).matrix[0, 0] == pytest.approx(0.607, abs=1e-3)
 
 
@@ -57,34 +57,34 @@ def test_optimal_is_stochastic_invariant_private_and_never_dearer_than_calibrate
     assert (channel.weights.astype(object).sum(axis=1) == 2**63).all()
     assert np.abs(probabilities @ channel.matrix - probabilities).max() <= 1e-9
     assert channel.epsilon <= epsilon
-    other = calibrated(probabilities, epsilon, ordered=ordered)
+    other = calibrate(probabilities, epsilon, ordered=ordered)
     assert other.epsilon <= epsilon
     assert np.abs(probabilities @ other.matrix - probabilities).max() <= 1e-12
     assert expected_cost(probabilities, channel.matrix, cost) <= expected_cost(probabilities, other.matrix, cost) + 1e-9
 
 
 def test_optimal_spends_all_of_epsilon_where_it_helps() -> None:
-    assert optimal(MOVIELENS, 2.0, costs.squared(STARS)).epsilon > 2.0 - 1e-9
+    assert optimal(MOVIELENS, 2.0, costs.compute_squared(STARS)).epsilon > 2.0 - 1e-9
 
 
 def test_a_level_never_seen_takes_the_row_of_its_neighbour_or_the_reference() -> None:
     probabilities = np.array([0.5, 0.0, 0.5])
-    ordered = optimal(probabilities, 1.0, costs.squared(np.arange(3.0)))
+    ordered = optimal(probabilities, 1.0, costs.compute_squared(np.arange(3.0)))
     assert (ordered.weights[1] == ordered.weights[0]).all()
-    unordered = optimal(probabilities, 1.0, costs.zero_one(3), ordered=False)
+    unordered = optimal(probabilities, 1.0, costs.compute_zero_one(3), ordered=False)
     assert unordered.matrix[1] == pytest.approx(probabilities)
     assert (unordered.matrix[:, 1] == 0).all()
 
 
 def test_the_same_program_is_solved_once() -> None:
-    from dpdask.channels.optimal import solved_weights
+    from dpdask.channels.optimal import solve_weights
 
-    cost = costs.squared(np.arange(7.0))
+    cost = costs.compute_squared(np.arange(7.0))
     probabilities = np.full(7, 1 / 7)
     optimal(probabilities, 0.7, cost)
-    before = solved_weights.cache_info()
+    before = solve_weights.cache_info()
     first = optimal(probabilities, 0.7, cost)
-    assert solved_weights.cache_info().hits == before.hits + 1
+    assert solve_weights.cache_info().hits == before.hits + 1
     first.weights[:] = 0
     assert optimal(probabilities, 0.7, cost).weights.any()
 
@@ -111,13 +111,13 @@ def test_nonsense_is_refused_in_one_line(probabilities: np.ndarray, epsilon: flo
 
 
 def test_a_declared_cost_is_checked() -> None:
-    assert costs.declared([[0, 1], [2, 0]], 2, "cost").tolist() == [[0, 1], [2, 0]]
+    assert costs.check_declared([[0, 1], [2, 0]], 2, "cost").tolist() == [[0, 1], [2, 0]]
     for wrong in ([[0, 1]], [[0, 1], [1]], [[0, -1], [1, 0]], [[0, float("nan")], [1, 0]], [["a", "b"], ["c", "d"]]):
         with pytest.raises(SpecError):
-            costs.declared(wrong, 2, "cost")  # type: ignore[arg-type]  # wrong on purpose
+            costs.check_declared(wrong, 2, "cost")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_rank_costs_are_those_of_mid_ranks() -> None:
     probabilities = np.array([0.2, 0.3, 0.5])
-    assert costs.rank(probabilities)[0, 2] == pytest.approx((0.75 - 0.1) ** 2)
-    assert costs.zero_one(3).sum() == 6
+    assert costs.compute_rank(probabilities)[0, 2] == pytest.approx((0.75 - 0.1) ** 2)
+    assert costs.compute_zero_one(3).sum() == 6

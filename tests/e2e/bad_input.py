@@ -29,9 +29,9 @@ import pyarrow.parquet as pq
 import yaml
 
 from dpdask.cli import main
+from dpdask.engine.account import open_ledger
 from dpdask.errors import TemporaryError
 from dpdask.io.fragments import discover
-from dpdask.jobs.charging import open_ledger
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import load_job
 from dpdask.schema import Schema
@@ -222,7 +222,7 @@ def bit_flipped(data: bytes) -> bytes:
 def crashed(folder: Path) -> Words:
     """Return the words of a job whose first run stopped after it was fitted."""
     words = job(folder)
-    with mock.patch("dpdask.engine.randomise.write_all", side_effect=TemporaryError("crash")), contextlib.suppress(TemporaryError):
+    with mock.patch("dpdask.jobs.run.write_all", side_effect=TemporaryError("crash")), contextlib.suppress(TemporaryError):
         run_job(load_job(words[1]))
     assert (folder / ".out.dpdask" / "release.npz").exists()
     return words
@@ -409,12 +409,17 @@ def _wide() -> dict[str, pa.Table]:
 
 
 NOISY_TABLES: tuple[Case, ...] = (
-    _copula("a column to be kept", 64, r"column 'userId': a synthetic record is nobody's, so no column can be kept; give it", columns=COLUMNS),
+    _copula(
+        "a column to be kept",
+        64,
+        r"column 'userId': synthetic records do not correspond to input rows, so no column can have the role keep; give it",
+        columns=COLUMNS,
+    ),
     *(
         _copula(
             f"n_rows {text}",
             64,
-            r"job\.yaml, mechanism\.n_rows: a whole number, at least 1, is expected, or `input`$",
+            rf"job\.yaml, mechanism\.n_rows: a whole number, at least 1, is expected, or `input`, not '?{text}'?$",
             "--set",
             f"mechanism.n_rows={text}",
         )
@@ -506,7 +511,7 @@ NOISY_TABLES: tuple[Case, ...] = (
     _copula(
         "a table too large to hold",
         64,
-        r"the table 'p4' x 'p3': it has 1,073,741,824 cells, and 16,777,216 can be held; lower mechanism\.bins for its columns",
+        r"the table 'p4' x 'p3': it has 1,073,741,824 cells, and the limit is 16,777,216; lower mechanism\.bins for its columns",
         columns=_WIDE,
         parts=_wide(),
         mechanism__bins=32_768,
@@ -514,7 +519,7 @@ NOISY_TABLES: tuple[Case, ...] = (
     _copula(
         "tables too large to hold, found by the plan",
         64,
-        r"the table 'p4' x 'p3' and the others: they have 167,772,160 cells together, and 134,217,728 can be held; lower mechanism\.bins",
+        r"the table 'p4' x 'p3' and the others: all tables together have 167,772,160 cells; the limit is 134,217,728; lower mechanism\.bins",
         columns=_WIDE,
         parts=_wide(),
         mechanism__bins=4096,
@@ -523,7 +528,7 @@ NOISY_TABLES: tuple[Case, ...] = (
     _copula(
         "more cells than codes",
         64,
-        r"column 'price': has 70,001 cells, and 65,536 can be told apart; declare fewer bins for it",
+        r"column 'price': has 70,001 cells, and the limit is 65,536; declare fewer bins for it",
         "--set",
         f"mechanism.bins={{price: {[place / 1000 + 0.001 for place in range(70_000)]}}}",
     ),
@@ -559,7 +564,12 @@ NOISY_TABLES: tuple[Case, ...] = (
     _copula("a negative weight", 64, r"mechanism\.weights\.one_way: Input should be ", mechanism__weights={"one_way": -1}),
     _copula("a reference", 64, r"unknown key 'mechanism\.reference'", mechanism__reference={"kind": "histogram"}),
     _marginals("tables", 0, ""),
-    _marginals("a column to be kept", 64, r"column 'userId': a cell of a table is nobody's, so no column can be kept", columns=COLUMNS),
+    _marginals(
+        "a column to be kept",
+        64,
+        r"column 'userId': the cells of a table do not correspond to input rows, so no column can have the role keep",
+        columns=COLUMNS,
+    ),
     _marginals("no tables", 64, r"job\.yaml, mechanism\.cliques: a list of tables is expected, each a list of columns", cliques=[]),
     _marginals("a table of no columns", 64, r"job\.yaml, mechanism\.cliques: a list of tables is expected", cliques=[["rating"], []]),
     _marginals("columns instead of tables", 64, r"job\.yaml, mechanism\.cliques: a list of tables is expected", cliques=["rating"]),
@@ -568,8 +578,8 @@ NOISY_TABLES: tuple[Case, ...] = (
     _marginals("a dropped column", 64, r"mechanism\.cliques, 'userId': is not a privatised column", cliques=[["userId"]]),
     _marginals("a column twice", 64, r"mechanism\.cliques, rating x rating: a column, or a table, stands twice", cliques=[["rating", "rating"]]),
     _marginals("a table twice", 64, r"mechanism\.cliques, price x rating: .* stands twice", cliques=[["rating", "price"], ["price", "rating"]]),
-    _marginals("too few weights", 64, r"mechanism\.weights: there must be one weight for each table; give 2$", weights=[1]),
-    _marginals("a weight of 0", 64, r"mechanism\.weights: a list of positive weights is expected", weights=[1, 0]),
+    _marginals("too few weights", 64, r"mechanism\.weights: there must be one weight for each table, not 1 for 2; give 2$", weights=[1]),
+    _marginals("a weight of 0", 64, r"mechanism\.weights: a weight is a positive number, not 0$", weights=[1, 0]),
     _marginals(
         "a column called count",
         64,
@@ -639,7 +649,7 @@ RANGES: tuple[Case, ...] = (
     _interval(
         "an ε smaller than the perturbed column's",
         64,
-        r"privacy\.epsilon: the perturbed columns spend 1 together; set it to at least 1, or lower a perturb\.epsilon",
+        r"privacy\.epsilon: is 0\.5, .* spend 1 together; set it to at least 1, or lower mechanism\.columns\.price\.perturb\.epsilon$",
         price=_PERTURBED,
         privacy={"epsilon": 0.5},
     ),
@@ -659,7 +669,7 @@ RANGES: tuple[Case, ...] = (
         privacy={"epsilon": 1.0},
     ),
     _interval("no design of a column", 64, r"column 'price': has no design; add it to mechanism\.columns", designs={"rating": _DESIGNS["rating"]}),
-    _interval("no designs", 64, r"mechanism\.columns: .*at least 1", designs={}),
+    _interval("no designs", 64, r"column 'rating': has no design; add it to mechanism\.columns$", designs={}),
     _interval(
         "a design of an unknown column",
         64,
@@ -681,11 +691,15 @@ RANGES: tuple[Case, ...] = (
     *(
         _interval(f"{what} of anchors", 64, says, price={"design": "case1", "anchors": anchors})
         for what, anchors, says in (
-            ("an unknown law", {"name": "unifrom"}, r"anchors of column 'price': scipy\.stats has no continuous distribution 'unifrom'"),
-            ("a discrete law", {"name": "poisson", "mu": 3}, r"no continuous distribution 'poisson'"),
+            ("an unknown distribution", {"name": "unifrom"}, r"anchors of column 'price': scipy\.stats has no continuous distribution 'unifrom'"),
+            ("a discrete distribution", {"name": "poisson", "mu": 3}, r"no continuous distribution 'poisson'"),
             ("an unknown parameter", {"name": "norm", "scal": 3}, r"no continuous distribution 'norm' with these parameters; see scipy\.stats"),
             ("an infinite parameter", {"name": "norm", "scale": float("inf")}, r"the parameters of a distribution are finite numbers"),
-            ("too wide a law", {"name": "pareto", "b": 0.01}, r"the law's tails are too wide to be tabulated; choose another law"),
+            (
+                "too wide a distribution",
+                {"name": "pareto", "b": 0.01},
+                r"the distribution's tails are too wide to be tabulated; choose another distribution",
+            ),
             ("an unknown purpose", {"optimal_for": "median", "reference": _NORM}, r"anchors\.optimal_for: .*'mean'"),
             ("no reference", {"optimal_for": "mean"}, r"column 'price': this design needs a public reference; add `reference"),
         )
@@ -879,11 +893,16 @@ HISTOGRAMS: tuple[Case, ...] = (
     _histogram(
         "rows of a threshold that no cell reaches",
         64,
-        r"no cell has a positive weight: noise and threshold left nothing to sample; declare fewer bins",
+        r"no cell has a positive weight: noise and threshold left nothing to sample; lower mechanism\.bins, raise privacy\.epsilon, or take",
         factor=1e6,
         **_ROWS,
     ),
-    _histogram("a column to be kept", 64, r"column 'userId': a cell of a histogram is nobody's, so no column can be kept; give it", columns=COLUMNS),
+    _histogram(
+        "a column to be kept",
+        64,
+        r"column 'userId': the cells of a histogram do not correspond to input rows, so no column can have the role keep; give it",
+        columns=COLUMNS,
+    ),
     _case(
         "histogram: no ε",
         64,
@@ -902,14 +921,14 @@ HISTOGRAMS: tuple[Case, ...] = (
         _histogram(
             f"n_rows {text}",
             64,
-            r"mechanism\.n_rows: a whole number, at least 1, is expected, or `input`$",
+            rf"mechanism\.n_rows: a whole number, at least 1, is expected, or `input`, not '?{text}'?$",
             "--set",
             f"mechanism.n_rows={text}",
             output="rows",
         )
         for text in ("0", "-1", "1.5", "all")
     ),
-    _histogram("a number of cells to release", 64, r"mechanism\.n_rows: the cells are as many as there are; remove it", n_rows=5),
+    _histogram("a number of cells to release", 64, r"mechanism\.n_rows: only synthetic rows .*, and mechanism\.output is cells; remove it", n_rows=5),
     _histogram("points of rows", 64, r"mechanism\.points: synthetic rows lie anywhere in their cells", points="spread", **_ROWS),
     _histogram("unknown points", 64, r"mechanism\.points: .*'centre' or 'spread'", points="mean"),
     _histogram("bins of an unknown column", 64, r"mechanism\.bins\.pric: is not a continuous or mixed column that is privatised", bins={"pric": 3}),
@@ -935,7 +954,7 @@ HISTOGRAMS: tuple[Case, ...] = (
     _histogram(
         "more cells than noise can be drawn for",
         64,
-        r"has 1,073,741,824 cells, and noise can be drawn for each of 10,000,000",
+        r"has 1,073,741,824 cells; noise can be drawn for each of 10,000,000",
         columns=_WIDE | {name: {"role": "drop"} for name in ("p2", "p3", "p4")},
         parts=_wide(),
         bins=32_768,
@@ -999,7 +1018,7 @@ CASES: tuple[Case, ...] = (
         _case(f"a hold-out fraction of {text}", 64, r"job\.yaml, mechanism\.reference\.fraction: ", "--set", f"mechanism.reference.fraction={text}")
         for text in ("0", "1", "1.5", "-0.1", ".nan")
     ),
-    _case("δ > 0", 64, r"privacy\.delta: .* spends no δ; set it to 0, or take the reference tree$", "--set", "privacy.delta=1e-6"),
+    _case("δ > 0", 64, r"privacy\.delta: .* spends no δ, and δ is 1e-06; set it to 0, or take the reference tree$", "--set", "privacy.delta=1e-6"),
     _case("δ > 0 that no validation lets pass", 64, r"privacy\.delta: .* spends no δ", "--set", "privacy.delta=1e-6", verb="validate"),
     *(
         _case(f"δ = {text}", 64, r"job\.yaml, privacy\.delta: Input should be ", "--set", f"privacy.delta={text}")
@@ -1012,7 +1031,9 @@ CASES: tuple[Case, ...] = (
         "--set",
         "privacy.adjacency=add-remove",
     ),
-    _case("an unknown adjacency", 64, r"job\.yaml, privacy\.adjacency: .*'replace-one' or 'add-remove'$", "--set", "privacy.adjacency=row"),
+    _case(
+        "an unknown adjacency", 64, r"job\.yaml, privacy\.adjacency: .*'replace-one' or 'add-remove', not 'row'$", "--set", "privacy.adjacency=row"
+    ),
     _case("an unknown mechanism", 64, r"job\.yaml, mechanism: .*'guess'.*expected tags: .*'dip'", mechanism={"kind": "guess"}),
     _case("no kind of mechanism", 64, r"the key 'mechanism\.kind' is missing; add it", mechanism={"reference": {"kind": "histogram"}}),
     _case("a mechanism that is no mapping", 64, r"job\.yaml, mechanism: Input should be ", mechanism="dip"),
@@ -1049,12 +1070,23 @@ CASES: tuple[Case, ...] = (
         )
         for text, share in (("0", 0), ("1", 1), ("NaN", float("nan")))
     ),
-    _case("a cost of another channel", 64, r"mechanism\.cost: a cost belongs to the optimal channel", mechanism__cost={"rating": "rank"}),
-    _case("a cost that no validation lets pass", 64, r"belongs to the optimal channel", verb="validate", mechanism__cost={"rating": "rank"}),
+    _case(
+        "a cost of another channel",
+        64,
+        r"mechanism\.cost\.rating: a cost belongs to the channel optimal, not to laplace; set mechanism\.channel to optimal",
+        mechanism__cost={"rating": "rank"},
+    ),
+    _case(
+        "a cost that no validation lets pass",
+        64,
+        r"mechanism\.cost\.rating: a cost belongs to the channel optimal, not to laplace",
+        verb="validate",
+        mechanism__cost={"rating": "rank"},
+    ),
     _case(
         "a cost that categories do not have",
         64,
-        r"cost of 'rating': categories have no value",
+        r"mechanism\.cost\.rating: categories have no value",
         columns=COLUMNS | {"rating": {"role": "privatise", "kind": "categorical", "levels": [1.0, 2.0, 3.0]}},
         mechanism__channel="optimal",
         mechanism__cost={"rating": "value"},
@@ -1123,12 +1155,17 @@ CASES: tuple[Case, ...] = (
         mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"rating": {"probabilities": [0.5, 0.5, 0.5]}}},
     ),
     _case(
-        "a law that scipy does not have",
+        "a distribution that scipy does not have",
         64,
         r"column 'price': scipy\.stats has no distribution 'unifrom'",
         mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"price": {"name": "unifrom"}}},
     ),
-    _case("a public reference without a path", 64, r"the key 'mechanism\.reference\.path' is missing", mechanism__reference={"kind": "public"}),
+    _case(
+        "a public reference without a path",
+        64,
+        r"mechanism\.reference\.path: the reference rows come from a public table, and no path is given; add it$",
+        mechanism__reference={"kind": "public"},
+    ),
     _case(
         "a public reference that is not there",
         66,
@@ -1197,7 +1234,7 @@ CASES: tuple[Case, ...] = (
     _case(
         "a schema that privatises nothing",
         64,
-        r"schema\.yaml: the schema privatises no column",
+        r"^dpdask: schema\.yaml: the schema privatises no column; give at least one column the role",
         columns=_columns(rating={"role": "keep"}, price={"role": "drop"}),
     ),
     _case("a column not declared", 65, r"column 'price': this column is not declared in the schema; declare it", columns=_columns(price=None)),
@@ -1229,7 +1266,7 @@ CASES: tuple[Case, ...] = (
         prepare=lambda folder: job(folder, {**_BAD, "part-1.parquet": with_value("rating", NUMBER)}, mechanism__reference=KNOWN),
     ),
     # ---- the table
-    _case("a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}),
+    _case("a table of 0 rows", 65, r"data: the table has no rows; check the job's input\.path$", parts={"a.parquet": table(0)}),
     Case(name="a table of 0 row groups", code=65, says=r"data: the table has no rows", prepare=_empty_groups),
     Case(
         name="an empty folder",

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import yaml
 from distributed import LocalCluster
 
+from dpdask.engine.account import open_ledger
 from dpdask.engine.compute import Progress
-from dpdask.jobs.charging import open_ledger
 from dpdask.jobs.run import Outcome, run_job
 from dpdask.jobs.spec import Job, load_job
 from dpdask.privacy.ledger_entries import Entry

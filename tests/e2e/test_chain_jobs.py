@@ -1,4 +1,4 @@
-"""The reference `chain` end to end: its joint law, its groups, kills, what its card and plan say, bad input, and frames."""
+"""The reference `chain` end to end: its joint distribution, its groups, kills, what its card and plan say, bad input, and frames."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from scipy import stats
 import dpdask
 from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.plan import plan_job
+from dpdask.streams import RunKey
 
 ALPHA = 1e-9
 CHAIN: dict[str, Any] = {"kind": "chain", "fraction": 0.25}
@@ -63,7 +64,7 @@ def joint(rows: pd.DataFrame, *names: str) -> pd.Series:
     return rounded.groupby(list(names)).size()
 
 
-def same_law(one: pd.DataFrame, other: pd.DataFrame, *names: str) -> float:
+def same_distribution(one: pd.DataFrame, other: pd.DataFrame, *names: str) -> float:
     counted = pd.concat([joint(one, *names), joint(other, *names)], axis=1).fillna(0)
     return float(stats.chi2_contingency(counted.loc[counted.sum(axis=1) > 40].T).pvalue)
 
@@ -80,12 +81,12 @@ def test_the_joint_distribution_survives_where_margins_lose_it(channel: str, tmp
     lost = released(tmp_path / "holdout", source, mechanism__reference={"kind": "holdout", "fraction": 0.25}, mechanism__channel=channel)
     given = people()
     assert list(kept.columns) == list(SCHEMA)
-    assert same_law(given, kept, "a", "b") > 1e-4  # hold-out and rows are both samples
-    assert same_law(given, lost, "a", "b") < ALPHA
+    assert same_distribution(given, kept, "a", "b") > 1e-4  # hold-out and rows are both samples
+    assert same_distribution(given, lost, "a", "b") < ALPHA
     assert within(given) > 0.95
     assert within(kept) > 0.95
     assert within(lost) < 0.6
-    assert same_law(given, kept, "user", "a") < ALPHA  # of the kept columns it knows nothing
+    assert same_distribution(given, kept, "user", "a") < ALPHA  # of the kept columns it knows nothing
 
 
 def test_groups_keep_their_own_distribution(tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def test_groups_of_any_type(of: str, tmp_path: Path) -> None:
     assert (kept[even]["a"] == 0).mean() > 0.7
 
 
-def test_the_order_of_columns_changes_the_rows_and_not_the_law(tmp_path: Path) -> None:
+def test_the_order_of_columns_changes_the_rows_and_not_the_distribution(tmp_path: Path) -> None:
     source = written(tmp_path / "in", people())
     found = {}
     for name, order in {"none": None, "other": ["c", "b", "a"], "random": "random"}.items():
@@ -134,16 +135,16 @@ def test_the_order_of_columns_changes_the_rows_and_not_the_law(tmp_path: Path) -
             assert card["mechanism"]["order"] == (order or ["a", "b", "c"])
     assert not found["none"].equals(found["other"])
     for one, other in (("none", "other"), ("none", "random")):
-        assert same_law(found[one], found[other], "a", "b") > ALPHA
-        assert same_law(found[one], found[other], "b", "c") > ALPHA
+        assert same_distribution(found[one], found[other], "a", "b") > ALPHA
+        assert same_distribution(found[one], found[other], "b", "c") > ALPHA
 
 
 def test_a_random_order_is_drawn_from_the_key() -> None:
     chain = dpdask.Chain(fraction=0.25, order="random")
     names = tuple("abcdef")
-    orders = {chain.ordered(names, dpdask.frames.RunKey.insecure(seed)) for seed in range(20)}
+    orders = {chain.order_columns(names, RunKey.insecure(seed)) for seed in range(20)}
     assert len(orders) > 15
-    assert chain.ordered(names, dpdask.frames.RunKey.insecure(3)) == chain.ordered(names, dpdask.frames.RunKey.insecure(3))
+    assert chain.order_columns(names, RunKey.insecure(3)) == chain.order_columns(names, RunKey.insecure(3))
 
 
 def test_a_large_hold_out_is_sampled_and_the_card_says_so(tmp_path: Path) -> None:
@@ -278,8 +279,10 @@ CASES = (
         64,
         r"mechanism\.reference\.by 'userId': the groups' column must be a kept column of plain",
         _LISTS,
+        COLUMNS | {"userId": {"role": "keep"}},
         chain={"by": "userId"},
     ),
+    _case("chain: groups that are lists, declared as numbers", 65, r"column 'userId': declared as int64, but", _LISTS, chain={"by": "userId"}),
     _case("chain: groups by a private column", 64, r"mechanism\.reference\.by 'rating': the groups' column must be kept", chain={"by": "rating"}),
     _case("chain: groups by a dropped column", 64, r"mechanism\.reference\.by 'note': the groups' column must be kept", chain={"by": "note"}),
     _case("chain: groups by no column", 64, r"mechanism\.reference\.by 'usr': the groups' column must be kept", chain={"by": "usr"}),
@@ -303,7 +306,7 @@ CASES = (
     _case(
         "chain: neither a hold-out nor a path",
         64,
-        r"mechanism\.reference: a chain takes its records .*; give fraction, or path",
+        r"mechanism\.reference\.path: the reference rows come from a public table, .*; add it, or mechanism\.reference\.fraction",
         chain={"fraction": None},
     ),
     _case("chain: groups of a row at least", 64, r"mechanism\.reference\.min_rows: .*greater than or equal to 2", chain={"min_rows": 1}),
@@ -311,11 +314,16 @@ CASES = (
     _case(
         "chain: a cost of values",
         64,
-        r"cost of 'rating': the cost of a chain's column is that of ranks",
+        r"mechanism\.cost\.rating: the cost of a chain's column is that of ranks",
         mechanism__channel="optimal",
         mechanism__cost={"rating": "value"},
     ),
-    _case("chain: too large an ε", 64, r"column 'rating': a chain's column takes an ε in", privacy__epsilon=50.0),
+    _case(
+        "chain: too large an ε",
+        64,
+        r"column 'rating': its part of ε is 25, and ranks take .*; change privacy\.epsilon",
+        privacy__epsilon=50.0,
+    ),
     _case("chain: a hold-out of no row", 65, r"mechanism\.reference: the reference has fewer than 2 rows; enlarge", chain={"fraction": 1e-9}),
     _case("chain: a hold-out of all rows", 65, r"no row would be released", {"a.parquet": table(3)}, chain={"fraction": 1 - 1e-9}),
     _case("chain: a δ", 64, r"privacy\.delta: distribution-invariant privatisation is pure ε", privacy__delta=1e-9),
@@ -427,11 +435,11 @@ def test_frames_that_cannot_be_are_refused() -> None:
         dip(dpdask.Chain(path="public.parquet"))
     with pytest.raises(dpdask.SpecError, match="that of ranks"):
         dip(dpdask.Chain(fraction=0.25), channel="optimal", cost={"a": "value"})
-    with pytest.raises(dpdask.SpecError, match=r"cost of 'nope'.*not a privatised column"):
+    with pytest.raises(dpdask.SpecError, match=r"`cost\.nope`: is not a privatised column"):
         dip(dpdask.Chain(fraction=0.25), channel="optimal", cost={"nope": "rank"})
-    with pytest.raises(dpdask.SpecError, match="belongs to the optimal channel"):
+    with pytest.raises(dpdask.SpecError, match=r"`cost\.a`: a cost belongs to the channel optimal"):
         dip(dpdask.Chain(fraction=0.25), cost={"a": "rank"})
-    with pytest.raises(ValueError, match="not from both"):
+    with pytest.raises(dpdask.SpecError, match=r"^Chain: .*not from both"):
         dpdask.Chain(fraction=0.25, path="public.parquet")
     with pytest.raises(dpdask.SpecError, match="no units to bound"):
         dip(dpdask.Chain(), unit=dpdask.UnitColumn(column="user", max_rows=2))

@@ -241,7 +241,7 @@ CARD_KEYS = {
     "guarantee": {"text", "epsilon", "delta", "adjacency", "unit", "protected", "unprotected", "cautions"},
     "mechanism": {"kind", "channel", "columns", "joint", "reference"},
     "accounting": {"composition", "epsilon_exact", "epsilon_reference", "rows_per_unit", "events"},
-    "versions": {"dpdask", "streams", "numpy", "pyarrow", "randomgen"},
+    "versions": {"dpdask", "streams", "numpy", "opendp", "pyarrow", "randomgen", "scipy"},
 }
 LEVEL_KEYS = {"role", "kind", "outside", "epsilon", "epsilon_exact", "levels", "channel"}
 RANK_KEYS = {"role", "kind", "outside", "epsilon", "epsilon_exact", "bounds", "atoms", "nulls", "ranks", "alpha_log", "reference"}
@@ -366,10 +366,10 @@ def test_task_names_progress_and_graphs_hold_no_value_and_no_key(tmp_path):
         seen.append(stage.encode())
         return original(stage, tasks, progress)
 
-    from dpdask.engine import randomise, survey
+    from dpdask.engine import scan, write
     from dpdask.jobs.run import run_job
 
-    with mock.patch.object(survey, "run_tasks", spy), mock.patch.object(randomise, "run_tasks", spy):
+    with mock.patch.object(scan, "run_tasks", spy), mock.patch.object(write, "run_tasks", spy):
         run_job(job, lambda *event: seen.append(str(event).encode()))
     assert len(seen) > 4
     names = b" ".join(seen)
@@ -382,7 +382,7 @@ def test_an_unfinished_run_keeps_no_secret_but_the_reference(tmp_path):
 
     lake(tmp_path / "lake")
     words = write_job(tmp_path, "lake")
-    with mock.patch("dpdask.jobs.kinds.dip.release_card", side_effect=TemporaryError("crash")):  # after all shards are staged
+    with mock.patch("dpdask.jobs.run.make_card", side_effect=TemporaryError("crash")):  # after all shards are staged
         assert command(*words).code == 75
     state = tmp_path / ".out.dpdask"
     assert not (tmp_path / "out").exists()

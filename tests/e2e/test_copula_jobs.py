@@ -21,8 +21,8 @@ from e2e.bad_input import command
 from e2e.helpers import GENRES, LEVELS, MIXED_SCHEMA, charging_entries, digests, hidden, lake, load, run_here, write_job
 
 from dpdask.codec import codec_for
+from dpdask.engine.account import open_ledger
 from dpdask.errors import BudgetError
-from dpdask.jobs import charging
 from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.plan import plan_job
 from dpdask.mechanisms.marginals.noise import margin_95
@@ -72,7 +72,7 @@ def card(folder: Path) -> dict[str, Any]:
 def check_valid(records: pa.Table, source: pa.Table, columns: dict[str, Any]) -> None:
     """Check that records could stand in the source: its types, its order of columns, no value outside the declared domains."""
     schema = Schema.from_dict({"columns": columns})
-    expected = schema.released(source.schema)
+    expected = schema.select_released(source.schema)
     assert records.schema.equals(expected)
     assert records.num_rows > 0
     for name in schema.privatised:
@@ -204,13 +204,14 @@ def test_the_card_says_what_was_promised_and_done(source: Path, tmp_path: Path) 
     run(tmp_path, source)
     found = card(tmp_path)
     loaded = load(tmp_path / "job" / "job.yaml")
-    assert found["guarantee"]["text"] == "INSECURE: the noise is reproducible from a seed, so this release protects nobody. " + loaded.kind.guarantee
+    insecure = "INSECURE: the noise is reproducible from a seed, so this release protects nobody. "
+    assert found["guarantee"]["text"] == insecure + loaded.mechanism.guarantee("shuffled")
     for words in ("ε = 4 ", "δ = 1e-6", "replace-one", "unit: one row", "Protected: every row of the table", "is published as it is"):
         assert words in found["guarantee"]["text"]
     assert (found["guarantee"]["adjacency"], found["guarantee"]["unit"], found["insecure"]) == ("replace-one", "row", True)
     accounting = found["accounting"]
     assert 0.99 * 4.0 < accounting["epsilon_exact"] <= 4.0
-    assert accounting["events"] == to_dict(loaded.kind.event)
+    assert accounting["events"] == to_dict(loaded.mechanism.event)
     event = from_dict(accounting["events"])
     assert isinstance(event, Composed)
     assert [each.count for each in events(tmp_path)] == [5, 10]  # type: ignore[attr-defined]  # central events have one
@@ -243,7 +244,7 @@ def test_weights_share_the_budget(source: Path, tmp_path: Path) -> None:
     assert two_way.sigma / one_way.sigma == pytest.approx(2.0)
     assert card(tmp_path)["accounting"]["epsilon_exact"] <= 4.0
     pairs_alone = load(job(tmp_path / "two", source, {**COPULA, "weights": {"one_way": 0}}))
-    [only] = leaves(pairs_alone.kind.event)
+    [only] = leaves(pairs_alone.mechanism.event)
     assert getattr(only, "count", None) == 10
     run_here(tmp_path / "two" / "job" / "job.yaml")
     check_valid(read(tmp_path / "two" / "out"), read(source), SCHEMA)
@@ -299,7 +300,7 @@ def test_again_is_a_no_op(mechanism: dict[str, Any], source: Path, tmp_path: Pat
 @pytest.mark.parametrize("mechanism", [COPULA, MARGINALS], ids=["copula", "marginals"])
 def test_two_runs_compose_and_the_third_is_refused_with_nothing_written(mechanism: dict[str, Any], source: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    ledger = charging.open_ledger(url)
+    ledger = open_ledger(url)
     ledger.init("people", 3.3, 1e-5)
     place = {"url": url, "dataset": "people"}
     for number in range(3):
@@ -320,9 +321,9 @@ def test_two_runs_compose_and_the_third_is_refused_with_nothing_written(mechanis
     assert [entry.kind for entry in entries] == ["intend", "commit"] * 2
     assert (entries[0].charge.epsilon, entries[0].charge.delta) == (2.0, DELTA)
     assert entries[0].charge.event == {**card(tmp_path / "0")["accounting"]["events"], "unit": "row", "uncovered": []}
-    spent = ledger.spent("people").epsilon_spent
+    spent = ledger.read_balance("people").epsilon_spent
     assert 2.0 < spent <= 3.3  # composed at the ledger's δ, not added up
-    both = Composed(events=tuple(leaves(load(tmp_path / "0" / "job" / "job.yaml").kind.event)) * 2)
+    both = Composed(events=tuple(leaves(load(tmp_path / "0" / "job" / "job.yaml").mechanism.event)) * 2)
     assert spent >= epsilon(both, 1e-5)
 
 
@@ -427,7 +428,7 @@ def test_the_card_of_tables(source: Path, tmp_path: Path) -> None:
     assert [sigmas[0] / sigma for sigma in sigmas] == pytest.approx([1, 2, 4])
     assert found["n_rows"]["exact"] is False
     assert str(N_ROWS) not in json.dumps(found)
-    assert load(tmp_path / "job" / "job.yaml").kind.event == from_dict(found["accounting"]["events"])
+    assert load(tmp_path / "job" / "job.yaml").mechanism.event == from_dict(found["accounting"]["events"])
 
 
 def test_tables_without_a_seed_are_drawn_anew(source: Path, tmp_path: Path) -> None:

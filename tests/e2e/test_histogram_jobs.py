@@ -19,17 +19,19 @@ from distributed import Client
 from e2e.helpers import LEVELS, RATINGS_SCHEMA, digests, hidden, lake, load, processes, run_here, write_job
 from faults.drivers import Drivers
 
-from dpdask.engine import release as engine_release
-from dpdask.engine.work import KEY_NAME, NOISY_NAME, table_work
+from dpdask.engine.work import make_table_work
 from dpdask.io.storage import Folder
 from dpdask.jobs.run import run_job
-from dpdask.mechanisms.dip.fitted import fitted_from_bytes
-from dpdask.mechanisms.spending import spend
-from dpdask.privacy import Budget, UnitColumn, noise
+from dpdask.mechanisms.dip.columns import DipRelease
+from dpdask.mechanisms.dip.spec import DipSpec
+from dpdask.mechanisms.registry import bind
+from dpdask.privacy import Budget, UnitColumn
 from dpdask.privacy.events import DiscreteLaplace, from_dict, leaves
-from dpdask.references import CellCounts, Histogram
+from dpdask.references import Histogram, histogram
+from dpdask.references.statistics import ColumnCounts
 from dpdask.schema import Schema
-from dpdask.streams import RunKey
+from dpdask.stats.cell_counts import CellCounts
+from dpdask.streams import RunKey, stream
 
 HISTOGRAM: dict[str, Any] = {"kind": "histogram", "share": 0.25, "bins": 64}
 SIZES = [150, 90, 1200, 300]
@@ -75,13 +77,13 @@ def test_every_row_is_released_and_every_row_is_covered(source: Path, quiet: Pat
 @pytest.mark.parametrize("channel", ["laplace", "laplace-calibrated", "optimal"])
 def test_the_noise_drawn_is_the_noise_in_the_card(channel: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[Any, int]] = []
-    perturb = noise.perturb
+    perturb = histogram.perturb
 
     def spy(counts: np.ndarray, event: Any, **rest: Any) -> np.ndarray:
         drawn.append((event, int(counts.sum())))
         return perturb(counts, event, **rest)
 
-    monkeypatch.setattr(noise, "perturb", spy)
+    monkeypatch.setattr(histogram, "perturb", spy)
     run_here(job(tmp_path, source, mechanism__channel=channel, privacy__unit={"column": "userId", "max_rows": 3}))
     *histograms, rows = leaves(from_dict(card(tmp_path)["accounting"]["events"]))
     assert [event for event, _ in drawn] == histograms
@@ -119,7 +121,7 @@ def test_secure_noise_is_drawn_once(source: Path, drivers: Drivers, tmp_path: Pa
         assert drivers.run("run", made, point=point)[0] == -signal.SIGKILL
         assert (state / "release.npz").read_bytes() == fitted
     run_here(made)
-    matrix = fitted_from_bytes(fitted).columns["rating"].channel.matrix  # type: ignore[union-attr]  # levels have one
+    matrix = DipRelease.from_bytes(fitted, "release.npz").columns["rating"].channel.matrix  # type: ignore[union-attr]  # levels have one
     assert card(tmp_path)["columns"]["rating"]["channel"] == matrix.tolist()
     assert card(tmp_path)["insecure"] is False
 
@@ -153,23 +155,19 @@ def test_the_released_distribution_is_that_of_the_original(channel: str, tmp_pat
 
 def noises(unit: Any, n_keys: int, folder: Path) -> tuple[np.ndarray, DiscreteLaplace]:
     """Return the noise that the driver draws for one column under many run keys, and the event that is accounted for it."""
-    budget = Budget(epsilon=1.0, unit=unit)
-    reference = Histogram(share=0.5)
     schema = Schema.from_dict({"columns": {"user": {"role": "keep"}, "x": {"role": "privatise", "kind": "discrete", "levels": LEVELS}}})
     types = pa.schema([("user", pa.int64()), ("x", pa.float64())])
-    secrets = Folder(folder.as_uri())
-    work = table_work(types, schema, reference, secrets, budget.unit_column)
-    spending = spend(budget, reference, ("x",))
-    statistic = CellCounts(np.full(10, 1000, dtype=np.int64))
+    mechanism = bind(DipSpec(reference=Histogram(share=0.5)), schema, Budget(epsilon=1.0, unit=unit))
+    columns = make_table_work(mechanism, types, Folder(folder.as_uri())).columns
+    counts = ColumnCounts({"x": CellCounts(np.full(10, 1000, dtype=np.int64))})
     found: list[np.ndarray] = []
-    perturb = noise.perturb
+    perturb = histogram.perturb
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(noise, "perturb", lambda counts, event, **rest: found.append(perturb(counts, event, **rest) - counts) or counts + found[-1])
+        patch.setattr(histogram, "perturb", lambda counts, event, **rest: found.append(perturb(counts, event, **rest) - counts) or counts + found[-1])
         for seed in range(n_keys):
-            secrets.write(KEY_NAME, RunKey.insecure(seed).reveal(), private=True)
-            secrets.remove(NOISY_NAME)  # each is a run of its own
-            engine_release.distributions(reference, work, {"x": statistic}, spending, budget.adjacency, insecure=True)
-    [event] = [event for event in spending.events(budget).events if isinstance(event, DiscreteLaplace)]
+            key = RunKey.insecure(seed)
+            mechanism.draw(counts, columns, lambda name, key=key: stream(key, name, ""))
+    [event] = [event for event in mechanism.event.events if isinstance(event, DiscreteLaplace)]
     return np.concatenate(found), event
 
 

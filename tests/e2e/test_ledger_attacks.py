@@ -17,9 +17,9 @@ from e2e.helpers import charging_entries, hidden, load, run_cli, run_here, write
 from pyarrow import parquet as pq
 
 import dpdask
+from dpdask.engine.account import Account, open_ledger
 from dpdask.errors import BudgetError, DataError, OutputError
 from dpdask.io.storage import Folder
-from dpdask.jobs import charging
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort
 from dpdask.jobs.state import RunState
@@ -50,7 +50,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     made = f"sqlite:///{tmp_path / 'ledger.db'}"
-    charging.open_ledger(made).init("people", 100.0)
+    open_ledger(made).init("people", 100.0)
     return made
 
 
@@ -68,7 +68,7 @@ def job(folder: Path, source: Path, url: str, **changed: Any) -> Path:
 
 
 def ledger(url: str) -> Ledger:
-    return charging.open_ledger(url)
+    return open_ledger(url)
 
 
 def kinds(url: str, dataset: str = "people") -> list[str]:
@@ -94,7 +94,7 @@ def copied_when_opened(made: Path, out: Path, to: Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patched:
         patched.setattr(RunState, "write", copying)
         if dying_at is not None:
-            patched.setattr(charging, dying_at, dying)
+            patched.setattr(Account, dying_at, dying)
             with pytest.raises(KeyboardInterrupt):
                 run_here(made)
         else:
@@ -108,7 +108,7 @@ def test_units_of_another_type_are_other_samples_and_both_count(tmp_path: Path, 
         where = written(tmp_path / f"in-{name}", type_)
         run_here(job(tmp_path / name, where, url, mechanism__reference=HOLDOUT, privacy__unit=unit))
         held.append(set(range(N)) - set(pq.read_table(tmp_path / name / "out")["who"].to_pylist()))
-    told = ledger(url).spent("people").coverage.uncovered
+    told = ledger(url).read_balance("people").coverage.uncovered
     assert told == 0.75
     assert len(set.union(*held)) / N <= told
 
@@ -128,7 +128,7 @@ def test_a_crash_before_the_commit_and_a_restored_folder_draw_no_second_noise(
         run_here(made)
     assert not out.exists()
     assert kinds(url) == ["intend"]
-    assert ledger(url).spent("people").n_runs == 1
+    assert ledger(url).read_balance("people").n_runs == 1
 
 
 @pytest.mark.parametrize("then", ["the input grew", "a value is bad"])
@@ -149,7 +149,7 @@ def test_the_charge_of_a_published_release_is_never_given_back(
         os.utime(source / "a.parquet", ns=(at.st_atime_ns, at.st_mtime_ns))
     with pytest.raises(dpdask.DpdaskError):
         run_here(made)
-    assert ledger(url).spent("people").epsilon_spent == pytest.approx(1.0)
+    assert ledger(url).read_balance("people").epsilon_spent == pytest.approx(1.0)
 
 
 def test_two_copies_of_a_run_release_one_noise(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,15 +164,15 @@ def test_two_copies_of_a_run_release_one_noise(tmp_path: Path, source: Path, url
 def test_a_copy_that_draws_at_the_same_time_releases_nothing(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are past their charge; the ledger takes the first draw, and the second one is refused."""
     made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
-    draw, other = charging.draw, []
+    draw, other = Account.record_draw, []
 
-    def overtaken(given: Any, run_id: str, sha256: str) -> None:
+    def overtaken(given: Account, run_id: str, sha256: str) -> None:
         if not other:
             other.append(sha256)
             ledger(url).draw("people", run_id, "0" * 64)
         draw(given, run_id, sha256)
 
-    monkeypatch.setattr(charging, "draw", overtaken)
+    monkeypatch.setattr(Account, "record_draw", overtaken)
     with pytest.raises(OutputError, match="this run drew its noise before"):
         run_here(made)
     assert not out.exists()
@@ -185,12 +185,27 @@ def test_a_refusal_of_a_strict_dataset_costs_at_least_a_hundredth_of_it(tmp_path
     for asked in range(1, 4):
         with pytest.raises(DataError):
             run_here(made)
-        assert ledger(url).spent("strict").epsilon_spent == pytest.approx(0.01 * asked)
-    ledger(url).intend("strict", "rest", charging.charge_of(load(made, privacy__epsilon=0.965)))
+        assert ledger(url).read_balance("strict").epsilon_spent == pytest.approx(0.01 * asked)
+    ledger(url).intend("strict", "rest", load(made, privacy__epsilon=0.965).account.cost())
     with pytest.raises(BudgetError):  # a refusal could not be paid for
         run_here(made)
     shown = run_cli("ledger", "show", "--url", url, "--dataset", "strict").stdout
     assert "3 runs read rows and refused them; 3 charged; what a refusal reveals is exact" in shown
+
+
+def test_a_refusal_after_the_draw_costs_at_least_a_hundredth_too(tmp_path: Path, url: str) -> None:
+    """A declared reference reads no row before its noise is drawn, so rows are refused while they are written."""
+    ledger(url).init("strict", 1.0, strict=True)
+    bad, strict = written(tmp_path / "bad", pa.int64(), last=9), {"url": url, "dataset": "strict"}
+    schema = {**SCHEMA, "r": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 6.0], "outside": "refuse"}}
+    known = {"kind": "known", "columns": {"r": {"name": "uniform", "loc": 0.0, "scale": 6.0}}}
+    given = job(tmp_path, bad, url, schema=schema, privacy__epsilon=1e-6, ledger=strict, mechanism__reference=known)
+    for asked in range(1, 4):
+        with pytest.raises(DataError):
+            run_here(given)
+        assert [entry.kind for entry in ledger(url).show("strict").entries][-3:] == ["intend", "draw", "refuse"]
+        assert ledger(url).read_balance("strict").epsilon_spent == pytest.approx(0.01 * asked)
+    assert {entry.charge.event["unit"] for entry in charging_entries(url, "strict") if entry.kind == "refuse"} == {"row"}
 
 
 def test_columns_without_epsilon_are_named_wherever_an_attacker_is_bounded(tmp_path: Path, source: Path, url: str) -> None:
@@ -236,14 +251,14 @@ def test_a_crash_after_a_refusal_was_recorded_leaves_nothing_that_is_stuck(
 ) -> None:
     bad = written(tmp_path / "bad", pa.int64(), last=9)
     made = job(tmp_path, bad, url, mechanism__reference=KNOWN)
-    refuse = charging.refuse
+    refuse = Account.refuse
 
     def dying(*given: Any, **rest: Any) -> None:
         refuse(*given, **rest)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(charging, "refuse", dying)
+        patched.setattr(Account, "refuse", dying)
         with pytest.raises(KeyboardInterrupt):
             run_here(made)
     assert hidden(tmp_path / "out").exists()

@@ -16,15 +16,18 @@ from e2e.helpers import RATINGS_SCHEMA, charging_entries, digests, hidden, lake,
 from faults.drivers import Drivers
 from pyarrow import parquet as pq
 
-from dpdask.engine import randomise
-from dpdask.engine import release as engine_release
+from dpdask.engine import fit
+from dpdask.engine.account import Account, open_ledger
+from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
 from dpdask.errors import BudgetError, DataError, InputError, SpecError, TemporaryError
-from dpdask.jobs import charging, run
+from dpdask.jobs import run
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort
-from dpdask.privacy import noise
+from dpdask.mechanisms.dip import columns
+from dpdask.mechanisms.dip.columns import ColumnsMechanism
 from dpdask.privacy.events import to_dict
 from dpdask.privacy.ledger_entries import Balance
+from dpdask.references import histogram
 from dpdask.streams import RunKey
 
 HISTOGRAM = {"kind": "histogram"}
@@ -44,7 +47,7 @@ def out(tmp_path: Path) -> Path:
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     made = f"sqlite:///{tmp_path / 'ledger.db'}"
-    assert charging.open_ledger(made).init("ratings", LIMIT)
+    assert open_ledger(made).init("ratings", LIMIT)
     return made
 
 
@@ -68,18 +71,18 @@ def written(folder: Path, source: Path, out: Path, url: str, **changed: Any) -> 
 
 def kinds(url: str) -> list[str]:
     """Return the kinds of a whole chain's entries; all are of one run, unless they are said to be of more."""
-    ledger = charging.open_ledger(url)
+    ledger = open_ledger(url)
     entries = ledger.show("ratings").entries
     assert ledger.verify("ratings") == len(entries)
     return [entry.kind for entry in charging_entries(url, "ratings")]
 
 
 def runs(url: str) -> set[str]:
-    return {entry.run_id for entry in charging.open_ledger(url).show("ratings").entries}
+    return {entry.run_id for entry in open_ledger(url).show("ratings").entries}
 
 
 def balance(url: str) -> Balance:
-    return charging.open_ledger(url).spent("ratings")
+    return open_ledger(url).read_balance("ratings")
 
 
 # ---- before any noise
@@ -101,18 +104,17 @@ def test_it_is_charged_before_anything_is_drawn(
 
         monkeypatch.setattr(owner, name, charged)
 
-    for owner, name in ((noise, "perturb"), (engine_release, "distributions"), (engine_release, "fit_dip"), (engine_release, "write_release")):
+    for owner, name in ((ColumnsMechanism, "draw"), (histogram, "perturb"), (fit, "keep"), (columns, "fit_dip"), (run, "write_all")):
         watched(owner, name)
-    watched(randomise, "write_all")
     made = written(tmp_path, source, out, url, mechanism__reference=reference)
     run_here(made)
-    drawn = ["perturb"] if reference is HISTOGRAM else []
-    assert seen == ["distributions", *drawn, "fit_dip", "write_release", "write_all"]
+    drawn = ["perturb", "keep"] if reference is HISTOGRAM else []
+    assert seen == ["draw", *drawn, "fit_dip", "keep", "write_all"]
     assert kinds(url) == ["intend", "commit"]
     [entry, _] = charging_entries(url, "ratings")
     loaded = load(made)
     sample = {"fraction": 0.25, "fate": "held out", "sample": entry.charge.event["uncovered"][0]["sample"]} if reference is not HISTOGRAM else None
-    assert entry.charge.event == {**to_dict(loaded.kind.event), "unit": "row", "uncovered": [sample] if sample else []}
+    assert entry.charge.event == {**to_dict(loaded.mechanism.event), "unit": "row", "uncovered": [sample] if sample else []}
     assert (entry.charge.epsilon, entry.charge.delta) == (4.0, 0.0)
     assert LIMIT * (1 - 1e-12) <= balance(url).epsilon_spent <= LIMIT
 
@@ -121,7 +123,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_drawn(job: Path, out: P
     def drawn(*_: Any, **__: Any) -> Any:
         raise AssertionError("noise was drawn")
 
-    for owner, name in ((noise, "perturb"), (engine_release, "distributions"), (engine_release, "fit_dip"), (randomise, "write_all")):
+    for owner, name in ((histogram, "perturb"), (ColumnsMechanism, "draw"), (fit, "keep"), (columns, "fit_dip"), (run, "write_all")):
         monkeypatch.setattr(owner, name, drawn)
     with pytest.raises(BudgetError, match="the budget of the dataset 'ratings' is too small") as caught:
         run_here(job, privacy__epsilon=4.0000001)
@@ -171,7 +173,10 @@ def test_a_relative_ledger_lies_beside_the_job(tmp_path: Path, source: Path, out
 # ---- once
 
 
-BETWEEN = ["intended", "drawn", "surveyed", "fitted", "some-shards", "staged", "before-move", "after-move", "uncommitted", "committed", "key-removed"]
+BETWEEN = [
+    *("intended", "drawn", "noise-kept", "surveyed", "release-written", "fitted"),
+    *("some-shards", "staged", "before-move", "after-move", "uncommitted", "committed", "key-removed"),
+]
 
 
 @pytest.mark.parametrize("point", BETWEEN)
@@ -189,7 +194,7 @@ def test_a_killed_run_is_charged_once(point: str, job: Path, out: Path, url: str
 
 
 def test_killed_again_and_again(job: Path, out: Path, url: str, drivers: Drivers) -> None:
-    for point in ("intended", "drawn", "fitted", "some-shards", "staged", "uncommitted"):
+    for point in ("intended", "drawn", "noise-kept", "fitted", "some-shards", "staged", "uncommitted"):
         assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL
         assert kinds(url) == ["intend"], point
     assert drivers.run("run", job)[0] == 0
@@ -206,7 +211,7 @@ def test_killed_before_the_charge_nothing_is_charged(job: Path, url: str, driver
 
 def test_the_ledger_and_its_refusals_change_no_byte(job: Path, out: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunKey, "fresh", lambda: RunKey.insecure(1))
-    monkeypatch.setattr(noise, "perturb", lambda counts, event, *, rng=None: counts)  # the system's own noise cannot be repeated
+    monkeypatch.setattr(histogram, "perturb", lambda counts, event, *, rng=None: counts)  # the system's own noise cannot be repeated
     run_here(job)
     run_here(job, output__path=tmp_path / "without", ledger="null")
     assert digests(out) == digests(tmp_path / "without")
@@ -216,7 +221,14 @@ def test_the_ledger_and_its_refusals_change_no_byte(job: Path, out: Path, url: s
 # ---- given back, and not given back
 
 
-PLACES = {"distributions": engine_release, "fit_dip": engine_release, "write_release": engine_release, "write_all": randomise, "_stage_meta": run}
+PLACES: dict[str, tuple[Any, str, str]] = {
+    "draw": (ColumnsMechanism, "draw", ""),
+    "keep the noise": (fit, "keep", NOISY_NAME),
+    "fit": (columns, "fit_dip", ""),
+    "keep the release": (fit, "keep", RELEASE_NAME),
+    "write": (run, "write_all", ""),
+    "stage the card": (run, "_stage_meta", ""),
+}
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -224,14 +236,19 @@ PLACES = {"distributions": engine_release, "fit_dip": engine_release, "write_rel
 def test_only_a_run_that_kept_no_noise_gets_its_charge_back(
     error: type[Exception], place: str, job: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(*_: Any, **__: Any) -> Any:
+    owner, name, of = PLACES[place]
+    function = getattr(owner, name)
+
+    def wrong(*given: Any, **rest: Any) -> Any:
         assert kinds(url) == ["intend"]
+        if of and of not in given:
+            return function(*given, **rest)
         raise error("a value is wrong")
 
-    monkeypatch.setattr(PLACES[place], place, wrong)
+    monkeypatch.setattr(owner, name, wrong)
     with pytest.raises(error):
         run_here(job)
-    nothing_kept = place == "distributions"
+    nothing_kept = place in ("draw", "keep the noise")
     assert kinds(url) == ["intend", "refuse"]
     assert (balance(url).n_runs, balance(url).n_refused) == (not nothing_kept, 1)
     assert not hidden(out).exists()
@@ -266,7 +283,7 @@ def test_a_failure_that_may_pass_keeps_the_charge(job: Path, out: Path, url: str
     def crash(*_: Any, **__: Any) -> Any:
         raise TemporaryError("a worker died")
 
-    monkeypatch.setattr(randomise, "write_all", crash)
+    monkeypatch.setattr(run, "write_all", crash)
     with pytest.raises(TemporaryError):
         run_here(job)
     assert kinds(url) == ["intend"]
@@ -301,7 +318,7 @@ def test_a_ledger_that_fails_after_the_release_never_gives_the_charge_back(
     def failing(*_: Any) -> None:
         raise error("the ledger is not well")
 
-    monkeypatch.setattr(charging, "commit", failing)
+    monkeypatch.setattr(Account, "commit", failing)
     with pytest.raises(error):
         run_here(job)
     assert (out / "_SUCCESS").exists()
@@ -324,7 +341,7 @@ def test_a_ledger_that_a_job_gets_later_is_charged_before_the_release(point: str
 
 
 def test_a_ledger_that_a_job_gets_later_can_refuse_it(job: Path, out: Path, url: str, drivers: Drivers) -> None:
-    charging.open_ledger(url).init("small", 1.0)
+    open_ledger(url).init("small", 1.0)
     drivers.run("run", job, "--set", "ledger=null", point="staged")
     with pytest.raises(BudgetError):
         run_here(job, ledger__dataset="small")

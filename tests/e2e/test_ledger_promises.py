@@ -11,15 +11,18 @@ from typing import Any
 
 import dask
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from e2e.helpers import charging_entries, hidden, load, run_cli, run_here, write_job
 from pyarrow import parquet as pq
 
-from dpdask.engine import randomise, survey
-from dpdask.errors import BudgetError, DataError, OutputError, SpecError, TemporaryError
+import dpdask
+from dpdask.engine import scan, write
+from dpdask.engine.account import Account, open_ledger
+from dpdask.errors import BudgetError, DataError, InternalError, OutputError, SpecError, TemporaryError
 from dpdask.io import fragments
-from dpdask.jobs import charging, run
+from dpdask.jobs import run
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort
 from dpdask.jobs.state import RunState
@@ -53,7 +56,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     made = f"sqlite:///{tmp_path / 'ledger.db'}"
-    charging.open_ledger(made).init("people", 100.0)
+    open_ledger(made).init("people", 100.0)
     return made
 
 
@@ -63,11 +66,11 @@ def job(folder: Path, source: Path, url: str, **changed: Any) -> Path:
 
 
 def ledger(url: str) -> Ledger:
-    return charging.open_ledger(url)
+    return open_ledger(url)
 
 
 def balance(url: str) -> Balance:
-    return ledger(url).spent("people")
+    return ledger(url).read_balance("people")
 
 
 def kinds(url: str) -> list[str]:
@@ -196,7 +199,7 @@ def test_a_hidden_folder_that_is_restored_after_the_commit_draws_no_second_noise
     stage: str, tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
-    place = charging if stage == "opened" else randomise
+    place: Any = Account if stage == "opened" else run
     name = "intend" if stage == "opened" else "write_all"
     function = getattr(place, name)
 
@@ -225,13 +228,13 @@ def test_a_hidden_folder_that_is_restored_after_the_commit_draws_no_second_noise
 
 def test_a_restored_folder_with_another_release_in_it_is_refused(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
-    write_all = randomise.write_all
+    write_all = run.write_all
 
     def copying(*given: Any, **rest: Any) -> Any:
         shutil.copytree(hidden(out), tmp_path / "backup")
         return write_all(*given, **rest)
 
-    monkeypatch.setattr(randomise, "write_all", copying)
+    monkeypatch.setattr(run, "write_all", copying)
     run_here(made)
     monkeypatch.undo()
     shutil.rmtree(out)
@@ -268,7 +271,7 @@ def test_histogram_noise_is_kept_the_moment_it_is_drawn(tmp_path: Path, source: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("dpdask.engine.release.fit_dip", dying)
+        patched.setattr("dpdask.mechanisms.dip.columns.fit_dip", dying)
         for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
                 run_here(made)
@@ -310,7 +313,7 @@ def test_a_budget_that_cannot_pay_is_refused_before_a_row_is_read(tmp_path: Path
     def read(*_: Any, **__: Any) -> Any:
         raise AssertionError("a row was read")
 
-    for owner, name in ((fragments.parquet, "read_batches"), (survey, "Chooser"), (randomise, "Chooser")):
+    for owner, name in ((fragments.parquet, "read_batches"), (scan, "Chooser"), (write, "Chooser")):
         monkeypatch.setattr(owner, name, read)
     for reference in (HISTOGRAM, HOLDOUT):
         with pytest.raises(BudgetError):
@@ -341,7 +344,7 @@ def test_a_strict_ledger_charges_refusals_until_the_budget_is_spent(reference: d
     for asked in range(1, 3):
         with pytest.raises(DataError):
             run_here(asking)
-        spent = ledger(url).spent("strict")
+        spent = ledger(url).read_balance("strict")
         assert (spent.n_runs, spent.n_refused) == (asked, asked)
         assert spent.epsilon_spent == pytest.approx(asked, rel=1e-12)
     with pytest.raises(BudgetError):
@@ -359,7 +362,7 @@ def test_a_failure_that_may_pass_is_charged_once_by_a_strict_ledger(tmp_path: Pa
         raise TemporaryError("the cluster lost its workers")
 
     with monkeypatch.context() as patched:
-        patched.setattr("dpdask.engine.release.survey", lost)
+        patched.setattr("dpdask.engine.fit.scan", lost)
         for _ in range(2):
             with pytest.raises(TemporaryError):
                 run_here(made)
@@ -376,3 +379,34 @@ def test_a_dataset_can_be_made_strict_and_stays_so(url: str) -> None:
     assert kinds(url) == ["strict"]
     with pytest.raises(SpecError, match="has a limit already"):
         ledger(url).init("people", 99.0, strict=True)
+
+
+# ---- frames
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_frames_refusal_is_recorded_if_rows_were_read(strict: bool, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger(url).init("people", 100.0, strict=strict)
+    schema = dpdask.Schema.from_dict({"columns": SCHEMA})
+    dip = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram())
+    place = dpdask.LedgerPlace(url=url, dataset="people")
+    frame = pd.DataFrame({"who": np.arange(N), "r": np.arange(N) % 5 + 1})
+    before = kinds(url)
+    with pytest.raises(DataError):  # by its types: no row is read
+        dip.fit(frame.assign(r="text"), ledger=place)
+    assert kinds(url) == before
+    with pytest.raises(DataError, match="a value outside its levels"):
+        dip.fit(frame.assign(r=9), ledger=place)
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scan.Chooser, "split", broken)
+        with pytest.raises(InternalError, match="ZeroDivisionError"):
+            dip.fit(frame, ledger=place)
+    refused = ["intend", "refuse"] if strict else ["refuse"]
+    assert kinds(url) == [*before, *refused, *refused]
+    assert (balance(url).n_runs, balance(url).n_refused) == (2 * strict, 2)
+    dip.fit(frame, ledger=place).close()
+    assert kinds(url) == [*before, *refused, *refused, "intend", "commit"]

@@ -20,12 +20,13 @@ import yaml
 from e2e.bad_input import command
 
 import dpdask
-from dpdask.io.fragments import discover
+from dpdask.engine.account import open_ledger
+from dpdask.engine.fit import fit
 from dpdask.io.storage import Folder
-from dpdask.jobs.charging import open_ledger
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import load_job
 from dpdask.jobs.state import RunState
+from dpdask.jobs.tables import open_table
 from dpdask.privacy.ledger import Charge
 
 COLUMNS: dict[str, Any] = {
@@ -158,7 +159,8 @@ def test_the_passes_of_central_mechanisms_count_what_they_change(tmp_path: Path)
         job = load_job(write(folder, MECHANISMS[name], privacy={"epsilon": 6.0, "unit": unit}))
         state = RunState(Folder(job.output_url))
         reached = state.open(job.digest, "input", 7)
-        fitted = job.kind.fit(discover(job.input_url, job.schema), state.folder, lambda: None, None, insecure=True)
+        opened = open_table(job, state.folder)
+        fitted, _ = fit(opened.mechanism, opened.source, opened.work, lambda: None, insecure=True)
         assert fitted.changed == ({} if name == "tree" else CHANGED)  # along a tree the rows are read again, and counted then
         assert "changed" not in repr(fitted)
         state.write(reached.with_fitted(fitted))

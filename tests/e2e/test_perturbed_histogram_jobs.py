@@ -21,14 +21,16 @@ from distributed import Client
 from e2e.helpers import LEVELS, MIXED_SCHEMA, charging_entries, digests, hidden, lake, load, processes, run_here, write_job
 
 from dpdask.codec import codec_for
-from dpdask.errors import BudgetError, DpdaskError, InputError, SpecError
-from dpdask.inference import WeightedSample, least_squares, noise_error, redrawn
-from dpdask.jobs import charging
+from dpdask.engine.account import open_ledger
+from dpdask.engine.work import NOISY_NAME
+from dpdask.errors import BudgetError, InputError, SpecError
+from dpdask.inference import WeightedSample, least_squares, make_redraw, noise_error
 from dpdask.jobs.auditing import audit_job
-from dpdask.jobs.kinds.histogram import HistogramKind
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
-from dpdask.mechanisms.histogram.release import histogram_from_bytes, histogram_to_bytes
+from dpdask.jobs.state import Progressed
+from dpdask.mechanisms.histogram.noise import NoisyHistogram
+from dpdask.mechanisms.histogram.release import FittedHistogram
 from dpdask.privacy.events import DiscreteLaplace, from_dict, leaves, to_dict
 from dpdask.schema import Schema
 
@@ -184,7 +186,7 @@ def test_every_type_has_its_centres_and_its_rows(tmp_path: Path) -> None:
     mechanism = {"kind": "histogram", "bins": 2, "threshold": "positive"}
     cells = run(tmp_path / "cells", tmp_path / "in", mechanism, schema=EVERY_TYPE)
     numbers = {"small", "single"}
-    released = Schema.from_dict({"columns": EVERY_TYPE}).released(given.schema)
+    released = Schema.from_dict({"columns": EVERY_TYPE}).select_released(given.schema)
     for name in EVERY_TYPE:
         assert cells.schema.field(name).type == (pa.float64() if name in numbers else released.field(name).type), name
         assert (cells[name].null_count > 0) is (EVERY_TYPE[name].get("nulls") == "level"), name
@@ -204,7 +206,7 @@ def test_ols_on_a_release_is_that_of_the_exact_cells_but_for_the_noise(source: P
     scale = card(tmp_path)["accounting"]["noise"]["cells"]["scale"]
     released = sample(cells)
     truth = least_squares(sample(exact(source).rename("weight").astype(float).reset_index()))
-    error = noise_error(least_squares, redrawn(released, scale), repeats=60, rng=np.random.default_rng(0)).standard_error
+    error = noise_error(least_squares, make_redraw(released, scale), repeats=60, rng=np.random.default_rng(0)).standard_error
     off = np.abs(least_squares(released) - truth)
     assert (off < 4 * error).all()
     assert (off > 0).all()
@@ -215,7 +217,7 @@ def test_ols_on_a_release_is_that_of_the_exact_cells_but_for_the_noise(source: P
 
 def check_valid(records: pa.Table, source: pa.Table, columns: dict[str, Any]) -> None:
     schema = Schema.from_dict({"columns": columns})
-    expected = schema.released(source.schema)
+    expected = schema.select_released(source.schema)
     assert records.schema.equals(expected)
     for name in schema.privatised:
         codec = codec_for(name, schema.columns[name], expected.field(name).type)
@@ -273,9 +275,9 @@ def test_a_unit_scales_the_noise(source: Path, tmp_path: Path) -> None:
 def test_the_card_and_the_plan(source: Path, tmp_path: Path) -> None:
     run(tmp_path, source)
     found, loaded = card(tmp_path), load(tmp_path / "job" / "job.yaml")
-    assert found["guarantee"]["text"].endswith(loaded.kind.guarantee)
+    assert found["guarantee"]["text"].endswith(loaded.mechanism.guarantee("shuffled"))
     assert found["guarantee"]["text"].startswith("INSECURE: ")
-    assert found["accounting"]["events"] == to_dict(loaded.kind.event)
+    assert found["accounting"]["events"] == to_dict(loaded.mechanism.event)
     assert found["accounting"]["epsilon_exact"] <= 4.0
     assert found["n_rows"] == {"value": N_ROWS, "exact": True}
     assert found["columns"]["price"]["edges"] == [k / 5 for k in range(6)]
@@ -305,14 +307,14 @@ def test_the_rule_gives_bins_where_the_number_of_rows_is_public(source: Path, tm
 
 def test_the_ledger_is_charged_once_and_then_refuses(source: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    ledger = charging.open_ledger(url)
+    ledger = open_ledger(url)
     ledger.init("people", 5.0, 0.0)
     place = {"url": url, "dataset": "people"}
     made = job(tmp_path / "a", source, ledger=place)
     assert run_here(made).status == "released"
     assert run_here(made).status == "already released"
     assert [entry.kind for entry in charging_entries(url, "people")] == ["intend", "commit"]
-    assert ledger.spent("people").epsilon_spent == pytest.approx(4.0)
+    assert ledger.read_balance("people").epsilon_spent == pytest.approx(4.0)
     with pytest.raises(BudgetError):
         run_here(job(tmp_path / "b", source, ledger=place))
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["job"]
@@ -320,25 +322,25 @@ def test_the_ledger_is_charged_once_and_then_refuses(source: Path, tmp_path: Pat
 
 def test_rows_of_nothing_are_refused_and_the_charge_stays(source: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    ledger = charging.open_ledger(url)
+    ledger = open_ledger(url)
     ledger.init("people", 5.0, 0.0)
     made = job(tmp_path, source, {**DRAWN, "factor": 1e4}, ledger={"url": url, "dataset": "people"})
-    with pytest.raises(SpecError, match=r"no cell has a positive weight.*declare fewer bins") as caught:
+    with pytest.raises(SpecError, match=r"no cell has a positive weight.*lower mechanism\.bins") as caught:
         run_here(made)
     assert caught.value.exit_code == 64
     assert not (tmp_path / "out").exists()
     assert [entry.kind for entry in charging_entries(url, "people")] == ["intend", "refuse"]
     with pytest.raises(BudgetError):  # another try would draw anew, and is another charge
         run_here(made)
-    assert ledger.spent("people").epsilon_spent == pytest.approx(4.0)  # to be told so is to be told of the noise
+    assert ledger.read_balance("people").epsilon_spent == pytest.approx(4.0)  # to be told so is to be told of the noise
 
 
 REFUSED = [
     ({**CELLS, "bins": 1_000_000}, {}, "a number of cells is a whole number"),
     ({**CELLS, "bins": {"price": 30_000, "age": 100}}, {"age": WIDE["age"]}, "noise can be drawn for each of 10,000,000"),
-    (CELLS, {"userId": {"role": "keep"}}, "a cell of a histogram is nobody's, so no column can be kept"),
+    (CELLS, {"userId": {"role": "keep"}}, "the cells of a histogram do not correspond to input rows, so no column"),
     ({"kind": "histogram"}, {"price": {"role": "privatise", "kind": "continuous"}}, "bounds"),
-    ({**CELLS, "n_rows": 5}, {}, "the cells are as many as there are"),
+    ({**CELLS, "n_rows": 5}, {}, "only synthetic rows have a number that can be chosen"),
     ({**CELLS, "bins": {"genre": 5}}, {}, "is not a continuous or mixed column"),
     ({**CELLS, "factor": 0}, {}, "factor"),
     ({**CELLS, "points": "mean"}, {}, "points"),
@@ -377,12 +379,12 @@ def test_a_driver_that_dies_after_the_draw_is_resumed_to_the_same_bytes(
 
     made = job(tmp_path, source, mechanism, insecure_seed=None)
     with monkeypatch.context() as patch:
-        patch.setattr(HistogramKind, "_fitted", die)  # written, but not recorded
+        patch.setattr(Progressed, "with_fitted", die)  # written, but not recorded
         with pytest.raises(Died):
             run_here(made)
     drawn = (hidden(tmp_path / "out") / "release.npz").read_bytes()
-    fitted = histogram_from_bytes(drawn)
-    assert histogram_to_bytes(fitted) == drawn
+    fitted = FittedHistogram.from_bytes(drawn, "release.npz")
+    assert fitted.to_bytes() == drawn
     run_here(made)
     cells = card(tmp_path)["mechanism"]
     assert (cells["cells_listed"], cells["total_weight"]) == (len(fitted.histogram.keys), fitted.histogram.total)
@@ -433,18 +435,11 @@ def test_row_groups_and_files_do_not_matter(unit: Any, source: Path, tmp_path: P
 def test_noise_of_another_version_is_not_taken_up(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = job(tmp_path, source)
     with monkeypatch.context() as patch:
-        patch.setattr(HistogramKind, "_fitted", lambda *_: 1 / 0)
+        patch.setattr(Progressed, "with_fitted", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run_here(made)
-    path = hidden(tmp_path / "out") / "release.npz"
-    fitted = histogram_from_bytes(path.read_bytes())
-    other = dataclasses.replace(fitted.histogram, plan=dataclasses.replace(fitted.histogram.plan, factor=3.0))
-    path.write_bytes(histogram_to_bytes(dataclasses.replace(fitted, histogram=other)))
+    path = hidden(tmp_path / "out") / NOISY_NAME
+    drawn = NoisyHistogram.from_bytes(path.read_bytes(), path.name)
+    path.write_bytes(dataclasses.replace(drawn, plan=dataclasses.replace(drawn.plan, factor=3.0)).to_bytes())
     with pytest.raises(InputError, match="another version of dpdask"):
         run_here(made)
-
-
-def test_a_file_of_something_else_is_no_histogram() -> None:
-    for data in (b"", b"PK", b"x" * 100):
-        with pytest.raises(DpdaskError, match="no perturbed histogram"):
-            histogram_from_bytes(data)

@@ -51,7 +51,7 @@ def holdout(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def public(folder: Path) -> tuple[pa.Table, pa.Table, dict]:
-    """A release of all rows in the order of the input, under a public reference: a copy of the input, so that the law is known exactly."""
+    """A release of all rows in the order of the input, under a public reference: a copy of the input, so that the distribution is known exactly."""
     (folder / "public").mkdir()
     copy = shutil.copytree(folder / "ratings", folder / "public" / "table")
     reference = f"{{kind: public, path: {copy}}}"
@@ -174,7 +174,7 @@ def test_natural_order_is_the_order_of_the_rows(tmp_path):
     assert pq.read_table(out).column("userId").to_pylist() == [number for number in range(12) for _ in range(50)]
 
 
-# ---- the law
+# ---- the distribution
 
 
 def counts(table: pa.Table) -> np.ndarray:
@@ -193,8 +193,8 @@ def test_the_marginal_of_the_release_is_that_of_the_reference(public):
 
 def test_the_marginal_of_a_hold_out_release_is_that_of_the_ratings(holdout):
     released = pq.read_table(holdout)
-    law = np.array(ML25M_RATING_COUNTS) / sum(ML25M_RATING_COUNTS)
-    variation = np.abs(counts(released) / released.num_rows - law).sum() / 2
+    distribution = np.array(ML25M_RATING_COUNTS) / sum(ML25M_RATING_COUNTS)
+    variation = np.abs(counts(released) / released.num_rows - distribution).sum() / 2
     assert variation < 0.02
 
 

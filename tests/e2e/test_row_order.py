@@ -110,8 +110,8 @@ def errors(source: Path, output: Path) -> tuple[float, float]:
 
 def test_a_place_tells_nothing_of_a_sorted_table_unless_rows_are_kept_in_order(tmp_path: Path) -> None:
     source = incomes(tmp_path / "in")
-    law = {"name": "lognorm", "s": 0.8, "loc": 0.0, "scale": float(np.exp(10))}
-    reference = {"kind": "known", "columns": {"income": law}}
+    distribution = {"name": "lognorm", "s": 0.8, "loc": 0.0, "scale": float(np.exp(10))}
+    reference = {"kind": "known", "columns": {"income": distribution}}
     schema = {**INCOME_SCHEMA, "income": {"role": "privatise", "kind": "continuous", "type": "float64"}}
     job = income_job(tmp_path, source, schema=schema, mechanism={"kind": "dip", "channel": "laplace", "reference": reference})
     run_here(job)

@@ -1,4 +1,4 @@
-"""The survey's form in headless Chromium: asked, answered, saved, ingested; drawn by the library's own law; sealed."""
+"""The survey's form in headless Chromium: asked, answered, saved, ingested; drawn by the library's own distribution; sealed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from scipy import stats
 
 import dpdask
-from dpdask.mechanisms.interval.design import IntervalColumns
-from dpdask.mechanisms.interval.fit import interval_mechanism
+from dpdask.mechanisms.interval.fit import range_randomiser
+from dpdask.mechanisms.interval.spec import IntervalSpec
 from dpdask.streams import RunKey, stream, words
 from dpdask.survey import Survey
 
@@ -43,7 +43,7 @@ DESIGN: dict[str, Any] = {
     "rounds": 5,
 }
 DESIGNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "whole numbers, a law of tau": ("int64", DESIGN),
+    "whole numbers, a distribution of tau": ("int64", DESIGN),
     "uniform anchors": ("float64", {**DESIGN, "anchors": {"name": "uniform", "loc": 0, "scale": 150_000}, "tau": 0.05}),
     "a discrete reference": ("int64", {**DESIGN, "anchors": {"name": "norm", "loc": 30, "scale": 15}, "reference": {"name": "poisson", "mu": 30}}),
     "the best for the mean": ("float64", {**DESIGN, "anchors": {"optimal_for": "mean"}, "rounds": 12, "tau": 0.0}),
@@ -234,21 +234,21 @@ def test_the_page_narrows_as_the_library_to_the_last_bit(browser: webdriver.Chro
 
 
 def differ(found: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two samples of ranges have different laws, by the Kolmogorov-Smirnov test of three of their features."""
-    law = stats.lognorm(s=0.6, scale=40_000)
-    ranks = [law.cdf(ranges) for ranges in (found, other)]
+    """Whether two samples of ranges have different distributions, by the Kolmogorov-Smirnov test of three of their features."""
+    distribution = stats.lognorm(s=0.6, scale=40_000)
+    ranks = [distribution.cdf(ranges) for ranges in (found, other)]
     features = [(rank[:, 0], rank[:, 1], rank[:, 1] - rank[:, 0]) for rank in ranks]
     return min(stats.ks_2samp(one, two).pvalue for one, two in zip(*features, strict=True)) < TINY
 
 
-def test_the_page_s_draws_have_the_library_s_law(seeded: webdriver.Chrome, tmp_path: Path) -> None:
+def test_the_page_s_draws_have_the_library_s_distribution(seeded: webdriver.Chrome, tmp_path: Path) -> None:
     made = survey("int64", DESIGN)
     open_form(seeded, tmp_path, made)
     values = np.floor(VALUES)
 
     def library(design: dict[str, Any]) -> np.ndarray:
-        column = IntervalColumns.model_validate({"columns": {"income": design}}).columns["income"]
-        step = interval_mechanism("income", column, lattice=True).step
+        column = IntervalSpec.model_validate({"columns": {"income": design}}).columns["income"]
+        step = range_randomiser("income", column, lattice=True).step
         many = np.tile(values, 4)
         return np.column_stack(step.ranges(many, words(stream(RunKey.insecure(6), "t", "f"), len(many), step.words_per_row)))
 

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from e2e.helpers import command, hidden, run_cli, run_here, write_job
 
+from dpdask.engine.account import open_ledger
 from dpdask.engine.told import Told
 from dpdask.errors import TemporaryError
 from dpdask.io.storage import Folder
-from dpdask.jobs.charging import open_ledger
 from dpdask.stats.order import ColumnOrder
 
 SCHEMA: dict[str, Any] = {

@@ -13,7 +13,7 @@ from e2e.bad_input import job as bad_job
 from e2e.test_bad_input import check_case, ids
 from e2e.test_tree_jobs import PRIVATE, job, out, people, written
 
-from dpdask.jobs import charging
+from dpdask.engine.account import open_ledger
 
 
 def _case(name: str, code: int, says: str, parts: Any = None, columns: Any = COLUMNS, **changed: Any) -> Case:
@@ -62,8 +62,14 @@ CASES = (
     _case("bins of an unknown column", 64, r"mechanism\.reference\.bins\.prise: is not a continuous", tree={"bins": {"prise": 3}}),
     _case("bins that go back", 64, r"bins of 'price': the first values of the cells must increase", tree={"bins": {"price": [0.0, 5.0, 3.0]}}),
     _case("a hold-out's fraction", 64, r"mechanism\.reference\.fraction", tree={"fraction": 0.25}),
-    _case("a cost with another channel", 64, r"mechanism\.cost: a cost belongs to the optimal channel", mechanism__cost={"rating": "value"}),
-    _case("a cost of values of cells", 64, r"cost of 'price'", mechanism__channel="optimal", mechanism__cost={"price": "value"}),
+    _case("a cost with another channel", 64, r"mechanism\.cost\.rating: a cost belongs to the channel optimal", mechanism__cost={"rating": "value"}),
+    _case(
+        "a cost of values of cells",
+        64,
+        r"mechanism\.cost\.price: the cost of a continuous or mixed column is that of ranks",
+        mechanism__channel="optimal",
+        mechanism__cost={"price": "value"},
+    ),
     _case("no rows", 65, r"no row would be released|no rows", _EMPTY),
     _case("a value outside its levels", 65, r"column 'rating'", _OUTSIDE),
     _case("a unit that is unknown", 65, r"column 'userId': holds a null", _HALF_NULL, privacy__unit={"column": "userId", "max_rows": 3}),
@@ -88,10 +94,10 @@ def test_what_is_wrong_is_said_in_one_line_and_what_is_odd_works(case: Case, tmp
 def test_too_many_cells_are_refused_before_the_ledger_is_charged(tmp_path: Path) -> None:
     case = next(case for case in CASES if "too many cells for the channels" in case.name)
     words = case.prepare(tmp_path)
-    assert charging.open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}").init("people", 3.0)
+    assert open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}").init("people", 3.0)
     ended = command(*words, "--set", "ledger={url: 'sqlite:///ledger.db', dataset: people}")
     assert ended.code == 64, ended.err
-    assert charging.open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}").show("people").entries == ()
+    assert open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}").show("people").entries == ()
 
 
 def test_columns_of_one_value_keep_it_as_far_as_the_noise_lets_them(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from scipy import stats
 
 import dpdask
 from dpdask.cli import _audit_text, _plan_text
+from dpdask.engine.account import open_ledger
 from dpdask.errors import BudgetError
-from dpdask.jobs import charging
 from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
@@ -115,7 +115,7 @@ def variation(one: pd.DataFrame, other: pd.DataFrame, *names: str) -> float:
 
 
 def chance(rows: pd.DataFrame, *names: str) -> float:
-    """Return about the most variation that a second sample of the same law has: E + 6 standard deviations, with room for noisy tables."""
+    """Return about the most variation that a second sample of the same distribution has: E + 6 standard deviations, with room for noisy tables."""
     p = pd.concat([cell(rows, name).rename(name) for name in names], axis=1).value_counts(normalize=True).to_numpy()
     n = len(rows)
     return float(np.sqrt(p * (1 - p) / (np.pi * n)).sum() * 1.0 + 6 * np.sqrt(1.0 / (4 * n)) + 0.01)
@@ -126,7 +126,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("tree") / "in", people())
 
 
-# ---- the law
+# ---- the distribution
 
 
 @pytest.mark.parametrize("delta", [0, DELTA], ids=["laplace", "gaussian"])
@@ -213,7 +213,7 @@ def test_a_table_without_footers_is_read_once_to_count_and_once_to_write(source:
     schema = {name: column | ({"type": "int64"} if name == "user" else {}) for name, column in SCHEMA.items()}
     stages: list[str] = []
     run_here(job(tmp_path / "csv-job", tmp_path / "csv", schema=schema), lambda stage, *_: stages.append(stage))
-    assert list(dict.fromkeys(stages)) == ["tabulate", "write"]
+    assert list(dict.fromkeys(stages)) == ["survey", "write"]
     assert len(out(tmp_path / "csv-job")) == N_ROWS
 
 
@@ -238,7 +238,7 @@ def test_the_same_bytes_on_threads_and_processes(source: Path, tmp_path: Path) -
 @pytest.mark.parametrize("unit", ["row", {"column": "user", "max_rows": 9}], ids=["row", "unit"])
 def test_a_ledger_is_charged_once_what_the_job_declares(unit: Any, delta: float, source: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    ledger = charging.open_ledger(url)
+    ledger = open_ledger(url)
     ledger.init("people", 3.5, 2 * delta)
     made = job(tmp_path, source, privacy__delta=delta, privacy__unit=unit, ledger={"url": url, "dataset": "people"})
     planned = plan_job(load(made)).ledger
@@ -262,7 +262,7 @@ def test_the_plan_the_card_and_the_audit_say_the_same(source: Path, tmp_path: Pa
     made = job(tmp_path, source, privacy__delta=DELTA, mechanism__channel="laplace-calibrated")
     planned = plan_job(load(made))
     text = _plan_text(planned)
-    assert [stage.split(":")[0] for stage in planned.stages] == ["tabulate", "fit", "write", "commit"]
+    assert [stage.split(":")[0] for stage in planned.stages] == ["survey", "fit", "write", "commit"]
     assert "noise on the tables (ε = 1.8, and all of δ)" in planned.stages[1]
     assert "a row: ε = 1.2" in planned.stages[1]
     assert "5 one-way and 10 two-way tables of all rows" in planned.stages[0]
@@ -317,7 +317,7 @@ def test_an_audit_is_sound_before_and_after_a_run(channel: str, source: Path, tm
         assert 0 < found["row"]["epsilon_exact"] <= found["row"]["claimed"]
         assert found["row"]["claimed"] == pytest.approx(1.2, rel=1e-12)
         for name, column in found["columns"].items():
-            assert column["claimed"] == made.spending.row[name]
+            assert column["claimed"] == made.mechanism.spending.row[name]
             assert 0 < column["epsilon_exact"] <= column["claimed"]
             assert column["reference"] == source_
         assert f"a whole row: ε* = {found['row']['epsilon_exact']!r} of" in _audit_text(found)
@@ -342,7 +342,7 @@ def test_a_released_channel_of_one_parent_level_that_is_too_weak_is_not_sound(so
 
 
 def test_channels_that_are_too_many_are_not_shown(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpdask.mechanisms.dip.tree_card.MAX_SHOWN", 10)
+    monkeypatch.setattr("dpdask.mechanisms.dip.tree_fit.MAX_SHOWN", 10)
     made = job(tmp_path, source)
     run_here(made)
     assert not any("channels" in column for _, column in private(card_of(tmp_path)))
@@ -352,7 +352,7 @@ def test_channels_that_are_too_many_are_not_shown(source: Path, tmp_path: Path, 
 
 
 def test_an_audit_reads_no_row(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpdask.engine.tabulate.read_batches", lambda *_: pytest.fail("rows were read"))
+    monkeypatch.setattr("dpdask.engine.source.read_batches", lambda *_: pytest.fail("rows were read"))
     audit_job(load(job(tmp_path, source)), n_runs=1000)
     assert not (tmp_path / "out").exists()
 
@@ -361,7 +361,7 @@ def test_a_delta_as_large_as_a_row_is_warned_of(source: Path, tmp_path: Path) ->
     made = job(tmp_path, source, privacy__delta=1e-4)
     planned = plan_job(load(made))
     assert len(planned.warnings) == 1
-    assert "δ = 0.0001 is not below 1 / the number of rows" in planned.warnings[0]
+    assert "δ = 1e-4 is not below 1 / the number of rows" in planned.warnings[0]
     assert run_here(made).warnings == planned.warnings
 
 
@@ -400,7 +400,7 @@ def test_frames(unit: Any, delta: float) -> None:
 
 
 def test_a_frame_is_released_like_a_job(source: Path, tmp_path: Path) -> None:
-    """One law: the pair tables of both are those of the rows, and the cards promise the same."""
+    """One distribution: the pair tables of both are those of the rows, and the cards promise the same."""
     with dask.config.set(scheduler="synchronous"):
         rows = people()
         release = dip().fit(rows)
@@ -423,7 +423,7 @@ def test_secure_frames_keep_no_noisy_table() -> None:
         release = dip(insecure_seed=None, delta=DELTA).fit(rows)
         one = release.transform(rows)
         other = dip(insecure_seed=None, delta=DELTA).fit(rows).transform(rows)
-    assert set(release.work.secrets.names()) == {"run.key", "release.npz", "seals", "batches"}
+    assert set(release.folder.names()) == {"run.key", "release.npz", "seals", "batches"}
     assert not one.equals(other)
     assert "INSECURE" not in release.card["guarantee"]["text"]
     release.close()
@@ -445,22 +445,22 @@ def test_a_partition_that_changed_after_the_fit_is_refused() -> None:
 
 
 def test_frames_that_cannot_be_are_refused() -> None:
-    with pytest.raises(dpdask.SpecError, match=r"DIP, delta: .*take Tree"):
+    with pytest.raises(dpdask.SpecError, match=r"`delta`: .*take the reference tree"):
         dip(reference=dpdask.Histogram(), delta=1e-9)
     with pytest.raises(dpdask.SpecError, match="weights must name exactly"):
         dip(weights={"a": 1.0})
     with pytest.raises(dpdask.SpecError, match="delta"):
         dip(delta=-1e-9)
-    with pytest.raises(ValueError, match="less than 1"):
+    with pytest.raises(dpdask.SpecError, match=r"Tree, share: .*less than 1"):
         dpdask.Tree(share=1.0)
     with dask.config.set(scheduler="synchronous"):
         with pytest.raises(dpdask.SpecError, match="need more channels than can be held"):
             dip(reference=dpdask.Tree(bins=2000)).fit(people(100))
-        with pytest.raises(dpdask.SpecError, match=r"mechanism\.reference\.bins\.a: is not a continuous"):
+        with pytest.raises(dpdask.SpecError, match=r"`reference\.bins\.a`: is not a continuous"):
             dip(reference=dpdask.Tree(bins={"a": 3})).fit(people(100))
-        with pytest.raises(dpdask.DataError, match="the frame has no rows"):
+        with pytest.raises(dpdask.DataError, match="frame: the table has no rows"):
             dip().fit(people(100).head(0))
-        with pytest.warns(UserWarning, match="δ is not below 1"):
+        with pytest.warns(UserWarning, match="is not below 1"):
             dip(delta=0.02).fit(people(100))
         release = dip().fit(people(100))
         with pytest.raises(dpdask.SpecError, match="released together"):

@@ -20,8 +20,8 @@ from e2e.helpers import HOLDOUT, LEVELS, digests, hidden, lake, load, run_here, 
 from faults.drivers import Drivers
 
 import dpdask
-from dpdask.engine import survey
-from dpdask.engine.choose import Chooser
+from dpdask.engine import scan
+from dpdask.engine.select import Chooser
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
 
@@ -109,7 +109,7 @@ def test_no_user_is_both_held_out_and_released(tmp_path: Path, monkeypatch: pyte
             seen.append((batch.column("userId").to_numpy(), kept, shaping))
             return kept, shaping
 
-    monkeypatch.setattr(survey, "Chooser", Spy)
+    monkeypatch.setattr(scan, "Chooser", Spy)
     released(tmp_path, written(tmp_path / "in", users(), [500, 1000], 200))
     user, kept, shaping = (np.concatenate(part) for part in zip(*seen, strict=True))
     assert not set(user[kept]) & set(user[shaping])

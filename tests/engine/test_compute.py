@@ -21,33 +21,33 @@ from dask import delayed
 from distributed import Client, LocalCluster
 from e2e.helpers import digests, hidden, lake, load, processes, run_here, write_job
 
-from dpdask.engine import randomise, survey
-from dpdask.engine.compute import guarded, run_tasks, task_prefix
+from dpdask.engine import scan, units, write
+from dpdask.engine.compute import guard, run_tasks, task_prefix
 from dpdask.errors import DataError, InputError, InternalError, TemporaryError
 from dpdask.jobs.run import run_job
 
 SECRET = "4711.25"
 
 
-@guarded
+@guard
 def unforeseen(value: str) -> None:
     pa.array([value]).cast(pa.int64())  # Arrow's message quotes the value
 
 
-@guarded
+@guard
 def foreseen(value: str) -> None:
     try:
         float(value + "x")
     except ValueError:
-        raise DataError("a value is no level", "column 'a'", "mend it") from None
+        raise DataError("a value is no level", "column 'a'", "hint it") from None
 
 
-@guarded
+@guard
 def no_memory() -> None:
     raise MemoryError(SECRET)
 
 
-@guarded
+@guard
 def double(number: int) -> int:
     return 2 * number
 
@@ -110,7 +110,7 @@ def test_a_foreseen_failure_arrives_as_it_is(name: str, cluster: LocalCluster, t
     task = delayed(read_then, pure=False)(foreseen, str(tmp_path / "value"), dask_key_name=f"{task_prefix('test')}-0")
     with scheduler(name, cluster), pytest.raises(DataError) as caught:
         run_tasks("test", [task])
-    assert str(caught.value) == "column 'a': a value is no level; mend it"
+    assert str(caught.value) == "column 'a': a value is no level; hint it"
     assert SECRET not in everything(caught.value) + "".join(capfd.readouterr())
 
 
@@ -163,7 +163,7 @@ def test_task_names_tell_stages_and_numbers_only(tmp_path: Path, monkeypatch: py
         names.update(names_in(tasks))
         return run_tasks(stage, tasks, progress)
 
-    for module in (survey, randomise):
+    for module in (scan, units, write):
         monkeypatch.setattr(module, "run_tasks", captured)
     public = {"kind": "public", "path": str(lake(tmp_path / "public", [300] * 9))}
     source = lake(tmp_path / "in", [300] * 9)

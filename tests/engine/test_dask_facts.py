@@ -19,9 +19,9 @@ from dask.distributed import Client, LocalCluster
 from e2e.helpers import digests, lake, load, processes, run_here, write_job
 
 import dpdask
-from dpdask.engine import release
 from dpdask.io.fragments import discover
 from dpdask.jobs import run
+from dpdask.mechanisms.dip import columns
 from dpdask.streams import RunKey, stream, words
 
 FRAME = pd.DataFrame({"x": np.zeros(80)})
@@ -61,13 +61,13 @@ def test_1_fusion_redraws_central_noise() -> None:
 
 def test_1_ours_fits_once_on_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fits = []
-    fit = release.fit_dip
+    fit = columns.fit_dip
 
     def counted(*args: Any) -> Any:
         fits.append((os.getpid(), threading.current_thread() is threading.main_thread()))
         return fit(*args)
 
-    monkeypatch.setattr(release, "fit_dip", counted)
+    monkeypatch.setattr(columns, "fit_dip", counted)
     with dask.config.set(scheduler="threads"):
         run.run_job(load(write_job(tmp_path, lake(tmp_path / "in", [300] * 8), tmp_path / "out")))
     assert fits == [(os.getpid(), True)]

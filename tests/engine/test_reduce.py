@@ -6,7 +6,8 @@ import dask
 import pytest
 from dask import delayed
 
-from dpdask.engine.reduce import FAN_IN, tree_reduce
+from dpdask.engine.compute import tree_reduce
+from dpdask.stats.statistic import FAN_IN
 
 
 def nest(nodes: list[object]) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.helpers import run_here, write_job
 
-from dpdask.engine.selection import filter_rows, take_rows
+from dpdask.engine.select import filter_rows, take_rows
 
 WORDS = ["a", None, "long enough not to be kept in the view itself", "", "e"]
 VIEWS = {

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpdask.engine import shuffle
-from dpdask.engine.shuffle import lay_out_rows, row_bytes, shard_rows, shuffled
-from dpdask.engine.work import ShardWork
-from dpdask.io.fragments import Fragment
+from dpdask.engine.shuffle import ShardWork, estimate_row_bytes, lay_out_rows, limit_shard_rows, shuffle_rows
+from dpdask.io.fragment import Fragment
 from dpdask.streams import RunKey
 
 KEY = RunKey.insecure(3)
@@ -43,27 +42,27 @@ def order(found: list[pa.RecordBatch]) -> list[int]:
 
 @given(st.integers(0, 60), st.lists(st.integers(0, 60)), st.integers(1, 70))
 def test_windows_are_shuffled_alike_however_rows_are_cut(n_rows: int, cuts: list[int], window: int) -> None:
-    found = order(list(shuffled(batches(n_rows, cuts), task(window), KEY)))
-    assert found == order(list(shuffled(batches(n_rows, []), task(window), KEY)))
+    found = order(list(shuffle_rows(batches(n_rows, cuts), task(window), KEY)))
+    assert found == order(list(shuffle_rows(batches(n_rows, []), task(window), KEY)))
     for start in range(0, n_rows, window):
         assert sorted(found[start : start + window]) == list(range(start, min(start + window, n_rows)))
 
 
 def test_rows_that_are_kept_stay_as_they_come() -> None:
     given_batches = batches(100, [7, 50])
-    assert list(shuffled(given_batches, task(None), KEY)) == given_batches
+    assert list(shuffle_rows(given_batches, task(None), KEY)) == given_batches
 
 
 def test_each_task_and_each_window_has_an_order_of_its_own() -> None:
-    first, second = (order(list(shuffled(batches(200, []), task(100, number), KEY))) for number in (0, 1))
+    first, second = (order(list(shuffle_rows(batches(200, []), task(100, number), KEY))) for number in (0, 1))
     assert first != second
     assert first[:100] != [row - 100 for row in first[100:]]
-    assert first != order(list(shuffled(batches(200, []), task(100), RunKey.insecure(4))))
+    assert first != order(list(shuffle_rows(batches(200, []), task(100), RunKey.insecure(4))))
 
 
 def test_long_texts_end_a_window_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shuffle, "HELD_BYTES", 2000)
-    found = order(list(shuffled(batches(1000, list(range(0, 1000, 50))), task(1000), KEY)))
+    found = order(list(shuffle_rows(batches(1000, list(range(0, 1000, 50))), task(1000), KEY)))
     assert sorted(found) == list(range(1000))
     assert max(abs(place - row) for place, row in enumerate(found)) < 200
 
@@ -86,13 +85,13 @@ def test_shards_numbers_are_a_keyed_permutation_over_the_release() -> None:
 
 @pytest.mark.parametrize(("type_", "bytes_"), [(pa.int8(), 1), (pa.bool_(), 1), (pa.float64(), 8), (pa.decimal128(9), 16), (pa.list_(pa.int8()), 64)])
 def test_a_row_counts_by_its_types_alone(type_: pa.DataType, bytes_: int) -> None:
-    assert row_bytes(pa.schema([("x", type_)])) == bytes_
+    assert estimate_row_bytes(pa.schema([("x", type_)])) == bytes_
 
 
 def test_wide_rows_make_smaller_shards() -> None:
     wide = pa.schema([(f"x{number}", pa.float64()) for number in range(2000)])
-    n_rows = shard_rows(wide, 1_000_000, "shuffled")
-    assert n_rows * row_bytes(wide) <= shuffle.WINDOW_BYTES < (n_rows + 1) * row_bytes(wide)
-    assert shard_rows(wide, 1_000_000, "keep") == 1_000_000
-    assert shard_rows(TYPES, 1_000_000, "shuffled") == 1_000_000
-    assert shard_rows(TYPES, np.iinfo(np.int64).max, "shuffled") == shuffle.WINDOW_BYTES // row_bytes(TYPES)
+    n_rows = limit_shard_rows(wide, 1_000_000, "shuffled")
+    assert n_rows * estimate_row_bytes(wide) <= shuffle.WINDOW_BYTES < (n_rows + 1) * estimate_row_bytes(wide)
+    assert limit_shard_rows(wide, 1_000_000, "keep") == 1_000_000
+    assert limit_shard_rows(TYPES, 1_000_000, "shuffled") == 1_000_000
+    assert limit_shard_rows(TYPES, np.iinfo(np.int64).max, "shuffled") == shuffle.WINDOW_BYTES // estimate_row_bytes(TYPES)

@@ -19,14 +19,26 @@ from pathlib import Path
 from typing import Any
 
 from dpdask import cli
-from dpdask.engine import randomise, release, survey, synthesise, tabulate
+from dpdask.engine import fit, scan, write
+from dpdask.engine.account import Account
+from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
 from dpdask.io import shards
 from dpdask.io.storage import Folder
-from dpdask.jobs import charging, spec
-from dpdask.jobs.kinds import central, copula, marginals, tree
+from dpdask.jobs import run, spec
 from dpdask.jobs.state import RunState
+from dpdask.mechanisms.copula.spec import CopulaMechanism
+from dpdask.mechanisms.dip.chain import RecordsMechanism
+from dpdask.mechanisms.dip.columns import ColumnsMechanism
+from dpdask.mechanisms.dip.tree_fit import TreeMechanism
+from dpdask.mechanisms.histogram.spec import HistogramMechanism
+from dpdask.mechanisms.interval.spec import RandomRangesMechanism
+from dpdask.mechanisms.marginals.spec import MarginalsMechanism
 
 Strike = Callable[[], None]
+MECHANISMS = (
+    *(ColumnsMechanism, RecordsMechanism, TreeMechanism, CopulaMechanism),
+    *(MarginalsMechanism, HistogramMechanism, RandomRangesMechanism),
+)
 
 
 def kill() -> None:
@@ -62,6 +74,12 @@ def at(owner: Any, name: str, strike: Strike, *, after: bool = True, nth: int = 
     setattr(owner, name, patched)
 
 
+def in_mechanisms(name: str, strike: Strike, *, after: bool = True) -> None:
+    """Strike before or after a method of the mechanism that runs."""
+    for owner in MECHANISMS:
+        at(owner, name, strike, after=after)
+
+
 def named(suffix: str) -> Callable[..., bool]:
     return lambda _folder, name="", *_: str(name).endswith(suffix)
 
@@ -74,48 +92,36 @@ POINTS: dict[str, Callable[[Strike], None]] = {
     "locked": lambda s: at(RunState, "open", s, after=False),
     "key-written": lambda s: at(Folder, "write", s, when=named("run.key")),
     "opened": lambda s: at(RunState, "open", s),
-    "surveying": lambda s: at(survey, "survey_fragment", s, nth=2),
-    "intended": lambda s: at(charging, "intend", s),
-    "drawn": lambda s: at(release, "distributions", s),
-    "surveyed": lambda s: at(release, "fit_release", s, after=False),
-    "release-written": lambda s: at(release, "write_release", s),
+    "surveying": lambda s: at(scan, "scan_parts", s, nth=2),
+    "intended": lambda s: at(Account, "intend", s),
+    "drawn": lambda s: in_mechanisms("draw", s),  # and kept nowhere yet
+    "surveyed": lambda s: in_mechanisms("fit", s, after=False),
+    "release-fitted": lambda s: in_mechanisms("fit", s),
+    "release-written": lambda s: at(fit, "keep", s, when=named(RELEASE_NAME)),
     "fitted": lambda s: at(RunState, "write", s, when=reached("fitted")),
     "first-shard-begun": lambda s: at(shards.ShardWriter, "write", s, nth=1),
     "shard-half-written": lambda s: at(shards.ShardWriter, "_flush", s, nth=4),
-    "shard-unrecorded": lambda s: at(randomise.ShardWriter, "close", s, nth=3),
-    "some-shards": lambda s: at(randomise, "write_shards", s, nth=3),
-    "all-shards": lambda s: at(randomise, "write_all", s),
+    "shard-unrecorded": lambda s: at(write.ShardWriter, "close", s, nth=3),
+    "some-shards": lambda s: at(write, "write_shards", s, nth=3),
+    "all-shards": lambda s: at(run, "write_all", s),
     "card-written": lambda s: at(Folder, "write", s, when=named("release.json")),
     "manifest-staged": lambda s: at(Folder, "write", s, when=named("manifest.json")),
     "success-staged": lambda s: at(Folder, "write", s, when=named("_SUCCESS")),
     "staged": lambda s: at(RunState, "write", s, when=reached("staged")),
     "before-move": lambda s: at(Folder, "move_to", s, after=False),
     "after-move": lambda s: at(Folder, "move_to", s),
-    "uncommitted": lambda s: at(charging, "commit", s, after=False),
-    "committed": lambda s: at(charging, "commit", s),
+    "uncommitted": lambda s: at(Account, "commit", s, after=False),
+    "committed": lambda s: at(Account, "commit", s),
     "key-removed": lambda s: at(Folder, "remove", s, when=named("run.key")),
     "half-removed": lambda s: at(shutil, "rmtree", lambda: at(os, "unlink", s, nth=2), after=False),
     "removed": lambda s: at(RunState, "remove", s),
 }
 BEFORE_COMMIT = list(POINTS)[: list(POINTS).index("after-move")]
 AFTER_COMMIT = list(POINTS)[list(POINTS).index("after-move") :]
-POINTS["bounded"] = lambda s: at(release, "with_bounds", s)  # of jobs whose unit is a column
-POINTS |= {  # of jobs that release nothing but noisy statistics, or what is made of them
-    "tabulating": lambda s: at(tabulate, "tabulate_fragments", s, nth=2),
-    "counted": lambda s: at(tabulate, "tabulate", s),
-    "measured": lambda s: at(central, "measure", s),
-    "copula-fitted": lambda s: at(copula, "fit_copula", s),
-    "copula-written": lambda s: at(synthesise, "write_copula", s),
-    "tables-written": lambda s: at(central.NoisyCounts, "measured", s),
-    "some-records": lambda s: at(synthesise, "write_records", s, nth=3),
-    "all-records": lambda s: at(synthesise, "write_all_records", s),
-    "tables-staged": lambda s: at(marginals, "stage", s),
-}
-POINTS |= {  # of a release along a tree
-    "tree-measured": lambda s: at(tree, "measure_tree", s),
-    "noise-kept": lambda s: at(tree, "keep", s),
-    "tree-fitted": lambda s: at(tree, "fit_tree", s),
-}
+POINTS["counted"] = lambda s: at(fit, "scan", s)
+POINTS["noise-kept"] = lambda s: at(fit, "keep", s, when=named(NOISY_NAME))  # of jobs that draw central noise
+POINTS["bounded"] = lambda s: at(fit, "bound_units", s)  # of jobs whose unit is a column
+POINTS["task-staged"] = lambda s: at(write, "stage", s)  # of jobs that have one shard
 
 
 def obey(request: dict[str, Any]) -> None:

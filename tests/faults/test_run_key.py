@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.helpers import HOLDOUT, KNOWN, MIXED_SCHEMA, hidden, lake, load, run_here, write_job
 
-from dpdask.engine import choose, randomise, survey
+from dpdask.engine import scan, select, units, write
 from dpdask.engine.compute import run_tasks
 from dpdask.errors import DataError, DpdaskError, InputError, InternalError
 from dpdask.jobs.run import run_job
@@ -34,7 +34,7 @@ def test_the_key_is_in_no_graph(reference: dict[str, Any], scheduler: str, tmp_p
         graphs.extend(cloudpickle.dumps(dict(task.__dask_graph__())) for task in tasks)
         return run_tasks(stage, tasks, progress)
 
-    for module in (survey, randomise):
+    for module in (scan, units, write):
         monkeypatch.setattr(module, "run_tasks", captured)
     with dask.config.set(scheduler=scheduler):
         run_job(load(job))
@@ -87,7 +87,7 @@ def test_a_defect_in_the_survey_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     def broken(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(choose, "holdout_mask", broken)
+    monkeypatch.setattr(select, "holdout_mask", broken)
     (tmp_path / "lake").mkdir()
     with pytest.raises(InternalError, match="ZeroDivisionError"):
         run_here(write_job(tmp_path, lake(tmp_path / "in", [400]), tmp_path / "lake" / "out"))

@@ -287,13 +287,3 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
 @parametrize_with_checks([IntervalRegressor(), IntervalRegressor(GradientBoostingRegressor(n_estimators=20), noise="logistic", random_state=0)])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)  # none is expected to fail
-
-
-def test_the_example_of_the_docstring():
-    import doctest
-
-    from dpdask.inference import interval_regression
-
-    found = doctest.testmod(interval_regression)
-    assert found.attempted
-    assert not found.failed

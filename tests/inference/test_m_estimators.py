@@ -14,7 +14,7 @@ import pytest
 from dpdask.errors import SpecError
 from dpdask.inference import m_estimators as me
 from dpdask.inference.m_estimators import WeightedSample
-from dpdask.inference.noise_error import noise_error, redrawn
+from dpdask.inference.noise_error import make_redraw, noise_error
 
 linear = pytest.importorskip("sklearn.linear_model")
 
@@ -142,7 +142,7 @@ def test_samples_are_checked():
         replace(given, weights=np.where(np.arange(400) == 3, np.nan, 1.0))
     with refused("null, NaN"):
         replace(given, features=given.features + np.inf)
-    with refused("sum to nothing"):
+    with refused("sum to 0"):
         replace(given, weights=-given.weights)
 
 
@@ -231,21 +231,23 @@ def grid(seed: int = 0) -> WeightedSample:
 @pytest.mark.parametrize(("cut", "tolerance"), [(None, 0.25), (30, 0.35)])
 def test_the_bootstrap_gives_the_spread_of_repeated_noise(cut, tolerance):
     rng, exact, scale = np.random.default_rng(5), grid(), 20.0
-    release = redrawn(exact, scale, cut)
+    release = make_redraw(exact, scale, cut)
     true = np.std([me.least_squares(release(rng)) for _ in range(600)], axis=0, ddof=1)
-    found = np.mean([noise_error(me.least_squares, redrawn(release(rng), scale, cut), repeats=150, rng=rng).standard_error for _ in range(6)], axis=0)
+    found = np.mean(
+        [noise_error(me.least_squares, make_redraw(release(rng), scale, cut), repeats=150, rng=rng).standard_error for _ in range(6)], axis=0
+    )
     assert found == pytest.approx(true, rel=tolerance)
-    half = noise_error(me.least_squares, redrawn(release(rng), scale / 2, cut), repeats=300, rng=rng).standard_error
+    half = noise_error(me.least_squares, make_redraw(release(rng), scale / 2, cut), repeats=300, rng=rng).standard_error
     assert half != pytest.approx(true, rel=tolerance)
 
 
 def test_redrawn_noise_has_its_variance_and_its_threshold():
     rng, scale = np.random.default_rng(6), 3.0
     wide = WeightedSample(features=np.ones((100_000, 1)), response=np.ones(100_000), weights=np.full(100_000, 5.0))
-    noise = redrawn(wide, scale)(rng).weights - 5.0
+    noise = make_redraw(wide, scale)(rng).weights - 5.0
     alpha = np.exp(-1 / scale)
     assert noise.var() == pytest.approx(2 * alpha / (1 - alpha) ** 2, rel=0.04)
-    kept = redrawn(wide, scale, 4)(rng).weights
+    kept = make_redraw(wide, scale, 4)(rng).weights
     assert set(np.unique(kept)) & {1.0, 2.0, 3.0, -1.0} == set()
     assert (kept == 0).any()
 
@@ -253,8 +255,8 @@ def test_redrawn_noise_has_its_variance_and_its_threshold():
 def test_a_bootstrap_that_cannot_fit_says_so():
     rng = np.random.default_rng(7)
     with refused("at least 2"):
-        noise_error(me.least_squares, redrawn(grid(), 1.0), repeats=1, rng=rng)
-    with refused("often leaves no estimate"):
-        noise_error(me.least_squares, redrawn(replace(grid(), weights=grid().weights / 1000), 100.0), repeats=50, rng=rng)
-    counted = noise_error(lambda given: me.quantile(given.response, given.weights, 0.5), redrawn(grid(), 20.0), repeats=20, rng=rng)
+        noise_error(me.least_squares, make_redraw(grid(), 1.0), repeats=1, rng=rng)
+    with refused("often no estimate"):
+        noise_error(me.least_squares, make_redraw(replace(grid(), weights=grid().weights / 1000), 100.0), repeats=50, rng=rng)
+    counted = noise_error(lambda given: me.quantile(given.response, given.weights, 0.5), make_redraw(grid(), 20.0), repeats=20, rng=rng)
     assert (counted.repeats, counted.refused, counted.standard_error.shape) == (20, 0, ())

@@ -12,8 +12,8 @@ from dpdask.errors import DataError, DpdaskError, SpecError
 from dpdask.inference import m_estimators as me
 from dpdask.inference.m_estimators import WeightedSample
 from dpdask.inference.npmle import npmle
-from dpdask.mechanisms.interval.design import Case1, Case2, Design, Law, Ring
-from dpdask.mechanisms.interval.fit import interval_mechanism
+from dpdask.mechanisms.interval.design import Case1, Case2, Design, Ring, ScipyDistribution
+from dpdask.mechanisms.interval.fit import range_randomiser
 from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
 from dpdask.streams import RunKey, stream
@@ -23,12 +23,12 @@ GRID = np.array([0.2, 0.5, 0.8])
 
 
 def released(design: Design, values: np.ndarray) -> Ranges:
-    made = interval_mechanism("y", design)
+    made = range_randomiser("y", design)
     return made.randomise(values, np.zeros(len(values), dtype=bool), stream(RunKey.insecure(2), "interval/y", "a"))
 
 
-def uniform(low: float, high: float) -> Law:
-    return Law(name="uniform", loc=low, scale=high - low)
+def uniform(low: float, high: float) -> ScipyDistribution:
+    return ScipyDistribution(name="uniform", loc=low, scale=high - low)
 
 
 def estimate(found: Ranges, **options: Any) -> Any:
@@ -38,7 +38,7 @@ def estimate(found: Ranges, **options: Any) -> Any:
 def one_line(error: DpdaskError, code: int) -> None:
     assert error.exit_code == code
     assert "\n" not in str(error)
-    assert error.mend
+    assert error.hint
 
 
 @pytest.mark.parametrize(("low", "high"), [(2.0, 3.0), (-3.0, -2.0), (0.9, 3.0)])
@@ -63,7 +63,7 @@ def test_rings_that_tell_no_half_from_the_other() -> None:
 
 
 def test_ranges_without_ends_say_nothing() -> None:
-    with pytest.raises(SpecError, match="no range has a finite end, so they say nothing") as caught:
+    with pytest.raises(SpecError, match="no range has a finite end, so the ranges carry no information") as caught:
         grid_of_ranges(np.full(5, -INF), np.full(5, INF))
     one_line(caught.value, 64)
 
@@ -89,7 +89,7 @@ def sample(weights: np.ndarray) -> WeightedSample:
 
 @pytest.mark.parametrize("weights", [np.zeros(8), np.zeros(0), np.array([1.0, -1.0, 0.0])], ids=["zero", "none", "cancelling"])
 def test_weights_that_a_threshold_left_nothing_of(weights: np.ndarray) -> None:
-    with pytest.raises(SpecError, match=r"weights: the weights sum to nothing, so they hold no sample; release with a larger epsilon") as caught:
+    with pytest.raises(SpecError, match=r"weights: the weights sum to 0, so they hold no sample; release with a larger epsilon") as caught:
         sample(weights)
     one_line(caught.value, 64)
     assert me.least_squares(sample(np.ones(8)))[-1] == pytest.approx(2.0)

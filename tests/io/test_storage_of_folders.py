@@ -50,7 +50,7 @@ def test_a_write_that_fails_leaves_nothing_or_what_was_there(folder):
     folder.create()
     folder.write("old", b"old")
     for name in ("old", "new"):
-        with pytest.raises(TypeError), folder.replacing(name) as file:
+        with pytest.raises(TypeError), folder.open_replacement(name) as file:
             file.writelines([b"half", None])
     assert folder.names() == ["old"]
     assert folder.read("old") == b"old"
@@ -58,7 +58,7 @@ def test_a_write_that_fails_leaves_nothing_or_what_was_there(folder):
 
 def test_nothing_appears_before_it_is_whole(folder):
     folder.create()
-    with folder.replacing("a") as file:
+    with folder.open_replacement("a") as file:
         file.write(b"half")
         assert not folder.exists("a")
     assert folder.read("a") == b"half"
@@ -69,7 +69,7 @@ def test_threads_write_at_the_same_time_without_losing_files(folder):
     barrier = Barrier(4)
 
     def write(number: int) -> None:
-        with folder.replacing(f"{number}") as file:
+        with folder.open_replacement(f"{number}") as file:
             barrier.wait(10)
             file.write(str(number).encode())
             barrier.wait(10)
@@ -84,8 +84,8 @@ def test_threads_write_at_the_same_time_without_losing_files(folder):
 def test_two_files_open_at_once_are_both_written(folder):
     """An fsspec transaction is its file system's: the second file's would forget the first, and end with it."""
     folder.create()
-    with folder.replacing("a") as one:
-        with folder.replacing("b") as two:
+    with folder.open_replacement("a") as one:
+        with folder.open_replacement("b") as two:
             one.write(b"1")
             two.write(b"2")
         assert not folder.exists("a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -13,11 +14,11 @@ import pytest
 from e2e.helpers import HOLDOUT, KNOWN, MIXED_SCHEMA, lake, load, run_here, write_job
 
 from dpdask.channels import laplace
-from dpdask.jobs import auditing
 from dpdask.jobs.auditing import audit_job
-from dpdask.jobs.kinds import dip
 from dpdask.kernels.channel import exact_epsilon
-from dpdask.mechanisms.dip.fit import fit_dip
+from dpdask.mechanisms import auditing
+from dpdask.mechanisms.dip import columns
+from dpdask.mechanisms.dip.columns import fit_dip
 from dpdask.privacy import audit, noise
 from dpdask.privacy.events import DiscreteLaplace
 from dpdask.streams import RunKey, stream
@@ -50,7 +51,7 @@ def test_every_channel_is_sound_before_a_run(channel: str, reference: dict[str, 
     loaded = load(job(tmp_path, source, mechanism__channel=channel, mechanism__reference=reference))
     found = audit_job(loaded, n_runs=4000)
     assert found["sound"] is True
-    assert {name: column["claimed"] for name, column in found["columns"].items()} == loaded.spending.row
+    assert {name: column["claimed"] for name, column in found["columns"].items()} == loaded.mechanism.spending.row
     for column in found["columns"].values():
         assert 0 < column["epsilon_exact"] <= column["claimed"]
         assert column["reference"] == ("the declared distribution" if reference is KNOWN_HERE else "a uniform stand-in")
@@ -89,6 +90,10 @@ def test_a_released_channel_that_is_too_weak_is_not_sound(change: str, source: P
     T = np.array(card["columns"]["rating"]["channel"])
     card["columns"]["rating"]["channel"] = (np.eye(len(T)) if change == "identity" else 0.999 * T + 0.001 * np.eye(len(T))).tolist()
     path.write_text(json.dumps(card))
+    absent = audit_job(load(made))  # the manifest lists another card, so this one is not the release's
+    assert {column["reference"] for column in absent["columns"].values()} == {"a uniform stand-in"}
+    manifest = path.parent / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "card_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}))
     found = audit_job(load(made))
     assert found["sound"] is False
     assert found["columns"]["rating"]["epsilon_exact"] > found["columns"]["rating"]["claimed"]
@@ -100,7 +105,7 @@ def test_a_fit_that_spends_more_than_its_part_is_not_sound(channel: str, source:
     def generous(references: Any, codecs: Any, epsilons: Any, *rest: Any) -> Any:
         return fit_dip(references, codecs, {name: 3 * epsilon for name, epsilon in epsilons.items()}, *rest)
 
-    monkeypatch.setattr(dip, "fit_dip", generous)
+    monkeypatch.setattr(columns, "fit_dip", generous)
     found = audit_job(load(job(tmp_path, source, mechanism__channel=channel)))
     assert found["sound"] is False
     assert all(column["epsilon_exact"] > column["claimed"] for column in found["columns"].values())
@@ -115,7 +120,7 @@ def test_a_fit_that_only_says_less_than_it_spends_is_not_sound(source: Path, tmp
             object.__setattr__(fitted.columns[name].channel, "epsilon", 0.01)  # type: ignore[union-attr]  # levels have one
         return fitted
 
-    monkeypatch.setattr(dip, "fit_dip", lying)
+    monkeypatch.setattr(columns, "fit_dip", lying)
     found = audit_job(load(job(tmp_path, source)))
     assert found["sound"] is False
     weights = laplace(np.full(10, 0.1), 3 * found["columns"]["rating"]["claimed"], ordered=True).weights
@@ -137,6 +142,6 @@ def test_noise_that_is_too_small_is_not_sound(factor: float, sound: bool, source
 
 def test_an_audit_reads_no_row(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpdask.io.fragments.read_batches", lambda *_: pytest.fail("rows were read"))
-    monkeypatch.setattr("dpdask.engine.survey.read_batches", lambda *_: pytest.fail("rows were read"))
+    monkeypatch.setattr("dpdask.engine.source.read_batches", lambda *_: pytest.fail("rows were read"))
     audit_job(load(job(tmp_path, source)))
     assert not (tmp_path / "out").exists()

@@ -3,9 +3,9 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dpdask.engine.work import ShardWork, lay_out
-from dpdask.io.fragments import Fragment
-from dpdask.jobs.kinds.dip import most_shards
+from dpdask.engine.shuffle import ShardWork, lay_out
+from dpdask.io.fragment import Fragment
+from dpdask.jobs.plan import most_shards
 
 n_released = st.lists(st.integers(0, 40) | st.sampled_from([0, 1, 1000]), min_size=1, max_size=40).filter(any)
 per_shard = st.integers(1, 50) | st.just(10_000)

@@ -151,9 +151,9 @@ def test_a_run_goes_on_from_every_stage_to_the_same_bytes(tmp_path):
     (tmp_path / "other").mkdir()
     expected = run_job(job(tmp_path / "other")).manifest.shards
     for place, stage in (
-        ("dpdask.engine.release.survey_input", None),
-        ("dpdask.engine.randomise.write_all", "fitted"),
-        ("dpdask.jobs.kinds.dip.release_card", "fitted"),
+        ("dpdask.engine.fit.scan", None),
+        ("dpdask.jobs.run.write_all", "fitted"),
+        ("dpdask.jobs.run.make_card", "fitted"),
         ("dpdask.io.storage.Folder.move_to", "staged"),
     ):
         with crashing(place), pytest.raises(TemporaryError):
@@ -168,7 +168,7 @@ def test_a_run_goes_on_from_every_stage_to_the_same_bytes(tmp_path):
 def test_a_secure_run_that_goes_on_keeps_its_key(tmp_path):
     made = job(tmp_path, insecure_seed=None)
     state = RunState(Folder(made.output_url))
-    with crashing("dpdask.jobs.kinds.dip.release_card"), pytest.raises(TemporaryError):
+    with crashing("dpdask.jobs.run.make_card"), pytest.raises(TemporaryError):
         run_job(made)
     publish = state.publish(state.read().run_id)
     staged = {name: publish.read(name) for name in publish.names() if name.endswith(".parquet")}
@@ -181,6 +181,16 @@ def test_two_secure_runs_draw_other_noise(tmp_path):
     one = run_job(job(tmp_path, insecure_seed=None))
     two = run_job(job(tmp_path, insecure_seed=None, output={"path": "two", "rows_per_shard": 70}))
     assert {shard.sha256 for shard in one.manifest.shards}.isdisjoint({shard.sha256 for shard in two.manifest.shards})
+
+
+def test_the_digest_is_of_the_public_table_where_it_lies(tmp_path):
+    """The same job file in two folders names two public tables."""
+    mechanism = {"kind": "dip", "reference": {"kind": "public", "path": "public"}}
+    digests = set()
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        digests.add(job(tmp_path / name, input={"path": str(tmp_path / "in")}, mechanism=mechanism).digest)
+    assert len(digests) == 2
 
 
 def test_the_digest_is_of_what_decides_the_bytes(tmp_path):
@@ -247,7 +257,7 @@ def test_abort_and_status(tmp_path):
     made = job(tmp_path)
     assert not abort(made.output_url)
     assert status(made.output_url) == status(f"file://{tmp_path}/nowhere")
-    with crashing("dpdask.jobs.kinds.dip.release_card"), pytest.raises(TemporaryError):
+    with crashing("dpdask.jobs.run.make_card"), pytest.raises(TemporaryError):
         run_job(made)
     found = status(made.output_url)
     assert found.stage == "fitted"
@@ -270,7 +280,7 @@ def test_a_wrong_fit_after_the_first_noise_leaves_nothing(tmp_path):
 
 
 def test_another_jobs_run_is_not_touched(tmp_path):
-    with crashing("dpdask.jobs.kinds.dip.release_card"), pytest.raises(TemporaryError):
+    with crashing("dpdask.jobs.run.make_card"), pytest.raises(TemporaryError):
         run_job(job(tmp_path))
     before = {path: path.read_bytes() for path in (tmp_path / ".out.dpdask").rglob("*") if path.is_file()}
     with pytest.raises(OutputError, match="a run of another job is staged"):
@@ -280,7 +290,7 @@ def test_another_jobs_run_is_not_touched(tmp_path):
 
 def test_an_input_that_changed_keeps_what_is_staged(tmp_path):
     made = job(tmp_path)
-    with crashing("dpdask.jobs.kinds.dip.release_card"), pytest.raises(TemporaryError):
+    with crashing("dpdask.jobs.run.make_card"), pytest.raises(TemporaryError):
         run_job(made)
     extra = tmp_path / "data" / "part-9.parquet"
     pq.write_table(table(5), extra)

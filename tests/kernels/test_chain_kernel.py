@@ -60,15 +60,15 @@ def test_uniform_ranks_read_back_every_record_as_often_as_it_stands(rows: list, 
     records = np.array(rows, dtype=np.float64)
     counts = np.random.default_rng(seed).integers(1, 5, len(records))
     trie = trie_of(records, counts)
-    law = exact_law(trie, records.shape[1])
+    distribution = exact_distribution(trie, records.shape[1])
     for record in set(map(tuple, records)):
         weight = counts[(records == record).all(axis=1)].sum()
-        assert law.pop(record) == pytest.approx(weight / counts.sum(), abs=1e-12)
-    assert not law
+        assert distribution.pop(record) == pytest.approx(weight / counts.sum(), abs=1e-12)
+    assert not distribution
 
 
-def exact_law(trie: Trie, n_columns: int, root: int = 0) -> dict[tuple[float, ...], float]:
-    """The law of the released path under uniform ranks, cut at the cumulative weights of each node."""
+def exact_distribution(trie: Trie, n_columns: int, root: int = 0) -> dict[tuple[float, ...], float]:
+    """The distribution of the released path under uniform ranks, cut at the cumulative weights of each node."""
     paths = {(): (root, 1.0)}
     for _ in range(n_columns):
         found = {}
@@ -170,12 +170,12 @@ def test_roots_are_apart() -> None:
     records = np.array([[0.0, 1.0], [0.0, 2.0], [5.0, 3.0], [0.0, 1.0], [0.0, 2.0], [5.0, 3.0]])
     roots = np.array([0, 0, 0, 2, 2, 1])
     trie = trie_of(records, roots=roots)
-    assert exact_law(trie, 2, 1) == {(5.0, 3.0): 1.0}
-    assert exact_law(trie, 2, 2) == {(0.0, 1.0): 0.5, (0.0, 2.0): 0.5}
-    assert exact_law(trie, 2, 0) == {(0.0, 1.0): pytest.approx(1 / 3), (0.0, 2.0): pytest.approx(1 / 3), (5.0, 3.0): pytest.approx(1 / 3)}
+    assert exact_distribution(trie, 2, 1) == {(5.0, 3.0): 1.0}
+    assert exact_distribution(trie, 2, 2) == {(0.0, 1.0): 0.5, (0.0, 2.0): 0.5}
+    assert exact_distribution(trie, 2, 0) == {(0.0, 1.0): pytest.approx(1 / 3), (0.0, 2.0): pytest.approx(1 / 3), (5.0, 3.0): pytest.approx(1 / 3)}
 
 
-def test_both_ways_give_back_a_fresh_sample_of_the_same_law() -> None:
+def test_both_ways_give_back_a_fresh_sample_of_the_same_distribution() -> None:
     """Rows like the records, no noise in between: ranks are uniform and independent, column by column."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(60_000, 1))

@@ -122,7 +122,7 @@ def test_correlation_of_released_and_original_ratings_reproduces_the_measured_va
 def test_any_reference_is_left_as_it_is_and_exact_epsilon_stays_below_epsilon(probabilities: np.ndarray, epsilon: float) -> None:
     channel = kernel.laplace_channel(probabilities, 1 / epsilon)
     np.testing.assert_allclose(channel.sum(axis=1), 1.0, rtol=0, atol=1e-12 + 1e-15 / probabilities.min())
-    weights = kernel.repaired_weights(channel, probabilities, epsilon)
+    weights = kernel.repair_weights(channel, probabilities, epsilon)
     assert kernel.exact_epsilon(weights) <= Decimal(epsilon)
     np.testing.assert_allclose(probabilities @ (weights / 2.0**63), probabilities, rtol=0, atol=1e-12)
 
@@ -174,7 +174,7 @@ def test_repaired_weights_mend_a_channel_above_epsilon_and_stay_near_it(excess: 
     channel = kernel.laplace_channel(p, 1.0)
     before = kernel.exact_epsilon(kernel.integer_weights(channel))
     epsilon = float(before) * (1 - excess)
-    weights = kernel.repaired_weights(channel, p, epsilon)
+    weights = kernel.repair_weights(channel, p, epsilon)
     assert before > Decimal(epsilon) >= kernel.exact_epsilon(weights)
     assert np.abs(weights / 2.0**63 - channel).max() <= 4 * excess
     np.testing.assert_allclose(p @ (weights / 2.0**63), p, rtol=0, atol=1e-14)
@@ -182,7 +182,7 @@ def test_repaired_weights_mend_a_channel_above_epsilon_and_stay_near_it(excess: 
 
 def test_repaired_weights_mend_an_infinite_exact_epsilon() -> None:
     p = np.array([0.25, 0.75])
-    weights = kernel.repaired_weights(np.eye(2), p, 2.0)
+    weights = kernel.repair_weights(np.eye(2), p, 2.0)
     assert kernel.exact_epsilon(weights) <= 2
     np.testing.assert_allclose(p @ (weights / 2.0**63), p, rtol=0, atol=1e-14)
 
@@ -222,7 +222,7 @@ def test_alias_tables_stand_for_exactly_the_weights_of_the_widest_row() -> None:
 def test_samples_have_the_channels_frequencies_and_no_more_and_no_less_noise(epsilon: float) -> None:
     p = frequencies(MOVIELENS)
     rng = np.random.default_rng(11)
-    tables = kernel.alias_tables(kernel.repaired_weights(kernel.laplace_channel(p, 1 / epsilon), p, epsilon))
+    tables = kernel.alias_tables(kernel.repair_weights(kernel.laplace_channel(p, 1 / epsilon), p, epsilon))
     codes = rng.integers(0, 10, size=1_000_000).astype(np.int32)
     words = rng.integers(0, 2**64, size=len(codes), dtype=np.uint64)
     observed = crossed(codes, kernel.sample(codes, words, *tables), 10)
@@ -244,6 +244,6 @@ def test_sample_reads_words_as_the_tables_say() -> None:
 
 
 def test_a_single_level_is_released_as_it_is() -> None:
-    tables = kernel.alias_tables(kernel.repaired_weights(kernel.laplace_channel(np.ones(1), 1.0), np.ones(1), 1.0))
+    tables = kernel.alias_tables(kernel.repair_weights(kernel.laplace_channel(np.ones(1), 1.0), np.ones(1), 1.0))
     words = np.random.default_rng(1).integers(0, 2**64, size=100, dtype=np.uint64)
     assert not kernel.sample(np.zeros(100, dtype=np.int32), words, *tables).any()

@@ -27,7 +27,7 @@ def rank_of(points: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.n
 
 @given(st.lists(st.sampled_from([-1.5, 0.0, -0.0, 2.0, 1e300]), min_size=1))
 def test_distinct_counts_every_value_once(values: list[float]) -> None:
-    found, counts = ecdf.distinct(np.array(values))
+    found, counts = ecdf.find_distinct(np.array(values))
     assert found.tolist() == sorted(set(values))
     assert counts.tolist() == [values.count(value) for value in found]
 
@@ -36,7 +36,7 @@ def test_distinct_counts_every_value_once(values: list[float]) -> None:
 def test_merge_equals_the_distinct_values_of_everything(parts: list[tuple[np.ndarray, np.ndarray]]) -> None:
     values, weights = ecdf.merge([part[0] for part in parts], [part[1] for part in parts])
     everything = np.concatenate([np.repeat(*part) for part in parts])
-    found, counts = ecdf.distinct(everything)
+    found, counts = ecdf.find_distinct(everything)
     assert values.tolist() == found.tolist()
     assert weights.tolist() == counts.tolist()
 

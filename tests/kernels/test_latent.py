@@ -69,7 +69,7 @@ def test_farther_places_give_larger_values_up_to_rounding():
     assert (np.diff(found[:, 1]) <= 1e-6).all()
 
 
-# The law
+# The distribution
 
 
 def test_the_moments_and_the_shape_are_those_of_the_standard_normal():

@@ -37,14 +37,14 @@ def test_the_levels_reach_from_the_smallest_word_to_the_largest():
     np.testing.assert_array_equal(inner, np.arange(1, N_CELLS) / N_CELLS)
 
 
-@pytest.mark.parametrize("law", [NORMAL, UNIFORM], ids=["normal", "uniform"])
+@pytest.mark.parametrize("distribution", [NORMAL, UNIFORM], ids=["normal", "uniform"])
 @pytest.mark.parametrize("n_anchors", [1, 2, 5])
 @pytest.mark.parametrize("lattice", [False, True])
-def test_a_partition_agrees_with_sorting(law, n_anchors, lattice):
+def test_a_partition_agrees_with_sorting(distribution, n_anchors, lattice):
     words, centres = random_words(n_anchors), np.arange(n_anchors) / 4.0
     values = np.round(np.random.default_rng(0).normal(size=N_ROWS) * 2) / (1 if lattice else 4)
-    lower, upper = partition(values, words, law, centres, nothing(n_anchors), spacing=0.0, ring=False, lattice=lattice)
-    anchors = centres + np.interp(shares(words), law.p, law.x)
+    lower, upper = partition(values, words, distribution, centres, nothing(n_anchors), spacing=0.0, ring=False, lattice=lattice)
+    anchors = centres + np.interp(shares(words), distribution.p, distribution.x)
     anchors = np.sort(np.floor(anchors) if lattice else anchors, axis=1)
     ends = np.column_stack([np.full(N_ROWS, -np.inf), anchors, np.full(N_ROWS, np.inf)])
     index = (anchors < values[:, None]).sum(axis=1)
@@ -54,7 +54,7 @@ def test_a_partition_agrees_with_sorting(law, n_anchors, lattice):
 
 @pytest.mark.parametrize(("n_anchors", "spacing"), [(1, 0.5), (2, 0.2), (4, 0.1), (4, 0.2)])
 def test_spaced_anchors_are_apart(n_anchors, spacing):
-    """Every range of a row is visited by asking for values everywhere; ranks are read off the uniform law."""
+    """Every range of a row is visited by asking for values everywhere; ranks are read off the uniform distribution."""
     words = np.repeat(random_words(n_anchors, 200), 100, axis=0)
     values = np.tile(np.linspace(-2.99, 3.0, 100), 200)
     lower, upper = partition(values, words, UNIFORM, np.zeros(n_anchors), nothing(n_anchors), spacing=spacing, ring=False, lattice=False)

@@ -1,4 +1,4 @@
-"""The rank mechanism: its exact law, its invariance, and its reading of cdfs, against exact arithmetic and numpy."""
+"""The rank mechanism: its exact distribution, its invariance, and its reading of cdfs, against exact arithmetic and numpy."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ SMALL = [(2, 1.0), (3, 0.5), (5, 2.0), (8, 1.0), (12, 0.3), (12, 4.0)]
 
 
 def magnitudes(noise: rank.RankNoise) -> list[int]:
-    """Return the exact law of the noise's magnitude, as the digit tables draw it, in units of 2**-63 per digit."""
+    """Return the exact distribution of the noise's magnitude, as the digit tables draw it, in units of 2**-63 per digit."""
     thresholds, aliases = rank.digit_tables(noise)
-    law = [1]
+    distribution = [1]
     for row, other in zip(thresholds.tolist(), aliases.tolist(), strict=True):
         digit = [0] * 256
         for cell, (threshold, alias) in enumerate(zip(row, other, strict=True)):
             digit[cell] += threshold
             digit[alias] += 2**55 - threshold
-        law = [low * high for high in digit for low in law]
-    return law
+        distribution = [low * high for high in digit for low in distribution]
+    return distribution
 
 
 def realised(noise: rank.RankNoise) -> np.ndarray:
     """Return the exact whole-number weight of each clamped w (columns) under each rank (rows)."""
-    law = magnitudes(noise)
-    top = len(law)
-    line = [(2**63 - noise.sign) * weight for weight in reversed(law)] + [noise.sign * weight for weight in law]  # e = -top..top-1
+    distribution = magnitudes(noise)
+    top = len(distribution)
+    line = [(2**63 - noise.sign) * weight for weight in reversed(distribution)] + [noise.sign * weight for weight in distribution]  # e = -top..top-1
     below = np.concatenate([np.zeros(1, dtype=object), np.cumsum(np.array(line, dtype=object))])
     edges = np.arange(-noise.margin, noise.n_cells - 1 + noise.margin)  # w <= edge
     rows = []
@@ -61,7 +61,7 @@ def clamped_intervals(noise: rank.RankNoise) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("n_cells", "epsilon"), SMALL)
-def test_the_law_that_is_drawn_loses_no_more_than_the_stated_epsilon_and_spends_nearly_all_of_it(n_cells: int, epsilon: float) -> None:
+def test_the_distribution_that_is_drawn_loses_no_more_than_the_stated_epsilon_and_spends_nearly_all_of_it(n_cells: int, epsilon: float) -> None:
     noise = rank.rank_noise(epsilon, n_cells)
     loss = exact_loss(realised(noise))
     assert loss <= Decimal(noise.epsilon) <= Decimal(epsilon)
@@ -211,7 +211,7 @@ def binomial_fits(count: int, n: int, probability: float) -> bool:
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 8.0])
 def test_rows_of_the_reference_are_released_with_its_distribution(epsilon: float) -> None:
     rng = np.random.default_rng(8)
-    found, counts = ecdf.distinct(np.round(np.exp(rng.normal(size=20_000)), 3))
+    found, counts = ecdf.find_distinct(np.round(np.exp(rng.normal(size=20_000)), 3))
     x, c = ecdf.continualise(found, counts.astype(float), NOTHING, NOTHING, 0.0, None)
     out, is_null = released(rng.choice(found, size=200_000, p=counts / counts.sum()), x, c, epsilon)
     assert not is_null.any()
@@ -235,7 +235,7 @@ def test_released_ranks_follow_the_laplace_channel_with_no_more_and_no_less_nois
     assert not fits(2 / epsilon)
 
 
-def test_what_is_drawn_for_one_rank_is_the_realised_law() -> None:
+def test_what_is_drawn_for_one_rank_is_the_realised_distribution() -> None:
     line, noise = np.array([0.0, 1.0]), rank.rank_noise(1.0, 8)
     n = 400_000
     words = np.random.default_rng(6).integers(0, 2**64, size=(n, rank.words_per_row(noise)), dtype=np.uint64)
@@ -245,9 +245,12 @@ def test_what_is_drawn_for_one_rank_is_the_realised_law() -> None:
         out, _ = rank.privatise(np.full(n, (i + 0.5) / 8), np.zeros(n, bool), words, line, line, noise, rank.digit_tables(noise), lattice=False)
         observed.append(np.bincount(np.searchsorted(edges, out), minlength=len(edges)))
     for row, counts in zip((0, 5), observed, strict=True):
-        law = (weights[row] / (2 ** (63 * (len(noise.weights) + 1)))).astype(float)
-        assert stats.chi2.sf(((counts - n * law) ** 2 / (n * law))[n * law > 20].sum(), (n * law > 20).sum() - 1) > ALPHA
-        other = np.roll(law, 1)
+        distribution = (weights[row] / (2 ** (63 * (len(noise.weights) + 1)))).astype(float)
+        assert (
+            stats.chi2.sf(((counts - n * distribution) ** 2 / (n * distribution))[n * distribution > 20].sum(), (n * distribution > 20).sum() - 1)
+            > ALPHA
+        )
+        other = np.roll(distribution, 1)
         assert stats.chi2.sf(((counts - n * other) ** 2 / (n * other))[n * other > 20].sum(), (n * other > 20).sum() - 1) < ALPHA
 
 
@@ -270,10 +273,10 @@ def test_atoms_and_nulls_are_released_at_their_own_frequency() -> None:
 
 def test_whole_numbers_are_released_whole_inside_the_observed_range_at_their_frequency() -> None:
     rng = np.random.default_rng(10)
-    found, counts = ecdf.distinct(rng.poisson(3.0, size=5000).astype(float))
+    found, counts = ecdf.find_distinct(rng.poisson(3.0, size=5000).astype(float))
     x, c = ecdf.continualise(found, counts.astype(float), NOTHING, NOTHING, None, 1.0)
     out, _ = released(rng.choice(found, size=200_000, p=counts / counts.sum()), x, c, 2.0, lattice=True)
-    seen, frequency = ecdf.distinct(out)
+    seen, frequency = ecdf.find_distinct(out)
     assert set(seen) <= set(np.arange(found[0], found[-1] + 1))
     expected = np.diff(np.interp(seen, x, c), prepend=0.0)
     assert stats.chisquare(frequency, 200_000 * expected / expected.sum()).pvalue > ALPHA
@@ -284,7 +287,7 @@ def test_whole_numbers_as_large_as_2_to_the_53_are_released_exactly(sign: float)
     found = np.sort(sign * (2.0**53 - np.arange(10.0)))
     x, c = ecdf.continualise(found, np.ones(10), NOTHING, NOTHING, None, 1.0)
     out, _ = released(np.random.default_rng(1).choice(found, size=50_000), x, c, 1.0, lattice=True)
-    seen, frequency = ecdf.distinct(out)
+    seen, frequency = ecdf.find_distinct(out)
     assert seen.tolist() == found.tolist()
     assert stats.chisquare(frequency).pvalue > ALPHA
 

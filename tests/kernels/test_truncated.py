@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from dpdask.kernels.truncated import case_two_mean, cdf, log_density, partial_mean, truncated, variance
+from dpdask.kernels.truncated import case_two_mean, cdf, log_density, partial_mean, truncate, variance
 
 LAWS = ["gaussian", "logistic"]
 SCIPY = {"gaussian": stats.norm, "logistic": stats.logistic}
@@ -69,12 +69,12 @@ def logistic(a: float, b: float) -> tuple[mp.mpf, mp.mpf, mp.mpf]:
 
 
 @pytest.mark.parametrize(("a", "b"), INTERVALS)
-@pytest.mark.parametrize("law", LAWS)
-def test_moments_are_the_integrals(law, a, b):
-    with mp.workdps(900 if law == "gaussian" else 40):
-        mass, first, second = gaussian(a, b) if law == "gaussian" else logistic(a, b)
+@pytest.mark.parametrize("distribution", LAWS)
+def test_moments_are_the_integrals(distribution, a, b):
+    with mp.workdps(900 if distribution == "gaussian" else 40):
+        mass, first, second = gaussian(a, b) if distribution == "gaussian" else logistic(a, b)
         expected = float(mp.log(mass)), float(first / mass), float(second / mass)
-    found = truncated(law, a, b)
+    found = truncate(distribution, a, b)
     nearest = 1.0 if a < 0 < b and b - a > 1e-3 else 0.0
     assert found.log_probability == pytest.approx(expected[0], rel=1e-12, abs=1e-13)
     assert found.mean == pytest.approx(expected[1], rel=1e-12, abs=1e-13 * nearest + 1e-24)
@@ -83,12 +83,12 @@ def test_moments_are_the_integrals(law, a, b):
 
 @settings(max_examples=40)
 @given(st.sampled_from(LAWS), st.floats(-50, 50), st.floats(1e-6, 50), st.floats(1e-6, 50))
-def test_laws_of_moments(law, a, w, rest):
+def test_moments_add_up_and_mirror(distribution, a, w, rest):
     b, c = a + w, a + w + rest
-    whole, left, right = truncated(law, a, c), truncated(law, a, b), truncated(law, b, c)
+    whole, left, right = truncate(distribution, a, c), truncate(distribution, a, b), truncate(distribution, b, c)
     assert a <= whole.mean <= c
     assert whole.square - whole.mean**2 >= -1e-12 * max(1, whole.square)
-    mirrored = truncated(law, -c, -a)
+    mirrored = truncate(distribution, -c, -a)
     assert mirrored.mean == -whole.mean
     assert mirrored.square == whole.square
     if a < b < c:  # the whole is the mixture of its parts
@@ -97,21 +97,21 @@ def test_laws_of_moments(law, a, w, rest):
         assert share * left.mean + (1 - share) * right.mean == pytest.approx(float(whole.mean), rel=1e-8, abs=1e-8)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_points_and_shapes(law):
-    found = truncated(law, [[1.0, -2.0]], [[1.0, -2.0], [3.0, 0.0]])
+@pytest.mark.parametrize("distribution", LAWS)
+def test_points_and_shapes(distribution):
+    found = truncate(distribution, [[1.0, -2.0]], [[1.0, -2.0], [3.0, 0.0]])
     assert found.mean.shape == (2, 2)
     np.testing.assert_array_equal(found.mean[0], [1.0, -2.0])
     np.testing.assert_allclose(found.square[0], [1.0, 4.0], rtol=1e-15)
     assert (found.log_probability[0] == -INF).all()
     assert (found.mean[1] != found.mean[0]).all()
-    assert truncated(law, 5.0, INF).mean.shape == ()
+    assert truncate(distribution, 5.0, INF).mean.shape == ()
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", LAWS)
 @pytest.mark.parametrize(("u", "v"), [(-1.0, 0.5), (-3.0, 4.0), (20.0, 21.0), (-41.0, -39.0), (-40.0, 40.0)])
-def test_a_ring_is_what_its_hole_leaves(law, u, v):
-    ring, below, above = truncated(law, v, u), truncated(law, -INF, u), truncated(law, v, INF)
+def test_a_ring_is_what_its_hole_leaves(distribution, u, v):
+    ring, below, above = truncate(distribution, v, u), truncate(distribution, -INF, u), truncate(distribution, v, INF)
     log_mass = np.logaddexp(below.log_probability, above.log_probability)
     weights = np.exp(np.array([below.log_probability, above.log_probability]) - log_mass)
     assert ring.log_probability == pytest.approx(min(log_mass, 0.0), rel=1e-14)
@@ -119,26 +119,26 @@ def test_a_ring_is_what_its_hole_leaves(law, u, v):
     assert ring.square == pytest.approx(weights @ [below.square, above.square], rel=1e-12)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_the_far_tail_is_finite_and_right_to_first_order(law):
+@pytest.mark.parametrize("distribution", LAWS)
+def test_the_far_tail_is_finite_and_right_to_first_order(distribution):
     far = np.array([1e3, 1e6, 1e9])
-    found = truncated(law, far, np.full(3, INF))
-    excess = 1 / far if law == "gaussian" else np.ones(3)  # the mean of what lies beyond
+    found = truncate(distribution, far, np.full(3, INF))
+    excess = 1 / far if distribution == "gaussian" else np.ones(3)  # the mean of what lies beyond
     np.testing.assert_allclose(found.mean, far + excess, rtol=1e-9)
     assert np.isfinite(found.log_probability).all()
-    narrow = truncated(law, far, far * (1 + 1e-12))
+    narrow = truncate(distribution, far, far * (1 + 1e-12))
     assert ((narrow.mean >= far) & (narrow.mean <= far * (1 + 1e-12))).all()
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_the_law_is_standard(law):
+@pytest.mark.parametrize("distribution", LAWS)
+def test_the_distribution_is_standard(distribution):
     s = np.array([-INF, -800.0, -40.0, -1.3, 0.0, 0.7, 40.0, 800.0, INF])
-    np.testing.assert_allclose(cdf(law, s), SCIPY[law].cdf(s), rtol=1e-14)
-    np.testing.assert_allclose(log_density(law, s[1:-1]), SCIPY[law].logpdf(s[1:-1]), rtol=1e-14)
-    assert variance(law) == pytest.approx(SCIPY[law].var())
-    integral = [integrate.quad(lambda x: x * SCIPY[law].pdf(x), -50, end, epsabs=1e-13)[0] for end in (-1.3, 0.0, 0.7)]
-    np.testing.assert_allclose(partial_mean(law, s[3:6]), integral, rtol=1e-10)
-    assert (partial_mean(law, [-INF, INF]) == 0).all()
+    np.testing.assert_allclose(cdf(distribution, s), SCIPY[distribution].cdf(s), rtol=1e-14)
+    np.testing.assert_allclose(log_density(distribution, s[1:-1]), SCIPY[distribution].logpdf(s[1:-1]), rtol=1e-14)
+    assert variance(distribution) == pytest.approx(SCIPY[distribution].var())
+    integral = [integrate.quad(lambda x: x * SCIPY[distribution].pdf(x), -50, end, epsabs=1e-13)[0] for end in (-1.3, 0.0, 0.7)]
+    np.testing.assert_allclose(partial_mean(distribution, s[3:6]), integral, rtol=1e-10)
+    assert (partial_mean(distribution, [-INF, INF]) == 0).all()
 
 
 def test_the_logistic_partial_mean_is_minus_the_entropy():
@@ -150,11 +150,11 @@ def test_the_logistic_partial_mean_is_minus_the_entropy():
 # The erratum of equation (28)
 
 
-def printed_28(law, u, v, delta, gamma):
+def printed_28(distribution, u, v, delta, gamma):
     """The paper's formula as printed: its numerator ends in (1-δ-γ){1 - G(v)}."""
     G, F, rest = partial_mean, cdf, 1 - delta - gamma
-    top = delta * G(law, u) + gamma * (G(law, v) - G(law, u)) + rest * (1 - G(law, v))
-    return float(top / (delta * F(law, u) + gamma * (F(law, v) - F(law, u)) + rest * (1 - F(law, v))))
+    top = delta * G(distribution, u) + gamma * (G(distribution, v) - G(distribution, u)) + rest * (1 - G(distribution, v))
+    return float(top / (delta * F(distribution, u) + gamma * (F(distribution, v) - F(distribution, u)) + rest * (1 - F(distribution, v))))
 
 
 CASES = [(1, 0), (0, 1), (0, 0)]
@@ -162,19 +162,19 @@ CASES = [(1, 0), (0, 1), (0, 0)]
 
 @pytest.mark.parametrize(("delta", "gamma"), CASES)
 @pytest.mark.parametrize(("u", "v"), [(-1.2, 0.4), (0.3, 2.0), (-3.0, -1.0), (1.0, 1.5)])
-@pytest.mark.parametrize("law", LAWS)
-def test_erratum_28(law, u, v, delta, gamma):
+@pytest.mark.parametrize("distribution", LAWS)
+def test_erratum_28(distribution, u, v, delta, gamma):
     a, b = {(1, 0): (-60.0, u), (0, 1): (u, v), (0, 0): (v, 60.0)}[delta, gamma]
-    density = SCIPY[law].pdf
+    density = SCIPY[distribution].pdf
     cuts = [x for x in (-5.0, 0.0, 5.0) if a < x < b]
     first, mass = (integrate.quad(lambda x, k=k: x**k * density(x), a, b, epsabs=1e-14, epsrel=1e-13, points=cuts or None)[0] for k in (1, 0))
     integral = first / mass
-    assert case_two_mean(law, u, v, delta, gamma) == pytest.approx(integral, abs=1e-10)
-    assert truncated(law, *{(1, 0): (-INF, u), (0, 1): (u, v), (0, 0): (v, INF)}[delta, gamma]).mean == pytest.approx(integral, abs=1e-10)
-    printed = printed_28(law, u, v, delta, gamma)
+    assert case_two_mean(distribution, u, v, delta, gamma) == pytest.approx(integral, abs=1e-10)
+    assert truncate(distribution, *{(1, 0): (-INF, u), (0, 1): (u, v), (0, 0): (v, INF)}[delta, gamma]).mean == pytest.approx(integral, abs=1e-10)
+    printed = printed_28(distribution, u, v, delta, gamma)
     if (delta, gamma) == (0, 0):
         # printed: {1 - G(v)} / {1 - F(v)}, too large by 1 / (1 - F(v)), which is more than the noise's whole deviation
-        assert printed - integral == pytest.approx(1 / (1 - float(cdf(law, v))), abs=1e-9)
+        assert printed - integral == pytest.approx(1 / (1 - float(cdf(distribution, v))), abs=1e-9)
         assert printed > integral + 1
     else:
         assert printed == pytest.approx(integral, abs=1e-10)
@@ -183,11 +183,11 @@ def test_erratum_28(law, u, v, delta, gamma):
 def test_erratum_28_combined_form_is_the_sum_of_its_parts():
     u, v = np.full(3, -0.7), np.full(3, 1.1)
     found = case_two_mean("logistic", u, v, [1, 0, 0], [0, 1, 0])
-    np.testing.assert_allclose(found, truncated("logistic", [-INF, -0.7, 1.1], [-0.7, 1.1, INF]).mean, rtol=1e-13)
+    np.testing.assert_allclose(found, truncate("logistic", [-INF, -0.7, 1.1], [-0.7, 1.1, INF]).mean, rtol=1e-13)
 
 
 @pytest.mark.parametrize(
-    ("law", "low", "high"),
+    ("distribution", "low", "high"),
     [
         ("cauchy", 0.0, 1.0),
         ("gaussian", math.nan, 1.0),
@@ -198,6 +198,6 @@ def test_erratum_28_combined_form_is_the_sum_of_its_parts():
         ("gaussian", 3.0, -INF),
     ],
 )
-def test_what_is_no_range_is_refused(law, low, high):
+def test_what_is_no_range_is_refused(distribution, low, high):
     with pytest.raises(ValueError):
-        truncated(law, low, high)
+        truncate(distribution, low, high)

@@ -166,14 +166,14 @@ def test_a_system_is_solved_from_its_upper_triangle(size):
     for start in range(0, size, turnbull._TILE):
         tile = slice(start, min(start + turnbull._TILE, size))
         padded[tile, tile] = np.triu(matrix[tile, tile])
-    np.testing.assert_allclose(turnbull._solved(padded, right), np.linalg.solve(matrix, right), rtol=1e-7)
+    np.testing.assert_allclose(turnbull._solve_step(padded, right), np.linalg.solve(matrix, right), rtol=1e-7)
 
 
 def test_a_singular_system_is_lifted():
     right = np.ones(60)
     padded = np.zeros((96, 96))
     padded[:60, :60] = 2.0  # of rank one, and the right side in its range
-    found = turnbull._solved(padded, right)
+    found = turnbull._solve_step(padded, right)
     assert 2.0 * found.sum() == pytest.approx(1.0, abs=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""The chain's law, exactly and drawn: it follows the reference in any order, loses no more than ε, and follows hold-out records."""
+"""The chain's distribution, exactly and drawn: it follows the reference in any order, loses no more than ε, and follows hold-out records."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ import pytest
 from scipy import stats
 
 from dpdask.codec import Codec, LevelCodec, ValueCodec
-from dpdask.errors import DataError, InputError, SpecError
+from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
-from dpdask.mechanisms.dip import chain_file
-from dpdask.mechanisms.dip.chain import BinnedRanks, ChainRelease, LaplaceRanks, group_hashes
-from dpdask.mechanisms.dip.chain_file import chain_from_bytes, chain_to_bytes
-from dpdask.mechanisms.dip.chain_fit import check_rank_costs, fit_chain, rank_mechanisms
-from dpdask.mechanisms.dip.fit import N_BINS
-from dpdask.mechanisms.dip.fitted import fitted_from_bytes, fitted_to_bytes
-from dpdask.mechanisms.dip.release import DipRelease
+from dpdask.mechanisms.dip.chain import BinnedRanks, ChainRelease, LaplaceRanks, RecordsMechanism, fit_chain, group_hashes, rank_mechanisms
+from dpdask.mechanisms.dip.spec import N_BINS, DipSpec
+from dpdask.mechanisms.registry import bind
+from dpdask.privacy import Budget
 from dpdask.privacy.audit import rank_epsilon
 from dpdask.references import Chain
+from dpdask.schema import Schema
 from dpdask.stats.records import Records, numbers
 from dpdask.streams import RunKey, stream, words
 
@@ -61,7 +59,7 @@ def fitted(records: Records, codecs: dict[str, Codec], epsilon: float = 1.0, cha
     return fit_chain(records, codecs, dict.fromkeys(codecs, epsilon), channel, **options)
 
 
-# ---- the exact law
+# ---- the exact distribution
 
 
 def interval(value: float, node: int, release: ChainRelease) -> tuple[float, float, int]:
@@ -81,8 +79,8 @@ def overlap(edges: np.ndarray, low: float, high: float) -> np.ndarray:
     return np.diff(np.clip(edges, low, high)) / (high - low)
 
 
-def exact_law(release: ChainRelease, row: Path, *, broken: bool = False, root: int = 0) -> dict[Path, float]:
-    """The law of the released row of levels; `broken` takes the rank given the released prefix too."""
+def exact_distribution(release: ChainRelease, row: Path, *, broken: bool = False, root: int = 0) -> dict[Path, float]:
+    """The distribution of the released row of levels; `broken` takes the rank given the released prefix too."""
     edges = np.linspace(0.0, 1.0, N_BINS + 1)
     states = {(): (root, root, 1.0)}
     for value, mechanism in zip(row, release.columns.values(), strict=True):
@@ -98,11 +96,11 @@ def exact_law(release: ChainRelease, row: Path, *, broken: bool = False, root: i
     return {prefix: mass for prefix, (_, _, mass) in states.items()}
 
 
-def mixture(release: ChainRelease, law: dict[Path, float], *, broken: bool = False) -> dict[Path, float]:
-    """The law of the released row where rows follow `law`."""
-    total: dict[Path, float] = dict.fromkeys(law, 0.0)
-    for row, mass in law.items():
-        for path, share in exact_law(release, row, broken=broken).items():
+def mixture(release: ChainRelease, distribution: dict[Path, float], *, broken: bool = False) -> dict[Path, float]:
+    """The distribution of the released row where rows follow `distribution`."""
+    total: dict[Path, float] = dict.fromkeys(distribution, 0.0)
+    for row, mass in distribution.items():
+        for path, share in exact_distribution(release, row, broken=broken).items():
             total[path] += mass * share
     return total
 
@@ -114,20 +112,20 @@ def three_columns() -> dict[Path, float]:
     return dict(zip(paths, masses, strict=True))
 
 
-def known(law: dict[Path, float], order: tuple[int, ...], epsilon: float = 1.0) -> ChainRelease:
-    """A release whose reference is as good as the law itself, its columns in some order."""
-    rows = np.array(list(law))
+def known(distribution: dict[Path, float], order: tuple[int, ...], epsilon: float = 1.0) -> ChainRelease:
+    """A release whose reference is as good as the distribution itself, its columns in some order."""
+    rows = np.array(list(distribution))
     codecs: dict[str, Codec] = {f"c{place}": levels(f"c{place}", int(rows[:, place].max()) + 1) for place in range(rows.shape[1])}
-    counts = np.maximum(np.round(np.array(list(law.values())) * MANY), 1)
+    counts = np.maximum(np.round(np.array(list(distribution.values())) * MANY), 1)
     columns = {name: rows[:, place].astype(np.int64) for place, name in enumerate(codecs)}
     return fitted(records_of(columns, codecs, counts), codecs, epsilon, order=tuple(f"c{place}" for place in order))
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_the_released_row_follows_the_reference_exactly_in_any_order(order: tuple[int, ...]) -> None:
-    law = three_columns()
-    release = known(law, order)
-    ordered = {tuple(row[place] for place in order): mass for row, mass in law.items()}
+    distribution = three_columns()
+    release = known(distribution, order)
+    ordered = {tuple(row[place] for place in order): mass for row, mass in distribution.items()}
     found = mixture(release, ordered)
     assert max(abs(found[path] - mass) for path, mass in ordered.items()) < 1e-7
     wrong = mixture(release, ordered, broken=True)
@@ -138,8 +136,8 @@ def test_the_released_row_follows_the_reference_exactly_in_any_order(order: tupl
 def test_ranks_given_the_released_prefix_would_attenuate_the_correlation(epsilon: float) -> None:
     """Two fair coins that agree with probability p: right where the first stays (r), and as wrong as can be where it flips."""
     p = 0.9
-    law = {(0.0, 0.0): p / 2, (0.0, 1.0): (1 - p) / 2, (1.0, 0.0): (1 - p) / 2, (1.0, 1.0): p / 2}
-    release = known(law, (0, 1), epsilon)
+    distribution = {(0.0, 0.0): p / 2, (0.0, 1.0): (1 - p) / 2, (1.0, 0.0): (1 - p) / 2, (1.0, 1.0): p / 2}
+    release = known(distribution, (0, 1), epsilon)
     [first, second] = release.columns.values()
     edges = np.linspace(0.0, 1.0, N_BINS + 1)
     joint = lambda mechanism, a, b: overlap(edges, *a) @ mechanism.channel.matrix @ (overlap(edges, *b) * (b[1] - b[0]) * N_BINS)  # noqa: E731
@@ -148,9 +146,9 @@ def test_ranks_given_the_released_prefix_would_attenuate_the_correlation(epsilon
     assert p * same + (1 - p) * other == pytest.approx(p, abs=1e-9)
     closed = r * p + (1 - r) * ((1 - p) * same + p * other)
     agree = lambda found: found[0.0, 0.0] + found[1.0, 1.0]  # noqa: E731
-    assert agree(mixture(release, law, broken=True)) == pytest.approx(closed, abs=1e-7)
+    assert agree(mixture(release, distribution, broken=True)) == pytest.approx(closed, abs=1e-7)
     assert closed < p - 0.005
-    assert agree(mixture(release, law)) == pytest.approx(p, abs=1e-7)
+    assert agree(mixture(release, distribution)) == pytest.approx(p, abs=1e-7)
 
 
 SMALL = [
@@ -166,9 +164,10 @@ SMALL = [
 def test_no_released_row_tells_more_of_a_row_than_epsilon(rows: np.ndarray, epsilon: float) -> None:
     codecs: dict[str, Codec] = {f"c{place}": levels(f"c{place}", 4) for place in range(rows.shape[1])}
     release = fitted(records_of({name: rows[:, place] for place, name in enumerate(codecs)}, codecs), codecs, epsilon)
-    laws = [exact_law(release, row) for row in itertools.product(range(4), repeat=rows.shape[1])]  # rows that no record is like, too
-    assert all(sum(law.values()) == pytest.approx(1.0, abs=1e-12) for law in laws)
-    table = np.array([list(law.values()) for law in laws])
+    all_rows = itertools.product(range(4), repeat=rows.shape[1])  # rows that no record is like, too
+    distributions = [exact_distribution(release, row) for row in all_rows]
+    assert all(sum(distribution.values()) == pytest.approx(1.0, abs=1e-12) for distribution in distributions)
+    table = np.array([list(distribution.values()) for distribution in distributions])
     loss = float(np.log(table.max(axis=0) / table.min(axis=0)).max())
     assert loss <= sum(mechanism.epsilon for mechanism in release.columns.values()) * (1 + 1e-9)
     assert release.epsilon <= len(codecs) * epsilon
@@ -176,7 +175,7 @@ def test_no_released_row_tells_more_of_a_row_than_epsilon(rows: np.ndarray, epsi
         assert loss > 0.4 * epsilon
 
 
-def test_what_is_drawn_is_the_exact_law() -> None:
+def test_what_is_drawn_is_the_exact_distribution() -> None:
     rows = SMALL[1]
     codecs: dict[str, Codec] = {f"c{place}": levels(f"c{place}", 4) for place in range(3)}
     release = fitted(records_of({name: rows[:, place] for place, name in enumerate(codecs)}, codecs), codecs, 2.0)
@@ -185,11 +184,11 @@ def test_what_is_drawn_is_the_exact_law() -> None:
     batch = pa.RecordBatch.from_pydict({name: pa.array(np.full(n, value)) for name, value in zip(codecs, row, strict=True)})
     out = release.randomise(batch, codecs, release.streams(KEY, "f"))
     drawn = np.stack([out.column(name).to_numpy() for name in codecs], axis=1)
-    law = {path: mass for path, mass in exact_law(release, row).items() if mass > 0}
-    counts = np.array([(drawn == path).all(axis=1).sum() for path in law])
+    distribution = {path: mass for path, mass in exact_distribution(release, row).items() if mass > 0}
+    counts = np.array([(drawn == path).all(axis=1).sum() for path in distribution])
     assert counts.sum() == n
-    assert stats.chisquare(counts, n * np.array(list(law.values()))).pvalue > ALPHA
-    other = np.array(list(exact_law(release, (0, 0, 0)).values()))
+    assert stats.chisquare(counts, n * np.array(list(distribution.values()))).pvalue > ALPHA
+    other = np.array(list(exact_distribution(release, (0, 0, 0)).values()))
     assert stats.chisquare(counts, n * other).pvalue < ALPHA  # the power of it
 
 
@@ -225,7 +224,7 @@ def cells(batch: pa.RecordBatch) -> np.ndarray:
 
 
 @pytest.mark.parametrize("channel", ["laplace", "optimal"])
-def test_the_order_of_columns_does_not_change_the_law(channel: Any) -> None:
+def test_the_order_of_columns_does_not_change_the_distribution(channel: Any) -> None:
     rows = pa.RecordBatch.from_pydict(dependent(2 * N_DRAWN, 1))
     records = records_of(dependent(300_000, 2), ABC)
     found, wrong = [], []
@@ -312,14 +311,10 @@ def test_rows_do_not_depend_on_batching_and_streams_are_apart() -> None:
 @pytest.mark.parametrize("channel", ["laplace", "optimal"])
 def test_a_release_is_written_and_read_back(channel: Any) -> None:
     release = mixed_release(channel, order=("age", "kind", "x", "amount"))
-    data = fitted_to_bytes(release)
-    again = fitted_from_bytes(data)
-    assert isinstance(again, ChainRelease)
+    again = ChainRelease.from_bytes(release.to_bytes(), "release.npz")
     assert list(again.columns) == ["age", "kind", "x", "amount"]
-    assert fitted_to_bytes(again) == data
     batch = mixed(300, 4)
     assert released(batch, again).equals(released(batch, release))
-    assert not isinstance(fitted_from_bytes(fitted_to_bytes(DipRelease(columns={}))), ChainRelease)
 
 
 def test_the_epsilon_of_a_row_is_that_of_its_columns() -> None:
@@ -384,33 +379,34 @@ def test_a_column_of_one_value_stays_that_value() -> None:
     assert all(1.5 <= value <= 2.5 for value in out.column("x").to_pylist())
 
 
+def bound(epsilon: float = 1.0, **given: Any) -> RecordsMechanism:
+    schema = Schema.from_dict({"columns": {"v": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2]}}})
+    found = bind(DipSpec(reference=Chain(fraction=0.5), **given), schema, Budget(epsilon=epsilon))
+    assert isinstance(found, RecordsMechanism)
+    return found
+
+
 def test_too_small_a_reference_is_refused() -> None:
     codecs: dict[str, Codec] = {"v": levels("v", 3)}
     with pytest.raises(DataError, match="fewer than 2 rows"):
-        fitted(records_of({"v": np.zeros(1, dtype=np.int64)}, codecs), codecs)
-
-
-def test_bytes_of_another_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    codecs: dict[str, Codec] = {"v": levels("v", 3)}
-    data = chain_to_bytes(fitted(records_of({"v": np.array([0, 1, 2, 1])}, codecs), codecs))
-    assert chain_to_bytes(chain_from_bytes(data)) == data
-    monkeypatch.setattr(chain_file, "CHAIN_FORMAT", 2)
-    with pytest.raises(InputError, match="another version"):
-        chain_from_bytes(data)
+        bound().check_counts(records_of({"v": np.zeros(1, dtype=np.int64)}, codecs))
+    bound().check_counts(records_of({"v": np.zeros(2, dtype=np.int64)}, codecs))
 
 
 def test_what_the_tables_cannot_resolve_is_refused() -> None:
     for epsilon in (16.5, 1e-9):
         with pytest.raises(SpecError, match="column 'v'"):
             rank_mechanisms({"v": epsilon}, "laplace")
-    with pytest.raises(SpecError, match=r"cost of 'v'.*that of ranks"):
-        check_rank_costs({"v": "value"}, ["v"], "optimal")
-    with pytest.raises(SpecError, match=r"cost of 'w'.*not a privatised column"):
-        check_rank_costs({"w": "rank"}, ["v"], "optimal")
-    with pytest.raises(SpecError, match="belongs to the optimal channel"):
-        check_rank_costs({"v": "rank"}, ["v"], "laplace")
-    check_rank_costs({"v": "rank"}, ["v"], "optimal")
-    check_rank_costs({}, ["v"], "laplace")
+        with pytest.raises(SpecError, match="column 'v'"):
+            bound(epsilon)
+    with pytest.raises(SpecError, match=r"`cost\.v`: the cost of a chain's column is that of ranks"):
+        bound(channel="optimal", cost={"v": "value"})
+    with pytest.raises(SpecError, match=r"`cost\.w`: is not a privatised column"):
+        bound(channel="optimal", cost={"w": "rank"})
+    with pytest.raises(SpecError, match=r"`cost\.v`: a cost belongs to the channel optimal, not to laplace"):
+        bound(channel="laplace", cost={"v": "rank"})
+    bound(channel="optimal", cost={"v": "rank"})
+    bound(channel="laplace", cost={})
 
 
 # ---- the attack that the texts warn of

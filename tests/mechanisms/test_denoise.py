@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scipy.sparse.csgraph import minimum_spanning_tree
 
 from dpdask.kernels.tables import independence, mutual_information
-from dpdask.mechanisms.marginals.denoise import Denoised, PairGroup, denoise, dependence_tree, stacked
+from dpdask.mechanisms.marginals.denoise import Denoised, PairGroup, denoise, dependence_tree, stack_tables
 from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure
 from dpdask.privacy.events import DiscreteGaussian
-from dpdask.stats import Domain, Marginals
+from dpdask.stats import Domain, MarginalCounts
 from dpdask.streams import RunKey, stream
 
 ADULT = (16, 9, 40, 16, 16, 7, 15, 6, 5, 2, 20, 20, 20, 2)  # sizes like those of the census's fourteen columns
@@ -46,7 +46,7 @@ def chained(domain: Domain, n: int, keep: float, seed: int = 0) -> np.ndarray:
 
 
 def noisy_of(domain: Domain, codes: np.ndarray, sigma: float, name: str = "noise", public: bool = True, **options: bool) -> NoisyMarginals:
-    return measure(Marginals.of_codes(domain, codes), noise_of(domain, sigma, **options), n_rows_public=public, rng=keyed(name))
+    return measure(MarginalCounts.of_codes(domain, codes), noise_of(domain, sigma, **options), n_rows_public=public, rng=keyed(name))
 
 
 # Consistency
@@ -56,7 +56,7 @@ def test_the_means_of_all_tables_have_the_error_that_their_weights_promise():
     """At σ 56.4 on a domain like Adult's, 56.4 becomes 33: each table of pairs adds 1/(levels summed over) to the precision."""
     domain, sigma = named(*ADULT), 56.4
     codes = chained(domain, 400_000, 0.3)
-    truth = Marginals.of_codes(domain, codes)
+    truth = MarginalCounts.of_codes(domain, codes)
     squares = np.zeros(2)
     expected = np.zeros(2)
     for trial in range(6):
@@ -75,7 +75,7 @@ def test_the_means_of_all_tables_have_the_error_that_their_weights_promise():
 def test_tables_of_pairs_alone_are_enough():
     domain = named(3, 4, 2)
     codes = chained(domain, 20_000, 0.5)
-    truth = Marginals.of_codes(domain, codes)
+    truth = MarginalCounts.of_codes(domain, codes)
     cleaned = denoise(noisy_of(domain, codes, 5.0, one_way=False), consistency=False)
     for name, counts in zip(domain.names, cleaned.one_way, strict=True):
         assert np.abs(counts - truth.table((name,))).max() < 60
@@ -137,7 +137,7 @@ def test_groups_hold_the_tables_where_they_begin():
     domain = named(2, 3, 2, 3)
     noisy = noisy_of(domain, chained(domain, 500, 0.5), 1.0)
     for group in denoise(noisy).groups:
-        held = stacked(noisy.pairs, group.starts, group.tables.shape[1:])
+        held = stack_tables(noisy.pairs, group.starts, group.tables.shape[1:])
         for a, b, table in zip(group.first.tolist(), group.second.tolist(), held, strict=True):
             assert (table == noisy.table((domain.names[a], domain.names[b]))).all()
         assert group.significant.shape == group.tables.shape
@@ -155,7 +155,7 @@ def test_no_pair_is_no_pair():
 
 def distance(cleaned: Denoised, codes: np.ndarray) -> float:
     """The mean total variation of all pairs from the truth."""
-    truth, names = Marginals.of_codes(cleaned.domain, codes), cleaned.domain.names
+    truth, names = MarginalCounts.of_codes(cleaned.domain, codes), cleaned.domain.names
     pairs = list(itertools.combinations(range(len(names)), 2))
     return float(np.mean([np.abs(cleaned.table(a, b) - truth.table((names[a], names[b]))).sum() / 2 / codes.shape[1] for a, b in pairs]))
 
@@ -267,10 +267,10 @@ def test_a_correction_takes_away_what_a_sample_shows_too_much_of_within_frechets
     )
     scale = 100  # a sample of 100,000: its own chance is small
     shown = np.array([0, 0, 250, 150, 250, 350]) * scale
-    wanted = group.corrected(table, shown, 1000 * scale, 0.5)
+    wanted = group.correct(table, shown, 1000 * scale, 0.5)
     assert wanted.tolist() == [[[325.0, 75.0], [175.0, 425.0]]]
-    assert group.corrected(table, shown, 1000 * scale, 1e9).tolist() == [[[400.0, 0.0], [100.0, 500.0]]]
+    assert group.correct(table, shown, 1000 * scale, 1e9).tolist() == [[[400.0, 0.0], [100.0, 500.0]]]
     exact = np.array([0, 0, 300, 100, 200, 400]) * scale
-    assert group.corrected(table, exact, 1000 * scale, 0.5).tolist() == table.tolist()
+    assert group.correct(table, exact, 1000 * scale, 0.5).tolist() == table.tolist()
     chance = np.array([0, 0, 301, 99, 199, 401])  # within the chance of a thousand records
-    assert group.corrected(table, chance, 1000, 0.5).tolist() == table.tolist()
+    assert group.correct(table, chance, 1000, 0.5).tolist() == table.tolist()

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels.channel import exact_epsilon
-from dpdask.mechanisms.dip.fit import fit_dip
-from dpdask.mechanisms.dip.release import DipRelease
+from dpdask.mechanisms.dip.columns import DipRelease, fit_dip
 from dpdask.references import Distribution, from_statistic
 from dpdask.stats import LevelCounts, RankSummary
 from dpdask.streams import RunKey

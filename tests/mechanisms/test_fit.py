@@ -5,10 +5,9 @@ import pandas as pd
 import pytest
 
 import dpdask
-from dpdask.engine.release import load_release
+from dpdask.engine.fit import load
 from dpdask.errors import SpecError
-from dpdask.mechanisms.dip.release import BinMechanism, LevelMechanism, RankMechanism
-from dpdask.mechanisms.dip.release_file import release_from_bytes, release_to_bytes
+from dpdask.mechanisms.dip.columns import BinMechanism, DipRelease, LevelMechanism, RankMechanism
 
 N = 40_000
 SCHEMA = dpdask.Schema.from_dict(
@@ -55,7 +54,7 @@ def test_every_channel_keeps_every_kind_of_distribution(table: pd.DataFrame, cha
     ):
         assert abs(float(share(released)) - float(share(table))) < bound
     assert released["gain"].between(0, 999).all()
-    mechanisms = load_release(release.work.secrets, release.sha256)
+    mechanisms = load(release.folder, release.sha256, DipRelease)
     assert all(mechanism.epsilon <= 2.0 for mechanism in mechanisms.columns.values())
     assert mechanisms.epsilon <= 8.0
     assert release.card["mechanism"]["channel"] == channel
@@ -72,19 +71,18 @@ def test_optimal_disturbs_less_than_calibrated_and_calibrated_less_than_laplace(
 
 
 @pytest.mark.parametrize(("channel", "kind"), [("laplace", RankMechanism), ("optimal", BinMechanism)])
-def test_a_release_survives_its_bytes(table: pd.DataFrame, channel: str, kind: type) -> None:
+def test_each_column_has_the_mechanism_of_its_channel(table: pd.DataFrame, channel: str, kind: type) -> None:
     release, _ = fitted(table, channel)
-    mechanisms = load_release(release.work.secrets, release.sha256)
+    mechanisms = load(release.folder, release.sha256, DipRelease)
     assert isinstance(mechanisms.columns["price"], kind)
     assert isinstance(mechanisms.columns["stars"], LevelMechanism)
-    data = release_to_bytes(mechanisms)
-    assert release_to_bytes(release_from_bytes(data)) == data
+    assert DipRelease.from_bytes(mechanisms.to_bytes(), "release.npz").to_bytes() == mechanisms.to_bytes()
 
 
 @pytest.mark.parametrize(
     ("channel", "cost", "message"),
     [
-        ("laplace", {"stars": "rank"}, "belongs to the optimal channel"),
+        ("laplace", {"stars": "rank"}, "belongs to the channel optimal"),
         ("optimal", {"colour": "rank"}, "categories have no rank"),
         ("optimal", {"colour": "value"}, "categories have no value"),
         ("optimal", {"price": "value"}, "that of ranks"),

@@ -16,7 +16,7 @@ from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares
 from dpdask.mechanisms.histogram.cells import WholeLine
-from dpdask.mechanisms.histogram.noise import PerturbedHistogram, plan
+from dpdask.mechanisms.histogram.noise import NoisyHistogram, plan
 from dpdask.mechanisms.histogram.points import points_per_cell, spread
 from dpdask.privacy import Budget
 from dpdask.stats.marginals import Domain
@@ -28,14 +28,14 @@ def floats(name: str = "x", **changes: Any) -> ValueCodec:
     return ValueCodec(**{"name": name, "type": pa.float64(), "bounds": (0.0, 1.0), "atoms": (), "nulls": False, **changes})
 
 
-def released(table: Any, columns: dict[str, Cells]) -> PerturbedHistogram:
+def released(table: Any, columns: dict[str, Cells]) -> NoisyHistogram:
     """Return a histogram with the weights given, as if noise had made them."""
     weights = np.asarray(table, dtype=np.int64)
     assert weights.shape == tuple(column.size for column in columns.values())
     keys = np.flatnonzero(weights)
     domain = Domain(names=tuple(columns), sizes=weights.shape)
     planned = plan(Budget(epsilon=1.0), threshold="none")
-    return PerturbedHistogram(domain=domain, plan=planned, n_rows=10.0, cut=None, keys=keys, weights=weights.ravel()[keys])
+    return NoisyHistogram(domain=domain, plan=planned, n_rows=10.0, cut=None, keys=keys, weights=weights.ravel()[keys])
 
 
 def points(table: Any, columns: dict[str, Cells]) -> pd.DataFrame:
@@ -59,9 +59,9 @@ def test_two_points_have_the_moments_of_the_formula():
     assert (np.sign(pairs) * np.sign(n)[:, None] >= 0).all()
 
 
-@pytest.mark.parametrize("law", [(1.0,), (0.2, 1.6), (1.0, 2.0, -2.5), (3.0, -8.0, 6.0)])
-def test_the_moments_of_a_parabola_are_its_own(law: tuple[float, ...]):
-    density = np.polynomial.Polynomial(law)
+@pytest.mark.parametrize("distribution", [(1.0,), (0.2, 1.6), (1.0, 2.0, -2.5), (3.0, -8.0, 6.0)])
+def test_the_moments_of_a_parabola_are_its_own(distribution: tuple[float, ...]):
+    density = np.polynomial.Polynomial(distribution)
     n = 1e12 / density.integ()(1.0)
     counts = np.rint([n * (density.integ()(b) - density.integ()(a)) for a, b in pairwise(np.arange(11) / 10)])
     found = points(counts, {"x": cells(floats(), 10)})

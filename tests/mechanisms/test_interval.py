@@ -14,11 +14,12 @@ from scipy import optimize, stats
 
 from dpdask.documents import validate
 from dpdask.errors import DataError, SpecError
-from dpdask.mechanisms.interval.coverage import coverage, coverages, released_coverages
-from dpdask.mechanisms.interval.design import Design, IntervalColumns, Law
-from dpdask.mechanisms.interval.fit import interval_mechanism
-from dpdask.mechanisms.interval.promise import unprotected
-from dpdask.mechanisms.interval.ranges import IntervalMechanism, Partition, Perturbed, Ranges, Selection
+from dpdask.mechanisms.interval.card import describe_unprotected
+from dpdask.mechanisms.interval.coverage import compute_released_coverages, coverage, coverages
+from dpdask.mechanisms.interval.design import Design, ScipyDistribution
+from dpdask.mechanisms.interval.fit import range_randomiser
+from dpdask.mechanisms.interval.ranges import Partition, Perturbed, RangeRandomiser, Ranges, Selection
+from dpdask.mechanisms.interval.spec import IntervalSpec
 from dpdask.streams import RunKey, stream, words
 
 N01 = {"name": "norm"}
@@ -48,18 +49,18 @@ ACCEPTABLE = {"canonical": ((-0.2, 0.3), (1.0, 1.2)), "ensemble": ((0.0, 1.0),)}
 
 
 def document(design: dict[str, Any]) -> Design:
-    return validate(IntervalColumns, {"columns": {"income": design}}, "job").columns["income"]
+    return validate(IntervalSpec, {"columns": {"income": design}}, "job").columns["income"]
 
 
-def mechanism(design: dict[str, Any], **more: Any) -> IntervalMechanism:
-    return interval_mechanism("income", document(design), **more)
+def mechanism(design: dict[str, Any], **more: Any) -> RangeRandomiser:
+    return range_randomiser("income", document(design), **more)
 
 
 MECHANISMS = {name: mechanism(design) for name, design in DESIGNS.items()}
 every_design = pytest.mark.parametrize("name", list(DESIGNS))
 
 
-def run(made: IntervalMechanism, values: np.ndarray, fragment: str = "a") -> Ranges:
+def run(made: RangeRandomiser, values: np.ndarray, fragment: str = "a") -> Ranges:
     return made.randomise(values, np.zeros(len(values), dtype=bool), stream(RunKey.insecure(3), "interval/income", fragment))
 
 
@@ -119,7 +120,9 @@ def test_the_two_ranges_of_a_ring():
     assert np.isfinite(released.upper).all()
     assert 0.3 < outer.mean() < 0.8
     assert ((values <= released.upper) | (values > released.lower))[outer].all()
-    point = Partition(**{**fields(MECHANISMS["ring"].step), "law": type(MECHANISMS["ring"].step.law)(np.ones(2), np.array([0.0, 1.0]))})
+    point = Partition(
+        **{**fields(MECHANISMS["ring"].step), "distribution": type(MECHANISMS["ring"].step.distribution)(np.ones(2), np.array([0.0, 1.0]))}
+    )
     lower, upper = point.ranges(np.array([0.0, 1.0, 2.0]), np.zeros((3, 2), dtype=np.uint64))
     assert lower.tolist() == [-np.inf] * 3  # two anchors in one place: the outer range is the whole line, no exact value
     assert upper.tolist() == [np.inf] * 3
@@ -153,7 +156,7 @@ def tells_more(released: Ranges, values: np.ndarray, accepted: tuple[tuple[float
     """Whether places inside the ranges are not even: overall, about the middle, and among narrow, medium and wide ranges."""
     found = places(released, values, accepted)
     ranges = Ranges(lower=released.lower, upper=released.upper, is_null=released.is_null)
-    widths = coverages(ranges, Law(name="norm"), acceptable=accepted)[released.lower != released.upper]
+    widths = coverages(ranges, ScipyDistribution(name="norm"), acceptable=accepted)[released.lower != released.upper]
     groups = [found, np.abs(2 * found - 1), *(found[part] for part in np.array_split(np.argsort(widths, kind="stable"), 3))]
     return min(stats.kstest(group, "uniform").pvalue for group in groups) < TINY
 
@@ -188,7 +191,7 @@ def test_cheating_mechanisms_are_found_out():
     )
     assert tells_more(run(MECHANISMS["canonical"], values), values)
     assert tells_more(run(MECHANISMS["published progressive"], values), values)
-    assert "interval privacy does not hold" in unprotected(document(DESIGNS["published progressive"]))
+    assert "interval privacy does not hold" in describe_unprotected(document(DESIGNS["published progressive"]))
 
 
 # coverage
@@ -197,37 +200,37 @@ def test_cheating_mechanisms_are_found_out():
 @every_design
 def test_the_expected_coverage_is_that_of_many_rows(name):
     made, values = MECHANISMS[name], normal(100_000, seed=5)
-    found = coverages(run(made, values), Law(name="norm"), acceptable=ACCEPTABLE.get(name, ()))
-    assert coverage(made, Law(name="norm")) == pytest.approx(found.mean(), abs=0.002 + 5 * found.std() / np.sqrt(len(values)))
+    found = coverages(run(made, values), ScipyDistribution(name="norm"), acceptable=ACCEPTABLE.get(name, ()))
+    assert coverage(made, ScipyDistribution(name="norm")) == pytest.approx(found.mean(), abs=0.002 + 5 * found.std() / np.sqrt(len(values)))
     assert ((found >= 0) & (found <= 1)).all()
 
 
 def test_overlapping_acceptable_intervals_are_taken_out_once():
     whole = Ranges(lower=np.array([0.0, -np.inf, 0.3]), upper=np.array([1.0, np.inf, 0.3]), is_null=np.zeros(3, dtype=bool))
-    uniform = Law(name="uniform")
+    uniform = ScipyDistribution(name="uniform")
     assert coverages(whole, uniform, acceptable=((0.4, 0.6), (0.1, 0.5), (0.2, 0.3))) == pytest.approx([0.5, 0.5, 0.0])
     parts = [{"design": "canonical", "n_anchors": 1, "anchors": WIDE, "acceptable": [ends]} for ends in ([0.1, 0.5], [0.4, 0.6])]
     made = mechanism({"design": "ensemble", "of": parts})
-    assert released_coverages(made, whole, uniform) == pytest.approx([0.5, 0.5, 0.0])
+    assert compute_released_coverages(made, whole, uniform) == pytest.approx([0.5, 0.5, 0.0])
     with pytest.raises(SpecError, match=r"reference of column 'income': .*no distribution 'unifrom'"):
-        released_coverages(made, whole, Law(name="unifrom"))
+        compute_released_coverages(made, whole, ScipyDistribution(name="unifrom"))
 
 
 def test_the_published_figures_of_coverage():
     """Figure 3 (leakage around 0.25), and the experiments IV-A (0.95) and IV-B (0.9, 0.9)."""
     standard = mechanism({"design": "case1", "anchors": {"name": "logistic"}})
-    assert 1 - coverage(standard, Law(name="norm")) == pytest.approx(0.25, abs=0.03)
+    assert 1 - coverage(standard, ScipyDistribution(name="norm")) == pytest.approx(0.25, abs=0.03)
     half = 2 * 100 ** (1 / 3)
     moments = mechanism({"design": "case1", "anchors": {"name": "uniform", "loc": -half, "scale": 2 * half}})
-    assert coverage(moments, Law(name="norm", loc=0.5)) == pytest.approx(0.95, abs=0.02)
+    assert coverage(moments, ScipyDistribution(name="norm", loc=0.5)) == pytest.approx(0.95, abs=0.02)
     wide = {"name": "logistic", "scale": 5}
     regression = mechanism({"design": "case1", "anchors": wide})
-    assert coverage(regression, Law(name="norm", scale=2**0.5)) == pytest.approx(0.9, abs=0.04)
+    assert coverage(regression, ScipyDistribution(name="norm", scale=2**0.5)) == pytest.approx(0.9, abs=0.04)
 
 
 def test_the_coverage_of_the_uniform_case_in_closed_form():
     """Y and U uniform: E(U² + (1-U)²) = 2/3; sorted pairs: E(gaps²) = 3 · 2/12; ring: E(g² + (1-g)²) with g ~ Beta(1, 2)."""
-    uniform = Law(name="uniform")
+    uniform = ScipyDistribution(name="uniform")
     for design, expected in (("case1", 2 / 3), ("case2", 1 / 2), ("ring", 1 / 6 + 1 / 2)):
         made = mechanism({"design": design, "anchors": {"name": "uniform"}})
         assert coverage(made, uniform) == pytest.approx(expected, abs=2e-3)
@@ -235,12 +238,12 @@ def test_the_coverage_of_the_uniform_case_in_closed_form():
 
 def test_leakages_of_an_ensemble_add_at_most():
     parts = DESIGNS["ensemble"]["of"]
-    leakages = [1 - coverage(mechanism(part), Law(name="norm")) for part in parts]
-    together = 1 - coverage(MECHANISMS["ensemble"], Law(name="norm"))
+    leakages = [1 - coverage(mechanism(part), ScipyDistribution(name="norm")) for part in parts]
+    together = 1 - coverage(MECHANISMS["ensemble"], ScipyDistribution(name="norm"))
     assert max(leakages) < together <= sum(leakages) + 0.003
     disjoint = {"design": "ensemble", "of": [{"design": "case1", "anchors": {"name": "norm", "loc": at, "scale": 0.01}} for at in (-2, 2)]}
-    apart = [1 - coverage(mechanism(part), Law(name="norm")) for part in disjoint["of"]]
-    assert 1 - coverage(mechanism(disjoint), Law(name="norm")) == pytest.approx(sum(apart), abs=0.006)  # the bound is nearly met
+    apart = [1 - coverage(mechanism(part), ScipyDistribution(name="norm")) for part in disjoint["of"]]
+    assert 1 - coverage(mechanism(disjoint), ScipyDistribution(name="norm")) == pytest.approx(sum(apart), abs=0.006)  # the bound is nearly met
 
 
 # what single designs promise
@@ -248,14 +251,14 @@ def test_leakages_of_an_ensemble_add_at_most():
 
 @pytest.mark.parametrize(("name", "least"), [("at least", 0.15), ("ring at least", 0.3), ("progressive", 0.2)])
 def test_no_range_is_below_its_tau(name, least):
-    found = coverages(run(MECHANISMS[name], normal(50_000)), Law(name="norm"))
+    found = coverages(run(MECHANISMS[name], normal(50_000)), ScipyDistribution(name="norm"))
     assert least <= found.min() < least + 0.01  # and ranges go down to it
 
 
 def test_progressive_rounds_narrow_further():
-    covered = [coverage(mechanism({**DESIGNS["progressive"], "tau": 0.05, "rounds": rounds}), Law(name="norm")) for rounds in (1, 2, 5)]
+    covered = [coverage(mechanism({**DESIGNS["progressive"], "tau": 0.05, "rounds": rounds}), ScipyDistribution(name="norm")) for rounds in (1, 2, 5)]
     assert covered[0] > covered[1] + 0.02 > covered[2] + 0.03
-    assert coverage(mechanism({**DESIGNS["progressive"], "tau": 0.6}), Law(name="norm")) == 1.0  # two ranges of 0.6 do not exist
+    assert coverage(mechanism({**DESIGNS["progressive"], "tau": 0.6}), ScipyDistribution(name="norm")) == 1.0  # two ranges of 0.6 do not exist
     bounded = mechanism({**DESIGNS["progressive"], "anchors": {"name": "uniform", "loc": -3, "scale": 6}, "tau": 0.0, "rounds": 40})
     values = normal(1000)
     released = run(bounded, values)
@@ -274,7 +277,7 @@ def test_a_selective_design_is_ignorable():
     hidden = np.isneginf(lower) & np.isposinf(made.step.ranges(values, drawn)[1])
     assert lost[hidden].mean() > 0.5
     assert lost.mean() == pytest.approx(1 - made.step.rho, abs=0.01)
-    found = coverages(run(made, values), Law(name="norm"))
+    found = coverages(run(made, values), ScipyDistribution(name="norm"))
     assert found.min() >= 0.5
     greedy = Selection(step=made.step.step, cdf=made.step.cdf, tau=0.5, rho=0.9)  # what the design refuses
     hidden = np.isneginf(greedy.ranges(values, drawn)[0]) & np.isposinf(greedy.ranges(values, drawn)[1])
@@ -327,8 +330,8 @@ def test_ranges_of_whole_numbers_end_at_whole_numbers():
     assert whole.contain(values).all()
     np.testing.assert_array_equal(whole.lower, np.floor(plain.lower))
     np.testing.assert_array_equal(whole.upper, np.floor(plain.upper))
-    found = coverages(whole, Law(name="randint", low=0, high=10), lattice=True)
-    expected = coverage(mechanism(design, lattice=True), Law(name="randint", low=0, high=10))
+    found = coverages(whole, ScipyDistribution(name="randint", low=0, high=10), lattice=True)
+    expected = coverage(mechanism(design, lattice=True), ScipyDistribution(name="randint", low=0, high=10))
     assert expected == pytest.approx(found.mean(), abs=0.005)
     single = np.clip(whole.upper, None, 9) - np.clip(whole.lower, -1, None) == 1
     np.testing.assert_allclose(found[single], 0.1)
@@ -355,8 +358,8 @@ def test_whole_numbers_are_narrowed_and_selected():
         released = run(mechanism(design, lattice=True), values)
         assert released.contain(values).all()
         assert (np.isfinite(released.lower) | np.isfinite(released.upper)).mean() > 0.3
-        law = Law(**design["reference"])
-        assert coverages(released, law, lattice=True).min() >= 0.2 - 1e-9
+        distribution = ScipyDistribution(**design["reference"])
+        assert coverages(released, distribution, lattice=True).min() >= 0.2 - 1e-9
 
 
 def test_nulls_are_refused_or_public():
@@ -367,7 +370,7 @@ def test_nulls_are_refused_or_public():
     released = public.randomise(values, is_null, stream(RunKey.insecure(1), "m", "f"))
     assert released.is_null.tolist() == [False, True, False]
     assert np.isnan(released.lower).tolist() == np.isnan(released.upper).tolist() == [False, True, False]
-    assert np.isnan(coverages(released, Law(name="norm"))).tolist() == [False, True, False]
+    assert np.isnan(coverages(released, ScipyDistribution(name="norm"))).tolist() == [False, True, False]
     filled = public.randomise(np.array([1.0, 0.0, 2.0]), np.zeros(3, dtype=bool), stream(RunKey.insecure(1), "m", "f"))
     assert (released.lower[[0, 2]] == filled.lower[[0, 2]]).all()  # a null consumes its words
 
@@ -429,4 +432,4 @@ def test_the_range_of_a_perturbed_value():
     assert 0.05 < 1 - zeros.contain(np.zeros(n)).mean() < 0.25  # it need not contain the value
     middle = [((each.upper > 0) & (each.upper < 1)).sum() / n for each in (ones, zeros)]  # Ỹ = 0 and an anchor in between
     assert middle[1] / middle[0] == pytest.approx(3.0, rel=0.1)  # (32), and no slack is left
-    assert 0 < coverage(made, Law(name="uniform")) < 1
+    assert 0 < coverage(made, ScipyDistribution(name="uniform")) < 1

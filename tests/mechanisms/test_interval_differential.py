@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -18,14 +19,17 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
 from dpdask.documents import validate
 from dpdask.errors import SpecError
 from dpdask.kernels.channel import TOTAL_BITS
-from dpdask.mechanisms.dip.release import BinMechanism, LevelMechanism, RankMechanism
+from dpdask.mechanisms.dip.columns import BinMechanism, LevelMechanism, RankMechanism
 from dpdask.mechanisms.interval.coverage import coverage
-from dpdask.mechanisms.interval.design import Design, IntervalColumns, Law, reference_of
-from dpdask.mechanisms.interval.differential import LevelPerturbation, ValuePerturbation, adapted, fit_perturbation, spending_of, within
+from dpdask.mechanisms.interval.design import Design, ScipyDistribution, find_reference
+from dpdask.mechanisms.interval.fit import fit_perturbation
 from dpdask.mechanisms.interval.ranges import Partition, Perturbed, Ranges
-from dpdask.mechanisms.interval.release import IntervalRelease, check_designs, is_lattice, numbers
+from dpdask.mechanisms.interval.release import IntervalRelease, LevelPerturbation, ValuePerturbation, adapt, is_lattice, to_numbers
+from dpdask.mechanisms.interval.spec import IntervalSpec, RandomRangesMechanism, check_designs
+from dpdask.mechanisms.mechanism import Spending
 from dpdask.privacy import Budget
 from dpdask.privacy.events import Composed, LocalRelease
+from dpdask.privacy.rounding import round_up_sum
 from dpdask.schema import Column, Schema
 from dpdask.streams import RunKey, stream, words
 
@@ -52,12 +56,12 @@ CODECS: dict[str, Codec] = {
         ("age", AGE, pa.int32()),
     )
 }
-# whole anchors 0..5, each as likely as any other: the law of every range is known exactly
+# whole anchors 0..5, each as likely as any other: the distribution of every range is known exactly
 RATING_RANGE = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}}
 
 
 def designs(**columns: dict[str, Any]) -> dict[str, Design]:
-    return dict(validate(IntervalColumns, {"columns": columns}, "job").columns)
+    return dict(validate(IntervalSpec, {"columns": columns}, "job").columns)
 
 
 def perturbed(column: str, of: dict[str, Any], epsilon: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -99,8 +103,8 @@ def test_a_perturbation_draws_what_its_mechanism_draws(column: str, channel: str
     codec = CODECS[column]
     mechanism = fit_perturbation(design.perturb, codec)  # type: ignore[union-attr]  # of its kind
     assert isinstance(mechanism, kind)
-    levels = numbers(codec, codec.levels)[0] if isinstance(codec, LevelCodec) else np.zeros(0)
-    made = adapted(mechanism, levels=levels, lattice=is_lattice(codec))
+    levels = to_numbers(codec, codec.levels)[0] if isinstance(codec, LevelCodec) else np.zeros(0)
+    made = adapt(mechanism, levels=levels, lattice=is_lattice(codec))
     assert isinstance(made, LevelPerturbation if kind is LevelMechanism else ValuePerturbation)
     rng = np.random.default_rng(2)
     drawn = {"rating": rng.choice(LEVELS, 2000), "price": rng.random(2000), "amount": rng.random(2000) * 100, "age": rng.integers(18, 90, 2000)}
@@ -108,7 +112,7 @@ def test_a_perturbation_draws_what_its_mechanism_draws(column: str, channel: str
         codec.levels.type if isinstance(codec, LevelCodec) else codec.type
     )
     expected = mechanism.randomise(codec, array, key())  # type: ignore[arg-type]  # its own kind of codec
-    found = made.perturb(numbers(codec, array)[0], words(key(), 2000, made.words_per_row))
+    found = made.perturb(to_numbers(codec, array)[0], words(key(), 2000, made.words_per_row))
     assert found.tolist() == [float(value) for value in expected.to_pylist()]
     assert made.epsilon == mechanism.epsilon <= 1.0
     assert 0.2 < made.exact_epsilon <= made.epsilon
@@ -146,7 +150,7 @@ def test_a_null_of_levels_below_0_is_drawn_like_a_level_and_blanked() -> None:
         assert found[known].tolist() == expected[known].tolist()  # a null consumes its words
 
 
-# the law of what is released
+# the distribution of what is released
 
 
 def channel_of(made: IntervalRelease) -> list[list[Fraction]]:
@@ -160,30 +164,34 @@ Outcome = tuple[float, float]
 ANCHORS = range(6)  # of RATING_RANGE
 
 
-def range_law(level: int, anchors: range = ANCHORS, *, exact: bool = False) -> dict[Outcome, Fraction]:
-    """Return the law of case1's range of a level, all anchors being equally likely; `exact`: every level is told as it is."""
-    law: dict[Outcome, Fraction] = {}
+def range_distribution(level: int, anchors: range = ANCHORS, *, exact: bool = False) -> dict[Outcome, Fraction]:
+    """Return the distribution of case1's range of a level, all anchors being equally likely; `exact`: every level is told as it is."""
+    distribution: dict[Outcome, Fraction] = {}
     for anchor in anchors:
         ends = (float(level), float(level)) if exact else (-math.inf, float(anchor)) if level <= anchor else (float(anchor), math.inf)
-        law[ends] = law.get(ends, Fraction(0)) + Fraction(1, len(anchors))
-    return law
+        distribution[ends] = distribution.get(ends, Fraction(0)) + Fraction(1, len(anchors))
+    return distribution
 
 
 def composed(channel: list[list[Fraction]], anchors: range = ANCHORS, *, exact: bool = False) -> list[dict[Outcome, Fraction]]:
-    """Return for each level the exact law of its released range."""
-    laws: list[dict[Outcome, Fraction]] = []
+    """Return for each level the exact distribution of its released range."""
+    distributions: list[dict[Outcome, Fraction]] = []
     for row in channel:
-        law: dict[Outcome, Fraction] = {}
+        distribution: dict[Outcome, Fraction] = {}
         for share, level in zip(row, LEVELS, strict=True):
-            for ends, probability in range_law(level, anchors, exact=exact).items():
-                law[ends] = law.get(ends, Fraction(0)) + share * probability
-        laws.append(law)
-    return laws
+            for ends, probability in range_distribution(level, anchors, exact=exact).items():
+                distribution[ends] = distribution.get(ends, Fraction(0)) + share * probability
+        distributions.append(distribution)
+    return distributions
 
 
-def most_ratio(laws: list[dict[Outcome, Fraction]]) -> Fraction:
-    outcomes = {ends for law in laws for ends in law}
-    return max(max(law.get(ends, Fraction(0)) for law in laws) / min(law.get(ends, Fraction(0)) for law in laws) for ends in outcomes)
+def most_ratio(distributions: list[dict[Outcome, Fraction]]) -> Fraction:
+    outcomes = {ends for distribution in distributions for ends in distribution}
+    return max(
+        max(distribution.get(ends, Fraction(0)) for distribution in distributions)
+        / min(distribution.get(ends, Fraction(0)) for distribution in distributions)
+        for ends in outcomes
+    )
 
 
 @pytest.mark.parametrize("channel", ["laplace", "laplace-calibrated", "optimal"])
@@ -203,31 +211,31 @@ def test_a_range_cannot_cost_more_than_the_perturbation(channel: str, epsilon: f
         assert math.log(own) > 0.95 * epsilon  # nothing of it is wasted
 
 
-def fits(found: Ranges, law: dict[Outcome, Fraction]) -> float:
-    """Return the p-value of released ranges under a law; 0 if a range is none of its."""
+def fits(found: Ranges, distribution: dict[Outcome, Fraction]) -> float:
+    """Return the p-value of released ranges under a distribution; 0 if a range is none of its."""
     seen = list(zip(found.lower.tolist(), found.upper.tolist(), strict=True))
-    outcomes = sorted(law)
+    outcomes = sorted(distribution)
     if not set(seen) <= set(outcomes):
         return 0.0
     counts = np.array([seen.count(ends) for ends in outcomes])
-    return float(stats.chisquare(counts, np.array([float(law[ends]) for ends in outcomes]) * len(seen)).pvalue)
+    return float(stats.chisquare(counts, np.array([float(distribution[ends]) for ends in outcomes]) * len(seen)).pvalue)
 
 
 def test_ranges_have_the_composed_law_and_no_other() -> None:
     made = release("rating", RATING_RANGE, 2.0)
     matrix = channel_of(made)
-    laws, n = composed(matrix), 60_000
+    distributions, n = composed(matrix), 60_000
     twice = [[sum((a * b for a, b in zip(row, column, strict=True)), Fraction(0)) for column in zip(*matrix, strict=True)] for row in matrix]
-    less, more = composed(twice), [range_law(level) for level in LEVELS]
+    less, more = composed(twice), [range_distribution(level) for level in LEVELS]
     wider = composed(channel_of(release("rating", RATING_RANGE, 2.2)))
     for index, level in enumerate(LEVELS):
         found = run(made, np.full(n, level), f"level {level}")
-        assert fits(found, laws[index]) > TINY
-        if level != 3:  # the middle level's law hardly changes
+        assert fits(found, distributions[index]) > TINY
+        if level != 3:  # the middle level's distribution hardly changes
             assert fits(found, less[index]) < TINY  # perturbed twice
             assert fits(found, more[index]) < TINY  # not perturbed at all
     found = run(made, np.full(20 * n, 1), "many")
-    assert fits(found, laws[0]) > TINY
+    assert fits(found, distributions[0]) > TINY
     assert fits(found, wider[0]) < TINY  # of another ε
 
 
@@ -256,8 +264,8 @@ def test_the_coverage_is_that_of_the_perturbed_value() -> None:
     [mechanism], [design] = made.columns.values(), made.designs.values()
     assert isinstance(mechanism.step, Perturbed)
     assert isinstance(mechanism.step.step, Partition)
-    assert reference_of(design) == Law(**UNIT)
-    assert coverage(mechanism, Law(**UNIT)) == pytest.approx(2 / 3, abs=2e-3)  # E U² + (1 - U)²
+    assert find_reference(design) == ScipyDistribution(**UNIT)
+    assert coverage(mechanism, ScipyDistribution(**UNIT)) == pytest.approx(2 / 3, abs=2e-3)  # E U² + (1 - U)²
 
 
 @pytest.mark.parametrize("channel", ["laplace", "optimal"])
@@ -265,7 +273,6 @@ def test_the_coverage_is_that_of_the_perturbed_value() -> None:
 def test_a_release_comes_back_from_its_bytes_and_draws_the_same(column: str, channel: str) -> None:
     made = release(column, {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": 100}}, channel=channel)
     again = IntervalRelease.from_bytes(made.to_bytes(), "designs")
-    assert again.to_bytes() == made.to_bytes()
     assert again.epsilon == made.epsilon
     values = np.random.default_rng(1).choice(LEVELS, 3000) + (20 if column == "age" else 0)
     first, second = run(made, values), run(again, values)
@@ -322,14 +329,14 @@ def test_a_coverage_is_that_of_the_range_and_null_where_it_is() -> None:
 )
 def test_the_reference_that_a_design_names(design: dict[str, Any], expected: dict[str, Any] | None) -> None:
     [made] = designs(price=design).values()
-    assert reference_of(made) == (None if expected is None else Law(**expected))
+    assert find_reference(made) == (None if expected is None else ScipyDistribution(**expected))
     schema = Schema.from_dict({"columns": {"price": PRICE}})
-    check_designs(schema, {"price": made}, "columns")
+    check_designs(schema, {"price": made})
     if expected is None:
         with pytest.raises(SpecError, match=r"column 'price': its design names no public reference.*; add `reference"):
-            check_designs(schema, {"price": made}, "columns", coverage=True)
+            check_designs(schema, {"price": made}, coverage=True)
     else:
-        check_designs(schema, {"price": made}, "columns", coverage=True)
+        check_designs(schema, {"price": made}, coverage=True)
 
 
 # the budget
@@ -340,11 +347,15 @@ def two(first: float, second: float) -> dict[str, Design]:
     return designs(rating=perturbed("rating", RATING_RANGE, first), price=perturbed("price", RATING_RANGE, second), age=pure)
 
 
+def bound(first: float, second: float, **budget: Any) -> RandomRangesMechanism:
+    schema = Schema.from_dict({"columns": {"id": {"role": "keep"}, "rating": RATING, "price": PRICE, "age": AGE}})
+    return RandomRangesMechanism(spec=IntervalSpec(columns=two(first, second)), schema=schema, budget=Budget.model_validate(budget))
+
+
 def test_the_event_is_one_local_release_of_the_sum() -> None:
-    found = spending_of(two(0.5, 0.25))
-    assert found.row == {"rating": 0.5, "price": 0.25}
-    assert found.reference == {}
-    assert found.events(Budget(epsilon=1.0)) == Composed(events=(LocalRelease(epsilon=0.75),))
+    found = bound(0.5, 0.25, epsilon=1.0)
+    assert found.spending == Spending(row={"rating": 0.5, "price": 0.25})
+    assert found.event == Composed(events=(LocalRelease(epsilon=0.75),), without_epsilon=("age",))
 
 
 cents = st.integers(1, 5000)
@@ -354,28 +365,36 @@ cents = st.integers(1, 5000)
 @settings(max_examples=200)
 def test_decimals_that_fit_a_decimal_budget_never_spend_more(first: int, second: int) -> None:
     promised = float(Decimal(first + second) / 1000)
-    fitted = within(two(first / 1000, second / 1000), Budget(epsilon=promised))
-    spent = spending_of(fitted)
-    assert sum(map(Fraction, spent.row.values())) <= Fraction(promised)
-    assert spent.row_total <= promised
-    assert spent.row["rating"] == pytest.approx(first / 1000, rel=1e-15)
-    assert fitted["age"] == two(1, 1)["age"]
-    with pytest.raises(SpecError, match=rf"privacy\.epsilon: the perturbed columns spend {promised:g} together; set it to at least {promised:g}, or"):
-        within(two(first / 1000, second / 1000), Budget(epsilon=promised * (1 - 1e-9)))
+    made = bound(first / 1000, second / 1000, epsilon=promised)
+    spent = made.spending.row
+    assert sum(map(Fraction, spent.values())) <= Fraction(promised)
+    [event] = made.event.events
+    assert event == LocalRelease(epsilon=round_up_sum(spent.values()))
+    assert round_up_sum(spent.values()) <= promised
+    assert spent["rating"] == pytest.approx(first / 1000, rel=1e-15)
+    assert made.designs["age"] == two(1, 1)["age"]
+    least = made.spec.least_budget
+    assert least is not None
+    assert least.epsilon == pytest.approx(promised)
+    assert replace(made, budget=least).spending.row == {"rating": first / 1000, "price": second / 1000}
+    with pytest.raises(
+        SpecError, match=rf"`epsilon`: is .*, and the perturbed columns spend {promised:g} together; set it to at least {promised:g}, or"
+    ):
+        bound(first / 1000, second / 1000, epsilon=promised * (1 - 1e-9))
 
 
 @pytest.mark.parametrize(
     ("budget", "says"),
     [
-        ({"delta": 1e-9}, r"privacy\.delta: .*spends no δ; set it to 0"),
-        ({"adjacency": "add-remove"}, r"privacy\.adjacency: .*; set it to replace-one"),
-        ({"unit": {"column": "id", "max_rows": 2}}, r"privacy\.unit: .*; set it to row"),
-        ({"epsilon": 0.7}, r"privacy\.epsilon: the perturbed columns spend 0\.75 together; set it to at least 0\.75, or lower"),
+        ({"delta": 1e-9}, r"`delta`: is 1e-09, .*spends no δ; set it to 0"),
+        ({"adjacency": "add-remove"}, r"`adjacency`: .*; set it to replace-one"),
+        ({"unit": {"column": "id", "max_rows": 2}}, r"`unit`: .*; set it to row"),
+        ({"epsilon": 0.7}, r"`epsilon`: is 0\.7, and the perturbed columns spend 0\.75 together; set it to at least 0\.75, or lower"),
     ],
 )
 def test_budgets_that_do_not_fit(budget: dict[str, Any], says: str) -> None:
     with pytest.raises(SpecError, match=says):
-        within(two(0.5, 0.25), Budget.model_validate({"epsilon": 1.0, **budget}))
+        bound(0.5, 0.25, **{"epsilon": 1.0, **budget})
 
 
 # refusals
@@ -384,7 +403,7 @@ def test_budgets_that_do_not_fit(budget: dict[str, Any], says: str) -> None:
 def refusal(column: str, design: dict[str, Any]) -> str:
     def make() -> None:
         made = designs(**{column: design})
-        check_designs(Schema.from_dict({"columns": {column: {"rating": RATING, "price": PRICE, "amount": AMOUNT}[column]}}), made, "columns")
+        check_designs(Schema.from_dict({"columns": {column: {"rating": RATING, "price": PRICE, "amount": AMOUNT}[column]}}), made)
         IntervalRelease.of(made, {column: CODECS[column]})
 
     with pytest.raises(SpecError) as caught:
@@ -405,7 +424,7 @@ def refusal(column: str, design: dict[str, Any]) -> str:
         ("amount", {"reference": {"kind": "known", **UNIT}}, "one probability per atom"),
         ("price", {"epsilon": 0}, "greater than 0"),
         ("price", {"epsilon": 101.0}, "less than or equal to 100"),
-        ("price", {"epsilon": 17.0}, "a continuous column takes an ε in [1e-06, 16]; change its perturb.epsilon"),
+        ("price", {"epsilon": 17.0}, "`columns.price.perturb.epsilon`: is 17, and a continuous column takes an ε in [1e-06, 16]; change it"),
         ("amount", {"epsilon": 1e-7}, "a mixed column takes an ε in [1e-06, 16]"),
         ("price", {"channel": "gaussian"}, "'laplace', 'laplace-calibrated' or 'optimal'"),
         ("price", {"chanel": "laplace"}, "unknown key 'columns.price.perturb.chanel'; did you mean 'channel'?"),

@@ -9,18 +9,19 @@ from scipy import integrate, stats
 from dpdask.documents import validate
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import LEVELS, TABLE_ERROR
-from dpdask.mechanisms.interval.coverage import Public, coverage, coverages, table
-from dpdask.mechanisms.interval.design import IntervalColumns, Law
-from dpdask.mechanisms.interval.fit import interval_mechanism, optimal, says_anything
-from dpdask.mechanisms.interval.ranges import IntervalMechanism, Partition
+from dpdask.mechanisms.interval.coverage import PublicReference, coverage, coverages, table
+from dpdask.mechanisms.interval.design import ScipyDistribution
+from dpdask.mechanisms.interval.fit import can_inform, optimal, range_randomiser
+from dpdask.mechanisms.interval.ranges import Partition, RangeRandomiser
+from dpdask.mechanisms.interval.spec import IntervalSpec
 from dpdask.streams import RunKey, stream
 
 N01 = {"name": "norm"}
 CASE1 = {"design": "case1", "anchors": N01}
 
 
-def mechanism(design, **more) -> IntervalMechanism:
-    return interval_mechanism("income", validate(IntervalColumns, {"columns": {"income": design}}, "job").columns["income"], **more)
+def mechanism(design, **more) -> RangeRandomiser:
+    return range_randomiser("income", validate(IntervalSpec, {"columns": {"income": design}}, "job").columns["income"], **more)
 
 
 def refusal(design, **more) -> str:
@@ -117,11 +118,11 @@ def test_the_designed_coverage_is_reached(design, targets):
         made = mechanism({**design, "anchors": {"coverage": target, "family": {"name": "logistic"}}, "reference": reference})
         found = coverages(
             made.randomise(values, none, stream(RunKey.insecure(1), "m", "f")),
-            Law(**reference),
+            ScipyDistribution(**reference),
             acceptable=((0.0, 0.5),) if "acceptable" in design else (),
         )
         assert found.mean() == pytest.approx(target, abs=0.005 + 5 * found.std() / np.sqrt(len(values)))
-        assert coverage(made, Law(**reference)) == pytest.approx(target, abs=0.005)
+        assert coverage(made, ScipyDistribution(**reference)) == pytest.approx(target, abs=0.005)
 
 
 def test_a_coverage_on_whole_numbers():
@@ -131,11 +132,11 @@ def test_a_coverage_on_whole_numbers():
     values = np.random.default_rng(0).poisson(30, size=50_000).astype(float)
     released = made.randomise(values, np.zeros(50_000, dtype=bool), stream(RunKey.insecure(1), "m", "f"))
     assert released.contain(values).all()
-    assert coverages(released, Law(**reference), lattice=True).mean() == pytest.approx(0.8, abs=0.01)
+    assert coverages(released, ScipyDistribution(**reference), lattice=True).mean() == pytest.approx(0.8, abs=0.01)
 
 
 @pytest.mark.parametrize(
-    ("functional", "slope", "law"),
+    ("functional", "slope", "distribution"),
     [
         ("mean", lambda u: 1.0, stats.norm()),
         ("second_moment", lambda u: 2 * abs(u), stats.norm()),
@@ -145,41 +146,43 @@ def test_a_coverage_on_whole_numbers():
         ("log", lambda u: 1 / u, stats.lognorm(1.0)),
     ],
 )
-def test_the_optimal_density(functional, slope, law):
+def test_the_optimal_density(functional, slope, distribution):
     """Theorem 2, by numerical integration."""
 
     def density(u: float) -> float:
-        return float(np.sqrt(law.cdf(u) * law.sf(u)) * slope(u))
+        return float(np.sqrt(distribution.cdf(u) * distribution.sf(u)) * slope(u))
 
-    low, high = law.ppf(1e-16), law.isf(1e-16)
-    cuts = optimal(law, functional, "here")
+    low, high = distribution.ppf(1e-16), distribution.isf(1e-16)
+    cuts = optimal(distribution, functional, "here")
     knots = np.interp([0.1, 0.3, 0.5, 0.7, 0.9], cuts.p, cuts.x)
     total = integrate.quad(density, low, high, points=knots, limit=500)[0]
     below = np.array([integrate.quad(density, low, knot, points=knots[knots < knot], limit=500)[0] for knot in knots]) / total
     np.testing.assert_allclose(below, [0.1, 0.3, 0.5, 0.7, 0.9], atol=5e-4)
 
 
-@pytest.mark.parametrize("law", [stats.norm(3, 2), stats.logistic(), stats.cauchy(), stats.beta(0.3, 2.0), stats.uniform(-1, 4)])
-def test_the_drawn_law_is_within_the_stated_error(law):
-    cuts = table(law, "here")
-    at = np.concatenate([law.ppf(np.linspace(1e-6, 1 - 1e-6, 50_001)), law.ppf([1e-12, 1e-9])])
-    np.testing.assert_allclose(np.interp(at, cuts.x, cuts.p), law.cdf(at), atol=TABLE_ERROR)
+@pytest.mark.parametrize("distribution", [stats.norm(3, 2), stats.logistic(), stats.cauchy(), stats.beta(0.3, 2.0), stats.uniform(-1, 4)])
+def test_the_drawn_distribution_is_within_the_stated_error(distribution):
+    cuts = table(distribution, "here")
+    at = np.concatenate([distribution.ppf(np.linspace(1e-6, 1 - 1e-6, 50_001)), distribution.ppf([1e-12, 1e-9])])
+    np.testing.assert_allclose(np.interp(at, cuts.x, cuts.p), distribution.cdf(at), atol=TABLE_ERROR)
     assert (np.diff(cuts.x) >= 0).all()
-    design = {"design": "case1", "anchors": {"name": law.dist.name, **law.kwds}}
-    if law.args:
-        design["anchors"] |= dict(zip(("a", "b") if law.dist.name == "beta" else ("loc", "scale"), law.args, strict=True))
+    design = {"design": "case1", "anchors": {"name": distribution.dist.name, **distribution.kwds}}
+    if distribution.args:
+        design["anchors"] |= dict(zip(("a", "b") if distribution.dist.name == "beta" else ("loc", "scale"), distribution.args, strict=True))
     n = 100_000
-    released = mechanism(design).randomise(np.full(n, law.ppf(0.5)), np.zeros(n, dtype=bool), stream(RunKey.insecure(2), "m", law.dist.name))
+    released = mechanism(design).randomise(
+        np.full(n, distribution.ppf(0.5)), np.zeros(n, dtype=bool), stream(RunKey.insecure(2), "m", distribution.dist.name)
+    )
     anchors = np.where(np.isfinite(released.upper), released.upper, released.lower)
-    assert stats.kstest(anchors, law.cdf).pvalue > 1e-6
-    assert stats.kstest(anchors, lambda u: np.clip(law.cdf(u) * 1.03, 0, 1)).pvalue < 1e-6
+    assert stats.kstest(anchors, distribution.cdf).pvalue > 1e-6
+    assert stats.kstest(anchors, lambda u: np.clip(distribution.cdf(u) * 1.03, 0, 1)).pvalue < 1e-6
 
 
 @pytest.mark.parametrize("lattice", [False, True])
-@pytest.mark.parametrize("law", [stats.norm(3, 2), stats.poisson(4), stats.beta(0.3, 2.0)])
-def test_the_bounds_on_a_cdf_hold(law, lattice):
-    public = Public(law=law, lattice=lattice, where="here")
-    at = np.arange(-20.0, 30.0) if lattice else np.concatenate([np.linspace(-20, 30, 2001), law.ppf(LEVELS[::97])])
+@pytest.mark.parametrize("distribution", [stats.norm(3, 2), stats.poisson(4), stats.beta(0.3, 2.0)])
+def test_the_bounds_on_a_cdf_hold(distribution, lattice):
+    public = PublicReference(distribution=distribution, lattice=lattice, where="here")
+    at = np.arange(-20.0, 30.0) if lattice else np.concatenate([np.linspace(-20, 30, 2001), distribution.ppf(LEVELS[::97])])
     steps = public.steps()
     cell = np.searchsorted(steps.x, at)
     true = public.cdf(at)
@@ -189,7 +192,7 @@ def test_the_bounds_on_a_cdf_hold(law, lattice):
 
 
 def test_laws_of_whole_numbers_agree():
-    public = Public(law=stats.norm(3, 2), lattice=True, where="here")
+    public = PublicReference(distribution=stats.norm(3, 2), lattice=True, where="here")
     rounded = np.round(stats.norm(3, 2).rvs(200_000, random_state=0))
     np.testing.assert_allclose(public.cdf(np.array([1.0, 3.0, 6.0])), [(rounded <= k).mean() for k in (1, 3, 6)], atol=0.005)
     assert public.quantile(np.array([0.5])).tolist() == [3.0]
@@ -230,7 +233,7 @@ UNIT = {"name": "uniform", "loc": 10, "scale": 5}
 )
 def test_ranges_say_something_where_an_anchor_may_fall_between_two_values(design, low, high, says):
     made = mechanism(design)
-    assert says_anything(made, low, high) is says
+    assert can_inform(made, low, high) is says
     values = np.linspace(low, high, 20_000)
     released = made.randomise(values, np.zeros(len(values), dtype=bool), stream(RunKey.insecure(1), "interval/income", "a"))
     if not says:

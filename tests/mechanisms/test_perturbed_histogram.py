@@ -1,4 +1,4 @@
-"""The perturbed histogram: its plan, the law of both paths, thresholds, what is said before, and what analysts get."""
+"""The perturbed histogram: its plan, the distribution of both paths, thresholds, what is said before, and what analysts get."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from dpdask.errors import SpecError
 from dpdask.mechanisms.histogram import noise as histogram
 from dpdask.mechanisms.histogram import sparse
 from dpdask.mechanisms.histogram.cells import WholeLine, affordable_bins, bandwidth, bins_by_rule, centres, largest_noise
-from dpdask.mechanisms.histogram.noise import HistogramPlan, PerturbedHistogram, plan, spent
+from dpdask.mechanisms.histogram.noise import HistogramPlan, NoisyHistogram, compute_spent, plan
+from dpdask.mechanisms.histogram.spec import list_warnings
 from dpdask.privacy import Budget
 from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace
 from dpdask.stats.joint import JointCounts, codes_of
@@ -34,7 +35,7 @@ def keyed(name: str) -> Any:
 
 @lru_cache(maxsize=1)
 def gaussian() -> HistogramPlan:
-    return plan(budget(1.0, 1e-6), law="gaussian")
+    return plan(budget(1.0, 1e-6), distribution="gaussian")
 
 
 def budget(epsilon: float = 1.0, delta: float = 0, **changes: Any) -> Budget:
@@ -50,7 +51,7 @@ def counts_of(domain: Domain, counts: dict[int, int]) -> JointCounts:
     return JointCounts(domain, keys, np.array([counts[int(key)] for key in keys], dtype=np.int64))
 
 
-def table(release: PerturbedHistogram) -> np.ndarray:
+def table(release: NoisyHistogram) -> np.ndarray:
     dense = np.zeros(math.prod(release.domain.sizes), dtype=np.int64)
     dense[release.keys] = release.weights
     return dense
@@ -74,7 +75,7 @@ def test_the_noise_is_that_of_the_sensitivity(adjacency, sensitivity, rows):
 def test_the_plan_spends_its_budget_and_never_more(threshold, adjacency, delta):
     given = budget(0.8, delta, adjacency=adjacency)
     planned = plan(given, threshold=threshold)
-    assert 0.8 * (1 - 1e-5) <= spent(planned, given) <= 0.8
+    assert 0.8 * (1 - 1e-5) <= compute_spent(planned, given) <= 0.8
     assert (planned.total is not None) == (threshold == "enhanced" and adjacency == "add-remove")
     assert planned.cells.scale <= (2 if adjacency == "replace-one" else 1 / 0.98) / 0.8 * 1.001  # type: ignore[union-attr]
 
@@ -82,12 +83,12 @@ def test_the_plan_spends_its_budget_and_never_more(threshold, adjacency, delta):
 def test_gaussian_noise_is_there_for_who_has_a_delta():
     planned = gaussian()
     assert isinstance(planned.cells, DiscreteGaussian)
-    assert 0.999 < spent(planned, budget(1.0, 1e-6)) <= 1.0
+    assert 0.999 < compute_spent(planned, budget(1.0, 1e-6)) <= 1.0
     assert planned.cells.sensitivity == pytest.approx(math.sqrt(2))
     released = histogram.draw(counts_of(named(3, 2), {0: 500}), planned, rng=keyed("gaussian"))
     assert abs(table(released)[0] - 500) < 12 * planned.cells.sigma
     with pytest.raises(SpecError, match="delta"):
-        plan(budget(), law="gaussian")
+        plan(budget(), distribution="gaussian")
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, math.nan, math.inf])
@@ -105,7 +106,7 @@ def test_the_enhanced_threshold_is_the_papers():
     assert plan(budget(), threshold="positive").cut(100) == 1
 
 
-# The law
+# The distribution
 
 
 @pytest.mark.parametrize("rng", [None, "keyed"])
@@ -158,10 +159,10 @@ def test_sparse_and_dense_have_one_law_and_a_wrong_tail_is_found(monkeypatch):
     dense, drawn = repeated("dense", times), repeated("sparse", times)
     assert agree(dense, drawn)
     assert not agree(dense, repeated("sparse", times, epsilon=0.85))
-    real = sparse.binomial
-    monkeypatch.setattr(sparse, "binomial", lambda n, scale, cut, *, rng: real(n, scale, cut + 1, rng=rng))  # one step of the tail
+    real = sparse.draw_binomial
+    monkeypatch.setattr(sparse, "draw_binomial", lambda n, scale, cut, *, rng: real(n, scale, cut + 1, rng=rng))  # one step of the tail
     assert not agree(dense, repeated("sparse", times))
-    monkeypatch.setattr(sparse, "binomial", real)
+    monkeypatch.setattr(sparse, "draw_binomial", real)
     monkeypatch.setattr(
         sparse, "_geometric", lambda n, scale, *, rng: np.abs(sparse.noise.discrete_laplace(np.zeros(n, dtype=np.int64), scale, rng=rng))
     )
@@ -177,25 +178,25 @@ def test_which_empty_cells_are_raised_is_even_and_never_an_occupied_one():
     seen = np.zeros(100, dtype=np.int64)
     rng = keyed("places")
     for _ in range(1000):
-        keys, weights = sparse.kept(occupied, np.full(6, 10**6, dtype=np.int64), 100, 2.0, 2, rng=rng)
+        keys, weights = sparse.draw_kept(occupied, np.full(6, 10**6, dtype=np.int64), 100, 2.0, 2, rng=rng)
         assert (np.diff(keys) > 0).all()
         assert (weights >= 2).all()
         seen[keys] += 1
     assert (seen[occupied] == 1000).all()
     rest = np.delete(seen, occupied)
-    p = sparse.tail(2.0, 2)
+    p = sparse.compute_tail(2.0, 2)
     assert stats.chi2.sf(((rest - 1000 * p) ** 2).sum() / (1000 * p * (1 - p)), 94) > ALPHA
 
 
 @pytest.mark.parametrize(("n", "scale", "cut"), [(1, 2.0, 1), (5, 0.4, 1), (1000, 2.0, 3), (10**6, 20.0, 250), (2**61, 1.0, 41), (10**7, 3.0, 1)])
 def test_the_number_of_exceedances_is_binomial(n, scale, cut):
     rng = keyed(f"binomial {n}")
-    draws = np.array([sparse.binomial(n, scale, cut, rng=rng) for _ in range(12 if n == 10**7 else 400)])
-    p = sparse.tail(scale, cut)
-    law = stats.binom(n, p) if n < 2**40 else stats.poisson(n * p)
-    edges = np.unique(law.ppf(np.linspace(0, 1, 5 if n == 10**7 else 12)[1:-1]))
+    draws = np.array([sparse.draw_binomial(n, scale, cut, rng=rng) for _ in range(12 if n == 10**7 else 400)])
+    p = sparse.compute_tail(scale, cut)
+    distribution = stats.binom(n, p) if n < 2**40 else stats.poisson(n * p)
+    edges = np.unique(distribution.ppf(np.linspace(0, 1, 5 if n == 10**7 else 12)[1:-1]))
     part = np.searchsorted(edges, draws)
-    mass = np.diff(np.concatenate([[0.0], law.cdf(edges), [1.0]]))
+    mass = np.diff(np.concatenate([[0.0], distribution.cdf(edges), [1.0]]))
     assert ((draws >= 0) & (draws <= n)).all()
     used = mass * len(draws) > 1e-9
     observed = np.bincount(part, minlength=len(mass))
@@ -204,16 +205,16 @@ def test_the_number_of_exceedances_is_binomial(n, scale, cut):
 
 
 def test_no_exceedance_where_none_can_be():
-    assert sparse.binomial(0, 2.0, 1, rng=keyed("none")) == 0
-    assert sparse.binomial(2**62, 1.0, 2000, rng=keyed("none")) == 0
-    assert sparse.binomial(10**6, 0.001, 1, rng=keyed("none")) == 0
+    assert sparse.draw_binomial(0, 2.0, 1, rng=keyed("none")) == 0
+    assert sparse.draw_binomial(2**62, 1.0, 2000, rng=keyed("none")) == 0
+    assert sparse.draw_binomial(10**6, 0.001, 1, rng=keyed("none")) == 0
 
 
 def test_uniform_numbers_are_uniform():
-    drawn = sparse.uniform_below(keyed("uniform"), 50_000, 48)
+    drawn = sparse.draw_uniform_below(keyed("uniform"), 50_000, 48)
     assert stats.chisquare(np.bincount(drawn, minlength=48)).pvalue > ALPHA
-    assert (sparse.uniform_below(keyed("one"), 9, 1) == 0).all()
-    assert sparse.uniform_below(keyed("large"), 1000, 2**62).max() > 2**61
+    assert (sparse.draw_uniform_below(keyed("one"), 9, 1) == 0).all()
+    assert sparse.draw_uniform_below(keyed("large"), 1000, 2**62).max() > 2**61
 
 
 def test_secure_noise_differs_every_time_and_keyed_noise_does_not():
@@ -223,7 +224,7 @@ def test_secure_noise_differs_every_time_and_keyed_noise_does_not():
     again = [histogram.draw(exact, planned, rng=keyed("same")) for _ in range(2)]
     assert np.array_equal(again[0].keys, again[1].keys)
     assert np.array_equal(again[0].weights, again[1].weights)
-    expected = 2e6 * sparse.tail(2.0, one.cut or 0)
+    expected = 2e6 * sparse.compute_tail(2.0, one.cut or 0)
     assert abs(len(one.keys) - 1 - expected) < 7 * math.sqrt(expected)
 
 
@@ -298,8 +299,8 @@ def test_bandwidths_are_the_papers():
 
 def test_the_paper_own_histogram_is_let_pass_at_one_and_warned_of_at_a_tenth():
     domain = named(10, 10, 4, 6)
-    assert histogram.cautions(domain, plan(budget(1.0), threshold="none"), 250_070, ("a", "b")) == []
-    said = histogram.cautions(domain, plan(budget(0.1), threshold="none"), 250_070, ("a", "b"))
+    assert list_warnings(domain, plan(budget(1.0), threshold="none"), 250_070, ("a", "b")) == []
+    said = list_warnings(domain, plan(budget(0.1), threshold="none"), 250_070, ("a", "b"))
     bins = affordable_bins(250_070, 2, 24, 20.0)
     assert 1 < bins < 10
     assert len(said) == 1
@@ -313,19 +314,19 @@ def test_the_paper_own_histogram_is_let_pass_at_one_and_warned_of_at_a_tenth():
 
 def test_weight_that_noise_alone_makes_is_told():
     domain = named(1000, 1000, 100)
-    said = histogram.cautions(domain, plan(budget(1.0)), 5e6)
+    said = list_warnings(domain, plan(budget(1.0)), 5e6)
     assert len(said) == 2
     assert "Noise alone may raise 1,140,074 empty cells to the threshold of 8" in said[1]
-    assert len(histogram.cautions(domain, plan(budget(1.0), factor=2.0), 5e6)) == 1
-    assert len(histogram.cautions(domain, gaussian(), 5e6)) == 1
+    assert len(list_warnings(domain, plan(budget(1.0), factor=2.0), 5e6)) == 1
+    assert len(list_warnings(domain, gaussian(), 5e6)) == 1
 
 
 # What analysts get
 
 
-def released(weights: dict[int, int], domain: Domain) -> PerturbedHistogram:
+def released(weights: dict[int, int], domain: Domain) -> NoisyHistogram:
     keys = np.array(sorted(weights), dtype=np.int64)
-    return PerturbedHistogram(
+    return NoisyHistogram(
         domain=domain, plan=plan(budget(), threshold="none"), n_rows=10.0, cut=None, keys=keys, weights=np.array([weights[int(key)] for key in keys])
     )
 

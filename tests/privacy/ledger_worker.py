@@ -37,7 +37,7 @@ def main(url: str, dataset: str, folder: Path, phases: list[list[dict[str, Any]]
     done = []
     for number, workers in enumerate(phases):
         logs = [folder / f"{number}-{worker}" for worker in range(len(workers))]
-        done.append({**_phase(url, dataset, logs, workers), "n_runs": Ledger(url).spent(dataset).n_runs})
+        done.append({**_phase(url, dataset, logs, workers), "n_runs": Ledger(url).read_balance(dataset).n_runs})
     sys.stdout.write(json.dumps(done))
 
 

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from e2e.helpers import hidden, load, write_job
 from scipy import stats
 
+from dpdask.engine.account import open_ledger
 from dpdask.errors import DpdaskError
-from dpdask.jobs.charging import open_ledger
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import Job
 from dpdask.privacy.ledger import Ledger
@@ -165,7 +165,7 @@ def rows_of(act: Callable[..., Any], frame: pd.DataFrame, batch: str) -> pd.Data
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """An event, what the ε of the two laws is at least, and in how many of the first runs anything was released at all."""
+    """An event, what the ε of the two distributions is at least, and in how many of the first runs anything was released at all."""
 
     epsilon: float
     event: str
@@ -185,7 +185,7 @@ Draw: TypeAlias = Callable[[Iterable[int]], list[View]]  # views of runs with th
 
 
 def tell_apart(left: Draw, right: Draw, effort: Effort = Effort(), *, delta: float = 0.0, alpha: float = 1e-9) -> Finding:
-    """Return the lower bound on ε, at δ and up to an error of `alpha`, of the event that tells two laws of views apart best.
+    """Return the lower bound on ε, at δ and up to an error of `alpha`, of the event that tells two distributions of views apart best.
 
     An event: a leaf has a value, is there at all, or is at most a number. The first runs find events whose rates differ; fresh
     runs judge the best of these, by the bounds of Clopper and Pearson. So chance may cost runs, and never makes a finding.
@@ -261,11 +261,11 @@ def released(views: Iterable[View], rows: Iterable[int]) -> list[View]:
     return [view for view in views if any(name in view for name in names)]
 
 
-# ---- laws
+# ---- distributions
 
 
-def law_p_value(draws: np.ndarray, probability: Callable[[np.ndarray], np.ndarray]) -> float:
-    """Return the p-value of whole-number draws under a law: Pearson's test on runs of values that are expected 10 times or more."""
+def distribution_p_value(draws: np.ndarray, probability: Callable[[np.ndarray], np.ndarray]) -> float:
+    """Return the p-value of whole-number draws under a distribution: Pearson's test on runs of values that are expected 10 times or more."""
     far = int(np.abs(draws).max()) + 200
     values = np.arange(-far, far + 1)
     expected = len(draws) * probability(values)
@@ -276,12 +276,12 @@ def law_p_value(draws: np.ndarray, probability: Callable[[np.ndarray], np.ndarra
     return float(stats.chi2.sf(((found - wanted) ** 2 / wanted).sum(), len(found) - 1))
 
 
-def laplace_law(scale: float) -> Callable[[np.ndarray], np.ndarray]:
+def laplace_distribution(scale: float) -> Callable[[np.ndarray], np.ndarray]:
     """Return the probabilities of discrete Laplace noise."""
     return lambda values: math.tanh(0.5 / scale) * np.exp(-np.abs(values) / scale)
 
 
-def gaussian_law(sigma: float) -> Callable[[np.ndarray], np.ndarray]:
+def gaussian_distribution(sigma: float) -> Callable[[np.ndarray], np.ndarray]:
     """Return the probabilities of discrete Gaussian noise."""
     far = math.ceil(12 * sigma)
     total = np.exp(-(np.arange(-far, far + 1) ** 2) / (2 * sigma**2)).sum()

@@ -41,12 +41,12 @@ def randomised_responses_delta(rate: float, n: int, at: float) -> float:
 def gaussian_delta(sigma: float, shifts: tuple[int, ...], at: float) -> float:
     """The exact δ(ε) of a vector moved by whole shifts under discrete Gaussian noise: its loss, summed over every outcome."""
     x = np.arange(-math.ceil(14 * sigma), math.ceil(14 * sigma) + 1)
-    law = np.exp(-(x**2) / (2 * sigma**2))
-    law /= law.sum()
-    moved = np.array([1.0])  # the law of Σ shift · noise: all that the loss depends on
+    distribution = np.exp(-(x**2) / (2 * sigma**2))
+    distribution /= distribution.sum()
+    moved = np.array([1.0])  # the distribution of Σ shift · noise: all that the loss depends on
     for shift in shifts:
         spread = np.zeros((len(x) - 1) * abs(shift) + 1)
-        spread[:: abs(shift)] = law
+        spread[:: abs(shift)] = distribution
         moved = np.maximum(signal.fftconvolve(moved, spread), 0.0)
     position = np.arange(len(moved)) - (len(moved) - 1) / 2
     loss = (2 * position + sum(shift**2 for shift in shifts)) / (2 * sigma**2)
@@ -106,13 +106,13 @@ def test_the_discrete_gaussian_costs_no_less_than_the_exact_sum_and_little_more(
 def test_one_moved_count_is_the_worst_that_an_l1_sensitivity_allows(scale):
     """Both sides are linear in exp(ε) between the losses, so looking at the losses is looking at every ε."""
     x = np.arange(-math.ceil(45 * scale) - 10, math.ceil(45 * scale) + 11)
-    law = np.exp(-np.abs(x) / scale)
-    law /= law.sum()
+    distribution = np.exp(-np.abs(x) / scale)
+    distribution /= distribution.sum()
 
     def losses(shift: int) -> np.ndarray:
-        """The law of the loss, in units of 1 / scale, from -shift to shift."""
+        """The distribution of the loss, in units of 1 / scale, from -shift to shift."""
         steps = np.abs(x + shift) - np.abs(x)
-        return np.bincount(steps + shift, weights=law, minlength=2 * shift + 1)
+        return np.bincount(steps + shift, weights=distribution, minlength=2 * shift + 1)
 
     def delta(mass: np.ndarray, at: int) -> float:
         loss = np.arange(len(mass)) - len(mass) // 2

@@ -71,7 +71,7 @@ def test_noise_that_is_shared_between_counts_is_caught():
 
 
 def test_the_bound_holds_as_often_as_it_says():
-    """On inputs that do not differ in law the true ε is 0: the bound may pass it in 1 - confidence of the audits only."""
+    """On inputs that do not differ in distribution the true ε is 0: the bound may pass it in 1 - confidence of the audits only."""
     rng = keyed("coverage")
     event = DiscreteLaplace(scale=3.0, sensitivity=1, adjacency="add-remove")
     fresh = lambda counts: perturb(np.zeros_like(counts), event, rng=rng)  # noqa: E731 - a measurement that ignores its input
@@ -114,13 +114,13 @@ def every_pair(noise: rank_kernel.RankNoise) -> float:
     """ε* by the whole matrix Pr(w | i)."""
     n, margin = noise.n_cells, noise.margin
     size = 256 ** len(noise.weights)
-    law = np.ones(size)
+    distribution = np.ones(size)
     for k, row in enumerate(noise.weights):
-        law *= row.astype(float)[(np.arange(size) >> (8 * k)) & 255] / 2.0**63
+        distribution *= row.astype(float)[(np.arange(size) >> (8 * k)) & 255] / 2.0**63
     up = noise.sign / 2.0**63
     matrix = np.zeros((n, n + 2 * margin))
     for i in range(n):
-        for part, e in ((law * up, np.arange(size)), (law * (1 - up), -1 - np.arange(size))):
+        for part, e in ((distribution * up, np.arange(size)), (distribution * (1 - up), -1 - np.arange(size))):
             np.add.at(matrix[i], np.clip(i + e, -margin, n - 1 + margin) + margin, part)
     return float(np.log(matrix.max(axis=0) / matrix.min(axis=0)).max())
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dpdask.documents import parse_yaml, validate
 from dpdask.errors import SpecError
-from dpdask.privacy import Budget, UnitColumn, attacker_power, cautions, central_guarantee_text, guarantee_text, split_epsilon
+from dpdask.privacy import Budget, UnitColumn, attacker_power, central_guarantee_text, guarantee_text, list_cautions, split_epsilon
 
 
 def budget(text: str) -> Budget:
@@ -99,8 +99,8 @@ def test_weights_that_leave_a_column_without_a_part_are_refused(weights, what):
     with pytest.raises(SpecError, match=what) as caught:
         split_epsilon(1.0, ("a", "b"), weights)
     assert caught.value.exit_code == 64
-    assert caught.value.where == "mechanism.weights"
-    assert caught.value.mend
+    assert caught.value.where == "`weights`"
+    assert caught.value.hint
 
 
 def bound(epsilon: float, delta: float = 0.0) -> float:
@@ -176,7 +176,7 @@ def test_a_central_guarantee_of_a_unit_names_the_unit_and_its_bound():
 def test_a_number_of_rows_that_is_private_is_not_published():
     with pytest.raises(SpecError, match="cannot be published") as caught:
         central(epsilon=1.0, adjacency="add-remove", n_rows_public=True)
-    assert caught.value.where == "privacy.adjacency"
+    assert caught.value.where == "`adjacency`"
 
 
 @pytest.mark.parametrize(
@@ -219,9 +219,9 @@ def test_the_attackers_power_is_the_tighter_of_two_bounds_and_is_reached():
 
 
 def test_little_protection_is_said_of_where_the_number_of_rows_is_public():
-    assert cautions(Budget(epsilon=2.9, delta=1e-6), 10**5) == ()
-    [large] = cautions(Budget(epsilon=3.0), 10**9)
+    assert list_cautions(Budget(epsilon=2.9, delta=1e-6), 10**5) == []
+    [large] = list_cautions(Budget(epsilon=3.0), 10**9)
     assert large.startswith("ε = 3 is large")
-    [verbatim] = cautions(Budget(epsilon=1.0, delta=1e-3), 1000)
+    [verbatim] = list_cautions(Budget(epsilon=1.0, delta=1e-3), 1000)
     assert "publishing one random row verbatim would satisfy the same guarantee" in verbatim
-    assert cautions(Budget(epsilon=1.0, delta=1e-3), None) == ()
+    assert list_cautions(Budget(epsilon=1.0, delta=1e-3), None) == []

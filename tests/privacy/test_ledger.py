@@ -64,7 +64,7 @@ def test_an_intention_is_spent_and_recorded(ledger: Ledger) -> None:
     shown = ledger.show("ratings")
     assert shown.entries == (entry,)
     assert (shown.dataset, shown.head) == ("ratings", entry.digest)
-    balance = ledger.spent("ratings")
+    balance = ledger.read_balance("ratings")
     assert shown.balance == balance
     assert (balance.epsilon_limit, balance.epsilon_spent, balance.epsilon_left) == (2.0, 0.5, 1.5)
     assert (balance.delta_limit, balance.delta_spent, balance.delta_left) == (2.0**-20, 2.0**-30, 2.0**-20 - 2.0**-30)
@@ -77,7 +77,7 @@ def test_a_run_is_charged_once(ledger: Ledger) -> None:
     committed = ledger.commit("ratings", "run-1")
     assert ledger.commit("ratings", "run-1") == committed
     assert ledger.intend("ratings", "run-1", HALF) == committed
-    assert ledger.spent("ratings").epsilon_spent == 0.5
+    assert ledger.read_balance("ratings").epsilon_spent == 0.5
     assert kinds(ledger) == [("intend", "run-1"), ("commit", "run-1")]
 
 
@@ -92,10 +92,10 @@ def test_a_void_gives_back_and_a_voided_run_is_charged_anew(ledger: Ledger) -> N
     ledger.intend("ratings", "run-1", HALF)
     voided = ledger.void("ratings", "run-1")
     assert ledger.void("ratings", "run-1") == voided
-    assert (ledger.spent("ratings").epsilon_spent, ledger.spent("ratings").n_runs) == (0.0, 0)
+    assert (ledger.read_balance("ratings").epsilon_spent, ledger.read_balance("ratings").n_runs) == (0.0, 0)
     other = Charge(epsilon=2.0)
     assert ledger.intend("ratings", "run-1", other).charge == other
-    assert ledger.spent("ratings").epsilon_left == 0.0
+    assert ledger.read_balance("ratings").epsilon_left == 0.0
     assert kinds(ledger) == [("intend", "run-1"), ("void", "run-1"), ("intend", "run-1")]
     with pytest.raises(BudgetError):
         ledger.intend("ratings", "run-2", HALF)
@@ -129,7 +129,7 @@ def test_a_refusal_of_rows_is_recorded_once_for_nothing_or_for_its_charge(ledger
     ledger.intend("ratings", "run-2", HALF)
     ledger.refuse("ratings", "run-2", FREE)
     ledger.refuse("ratings", "run-3", HALF)
-    balance = ledger.spent("ratings")
+    balance = ledger.read_balance("ratings")
     assert (balance.epsilon_spent, balance.n_runs, balance.n_refused) == (0.5, 1, 3)
     assert kinds(ledger) == [("refuse", "run-1"), ("intend", "run-2"), ("refuse", "run-2"), ("refuse", "run-3")]
     ledger.intend("ratings", "run-2", HALF)  # refused for nothing: charged anew
@@ -150,7 +150,7 @@ def test_a_strict_dataset_is_made_once_and_stays(ledger: Ledger) -> None:
     assert ledger.show("ratings").strict
     assert kinds(ledger) == [("strict", "strict")]
     ledger.intend("ratings", "strict", HALF)  # a run may have that name
-    assert ledger.spent("ratings").n_runs == 1
+    assert ledger.read_balance("ratings").n_runs == 1
     assert Ledger(ledger._store._writer.url.render_as_string(hide_password=False)).init("other", 1.0, strict=True)
     assert ledger.is_strict("other")
 
@@ -202,7 +202,7 @@ def test_a_draw_is_recorded_once_and_another_one_refused(ledger: Ledger) -> None
     with pytest.raises(SpecError, match="its noise may have been seen, so it stays charged"):
         ledger.void("ratings", "run-1")
     assert ledger.refuse("ratings", "run-1", FREE).charge == HALF  # whatever the caller says
-    assert ledger.spent("ratings").epsilon_spent == 0.5
+    assert ledger.read_balance("ratings").epsilon_spent == 0.5
     ledger.intend("ratings", "run-2", HALF)
     ledger.draw("ratings", "run-2", "abc")
     assert ledger.commit("ratings", "run-2", "abc").release == "abc"
@@ -214,13 +214,13 @@ def test_a_commit_keeps_the_digest_of_its_release(ledger: Ledger) -> None:
     assert (committed.release, committed.charge) == ("abc", HALF)
     assert ledger.commit("ratings", "run-1", "other") == ledger.intend("ratings", "run-1", HALF) == committed
     assert ledger.show("ratings").entries[-1] == committed
-    assert ledger.spent("ratings").epsilon_spent == 0.5
+    assert ledger.read_balance("ratings").epsilon_spent == 0.5
     assert ledger.verify("ratings") == 2
 
 
 def test_delta_is_a_budget_too(ledger: Ledger) -> None:
     ledger.intend("ratings", "run-1", Charge(epsilon=0.1, delta=2.0**-20))
-    assert ledger.spent("ratings").delta_left == 0.0
+    assert ledger.read_balance("ratings").delta_left == 0.0
     with pytest.raises(BudgetError):
         ledger.intend("ratings", "run-2", Charge(epsilon=0.1, delta=5e-324))
     ledger.intend("ratings", "run-3", Charge(epsilon=0.1))
@@ -233,7 +233,7 @@ def test_sums_are_exact_and_rounded_against_the_releaser(url: str) -> None:
         ledger.intend("tenths", f"run-{number}", Charge(epsilon=0.1))
     with pytest.raises(BudgetError, match=r"ε 0\.0999999 and δ 0 are left"):  # ten floats 0.1 are 1 + 5.6e-16
         ledger.intend("tenths", "run-9", Charge(epsilon=0.1))
-    assert ledger.spent("tenths").epsilon_spent == math.nextafter(0.9, 1)
+    assert ledger.read_balance("tenths").epsilon_spent == math.nextafter(0.9, 1)
 
 
 def test_datasets_have_their_own_budgets_and_chains(ledger: Ledger) -> None:
@@ -241,8 +241,8 @@ def test_datasets_have_their_own_budgets_and_chains(ledger: Ledger) -> None:
     ledger.intend("ratings", "run-1", HALF)
     ledger.intend("census", "run-1", Charge(epsilon=0.5))
     assert (ledger.verify("ratings"), ledger.verify("census")) == (1, 1)
-    assert ledger.spent("census").epsilon_left == 0.0
-    assert ledger.spent("ratings").epsilon_left == 1.5
+    assert ledger.read_balance("census").epsilon_left == 0.0
+    assert ledger.read_balance("ratings").epsilon_left == 1.5
 
 
 def test_the_ledger_outlives_its_object(url: str, ledger: Ledger) -> None:
@@ -255,9 +255,9 @@ def test_the_ledger_outlives_its_object(url: str, ledger: Ledger) -> None:
 
 def test_a_preview_charges_nothing(ledger: Ledger) -> None:
     ledger.intend("ratings", "run-1", HALF)
-    assert ledger.spent("ratings", plus=HALF).epsilon_left == 1.0
-    assert ledger.spent("ratings", plus=Charge(epsilon=9.0)).epsilon_left == 0.0
-    assert ledger.spent("ratings", plus=Charge(epsilon=0.1, delta=0.5)).epsilon_spent == math.inf
+    assert ledger.read_balance("ratings", plus=HALF).epsilon_left == 1.0
+    assert ledger.read_balance("ratings", plus=Charge(epsilon=9.0)).epsilon_left == 0.0
+    assert ledger.read_balance("ratings", plus=Charge(epsilon=0.1, delta=0.5)).epsilon_spent == math.inf
     assert ledger.verify("ratings") == 1
 
 
@@ -275,7 +275,7 @@ def test_a_composer_takes_the_place_of_the_sum(url: str) -> None:
     assert seen[-1] == ([HALF] * 4, 1e-9)
     with pytest.raises(BudgetError):
         ledger.intend("ratings", "run-4", HALF)
-    assert ledger.spent("ratings").epsilon_left == 0.0
+    assert ledger.read_balance("ratings").epsilon_left == 0.0
 
 
 def test_a_composer_that_knows_no_number_charges_nothing(url: str) -> None:
@@ -283,7 +283,7 @@ def test_a_composer_that_knows_no_number_charges_nothing(url: str) -> None:
     ledger.init("ratings", 1.0)
     with pytest.raises(BudgetError):
         ledger.intend("ratings", "run-1", HALF)
-    assert ledger.spent("ratings", plus=HALF).epsilon_spent == math.inf
+    assert ledger.read_balance("ratings", plus=HALF).epsilon_spent == math.inf
     assert ledger.verify("ratings") == 0
 
 
@@ -387,7 +387,7 @@ def test_the_same_limit_again_changes_nothing(ledger: Ledger) -> None:
 def test_another_limit_is_refused(ledger: Ledger, epsilon: float, delta: float) -> None:
     with pytest.raises(SpecError, match=r"has a limit already: ε 2\.0 and δ 9\.5367431640625e-07"):
         ledger.init("ratings", epsilon, delta)
-    assert ledger.spent("ratings").epsilon_limit == 2.0
+    assert ledger.read_balance("ratings").epsilon_limit == 2.0
 
 
 def test_another_charge_for_a_run_is_refused(ledger: Ledger) -> None:
@@ -417,14 +417,14 @@ def test_a_void_needs_an_intention_that_is_not_committed(ledger: Ledger) -> None
     ledger.commit("ratings", "run-1")
     with pytest.raises(SpecError, match="is committed"):
         ledger.void("ratings", "run-1")
-    assert ledger.spent("ratings").epsilon_spent == 0.5
+    assert ledger.read_balance("ratings").epsilon_spent == 0.5
 
 
 CALLS: list[Callable[[Ledger], object]] = [
     lambda ledger: ledger.intend("unknown", "run", HALF),
     lambda ledger: ledger.commit("unknown", "run"),
     lambda ledger: ledger.void("unknown", "run"),
-    lambda ledger: ledger.spent("unknown"),
+    lambda ledger: ledger.read_balance("unknown"),
     lambda ledger: ledger.show("unknown"),
     lambda ledger: ledger.verify("unknown"),
 ]
@@ -539,7 +539,7 @@ def test_tampering_is_found_and_named(ledger: Ledger, case: str) -> None:
     assert ledger.verify("ratings") == 6
     with another_hand(ledger) as connection:
         tamper(connection)
-    for call in (ledger.verify, ledger.show, ledger.spent, lambda dataset: ledger.intend(dataset, "run-9", Charge(epsilon=0.0))):
+    for call in (ledger.verify, ledger.show, ledger.read_balance, lambda dataset: ledger.intend(dataset, "run-9", Charge(epsilon=0.0))):
         with pytest.raises(DataError, match=f"dataset 'ratings': the chain is broken: .*{named}"):
             call("ratings")
 
@@ -711,4 +711,4 @@ def test_a_killed_run_is_charged_once_when_it_is_run_again(url: str, ledger: Led
         assert [each["statuses"] for each in (killed, again, whole)] == [[-signal.SIGKILL], [-signal.SIGKILL], [0]]
         assert [each["n_runs"] for each in (killed, again, whole)] == [before + charged, before + charged, before + 1]
     assert kinds(ledger) == [(kind, moment) for moment in moments for kind in ("intend", "commit")]
-    assert ledger.spent("ratings").epsilon_spent == 0.75
+    assert ledger.read_balance("ratings").epsilon_spent == 0.75

@@ -82,6 +82,6 @@ def test_a_race_in_which_workers_are_killed_charges_every_run_once(url: str, tmp
 def test_racing_inits_make_one_ledger(url: str, tmp_path: Path) -> None:
     workers = [{"runs": [], "init": 1.0 + number % 2} for number in range(N_WORKERS)]
     [race] = run_phases(url, "ratings", tmp_path, [workers])
-    limit = Ledger(url).spent("ratings").epsilon_limit
+    limit = Ledger(url).read_balance("ratings").epsilon_limit
     assert limit in (1.0, 2.0)
     assert [status == 0 for status in race["statuses"]] == [worker["init"] == limit for worker in workers]

@@ -2,7 +2,7 @@
 
 Each job runs on both tables with many seeds. An event of what is seen (values, counts, card, manifest, file names and sizes, how
 the run ended) that is far more likely on one than ε and δ allow fails the test: the two rates must differ by 0.7 to be looked at, by
-less in the slow version. So this finds exact leaks, as planted breaks show; noise of a wrong size is found by `test_neighbours_laws.py`.
+less in the slow version. So this finds exact leaks, as planted breaks show; noise of a wrong size is found by `test_neighbours_distributions.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from privacy.outsider import Bench, Effort, Finding, View, released, tell_apart
 
 from dpdask.errors import DataError
 from dpdask.io import parquet
-from dpdask.jobs.kinds import central
+from dpdask.mechanisms.copula import spec as copula
+from dpdask.mechanisms.marginals import spec as marginals
 
 PUBLIC = "(the public table)"
 CASES = {case.name: case for case in (*dip_cases(PUBLIC), *central_cases(), *interval_cases())}
@@ -135,12 +136,13 @@ def test_a_refusal_that_depends_on_a_value_is_found(tmp_path: Path, monkeypatch:
 
 
 def test_the_exact_number_of_rows_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = central.measure
+    measure = marginals.measure
 
     def exact(counts: Any, planned: Any, **options: Any) -> Any:
         return measure(counts, planned, **{**options, "n_rows_public": True})
 
-    monkeypatch.setattr(central, "measure", exact)
+    for module in (marginals, copula):
+        monkeypatch.setattr(module, "measure", exact)
     for name in ("marginals-add-remove-row", "copula-add-remove-unit"):
         found = audit(tmp_path / name, CASES[name])
         assert found.epsilon > EPSILON, found.event

@@ -1,4 +1,4 @@
-"""The noise that is really drawn, against its exact law: too little fails, too much fails, and the secure and the keyed agree."""
+"""The noise that is really drawn, against its exact distribution: too little fails, too much fails, and the secure and the keyed agree."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from dpdask.streams import RunKey, stream
 ALPHA = 1e-10  # how often a right sampler may fail, per test
 N = 20_000
 
-Law = tuple[np.ndarray, np.ndarray]
+Distribution = tuple[np.ndarray, np.ndarray]
 
 
-def laplace_law(scale: float) -> Law:
+def laplace_distribution(scale: float) -> Distribution:
     x = np.arange(-math.ceil(45 * scale) - 1, math.ceil(45 * scale) + 2)
     return x, np.exp(-np.abs(x) / scale) * math.tanh(1 / (2 * scale))
 
 
-def gaussian_law(sigma: float) -> Law:
+def gaussian_distribution(sigma: float) -> Distribution:
     x = np.arange(-math.ceil(14 * sigma) - 1, math.ceil(14 * sigma) + 2)
     mass = np.exp(-(x**2) / (2 * sigma**2))
     return x, mass / mass.sum()
 
 
-def spread_fits(draws: np.ndarray, law: Law) -> bool:
+def spread_fits(draws: np.ndarray, distribution: Distribution) -> bool:
     """A two-sided test of the mean square."""
-    x, mass = law
+    x, mass = distribution
     variance, fourth = (x**2 * mass).sum(), (x.astype(float) ** 4 * mass).sum()
     z = ((draws.astype(float) ** 2).mean() - variance) / math.sqrt((fourth - variance**2) / len(draws))
     return bool(2 * stats.norm.sf(abs(z)) > ALPHA)
 
 
-def shape_fits(draws: np.ndarray, law: Law) -> bool:
+def shape_fits(draws: np.ndarray, distribution: Distribution) -> bool:
     """A chi-square test on about 24 intervals of equal probability."""
-    x, mass = law
+    x, mass = distribution
     part = np.minimum((np.cumsum(mass) - mass / 2) * 24, 23).astype(int)
     _, part = np.unique(part, return_inverse=True)
     expected = np.bincount(part, weights=mass) * len(draws)
@@ -57,8 +57,8 @@ def shape_fits(draws: np.ndarray, law: Law) -> bool:
     return bool(stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), len(expected) - 1) > ALPHA)
 
 
-def fits(draws: np.ndarray, law: Law) -> bool:
-    return spread_fits(draws, law) and shape_fits(draws, law)
+def fits(draws: np.ndarray, distribution: Distribution) -> bool:
+    return spread_fits(draws, distribution) and shape_fits(draws, distribution)
 
 
 def keyed(name: str) -> Any:
@@ -70,57 +70,57 @@ def lone(draws: np.ndarray) -> bool:
     return bool(abs(np.corrcoef(np.clip(draws[:-1], -99, 99), np.clip(draws[1:], -99, 99))[0, 1]) < 7 / math.sqrt(len(draws)))
 
 
-SAMPLERS: list[tuple[Callable[..., np.ndarray], Callable[[float], Law]]] = [
-    (noise.discrete_laplace, laplace_law),
-    (noise.discrete_gaussian, gaussian_law),
+SAMPLERS: list[tuple[Callable[..., np.ndarray], Callable[[float], Distribution]]] = [
+    (noise.discrete_laplace, laplace_distribution),
+    (noise.discrete_gaussian, gaussian_distribution),
 ]
-KINDS = pytest.mark.parametrize(("sample", "law"), SAMPLERS, ids=["laplace", "gaussian"])
+KINDS = pytest.mark.parametrize(("sample", "distribution"), SAMPLERS, ids=["laplace", "gaussian"])
 
 
 @KINDS
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
 @pytest.mark.parametrize("scale", [0.4, 3.3, 57.2])
-def test_the_noise_has_its_law_and_neither_half_nor_twice_of_it(sample, law, secure, scale):
+def test_the_noise_has_its_distribution_and_neither_half_nor_twice_of_it(sample, distribution, secure, scale):
     def drawn(at: float) -> np.ndarray:
         return sample(np.zeros(N, dtype=np.int64), at, rng=None if secure else keyed(f"{sample.__name__} {at}"))
 
     right = drawn(scale)
     assert right.dtype == np.int64
-    assert spread_fits(right, law(scale))
-    assert shape_fits(right, law(scale))
+    assert spread_fits(right, distribution(scale))
+    assert shape_fits(right, distribution(scale))
     assert lone(right)
     for factor in (0.5, 2.0):
         wrong = drawn(scale * factor)
-        assert not spread_fits(wrong, law(scale))
-        assert not shape_fits(wrong, law(scale))
+        assert not spread_fits(wrong, distribution(scale))
+        assert not shape_fits(wrong, distribution(scale))
 
 
 @KINDS
-def test_five_percent_too_little_or_too_much_is_found_with_enough_draws(sample, law):
+def test_five_percent_too_little_or_too_much_is_found_with_enough_draws(sample, distribution):
     draws = [sample(np.zeros(200_000, dtype=np.int64), 20.0 * factor, rng=keyed("power")) for factor in (0.95, 1.0, 1.05)]
-    assert [fits(each, law(20.0)) for each in draws] == [False, True, False]
+    assert [fits(each, distribution(20.0)) for each in draws] == [False, True, False]
 
 
-def test_one_law_is_not_taken_for_the_other():
+def test_one_distribution_is_not_taken_for_the_other():
     flat = np.zeros(N, dtype=np.int64)
     sigma = 20.0
-    assert not fits(noise.discrete_laplace(flat, sigma / math.sqrt(2), rng=keyed("a")), gaussian_law(sigma))
-    assert not fits(noise.discrete_gaussian(flat, sigma * math.sqrt(2), rng=keyed("b")), laplace_law(sigma))
+    assert not fits(noise.discrete_laplace(flat, sigma / math.sqrt(2), rng=keyed("a")), gaussian_distribution(sigma))
+    assert not fits(noise.discrete_gaussian(flat, sigma * math.sqrt(2), rng=keyed("b")), laplace_distribution(sigma))
 
 
 @KINDS
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
-def test_noise_is_added_to_each_count_in_its_place(sample, law, secure):
+def test_noise_is_added_to_each_count_in_its_place(sample, distribution, secure):
     counts = np.array([[0, 2**53], [-(2**53), 12345]]).repeat(6000, axis=1)  # several chunks
     noisy = sample(counts, 2.0, rng=None if secure else keyed("place"))
     assert noisy.shape == counts.shape
     assert np.abs(noisy - counts).max() < 200
-    assert fits((noisy - counts).ravel()[:N], law(2.0))
+    assert fits((noisy - counts).ravel()[:N], distribution(2.0))
     assert sample(np.empty((0, 3), dtype=np.int64), 2.0).shape == (0, 3)
 
 
 @KINDS
-def test_secure_noise_never_repeats_and_keyed_noise_always_does(sample, law):
+def test_secure_noise_never_repeats_and_keyed_noise_always_does(sample, distribution):
     counts = np.zeros(64, dtype=np.int64)
     assert not (sample(counts, 1e6) == sample(counts, 1e6)).all()
     assert (sample(counts, 1e6, rng=keyed("same")) == sample(counts, 1e6, rng=keyed("same"))).all()
@@ -135,14 +135,14 @@ def test_the_keyed_noise_does_not_change_unnoticed():
 
 @KINDS
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan, 2.0**48 * (1 + 2**-52), 1e300])
-def test_a_scale_out_of_range_is_refused(sample, law, scale):
+def test_a_scale_out_of_range_is_refused(sample, distribution, scale):
     with pytest.raises(SpecError, match="scale"):
         sample(np.zeros(1, dtype=np.int64), scale)
 
 
 @KINDS
 @pytest.mark.parametrize("count", [2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63)])
-def test_a_count_that_could_saturate_is_refused_without_showing_it(sample, law, count):
+def test_a_count_that_could_saturate_is_refused_without_showing_it(sample, distribution, count):
     with pytest.raises(SpecError) as caught:
         sample(np.array([0, count]), 1.0)
     assert str(count) not in str(caught.value)
@@ -150,7 +150,7 @@ def test_a_count_that_could_saturate_is_refused_without_showing_it(sample, law, 
 
 @KINDS
 @pytest.mark.parametrize("counts", [np.zeros(2), np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.uint64)])
-def test_what_is_not_int64_is_refused(sample, law, counts):
+def test_what_is_not_int64_is_refused(sample, distribution, counts):
     with pytest.raises(SpecError, match="int64"):
         sample(counts, 1.0)
 
@@ -185,11 +185,11 @@ GAUSSIAN = DiscreteGaussian(sigma=11.0, sensitivity=math.sqrt(2), adjacency="rep
 
 
 @lru_cache
-def law_of(event: DiscreteLaplace | DiscreteGaussian) -> Law:
-    """The law of the noise that would cost what the accountant says of the event, found without asking for its scale."""
+def distribution_of(event: DiscreteLaplace | DiscreteGaussian) -> Distribution:
+    """The distribution of the noise that would cost what the accountant says of the event, found without asking for its scale."""
     if isinstance(event, DiscreteLaplace):
-        return laplace_law(2 / epsilon(event, 0))  # 2 is the sensitivity of a histogram, counted in tests/references
-    return gaussian_law(noise_scale("gaussian", 1, epsilon(event, 1e-6), 1e-6, math.sqrt(2), "replace-one"))
+        return laplace_distribution(2 / epsilon(event, 0))  # 2 is the sensitivity of a histogram, counted in tests/references
+    return gaussian_distribution(noise_scale("gaussian", 1, epsilon(event, 1e-6), 1e-6, math.sqrt(2), "replace-one"))
 
 
 @pytest.mark.parametrize("event", [LAPLACE, GAUSSIAN], ids=["laplace", "gaussian"])
@@ -198,18 +198,18 @@ def test_what_is_drawn_is_what_the_accountant_is_told(event, secure, monkeypatch
     def drawn() -> np.ndarray:
         return noise.perturb(np.zeros(N, dtype=np.int64), event, rng=None if secure else keyed("event"))
 
-    assert fits(drawn(), law_of(event))
+    assert fits(drawn(), distribution_of(event))
     key = "scale" if isinstance(event, DiscreteLaplace) else "sigma"
     for factor in (0.5, 2.0):
-        assert not fits(drawn(), law_of(replace(event, **{key: getattr(event, key) * factor})))  # the event changed alone
+        assert not fits(drawn(), distribution_of(replace(event, **{key: getattr(event, key) * factor})))  # the event changed alone
     if isinstance(event, DiscreteLaplace):
-        assert not fits(drawn(), law_of(replace(event, sensitivity=1)))
+        assert not fits(drawn(), distribution_of(replace(event, sensitivity=1)))
     name = f"discrete_{'laplace' if isinstance(event, DiscreteLaplace) else 'gaussian'}"
     honest = getattr(noise, name)
     for factor in (0.5, 2.0):
         with monkeypatch.context() as patch:  # the noise changed alone
             patch.setattr(noise, name, lambda counts, scale, rng=None, factor=factor: honest(counts, scale * factor, rng=rng))
-            assert not fits(drawn(), law_of(event))
+            assert not fits(drawn(), distribution_of(event))
 
 
 PINNED_LAPLACE = [5, 8, -1, -3, -3, -9, 1, 2]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.privacy.rounding import rounded_down, rounded_up, rounded_up_sum
+from dpdask.privacy.rounding import round_down, round_up, round_up_sum
 
 POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
 
@@ -17,21 +17,21 @@ POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
 @given(POSITIVE, st.integers(1, 10**9))
 def test_a_share_is_the_nearest_float_on_its_side(value: float, parts: int) -> None:
     exact = Fraction(value) / parts
-    down, up = rounded_down(exact), rounded_up(exact)
+    down, up = round_down(exact), round_up(exact)
     assert Fraction(down) <= exact <= Fraction(up)
     assert up == down or up == math.nextafter(down, math.inf)
 
 
 @given(st.lists(POSITIVE, min_size=1, max_size=9))
 def test_a_sum_is_never_below_the_exact_one(parts: list[float]) -> None:
-    exact, found = sum(map(Fraction, parts)), rounded_up_sum(parts)
+    exact, found = sum(map(Fraction, parts)), round_up_sum(parts)
     assert Fraction(found) >= exact
     assert Fraction(math.nextafter(found, 0.0)) < exact
 
 
 def test_plain_sums_would_fall_short() -> None:
     assert pytest.approx(0.8) == 0.7 + 0.1
-    assert Fraction(0.7 + 0.1) < Fraction(0.7) + Fraction(0.1) <= Fraction(rounded_up_sum([0.7, 0.1]))
-    assert rounded_up_sum([]) == 0.0
-    assert rounded_up(Fraction(10) ** 400) == math.inf
-    assert Fraction(rounded_down(Fraction(-1, 3))) <= Fraction(-1, 3)
+    assert Fraction(0.7 + 0.1) < Fraction(0.7) + Fraction(0.1) <= Fraction(round_up_sum([0.7, 0.1]))
+    assert round_up_sum([]) == 0.0
+    assert round_up(Fraction(10) ** 400) == math.inf
+    assert Fraction(round_down(Fraction(-1, 3))) <= Fraction(-1, 3)

@@ -22,7 +22,7 @@ from distributed import Client, Future, LocalCluster
 from e2e.helpers import hidden, load, write_job
 from privacy.surfaces import Surfaces, forms
 
-from dpdask.connect import connected
+from dpdask.connect import open_cluster
 from dpdask.errors import DataError
 from dpdask.jobs.run import run_job
 
@@ -104,7 +104,7 @@ def run_watched(job: Path, out: Path, cluster: LocalCluster, surfaces: Surfaces,
 
     def run() -> None:
         try:
-            with connected(load(job).file.cluster, cluster.scheduler_address):
+            with open_cluster(load(job).file.cluster, cluster.scheduler_address):
                 run_job(load(job), lambda *_: keys.update(path.read_bytes() for path in [hidden(out) / "run.key"] if path.exists()))
         except DataError as error:
             errors.append(error)

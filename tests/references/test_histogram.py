@@ -182,13 +182,13 @@ def test_the_sensitivity_of_the_event_is_the_largest_change_of_the_counts(grid: 
 WIDE = cells(value_codec(), 20_000)
 
 
-def drawn_fits(scale_of_law: float, adjacency: Any, secure: bool) -> bool:
+def drawn_fits(scale_of_distribution: float, adjacency: Any, secure: bool) -> bool:
     statistic = CellCounts(np.full(WIDE.n_cells, 100))
     noisy, _ = noisy_counts(WIDE, statistic, 0.5, adjacency, rng=None if secure else keyed("draw"))
     e = np.abs(noisy - 100)
-    ratio = math.exp(-1 / scale_of_law)
-    top = round(3 * scale_of_law)
-    expected = np.array([math.tanh(1 / (2 * scale_of_law)) * ratio**k * (2 if k else 1) for k in range(top)])
+    ratio = math.exp(-1 / scale_of_distribution)
+    top = round(3 * scale_of_distribution)
+    expected = np.array([math.tanh(1 / (2 * scale_of_distribution)) * ratio**k * (2 if k else 1) for k in range(top)])
     expected = np.append(expected, 1 - expected.sum()) * len(e)
     observed = np.bincount(np.minimum(e, top), minlength=top + 1)
     return bool(stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), top) > ALPHA)
@@ -197,7 +197,7 @@ def drawn_fits(scale_of_law: float, adjacency: Any, secure: bool) -> bool:
 @pytest.mark.parametrize(("adjacency", "sensitivity"), [("replace-one", 2), ("add-remove", 1)])
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
 def test_the_noise_drawn_costs_the_epsilon_accounted_and_neither_changes_alone(adjacency, sensitivity, secure, monkeypatch):
-    """The law is derived from the accountant's price of the event and the brute-forced sensitivity, never from the scale."""
+    """The distribution is derived from the accountant's price of the event and the brute-forced sensitivity, never from the scale."""
     event = histogram_event(0.5, adjacency)
     assert paid(event, 0) == 0.5
     assert drawn_fits(sensitivity / paid(event, 0), adjacency, secure)

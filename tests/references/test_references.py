@@ -93,7 +93,7 @@ def test_known_probabilities_of_levels_are_rescaled_to_one() -> None:
     assert result.probabilities.sum() == pytest.approx(1.0, abs=1e-15)
 
 
-def test_a_known_discrete_law_gives_the_levels_probabilities() -> None:
+def test_a_known_discrete_distribution_gives_the_levels_probabilities() -> None:
     result = known(level_codec([0, 1, 2]), name="binom", n=2, p=0.3)
     assert isinstance(result, LevelDistribution)
     assert result.probabilities == pytest.approx([0.49, 0.42, 0.09])
@@ -132,7 +132,7 @@ def test_a_declaration_that_does_not_fit_the_levels_is_refused(column: dict[str,
         level_codec([dt.date(2020, 1, 1), dt.date(2020, 1, 2)]),
     ],
 )
-def test_a_law_on_numbers_is_refused_for_levels_that_are_none(codec: LevelCodec) -> None:
+def test_a_distribution_on_numbers_is_refused_for_levels_that_are_none(codec: LevelCodec) -> None:
     with pytest.raises(SpecError, match="probabilities"):
         known(codec, name="bernoulli", p=0.5)
 
@@ -142,7 +142,7 @@ def read(reference: Any, points: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("law", "column"),
+    ("distribution", "column"),
     [
         (stats.norm(2.0, 3.0), {"name": "norm", "loc": 2.0, "scale": 3.0}),
         (stats.expon(scale=5), {"name": "expon", "scale": 5}),
@@ -151,16 +151,16 @@ def read(reference: Any, points: np.ndarray) -> np.ndarray:
         (stats.beta(0.5, 0.5), {"name": "beta", "a": 0.5, "b": 0.5}),
     ],
 )
-def test_the_cdf_of_a_known_law_is_followed_within_its_stated_error(law: Any, column: dict[str, Any]) -> None:
+def test_the_cdf_of_a_known_distribution_is_followed_within_its_stated_error(distribution: Any, column: dict[str, Any]) -> None:
     reference = known(value_codec(nulls=False), **column)
     assert isinstance(reference, RankDistribution)
-    points = law.ppf(np.random.default_rng(1).random(5000))
-    worst = np.abs(read(reference, points) - law.cdf(points)).max()
+    points = distribution.ppf(np.random.default_rng(1).random(5000))
+    worst = np.abs(read(reference, points) - distribution.cdf(points)).max()
     assert worst <= reference.rank_error == 2.0**-15
     assert len(reference.x) <= 2**16
 
 
-def test_the_cdf_of_a_known_law_of_whole_numbers_is_exact_at_whole_numbers() -> None:
+def test_the_cdf_of_a_known_distribution_of_whole_numbers_is_exact_at_whole_numbers() -> None:
     reference = known(value_codec(type=pa.int32()), name="poisson", mu=40.0)
     points = np.arange(10.0, 80.0)
     np.testing.assert_allclose(read(reference, points), stats.poisson(40.0).cdf(points), rtol=0, atol=1e-11)
@@ -242,6 +242,6 @@ def test_every_reference_says_who_is_protected_and_who_is_not() -> None:
         (pa.float16(), {"name": "norm", "scale": 1e6}),
     ],
 )
-def test_a_law_whose_values_the_columns_type_cannot_hold_is_refused(type_: pa.DataType, column: dict[str, Any]) -> None:
+def test_a_distribution_whose_values_the_columns_type_cannot_hold_is_refused(type_: pa.DataType, column: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match="cannot hold"):
         known(value_codec(type=type_), **column)

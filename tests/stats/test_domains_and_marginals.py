@@ -1,4 +1,4 @@
-"""Marginals of code matrices against pandas, their merge laws, and what they refuse."""
+"""MarginalCounts of code matrices against pandas, their merge laws, and what they refuse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpdask.stats import Clique, Domain, MarginalCounter, Marginals
+from dpdask.stats import Clique, Domain, MarginalCounter, MarginalCounts
 
 DOMAIN = Domain(names=("sex", "age", "one", "income"), sizes=(2, 5, 1, 3))
 TRIPLE: Clique = ("income", "sex", "age")
@@ -31,7 +31,7 @@ def expected_table(domain: Domain, codes: np.ndarray, clique: Clique) -> np.ndar
     return counts.reindex(index, fill_value=0).to_numpy(dtype=np.int64).reshape(domain.shape_of(clique))
 
 
-def plain(marginals: Marginals) -> object:
+def plain(marginals: MarginalCounts) -> object:
     cliques = {clique: counts.tolist() for clique, counts in marginals.cliques.items()}
     return marginals.domain, marginals.n_rows, marginals.one_way.tolist(), marginals.pairs.tolist(), cliques
 
@@ -50,7 +50,7 @@ def all_cliques(domain: Domain) -> list[Clique]:
 def test_every_table_equals_pandas(sizes: list[int], n_rows: int, seed: int) -> None:
     domain = Domain(names=tuple(f"c{i}" for i in range(len(sizes))), sizes=tuple(sizes))
     codes = random_codes(domain, n_rows, seed)
-    marginals = Marginals.of_codes(domain, codes)
+    marginals = MarginalCounts.of_codes(domain, codes)
     assert marginals.n_rows == n_rows
     for clique in all_cliques(domain):
         table = marginals.table(clique)
@@ -61,14 +61,14 @@ def test_every_table_equals_pandas(sizes: list[int], n_rows: int, seed: int) -> 
 @pytest.mark.parametrize("two_way", [True, False])
 def test_a_chosen_clique_is_found_in_any_order_of_its_attributes(two_way: bool) -> None:
     codes = random_codes(DOMAIN, 500)
-    marginals = Marginals.of_codes(DOMAIN, codes, [TRIPLE, ("age", "sex"), TRIPLE], two_way=two_way)
+    marginals = MarginalCounts.of_codes(DOMAIN, codes, [TRIPLE, ("age", "sex"), TRIPLE], two_way=two_way)
     assert list(marginals.cliques) == [TRIPLE, ("age", "sex")]
     for clique in [TRIPLE, ("age", "income", "sex"), ("age", "sex"), ("sex", "age"), *((name,) for name in DOMAIN.names)]:
         np.testing.assert_array_equal(marginals.table(clique), expected_table(DOMAIN, codes, clique))
 
 
 def test_what_was_not_counted_is_refused() -> None:
-    marginals = Marginals.of_codes(DOMAIN, random_codes(DOMAIN, 9), two_way=False)
+    marginals = MarginalCounts.of_codes(DOMAIN, random_codes(DOMAIN, 9), two_way=False)
     assert marginals.pairs.shape == (0,)
     for clique in [("sex", "age"), TRIPLE]:
         with pytest.raises(ValueError, match="not counted"):
@@ -85,15 +85,15 @@ def test_what_was_not_counted_is_refused() -> None:
 @given(n_rows=st.lists(st.integers(0, 20), min_size=1, max_size=5))
 def test_merged_marginals_are_those_of_all_rows_in_any_grouping(two_way: bool, n_rows: list[int]) -> None:
     batches = [random_codes(DOMAIN, n, seed) for seed, n in enumerate(n_rows)]
-    parts = [Marginals.of_codes(DOMAIN, batch, [TRIPLE], two_way=two_way) for batch in batches]
-    identity = Marginals.identity(DOMAIN, [TRIPLE], two_way=two_way)
+    parts = [MarginalCounts.of_codes(DOMAIN, batch, [TRIPLE], two_way=two_way) for batch in batches]
+    identity = MarginalCounts.identity(DOMAIN, [TRIPLE], two_way=two_way)
     before = [plain(part) for part in parts]
     forward, backward = identity, identity
     for part in parts:
         forward = forward.merge(part)
     for part in reversed(parts):
         backward = part.merge(backward)
-    expected = plain(Marginals.of_codes(DOMAIN, np.concatenate(batches, axis=1), [TRIPLE], two_way=two_way))
+    expected = plain(MarginalCounts.of_codes(DOMAIN, np.concatenate(batches, axis=1), [TRIPLE], two_way=two_way))
     assert plain(forward) == plain(backward) == plain(identity.merge(*parts)) == plain(parts[0].merge(*parts[1:])) == expected
     assert [plain(part) for part in parts] == before
     assert plain(identity)[1] == 0
@@ -105,15 +105,15 @@ def test_a_counter_adds_batches_and_starts_again_after_its_result() -> None:
     for batch in np.split(codes, [100, 100, 350], axis=1):
         counter.add(np.ascontiguousarray(batch))
     first = counter.result()
-    assert plain(first) == plain(Marginals.of_codes(DOMAIN, codes, [TRIPLE]))
-    assert plain(counter.result()) == plain(Marginals.identity(DOMAIN, [TRIPLE]))
+    assert plain(first) == plain(MarginalCounts.of_codes(DOMAIN, codes, [TRIPLE]))
+    assert plain(counter.result()) == plain(MarginalCounts.identity(DOMAIN, [TRIPLE]))
     assert first.n_rows == first.table(TRIPLE).sum() == 700
 
 
 def test_one_attribute_has_one_way_counts_alone() -> None:
     domain = Domain(names=("only",), sizes=(300,))
     codes = random_codes(domain, 1000)
-    marginals = Marginals.of_codes(domain, codes)
+    marginals = MarginalCounts.of_codes(domain, codes)
     assert marginals.pairs.shape == (0,)
     np.testing.assert_array_equal(marginals.table(("only",)), np.bincount(codes[0], minlength=300))
 
@@ -128,9 +128,9 @@ def test_codes_that_are_no_levels_or_of_another_shape_are_refused() -> None:
 
 
 def test_marginals_of_other_domains_or_cliques_do_not_merge() -> None:
-    marginals = Marginals.identity(DOMAIN)
+    marginals = MarginalCounts.identity(DOMAIN)
     other = Domain(names=("a", "b", "c", "d"), sizes=DOMAIN.sizes)
-    for part in [Marginals.identity(other), Marginals.identity(DOMAIN, [TRIPLE]), Marginals.identity(DOMAIN, two_way=False)]:
+    for part in [MarginalCounts.identity(other), MarginalCounts.identity(DOMAIN, [TRIPLE]), MarginalCounts.identity(DOMAIN, two_way=False)]:
         with pytest.raises(ValueError, match="cannot be merged"):
             marginals.merge(part)
 
@@ -138,7 +138,7 @@ def test_marginals_of_other_domains_or_cliques_do_not_merge() -> None:
 @pytest.mark.parametrize("clique", [(), ("sex", "sex"), ("height",)])
 def test_cliques_that_are_none_are_refused(clique: Clique) -> None:
     with pytest.raises(ValueError, match="attribute"):
-        Marginals.identity(DOMAIN, [clique])
+        MarginalCounts.identity(DOMAIN, [clique])
 
 
 def test_a_domain_knows_its_attributes_and_cliques() -> None:
@@ -168,6 +168,6 @@ def test_a_domain_that_is_none_is_refused(names: tuple[str, ...], sizes: tuple[i
 
 
 def test_marginals_travel_and_show_no_counts() -> None:
-    marginals = Marginals.of_codes(DOMAIN, random_codes(DOMAIN, 50), [TRIPLE])
+    marginals = MarginalCounts.of_codes(DOMAIN, random_codes(DOMAIN, 50), [TRIPLE])
     assert plain(pickle.loads(pickle.dumps(marginals))) == plain(marginals)
     assert "array" not in repr(marginals)

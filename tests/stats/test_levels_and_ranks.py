@@ -133,7 +133,7 @@ def test_the_rank_error_of_millions_of_rows_is_below_2_to_the_minus_15() -> None
     batches = [rng.lognormal(size=300_000) for _ in range(8)]
     summary = RankSummary.identity(PLAIN).merge(*(RankSummary.of_batch(PLAIN, pa.array(batch)) for batch in batches))
     assert len(summary.values) <= ranks.MAX_POINTS
-    cut = summary.compressed(ranks.MAX_KNOTS)
+    cut = summary.compress(ranks.MAX_KNOTS)
     assert len(cut.values) <= ranks.MAX_KNOTS
     everything = np.concatenate(batches)
     assert 0 < measured_error(cut, everything) <= cut.error <= ranks.MAX_RANK_ERROR * len(everything)

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
+from pydantic import Field
 
-from dpdask.errors import SpecError
+from dpdask.documents import Document
 from dpdask.kernels import correlation as correlation_kernel
 from dpdask.kernels import decode as decode_kernel
 from dpdask.kernels import marginals as marginals_kernel
 from dpdask.kernels import normal as normal_kernel
-from dpdask.mechanisms.copula.model import CHUNK_ROWS, CopulaModel, Node, draw_latents, draw_uniforms, n_latents_of
+from dpdask.mechanisms.columns import CHUNK_ROWS
+from dpdask.mechanisms.copula.model import CopulaModel, Node, draw_latents, draw_uniforms, n_latents_of
 from dpdask.mechanisms.marginals.denoise import Denoised, denoise, dependence_tree
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
 
@@ -26,9 +28,8 @@ _MOST_REFINED = 1200  # latent variables: beyond, a refinement costs more than t
 _REFINEMENT_GAIN = 0.7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopulaOptions:
-    """What of the fit can be switched off, to see what it is worth; the defaults are what it is for.
+class CopulaOptions(Document):
+    """Steps of the fit that can be switched off, to measure what each of them contributes; by default all are on.
 
     Attributes
     ----------
@@ -44,26 +45,23 @@ class CopulaOptions:
         How often the correlations are corrected by what a sample of the model shows; never where every column has at most
         two levels, which need none, nor beyond 1,200 latent variables, where it would take longer than the fit.
 
-    Raises
-    ------
-    SpecError
-        If `refinements` is no whole number, at least 0.
+    Examples
+    --------
+    >>> import dpdask
+    >>> dpdask.CopulaOptions(tree=False).refinements
+    3
     """
 
     consistency: bool = True
     shrinkage: bool = True
     significance: bool = True
     tree: bool = True
-    refinements: int = 3
-
-    def __post_init__(self) -> None:
-        if type(self.refinements) is not int or self.refinements < 0:
-            raise SpecError("must be a whole number, at least 0", "refinements")
+    refinements: int = Field(default=3, ge=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport:
-    """What the fit met; computed from noisy tables, so safe to publish.
+    """Measures of the fit; computed from noisy tables, so safe to publish.
 
     Attributes
     ----------
@@ -74,7 +72,7 @@ class FitReport:
     moved
         The root mean square by which the nearest correlation matrix differs from the wanted one.
     n_iterations, residual
-        Of the search for it, the last time.
+        The iterations and the residual of the last search for that matrix.
     """
 
     n_latents: int
@@ -107,7 +105,7 @@ def fit_copula(noisy: NoisyMarginals, rng: Generator, options: CopulaOptions | N
 
     References
     ----------
-    Asghar et al., section 3.3. The calibrated choice of one level is not in the paper.
+    Asghar et al., section 3.3. The calibrated choice of one level is not in the paper (docs/explanation/math.md, Decoding).
     """
     options = options or CopulaOptions()
     cleaned = denoise(noisy, consistency=options.consistency, shrinkage=options.shrinkage, significance=options.significance)
@@ -119,7 +117,7 @@ def fit_copula(noisy: NoisyMarginals, rng: Generator, options: CopulaOptions | N
         return model, report  # thresholds of single latent variables meet every pair already
     for _ in range(options.refinements):
         found = marginals_kernel.count_pairs(codes, np.array(noisy.domain.sizes, dtype=np.int64))
-        wanted = [group.corrected(tables, found, codes.shape[1], _REFINEMENT_GAIN) for group, tables in zip(cleaned.groups, wanted, strict=True)]
+        wanted = [group.correct(tables, found, codes.shape[1], _REFINEMENT_GAIN) for group, tables in zip(cleaned.groups, wanted, strict=True)]
         model, report, codes = fit.model(wanted, rng)
     return model, report
 
@@ -143,11 +141,11 @@ class _Fit:
         self._cuts = normal_kernel.normal_quantile(1.0 - np.clip(np.concatenate(shares), 1e-12, 1.0 - 1e-12))
 
     def model(self, wanted: list[Floats], rng: Generator) -> tuple[CopulaModel, FitReport, NDArray[np.uint16]]:
-        """Return the model whose latent variables have the wanted pair counts, what it met, and its calibration sample."""
+        """Return the model whose latent variables have the wanted pair counts, the measures of the fit, and its calibration sample."""
         matrix, kept = self._correlations(wanted)
         nearest = correlation_kernel.nearest_correlation(matrix, floor=_FLOOR, tolerance=1e-6) if self._n_latents else None
         factor = correlation_kernel.cholesky(nearest.matrix).astype(np.float32) if nearest is not None else np.zeros((0, 0), dtype=np.float32)
-        nodes, codes = self._calibrated(factor, rng)
+        nodes, codes = self._calibrate(factor, rng)
         report = FitReport(
             n_latents=self._n_latents,
             kept_share=kept,
@@ -168,13 +166,13 @@ class _Fit:
             possible = (i >= 0) & (j >= 0)
             kept = possible & group.significant
             h, k = np.broadcast_arrays(self._cuts[rows][:, :, None], self._cuts[columns][:, None, :])
-            met = group.towards_independence(tables)[kept] / self.cleaned.n_rows
+            met = group.shrink_towards_independence(tables)[kept] / self.cleaned.n_rows
             values = normal_kernel.tetrachoric(h[kept], k[kept], met, n_threads=os.cpu_count() or 1)
             matrix[i[kept], j[kept]] = matrix[j[kept], i[kept]] = values
             n_cells, n_kept = n_cells + int(possible.sum()), n_kept + int(kept.sum())
         return matrix, n_kept / max(1, n_cells)
 
-    def _calibrated(self, factor: NDArray[np.float32], rng: Generator) -> tuple[list[Node], NDArray[np.uint16]]:
+    def _calibrate(self, factor: NDArray[np.float32], rng: Generator) -> tuple[list[Node], NDArray[np.uint16]]:
         n = CHUNK_ROWS
         drawn = draw_latents(factor, n, rng)
         place = {attribute: index for index, (attribute, _) in enumerate(self.tree)}

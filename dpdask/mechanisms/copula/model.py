@@ -8,14 +8,15 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from dpdask.errors import SpecError
 from dpdask.kernels import decode as decode_kernel
 from dpdask.kernels import latent as latent_kernel
+from dpdask.mechanisms.columns import CHUNK_ROWS
 from dpdask.stats import Domain
 from dpdask.streams import RunKey, stream, words
 
 MECHANISM_ID = "copula"
 MAX_LATENTS = 6000  # an eigendecomposition of minutes, and 800 MB of latent variables in a chunk of records
-CHUNK_ROWS = 2**15  # rows that are decoded together; what the memory of a worker depends on
 
 Codes = NDArray[np.uint16]
 
@@ -64,6 +65,21 @@ class Node:
 def n_latents_of(n_levels: int) -> int:
     """Return how many latent variables an attribute of so many possible levels has: two levels are one question."""
     return n_levels if n_levels > 2 else n_levels - 1
+
+
+def check_latents(domain: Domain) -> None:
+    """Check that a copula of these attributes can be fitted.
+
+    Raises
+    ------
+    SpecError
+        If its latent variables are too many; the line names the widest column.
+    """
+    n_latents = sum(map(n_latents_of, domain.sizes))
+    if n_latents > MAX_LATENTS:
+        widest = domain.names[domain.sizes.index(max(domain.sizes))]
+        what = f"its levels and cells and those of the others are {n_latents:,} latent variables; the limit is {MAX_LATENTS:,}"
+        raise SpecError(what, f"column {widest!r}", "lower `bins`, declare fewer levels, or drop a column")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,12 +146,30 @@ class CopulaModel:
         return result
 
     def stream(self, key: RunKey, partition: str) -> Generator:
-        """Return the random stream of one partition of synthetic records, at its start."""
+        """Return the random stream of one partition of synthetic records, at its start.
+
+        Parameters
+        ----------
+        key
+            The run key.
+        partition
+            The name of the partition.
+        """
         return stream(key, MECHANISM_ID, partition)
 
 
 def draw_latents(factor: NDArray[np.float32], n: int, rng: Generator) -> NDArray[np.float32]:
-    """Return n rows of correlated latent variables, float32 of shape (n_latents, n)."""
+    """Return n rows of correlated latent variables, float32 of shape (n_latents, n).
+
+    Parameters
+    ----------
+    factor
+        A Cholesky factor of the correlations, float32 of shape (n_latents, n_latents).
+    n
+        The number of rows.
+    rng
+        A stream.
+    """
     block = latent_kernel.BLOCK_ROWS
     n_blocks = -(-n // block)
     result = np.empty((len(factor), n_blocks * block), dtype=np.float32)
@@ -147,6 +181,14 @@ def draw_latents(factor: NDArray[np.float32], n: int, rng: Generator) -> NDArray
 
 
 def draw_uniforms(rng: Generator, n: int) -> NDArray[np.float64]:
-    """Return n uniform numbers in [0, 1)."""
+    """Return n uniform numbers in [0, 1).
+
+    Parameters
+    ----------
+    rng
+        A stream.
+    n
+        How many.
+    """
     result: NDArray[np.float64] = (words(rng, n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return result

@@ -1,29 +1,35 @@
-"""A fitted copula as bytes, with all that sampling elsewhere needs: no row, no exact count, no key; safe to publish."""
+"""A fitted copula with all that sampling elsewhere needs: no row, no exact count, no key; safe to publish."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 
+from dpdask.archive import Archive, Archived, Contents
 from dpdask.cells import Cells
-from dpdask.errors import InputError
-from dpdask.mechanisms.columns import Bins, header_from_arrays, header_to_arrays, released_cells
+from dpdask.mechanisms.columns import Bins, Codes, columns_from_header, columns_to_header, cut_released, draw_records
 from dpdask.mechanisms.copula.fit import FitReport
-from dpdask.mechanisms.copula.model import CopulaModel, Node
-from dpdask.mechanisms.marginals.archive import UNREADABLE, noisy_from_arrays, noisy_to_arrays
+from dpdask.mechanisms.copula.model import CopulaModel, Node, check_latents
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
+from dpdask.privacy.events import Composed
 from dpdask.schema import Schema
+from dpdask.stats import Domain
+from dpdask.streams import RunKey
 
-COPULA_FORMAT = 1
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MAX_FACTOR = 2.0  # rows of a correlation's factor have length 1; with room for rounding
+_ROUNDING = 1e-6  # of probabilities that sum to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FittedCopula:
+class FittedCopula(Archived):
     """A copula with the noisy tables that it was fitted to, and the columns that its codes stand for.
 
     Attributes
@@ -39,8 +45,10 @@ class FittedCopula:
     model
         What is sampled from.
     report
-        What the fit met.
+        The measures of the fit.
     """
+
+    archive: ClassVar[Archive] = Archive(kind="copula", format=2, noun="fitted copula", is_compressed=True)
 
     schema: Schema
     types: pa.Schema
@@ -49,80 +57,122 @@ class FittedCopula:
     model: CopulaModel
     report: FitReport
 
+    @property
+    def event(self) -> Composed:
+        """What was drawn."""
+        return self.noisy.noise.event
+
     def cells(self) -> dict[str, Cells]:
         """Return the public cells of each released column, in the order of the domain."""
-        return released_cells(self.model.domain.names, self.schema, self.types, self.bins)
+        return cut_released(self.model.domain.names, self.schema, self.types, self.bins)
+
+    @property
+    def few_valued(self) -> list[str]:
+        """Which columns have few distinct values."""
+        return [name for name in self.schema.privatised if self.schema.columns[name].has_levels]
 
     def n_drawn(self, wanted: int | None) -> int:
         """Return how many records to draw: the number asked for, or by default the number from the tables, at least 1."""
         return max(1, round(self.model.n_rows)) if wanted is None else wanted
 
+    def batches(self, start: int, n_rows: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+        """Yield synthetic records in the released columns and types.
 
-def copula_to_bytes(fitted: FittedCopula) -> bytes:
-    """Return a fitted copula as bytes: the same copula, the same bytes."""
-    model = fitted.model
-    header = {"format": COPULA_FORMAT, "report": asdict(fitted.report)}
-    arrays: dict[str, Any] = {
-        **header_to_arrays(header, fitted.schema, fitted.types, fitted.bins),
-        **noisy_to_arrays(fitted.noisy),
-        "factor": model.factor[np.tril_indices(model.n_latents)],
-        "nodes": np.array([[node.attribute, node.parent, node.first, *node.probabilities.shape] for node in model.nodes], dtype=np.int64),
-        "levels": _joined([node.levels for node in model.nodes], np.uint16),
-        "probabilities": _joined([node.probabilities for node in model.nodes], np.float64),
-        "offsets": _joined([node.offsets for node in model.nodes], np.float32),
-    }
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()
+        Parameters
+        ----------
+        start
+            Not used: records are a function of the part.
+        n_rows
+            How many.
+        key, part
+            Name the random streams: one for the records, one for each column's values inside its cells.
+        """
+        del start
+        rng = self.model.stream(key, f"{part}/records")
+
+        def draw(n: int) -> Codes:
+            return self.model.sample(n, rng)
+
+        yield from draw_records(self.types, self.cells(), n_rows, draw, lambda name: self.model.stream(key, f"{part}/values/{name}"))
+
+    def correlations(self) -> pd.DataFrame:
+        """Return the correlations of the latent variables, float64; each is named (column, level or range)."""
+        import pandas as pd  # slow to import: workers and jobs do not need it
+
+        model, labels = self.model, {name: column.labels() for name, column in self.cells().items()}
+        names = []
+        for node in model.nodes:
+            column = model.domain.names[node.attribute]
+            names += [(column, labels[column][level]) for level in node.levels[len(node.levels) - node.n_latents :]]
+        factor = model.factor.astype(np.float64)
+        index = pd.MultiIndex.from_frame(pd.DataFrame(names, columns=["column", "level"]))
+        return pd.DataFrame(factor @ factor.T, index=index, columns=index)
+
+    def _contents(self) -> Contents:
+        model = self.model
+        header = {"report": asdict(self.report), **columns_to_header(self.schema, self.types, self.bins)}
+        arrays = {
+            "noisy": np.frombuffer(self.noisy.to_bytes(), dtype=np.uint8),
+            "factor": model.factor[np.tril_indices(model.n_latents)],
+            "nodes": np.array([[node.attribute, node.parent, node.first, *node.probabilities.shape] for node in model.nodes], dtype=np.int64),
+            "levels": _join([node.levels for node in model.nodes], np.uint16),
+            "probabilities": _join([node.probabilities for node in model.nodes], np.float64),
+            "offsets": _join([node.offsets for node in model.nodes], np.float32),
+        }
+        return header, arrays
+
+    @classmethod
+    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+        noisy = NoisyMarginals.from_bytes(arrays["noisy"].tobytes(), "the copula's tables")
+        schema, types, bins = columns_from_header(header, noisy.domain)
+        _check_arrays(arrays)
+        check_latents(noisy.domain)
+        nodes, report = _nodes(arrays), FitReport(**header["report"])
+        _check_nodes(nodes, noisy.domain)
+        n_latents = sum(node.n_latents for node in nodes)
+        if len(arrays["factor"]) != n_latents * (n_latents + 1) // 2 or report.n_latents != n_latents:
+            raise ValueError("the factor is of another model")
+        if not all(type(number) in (int, float) and math.isfinite(number) for number in asdict(report).values()):
+            raise ValueError("the report holds something else than numbers")
+        factor = np.zeros((n_latents, n_latents), dtype=np.float32)
+        factor[np.tril_indices(n_latents)] = arrays["factor"]
+        model = CopulaModel(domain=noisy.domain, n_rows=noisy.n_rows, nodes=nodes, factor=factor)
+        return cls(schema=schema, types=types, bins=bins, noisy=noisy, model=model, report=report)
 
 
-def copula_from_bytes(data: bytes, where: str | None = None) -> FittedCopula:
-    """Return the fitted copula that bytes hold.
-
-    Parameters
-    ----------
-    data
-        From `copula_to_bytes`.
-    where
-        Where they come from, for the message.
-
-    Raises
-    ------
-    InputError
-        If they are something else, or of another format.
-    """
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            return _read({name: arrays[name] for name in arrays.files})
-    except (*UNREADABLE, pa.ArrowException):
-        raise InputError("this is no fitted copula of this version", where, "save it again with `.save`") from None
+def _check_arrays(arrays: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the arrays have the types of `_contents` and numbers that a fit can give."""
+    for name, dtype in (("factor", np.float32), ("levels", np.uint16), ("probabilities", np.float64), ("offsets", np.float32)):
+        if arrays[name].dtype != dtype or arrays[name].ndim != 1 or not np.isfinite(arrays[name]).all():
+            raise ValueError("an array has another type, or a number is not finite")
+    if arrays["nodes"].dtype != np.int64 or arrays["nodes"].ndim != 2 or (np.abs(arrays["factor"]) > _MAX_FACTOR).any():
+        raise ValueError("the tree is no table of whole numbers, or the factor is none of correlations")
 
 
-def _read(arrays: Mapping[str, Any]) -> FittedCopula:
-    header, schema, types = header_from_arrays(arrays)
-    if header["format"] != COPULA_FORMAT:
-        raise ValueError("another format")
-    noisy = noisy_from_arrays(arrays)
-    n_latents = int(np.sqrt(2 * len(arrays["factor"])))
-    factor = np.zeros((n_latents, n_latents), dtype=np.float32)
-    factor[np.tril_indices(n_latents)] = arrays["factor"]
-    model = CopulaModel(domain=noisy.domain, n_rows=noisy.n_rows, nodes=_nodes(arrays), factor=factor)
-    if model.nodes[-1].first + model.nodes[-1].n_latents != n_latents:
-        raise ValueError("the factor is of another model")
-    return FittedCopula(
-        schema=schema,
-        types=types,
-        bins=header["bins"],
-        noisy=noisy,
-        model=model,
-        report=FitReport(**header["report"]),
-    )
+def _check_nodes(nodes: Sequence[Node], domain: Domain) -> None:
+    """Raise ValueError unless the nodes are a tree of the domain's attributes: sampling indexes by their numbers without a check."""
+    if sorted(node.attribute for node in nodes) != list(range(domain.n_attributes)):
+        raise ValueError("the nodes are not one for each attribute")
+    first = 0
+    for place, node in enumerate(nodes):
+        if not -1 <= node.parent < place or node.first != first:
+            raise ValueError("a node comes before its parent, or has other latent variables")
+        if len(node.probabilities) != (1 if node.parent < 0 else len(nodes[node.parent].levels)):
+            raise ValueError("a node has other groups than its parent has levels")
+        if not (node.levels[1:] > node.levels[:-1]).all() or node.levels[-1] >= domain.sizes[node.attribute]:
+            raise ValueError("a node's levels are not increasing, or outside the domain")
+        if (node.probabilities < 0.0).any() or (np.abs(node.probabilities.sum(axis=1) - 1.0) > _ROUNDING).any():
+            raise ValueError("a node's probabilities do not sum to 1")
+        first += node.n_latents
 
 
 def _nodes(arrays: Mapping[str, Any]) -> tuple[Node, ...]:
+    """Return the nodes; ValueError if they take more or less than the arrays hold."""
     nodes = []
     level = cell = 0
     for attribute, parent, first, n_groups, n_levels in arrays["nodes"].tolist():
+        if n_groups < 1 or n_levels < 1:
+            raise ValueError("a node has no group or no level")
         end = cell + n_groups * n_levels
         nodes.append(
             Node(
@@ -135,8 +185,10 @@ def _nodes(arrays: Mapping[str, Any]) -> tuple[Node, ...]:
             )
         )
         level, cell = level + n_levels, end
+    if (level, cell, cell) != tuple(len(arrays[name]) for name in ("levels", "probabilities", "offsets")):
+        raise ValueError("the arrays are of other nodes")
     return tuple(nodes)
 
 
-def _joined(parts: Sequence[Any], dtype: Any) -> Any:
+def _join(parts: Sequence[Any], dtype: Any) -> Any:
     return np.concatenate([np.empty(0, dtype=dtype), *(part.ravel() for part in parts)])

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpdask.channels import LevelChannel
-from dpdask.codec import Codec, ValueCodec
-from dpdask.errors import DataError
+from dpdask.archive import Archive, Archived, Contents
+from dpdask.channels import LevelChannel, costs, optimal
+from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
-from dpdask.kernels.siphash import siphash
-from dpdask.privacy.rounding import rounded_up_sum
-from dpdask.stats.hashing import as_words
-from dpdask.stats.records import from_numbers, numbers
+from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, DipMechanism
+from dpdask.mechanisms.mechanism import Columns
+from dpdask.privacy.rounding import round_up_sum
+from dpdask.references import Chain
+from dpdask.stats.records import Records, from_numbers, group_hashes, group_key, numbers
 from dpdask.streams import RunKey, stream, words
 
 MECHANISM_ID = "dip/chain"
@@ -35,7 +38,7 @@ class LaplaceRanks:
     Attributes
     ----------
     noise
-        Its law.
+        The noise and its distribution.
     thresholds, aliases
         The tables that are drawn from.
     """
@@ -55,7 +58,13 @@ class LaplaceRanks:
         return rank_kernel.words_per_row(self.noise)
 
     def disturb(self, ranks: Floats, drawn: Words) -> Floats:
-        """Return ranks in (0, 1) for ranks in [0, 1]."""
+        """Return ranks in (0, 1) for ranks in [0, 1].
+
+        Parameters
+        ----------
+        ranks, drawn
+            The ranks, float64 of shape (n,), and random words, uint64 of shape (n, n_words).
+        """
         return rank_kernel.disturb(ranks, drawn, self.noise, (self.thresholds, self.aliases))
 
 
@@ -66,7 +75,7 @@ class BinnedRanks:
     Attributes
     ----------
     channel
-        On the bins.
+        The channel between bins.
     thresholds, aliases
         The tables that are drawn from.
     """
@@ -86,7 +95,7 @@ class BinnedRanks:
         return 3
 
     def disturb(self, ranks: Floats, drawn: Words) -> Floats:
-        """Return ranks in (0, 1) for ranks in [0, 1]."""
+        """Return ranks in (0, 1) for ranks in [0, 1]; see `LaplaceRanks.disturb`."""
         n_bins = len(self.channel.weights)
         bins = np.minimum((ranks * n_bins).astype(np.int32), n_bins - 1)
         released = channel_kernel.sample(bins, np.ascontiguousarray(drawn[:, 1]), self.thresholds, self.aliases)
@@ -137,7 +146,7 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class ChainRelease:
+class ChainRelease(Archived):
     """A fitted release of several columns by the chain of their conditional distributions.
 
     Attributes
@@ -163,12 +172,15 @@ class ChainRelease:
     -----
     Column l's rank is taken given the row's own values of columns 0..l-1, and the noisy rank, which is uniform again, is
     read given the released ones (Rosenblatt's transformation both ways). The released row then follows the reference,
-    whatever the order of the columns. To read both given the released prefix, as (2) can be taken, would not.
+    whatever the order of the columns. To read both given the released prefix, as (2) can be taken,
+    would not (docs/explanation/math.md, Chain).
 
     References
     ----------
     Bi and Shen, Distribution-invariant differential privacy, (2) and (10).
     """
+
+    archive: ClassVar[Archive] = Archive(kind="dip-chain", format=2, noun="fitted chain")
 
     columns: Mapping[str, RankRandomiser]
     trie: kernel.Trie
@@ -178,19 +190,10 @@ class ChainRelease:
     @property
     def epsilon(self) -> float:
         """An upper bound on the ε that a released row has cost."""
-        return rounded_up_sum(mechanism.epsilon for mechanism in self.columns.values())
+        return round_up_sum(mechanism.epsilon for mechanism in self.columns.values())
 
     def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Generator]) -> pa.RecordBatch:
-        """Return the batch with every privatised column randomised and the others untouched.
-
-        Parameters
-        ----------
-        batch
-            The rows to release, with the groups' column if there is one.
-        codecs
-            The codec of each privatised column.
-        rngs
-            From `streams`, one per privatised column; advanced by the rows of the batch.
+        """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`.
 
         Raises
         ------
@@ -210,19 +213,238 @@ class ChainRelease:
             arrays[position] = from_numbers(codec, values)
         return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
+    def types(self, released: pa.Schema) -> pa.Schema:
+        """Return the columns that are written: the released columns of the table."""
+        return released
+
+    def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
+        """Return which of them have few distinct values."""
+        return [name for name, codec in codecs.items() if isinstance(codec, LevelCodec)]
+
     def streams(self, key: RunKey, fragment_id: str) -> dict[str, Generator]:
-        """Return the random stream of each column on one fragment, at its start."""
+        """Return the random stream of each column on one fragment, at its start; see `RowRelease.streams`."""
         return {name: stream(key, f"{MECHANISM_ID}/{name}", fragment_id) for name in self.columns}
 
+    def _contents(self) -> Contents:
+        """Return what the bytes hold.
 
-def group_hashes(column: str, array: pa.Array, key: Words) -> Words:
-    """Return the keyed hash of each row's group, uint64.
+        Privacy
+        -------
+        Holds the reference's records (for a hold-out: hold-out rows) and the key of the groups' hashes. It is kept beside
+        the run key, never published.
+        """
+        columns: list[dict[str, Any]] = []
+        arrays: dict[str, Any] = self.trie._asdict()
+        for index, (name, mechanism) in enumerate(self.columns.items()):
+            if isinstance(mechanism, BinnedRanks):
+                columns.append({"name": name, "epsilon": mechanism.epsilon})
+                arrays[f"{index}_weights"] = mechanism.channel.weights
+            else:
+                columns.append({"name": name, "noise": mechanism.noise.scalars})
+                arrays[f"{index}_weights"] = mechanism.noise.weights
+        groups = None
+        if self.groups is not None:
+            groups = {key: getattr(self.groups, key) for key in ("column", "pooled_groups", "pooled_rows")}
+            arrays |= {"group_key": self.groups.key, "group_hashes": self.groups.hashes}
+        return {"least_grade": self.least_grade, "columns": columns, "groups": groups}, arrays
+
+    @classmethod
+    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+        groups = header["groups"]
+        return cls(
+            columns={column["name"]: _randomiser(column, arrays[f"{index}_weights"]) for index, column in enumerate(header["columns"])},
+            trie=kernel.Trie(**{name: arrays[name] for name in kernel.Trie._fields}),
+            groups=None if groups is None else Groups(**groups, key=arrays["group_key"], hashes=arrays["group_hashes"]),
+            least_grade=header["least_grade"],
+        )
+
+
+def _randomiser(column: Mapping[str, Any], weights: Words) -> RankRandomiser:
+    thresholds, aliases = channel_kernel.alias_tables(weights)
+    if "noise" in column:
+        return LaplaceRanks(noise=rank_kernel.RankNoise(weights=weights, **column["noise"]), thresholds=thresholds, aliases=aliases)
+    return BinnedRanks(channel=LevelChannel(weights=weights, epsilon=column["epsilon"]), thresholds=thresholds, aliases=aliases)
+
+
+def fit_chain(
+    records: Records,
+    codecs: Mapping[str, Codec],
+    epsilons: Mapping[str, float],
+    channel: ChannelKind = "laplace",
+    *,
+    order: tuple[str, ...],
+    by: str | None = None,
+    group_key: Words | None = None,
+    min_rows: int = 2,
+) -> ChainRelease:
+    """Return the release that spends each column's ε on its rank given the columns before it.
+
+    Parameters
+    ----------
+    records
+        The reference's, at least two; their keys are the groups' hashes, where there are groups, and then the columns in the codecs'
+        order (`stats.records.numbers`).
+    codecs
+        The codec of each privatised column.
+    epsilons
+        Its ε.
+    channel
+        `laplace` and `laplace-calibrated`: discrete Laplace noise on ranks, which spends all of ε. `optimal`: the
+        invariant ε-private channel of least expected squared change of rank, on even bins of ranks.
+    order
+        The columns in the order of their release.
+    by, group_key, min_rows
+        The groups' column, the key of their hashes, and how many reference rows a group needs for a reference of its own.
 
     Raises
     ------
-    DataError
-        If a row's group is null.
+    SpecError
+        If ε is above what the tables can resolve.
     """
-    if array.null_count:
-        raise DataError("holds a null, and the group of every row must be known", f"column {column!r}", "fill it, or drop these rows")
-    return siphash(as_words(array).reshape(-1, 1), *key)
+    mechanisms = rank_mechanisms({name: epsilons[name] for name in order}, channel)
+    places = {name: place + (by is not None) for place, name in enumerate(codecs)}
+    columns = [np.ascontiguousarray(records.keys[:, places[name]]).view(np.float64) for name in order]
+    grids = [_grid(codecs[name], column) for name, column in zip(order, columns, strict=True)]
+    counts, roots, n_roots, groups = records.counts, np.zeros(len(records.counts), dtype=np.int64), 1, None
+    if by is not None:
+        assert group_key is not None
+        groups, own = _groups(records, by, group_key, min_rows)
+        chosen = np.concatenate([np.arange(len(roots)), np.flatnonzero(own)])
+        columns, counts = [column[chosen] for column in columns], counts[chosen]
+        roots, n_roots = np.concatenate([roots, own[own > 0]]), len(groups.hashes) + 1
+    trie = kernel.build(columns, counts, roots, n_roots, grids)
+    return ChainRelease(columns=mechanisms, trie=trie, groups=groups, least_grade=records.least)
+
+
+def rank_mechanisms(epsilons: Mapping[str, float], channel: ChannelKind) -> dict[str, RankRandomiser]:
+    """Return how the ranks of each column are randomised; it does not depend on any reference.
+
+    Parameters
+    ----------
+    epsilons, channel
+        As for `fit_chain`.
+
+    Raises
+    ------
+    SpecError
+        If ε is above what the tables can resolve.
+    """
+    found: dict[float, RankRandomiser] = {}
+    for name, epsilon in epsilons.items():
+        if epsilon not in found:  # the tables depend on ε alone
+            found[epsilon] = _rank_mechanism(name, epsilon, channel)
+    return {name: found[epsilon] for name, epsilon in epsilons.items()}
+
+
+def _rank_mechanism(name: str, epsilon: float, channel: ChannelKind) -> RankRandomiser:
+    if channel == "optimal":
+        masses = np.full(N_BINS, 1.0 / N_BINS)
+        found = optimal(masses, epsilon, costs.compute_rank(masses))
+        thresholds, aliases = channel_kernel.alias_tables(found.weights)
+        return BinnedRanks(channel=found, thresholds=thresholds, aliases=aliases)
+    try:
+        noise = rank_kernel.rank_noise(epsilon)
+    except ValueError as error:
+        raise SpecError(str(error), f"column {name!r}", "change `epsilon`, or its division by `weights`") from None
+    thresholds, aliases = rank_kernel.digit_tables(noise)
+    return LaplaceRanks(noise=noise, thresholds=thresholds, aliases=aliases)
+
+
+def _grid(codec: Codec, column: Floats) -> tuple[Floats, Floats] | None:
+    if isinstance(codec, LevelCodec):
+        return None
+    return kernel.grid(column, np.array(codec.atoms), codec.bounds[0] if codec.bounds else None, 1.0 if codec.lattice else None)
+
+
+def _groups(records: Records, by: str, key: Words, min_rows: int) -> tuple[Groups, NDArray[np.int64]]:
+    """Return the groups, and for each record the root of its group, 0 where it has none."""
+    hashes, numbers = np.unique(records.keys[:, 0], return_inverse=True)
+    sizes = np.bincount(numbers, weights=records.counts)
+    large = sizes >= min_rows
+    own = np.where(large, np.cumsum(large), 0)[numbers]
+    groups = Groups(
+        column=by,
+        key=key,
+        hashes=hashes[large],
+        pooled_groups=float(1.0 - large.mean()),
+        pooled_rows=float(sizes[~large].sum() / sizes.sum()),
+    )
+    return groups, own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsMechanism(DipMechanism):
+    """Distribution-invariant privatisation with a reference of whole records, each column given those before it."""
+
+    @property
+    def reference(self) -> Chain:
+        """Where the reference records come from."""
+        return cast("Chain", self.spec.reference)
+
+    @property
+    def release_type(self) -> type[ChainRelease]:
+        """The class of the fitted release."""
+        return ChainRelease
+
+    def check_parameters(self) -> None:
+        """Check the budget and the reference, and that costs are those of ranks; see `DipMechanism.check_parameters`."""
+        DipMechanism.check_parameters(self)
+        for name, cost in (self.spec.cost or {}).items():
+            if cost != "rank":
+                raise SpecError("the cost of a chain's column is that of ranks", f"`cost.{name}`", "remove it")
+
+    def is_by_rank(self, name: str) -> bool:
+        """Return True: levels have ranks, too."""
+        return name in self.schema.privatised
+
+    def check(self, columns: Columns) -> None:
+        """Check that the groups' column holds plain values; see `Mechanism.check`."""
+        for name in self.also_read:
+            if pa.types.is_nested(columns.types.field(name).type):
+                raise SpecError("the groups' column must be a kept column of plain values", f"`reference.by` {name!r}", "name another, or remove it")
+
+    def check_counts(self, counts: Records) -> None:
+        """Check that there are at least two reference rows; see `Mechanism.check_counts`."""
+        if counts.n_rows < 2:
+            raise DataError("the reference has fewer than 2 rows", "`reference`", "enlarge its fraction, or the table it comes from")
+
+    def fit(self, counts: Records, columns: Columns, key: RunKey) -> ChainRelease:
+        """Return the fitted release; see `Mechanism.fit`."""
+        reference = self.reference
+        return fit_chain(
+            counts,
+            columns.codecs,
+            self.spending.row,
+            self.spec.channel,
+            order=reference.order_columns(tuple(columns.codecs), key),
+            by=reference.by,
+            group_key=group_key(key),
+            min_rows=reference.min_rows,
+        )
+
+    def describe_joint(self, release: ChainRelease) -> dict[str, Any]:
+        """Return what the card says about the columns' joint distribution."""
+        reference = self.reference
+        found: dict[str, Any] = {"columns": "chain", "joint": reference.joint, "order": list(release.columns)}
+        found["reference_share"] = 2.0**-release.least_grade  # of the reference's rows: a keyed sample, if their records were too many
+        if release.groups is not None:
+            pooled = {"groups": release.groups.pooled_groups, "rows": release.groups.pooled_rows}
+            found["by"] = {"column": release.groups.column, "min_rows": reference.min_rows}
+            found["by"] |= {f"pooled_percent_of_reference_{what}": round(100 * share) for what, share in pooled.items()}
+        return found | {"warnings": list(reference.warnings())}
+
+    def describe_columns(self, release: ChainRelease) -> dict[str, dict[str, Any]]:
+        """Return how ranks given the columns before are randomised; see `DipMechanism.describe_columns`."""
+        return {name: {"epsilon_exact": each.epsilon, **_describe(each)} for name, each in release.columns.items()}
+
+    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+        """Return what is claimed and found for the released channels or the ranks; see `Mechanism.audit`."""
+        del columns
+        found = rank_mechanisms(self.spending.row, self.spec.channel)
+        return self.audit_card(card) or self.audit_columns(found, "ranks, which are randomised alike for every reference")
+
+
+def _describe(mechanism: RankRandomiser) -> dict[str, Any]:
+    if isinstance(mechanism, LaplaceRanks):
+        return {"ranks": mechanism.noise.n_cells, "alpha_log": -mechanism.noise.rate}
+    return {"rank_bins": len(mechanism.channel.weights), "rank_channel": mechanism.channel.matrix.tolist()}

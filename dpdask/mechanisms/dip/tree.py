@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from dpdask.archive import Archive, Archived, Contents
 from dpdask.cells import Cells
 from dpdask.codec import Codec, LevelCodec
+from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import tree as tree_kernel
-from dpdask.privacy.rounding import rounded_up_sum
+from dpdask.privacy.rounding import round_up_sum
 from dpdask.streams import RunKey, stream, words
 
 MECHANISM_ID = "dip/tree"
+_SCALARS, _ARRAYS = ("parent", "epsilon", "solved"), ("weights", "edges", "possible")
 
 Floats = NDArray[np.float64]
 
@@ -57,7 +61,19 @@ class TreeColumn:
         return int(self.possible.sum())
 
     def randomise(self, codec: Codec, array: pa.Array, parents: NDArray[np.uint16], rng: Generator) -> tuple[pa.Array, NDArray[np.uint16]]:
-        """Return a released value for each value of `array`, and its level; one word a row, two where cells have an inside."""
+        """Return a released value for each value of `array`, and its level; one word a row, two where cells have an inside.
+
+        Parameters
+        ----------
+        codec
+            The codec of the column.
+        array
+            The values.
+        parents
+            The released levels of the parent column.
+        rng
+            The stream of the column.
+        """
         if isinstance(codec, LevelCodec):
             own = codec.encode(array)
             released = self._sample(parents, own, words(rng, len(own)))
@@ -73,7 +89,7 @@ class TreeColumn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TreeRelease:
+class TreeRelease(Archived):
     """A fitted release along a tree of columns.
 
     Attributes
@@ -98,13 +114,15 @@ class TreeRelease:
     condition for each column; Chow and Liu (1968), Approximating discrete probability distributions with dependence trees.
     """
 
+    archive: ClassVar[Archive] = Archive(kind="dip-tree", format=2, noun="fitted release along a tree")
+
     columns: Mapping[str, TreeColumn]
 
     @property
     def epsilon(self) -> float:
         """ε* of a whole row, rounded up: never more than the sum over its columns."""
         worst = worst_row({name: (column.parent, column.weights) for name, column in self.columns.items()})
-        return min(worst, rounded_up_sum(column.epsilon for column in self.columns.values()))
+        return min(worst, round_up_sum(column.epsilon for column in self.columns.values()))
 
     @property
     def edges(self) -> tuple[tuple[str, str], ...]:
@@ -112,16 +130,7 @@ class TreeRelease:
         return tuple((column.parent, name) for name, column in self.columns.items() if column.parent is not None)
 
     def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Generator]) -> pa.RecordBatch:
-        """Return the batch with every privatised column randomised and the others untouched.
-
-        Parameters
-        ----------
-        batch
-            The rows to release.
-        codecs
-            The codec of each privatised column.
-        rngs
-            From `streams`, one per privatised column; advanced by the rows of the batch.
+        """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`.
 
         Raises
         ------
@@ -137,9 +146,39 @@ class TreeRelease:
             arrays[position], released[name] = column.randomise(codecs[name], batch.column(position), parents, rngs[name])
         return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
+    def types(self, released: pa.Schema) -> pa.Schema:
+        """Return the columns that are written: the released columns of the table."""
+        return released
+
+    def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
+        """Return which of them have few distinct values."""
+        return [name for name, codec in codecs.items() if isinstance(codec, LevelCodec)]
+
     def streams(self, key: RunKey, fragment_id: str) -> dict[str, Generator]:
-        """Return the random stream of each column on one fragment, at its start."""
+        """Return the random stream of each column on one fragment, at its start; see `RowRelease.streams`."""
         return {name: stream(key, f"{MECHANISM_ID}/{name}", fragment_id) for name in self.columns}
+
+    def _contents(self) -> Contents:
+        """Return what the bytes hold.
+
+        Privacy
+        -------
+        A function of noisy tables, which paid for themselves: safe to publish, unlike the run key beside it.
+        """
+        columns = [{"name": name, **{part: getattr(column, part) for part in _SCALARS}} for name, column in self.columns.items()]
+        arrays = {f"{index}_{part}": getattr(column, part) for index, column in enumerate(self.columns.values()) for part in _ARRAYS}
+        return {"columns": columns}, arrays
+
+    @classmethod
+    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+        return cls(columns={column["name"]: _column(column, arrays, index) for index, column in enumerate(header["columns"])})
+
+
+def _column(column: Mapping[str, Any], arrays: Mapping[str, Any], index: int) -> TreeColumn:
+    parts = {part: arrays[f"{index}_{part}"] for part in _ARRAYS}
+    weights = parts["weights"]
+    thresholds, aliases = channel_kernel.alias_tables(weights.reshape(-1, weights.shape[2]))
+    return TreeColumn(**{part: column[part] for part in _SCALARS}, **parts, thresholds=thresholds, aliases=aliases)
 
 
 def worst_row(channels: Mapping[str, tuple[str | None, NDArray[np.uint64]]]) -> float:

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpdask.cells import Cells
-from dpdask.channels import LevelChannel, calibrated, costs, laplace, optimal
+from dpdask.channels import LevelChannel, calibrate, costs, laplace, optimal
 from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS
 from dpdask.codec import LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as channel_kernel
-from dpdask.mechanisms.dip.fit import ChannelKind, Cost, check_costs, level_cost
-from dpdask.mechanisms.dip.tree import TreeColumn, TreeRelease
-from dpdask.mechanisms.dip.tree_tables import believed, tree_of
+from dpdask.kernels.channel import TOTAL_BITS
+from dpdask.mechanisms.dip.columns import level_cost
+from dpdask.mechanisms.dip.spec import ChannelKind, Cost, DipMechanism, check_costs
+from dpdask.mechanisms.dip.tree import TreeColumn, TreeRelease, worst_row
+from dpdask.mechanisms.dip.tree_tables import TreeNoise, clean_tables, compose_events, find_tree, fit_tree_noise, measure_tree
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
+from dpdask.mechanisms.mechanism import WHOLE_ROW, Columns
+from dpdask.privacy import delta_warnings
+from dpdask.privacy.accountant import epsilon as least_epsilon
+from dpdask.privacy.audit import channel_epsilon, read_weights, within_digits
+from dpdask.privacy.events import Composed, to_dict
+from dpdask.references import Tree
+from dpdask.stats import Domain, MarginalCounts
+from dpdask.stats.tables import domain_of
+from dpdask.streams import Noise, RunKey, stream
 
 Floats = NDArray[np.float64]
 
+MAX_SHOWN = 2**17  # probabilities of a tree's channels: some megabytes of card
 MAX_WEIGHTS = 2**24  # 300 megabytes of channels and their tables, in each process
 
+Channels = Mapping[str, tuple[str | None, NDArray[np.uint64]]]
+
+_STAND_IN_ROWS = 2**14
 _EMPTY = 1e-9  # a conditional probability below which a level is not released
 _LEAST_SHARE = 1e-3  # of rows: for a rarer parent level the optimal channel is not worth its program
 _MOST_WORK = 2e9  # Σ (m·n)² over the programs: some minutes
@@ -59,15 +75,15 @@ def check_tree(cells: Mapping[str, Cells], channel: ChannelKind, given_costs: Ma
         most = max((other for parent, other in sizes.items() if parent != name), default=1)
         if most * _table_cells(size) > MAX_WEIGHTS:
             what = f"its {size:,} cells, given the {most:,} of another column, need more channels than can be held"
-            raise SpecError(what, f"column {name!r}", "lower mechanism.reference.bins for them, or declare fewer levels")
+            raise SpecError(what, f"column {name!r}", "lower `reference.bins` for them, or declare fewer levels")
         if channel == "optimal" and size > MAX_OPTIMAL_LEVELS:
             what = f"has {size:,} cells, and the optimal channel is solved for at most {MAX_OPTIMAL_LEVELS}"
-            raise SpecError(what, f"column {name!r}", "lower mechanism.reference.bins for it, or take the channel laplace-calibrated")
+            raise SpecError(what, f"column {name!r}", "lower `reference.bins` for it, or take the channel laplace-calibrated")
     total = sum(_table_cells(size) * max((other for parent, other in sizes.items() if parent != name), default=1) for name, size in sizes.items())
     if total > MAX_WEIGHTS:
         widest = max(sizes, key=sizes.__getitem__)
         what = "the channels of all columns, each given the widest other one, may be more than can be held"
-        raise SpecError(what, f"column {widest!r}", "lower mechanism.reference.bins, declare fewer levels, or drop a column")
+        raise SpecError(what, f"column {widest!r}", "lower `reference.bins`, declare fewer levels, or drop a column")
     wanted = given_costs or {}
     check_costs(wanted, cells, channel)
     for name, cost in wanted.items():
@@ -90,14 +106,14 @@ def fit_tree(
     Parameters
     ----------
     noisy
-        From `measure_tree`; nothing else is looked at.
+        The tables from `measure_tree`; nothing else is used.
     cells
         The public cells of each attribute, in the order of the tables' domain.
     epsilons
         What each column of a row may cost.
     channel
         `laplace`: the published noise on ranks. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: of
-        all channels between the two laws the one of least expected cost. Parent levels with less than a thousandth of the
+        all channels between the two distributions the one of least expected cost. Parent levels with less than a thousandth of the
         rows take the calibrated one in its place, and so do the rarest ones where all programs together would take more
         than some minutes.
     given_costs
@@ -115,16 +131,16 @@ def fit_tree(
 
     Notes
     -----
-    1. The tables that are believed (`tree_tables.believed`), and from them P(k | a) along the tree. 2. From the roots on:
+    1. The cleaned tables (`tree_tables.clean_tables`), and from them P(k | a) along the tree. 2. From the roots on:
     W(a, b) is the probability that a row's own parent level is a and the released one b; V(k, b) = Σ_a W(a, b) P(k | a) is
-    that of own level k beside released parent level b, whose margin is P(b). The channel of b takes the law V(·, b) / P(b)
+    that of own level k beside released parent level b, whose margin is P(b). The channel of b takes the distribution V(·, b) / P(b)
     to P(· | b), so a released pair has its fitted table exactly, for rows that follow the tree. 3. With the channels T[b],
-    W(k, j) = Σ_b V(k, b) T[b][k, j] is what the column's own children need.
+    W(k, j) = Σ_b V(k, b) T[b][k, j] is used for the column's own children.
     """
     check_tree(cells, channel, given_costs)
     options = _Options(channel=channel, cells=cells, epsilons=epsilons, given_costs=given_costs or {})
-    tree, tables = tree_of(noisy), _conditionals(noisy)
-    solved = _solved(tree, tables) if channel == "optimal" else {name: np.ones(len(table), dtype=np.bool_) for name, table in tables.items()}
+    tree, tables = find_tree(noisy), _conditionals(noisy)
+    solved = _solve(tree, tables) if channel == "optimal" else {name: np.ones(len(table), dtype=np.bool_) for name, table in tables.items()}
     columns: dict[str, TreeColumn] = {}
     joint: dict[str | None, Floats] = {None: np.ones((1, 1))}
     for name, parent in tree:
@@ -138,21 +154,21 @@ def fit_tree(
 
 
 def _conditionals(noisy: NoisyMarginals) -> dict[str, Floats]:
-    """Return for each column the law of its levels given each level of its parent: (n_parent_levels, n_levels)."""
-    one_way, edges = believed(noisy)
+    """Return for each column the distribution of its levels given each level of its parent: (n_parent_levels, n_levels)."""
+    one_way, edges = clean_tables(noisy)
     parents = {child: parent for parent, child in edges}
     tables: dict[str, Floats] = {}
     for name, counts in one_way.items():
         own = counts[None, :]
         found = edges[parents[name], name] if name in parents else own
-        law = np.where(found.sum(axis=1, keepdims=True) > 0.0, found, own)  # no row is released with a parent of probability 0
-        law = law / law.sum(axis=1, keepdims=True)
-        law[law < _EMPTY] = 0.0
-        tables[name] = law / law.sum(axis=1, keepdims=True)
+        distribution = np.where(found.sum(axis=1, keepdims=True) > 0.0, found, own)  # no row is released with a parent of probability 0
+        distribution = distribution / distribution.sum(axis=1, keepdims=True)
+        distribution[distribution < _EMPTY] = 0.0
+        tables[name] = distribution / distribution.sum(axis=1, keepdims=True)
     return tables
 
 
-def _solved(tree: list[tuple[str, str | None]], tables: Mapping[str, Floats]) -> dict[str, NDArray[np.bool_]]:
+def _solve(tree: list[tuple[str, str | None]], tables: Mapping[str, Floats]) -> dict[str, NDArray[np.bool_]]:
     """Return which parent levels' programs are solved: the most frequent ones, as long as the work is bounded."""
     shares: dict[str | None, Floats] = {None: np.ones(1)}
     parts: list[tuple[float, str, int, float]] = []
@@ -169,7 +185,7 @@ def _solved(tree: list[tuple[str, str | None]], tables: Mapping[str, Floats]) ->
 
 
 def _channels(name: str, beside: Floats, table: Floats, solved: NDArray[np.bool_], options: _Options) -> list[LevelChannel]:
-    """Return the channel of each released parent level b: from the law beside[:, b] of the own level to the law table[b]."""
+    """Return the channel of each released parent level b: from the distribution beside[:, b] of the own level to the distribution table[b]."""
     column = options.cells[name]
     order = _in_order(column)
     own = beside.sum(axis=1)
@@ -193,7 +209,7 @@ def _channel(source: Floats, target: Floats, epsilon: float, kind: ChannelKind, 
     if kind == "laplace":
         return laplace(source, epsilon, ordered=ordered, target=target)
     if kind == "laplace-calibrated":
-        return calibrated(source, epsilon, ordered=ordered, target=target)
+        return calibrate(source, epsilon, ordered=ordered, target=target)
     return optimal(source, epsilon, cost, ordered=ordered, target=target)
 
 
@@ -216,8 +232,8 @@ def _cost(column: Cells, probabilities: Floats, cost: Cost | None) -> Floats:
     if isinstance(column.codec, LevelCodec):
         return level_cost(column.codec, probabilities, cost or ("value" if column.codec.ordered else "zero-one"))
     if cost not in (None, "rank"):
-        raise SpecError("the cost of a continuous or mixed column is that of ranks", f"cost of {column.codec.name!r}", "remove it")
-    return costs.rank(probabilities)
+        raise SpecError("the cost of a continuous or mixed column is that of ranks", f"`cost.{column.codec.name}`", "remove it")
+    return costs.compute_rank(probabilities)
 
 
 def _column(parent: str | None, weights: NDArray[np.uint64], cells: Cells, epsilon: float, solved: float) -> TreeColumn:
@@ -233,3 +249,152 @@ def _column(parent: str | None, weights: NDArray[np.uint64], cells: Cells, epsil
         epsilon=epsilon,
         solved=solved,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeMechanism(DipMechanism):
+    """Distribution-invariant privatisation along a tree: noisy tables of all rows, then each column given its parent."""
+
+    @property
+    def reference(self) -> Tree:
+        """How the tables are cut, and which share of ε they take."""
+        return cast("Tree", self.spec.reference)
+
+    @property
+    def release_type(self) -> type[TreeRelease]:
+        """The class of the fitted release."""
+        return TreeRelease
+
+    def check_epsilons(self) -> None:
+        """Check that tables and rows compose to the budget; levels take any ε."""
+        _ = self.noise
+
+    @property
+    def how(self) -> str:
+        """What is done, in a few words."""
+        return f"{DipMechanism.how.fget(self)} along a tree of noisy tables"  # type: ignore[attr-defined]  # a property
+
+    @property
+    def noise(self) -> TreeNoise:
+        """The noise of every table.
+
+        Raises
+        ------
+        SpecError
+            If a row's part is so large that the accountant proves nothing beside δ.
+        """
+        return fit_tree_noise(self.budget, self.reference.split(self.budget.epsilon)[0], len(self.schema.privatised), self.row_event(self.row_total))
+
+    @property
+    def event(self) -> Composed:
+        """The noise of every table, and the rows' own releases."""
+        return compose_events(self.noise, self.row_event(self.row_total))
+
+    def check(self, columns: Columns) -> None:
+        """Check the bins, and the sizes of tables and channels; see `Mechanism.check`."""
+        statistic = self.reference.statistic(columns.codecs)
+        check_tree(statistic.cells, self.spec.channel, self.spec.cost)
+        statistic.check_size("reference.bins")
+
+    def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
+        """Draw the noise of the tables; see `Mechanism.draw`."""
+        del columns
+        return measure_tree(counts, self.noise, rng=noise("marginals/noise"))
+
+    def read_drawn(self, data: bytes, columns: Columns) -> NoisyMarginals:
+        """Return the noisy tables that an earlier driver kept; see `Mechanism.read_drawn`."""
+        found = NoisyMarginals.from_bytes(data, "the run's noisy tables")
+        found.check(domain_of(self.reference.cells(columns.codecs)), self.noise.with_edges(tuple(found.cliques)))
+        return found
+
+    def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> TreeRelease:
+        """Return the fitted release; see `Mechanism.fit`."""
+        del key
+        return fit_tree(counts, self.reference.cells(columns.codecs), self.spending.row, self.spec.channel, self.spec.cost)
+
+    def describe_joint(self, release: TreeRelease) -> dict[str, Any]:
+        """Return what the card says about the columns' joint distribution."""
+        return {"columns": "tree", "joint": self.reference.joint, "edges": [list(edge) for edge in release.edges]}
+
+    def describe_columns(self, release: TreeRelease) -> dict[str, dict[str, Any]]:
+        """Return each column's parent, exact ε*, cells and channels; see `DipMechanism.describe_columns`.
+
+        Returns
+        -------
+        `cells` is how many a value may fall in, `cell_edges` where the line is cut (absent for levels). `channel_as_asked` is
+        the share of rows whose channel is of the kind asked for; a rare parent's may be calibrated Laplace. `channels[b][k][j]`
+        is the probability of output j if the parent was released as b and the own cell is k; absent if all columns' together
+        are more than `MAX_SHOWN` numbers.
+        """
+        shown = sum(column.weights.size for column in release.columns.values()) <= MAX_SHOWN
+        found: dict[str, dict[str, Any]] = {}
+        for name, column in release.columns.items():
+            found[name] = {"parent": column.parent, "epsilon_exact": column.epsilon, "cells": column.n_levels, "channel_as_asked": column.solved}
+            found[name] |= {"cell_edges": column.edges.tolist()} if column.edges.size else {}
+            found[name] |= {"channels": (column.weights * 2.0**-TOTAL_BITS).tolist()} if shown else {}
+        return found
+
+    def accounting(self, release: TreeRelease) -> dict[str, Any]:
+        """Return what was spent, for the card: never more than was promised."""
+        rows = self.row_event(release.epsilon) if release.epsilon else None  # 0 where every column has one level
+        return {
+            "composition": "noisy tables of all rows, and the rows of a unit; a row's ε* is the worst over all released rows",
+            "epsilon_exact": least_epsilon(compose_events(self.noise, rows), self.budget.delta),
+            "epsilon_tables": self.reference.split(self.budget.epsilon)[0],
+            "epsilon_row_exact": release.epsilon,
+            "rows_per_unit": self.rows_per_unit,
+            "events": to_dict(self.event),
+        }
+
+    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+        """Return what a run does between the units' bounds and the commit, in words; see `Mechanism.stages`."""
+        del columns, uncounted
+        names = self.schema.privatised
+        n = len(names)
+        tables = f"count {n} one-way and {n * (n - 1) // 2} two-way tables of all rows"
+        noise = f"noise on the tables (ε = {self.reference.split(self.budget.epsilon)[0]:.6g}" + (", and all of δ)" if self.budget.delta else ")")
+        looks = "; a first look at all pairs chooses the tree, a second one measures its pairs" if n > 2 else ""
+        rows = "a row" if self.rows_per_unit == 1 else f"each of {self.rows_per_unit} rows"
+        channels = f"the channels of each column, given its parent on the tree ({rows}: ε = {self.row_total:.6g})"
+        survey = f"survey: read {', '.join(names)} once; {tables}, merged in a tree"
+        return (survey, f"fit: {noise}{looks}; {channels}; on the driver, written once", "write: randomise each fragment and stage its shards")
+
+    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+        """Return the warning about a δ that is too large for so many rows, if it is; see `Mechanism.cautions`."""
+        del columns
+        return delta_warnings(self.budget, n_rows)
+
+    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+        """Return what is claimed and found, also of a whole row: of the released channels, or those of a simulated table; see `Mechanism.audit`."""
+        shown = _read_channels(card)
+        if shown:
+            return self._audit(shown, "the released channels")
+        cells = self.reference.cells(columns.codecs)
+        noisy = measure_tree(_simulate(domain_of(cells)), self.noise, rng=stream(RunKey.insecure(0), "audit/noise", ""))
+        fitted = fit_tree(noisy, cells, self.spending.row, self.spec.channel, self.spec.cost)
+        return self._audit({name: (column.parent, column.weights) for name, column in fitted.columns.items()}, "a simulated table")
+
+    def _audit(self, channels: Channels, reference: str) -> dict[str, dict[str, Any]]:
+        exact = {name: max(map(channel_epsilon, weights)) for name, (_, weights) in channels.items()} | {WHOLE_ROW: worst_row(channels)}
+        claims = {**self.spending.row, WHOLE_ROW: self.row_total}
+        return {
+            name: {"claimed": claim, "epsilon_exact": within_digits(exact[name], claim), "reference": reference} for name, claim in claims.items()
+        }
+
+
+def _read_channels(card: Mapping[str, Any] | None) -> Channels:
+    """Return the channels that a finished job's card shows; empty if it is not released, or they are too many to be shown."""
+    columns = {} if card is None else {name: column for name, column in card.get("columns", {}).items() if column["role"] == "privatised"}
+    if not all("channels" in column for column in columns.values()):
+        return {}
+    return {name: (column["parent"], read_weights(column["channels"])) for name, column in columns.items()}
+
+
+def _simulate(domain: Domain) -> MarginalCounts:
+    """Return the tables of rows whose columns depend on one another: each is by halves a trait of the row, or even."""
+    rng = stream(RunKey.insecure(0), "audit/rows", "")
+    trait = rng.random(_STAND_IN_ROWS)
+    codes = np.empty((domain.n_attributes, _STAND_IN_ROWS), dtype=domain.code_dtype)
+    for own, size in zip(codes, domain.sizes, strict=True):
+        own[:] = size * np.where(rng.random(_STAND_IN_ROWS) < 0.5, trait, rng.random(_STAND_IN_ROWS))
+    return MarginalCounts.of_codes(domain, codes)

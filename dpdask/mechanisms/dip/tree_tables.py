@@ -10,18 +10,21 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from dpdask.errors import SpecError
 from dpdask.kernels import tables as tables_kernel
 from dpdask.mechanisms.marginals.denoise import Denoised, denoise, dependence_tree
 from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, deviation, draft, measure
 from dpdask.privacy import Budget, noise
-from dpdask.privacy.accountant import scaled
-from dpdask.privacy.events import Adjacency, CentralEvent, Composed
-from dpdask.stats import Clique, Marginals
+from dpdask.privacy.accountant import epsilon as least_epsilon
+from dpdask.privacy.accountant import scale_events
+from dpdask.privacy.events import Adjacency, CentralEvent, Composed, LocalRelease
+from dpdask.stats import Clique, MarginalCounts
 
 Floats = NDArray[np.float64]
 
 # how the tables' part is shared: Laplace noise shares ε so, Gaussian noise the inverse of its variance
 _ONE_WAY, _CHOOSING, _EDGES = 0.15, 0.15, 0.7
+_FIRST_STEP = 1e-9  # relative: by how much noise grows until the accountant agrees that everything fits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +34,11 @@ class TreeNoise:
     Attributes
     ----------
     one_way
-        Of each column's own table.
+        The noise of each column's own table.
     choosing
-        Of each two-way table, from which the tree is chosen; None where there is nothing to choose.
+        The noise of each two-way table from which the tree is chosen; None if there is nothing to choose.
     edges
-        Of the tree's own pairs, measured once more: at most one fewer than columns; None for a single column.
+        The noise of the tree's own pairs, which are measured once more: at most one fewer than columns; None for a single column.
 
     Privacy
     -------
@@ -57,19 +60,19 @@ class TreeNoise:
         """What is drawn before the tree is known."""
         return MarginalNoise(one_way=self.one_way, pairs=self.choosing, cliques={})
 
-    def on(self, edges: tuple[Clique, ...]) -> MarginalNoise:
+    def with_edges(self, edges: tuple[Clique, ...]) -> MarginalNoise:
         """Return the noise of all tables, the tree's edges among them."""
         once = {} if self.edges is None else dict.fromkeys(edges, replace(self.edges, count=1))
         return MarginalNoise(one_way=self.one_way, pairs=self.choosing, cliques=once)
 
-    def times(self, factor: float) -> TreeNoise:
+    def scale_by(self, factor: float) -> TreeNoise:
         """Return the noise with all scales multiplied by a factor."""
-        more = [None if event is None else _scaled(event, factor) for event in (self.one_way, self.choosing, self.edges)]
+        more = [None if event is None else _scale(event, factor) for event in (self.one_way, self.choosing, self.edges)]
         assert more[0] is not None
         return TreeNoise(one_way=more[0], choosing=more[1], edges=more[2])
 
 
-def _scaled(event: CentralEvent, factor: float) -> CentralEvent:
+def _scale(event: CentralEvent, factor: float) -> CentralEvent:
     name = "scale" if hasattr(event, "scale") else "sigma"
     return replace(event, **{name: getattr(event, name) * factor})
 
@@ -90,20 +93,66 @@ def plan_tree_noise(budget: Budget, n_columns: int) -> TreeNoise:
     noise than if all pairs had as much: on the 14 columns of Adult, little is gained or lost by shares near these.
     """
     rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
-    return _planned(budget.epsilon, budget.delta, budget.adjacency, rows, n_columns)
+    return _plan(budget.epsilon, budget.delta, budget.adjacency, rows, n_columns)
 
 
 @functools.lru_cache(maxsize=64)
-def _planned(epsilon: float, delta: float, adjacency: Adjacency, rows: int, n: int) -> TreeNoise:
+def _plan(epsilon: float, delta: float, adjacency: Adjacency, rows: int, n: int) -> TreeNoise:
     counted = [(_ONE_WAY, n), (_CHOOSING if n > 2 else 0.0, n * (n - 1) // 2), (_EDGES, n - 1)]
     drafts = [draft(delta, adjacency, rows, share / count, count) if share > 0.0 and count else None for share, count in counted]
-    found = iter(scaled([each for each in drafts if each is not None], epsilon, delta))
+    found = iter(scale_events([each for each in drafts if each is not None], epsilon, delta))
     one_way, choosing, edges = (next(found) if each is not None else None for each in drafts)
     assert one_way is not None
     return TreeNoise(one_way=one_way, choosing=choosing, edges=edges)
 
 
-def measure_tree(counts: Marginals, planned: TreeNoise, *, rng: Generator | None = None) -> NoisyMarginals:
+def fit_tree_noise(budget: Budget, tables: float, n_columns: int, rows: LocalRelease) -> TreeNoise:
+    """Return the noise of the tables that composes with the rows' own releases to the budget.
+
+    Parameters
+    ----------
+    budget
+        What is promised to the unit.
+    tables
+        What the tables may cost, with all of δ.
+    n_columns
+        How many columns there are.
+    rows
+        The release of a unit's rows.
+
+    Raises
+    ------
+    SpecError
+        If a row's part is so large that the accountant proves nothing beside δ.
+
+    Notes
+    -----
+    ε = ε_tables + max_rows · Σ ε_row, a sum that holds at any δ. The accountant composes the very events, and could round
+    them to more than the sum: then the tables get as much more noise as it takes.
+    """
+    noise = plan_tree_noise(budget.model_copy(update={"epsilon": tables}), n_columns)
+    step = _FIRST_STEP
+    while step < 1.0:
+        if least_epsilon(compose_events(noise, rows), budget.delta) <= budget.epsilon:
+            return noise
+        noise, step = noise.scale_by(1.0 + step), 2.0 * step
+    raise SpecError(f"an ε of {rows.epsilon:g} a row cannot be composed with a δ", "`epsilon`", "lower it, or set `delta` to 0")
+
+
+def compose_events(noise: TreeNoise, rows: LocalRelease | None) -> Composed:
+    """Return what will happen: noise on every table, and the rows' own releases, unless they depend on no value.
+
+    Parameters
+    ----------
+    noise
+        The noise of the tables.
+    rows
+        The release of a unit's rows, or None.
+    """
+    return Composed(events=noise.event.events) if rows is None else Composed(events=(*noise.event.events, rows), unit=rows.unit)
+
+
+def measure_tree(counts: MarginalCounts, planned: TreeNoise, *, rng: Generator | None = None) -> NoisyMarginals:
     """Return the tables with their noise, the tree's edges (parent, column) as cliques: on the driver, once, after the charge.
 
     Parameters
@@ -125,29 +174,29 @@ def measure_tree(counts: Marginals, planned: TreeNoise, *, rng: Generator | None
     shows none stands alone.
     """
     noisy = measure(counts, planned.first, n_rows_public=True, rng=rng)
-    edges = _chosen(noisy)
+    edges = _choose_edges(noisy)
     measured = {} if planned.edges is None else {edge: noise.perturb(counts.table(edge), replace(planned.edges, count=1), rng=rng) for edge in edges}
     return NoisyMarginals(
-        domain=noisy.domain, n_rows=noisy.n_rows, noise=planned.on(edges), one_way=noisy.one_way, pairs=noisy.pairs, cliques=measured
+        domain=noisy.domain, n_rows=noisy.n_rows, noise=planned.with_edges(edges), one_way=noisy.one_way, pairs=noisy.pairs, cliques=measured
     )
 
 
-def _chosen(noisy: NoisyMarginals) -> tuple[Clique, ...]:
+def _choose_edges(noisy: NoisyMarginals) -> tuple[Clique, ...]:
     names = noisy.domain.names
     if len(names) == 2:
         return ((names[0], names[1]),)
     return tuple((names[parent], names[attribute]) for attribute, parent in dependence_tree(denoise(noisy)) if parent >= 0)
 
 
-def tree_of(noisy: NoisyMarginals) -> list[tuple[str, str | None]]:
+def find_tree(noisy: NoisyMarginals) -> list[tuple[str, str | None]]:
     """Return (column, parent) for each column of a measured tree, each after its parent; those without one first."""
     edges = list(noisy.cliques)
     given = {child for _, child in edges}
     return [*((name, None) for name in noisy.domain.names if name not in given), *((child, parent) for parent, child in edges)]
 
 
-def believed(noisy: NoisyMarginals) -> tuple[Mapping[str, Floats], Mapping[Clique, Floats]]:
-    """Return the counts that are believed of each column and of each edge of the tree: post-processing.
+def clean_tables(noisy: NoisyMarginals) -> tuple[Mapping[str, Floats], Mapping[Clique, Floats]]:
+    """Return the cleaned counts of each column and each edge of the tree: post-processing.
 
     Returns
     -------

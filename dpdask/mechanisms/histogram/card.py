@@ -1,38 +1,30 @@
-"""The release card of a perturbed histogram; safe to publish."""
+"""What a release card says about a perturbed histogram."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.columns import plain_bins
-from dpdask.mechanisms.histogram.noise import spent
+from dpdask.mechanisms.histogram.noise import compute_spent
 from dpdask.mechanisms.histogram.release import FittedHistogram
-from dpdask.mechanisms.marginals.card import central_card
 from dpdask.mechanisms.marginals.noise import deviation, margin_95
 from dpdask.privacy import Budget
 from dpdask.privacy.events import CentralEvent, DiscreteLaplace, to_dict
 from dpdask.stats.joint import n_cells
 
 
-def histogram_card(
-    *, name: str, budget: Budget, guarantee: str, fitted: FittedHistogram, output: str | None, n_records: int | None, insecure: bool
-) -> bytes:
-    """Return the card of a perturbed histogram as canonical JSON: the same release, the same bytes.
+def histogram_section(budget: Budget, fitted: FittedHistogram, n_released: int | None) -> Section:
+    """Return what the card says about a perturbed histogram.
 
     Parameters
     ----------
-    name
-        The job's name.
-    budget, guarantee
-        What was promised, in numbers and in words.
+    budget
+        What was promised.
     fitted
         The histogram.
-    output
-        What was released: `cells`, `rows`, or None before either is.
-    n_records
-        How many synthetic rows were released, or None.
-    insecure
-        Whether the noise came from a seed.
+    n_released
+        How many cells or synthetic rows were released, or None before any are.
 
     Privacy
     -------
@@ -41,10 +33,11 @@ def histogram_card(
     """
     histogram = fitted.histogram
     planned = histogram.plan
+    output = None if n_released is None else fitted.output
     mechanism = {
         "kind": "histogram",
         "output": output,
-        "records": n_records,
+        "records": n_released if output == "rows" else None,
         "points": None if output == "rows" else fitted.points,
         "bins": plain_bins(fitted.bins),
         "threshold": planned.threshold,
@@ -57,18 +50,19 @@ def histogram_card(
     noises = {"cells": planned.cells, "n_rows": planned.total}
     accounting = {
         "composition": "the least of a sum, a concentrated bound and a privacy loss distribution, over all counts",
-        "epsilon_exact": spent(planned, budget),
+        "epsilon_exact": compute_spent(planned, budget),
         "noise": {key: _noise(event) for key, event in noises.items() if event is not None},
         "events": to_dict(planned.event),
     }
-    n_rows = {"value": histogram.n_rows, "exact": budget.adjacency == "replace-one"}
-    return central_card(name, budget, guarantee, mechanism, fitted.schema, fitted.cells(), accounting, n_rows, insecure=insecure)
+    return noisy_counts_section(
+        budget=budget, mechanism=mechanism, schema=fitted.schema, cells=fitted.cells(), accounting=accounting, n_rows=histogram.n_rows
+    )
 
 
 def _noise(event: CentralEvent) -> dict[str, Any]:
-    law = (
+    distribution = (
         {"law": "discrete Laplace", "scale": event.scale}
         if isinstance(event, DiscreteLaplace)
         else {"law": "discrete Gaussian", "sigma": event.sigma}
     )
-    return {**law, "standard_deviation": deviation(event), "margin_95": margin_95(event)}
+    return {**distribution, "standard_deviation": deviation(event), "margin_95": margin_95(event)}

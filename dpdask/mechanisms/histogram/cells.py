@@ -55,13 +55,21 @@ def bins_by_rule(n_rows: float, n_continuous: int, *, thresholded: bool) -> int:
     Notes
     -----
     The rule balances rates and knows neither ε nor the levels of the other columns: for the paper's own table it gives
-    266 where the paper takes 10. Read `histogram.cautions`, and see `affordable_bins`.
+    266 where the paper takes 10. Read `spec.list_warnings`, and see `affordable_bins`.
     """
     return min(MAX_LEVELS, max(1, round(1.0 / bandwidth(n_rows, n_continuous, thresholded=thresholded))))
 
 
 def largest_noise(n_cells: int, scale: float) -> float:
-    """Return about the largest of the noises of all cells, in counts: scale · log(cells), which is log(cells)·2/ε under replace-one."""
+    """Return about the largest of the noises of all cells, in counts: scale · log(cells), which is log(cells)·2/ε under replace-one.
+
+    Parameters
+    ----------
+    n_cells
+        The number of cells.
+    scale
+        The scale of the discrete Laplace noise.
+    """
     return scale * math.log(max(2, n_cells))
 
 
@@ -75,7 +83,7 @@ def affordable_bins(n_rows: float, n_continuous: int, n_levels: int, scale: floa
     n_levels
         How many combinations the other columns' levels have.
     scale
-        Of the noise.
+        The scale of the noise.
 
     References
     ----------
@@ -169,7 +177,7 @@ class WholeLine:
         """Return the cells of a column without bounds or atoms.
 
         The first and the last have no end, and hold every value beyond; for drawing values they end where a quarter of
-        their probability under the logistic law would lie beyond.
+        their probability under the logistic distribution would lie beyond.
 
         Raises
         ------

@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import pyarrow as pa
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from dpdask.archive import Archive, Archived, Contents
 from dpdask.cells import Cells
-from dpdask.errors import SpecError
+from dpdask.errors import InputError, SpecError
 from dpdask.kernels.marginals import Codes
-from dpdask.mechanisms.histogram.cells import WELL_ABOVE, WholeLine, affordable_bins, centres, largest_noise
-from dpdask.mechanisms.histogram.sparse import excess_mean, kept, least_cut, tail, uniform_below
+from dpdask.mechanisms.histogram.cells import WholeLine, centres
+from dpdask.mechanisms.histogram.sparse import compute_tail, draw_kept, draw_uniform_below, least_cut
+from dpdask.mechanisms.marginals.noise import check_n_rows
 from dpdask.privacy import Budget, noise
-from dpdask.privacy.accountant import epsilon, scaled
-from dpdask.privacy.events import CentralEvent, Composed, DiscreteGaussian, DiscreteLaplace
+from dpdask.privacy.accountant import epsilon, scale_events
+from dpdask.privacy.events import CentralEvent, Composed, DiscreteGaussian, DiscreteLaplace, central_from_dict, to_dict
 from dpdask.stats.joint import JointCounts, codes_of, n_cells
 from dpdask.stats.marginals import Domain
 
@@ -30,8 +32,8 @@ Path = Literal["auto", "dense", "sparse"]
 MAX_DENSE_CELLS = 10_000_000
 DENSE_CELLS = 2**20  # up to so many, every cell is drawn; decided by the public number alone
 MAX_SPARSE = 50_000_000  # empty cells expected above the threshold
+_MAX_TOTAL = 2.0**62  # of the weights: beyond, sums overflow and nothing can be drawn
 TOTAL_SHARE = 0.01  # log n moves by scale/n: a hundredth of ε is plenty
-_SPURIOUS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class HistogramPlan:
     total
         The noise of the number of rows, which the enhanced threshold needs; None where that number is public or not needed.
     threshold
-        `none`: n̂ as it is, negative too (Algorithm 1). `positive`: max(n̂, 0) (Algorithm 1'). `enhanced`:
+        `none`: n̂ itself, which may be negative (Algorithm 1). `positive`: max(n̂, 0) (Algorithm 1'). `enhanced`:
         n̂·1{n̂ >= A·log n/ε} (section 4.2). If n is private, the `enhanced` threshold is raised where needed, so that noise
         alone lifts only as many empty cells above it as can be held: see `draw`.
     factor
@@ -66,6 +68,12 @@ class HistogramPlan:
     factor: float
     epsilon: float
     rows: int
+
+    def __post_init__(self) -> None:
+        numbers = (self.factor, self.epsilon)
+        positive = all(isinstance(number, int | float) and 0 < number < math.inf for number in numbers)
+        if self.threshold not in get_args(Threshold) or not positive or type(self.rows) is not int or self.rows < 1:
+            raise ValueError("no such threshold, or its factor, ε or rows are not positive")
 
     @property
     def event(self) -> Composed:
@@ -92,7 +100,9 @@ class HistogramPlan:
         return max(1, math.ceil(self.factor * self.rows * math.log(max(2.0, n_rows)) / self.epsilon))
 
 
-def plan(budget: Budget, *, threshold: Threshold = "enhanced", factor: float = 0.5, law: Literal["laplace", "gaussian"] = "laplace") -> HistogramPlan:
+def plan(
+    budget: Budget, *, threshold: Threshold = "enhanced", factor: float = 0.5, distribution: Literal["laplace", "gaussian"] = "laplace"
+) -> HistogramPlan:
     """Return the noise that spends a budget on one joint histogram.
 
     Parameters
@@ -101,7 +111,7 @@ def plan(budget: Budget, *, threshold: Threshold = "enhanced", factor: float = 0
         ε, δ, adjacency and unit.
     threshold, factor
         As in `HistogramPlan`.
-    law
+    distribution
         `gaussian` needs δ > 0. One histogram is better served by `laplace`, which a δ makes no larger.
 
     Raises
@@ -110,12 +120,12 @@ def plan(budget: Budget, *, threshold: Threshold = "enhanced", factor: float = 0
         If the factor is not positive and finite, or there is no δ for Gaussian noise.
     """
     if not 0 < factor < math.inf:
-        raise SpecError("the threshold's factor must be positive and finite", "mechanism.factor", "the paper's is 0.5")
+        raise SpecError("the threshold's factor must be positive and finite", "`factor`", "the paper's is 0.5")
     rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
     replaced = budget.adjacency == "replace-one"
     counted = threshold == "enhanced" and not replaced
     drafts: list[CentralEvent] = []
-    if law == "gaussian":
+    if distribution == "gaussian":
         sensitivity = rows * (math.nextafter(math.sqrt(2.0), 2.0) if replaced else 1.0)
         sigmas = [1.0, 1.0 / math.sqrt(TOTAL_SHARE)][: 1 + counted]
         drafts += [DiscreteGaussian(sigma=sigma, sensitivity=sensitivity, adjacency=budget.adjacency) for sigma in sigmas]
@@ -125,18 +135,26 @@ def plan(budget: Budget, *, threshold: Threshold = "enhanced", factor: float = 0
         sensitivity_, count = (rows, 2) if apart else (rows * (2 if replaced else 1), 1)
         scales = [1.0, 1.0 / TOTAL_SHARE][: 1 + counted]
         drafts += [DiscreteLaplace(scale=scale, sensitivity=sensitivity_, adjacency=budget.adjacency, count=count) for scale in scales]
-    found = scaled(drafts, budget.epsilon, budget.delta)
+    found = scale_events(drafts, budget.epsilon, budget.delta)
     total = found[1] if counted else None
     return HistogramPlan(cells=found[0], total=total, threshold=threshold, factor=factor, epsilon=budget.epsilon, rows=rows)
 
 
-def spent(planned: HistogramPlan, budget: Budget) -> float:
-    """Return the ε, at the budget's δ, of what is drawn: never above the budget's."""
+def compute_spent(planned: HistogramPlan, budget: Budget) -> float:
+    """Return the ε, at the budget's δ, of what is drawn: never above the budget's.
+
+    Parameters
+    ----------
+    planned
+        The noise of the histogram.
+    budget
+        What is promised.
+    """
     return epsilon(planned.event, budget.delta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PerturbedHistogram:
+class NoisyHistogram(Archived):
     """A noisy joint histogram as a weighted sample of its cells; safe to publish.
 
     Attributes
@@ -156,6 +174,8 @@ class PerturbedHistogram:
         int64 array of that shape: n̂ after the threshold.
     """
 
+    archive: ClassVar[Archive] = Archive(kind="noisy-histogram", format=2, noun="noisy histogram", is_compressed=True)
+
     domain: Domain
     plan: HistogramPlan
     n_rows: float | None
@@ -173,7 +193,13 @@ class PerturbedHistogram:
         return self.codes_at(0, len(self.keys))
 
     def codes_at(self, start: int, stop: int) -> Codes:
-        """Return the codes of some of the cells listed, as `codes` does of all."""
+        """Return the codes of some of the cells listed, as `codes` does of all.
+
+        Parameters
+        ----------
+        start, stop
+            Which of the cells listed.
+        """
         return codes_of(self.domain, self.keys[start:stop])
 
     def to_table(self, cells: Mapping[str, Cells], lines: Mapping[str, WholeLine] | None = None) -> pa.Table:
@@ -218,7 +244,7 @@ class PerturbedHistogram:
         """
         self.check_positive()
         cumulative = np.cumsum(np.maximum(self.weights, 0))
-        drawn = uniform_below(rng, n, int(cumulative[-1]))
+        drawn = draw_uniform_below(rng, n, int(cumulative[-1]))
         return codes_of(self.domain, self.keys[np.searchsorted(cumulative, drawn, side="right")])
 
     @property
@@ -235,10 +261,10 @@ class PerturbedHistogram:
             If no weight is positive.
         """
         if not self.is_positive:
-            mend = "declare fewer bins, raise epsilon, or take another threshold"
-            raise SpecError("no cell has a positive weight: noise and threshold left nothing to sample", "the perturbed histogram", mend)
+            hint = "lower `bins`, raise `epsilon`, or take another `threshold`"
+            raise SpecError("no cell has a positive weight: noise and threshold left nothing to sample", "the perturbed histogram", hint)
 
-    def redraw(self, rng: Generator) -> PerturbedHistogram:
+    def redraw(self, rng: Generator) -> NoisyHistogram:
         """Return this histogram with the same noise once more, cut at the same threshold: for a parametric bootstrap, free.
 
         Parameters
@@ -246,10 +272,57 @@ class PerturbedHistogram:
         rng
             Any stream: this is post-processing, and needs no secret.
         """
-        return _perturbed(JointCounts(self.domain, self.keys, self.weights), self.plan, self.n_rows, self.cut, "auto", rng)
+        return _perturb(JointCounts(self.domain, self.keys, self.weights), self.plan, self.n_rows, self.cut, "auto", rng)
+
+    def check(self, domain: Domain, planned: HistogramPlan) -> None:
+        """Check that this is the histogram that a run would draw now, and not one of another version.
+
+        Parameters
+        ----------
+        domain
+            The run's attributes.
+        planned
+            The run's noise.
+
+        Raises
+        ------
+        InputError
+            If it is not.
+        """
+        if self.domain != domain or self.plan != planned:
+            raise InputError("this is of another version of dpdask", "the run's noisy histogram", "go on with that one, or `dpdask abort` the run")
+
+    def _contents(self) -> Contents:
+        planned = self.plan
+        events = {"cells": to_dict(planned.cells), "total": None if planned.total is None else to_dict(planned.total)}
+        plan_ = {"threshold": planned.threshold, "factor": planned.factor, "epsilon": planned.epsilon, "rows": planned.rows}
+        header = {"names": self.domain.names, "sizes": self.domain.sizes, "n_rows": self.n_rows, "cut": self.cut, "plan": plan_, **events}
+        return header, {"keys": self.keys, "weights": self.weights}
+
+    @classmethod
+    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+        total = None if header["total"] is None else central_from_dict(header["total"])
+        planned = HistogramPlan(cells=central_from_dict(header["cells"]), total=total, **header["plan"])
+        domain, n_rows, cut, keys, weights = Domain.from_header(header), header["n_rows"], header["cut"], arrays["keys"], arrays["weights"]
+        if n_rows is not None:
+            check_n_rows(n_rows)
+        if (cut is None) != (planned.threshold == "none") or (cut is not None and not (type(cut) is int and cut >= 1)):
+            raise ValueError("the cut is not the threshold's")
+        _check_cells(domain, keys, weights, cut)
+        return cls(domain=domain, plan=planned, n_rows=n_rows, cut=cut, keys=keys, weights=weights)
 
 
-def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Generator | None = None, path: Path = "auto") -> PerturbedHistogram:
+def _check_cells(domain: Domain, keys: NDArray[Any], weights: NDArray[Any], cut: int | None) -> None:
+    """Raise ValueError unless these are distinct cells of the domain, in order, with the weights that a threshold leaves."""
+    if keys.dtype != np.int64 or weights.dtype != np.int64 or keys.ndim != 1 or keys.shape != weights.shape:
+        raise ValueError("the cells and their weights are no whole numbers, or not as many")
+    if not (keys[1:] > keys[:-1]).all() or (len(keys) and not 0 <= keys[0] <= keys[-1] < n_cells(domain)):
+        raise ValueError("the cells are not increasing, or outside the domain")
+    if (weights == 0).any() or (cut is not None and (weights < cut).any()) or np.abs(weights.astype(np.float64)).sum() >= _MAX_TOTAL:
+        raise ValueError("the weights are not above the threshold, or too large to sample")
+
+
+def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Generator | None = None, path: Path = "auto") -> NoisyHistogram:
     """Return the histogram with its noise: on the driver, once, after the ledger was charged.
 
     Parameters
@@ -262,7 +335,7 @@ def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Generator | None =
         None: secure noise. A stream: INSECURE, for runs marked so; see `privacy.noise`.
     path
         `dense` draws every cell's noise. `sparse` draws the occupied cells' and, of the empty ones, only those that reach
-        the threshold: the same law. `auto` takes the first up to 2**20 cells or where there is no threshold.
+        the threshold: the same distribution. `auto` takes the first up to 2**20 cells or where there is no threshold.
 
     Raises
     ------
@@ -284,7 +357,7 @@ def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Generator | None =
     References
     ----------
     Lei, Differentially private M-estimators (2011), Algorithms 1 and 1' and section 4.2; discrete noise in place of
-    continuous (MATH section 1).
+    continuous (docs/explanation/math.md, Noise on counts).
     """
     n_rows: float | None = None
     if planned.cells.adjacency == "replace-one":
@@ -293,12 +366,18 @@ def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Generator | None =
         n_rows = float(noise.perturb(np.array([counts.n_rows], dtype=np.int64), planned.total, rng=rng)[0])
     cut = planned.cut(0.0 if n_rows is None else n_rows)
     if cut is not None:
-        cut = max(cut, _floor(counts.domain, planned))
-    return _perturbed(counts, planned, n_rows, cut, path, rng)
+        cut = max(cut, least_threshold(counts.domain, planned))
+    return _perturb(counts, planned, n_rows, cut, path, rng)
 
 
-def _floor(domain: Domain, planned: HistogramPlan) -> int:
-    """Return the least threshold if the number of rows is private and the threshold depends on it; else 1."""
+def least_threshold(domain: Domain, planned: HistogramPlan) -> int:
+    """Return the least threshold if the number of rows is private and the threshold depends on it; else 1.
+
+    Parameters
+    ----------
+    domain, planned
+        As for `draw`.
+    """
     if planned.total is None or not isinstance(planned.cells, DiscreteLaplace):
         return 1
     return least_cut(n_cells(domain), planned.cells.scale, MAX_SPARSE)
@@ -331,92 +410,28 @@ def _is_sparse(n: int, planned: HistogramPlan, cut: int | None, path: Path) -> b
         raise SpecError("only discrete Laplace noise with a threshold has a sparse form", where, "take the threshold enhanced or positive")
     if path == "dense" or not possible or (path == "auto" and n <= DENSE_CELLS):
         if n > MAX_DENSE_CELLS:
-            mend = "declare fewer bins, or take Laplace noise with the threshold enhanced, which draws no noise for most empty cells"
-            raise SpecError(f"has {n:,} cells, and noise can be drawn for each of {MAX_DENSE_CELLS:,}", where, mend)
+            hint = "lower `bins`, or take Laplace noise with the `threshold` enhanced, which draws no noise for most empty cells"
+            raise SpecError(f"has {n:,} cells; noise can be drawn for each of {MAX_DENSE_CELLS:,}", where, hint)
         return False
     assert isinstance(event, DiscreteLaplace)
     assert cut is not None
-    expected = n * tail(event.scale, cut)
+    expected = n * compute_tail(event.scale, cut)
     if expected > MAX_SPARSE:
-        what = f"has {n:,} cells, of which noise alone would raise {expected:,.0f} to the threshold; {MAX_SPARSE:,} can be held"
-        raise SpecError(what, where, "declare fewer bins, raise the threshold's factor, or raise epsilon")
+        what = f"has {n:,} cells, of which noise alone would raise {expected:,.0f} to the threshold; the limit is {MAX_SPARSE:,}"
+        raise SpecError(what, where, "lower `bins`, raise `factor`, or raise `epsilon`")
     return True
 
 
-def _perturbed(
-    counts: JointCounts, planned: HistogramPlan, n_rows: float | None, cut: int | None, path: Path, rng: Generator | None
-) -> PerturbedHistogram:
+def _perturb(counts: JointCounts, planned: HistogramPlan, n_rows: float | None, cut: int | None, path: Path, rng: Generator | None) -> NoisyHistogram:
     n = n_cells(counts.domain)
     if _is_sparse(n, planned, cut, path):
         assert isinstance(planned.cells, DiscreteLaplace)
         assert cut is not None
-        keys, weights = kept(counts.keys, counts.counts, n, planned.cells.scale, cut, rng=rng)
+        keys, weights = draw_kept(counts.keys, counts.counts, n, planned.cells.scale, cut, rng=rng)
     else:
         table = np.zeros(n, dtype=np.int64)
         table[counts.keys] = counts.counts
         table = noise.perturb(table, planned.cells, rng=rng)
         keys = np.flatnonzero(table if cut is None else table >= cut).astype(np.int64)
         weights = table[keys]
-    return PerturbedHistogram(domain=counts.domain, plan=planned, n_rows=n_rows, cut=cut, keys=keys, weights=weights)
-
-
-def cautions(domain: Domain, planned: HistogramPlan, n_rows: float, continuous: tuple[str, ...] = ()) -> list[str]:
-    """Return what should be said before a budget is spent on this histogram: sentences, none if there is nothing.
-
-    Parameters
-    ----------
-    domain, planned
-        As in `draw`.
-    n_rows
-        The public number of rows.
-    continuous
-        The attributes that are cut into bins, for which fewer are proposed.
-
-    References
-    ----------
-    Lei (2011), section 4.3, on the choice of K.
-    """
-    n, event = n_cells(domain), planned.cells
-    scale = event.scale if isinstance(event, DiscreteLaplace) else None
-    largest = _largest(n, event)
-    said = []
-    if n_rows / n < WELL_ABOVE * largest:
-        sentence = (
-            f"A cell holds {n_rows / n:,.3g} rows on average, and the largest noise of {n:,} cells is about {largest:,.3g}: few cells stand out"
-        )
-        if continuous and scale is not None:
-            bins = affordable_bins(n_rows, len(continuous), n // math.prod(domain.shape_of(continuous)), scale)
-            sentence += f"; {bins} bins for each of {', '.join(continuous)} would do" if bins > 1 else ""
-        said.append(sentence + ".")
-    cut = planned.cut(n_rows)
-    if scale is not None and cut is not None:
-        raised = n * tail(scale, cut)
-        weight = raised * (cut + excess_mean(scale))
-        if weight > _SPURIOUS * n_rows:
-            said.append(
-                f"Noise alone may raise {raised:,.0f} empty cells to the threshold of {cut:,}, with a weight of {weight:,.0f} beside {n_rows:,.0f} "
-                "rows; a larger factor of the threshold, or fewer cells, avoids it."
-            )
-    return said
-
-
-def cautions_without_rows(domain: Domain, planned: HistogramPlan) -> list[str]:
-    """Return warnings as `cautions` does, if the number of rows is private: they do not depend on it.
-
-    Parameters
-    ----------
-    domain, planned
-        As in `draw`; `check_size` accepts them for some number of rows.
-    """
-    floor = _floor(domain, planned)
-    if floor <= (planned.cut(0.0) or 1):
-        return []
-    rows = math.exp((floor - 1) * planned.epsilon / (planned.factor * planned.rows))
-    sentence = f"With fewer than about {rows:,.0f} rows, the threshold is raised to {floor:,}: otherwise noise alone would lift more empty cells "
-    return [
-        sentence + f"of {n_cells(domain):,} above it than the limit of {MAX_SPARSE:,}; fewer cells, or a larger factor of the threshold, avoid this."
-    ]
-
-
-def _largest(n: int, event: CentralEvent) -> float:
-    return largest_noise(n, event.scale) if isinstance(event, DiscreteLaplace) else event.sigma * math.sqrt(2.0 * math.log(max(2, n)))
+    return NoisyHistogram(domain=counts.domain, plan=planned, n_rows=n_rows, cut=cut, keys=keys, weights=weights)

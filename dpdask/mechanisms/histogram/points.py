@@ -14,7 +14,7 @@ from dpdask.cells import Cells
 from dpdask.codec import ValueCodec
 from dpdask.errors import SpecError
 from dpdask.mechanisms.histogram.cells import centres
-from dpdask.mechanisms.histogram.noise import PerturbedHistogram
+from dpdask.mechanisms.histogram.noise import NoisyHistogram
 
 Floats = NDArray[np.float64]
 Points = Literal["centre", "spread"]
@@ -25,6 +25,13 @@ MAX_CUT = 6
 
 def points_per_cell(cells: Mapping[str, Cells], points: Points) -> int:
     """Return how many points stand for each cell: 1, or 2 for each column that is cut, multiplied.
+
+    Parameters
+    ----------
+    cells
+        The cells of each column.
+    points
+        What stands for a cell.
 
     Raises
     ------
@@ -40,7 +47,7 @@ def points_per_cell(cells: Mapping[str, Cells], points: Points) -> int:
     return 1 << n_cut
 
 
-def spread(histogram: PerturbedHistogram, cells: Mapping[str, Cells], start: int, stop: int) -> tuple[dict[str, pa.Array], Floats]:
+def spread(histogram: NoisyHistogram, cells: Mapping[str, Cells], start: int, stop: int) -> tuple[dict[str, pa.Array], Floats]:
     """Return points, with weights, that have the moments of a smooth density where the histogram has steps.
 
     Parameters
@@ -50,7 +57,7 @@ def spread(histogram: PerturbedHistogram, cells: Mapping[str, Cells], start: int
     cells
         The cells of each attribute, in the domain's order; none on the whole line.
     start, stop
-        Of the cells listed, in the order of their keys.
+        Which of the cells listed, in the order of their keys.
 
     Returns
     -------
@@ -70,13 +77,13 @@ def spread(histogram: PerturbedHistogram, cells: Mapping[str, Cells], start: int
 
     Notes
     -----
-    In a column of cells of width h, the points are c ± h/√12, which have mean c and variance h²/12 as a uniform law has, and
+    In a column of cells of width h, the points are c ± h/√12, which have mean c and variance h²/12 as a uniform distribution has, and
     the weights n·(1/2 ± h²·f'(c) / (√48·n)), within 0 to n, for a mean that follows the slope f' of the density: that of
     the parabola through the counts per width of the cell and its two neighbours along the column, all other columns being
     the same; at an end of the line, of the nearest three cells. A cell not listed counts as empty. Cut columns multiply.
     So moments of second order are those of the density, whichever column is explained by which. With centres a density that
     falls off to both ends has a variance too large by h²/12 (Sheppard), and slopes of least squares are attenuated by
-    1 + h²/(12·variance). One point at each cell's mean would mend that for the columns that explain, and attenuate what is
+    1 + h²/(12·variance). One point at each cell's mean would hint that for the columns that explain, and attenuate what is
     explained.
 
     It is no better than the centres, and may be somewhat worse, where a cell is as wide as what it is to resolve (a peak, a
@@ -138,7 +145,7 @@ def _pairs(column: Cells) -> pa.Array:
     return codec.decode(np.rint(values), is_null)
 
 
-def _tilts(histogram: PerturbedHistogram, axis: int, column: Cells, codes: NDArray[np.int64], start: int, stop: int) -> Floats:
+def _tilts(histogram: NoisyHistogram, axis: int, column: Cells, codes: NDArray[np.int64], start: int, stop: int) -> Floats:
     """Return what each cell's upper point along an axis has above half of its weight, within -1/2 to 1/2; 0 for single values."""
     middle, width, deviation = _line(column)
     n_line, singles = len(width), column.size - len(width)
@@ -161,7 +168,7 @@ def _tilts(histogram: PerturbedHistogram, axis: int, column: Cells, codes: NDArr
     return tilt
 
 
-def _weights_at(histogram: PerturbedHistogram, keys: NDArray[np.int64]) -> Floats:
+def _weights_at(histogram: NoisyHistogram, keys: NDArray[np.int64]) -> Floats:
     """Return the weights of some cells, 0 of those not listed."""
     place = np.minimum(np.searchsorted(histogram.keys, keys), len(histogram.keys) - 1)
     return np.where(histogram.keys[place] == keys, histogram.weights[place], 0).astype(np.float64)

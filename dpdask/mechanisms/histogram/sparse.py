@@ -29,30 +29,48 @@ _GROUP = 1000  # cells of one count: fewer are as soon drawn one by one
 _MAX_GROUPS = 1000
 
 
-def tail(scale: float, cut: int) -> float:
-    """Return Pr(e >= cut) = α^cut / (1 + α) for discrete Laplace noise, cut at least 1, to double precision."""
+def compute_tail(scale: float, cut: int) -> float:
+    """Return Pr(e >= cut) = α^cut / (1 + α) for discrete Laplace noise, cut at least 1, to double precision.
+
+    Parameters
+    ----------
+    scale
+        The scale of the noise.
+    cut
+        The threshold.
+    """
     return math.exp(-cut / scale) / (1.0 + math.exp(-1.0 / scale))
 
 
 def least_cut(n_cells: int, scale: float, most: float) -> int:
-    """Return the least threshold, at least 1, that at most `most` of `n_cells` empty cells are expected to reach by noise alone."""
+    """Return the least threshold, at least 1, that at most `most` of `n_cells` empty cells are expected to reach by noise alone.
+
+    Parameters
+    ----------
+    n_cells
+        The number of empty cells.
+    scale
+        The scale of the noise.
+    most
+        The most cells that may be expected to reach the threshold.
+    """
     cut = max(1, math.ceil(scale * (math.log(n_cells / most) - math.log1p(math.exp(-1.0 / scale)))))
-    while n_cells * tail(scale, cut) > most:  # correct for rounding
+    while n_cells * compute_tail(scale, cut) > most:  # correct for rounding
         cut += 1
     return cut
 
 
-def excess_mean(scale: float) -> float:
+def compute_excess_mean(scale: float) -> float:
     """Return E(e - cut | e >= cut) = α / (1 - α), for any cut at least 0."""
     return 1.0 / math.expm1(1.0 / scale)
 
 
-def secure() -> Generator:
+def open_secure_stream() -> Generator:
     """Return a stream under a fresh key of the operating system that nobody keeps."""
     return stream(RunKey.fresh(), "histogram", "empty cells")
 
 
-def kept(keys: Counts, counts: Counts, n_cells: int, scale: float, cut: int, *, rng: Generator | None = None) -> tuple[Counts, Counts]:
+def draw_kept(keys: Counts, counts: Counts, n_cells: int, scale: float, cut: int, *, rng: Generator | None = None) -> tuple[Counts, Counts]:
     """Return the cells whose noisy count reaches a threshold, and that count.
 
     Parameters
@@ -62,7 +80,7 @@ def kept(keys: Counts, counts: Counts, n_cells: int, scale: float, cut: int, *, 
     n_cells
         How many cells there are, at most 2**62.
     scale
-        Of the discrete Laplace noise.
+        The scale of the discrete Laplace noise.
     cut
         The threshold, at least 1.
     rng
@@ -75,8 +93,8 @@ def kept(keys: Counts, counts: Counts, n_cells: int, scale: float, cut: int, *, 
 
     Privacy
     -------
-    The law is that of a histogram with noise in every cell, cut afterwards, so ε is the same; unit, adjacency and
-    sensitivity are the caller's event's. The law of how many cells are raised is held to 2**-256 in total variation, that
+    The distribution is that of a histogram with noise in every cell, cut afterwards, so ε is the same; unit, adjacency and
+    sensitivity are the caller's event's. The distribution of how many cells are raised is held to 2**-256 in total variation, that
     of which, and of their values, exactly, given uniform words. The words are AES-128 in counter mode under a key from the
     operating system, the values OpenDP's. No δ is charged for either, as for none of the package's random numbers.
 
@@ -91,9 +109,9 @@ def kept(keys: Counts, counts: Counts, n_cells: int, scale: float, cut: int, *, 
     Cormode, Procopiuc, Srivastava and Tran, Differentially private summaries for sparse data (2012), section 4, with exact
     draws in place of floating-point ones (Mironov 2012).
     """
-    source = secure() if rng is None else rng
+    source = open_secure_stream() if rng is None else rng
     n_empty = n_cells - len(keys)
-    ranks = _raised(n_empty, scale, cut, source)
+    ranks = _raise_counts(n_empty, scale, cut, source)
     # the r-th empty cell stands behind all occupied ones that have at most r empty cells before them
     empty = ranks + np.searchsorted(keys - np.arange(len(keys)), ranks, side="right")
     alone = np.ones(len(keys), dtype=np.bool_)
@@ -101,7 +119,7 @@ def kept(keys: Counts, counts: Counts, n_cells: int, scale: float, cut: int, *, 
     for count in np.flatnonzero(np.bincount(counts[counts < min(cut, _MAX_GROUPS)]) >= _GROUP):
         group = np.flatnonzero(counts == count)
         alone[group] = False
-        together.append(keys[group[_raised(len(group), scale, cut - int(count), source)]])
+        together.append(keys[group[_raise_counts(len(group), scale, cut - int(count), source)]])
     noisy = noise.discrete_laplace(counts[alone], scale, rng=rng)
     place = np.concatenate([*together, keys[alone][noisy >= cut]])
     n_together = len(place) - int((noisy >= cut).sum())
@@ -110,13 +128,22 @@ def kept(keys: Counts, counts: Counts, n_cells: int, scale: float, cut: int, *, 
     return merge_cells(empty, cut + _geometric(len(empty), scale, rng=rng), place[order], weight[order])
 
 
-def _raised(n: int, scale: float, least: int, rng: Generator) -> Counts:
+def _raise_counts(n: int, scale: float, least: int, rng: Generator) -> Counts:
     """Return which of n cells have noise of at least `least`, itself at least 1: increasing, int64."""
-    return _distinct_below(rng, binomial(n, scale, least, rng=rng), n)
+    return _distinct_below(rng, draw_binomial(n, scale, least, rng=rng), n)
 
 
-def binomial(n_trials: int, scale: float, cut: int, *, rng: Generator) -> int:
+def draw_binomial(n_trials: int, scale: float, cut: int, *, rng: Generator) -> int:
     """Return a draw of Binomial(n_trials, Pr(e >= cut)), by inversion in whole numbers.
+
+    Parameters
+    ----------
+    n_trials
+        The number of trials.
+    scale, cut
+        As for `compute_tail`.
+    rng
+        A stream.
 
     Notes
     -----
@@ -140,7 +167,7 @@ def binomial(n_trials: int, scale: float, cut: int, *, rng: Generator) -> int:
         weight = ((weight * k) << _ODDS) // ((n_trials - k + 1) * ratio)
         down.append(weight)
         k -= 1
-    return k + _chosen(down[::-1] + up, rng)
+    return k + _choose_cells(down[::-1] + up, rng)
 
 
 @lru_cache(maxsize=128)
@@ -151,7 +178,7 @@ def _odds(scale: float, cut: int) -> Decimal:
     return _DIGITS.divide(power, _DIGITS.subtract(_DIGITS.add(Decimal(1), alpha), power))
 
 
-def _chosen(weights: list[int], rng: Generator) -> int:
+def _choose_cells(weights: list[int], rng: Generator) -> int:
     """Return an index with probability proportional to its weight, exactly."""
     total = sum(weights)
     n_bits = total.bit_length()
@@ -166,8 +193,18 @@ def _chosen(weights: list[int], rng: Generator) -> int:
     raise AssertionError("the weights sum to their total")
 
 
-def uniform_below(rng: Generator, n: int, bound: int) -> Counts:
-    """Return n independent whole numbers, exactly uniform on 0..bound-1; bound within 1 to 2**62."""
+def draw_uniform_below(rng: Generator, n: int, bound: int) -> Counts:
+    """Return n independent whole numbers, exactly uniform on 0..bound-1; bound within 1 to 2**62.
+
+    Parameters
+    ----------
+    rng
+        A stream.
+    n
+        How many.
+    bound
+        The first number that is not drawn.
+    """
     shift = np.uint64(64 - max(1, (bound - 1).bit_length()))
     found = np.empty(0, dtype=np.int64)
     while len(found) < n:  # a word is taken with probability above 1/2
@@ -181,8 +218,8 @@ def _distinct_below(rng: Generator, n: int, bound: int) -> Counts:
     """Return n distinct whole numbers below a bound, every set as likely as another: the first n that a uniform sequence shows."""
     found = np.empty(0, dtype=np.int64)
     while len(found) < n:
-        found = np.concatenate([found, uniform_below(rng, n - len(found), bound)])
-        found.sort(kind="stable")  # quick on what is sorted but for its end
+        found = np.concatenate([found, draw_uniform_below(rng, n - len(found), bound)])
+        found.sort(kind="stable")  # quick: all but the end is sorted already
         found = found[np.diff(found, prepend=-1) > 0]
     return found
 

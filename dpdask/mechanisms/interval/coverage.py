@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import LEVELS, Quantiles, Steps
-from dpdask.mechanisms.interval.design import Law
-from dpdask.mechanisms.interval.ranges import IntervalMechanism, Narrowing, Partition, Perturbed, Ranges, Selection, Step, Union
+from dpdask.mechanisms.interval.design import ScipyDistribution
+from dpdask.mechanisms.interval.ranges import Narrowing, Partition, Perturbed, RangeRandomiser, Ranges, Selection, Step, Union
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
@@ -24,96 +24,98 @@ _N_PAIRS = 2**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Public:
+class PublicReference:
     """A public distribution of the values, in whole numbers where the column's are.
 
     Attributes
     ----------
-    law
-        Of scipy, with its parameters.
+    distribution
+        A frozen distribution of scipy.stats.
     lattice
-        Whether values are whole numbers; a continuous law then stands for its rounded values.
+        Whether values are whole numbers; a continuous distribution then stands for its rounded values.
     where
         Whose reference it is, for messages.
     """
 
-    law: Any
+    distribution: Any
     lattice: bool
     where: str
 
     @property
     def is_discrete(self) -> bool:
-        """Whether scipy calls the law discrete."""
-        return hasattr(self.law, "pmf")
+        """Whether scipy calls the distribution discrete."""
+        return hasattr(self.distribution, "pmf")
 
     def cdf(self, u: Floats) -> Floats:
         """Return Pr(Y <= u)."""
         at = np.floor(u) + 0.5 if self.lattice and not self.is_discrete else u
-        return np.asarray(self.law.cdf(at), dtype=np.float64)
+        return np.asarray(self.distribution.cdf(at), dtype=np.float64)
 
     def quantile(self, p: Floats) -> Floats:
         """Return the smallest y with Pr(Y <= y) >= p."""
-        found = np.asarray(self.law.ppf(p), dtype=np.float64)
+        found = np.asarray(self.distribution.ppf(p), dtype=np.float64)
         return np.ceil(found - 0.5) if self.lattice and not self.is_discrete else found
 
     def steps(self) -> Steps:
-        """Return bounds on the cdf: exact for a discrete law, within `TABLE_ERROR` for a continuous one.
+        """Return bounds on the cdf: exact for a discrete distribution, within `TABLE_ERROR` for a continuous one.
 
         Raises
         ------
         SpecError
-            If a discrete law has too many values to be tabulated, or a continuous one is too wide.
+            If a discrete distribution has too many values to be tabulated, or a continuous one is too wide.
         """
         if not self.is_discrete:
-            x = table(self.law, self.where, short=False).x - (0.5 if self.lattice else 0.0)
+            x = table(self.distribution, self.where, short=False).x - (0.5 if self.lattice else 0.0)
             return Steps(x, np.concatenate([[0.0], LEVELS]), np.concatenate([LEVELS, [1.0]]))
-        first, last = float(self.law.ppf(LEVELS[0])), float(self.law.isf(1.0 - LEVELS[-1]))
+        first, last = float(self.distribution.ppf(LEVELS[0])), float(self.distribution.isf(1.0 - LEVELS[-1]))
         if not last - first < _MAX_POINTS:
             raise SpecError("a discrete reference has too many values", self.where, "use a continuous one")
         points = np.arange(first, last + 1.0)
-        cumulative = np.concatenate([[0.0], np.asarray(self.law.cdf(points), dtype=np.float64)])
+        cumulative = np.concatenate([[0.0], np.asarray(self.distribution.cdf(points), dtype=np.float64)])
         return Steps(np.nextafter(points, -np.inf), cumulative, cumulative)  # F jumps at a point: the point itself lies above
 
 
-def table(law: Any, where: str, *, short: bool = True) -> Quantiles:
-    """Return the quantiles of a continuous scipy law: the tabulated cdf is within `TABLE_ERROR` of it, and equal at the knots.
+def table(distribution: Any, where: str, *, short: bool = True) -> Quantiles:
+    """Return the quantiles of a continuous scipy distribution: the tabulated cdf is within `TABLE_ERROR` of it, and equal at the knots.
 
     Parameters
     ----------
-    law
+    distribution
         With its parameters.
     where
-        Whose law it is, for the message.
+        Whose distribution it is, for the message.
     short
-        Whether a uniform law may be two knots, which is quick and exact.
+        Whether a uniform distribution may be two knots, which is quick and exact.
 
     Raises
     ------
     SpecError
         If its quantiles are not finite, or beyond ±2**1000, where differences overflow.
     """
-    if short and law.dist.name == "uniform":
-        x = np.array(law.support(), dtype=np.float64)
+    if short and distribution.dist.name == "uniform":
+        x = np.array(distribution.support(), dtype=np.float64)
         levels = np.array([0.0, 1.0])
     else:
         low = LEVELS < 0.5
         with np.errstate(over="ignore", divide="ignore"):  # what is not finite is refused below
-            x = np.concatenate([law.ppf(LEVELS[low]), law.isf(1.0 - LEVELS[~low])])
+            x = np.concatenate([distribution.ppf(LEVELS[low]), distribution.isf(1.0 - LEVELS[~low])])
         levels = LEVELS
     if not (np.abs(x) <= _LARGEST).all():
-        raise SpecError("the law's tails are too wide to be tabulated", where, "choose another law, or a smaller scale")
+        raise SpecError("the distribution's tails are too wide to be tabulated", where, "choose another distribution, or a smaller scale")
     return Quantiles(np.maximum.accumulate(x), levels)
 
 
-def coverages(ranges: Ranges, reference: Law, *, acceptable: Sequence[Interval] = (), lattice: bool = False, where: str = "reference") -> Floats:
+def coverages(
+    ranges: Ranges, reference: ScipyDistribution, *, acceptable: Sequence[Interval] = (), lattice: bool = False, where: str = "reference"
+) -> Floats:
     """Return the individual coverage L(S) of each released range: its probability under a public reference.
 
     Parameters
     ----------
     ranges
-        As released.
+        The released ranges.
     reference
-        The law of the values.
+        The distribution of the values.
     acceptable
         The intervals of the design's acceptable set, which may overlap: what is told as a range is known to lie outside them.
     lattice
@@ -128,19 +130,19 @@ def coverages(ranges: Ranges, reference: Law, *, acceptable: Sequence[Interval] 
     Raises
     ------
     SpecError
-        If the reference is no law of scipy.stats.
+        If the reference is no distribution of scipy.stats.
 
     References
     ----------
     Ding and Ding, Interval privacy, Implication 3 of Definition 1.
     """
-    public = Public(law=reference.frozen(where, discrete=True), lattice=lattice, where=where)
+    public = PublicReference(distribution=reference.freeze(where, discrete=True), lattice=lattice, where=where)
     measured = _measure(ranges.lower, ranges.upper, public, acceptable)
     measured[ranges.is_null] = np.nan
     return measured
 
 
-def released_coverages(mechanism: IntervalMechanism, ranges: Ranges, reference: Law) -> Floats:
+def compute_released_coverages(mechanism: RangeRandomiser, ranges: Ranges, reference: ScipyDistribution) -> Floats:
     """Return the individual coverage of each range that a mechanism released, as `coverages` does: a function of ranges and designs alone.
 
     Parameters
@@ -148,20 +150,20 @@ def released_coverages(mechanism: IntervalMechanism, ranges: Ranges, reference: 
     mechanism
         Its acceptable set, and whether its values are whole numbers, are public.
     ranges
-        As released. Of a perturbed column the coverage is that of the perturbed value.
+        The released ranges. The coverage of a perturbed column is that of the perturbed value.
     reference
-        The law of the values.
+        The distribution of the values.
 
     Raises
     ------
     SpecError
-        If the reference is no law of scipy.stats.
+        If the reference is no distribution of scipy.stats.
     """
     step = mechanism.step
-    return coverages(ranges, reference, acceptable=_accepted(step), lattice=_is_lattice(step), where=_where(mechanism))
+    return coverages(ranges, reference, acceptable=_list_accepted(step), lattice=_is_lattice(step), where=_where(mechanism))
 
 
-def coverage(mechanism: IntervalMechanism, reference: Law) -> float:
+def coverage(mechanism: RangeRandomiser, reference: ScipyDistribution) -> float:
     """Return the expected coverage τ(M) of a mechanism under a public reference; its leakage is 1 - τ(M).
 
     Parameters
@@ -169,7 +171,7 @@ def coverage(mechanism: IntervalMechanism, reference: Law) -> float:
     mechanism
         The mechanism.
     reference
-        The law of the values; a discrete one is best for whole numbers.
+        The distribution of the values; a discrete one is best for whole numbers.
 
     Returns
     -------
@@ -179,7 +181,7 @@ def coverage(mechanism: IntervalMechanism, reference: Law) -> float:
     Raises
     ------
     SpecError
-        If the reference is no law of scipy.stats.
+        If the reference is no distribution of scipy.stats.
 
     Notes
     -----
@@ -193,11 +195,11 @@ def coverage(mechanism: IntervalMechanism, reference: Law) -> float:
     Ding and Ding, Interval privacy, Definition 1. Roberts, The unreasonable effectiveness of quasirandom sequences (2018).
     """
     where = _where(mechanism)
-    public = Public(law=reference.frozen(where, discrete=True), lattice=_is_lattice(mechanism.step), where=where)
+    public = PublicReference(distribution=reference.freeze(where, discrete=True), lattice=_is_lattice(mechanism.step), where=where)
     return step_coverage(mechanism.step, public)
 
 
-def _where(mechanism: IntervalMechanism) -> str:
+def _where(mechanism: RangeRandomiser) -> str:
     return f"reference of column {mechanism.column!r}"
 
 
@@ -205,25 +207,41 @@ def _is_lattice(step: Step) -> bool:
     return any(part.lattice for part in _cutting(step))
 
 
-def step_coverage(step: Step, public: Public) -> float:
-    """Return the expected coverage of a step under a public reference; of a perturbed one, that of its range."""
+def step_coverage(step: Step, public: PublicReference) -> float:
+    """Return the expected coverage of a step under a public reference; of a perturbed one, that of its range.
+
+    Parameters
+    ----------
+    step
+        How values become ranges.
+    public
+        The distribution of the values.
+    """
     if isinstance(step, Perturbed):
         return step_coverage(step.step, public)
     parts = [step] if isinstance(step, Partition) else list(step.steps) if isinstance(step, Union) else []
     if not parts or any(part.spacing > 0 for part in parts):
         lower, upper, _ = quasi_run(step, public)
-        return float(_measure(lower, upper, public, _accepted(step)).mean())
+        return float(_measure(lower, upper, public, _list_accepted(step)).mean())
     most = max(part.words_per_row for part in parts)
     n = int(np.sqrt(_N_PAIRS / max(1, most // 2)))
     points = public.quantile((np.arange(n) + 0.5) / n)
     shared = np.ones((n, n))
     for part in parts:
-        shared *= _together(part, points)
+        shared *= _join_steps(part, points)
     return float(shared.mean())
 
 
-def quasi_run(step: Step, public: Public) -> tuple[Floats, Floats, Floats]:
-    """Return the ranges of 2**16 values that fill the reference evenly, with words that fill their cube evenly, and the values."""
+def quasi_run(step: Step, public: PublicReference) -> tuple[Floats, Floats, Floats]:
+    """Return the ranges of 2**16 values that fill the reference evenly, with words that fill their cube evenly, and the values.
+
+    Parameters
+    ----------
+    step
+        How values become ranges.
+    public
+        The distribution of the values.
+    """
     n_dimensions = 1 + step.words_per_row
     root = 2.0
     for _ in range(64):  # x**(d + 1) = x + 1 has one positive root, at a contracting fixed point
@@ -235,7 +253,7 @@ def quasi_run(step: Step, public: Public) -> tuple[Floats, Floats, Floats]:
     return lower, upper, values
 
 
-def _together(step: Partition, points: Floats) -> Floats:
+def _join_steps(step: Partition, points: Floats) -> Floats:
     """Return for each two of increasing points the probability that they share a range and neither is told exactly.
 
     After the first i anchors, `shared[j]` is the probability that none of them lies between and j lie below both.
@@ -244,7 +262,7 @@ def _together(step: Partition, points: Floats) -> Floats:
     shared = [np.ones((n, n))]
     across = np.ones((n, n))  # that all of them lie between
     for centre in step.centres.tolist():
-        below = np.interp(points - centre, step.law.x, step.law.p, left=0.0, right=1.0)
+        below = np.interp(points - centre, step.distribution.x, step.distribution.p, left=0.0, right=1.0)
         low, high = np.minimum(below, below[:, None]), np.maximum(below, below[:, None])
         nothing = [np.zeros((n, n))]
         shared = [under * low + same * (1.0 - high) for under, same in zip(nothing + shared, shared + nothing, strict=True)]
@@ -261,7 +279,7 @@ def _together(step: Partition, points: Floats) -> Floats:
     return np.asarray(total, dtype=np.float64)
 
 
-def _measure(lower: Floats, upper: Floats, public: Public, accepted: Sequence[Interval]) -> Floats:
+def _measure(lower: Floats, upper: Floats, public: PublicReference, accepted: Sequence[Interval]) -> Floats:
     """Return the probability of each range without the accepted intervals; none of an exact value."""
     inside = public.cdf(upper) - public.cdf(lower) + (lower > upper)
     for low, high in _apart(accepted):
@@ -282,7 +300,7 @@ def _intervals(step: Partition) -> list[Interval]:
     return list(zip(step.acceptable.low.tolist(), step.acceptable.high.tolist(), strict=True))
 
 
-def _accepted(step: Step) -> list[Interval]:
+def _list_accepted(step: Step) -> list[Interval]:
     return [each for part in _cutting(step) if isinstance(part, Partition) for each in _intervals(part)]
 
 

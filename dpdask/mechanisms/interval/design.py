@@ -23,8 +23,10 @@ from pydantic import (
 
 from dpdask.documents import Document
 from dpdask.errors import SpecError
-from dpdask.mechanisms.dip.fit import ChannelKind
+from dpdask.mechanisms.dip.spec import ChannelKind
 from dpdask.privacy.budget import MAX_EPSILON
+from dpdask.privacy.events import LocalRelease
+from dpdask.privacy.rounding import round_up_sum
 from dpdask.references.sources import KnownColumn
 
 
@@ -32,13 +34,13 @@ def _as_tuple(value: object) -> object:
     return tuple(_as_tuple(each) for each in value) if isinstance(value, list | tuple) else value
 
 
-class Law(Document):
+class ScipyDistribution(Document):
     """A distribution of scipy.stats; its parameters stand beside its name: `{name: norm, loc: 0, scale: 2.5}`.
 
     Attributes
     ----------
     name
-        As scipy.stats calls it.
+        The name in scipy.stats.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
@@ -57,15 +59,15 @@ class Law(Document):
         """The parameters by name."""
         return dict(self.model_extra or {})
 
-    def frozen(self, where: str, *, discrete: bool = False) -> Any:
+    def freeze(self, where: str, *, discrete: bool = False) -> Any:
         """Return the scipy distribution with its parameters.
 
         Parameters
         ----------
         where
-            What it is the law of, for the message.
+            What the distribution describes, for the message.
         discrete
-            Whether a discrete law will do too.
+            Whether a discrete distribution will do too.
 
         Raises
         ------
@@ -81,13 +83,13 @@ class Law(Document):
         if not isinstance(family, stats.rv_continuous | stats.rv_discrete if discrete else stats.rv_continuous):
             raise wrong
         try:
-            law = family(**self.parameters)
-            usable = bool(np.isfinite(law.ppf(0.5)))
+            distribution = family(**self.parameters)
+            usable = bool(np.isfinite(distribution.ppf(0.5)))
         except (TypeError, ValueError):
             raise wrong from None
         if not usable:
             raise wrong
-        return law
+        return distribution
 
 
 class OptimalAnchors(Document):
@@ -106,7 +108,7 @@ class OptimalAnchors(Document):
     """
 
     optimal_for: Literal["mean", "second_moment", "third_moment", "fourth_moment", "log"]
-    reference: Law | None = None
+    reference: ScipyDistribution | None = None
 
 
 class CoverageAnchors(Document):
@@ -117,7 +119,7 @@ class CoverageAnchors(Document):
     coverage
         The target: above 1 / n_ranges (1/2 on a ring) and below 1.
     family
-        The law of each anchor about its centre, up to its scale.
+        The distribution of each anchor about its centre, up to its scale.
     reference
         A public guess at the values' distribution; the design's own if it is left out.
 
@@ -127,22 +129,22 @@ class CoverageAnchors(Document):
     """
 
     coverage: float = Field(gt=0, lt=1)
-    family: Law
-    reference: Law | None = None
+    family: ScipyDistribution
+    reference: ScipyDistribution | None = None
 
 
 def _which(value: Any) -> str:
     """Return which anchors are meant; no tag is a key that may stand in the document, or messages would name it as one."""
     keys = value if isinstance(value, Mapping) else type(value).model_fields if isinstance(value, Document) else ()
-    return "anchors of a coverage" if "coverage" in keys else "optimal anchors" if "optimal_for" in keys else "a law"
+    return "anchors of a coverage" if "coverage" in keys else "optimal anchors" if "optimal_for" in keys else "a distribution"
 
 
-_ALaw = Annotated[Law, Tag("a law")]
+_ADistribution = Annotated[ScipyDistribution, Tag("a distribution")]
 _Optimal = Annotated[OptimalAnchors, Tag("optimal anchors")]
 _Covering = Annotated[CoverageAnchors, Tag("anchors of a coverage")]
-_ONE_ROUND = "the anchors of a progressive design are a law, or `optimal_for` a functional: a coverage cannot be designed for by rounds"
-Anchors = Annotated[_ALaw | _Optimal | _Covering, Discriminator(_which)]
-Cuts = Annotated[_ALaw | _Optimal, Discriminator(_which, custom_error_type="cuts", custom_error_message=_ONE_ROUND)]
+_ONE_ROUND = "the anchors of a progressive design are a distribution, or `optimal_for` a functional: a coverage cannot be designed for by rounds"
+Anchors = Annotated[_ADistribution | _Optimal | _Covering, Discriminator(_which)]
+Cuts = Annotated[_ADistribution | _Optimal, Discriminator(_which, custom_error_type="cuts", custom_error_message=_ONE_ROUND)]
 Interval = tuple[float, float]
 
 
@@ -157,7 +159,7 @@ class _Column(Document):
         `refuse`: a null is an error. `public`: which values are missing is public, and a null is released as a null.
     """
 
-    reference: Law | None = None
+    reference: ScipyDistribution | None = None
     nulls: Literal["refuse", "public"] = "refuse"
 
 
@@ -167,11 +169,11 @@ class _Anchored(_Column):
     Attributes
     ----------
     anchors
-        The law of the anchors, independent of all values.
+        The distribution of the anchors, independent of all values.
     at_least
         Instead of `anchors`: the least coverage of every range, at most 1 / n_ranges; anchors are spread evenly over
         what this leaves of the reference. Beyond the reference's quantiles `at_least` and 1 - `at_least` such ranges
-        (but for a ring's) can tell nothing of the distribution: see (6) in the paper.
+        (but for a ring's) say nothing about the distribution: see (6) in the paper.
     """
 
     anchors: Anchors | None = None
@@ -296,11 +298,11 @@ class Progressive(_Column):
     Attributes
     ----------
     anchors
-        Their law; in each round, restricted to the range so far.
+        Their distribution; in each round, restricted to the range so far.
     rounds
         At most how many.
     tau
-        A number, or the law of a person's own tau, clipped to [0, 1].
+        A number, or the distribution of a person's own tau, clipped to [0, 1].
     stop
         `either`: as soon as either of the two next ranges is too narrow; what is released depends on the value through
         its range alone. `own`: only when the value's own is, as published; then where a row stops says that its value
@@ -310,7 +312,7 @@ class Progressive(_Column):
     design: Literal["progressive"]
     anchors: Cuts
     rounds: int = Field(default=3, ge=1, le=64)
-    tau: Annotated[float, Field(ge=0, le=1)] | Law
+    tau: Annotated[float, Field(ge=0, le=1)] | ScipyDistribution
     stop: Literal["either", "own"] = "either"
 
 
@@ -358,7 +360,7 @@ class DeclaredReference(KnownColumn):
 
     @field_validator("kind", mode="before")
     @classmethod
-    def _declared(cls, kind: object) -> object:
+    def _check_declared(cls, kind: object) -> object:
         if kind != "known":
             raise ValueError("a perturbation before a range takes a declared distribution, `known`: other references are computed from rows")
         return kind
@@ -405,23 +407,21 @@ Design = Annotated[
 ]
 
 
-def reference_of(design: Design) -> Law | None:
+def find_reference(design: Design) -> ScipyDistribution | None:
     """Return the public reference that a design names: its own, or that of the design or of the anchors inside; None without one."""
     if design.reference is not None:
         return design.reference
     if isinstance(design, Selective | IntervalDifferential):
-        return reference_of(design.of)
+        return find_reference(design.of)
     anchors = None if isinstance(design, Ensemble) else design.anchors
     return anchors.reference if isinstance(anchors, OptimalAnchors | CoverageAnchors) else None
 
 
-class IntervalColumns(Document):
-    """The design of each privatised column.
+def find_perturbed(designs: Mapping[str, Design]) -> dict[str, Perturb]:
+    """Return the perturbation of each column that has one."""
+    return {name: design.perturb for name, design in designs.items() if isinstance(design, IntervalDifferential)}
 
-    Attributes
-    ----------
-    columns
-        By the column's name.
-    """
 
-    columns: Mapping[str, Design]
+def make_local_release(designs: Mapping[str, Design]) -> LocalRelease:
+    """Return the event of the perturbed columns, at least one: a row's ε is the sum of the columns' ε, rounded up."""
+    return LocalRelease(epsilon=round_up_sum(perturb.epsilon for perturb in find_perturbed(designs).values()))

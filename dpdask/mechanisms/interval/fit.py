@@ -1,31 +1,36 @@
-"""From an interval design to its mechanism: the tables that anchors are drawn from, designed where a target is given."""
+"""From an interval design to what is drawn from: the tables of anchors, designed where a target is given, and the perturbation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpdask.codec import Codec, LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import LEVELS, TABLE_ERROR, Acceptable, Quantiles
-from dpdask.mechanisms.interval.coverage import Public, quasi_run, step_coverage, table
+from dpdask.mechanisms.dip.columns import ColumnMechanism, fit_dip
+from dpdask.mechanisms.interval.coverage import PublicReference, quasi_run, step_coverage, table
 from dpdask.mechanisms.interval.design import (
     Canonical,
     CoverageAnchors,
     Design,
     Ensemble,
     IntervalDifferential,
-    Law,
     OptimalAnchors,
     Partitioning,
+    Perturb,
     Progressive,
     Ring,
+    ScipyDistribution,
     Selective,
 )
-from dpdask.mechanisms.interval.ranges import IntervalMechanism, Narrowing, Partition, Perturbation, Perturbed, Selection, Step, Union
+from dpdask.mechanisms.interval.ranges import Narrowing, Partition, Perturbation, Perturbed, RangeRandomiser, Selection, Step, Union
+from dpdask.references import Known
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -45,7 +50,7 @@ _SLOPES: dict[str, Callable[[Floats], Floats]] = {
 }
 
 
-def interval_mechanism(column: str, design: Design, *, lattice: bool = False, perturbation: Perturbation | None = None) -> IntervalMechanism:
+def range_randomiser(column: str, design: Design, *, lattice: bool = False, perturbation: Perturbation | None = None) -> RangeRandomiser:
     """Return the mechanism of one column.
 
     Parameters
@@ -62,12 +67,12 @@ def interval_mechanism(column: str, design: Design, *, lattice: bool = False, pe
     Raises
     ------
     SpecError
-        If a law is unknown, a reference is missing, or a target cannot be reached; the attainable values are named.
+        If a distribution is unknown, a reference is missing, or a target cannot be reached; the attainable values are named.
     """
     where = f"column {column!r}"
     if (perturbation is not None) != isinstance(design, IntervalDifferential):
-        mend = "fit its `perturb` to the column's codec first" if perturbation is None else "use the design interval-differential"
-        raise SpecError("an interval-differential design, and no other, needs a fitted perturbation", where, mend)
+        hint = "fit its `perturb` to the column's codec first" if perturbation is None else "use the design interval-differential"
+        raise SpecError("an interval-differential design, and no other, needs a fitted perturbation", where, hint)
     step: Step
     if isinstance(design, Progressive):
         step = _narrowing(design, where, lattice)
@@ -80,13 +85,45 @@ def interval_mechanism(column: str, design: Design, *, lattice: bool = False, pe
         step = Perturbed(perturbation=perturbation, step=partition(design.of, where, lattice=lattice, reference=design.reference))
     else:
         step = partition(design, where, lattice=lattice)
-    return IntervalMechanism(column=column, step=step, nulls=design.nulls == "public")
+    return RangeRandomiser(column=column, step=step, nulls=design.nulls == "public")
 
 
-def says_anything(mechanism: IntervalMechanism, low: float, high: float) -> bool:
+def fit_perturbation(perturb: Perturb, codec: Codec) -> ColumnMechanism:
+    """Return the mechanism that perturbs a column: fitted to its declared distribution, null apart.
+
+    Parameters
+    ----------
+    perturb
+        As the user wrote it.
+    codec
+        The codec of the column. The domain is the values that are not null, because it is public which values are null.
+
+    Raises
+    ------
+    SpecError
+        If the distribution does not fit the column, or ε cannot be had.
+    """
+    # only for the fit, which encodes nothing
+    present = (
+        replace(codec, levels=codec.levels.drop_null(), instead=None)
+        if isinstance(codec, LevelCodec)
+        else replace(codec, nulls=False, outside="refuse")
+    )
+    distribution = Known(kind="known", columns={codec.name: perturb.reference}).distribution(present)
+    return fit_dip({codec.name: distribution}, {codec.name: present}, {codec.name: perturb.epsilon}, perturb.channel).columns[codec.name]
+
+
+def can_inform(mechanism: RangeRandomiser, low: float, high: float) -> bool:
     """Return whether a mechanism's ranges can tell two values apart that lie in [low, high]: an anchor may fall between.
 
     Where none does, all values have the same range, and nothing of their distribution is identified.
+
+    Parameters
+    ----------
+    mechanism
+        The mechanism of the column.
+    low, high
+        The least and the greatest value.
     """
     step = mechanism.step
     inner = step.step if isinstance(step, Selection | Perturbed) else step
@@ -96,18 +133,29 @@ def says_anything(mechanism: IntervalMechanism, low: float, high: float) -> bool
 
 def _reaches(cut: Partition | Narrowing, low: float, high: float) -> bool:
     if isinstance(cut, Narrowing):
-        return bool(cut.law.x[0] < high and cut.law.x[-1] > low)
+        return bool(cut.distribution.x[0] < high and cut.distribution.x[-1] > low)
     told = len(cut.acceptable.low) > 0 or bool(cut.acceptable.ranges.any())
-    return told or bool(((cut.law.x[0] + cut.centres < high) & (cut.law.x[-1] + cut.centres > low)).any())
+    return told or bool(((cut.distribution.x[0] + cut.centres < high) & (cut.distribution.x[-1] + cut.centres > low)).any())
 
 
-def partition(design: Partitioning, where: str, *, lattice: bool, reference: Law | None = None) -> Partition:
-    """Return the partition of a design that cuts the line once; `reference` stands in for one that is left out.
+def partition(design: Partitioning, where: str, *, lattice: bool, reference: ScipyDistribution | None = None) -> Partition:
+    """Return the partition of a design that cuts the line once.
+
+    Parameters
+    ----------
+    design
+        As the user wrote it.
+    where
+        Its column, for messages.
+    lattice
+        Whether values are whole numbers.
+    reference
+        What stands in for a reference that the design leaves out.
 
     Raises
     ------
     SpecError
-        As `interval_mechanism`.
+        As `range_randomiser`.
     """
     reference = design.reference or reference
     n = design.n_cuts
@@ -118,11 +166,13 @@ def partition(design: Partitioning, where: str, *, lattice: bool, reference: Law
         if lattice:
             raise SpecError("whole numbers cannot be cut into ranges of a given least coverage", where, "give anchors")
         spacing = min(design.at_least + 2.0 * TABLE_ERROR, 1.0 / design.n_ranges)
-        return Partition(law=table(public.law, public.where), centres=np.zeros(n), acceptable=acceptable, spacing=spacing, ring=ring)
+        return Partition(
+            distribution=table(public.distribution, public.where), centres=np.zeros(n), acceptable=acceptable, spacing=spacing, ring=ring
+        )
     anchors = design.anchors
     if not isinstance(anchors, CoverageAnchors):
         assert anchors is not None
-        return Partition(law=_cuts(anchors, reference, where), centres=np.zeros(n), acceptable=acceptable, ring=ring, lattice=lattice)
+        return Partition(distribution=_cuts(anchors, reference, where), centres=np.zeros(n), acceptable=acceptable, ring=ring, lattice=lattice)
     if not (len(acceptable.low) or acceptable.ranges.any() or 1.0 / design.n_ranges < anchors.coverage):
         raise _unattainable(anchors.coverage, 1.0 / design.n_ranges, 1.0, where)
     public = _public(anchors.reference or reference, where, lattice)
@@ -137,37 +187,37 @@ def _acceptable(design: Partitioning) -> Acceptable:
     return Acceptable(np.array([low for low, _ in intervals], dtype=np.float64), np.array([high for _, high in intervals], dtype=np.float64), ranges)
 
 
-def _public(reference: Law | None, where: str, lattice: bool, *, continuous: bool = False) -> Public:
+def _public(reference: ScipyDistribution | None, where: str, lattice: bool, *, continuous: bool = False) -> PublicReference:
     if reference is None:
         raise SpecError("this design needs a public reference", where, "add `reference: {name: …}`")
     place = f"reference of {where}"
-    return Public(law=reference.frozen(place, discrete=not continuous), lattice=lattice, where=place)
+    return PublicReference(distribution=reference.freeze(place, discrete=not continuous), lattice=lattice, where=place)
 
 
-def _cuts(anchors: Law | OptimalAnchors, reference: Law | None, where: str) -> Quantiles:
-    if isinstance(anchors, Law):
+def _cuts(anchors: ScipyDistribution | OptimalAnchors, reference: ScipyDistribution | None, where: str) -> Quantiles:
+    if isinstance(anchors, ScipyDistribution):
         place = f"anchors of {where}"
-        return table(anchors.frozen(place), place)
+        return table(anchors.freeze(place), place)
     public = _public(anchors.reference or reference, where, lattice=False, continuous=True)
-    return optimal(public.law, anchors.optimal_for, public.where)
+    return optimal(public.distribution, anchors.optimal_for, public.where)
 
 
-def optimal(law: Any, functional: str, where: str) -> Quantiles:
-    """Return the law of the anchor from which E φ(Y) is learnt best when Y follows `law`.
+def optimal(distribution: Any, functional: str, where: str) -> Quantiles:
+    """Return the distribution of the anchor from which E φ(Y) is learnt best when Y follows `distribution`.
 
     Parameters
     ----------
-    law
-        A continuous scipy law with its parameters.
+    distribution
+        A continuous scipy distribution with its parameters.
     functional
         A name of `OptimalAnchors`.
     where
-        Whose law it is, for messages.
+        Whose distribution it is, for messages.
 
     Returns
     -------
     Quantiles
-        Between the 2**-54 quantiles of `law`; by Simpson's rule between its knots.
+        Between the 2**-54 quantiles of `distribution`; by Simpson's rule between its knots.
 
     Raises
     ------
@@ -183,12 +233,12 @@ def optimal(law: Any, functional: str, where: str) -> Quantiles:
     ----------
     Ding and Ding, Interval privacy, Theorem 2.
     """
-    x = table(law, where, short=False).x
+    x = table(distribution, where, short=False).x
     if functional == "log" and not x[0] > 0:
         raise SpecError("the logarithm needs a reference on positive numbers", where, "choose another functional or reference")
 
     def density(u: Floats) -> Floats:
-        spread: Floats = np.sqrt(np.asarray(law.cdf(u)) * np.asarray(law.sf(u)))
+        spread: Floats = np.sqrt(np.asarray(distribution.cdf(u)) * np.asarray(distribution.sf(u)))
         return spread * _SLOPES[functional](u)
 
     fine = np.interp(np.arange((len(x) - 1) * _FINER + 1) / _FINER, np.arange(len(x)), x)
@@ -212,13 +262,13 @@ def _remainder(last: float, before: float) -> float:
     return last * ratio / (1.0 - ratio) if ratio < 1.0 else math.inf
 
 
-def _of_coverage(anchors: CoverageAnchors, public: Public, acceptable: Acceptable, n: int, where: str, *, ring: bool) -> Partition:
+def _of_coverage(anchors: CoverageAnchors, public: PublicReference, acceptable: Acceptable, n: int, where: str, *, ring: bool) -> Partition:
     """Return the partition whose expected coverage is the target: anchors about the reference's quantiles, spread by bisection.
 
     As the spread goes to 0 the coverage goes to 1 / n_ranges; as it grows, the anchors leave the values and it goes to 1.
     It is continuous in between (for a continuous reference), so every target is met: Theorem 1.
     """
-    family = table(anchors.family.frozen(f"anchors of {where}"), f"anchors of {where}")
+    family = table(anchors.family.freeze(f"anchors of {where}"), f"anchors of {where}")
     middle = np.interp(0.5, family.p, family.x)
     quartiles = np.interp([0.25, 0.75], family.p, family.x)
     shares = np.array([0.25, 0.75]) if ring else np.arange(1, n + 1) / (n + 1)
@@ -227,8 +277,8 @@ def _of_coverage(anchors: CoverageAnchors, public: Public, acceptable: Acceptabl
     centres = public.quantile(shares) + (0.5 if public.is_discrete else 0.0)  # between two values, not on one
 
     def scaled(logarithm: float) -> Partition:
-        law = Quantiles((family.x - middle) * (unit * math.exp(logarithm)), family.p)
-        return Partition(law=law, centres=centres, acceptable=acceptable, ring=ring, lattice=public.lattice)
+        distribution = Quantiles((family.x - middle) * (unit * math.exp(logarithm)), family.p)
+        return Partition(distribution=distribution, centres=centres, acceptable=acceptable, ring=ring, lattice=public.lattice)
 
     low, high = math.log(_SCALES[0]), math.log(_SCALES[1])
     least, most = step_coverage(scaled(low), public), step_coverage(scaled(high), public)
@@ -257,13 +307,13 @@ def _unattainable(target: float, least: float, most: float, where: str) -> SpecE
 
 def _narrowing(design: Progressive, where: str, lattice: bool) -> Narrowing:
     public = _public(design.reference, where, lattice)
-    if isinstance(design.tau, Law):
-        law = table(design.tau.frozen(f"tau of {where}"), f"tau of {where}", short=False)
-        tau = Quantiles(np.clip(law.x, 0.0, 1.0), law.p)
+    if isinstance(design.tau, ScipyDistribution):
+        distribution = table(design.tau.freeze(f"tau of {where}"), f"tau of {where}", short=False)
+        tau = Quantiles(np.clip(distribution.x, 0.0, 1.0), distribution.p)
     else:
         tau = Quantiles(np.full(2, float(design.tau)), np.array([0.0, 1.0]))
-    law = _cuts(design.anchors, design.reference, where)
-    return Narrowing(law=law, tau=tau, cdf=public.steps(), rounds=design.rounds, either=design.stop == "either", lattice=lattice)
+    distribution = _cuts(design.anchors, design.reference, where)
+    return Narrowing(distribution=distribution, tau=tau, cdf=public.steps(), rounds=design.rounds, either=design.stop == "either", lattice=lattice)
 
 
 def _selection(design: Selective, where: str, lattice: bool) -> Selection:

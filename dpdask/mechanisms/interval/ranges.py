@@ -41,7 +41,7 @@ class Ranges:
     is_null: Bools
 
     def contain(self, values: Floats) -> Bools:
-        """Return where the range contains the value: everywhere, but for a perturbed value and a null."""
+        """Return where the range contains the value: always, unless the value is perturbed or null."""
         above, below = self.lower < values, values <= self.upper
         inside = np.where(self.lower > self.upper, above | below, above & below)
         return np.where(self.lower == self.upper, values == self.lower, inside) & ~self.is_null
@@ -56,7 +56,15 @@ class Step(Protocol):
         ...
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
-        """Return the lower and upper ends (float64, shape (n,)) for values (float64, (n,)) and words (uint64, (n, words_per_row))."""
+        """Return the lower and upper ends (float64, shape (n,)) for values (float64, (n,)) and words (uint64, (n, words_per_row)).
+
+        Parameters
+        ----------
+        values
+            float64 of shape (n,).
+        words
+            Random words, uint64 of shape (n, words_per_row).
+        """
         ...
 
 
@@ -74,7 +82,15 @@ class Perturbation(Protocol):
         ...
 
     def perturb(self, values: Floats, words: Words) -> Floats:
-        """Return the perturbed values."""
+        """Return the perturbed values.
+
+        Parameters
+        ----------
+        values
+            float64 of shape (n,).
+        words
+            Random words, uint64 of shape (n, words_per_row).
+        """
         ...
 
 
@@ -84,14 +100,14 @@ class Partition:
 
     Attributes
     ----------
-    law
-        Of an anchor less its centre: a table, exactly the law that is drawn from.
+    distribution
+        The distribution of an anchor less its centre, as the table that is drawn from.
     centres
         float64 array of shape (n_anchors,).
     acceptable
         Where the exact value is told.
     spacing
-        0, or how far apart the anchors are at least, in probability of the law.
+        0, or how far apart the anchors are at least, in probability of the distribution.
     ring
         Whether the two outer ranges are one.
     lattice
@@ -102,7 +118,7 @@ class Partition:
     Ding and Ding, Interval privacy, Definitions 2 and 4, Theorem 3, Example 3.
     """
 
-    law: Quantiles
+    distribution: Quantiles
     centres: Floats
     acceptable: Acceptable
     spacing: float = 0.0
@@ -115,8 +131,10 @@ class Partition:
         return len(self.centres)
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
-        """Return the range between the row's anchors in which each value lies."""
-        return kernel.partition(values, words, self.law, self.centres, self.acceptable, spacing=self.spacing, ring=self.ring, lattice=self.lattice)
+        """Return the range between the row's anchors in which each value lies; see `Step.ranges`."""
+        return kernel.partition(
+            values, words, self.distribution, self.centres, self.acceptable, spacing=self.spacing, ring=self.ring, lattice=self.lattice
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -125,10 +143,10 @@ class Narrowing:
 
     Attributes
     ----------
-    law
-        Of the anchors.
+    distribution
+        The distribution of the anchors.
     tau
-        The law of a row's tau.
+        The distribution of a row's tau.
     cdf
         The public reference, with its doubt.
     rounds
@@ -143,7 +161,7 @@ class Narrowing:
     Ding and Ding, Interval privacy, Example 4 and Remark 1.
     """
 
-    law: Quantiles
+    distribution: Quantiles
     tau: Quantiles
     cdf: Steps
     rounds: int
@@ -156,8 +174,8 @@ class Narrowing:
         return 1 + self.rounds
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
-        """Return the range to which each value is narrowed down."""
-        return kernel.narrow(values, words, self.law, self.tau, self.cdf, either=self.either, lattice=self.lattice)
+        """Return the range to which each value is narrowed down; see `Step.ranges`."""
+        return kernel.narrow(values, words, self.distribution, self.tau, self.cdf, either=self.either, lattice=self.lattice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -189,18 +207,24 @@ class Selection:
         return self.step.words_per_row + 1
 
     def is_wide(self, lower: Floats, upper: Floats) -> Bools:
-        """Return where a range certainly has a coverage of at least tau."""
-        wide: Bools = kernel.at_least(lower, upper, self.cdf) - self._accepted(lower, upper) >= self.tau
+        """Return where a range certainly has a coverage of at least tau.
+
+        Parameters
+        ----------
+        lower, upper
+            The ends of the ranges, float64 of shape (n,).
+        """
+        wide: Bools = kernel.at_least(lower, upper, self.cdf) - self._accept(lower, upper) >= self.tau
         return wide
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
-        """Return the range of each value that is released, and the whole line for the others."""
+        """Return the range of each value that is released, and the whole line for the others; see `Step.ranges`."""
         lower, upper = self.step.ranges(values, np.ascontiguousarray(words[:, :-1]))
         heads = (words[:, -1] >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self.rho
         shown = heads & self.is_wide(lower, upper)
         return np.where(shown, lower, -np.inf), np.where(shown, upper, np.inf)
 
-    def _accepted(self, lower: Floats, upper: Floats) -> Floats:
+    def _accept(self, lower: Floats, upper: Floats) -> Floats:
         """Return an upper bound on the probability of the acceptable intervals inside each range: its reader takes them out."""
         total = np.zeros(len(lower))
         for low, high in zip(self.step.acceptable.low.tolist(), self.step.acceptable.high.tolist(), strict=True):
@@ -233,7 +257,7 @@ class Union:
         return sum(step.words_per_row for step in self.steps)
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
-        """Return the intersection of the steps' ranges; exact where one of them is."""
+        """Return the intersection of the steps' ranges; exact where one of them is. See `Step.ranges`."""
         ends = np.cumsum([step.words_per_row for step in self.steps])
         parts = [step.ranges(values, np.ascontiguousarray(part)) for step, part in zip(self.steps, np.split(words, ends[:-1], axis=1), strict=True)]
         found = parts[0]
@@ -276,15 +300,15 @@ class Perturbed:
         return self.perturbation.words_per_row + self.step.words_per_row
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
-        """Return the range of each perturbed value."""
+        """Return the range of each perturbed value; see `Step.ranges`."""
         cut = self.perturbation.words_per_row
         perturbed = self.perturbation.perturb(values, np.ascontiguousarray(words[:, :cut]))
         return self.step.ranges(perturbed, np.ascontiguousarray(words[:, cut:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class IntervalMechanism:
-    """A column's interval mechanism.
+class RangeRandomiser:
+    """What turns the values of a column into random ranges.
 
     Attributes
     ----------
@@ -326,7 +350,7 @@ class IntervalMechanism:
         Returns
         -------
         Ranges
-            Of n rows; a function of the arguments alone, and of no other way of cutting the rows into calls.
+            The ranges of n rows. They depend on the arguments alone, not on how the rows are divided into calls.
 
         Raises
         ------

@@ -1,13 +1,12 @@
-"""Interval mechanisms on Arrow batches: each private column becomes two, the ends of its values' ranges, and a third if coverage is asked for."""
+"""The fitted release of ranges: each private column becomes two, the ends of its values' ranges, and a third if coverage is asked for."""
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
@@ -15,19 +14,24 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from dpdask.archive import Archive, Archived, Contents
 from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
-from dpdask.errors import InputError, SpecError
-from dpdask.mechanisms.dip.release import DipRelease
-from dpdask.mechanisms.dip.release_file import release_from_bytes, release_to_bytes
-from dpdask.mechanisms.interval.coverage import released_coverages
-from dpdask.mechanisms.interval.design import Design, IntervalDifferential, reference_of
-from dpdask.mechanisms.interval.differential import DipPerturbation, LevelPerturbation, adapted, check_perturbations, fit_perturbation
-from dpdask.mechanisms.interval.fit import interval_mechanism, says_anything
-from dpdask.mechanisms.interval.ranges import MECHANISM_ID, IntervalMechanism
-from dpdask.schema import Column, Schema
+from dpdask.errors import SpecError
+from dpdask.kernels import bins as bins_kernel
+from dpdask.kernels import channel as channel_kernel
+from dpdask.kernels import rank as rank_kernel
+from dpdask.mechanisms.dip.columns import BinMechanism, ColumnMechanism, DipRelease, LevelMechanism, RankMechanism
+from dpdask.mechanisms.interval.coverage import compute_released_coverages
+from dpdask.mechanisms.interval.design import Design, IntervalDifferential, find_reference
+from dpdask.mechanisms.interval.fit import can_inform, fit_perturbation, range_randomiser
+from dpdask.mechanisms.interval.ranges import MECHANISM_ID, RangeRandomiser
+from dpdask.privacy.audit import channel_epsilon, rank_epsilon
+from dpdask.schema import Column
 from dpdask.streams import RunKey, stream
 
-DESIGNS_FORMAT = 2
+Floats = NDArray[np.float64]
+Words = NDArray[np.uint64]
+
 _DESIGN: TypeAdapter[Design] = TypeAdapter(Design)
 
 
@@ -36,62 +40,34 @@ def ends_of(name: str) -> tuple[str, str]:
     return f"{name}_lower", f"{name}_upper"
 
 
-def released_as(name: str, *, coverage: bool = False) -> tuple[str, ...]:
-    """Return the names of all released columns of a private one."""
-    return (*ends_of(name), f"{name}_coverage") if coverage else ends_of(name)
-
-
-def check_designs(schema: Schema, designs: Mapping[str, Design], where: str, *, coverage: bool = False) -> None:
-    """Check that each private column has a design that it can have, and that no two released columns share a name.
+def name_released(name: str, *, coverage: bool = False) -> tuple[str, ...]:
+    """Return the names of all released columns of a private one.
 
     Parameters
     ----------
-    schema
-        The declared columns.
-    designs
-        By column.
-    where
-        The key that holds them, for messages.
+    name
+        The private column.
     coverage
-        Whether each range's coverage is released too.
-
-    Raises
-    ------
-    SpecError
-        If they do not fit.
+        Whether each range's coverage is released.
     """
-    for name in designs:
-        if name not in schema.privatised:
-            raise SpecError("is not a privatised column", f"{where}.{name}", "remove it, or give the column the role privatise")
-    for name in schema.privatised:
-        place, column = f"column {name!r}", schema.columns[name]
-        if column.kind == "categorical":
-            raise SpecError("a categorical column has no order, so no range", place, "drop it, or randomise it in a job of the kind dip")
-        if name not in designs:
-            raise SpecError("has no design", place, f"add it to {where}")
-        if coverage and reference_of(designs[name]) is None:
-            raise SpecError(
-                "its design names no public reference to measure coverage by", place, "add `reference: {name: …}`, or ask for no coverage"
-            )
-        if column.nulls == "level" and designs[name].nulls != "public":
-            what = "a null has no range to hide in, so which values are missing would be published"
-            raise SpecError(what, place, "declare `nulls: public` in its design if it is public, or `nulls: refuse` in the schema")
-        if column.outside == "null":
-            what = "values outside the domain become null, and nulls are published, so the release would reveal which values these were"
-            raise SpecError(what, place, "declare `outside: clip` or `outside: refuse` in the schema")
-    check_perturbations(schema, designs)
-    released = [*schema.kept, *(made for name in schema.privatised for made in released_as(name, coverage=coverage))]
-    for name in schema.privatised:
-        clash = next((made for made in released_as(name, coverage=coverage) if released.count(made) > 1), None)
-        if clash is not None:
-            raise SpecError(f"its released column would be {clash!r}, and another one has that name", f"column {name!r}", "rename the other")
+    return (*ends_of(name), f"{name}_coverage") if coverage else ends_of(name)
 
 
-def released_schema(rows: pa.Schema, private: Sequence[str], *, coverage: bool = False) -> pa.Schema:
-    """Return the released columns: two or three of float64 in the place of each private one, the others as they are."""
+def make_released_schema(rows: pa.Schema, private: Sequence[str], *, coverage: bool = False) -> pa.Schema:
+    """Return the released columns: two or three of float64 in the place of each private one, the others as they are.
+
+    Parameters
+    ----------
+    rows
+        The columns of the rows.
+    private
+        Which of them are private.
+    coverage
+        Whether each range's coverage is released.
+    """
     fields: list[pa.Field] = []
     for row in rows:
-        fields += [pa.field(made, pa.float64()) for made in released_as(row.name, coverage=coverage)] if row.name in private else [row]
+        fields += [pa.field(made, pa.float64()) for made in name_released(row.name, coverage=coverage)] if row.name in private else [row]
     return pa.schema(fields)
 
 
@@ -111,8 +87,15 @@ def unit_of(codec: Codec) -> str:
     return "the column's own"
 
 
-def numbers(codec: Codec, array: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def to_numbers(codec: Codec, array: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return a column's values as numbers (0 where null), each exactly, and where they are null.
+
+    Parameters
+    ----------
+    codec
+        The column's codec.
+    array
+        Its values.
 
     Raises
     ------
@@ -134,7 +117,121 @@ def _line(codec: LevelCodec) -> ValueCodec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class IntervalRelease:
+class LevelPerturbation:
+    """A level column's channel as a `Perturbation`.
+
+    Attributes
+    ----------
+    mechanism
+        The fitted channel.
+    levels
+        float64 array of shape (n_levels,), strictly increasing: the levels as numbers.
+
+    Privacy
+    -------
+    Unit: a value, a level. Adjacency: replace-one. ε* is exact: the numbers are the levels, one by one, so the distribution of the
+    perturbed number is the channel's row. Event: one local release.
+    """
+
+    mechanism: LevelMechanism
+    levels: Floats
+
+    @property
+    def words_per_row(self) -> int:
+        """One word."""
+        return 1
+
+    @property
+    def epsilon(self) -> float:
+        """ε*, exact."""
+        return self.mechanism.epsilon
+
+    @property
+    def exact_epsilon(self) -> float:
+        """ε*, computed again from the tables."""
+        return channel_epsilon(self.mechanism.channel.weights)
+
+    def perturb(self, values: Floats, words: Words) -> Floats:
+        """Return a level for each level, and some level for any other number; see `Perturbation.perturb`."""
+        codes = np.searchsorted(self.levels, values).astype(np.int32)
+        # a null comes as 0, which may lie above every level: its row is drawn like any other, and blanked by the caller
+        codes = np.minimum(codes, np.int32(len(self.levels) - 1))
+        perturbed: Floats = self.levels[channel_kernel.sample(codes, words[:, 0], self.mechanism.thresholds, self.mechanism.aliases)]
+        return perturbed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ValuePerturbation:
+    """A continuous or mixed column's mechanism as a `Perturbation`.
+
+    Attributes
+    ----------
+    mechanism
+        Fitted to a reference without nulls.
+    lattice
+        Whether values are whole numbers.
+
+    Privacy
+    -------
+    Unit: a value. Adjacency: replace-one. ε*, or a bound on it, is the mechanism's. Event: one local release.
+    """
+
+    mechanism: RankMechanism | BinMechanism
+    lattice: bool
+
+    @property
+    def words_per_row(self) -> int:
+        """As many as the mechanism takes."""
+        return rank_kernel.words_per_row(self.mechanism.noise) if isinstance(self.mechanism, RankMechanism) else 3
+
+    @property
+    def epsilon(self) -> float:
+        """An upper bound on ε*; exact for bins."""
+        return self.mechanism.epsilon
+
+    @property
+    def exact_epsilon(self) -> float:
+        """ε*, computed again from the tables."""
+        if isinstance(self.mechanism, RankMechanism):
+            return rank_epsilon(self.mechanism.noise)
+        return channel_epsilon(self.mechanism.channel.weights)
+
+    def perturb(self, values: Floats, words: Words) -> Floats:
+        """Return a value for each value (float64, shape (n,)); words are uint64 of shape (n, words_per_row). See `Perturbation.perturb`."""
+        x, c = self.mechanism.distribution.x, self.mechanism.distribution.c
+        known = np.zeros(len(values), dtype=np.bool_)
+        tables = self.mechanism.thresholds, self.mechanism.aliases
+        if isinstance(self.mechanism, RankMechanism):
+            perturbed, _ = rank_kernel.privatise(values, known, words, x, c, self.mechanism.noise, tables, lattice=self.lattice)
+            return perturbed
+        drawn, edges = np.ascontiguousarray(words.T), self.mechanism.edges
+        cells = bins_kernel.cells_of(values, known, drawn[0], x, c, edges, lattice=self.lattice)
+        perturbed, _ = bins_kernel.draw_values(channel_kernel.sample(cells, drawn[1], *tables), drawn[2], x, c, edges, lattice=self.lattice)
+        return perturbed
+
+
+DipPerturbation = LevelPerturbation | ValuePerturbation
+
+
+def adapt(mechanism: ColumnMechanism, *, levels: Floats, lattice: bool) -> DipPerturbation:
+    """Return a column's fitted mechanism as a perturbation in the column's numbers.
+
+    Parameters
+    ----------
+    mechanism
+        The mechanism.
+    levels
+        The numbers of a level column's levels; of no other column.
+    lattice
+        Whether the column's values are whole numbers.
+    """
+    if isinstance(mechanism, LevelMechanism):
+        return LevelPerturbation(mechanism=mechanism, levels=levels)
+    return ValuePerturbation(mechanism=mechanism, lattice=lattice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IntervalRelease(Archived):
     """The interval mechanism of each private column.
 
     Attributes
@@ -150,12 +247,14 @@ class IntervalRelease:
 
     Privacy
     -------
-    As `IntervalMechanism`, each column by its own anchors: given all ranges of a row, its private values are distributed as
+    As `RangeRandomiser`, each column by its own anchors: given all ranges of a row, its private values are distributed as
     before, restricted to their ranges, since no anchor looks at any value. There is no ε, but for perturbed columns: a row's
     ε is the sum of theirs, under replace-one, and its event one local release. Anchors and perturbations are a function of
     the run key, the column and the fragment, so a retry repeats them and narrows nothing. A coverage is a function of its
     range and of the design, which is public: it tells nothing that the range does not.
     """
+
+    archive: ClassVar[Archive] = Archive(kind="interval", format=3, noun="file of designs")
 
     designs: Mapping[str, Design]
     lattice: Mapping[str, bool]
@@ -164,19 +263,28 @@ class IntervalRelease:
 
     @classmethod
     def of(cls, designs: Mapping[str, Design], codecs: Mapping[str, Codec], *, coverage: bool = False) -> IntervalRelease:
-        """Return the release of some columns; every law is tabulated and every perturbation fitted, so that whatever is wrong shows.
+        """Return the release of some columns; every distribution is tabulated and every perturbation fitted, so that whatever is wrong shows.
+
+        Parameters
+        ----------
+        designs
+            The design of each column.
+        codecs
+            The codec of each column.
+        coverage
+            Whether each range's coverage is released.
 
         Raises
         ------
         SpecError
-            If a law is unknown, a reference is missing, a target cannot be reached, or no anchor reaches a column's values.
+            If a distribution is unknown, a reference is missing, a target cannot be reached, or no anchor reaches a column's values.
         DataError
             If a column's values are no numbers.
         """
         levels = {name: _level_numbers(codec) for name, codec in codecs.items()}
         lattice = {name: is_lattice(codec) for name, codec in codecs.items()}
         perturbations = {
-            name: adapted(fit_perturbation(design.perturb, codecs[name]), levels=levels[name], lattice=lattice[name])
+            name: adapt(fit_perturbation(design.perturb, codecs[name]), levels=levels[name], lattice=lattice[name])
             for name, design in designs.items()
             if isinstance(design, IntervalDifferential)
         }
@@ -184,7 +292,7 @@ class IntervalRelease:
         for name, mechanism in made.columns.items():
             codec = codecs[name]
             ends = codec.bounds if isinstance(codec, ValueCodec) else (levels[name].min(), levels[name].max())
-            if ends is not None and not says_anything(mechanism, *ends):
+            if ends is not None and not can_inform(mechanism, *ends):
                 what = f"no anchor falls between its least and greatest value ({ends[0]:g} and {ends[1]:g}), so its ranges would say nothing of it"
                 raise SpecError(what, f"column {name!r}", "choose anchors that reach where values are")
         return made
@@ -199,9 +307,20 @@ class IntervalRelease:
         return DipRelease(columns={name: perturbation.mechanism for name, perturbation in self.perturbations.items()})
 
     @property
-    def columns(self) -> dict[str, IntervalMechanism]:
+    def columns(self) -> dict[str, RangeRandomiser]:
         """The mechanism of each column."""
-        return {name: _mechanism(name, _as_json(design), self.lattice[name], self.perturbations.get(name)) for name, design in self.designs.items()}
+        return {
+            name: tabulate(name, design, lattice=self.lattice[name], perturbation=self.perturbations.get(name))
+            for name, design in self.designs.items()
+        }
+
+    def types(self, released: pa.Schema) -> pa.Schema:
+        """Return the columns that are written, given the released columns of the table."""
+        return make_released_schema(released, list(self.designs), coverage=self.coverage)
+
+    def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
+        """Return the ends of columns with few whole values: anchors are whole there too."""
+        return [end for name, codec in codecs.items() if isinstance(codec, LevelCodec) and is_lattice(codec) for end in ends_of(name)]
 
     def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Generator]) -> pa.RecordBatch:
         """Return the batch with two columns of ends for each private one, and of coverage if it is released; the others untouched.
@@ -226,53 +345,48 @@ class IntervalRelease:
             if name not in mechanisms:
                 arrays.append(array)
                 continue
-            ranges = mechanisms[name].randomise(*numbers(codecs[name], array), rngs[name])
+            ranges = mechanisms[name].randomise(*to_numbers(codecs[name], array), rngs[name])
             mask = ranges.is_null if ranges.is_null.any() else None
-            reference = reference_of(self.designs[name]) if self.coverage else None
-            covered = [] if reference is None else [released_coverages(mechanisms[name], ranges, reference)]
+            reference = find_reference(self.designs[name]) if self.coverage else None
+            covered = [] if reference is None else [compute_released_coverages(mechanisms[name], ranges, reference)]
             arrays += [pa.array(made, mask=mask) for made in (ranges.lower, ranges.upper, *covered)]
-        return pa.RecordBatch.from_arrays(arrays, names=released_schema(batch.schema, list(mechanisms), coverage=self.coverage).names)
+        return pa.RecordBatch.from_arrays(arrays, names=self.types(batch.schema).names)
 
     def streams(self, key: RunKey, fragment_id: str) -> dict[str, Generator]:
-        """Return the random stream of each column on one fragment, at its start."""
+        """Return the random stream of each column on one fragment, at its start.
+
+        Parameters
+        ----------
+        key
+            The run's key.
+        fragment_id
+            The fragment's id.
+        """
         return {name: stream(key, f"{MECHANISM_ID}/{name}", fragment_id) for name in self.designs}
 
-    def to_bytes(self) -> bytes:
-        """Return the release as JSON: the same release, the same bytes. Public: designs alone, and what is fitted to what they declare."""
-        columns = {name: {"design": json.loads(_as_json(design)), "lattice": self.lattice[name]} for name, design in self.designs.items()}
-        for name, perturbation in self.perturbations.items():
-            columns[name]["levels"] = perturbation.levels.tolist() if isinstance(perturbation, LevelPerturbation) else []
-        fitted = base64.b64encode(release_to_bytes(self._fitted)).decode()
-        content = {"format": DESIGNS_FORMAT, "columns": columns, "coverage": self.coverage, "perturbations": fitted}
-        return json.dumps(content).encode()
+    def _contents(self) -> Contents:
+        """Return what the bytes hold: designs and what is fitted to what they declare, so public."""
+        columns = [{"name": name, "design": _plain(design), "lattice": self.lattice[name]} for name, design in self.designs.items()]
+        found = {index: self.perturbations.get(name) for index, name in enumerate(self.designs)}
+        levels = {f"{index}_levels": each.levels for index, each in found.items() if isinstance(each, LevelPerturbation)}
+        fitted = np.frombuffer(self._fitted.to_bytes(), dtype=np.uint8)
+        return {"columns": columns, "coverage": self.coverage}, {"perturbations": fitted, **levels}
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> IntervalRelease:
-        """Return the release that `to_bytes` wrote.
-
-        Raises
-        ------
-        InputError
-            If it is of another format.
-        """
-        content: dict[str, Any] = json.loads(data)
-        if content.get("format") != DESIGNS_FORMAT:
-            raise InputError("these designs were written by another version", where, "abort the run and begin again")
-        columns = content["columns"]
-        fitted = release_from_bytes(base64.b64decode(content["perturbations"])).columns
+    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+        lattice = {column["name"]: column["lattice"] for column in header["columns"]}
+        levels = {column["name"]: arrays.get(f"{index}_levels", np.zeros(0)) for index, column in enumerate(header["columns"])}
+        fitted = DipRelease.from_bytes(arrays["perturbations"].tobytes(), "the perturbations").columns
         return cls(
-            designs={name: _DESIGN.validate_python(column["design"]) for name, column in columns.items()},
-            lattice={name: column["lattice"] for name, column in columns.items()},
-            perturbations={
-                name: adapted(mechanism, levels=np.array(columns[name]["levels"], dtype=np.float64), lattice=columns[name]["lattice"])
-                for name, mechanism in fitted.items()
-            },
-            coverage=content["coverage"],
+            designs={column["name"]: _DESIGN.validate_python(column["design"]) for column in header["columns"]},
+            lattice=lattice,
+            perturbations={name: adapt(mechanism, levels=levels[name], lattice=lattice[name]) for name, mechanism in fitted.items()},
+            coverage=header["coverage"],
         )
 
 
-def _as_json(design: Design) -> str:
-    return json.dumps(design.model_dump(mode="python", exclude_none=True))
+def _plain(design: Design) -> dict[str, Any]:
+    return design.model_dump(mode="python", exclude_none=True)
 
 
 def _level_numbers(codec: Codec) -> NDArray[np.float64]:
@@ -283,10 +397,25 @@ def _level_numbers(codec: Codec) -> NDArray[np.float64]:
     DataError
         If they are no numbers.
     """
-    return numbers(codec, codec.levels.drop_null())[0] if isinstance(codec, LevelCodec) else np.zeros(0)
+    return to_numbers(codec, codec.levels.drop_null())[0] if isinstance(codec, LevelCodec) else np.zeros(0)
+
+
+def tabulate(column: str, design: Design, *, lattice: bool, perturbation: DipPerturbation | None = None) -> RangeRandomiser:
+    """Return a column's mechanism; its tables are computed once by each process.
+
+    Parameters
+    ----------
+    column, design, lattice, perturbation
+        As for `range_randomiser`.
+
+    Raises
+    ------
+    SpecError
+        If the design cannot be had.
+    """
+    return _tabulate(column, json.dumps(_plain(design)), lattice, perturbation)
 
 
 @lru_cache(maxsize=128)
-def _mechanism(column: str, design: str, lattice: bool, perturbation: DipPerturbation | None) -> IntervalMechanism:
-    """Return a column's mechanism; its tables are computed once by each process."""
-    return interval_mechanism(column, _DESIGN.validate_python(json.loads(design)), lattice=lattice, perturbation=perturbation)
+def _tabulate(column: str, design: str, lattice: bool, perturbation: DipPerturbation | None) -> RangeRandomiser:
+    return range_randomiser(column, _DESIGN.validate_python(json.loads(design)), lattice=lattice, perturbation=perturbation)

@@ -30,7 +30,7 @@ class PairGroup:
     starts
         int64 array of shape (k,): where each table begins among all two-way tables.
     tables
-        float64 array of shape (k, m, n): the counts that are believed.
+        float64 array of shape (k, m, n): the cleaned counts.
     significant
         bool array of that shape: where the departure from independence is more than noise.
     doubt
@@ -44,7 +44,7 @@ class PairGroup:
     significant: NDArray[np.bool_]
     doubt: float
 
-    def towards_independence(self, wanted: Floats) -> Floats:
+    def shrink_towards_independence(self, wanted: Floats) -> Floats:
         """Return wanted counts moved towards independence by the doubt, and not beyond: float64 of shape (k, m, n).
 
         Next to a Fréchet bound a correlation runs to ±1 for a fraction of a count, and many such cannot hold together.
@@ -55,7 +55,7 @@ class PairGroup:
         moved: Floats = independent + np.sign(departure) * np.maximum(np.abs(departure) - self.doubt, 0.0)
         return moved
 
-    def corrected(self, wanted: Floats, found: NDArray[np.int64], n_sampled: int, gain: float) -> Floats:
+    def correct(self, wanted: Floats, found: NDArray[np.int64], n_sampled: int, gain: float) -> Floats:
         """Return wanted counts moved against what a sample shows too much or too little of, within their Fréchet bounds.
 
         A difference that the sample's own chance explains (two standard deviations of a count) is left alone.
@@ -73,7 +73,7 @@ class PairGroup:
         """
         rows, columns = self.tables.sum(axis=2, keepdims=True), self.tables.sum(axis=1, keepdims=True)
         total = self.tables.sum(axis=(1, 2), keepdims=True)
-        shown = stacked(found, self.starts, self.tables.shape[1:])
+        shown = stack_tables(found, self.starts, self.tables.shape[1:])
         missing = self.tables - shown * (total / n_sampled)
         missing[np.abs(missing) <= _CHANCE * np.sqrt(np.maximum(shown, 1.0)) * (total / n_sampled)] = 0.0
         lower, upper = np.maximum(rows + columns - total, 0.0), np.minimum(rows, columns)
@@ -105,6 +105,11 @@ class Denoised:
     def table(self, first: int, second: int) -> Floats:
         """Return the table of two attributes, float64 with an axis for each.
 
+        Parameters
+        ----------
+        first, second
+            The numbers of the attributes.
+
         Raises
         ------
         KeyError
@@ -119,8 +124,18 @@ class Denoised:
         raise KeyError((first, second))
 
 
-def stacked(flat: NDArray[np.float64] | NDArray[np.int64], starts: NDArray[np.int64], shape: tuple[int, ...]) -> Floats:
-    """Return the tables of one shape that begin at `starts` in a flat array, as a float64 stack."""
+def stack_tables(flat: NDArray[np.float64] | NDArray[np.int64], starts: NDArray[np.int64], shape: tuple[int, ...]) -> Floats:
+    """Return the tables of one shape that begin at `starts` in a flat array, as a float64 stack.
+
+    Parameters
+    ----------
+    flat
+        The cells of all tables, one after another.
+    starts
+        The place of each table's first cell.
+    shape
+        The shape of each table.
+    """
     m, n = shape
     result: Floats = flat[starts[:, None] + np.arange(m * n)].reshape(len(starts), m, n).astype(np.float64)
     return result
@@ -154,7 +169,7 @@ def denoise(noisy: NoisyMarginals, *, consistency: bool = True, shrinkage: bool 
     groups = []
     for first, second, starts, shape in layout:
         rows, columns = (np.stack([one_way[a] for a in side]) for side in (first, second))
-        observed = stacked(noisy.pairs, starts, shape)
+        observed = stack_tables(noisy.pairs, starts, shape)
         believed = tables_kernel.shrink(observed, rows, columns, noisy.n_rows, sigma) if shrinkage else observed
         believed = tables_kernel.rake(believed, rows, columns)
         departure = np.abs(believed - tables_kernel.independence(rows, columns, noisy.n_rows))
@@ -191,7 +206,7 @@ def _margins(noisy: NoisyMarginals, layout: _Layout, *, consistency: bool) -> tu
     if noisy.noise.pairs is not None and (consistency or noisy.noise.one_way is None):
         precision = deviation(noisy.noise.pairs) ** -2.0
         for first, second, begins, (m, n) in layout:
-            tables = stacked(noisy.pairs, begins, (m, n))
+            tables = stack_tables(noisy.pairs, begins, (m, n))
             for side, axis, length, other in ((first, 2, m, n), (second, 1, n, m)):
                 cells = starts[side][:, None] + np.arange(length)
                 np.add.at(total, cells, tables.sum(axis=axis) * (precision / other))

@@ -6,16 +6,18 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpdask.errors import SpecError
+from dpdask.archive import Archive, Archived, Contents
+from dpdask.errors import InputError, SpecError
 from dpdask.privacy import Budget, noise
-from dpdask.privacy.accountant import epsilon, scaled
-from dpdask.privacy.events import Adjacency, CentralEvent, Composed, DiscreteGaussian, DiscreteLaplace
-from dpdask.stats import Clique, Domain, Marginals
+from dpdask.privacy.accountant import epsilon, scale_events
+from dpdask.privacy.events import Adjacency, CentralEvent, Composed, DiscreteGaussian, DiscreteLaplace, central_from_dict, to_dict
+from dpdask.stats import Clique, Domain, MarginalCounts
 
 Counts = NDArray[np.int64]
 
@@ -49,9 +51,26 @@ class MarginalNoise:
         """What will happen."""
         return Composed(events=tuple(event for event in (self.one_way, self.pairs, *self.cliques.values()) if event is not None))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the noise as a mapping that JSON can hold."""
+        own = {name: None if event is None else to_dict(event) for name, event in (("one_way", self.one_way), ("pairs", self.pairs))}
+        return {**own, "cliques": [[list(clique), to_dict(event)] for clique, event in self.cliques.items()]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the noise that a mapping from `to_dict` holds.
+
+        Raises
+        ------
+        ValueError, TypeError, KeyError, SpecError
+            If it holds none.
+        """
+        one_way, pairs = (None if data[name] is None else central_from_dict(data[name]) for name in ("one_way", "pairs"))
+        return cls(one_way=one_way, pairs=pairs, cliques={tuple(clique): central_from_dict(event) for clique, event in data["cliques"]})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NoisyMarginals:
+class NoisyMarginals(Archived):
     """Noisy tables; safe to publish.
 
     Attributes
@@ -69,6 +88,8 @@ class NoisyMarginals:
     cliques
         The further tables, int64 arrays of their shapes.
     """
+
+    archive: ClassVar[Archive] = Archive(kind="noisy-tables", format=2, noun="file of noisy tables", is_compressed=True)
 
     domain: Domain
     n_rows: float
@@ -88,7 +109,7 @@ class NoisyMarginals:
             If it was not measured.
         """
         self._check(clique)
-        chosen = self._chosen(clique)
+        chosen = self._find_clique(clique)
         if chosen is not None:
             return self.cliques[chosen].transpose([chosen.index(name) for name in clique])
         if len(clique) == 1 and self.one_way.size:
@@ -113,7 +134,7 @@ class NoisyMarginals:
             If it was not measured.
         """
         self._check(clique)
-        chosen = self._chosen(clique)
+        chosen = self._find_clique(clique)
         if chosen is not None:
             return margin_95(self.noise.cliques[chosen])
         event = {1: self.noise.one_way, 2: self.noise.pairs}.get(len(clique))
@@ -121,13 +142,65 @@ class NoisyMarginals:
             raise KeyError(clique)
         return margin_95(event)
 
+    def check(self, domain: Domain, noise: MarginalNoise) -> None:
+        """Check that these are the tables that a run would draw now, and not those of another version.
+
+        Parameters
+        ----------
+        domain
+            The run's attributes.
+        noise
+            The run's noise.
+
+        Raises
+        ------
+        InputError
+            If they are not.
+        """
+        if self.domain != domain or self.noise != noise:
+            raise InputError("these are of another version of dpdask", "the run's noisy tables", "go on with that one, or `dpdask abort` the run")
+
+    def _contents(self) -> Contents:
+        header = {"names": self.domain.names, "sizes": self.domain.sizes, "n_rows": self.n_rows, "noise": self.noise.to_dict()}
+        tables = {f"clique_{place}": self.cliques[clique] for place, clique in enumerate(self.noise.cliques)}
+        return header, {"one_way": self.one_way, "pairs": self.pairs, **tables}
+
+    @classmethod
+    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+        noise, domain = MarginalNoise.from_dict(header["noise"]), Domain.from_header(header)
+        one_way, pairs = arrays["one_way"], arrays["pairs"]
+        _check_table(one_way, (0 if noise.one_way is None else sum(domain.sizes),))
+        _check_table(pairs, (0 if noise.pairs is None else int(pair_cells(domain).sum()),))
+        cliques = {clique: arrays[f"clique_{place}"] for place, clique in enumerate(noise.cliques)}
+        for clique, table in cliques.items():
+            _check_table(table, domain.shape_of(clique))
+        check_n_rows(header["n_rows"])
+        return cls(domain=domain, n_rows=header["n_rows"], noise=noise, one_way=one_way, pairs=pairs, cliques=cliques)
+
     def _check(self, clique: Clique) -> None:
         if len(set(clique)) != len(clique) or not set(clique) <= set(self.domain.names):
             raise KeyError(clique)
 
-    def _chosen(self, clique: Clique) -> Clique | None:
+    def _find_clique(self, clique: Clique) -> Clique | None:
         """Return the further table of these attributes: in this order, or else in another."""
         return clique if clique in self.cliques else next((chosen for chosen in self.cliques if set(chosen) == set(clique)), None)
+
+
+def _check_table(table: NDArray[Any], shape: tuple[int, ...]) -> None:
+    if table.dtype != np.int64 or table.shape != shape:
+        raise ValueError("a table has another shape than the domain gives it")
+
+
+def check_n_rows(n_rows: object) -> None:
+    """Check a number of rows from outside.
+
+    Raises
+    ------
+    ValueError
+        If it is no number, or one that no table has.
+    """
+    if type(n_rows) not in (int, float) or not abs(n_rows) <= noise.MAX_COUNT:  # type: ignore[arg-type]  # also refuses NaN
+        raise ValueError("no table has this number of rows")
 
 
 def margin_95(event: CentralEvent) -> float:
@@ -171,24 +244,34 @@ def plan_noise(
     rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
     counted = ((one_way, n_attributes), (pairs, n_attributes * (n_attributes - 1) // 2), *((weight, 1) for weight in chosen.values()))
     if not any(weight > 0 and count for weight, count in counted):
-        raise SpecError("there is no table to measure", "mechanism", "give at least one a weight")
-    events = _planned(budget.epsilon, budget.delta, budget.adjacency, rows, counted)
+        raise SpecError("there is no table to measure", "`weights`", "give at least one table a weight above 0")
+    events = _plan(budget.epsilon, budget.delta, budget.adjacency, rows, counted)
     named = {clique: event for clique, event in zip(chosen, events[2:], strict=True) if event is not None}
     return MarginalNoise(one_way=events[0], pairs=events[1], cliques=named)
 
 
 @functools.lru_cache(maxsize=64)
-def _planned(
-    epsilon: float, delta: float, adjacency: Adjacency, rows: int, counted: tuple[tuple[float, int], ...]
-) -> tuple[CentralEvent | None, ...]:
+def _plan(epsilon: float, delta: float, adjacency: Adjacency, rows: int, counted: tuple[tuple[float, int], ...]) -> tuple[CentralEvent | None, ...]:
     """Return the event of each kind of table, or None for those that are left out."""
     drafts = [draft(delta, adjacency, rows, weight, count) if weight > 0 and count else None for weight, count in counted]
-    found = iter(scaled([each for each in drafts if each is not None], epsilon, delta))
+    found = iter(scale_events([each for each in drafts if each is not None], epsilon, delta))
     return tuple(next(found) if each is not None else None for each in drafts)
 
 
 def draft(delta: float, adjacency: Adjacency, rows: int, weight: float, count: int) -> CentralEvent:
-    """Return the event of some tables of one weight, up to the factor that all noise has in common."""
+    """Return the event of some tables of one weight, up to the factor that all noise has in common.
+
+    Parameters
+    ----------
+    delta, adjacency
+        As for `Budget`.
+    rows
+        The most rows of a unit.
+    weight
+        The share of each table.
+    count
+        The number of tables.
+    """
     replaced = adjacency == "replace-one"
     if delta > 0:
         sensitivity = rows * (math.nextafter(math.sqrt(2.0), 2.0) if replaced else 1.0)
@@ -196,12 +279,20 @@ def draft(delta: float, adjacency: Adjacency, rows: int, weight: float, count: i
     return DiscreteLaplace(scale=1.0 / weight, sensitivity=rows * (2 if replaced else 1), adjacency=adjacency, count=count)
 
 
-def spent(noise_: MarginalNoise, budget: Budget) -> float:
-    """Return the ε, at the budget's δ, of what is drawn: never above the budget's."""
+def compute_spent(noise_: MarginalNoise, budget: Budget) -> float:
+    """Return the ε, at the budget's δ, of what is drawn: never above the budget's.
+
+    Parameters
+    ----------
+    noise_
+        The noise of the tables.
+    budget
+        What is promised.
+    """
     return epsilon(noise_.event, budget.delta)
 
 
-def measure(counts: Marginals, planned: MarginalNoise, *, n_rows_public: bool, rng: Generator | None = None) -> NoisyMarginals:
+def measure(counts: MarginalCounts, planned: MarginalNoise, *, n_rows_public: bool, rng: Generator | None = None) -> NoisyMarginals:
     """Return the tables with their noise: on the driver, once, after the ledger was charged.
 
     Parameters

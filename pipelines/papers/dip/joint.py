@@ -12,16 +12,16 @@ import pyarrow as pa
 from dpdask.cells import Cells, cells
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.kernels import chain as kernel
-from dpdask.mechanisms.dip.chain import ChainRelease
-from dpdask.mechanisms.dip.chain_fit import rank_mechanisms
-from dpdask.mechanisms.dip.fit import ChannelKind
-from dpdask.mechanisms.dip.tree_fit import fit_tree
-from dpdask.mechanisms.dip.tree_spending import spend_tree
+from dpdask.mechanisms.dip.chain import ChainRelease, rank_mechanisms
+from dpdask.mechanisms.dip.spec import ChannelKind, DipSpec
+from dpdask.mechanisms.dip.tree_fit import TreeMechanism, fit_tree
 from dpdask.mechanisms.dip.tree_tables import measure_tree
 from dpdask.privacy import Budget
 from dpdask.references.tree import Tree
-from dpdask.stats import Domain, Marginals
+from dpdask.schema import Column, Schema
+from dpdask.stats import MarginalCounts
 from dpdask.stats.records import numbers
+from dpdask.stats.tables import domain_of, encode
 from dpdask.streams import RunKey
 
 Array = Any
@@ -111,17 +111,13 @@ def tree(rows: Array, codecs: Sequence[Codec], bins: Mapping[str, Any], epsilon:
     """
     batch, by_name = as_batch(rows, codecs), {codec.name: codec for codec in codecs}
     public: dict[str, Cells] = {codec.name: cells(codec, bins.get(codec.name, 2)) for codec in codecs}
-    domain = Domain(names=tuple(public), sizes=tuple(column.size for column in public.values()))
-    codes = np.array([_codes(column, batch.column(name)) for name, column in public.items()], dtype=domain.code_dtype)
-    spending = spend_tree(Budget(epsilon=epsilon, delta=DELTA), Tree(share=0.5), domain.names)
-    noisy = measure_tree(Marginals.of_codes(domain, codes), spending.noise, rng=rng)
-    release = fit_tree(noisy, public, spending.row)
+    domain = domain_of(public)
+    schema = Schema(columns=dict.fromkeys(domain.names, Column(role="privatise", kind="continuous")))  # the budget is divided by names alone
+    mechanism = TreeMechanism(spec=DipSpec(reference=Tree(share=0.5)), schema=schema, budget=Budget(epsilon=epsilon, delta=DELTA))
+    noisy = measure_tree(MarginalCounts.of_codes(domain, encode(batch, public, domain, None)), mechanism.noise, rng=rng)
+    release = fit_tree(noisy, public, mechanism.spending.row)
     released = release.randomise(batch, by_name, release.streams(RunKey.insecure(seed), place))
     return as_matrix(released.select([codec.name for codec in codecs]))
-
-
-def _codes(column: Cells, array: pa.Array) -> Array:
-    return column.codec.encode(array) if isinstance(column.codec, LevelCodec) else column.codes(array)
 
 
 def split(n: int, fraction: float, rng: np.random.Generator) -> Array:

@@ -12,10 +12,11 @@ import pyarrow as pa
 from dpdask.cells import cells
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.kernels import rank
-from dpdask.mechanisms.dip.fit import ChannelKind, fit_dip
-from dpdask.mechanisms.dip.release import ColumnMechanism, RankMechanism
-from dpdask.references import CellCounts, Distribution, Known, RankDistribution, from_statistic, noisy_distribution
+from dpdask.mechanisms.dip.columns import ColumnMechanism, RankMechanism, fit_dip
+from dpdask.mechanisms.dip.spec import ChannelKind
+from dpdask.references import Distribution, Known, RankDistribution, from_statistic, noisy_distribution
 from dpdask.references.sources import KnownColumn
+from dpdask.stats.cell_counts import CellCounts
 from dpdask.stats.levels import LevelCounts
 from dpdask.stats.ranks import RankSummary
 from dpdask.streams import RunKey, stream

@@ -1,0 +1,161 @@
+"""The file format of fitted or drawn contents: a header and arrays, with a kind and a format number that are checked at reading."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+import lzma
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from dpdask.errors import DpdaskError, InputError
+from dpdask.version import __version__
+
+T = TypeVar("T")
+Contents = tuple[Mapping[str, Any], Mapping[str, Any]]  # a header and arrays, as `Archive.pack` takes them
+
+_HEADER = "header"
+_DATE = "date of a level"
+_HINT = "read it with the version that wrote it, or begin again (a job: `dpdask abort` it first)"
+
+# raised when the bytes are of another file, or cut
+_UNREADABLE = (
+    *(ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, OSError, EOFError, RuntimeError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError, pa.ArrowException, DpdaskError),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """The format of one kind of content: an npz file without pickles, whose array `header` is JSON.
+
+    Attributes
+    ----------
+    kind
+        What the header calls the content.
+    format
+        The version of the content's layout: raise it whenever the layout changes.
+    noun
+        What messages call the content.
+    is_compressed
+        Whether the arrays are compressed.
+    """
+
+    kind: str
+    format: int
+    noun: str
+    is_compressed: bool = False
+
+    def pack(self, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> bytes:
+        """Return a header and arrays as bytes; the same content gives the same bytes.
+
+        Parameters
+        ----------
+        header
+            What JSON can hold, and dates; without the keys `kind` and `format`.
+        arrays
+            By name; none of objects, and none named `header`.
+        """
+        text = json.dumps({"kind": self.kind, "format": self.format, **header}, default=_tag_date).encode()
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED if self.is_compressed else zipfile.ZIP_STORED) as members:
+            for name, array in {_HEADER: np.frombuffer(text, dtype=np.uint8), **arrays}.items():
+                with members.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asarray(array, order="C"), allow_pickle=False)
+        return buffer.getvalue()
+
+    def unpack(self, data: bytes, where: str, build: Callable[[Mapping[str, Any], Mapping[str, Any]], T]) -> T:
+        """Return the contents of a header and arrays.
+
+        Parameters
+        ----------
+        data
+            From `pack`.
+        where
+            Where they come from, for the message.
+        build
+            Makes the content from the header and the arrays; it may raise any error on wrong ones.
+
+        Raises
+        ------
+        InputError
+            If they are something else, incomplete, or of another kind or format.
+        """
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as members:
+                header = _header(members)
+                if type(header["format"]) is int and (header["kind"], header["format"]) == (self.kind, self.format):
+                    return build(header, {name: members[name] for name in members.files if name != _HEADER})
+        except _UNREADABLE:
+            pass
+        raise InputError(f"this is no {self.noun} of format {self.format}, which dpdask {__version__} reads", where, _HINT)
+
+
+class Archived:
+    """The base of classes that are written as an archive: a class names its `archive` and converts its attributes to contents and back."""
+
+    __slots__ = ()
+    archive: ClassVar[Archive]
+
+    def to_bytes(self) -> bytes:
+        """Return the object as bytes; the same content gives the same bytes."""
+        return self.archive.pack(*self._contents())
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Self:
+        """Return the object that `to_bytes` wrote.
+
+        Parameters
+        ----------
+        data
+            What it returned.
+        where
+            Where they come from, for the message.
+
+        Raises
+        ------
+        InputError
+            If they are something else, incomplete, or of another format.
+        """
+        return cls.archive.unpack(data, where, cls._of_contents)
+
+    def _contents(self) -> Contents:
+        raise NotImplementedError
+
+    @classmethod
+    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+        raise NotImplementedError
+
+
+def kind_of(data: bytes) -> str | None:
+    """Return the kind of content in an archive's header; None if there is no such header."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as members:
+            kind = _header(members)["kind"]
+    except _UNREADABLE:
+        return None
+    return kind if isinstance(kind, str) else None
+
+
+def _header(members: Mapping[str, Any]) -> Any:
+    return json.loads(members[_HEADER].tobytes(), object_hook=_untag_date)
+
+
+def _tag_date(value: object) -> dict[str, str]:
+    """Return a date as a mapping that `_untag_date` reads; JSON has no dates."""
+    if not isinstance(value, dt.date):
+        raise TypeError(type(value).__name__)
+    return {_DATE: value.isoformat()}
+
+
+def _untag_date(value: dict[str, Any]) -> object:
+    return dt.date.fromisoformat(value[_DATE]) if set(value) == {_DATE} else value

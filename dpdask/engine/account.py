@@ -1,0 +1,302 @@
+"""Charge a release to its dataset's ledger: check the budget before a row is read, and charge before any noise is drawn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from dpdask.documents import Document
+from dpdask.errors import BudgetError, DataError, DpdaskError, InternalError, SpecError
+from dpdask.privacy.accountant import compose
+from dpdask.privacy.coverage import Coverage
+from dpdask.privacy.events import to_dict
+from dpdask.privacy.ledger_entries import FREE, Balance, Charge, Entry
+
+if TYPE_CHECKING:  # SQLAlchemy is for those who have a ledger; a ledger is shown without any mechanism
+    from dpdask.mechanisms.mechanism import Mechanism
+    from dpdask.privacy.ledger import Ledger
+
+_PERSON = b"dpdask hold-out"
+
+
+class LedgerPlace(Document):
+    """The dataset that a release is charged to, and the database that holds its budget: SQLite or PostgreSQL.
+
+    Attributes
+    ----------
+    url
+        The database's URL, as SQLAlchemy writes it: `sqlite:///ledger.db`.
+    dataset
+        The name of the dataset.
+
+    Examples
+    --------
+    >>> import dpdask
+    >>> dpdask.LedgerPlace(url="sqlite:///ledger.db", dataset="ratings").dataset
+    'ratings'
+    """
+
+    url: str = Field(min_length=1)
+    dataset: str = Field(min_length=1)
+
+    def resolve(self, base: Path) -> LedgerPlace:
+        """Return the place with a relative SQLite file in the folder `base`."""
+        scheme, separator, file = self.url.partition(":///")
+        if not scheme.startswith("sqlite") or not file or file.startswith("/"):
+            return self
+        return self.model_copy(update={"url": f"{scheme}{separator}{base.absolute() / file}"})
+
+    def __repr_args__(self) -> Iterator[tuple[str, str]]:
+        """Give the fields without a user, a password and options of the URL."""
+        yield "url", re.sub(r"(?s)//.*@", "//***@", self.url).partition("?")[0]
+        yield "dataset", self.dataset
+
+
+def open_ledger(url: str) -> Ledger:
+    """Return a ledger whose charges are composed by the accountant.
+
+    Raises
+    ------
+    SpecError
+        If the URL is no database's.
+    """
+    from dpdask.privacy.ledger import Ledger
+
+    return Ledger(url, compose=compose)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A mechanism and the dataset that it is charged to; without a ledger, nothing is charged.
+
+    Attributes
+    ----------
+    mechanism
+        What is released.
+    place
+        The ledger and the dataset, or None.
+    """
+
+    mechanism: Mechanism
+    place: LedgerPlace | None
+
+    def cost(self, sample: str = "") -> Charge:
+        """Return what the release costs: its ε and δ, the events that the accountant composes, and the rows that they do not cover.
+
+        Parameters
+        ----------
+        sample
+            The name of the draw of its hold-out.
+        """
+        budget = self.mechanism.budget
+        assert budget is not None
+        unit = "row" if budget.unit_column is None else f"column {budget.unit_column.column}"
+        uncovered = tuple(replace(each, sample=sample) for each in self.mechanism.uncovered)
+        event = replace(self.mechanism.event, unit=unit, uncovered=uncovered)
+        return Charge(epsilon=budget.epsilon, delta=budget.delta, event=to_dict(event))
+
+    def check_room(self, run_id: str | None) -> None:
+        """Check, before a row is read, that the budget allows the release, or that its unfinished run is already charged.
+
+        Raises
+        ------
+        BudgetError
+            If the dataset's budget does not allow it; nothing is written.
+        SpecError, TemporaryError
+            If there is no such dataset, or the ledger cannot be reached.
+        """
+        if self.place is not None:
+            open_ledger(self.place.url).check_room(self.place.dataset, self.cost(), run_id)
+
+    def find_holdout(self, rows: str) -> tuple[bytes, str] | None:
+        """Return the key and the name of the dataset's hold-out, if there is a ledger and rows are held out.
+
+        Parameters
+        ----------
+        rows
+            What the choice of rows depends on beside the key: see `name_sample`.
+        """
+        if self.place is None or not self.mechanism.uncovered:
+            return None
+        key = open_ledger(self.place.url).holdout_key(self.place.dataset)
+        assert key is not None
+        return key, name_sample(key, rows)
+
+    def intend(self, run_id: str, sample: str, *, unread: bool = False) -> Entry | None:
+        """Charge a run, if there is a ledger, and return its entry; a run that is already charged is not charged again.
+
+        Parameters
+        ----------
+        run_id, sample
+            The names of the run and of its hold-out.
+        unread
+            As for `Ledger.intend`.
+
+        Raises
+        ------
+        BudgetError
+            If the dataset's budget does not allow it; nothing is written.
+        SpecError, TemporaryError
+            If there is no such dataset, or the ledger cannot be reached.
+        """
+        return None if self.place is None else open_ledger(self.place.url).intend(self.place.dataset, run_id, self.cost(sample), unread=unread)
+
+    def record_draw(self, run_id: str, release_sha256: str) -> None:
+        """Record that a charged run drew its noise, with the digest of its fitted release, before anything of it is released.
+
+        Parameters
+        ----------
+        run_id
+            The name of the run in the ledger.
+        release_sha256
+            SHA-256 of the fitted release.
+
+        Raises
+        ------
+        SpecError
+            If the run drew other noise before.
+        """
+        if self.place is not None:
+            open_ledger(self.place.url).draw(self.place.dataset, run_id, release_sha256)
+
+    def was_refused(self, run_id: str) -> bool:
+        """Return whether a run's newest entry is its refusal: then its files are of no use."""
+        return self._newest_kind(run_id) == "refuse"
+
+    def _newest_kind(self, run_id: str) -> str | None:
+        """Return the kind of a run's newest entry, or None if it has none."""
+        if self.place is None:
+            return None
+        entries = open_ledger(self.place.url).show(self.place.dataset).entries
+        return next((entry.kind for entry in reversed(entries) if entry.run_id == run_id), None)
+
+    def commit(self, run_id: str, release_sha256: str) -> None:
+        """Record that a charged run was released, with the digest of its fitted release. It is idempotent; see `Account.record_draw`."""
+        if self.place is not None:
+            open_ledger(self.place.url).commit(self.place.dataset, run_id, release_sha256)
+
+    def void(self, run_id: str) -> None:
+        """Take back the charge of a run, if there is one; only for a run whose noise cannot have been seen."""
+        if self.place is not None and self._newest_kind(run_id) == "intend":
+            open_ledger(self.place.url).void(self.place.dataset, run_id)
+
+    def refuse(self, run_id: str, sample: str, *, drawn: bool) -> None:
+        """Record that a run read rows and refused them; it is charged if noise was `drawn` or if the dataset is strict.
+
+        Parameters
+        ----------
+        run_id
+            The name of the run in the ledger.
+        sample
+            As for `cost`.
+        drawn
+            Whether noise was drawn before the rows were refused.
+        """
+        if self.place is not None:
+            charged = drawn or self.is_strict
+            open_ledger(self.place.url).refuse(self.place.dataset, run_id, self.cost(sample) if charged else FREE)
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether the dataset charges refusals that read rows."""
+        return self.place is not None and open_ledger(self.place.url).is_strict(self.place.dataset)
+
+    def coverage_until(self, run_id: str) -> Coverage:
+        """Return the rows that a charged run and the dataset's earlier runs together leave without ε; none without a ledger."""
+        return Coverage() if self.place is None else open_ledger(self.place.url).coverage_until(self.place.dataset, run_id)
+
+    def compute_balances(self, rows: str) -> tuple[Balance, Balance] | None:
+        """Return the dataset's balance before and after the release, or None without a ledger.
+
+        Parameters
+        ----------
+        rows
+            As for `find_holdout`.
+
+        Raises
+        ------
+        SpecError, TemporaryError
+            As `intend`.
+        """
+        if self.place is None:
+            return None
+        ledger = open_ledger(self.place.url)
+        key = ledger.holdout_key(self.place.dataset, draw=False) if self.mechanism.uncovered else None
+        sample = "to be drawn" if key is None else name_sample(key, rows)
+        return ledger.read_balance(self.place.dataset), ledger.read_balance(self.place.dataset, plus=self.cost(sample))
+
+
+Settlement = Literal["refuse", "void", "keep"]
+
+
+def settle(error: BaseException, *, drawn: bool, strict: bool) -> Settlement:
+    """Return what becomes of a run that failed after it was opened: a function of the facts alone.
+
+    An error that is not this package's, such as an interrupt, may come between the draw and its file: then the run stays charged.
+
+    Parameters
+    ----------
+    error
+        Why it failed.
+    drawn
+        Whether noise was kept, so that somebody may have seen it.
+    strict
+        Whether the dataset charges refusals.
+
+    Returns
+    -------
+    `refuse`: its rows were refused, which is recorded, and charged if noise was drawn or the dataset is strict. `void`: its charge
+    is taken back, if there is one. `keep`: it stays charged, and can go on.
+    """
+    if not isinstance(error, DpdaskError):
+        return "keep"
+    if isinstance(error, SpecError | DataError) or (isinstance(error, InternalError) and not drawn):
+        return "refuse"
+    if isinstance(error, BudgetError):
+        return "keep" if drawn else "void"
+    return "keep" if drawn or strict else "void"
+
+
+def name_sample(key: bytes, rows: str) -> str:
+    """Return the name of the hold-out that a key chooses. Runs that hold out the same rows, or nested subsets, get the same name.
+
+    Parameters
+    ----------
+    key
+        The key of the hold-out.
+    rows
+        What the choice depends on beside it: the unit and its type, or the positions of the rows.
+    """
+    return blake2b(rows.encode(), key=key, person=_PERSON, digest_size=16).hexdigest()
+
+
+def check_can_charge(mechanism: Mechanism, place: LedgerPlace | None, *, insecure: bool) -> None:
+    """Check that a release can be charged to a ledger, if there is one.
+
+    Parameters
+    ----------
+    mechanism
+        What is released.
+    place
+        The ledger and the dataset, or None.
+    insecure
+        Whether the noise comes from a seed.
+
+    Raises
+    ------
+    SpecError
+        If the mechanism has no ε, or the noise comes from a seed, which anybody can draw again.
+    """
+    if place is None:
+        return
+    if mechanism.budget is None:
+        raise SpecError("this mechanism has no ε, so there is none to charge", "`ledger`", "remove it")
+    if insecure:
+        what = "noise from a seed protects nobody, so a release with a seed cannot be charged to a ledger"
+        raise SpecError(what, "insecure_seed", "remove the seed, or the ledger")

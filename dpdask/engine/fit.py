@@ -1,0 +1,203 @@
+"""The barrier of a release, for files and frames alike: bound units, scan, charge, draw noise, keep it, fit.
+
+The order is fixed here, so no mechanism can draw noise that is not charged, or draw it twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from dpdask.archive import Archived
+from dpdask.engine.compute import Progress, remember
+from dpdask.engine.scan import Scanned, scan
+from dpdask.engine.source import Source
+from dpdask.engine.units import bound_units
+from dpdask.engine.work import NOISY_NAME, RELEASE_NAME, TableWork, keep, read_kept
+from dpdask.errors import DataError, InternalError
+from dpdask.io.storage import Folder
+from dpdask.mechanisms.mechanism import Mechanism
+from dpdask.privacy.events import LocalRelease, leaves
+from dpdask.streams import stream
+
+Loaded = TypeVar("Loaded", bound=Archived)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """What the barrier left beside the run key; the state file keeps it.
+
+    Attributes
+    ----------
+    release_sha256
+        SHA-256 of the fitted release.
+    bounds_sha256
+        SHA-256 of the units' bounds, if the unit is not the row.
+    n_released
+        The released rows of each part of the table, or how many records are written. Private unless the mechanism says
+        otherwise.
+    changed
+        For each column, how many values were outside its domain and were changed, if the barrier makes the only pass over the
+        rows. Private: only for the steward's terminal, so it is not written to a file, and it is empty if a run is resumed
+        from its state.
+    """
+
+    release_sha256: str
+    bounds_sha256: str = ""
+    n_released: tuple[int, ...] = field(repr=False)
+    changed: Mapping[str, int] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicTable:
+    """A public table whose rows are counted in place of the table's own.
+
+    Attributes
+    ----------
+    source
+        Its parts.
+    work
+        The work on it.
+    """
+
+    source: Source
+    work: TableWork
+
+
+def fit(
+    mechanism: Mechanism,
+    source: Source,
+    work: TableWork,
+    charge: Callable[[], None],
+    *,
+    public: PublicTable | None = None,
+    insecure: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Fitted, TableWork]:
+    """Fit a release and write it beside the run key.
+
+    Parameters
+    ----------
+    mechanism
+        What is released. Its parameters that depend on the number of rows are fixed already: `Mechanism.with_rows`.
+    source
+        The private table.
+    work
+        The work on it.
+    charge
+        Called once, after the last exact statistic and before the first noise value: from then on the run is charged.
+    public
+        The public table, if the mechanism counts its rows.
+    insecure
+        Whether noise comes from the run key, which a seed made, instead of the operating system.
+    progress
+        Called with (stage, done, total).
+
+    Returns
+    -------
+    What the barrier left, and the work with the units' bounds.
+
+    Raises
+    ------
+    DataError, SpecError
+        If the rows or the mechanism are wrong.
+    BudgetError
+        From `charge`.
+    InputError
+        If a file changed, or noise that was kept is of another mechanism.
+
+    Privacy
+    -------
+    Exact counts reach the driver and go no further. Central noise is drawn here, outside any graph, and is kept at once: a
+    resumed run loads it.
+    """
+    if (public is None) == (mechanism.reference_rows == "public"):
+        raise InternalError("a public table and a mechanism that counts its rows go together", None, "report it")
+    drawn = _kept_noise(mechanism, work)
+    if drawn is None or mechanism.releases_rows:
+        work = bound_units(source, work, progress)
+    counted = _count(mechanism, source, work, progress, drawn_before=drawn is not None)
+    counts = counted.value
+    if public is not None:
+        counts = scan(public.source, public.work, mechanism.statistic(public.work.columns), "reference", progress, released=True).value
+    if drawn is None and counts is not None:
+        mechanism.check_counts(counts)
+    charge()
+    if drawn is None:
+        drawn = mechanism.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
+        _check_drawn(mechanism, drawn)
+        if drawn is not None:
+            keep(work.secrets, NOISY_NAME, drawn.to_bytes())
+    release = mechanism.fit(counts if drawn is None else drawn, work.columns, work.key())
+    sha256 = keep(work.secrets, RELEASE_NAME, release.to_bytes())
+    n_released = counted.n_released if mechanism.releases_rows else (mechanism.n_records(release),)
+    bounds_sha256 = work.unit.bounds_sha256 if work.unit is not None and mechanism.releases_rows else ""
+    return Fitted(release_sha256=sha256, bounds_sha256=bounds_sha256, n_released=n_released, changed=counted.changed), work
+
+
+def _kept_noise(mechanism: Mechanism, work: TableWork) -> Archived | None:
+    """Return the noise that an earlier driver drew and kept before it died, or None."""
+    return mechanism.read_drawn(work.secrets.read(NOISY_NAME), work.columns) if work.secrets.exists(NOISY_NAME) else None
+
+
+def _check_drawn(mechanism: Mechanism, drawn: Archived | None) -> None:
+    """Check that a mechanism drew central noise if it accounts for some, or releases records, and only then.
+
+    Raises
+    ------
+    InternalError
+        If exact counts would be released, or noise that nobody accounts for.
+    """
+    accounted = any(not isinstance(event, LocalRelease) for event in leaves(mechanism.event))
+    if (drawn is not None) != (accounted or not mechanism.releases_rows):
+        raise InternalError("the noise that was drawn is not the noise that is accounted for", type(mechanism).__name__, "report it")
+
+
+def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Progress | None, *, drawn_before: bool) -> Scanned[Any]:
+    """Return the exact counts and how many rows of each part are released; without a pass if neither is needed.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema, or nothing would be released.
+    """
+    own, rows = mechanism.reference_rows == "own", mechanism.releases_rows
+    known = source.count_released(work) if rows else ()
+    if known is None or (own and not drawn_before):
+        stage = "survey" if rows else "tabulate"
+        found = scan(source, work, mechanism.statistic(work.columns), stage, progress, released=rows)
+    else:
+        found = Scanned(value=None, n_released=known)
+    if not mechanism.n_rows_private and found.n_released and sum(found.n_released) == 0:
+        if mechanism.fraction is None:
+            raise DataError("the table has no rows", source.where, source.hint)
+        raise DataError("no row would be released", source.where, f"lower `reference.fraction`, or {source.hint}")
+    return found if own else Scanned(value=None, n_released=found.n_released)
+
+
+def load(secrets: Folder, sha256: str, release_type: type[Loaded]) -> Loaded:
+    """Return a fitted release, read once by each process and checked against its digest.
+
+    Parameters
+    ----------
+    secrets
+        The folder of the run key.
+    sha256
+        The digest of the release.
+    release_type
+        Its class.
+
+    Raises
+    ------
+    InputError
+        If the file is missing or another.
+    """
+    return load_release(secrets, sha256, release_type)  # type: ignore[return-value]  # the cache forgets the type
+
+
+@remember(maxsize=4)
+def load_release(secrets: Folder, sha256: str, release_type: type[Archived]) -> Archived:
+    """Return a fitted release; see `load`."""
+    data = read_kept(secrets, RELEASE_NAME, sha256, "the run's fitted release is not the one that was written")
+    return release_type.from_bytes(data, RELEASE_NAME)

@@ -1,0 +1,227 @@
+"""Lazy frames of any release: the randomised rows of a frame, or records; every partition is a function of its number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from dask import delayed
+
+from dpdask.codec import Codec, LevelCodec
+from dpdask.engine.compute import guard, task_prefix
+from dpdask.engine.fit import load
+from dpdask.engine.select import Chooser, filter_rows
+from dpdask.engine.source import Frame, FramePart, FrameSource, check_index, find_meta
+from dpdask.engine.work import TableWork
+from dpdask.errors import DataError, SpecError
+from dpdask.io.storage import Folder
+from dpdask.mechanisms.mechanism import RecordRelease, RowRelease
+from dpdask.streams import RunKey, fresh_seed
+
+MAX_PARTITIONS = 10**6  # of drawn records: a graph of gigabytes
+
+
+def transform_frame(source: FrameSource, release: RowRelease, sha256: str, work: TableWork) -> Frame:
+    """Return a frame's released rows: lazily for Dask, at once for pandas. The same batch always has the same noise.
+
+    Parameters
+    ----------
+    source
+        The frame.
+    release, sha256
+        The fitted release, and the digest by which tasks read it.
+    work
+        The work on the frame.
+    """
+    frame = source.frame
+    meta = _make_meta(find_meta(frame), release.types(work.released), work)
+    if isinstance(frame, pd.DataFrame):
+        [(part, rows)] = source.parts
+        return _transform_part(rows, part, work, sha256, type(release), meta)
+    prefix, call = task_prefix("transform"), delayed(_transform_part, pure=False)
+    calls = [
+        call(rows, part, work, sha256, type(release), meta, dask_key_name=f"{prefix}-{number}") for number, (part, rows) in enumerate(source.parts)
+    ]
+    import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
+
+    whole = (work.fraction is None and work.unit is None) or frame._meta.index.name is None
+    divisions = frame.divisions if frame.known_divisions and whole else None  # values of an index may be of rows that are not released
+    return dd.from_delayed(calls, meta=meta, divisions=divisions, prefix=prefix, verify_meta=True)
+
+
+@guard
+def _transform_part(rows: pd.DataFrame, part: FramePart, work: TableWork, sha256: str, release_type: type[Any], meta: pd.DataFrame) -> pd.DataFrame:
+    key = work.key()  # first: once the key is gone, nothing else is read or written
+    check_index(rows.index, meta.index.names)
+    [batch] = part.read(rows, work, released=True)
+    release: RowRelease = load(work.secrets, sha256, release_type)
+    chosen, _ = Chooser(work, part.id, part.number).split(batch)
+    private = filter_rows(batch.select([*work.codecs, *work.also_read]), chosen)
+    random = release.randomise(private, work.codecs, release.streams(key, part.id))
+    random = random.select([name for name in random.schema.names if name not in work.also_read])
+    kept = [name for name in meta.columns if name not in random.schema.names]
+    released = convert_kept(rows.loc[chosen, kept].copy(), meta)
+    released.attrs = {}
+    for name in random.schema.names:
+        released[name] = _series(random.column(name), meta[name].dtype, released.index)
+    return released[list(meta.columns)]
+
+
+def _series(array: pa.Array, dtype: Any, index: pd.Index) -> pd.Series:
+    """Return an Arrow array as a column of a dtype, every value exactly: nullable dtypes take no way round by floats."""
+    if hasattr(dtype, "__from_arrow__"):
+        return pd.Series(dtype.__from_arrow__(array), index=index)
+    column: pd.Series = array.to_pandas().set_axis(index).astype(dtype)
+    return column
+
+
+def _make_meta(meta: pd.DataFrame, types: pa.Schema, work: TableWork) -> pd.DataFrame:
+    """Return the empty released frame, with the columns that the release makes."""
+    shown = make_published_meta(meta, work)
+    for name in types.names:
+        if name not in work.released.names:
+            shown[name] = pd.Series(dtype=types.field(name).type.to_pandas_dtype(), index=shown.index)
+    return shown[types.names]
+
+
+def make_published_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
+    """Return the empty released frame. The categories of a private categorical become its public levels; kept ones become plain values.
+
+    Parameters
+    ----------
+    meta
+        The empty frame that is given.
+    work
+        The work on it.
+    """
+    released = meta[work.released.names].copy()
+    for name in released.columns:
+        codec, dtype = work.codecs.get(name), released[name].dtype
+        if isinstance(codec, LevelCodec) and isinstance(dtype, pd.CategoricalDtype):
+            levels = codec.levels.drop_null().to_pandas()
+            released[name] = released[name].astype(pd.CategoricalDtype(levels, ordered=codec.ordered))
+        else:
+            plain = find_plain_dtype(dtype)
+            released[name] = released[name].astype(plain if name not in work.codecs or not _has_null(work.codecs[name]) else _nullable(plain))
+    result: pd.DataFrame = released.set_axis(_plain_index(released.index))  # whether pandas has type hints depends on what is installed
+    return result
+
+
+def _has_null(codec: Codec) -> bool:
+    return bool(codec.levels.null_count) if isinstance(codec, LevelCodec) else codec.nulls
+
+
+def convert_kept(kept: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
+    """Return the kept columns of released rows in the dtypes of the empty released frame.
+
+    Parameters
+    ----------
+    kept
+        The kept columns of released rows.
+    meta
+        The empty released frame.
+
+    Raises
+    ------
+    DataError
+        If a partition's categories are of another type than the frame's.
+    """
+    for name in kept.columns:
+        plain, wanted = find_plain_dtype(kept[name].dtype), meta[name].dtype
+        if plain != kept[name].dtype:
+            if plain != wanted and not (pd.api.types.is_string_dtype(plain) and pd.api.types.is_string_dtype(wanted)):
+                raise DataError(
+                    "a partition's values do not fit the frame's dtypes", f"column {name!r}", "give every partition the dtypes of its meta"
+                )
+            kept[name] = kept[name].astype(wanted)
+    result: pd.DataFrame = kept.set_axis(_plain_index(kept.index))
+    return result
+
+
+def find_plain_dtype(dtype: Any) -> Any:
+    """Return the dtype of a column's values without categories; it allows nulls for whole numbers and booleans."""
+    if isinstance(dtype, pd.ArrowDtype):
+        arrow = dtype.pyarrow_dtype
+        return pd.ArrowDtype(arrow.value_type) if pa.types.is_dictionary(arrow) else dtype
+    if not isinstance(dtype, pd.CategoricalDtype):
+        return dtype
+    plain = dtype.categories.dtype
+    if isinstance(plain, pd.IntervalDtype) and plain.subtype.kind in "iu":
+        return pd.IntervalDtype("float64", plain.closed)  # the dtype that pandas uses beside a null
+    return _nullable(plain)
+
+
+def _nullable(plain: Any) -> Any:
+    """Return a dtype that holds the same values and null."""
+    if pd.api.types.is_extension_array_dtype(plain) or plain.kind not in "iub":
+        return plain
+    return pd.BooleanDtype() if plain.kind == "b" else pd.api.types.pandas_dtype(f"{'U' if plain.kind == 'u' else ''}Int{8 * plain.itemsize}")
+
+
+def _plain_index(index: pd.Index) -> pd.Index:
+    plain = find_plain_dtype(index.dtype)
+    return index if plain == index.dtype else index.astype(plain)
+
+
+def sample_frame(release: RecordRelease, folder: Folder, sha256: str, n_rows: int | None, rows_per_partition: int, seed: int | None) -> Frame:
+    """Return a lazy Dask frame of records.
+
+    Parameters
+    ----------
+    release
+        The fitted release.
+    folder, sha256
+        Where tasks read it.
+    n_rows, rows_per_partition
+        The number of records (None: as many as the release says), and of records in a partition.
+    seed
+        Decides the records; no secret, because they are post-processing. None for a fresh one.
+
+    Raises
+    ------
+    SpecError
+        If a number is out of range, or the partitions would be too many for a graph.
+    """
+    for name, value in (("n_rows", 1 if n_rows is None else n_rows), ("rows_per_partition", rows_per_partition)):
+        if type(value) is not int or value < 1:
+            raise SpecError(f"must be a whole number, at least 1, not {value!r}", name)
+    seed = fresh_seed() if seed is None else seed
+    if type(seed) is not int or not 0 <= seed < 2**64:
+        raise SpecError(f"must be a whole number, at least 0 and below 2**64, not {seed!r}", "seed")
+    prefix, call = task_prefix("sample"), delayed(_sample_part, pure=False)
+    n_drawn = release.n_drawn(n_rows)
+    if n_drawn > MAX_PARTITIONS * rows_per_partition:
+        what = f"{n_drawn:,} records would be more than {MAX_PARTITIONS:,} partitions"
+        raise SpecError(what, "n_rows", "ask for fewer, or raise `rows_per_partition`")
+    starts = range(0, max(1, n_drawn), rows_per_partition)
+    calls = [
+        call(folder, sha256, type(release), min(rows_per_partition, n_drawn - start), start, seed, number, dask_key_name=f"{prefix}-{number}")
+        for number, start in enumerate(starts)
+    ]
+    divisions = (*starts, max(0, n_drawn - 1))
+    import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
+
+    return dd.from_delayed(calls, meta=_record_frame(release, release.types.empty_table(), 0), divisions=divisions, prefix=prefix, verify_meta=True)
+
+
+@guard
+def _sample_part(folder: Folder, sha256: str, release_type: type[Any], n_rows: int, start: int, seed: int, number: int) -> pd.DataFrame:
+    release: RecordRelease = load(folder, sha256, release_type)
+    batches = release.batches(start, n_rows, RunKey.insecure(seed), str(number))
+    return _record_frame(release, pa.Table.from_batches(batches, release.types), start)
+
+
+def _record_frame(release: RecordRelease, table: pa.Table, start: int) -> pd.DataFrame:
+    """Return records as a frame; whole numbers and truth values that may be null keep their type by Arrow's own dtypes."""
+    declared = release.schema.columns
+    exact = {
+        field.name: pd.ArrowDtype(field.type)
+        for field in release.types
+        if field.name in declared and declared[field.name].nulls == "level" and (pa.types.is_integer(field.type) or pa.types.is_boolean(field.type))
+    }
+    plain = table.to_pandas().set_axis(pd.RangeIndex(start, start + table.num_rows))
+    for name, dtype in exact.items():
+        plain[name] = pd.Series(dtype.__from_arrow__(table.column(name)), index=plain.index)
+    result: pd.DataFrame = plain
+    return result

@@ -1,0 +1,283 @@
+"""Where rows come from: files or a frame. Each is a list of parts, and the name of a part decides its random streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Protocol, TypeAlias
+
+import pandas as pd
+import pyarrow as pa
+from dask.base import tokenize
+
+from dpdask.engine.seal import Seal, check_part
+from dpdask.engine.work import TableWork
+from dpdask.errors import DataError
+from dpdask.io.fragment import Fragment
+from dpdask.io.fragments import read_batches
+
+Frame: TypeAlias = Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
+
+
+class Part(Protocol):
+    """One part of a table: what a task is told of it."""
+
+    @property
+    def id(self) -> str:
+        """What names its streams and its seal."""
+
+    @property
+    def number(self) -> int:
+        """Its place in the table."""
+
+    @property
+    def n_rows(self) -> int | None:
+        """How many rows it has, if that is known before they are read."""
+
+    def read(self, rows: Any, work: TableWork, *, released: bool) -> Iterator[pa.RecordBatch]:
+        """Yield the rows with the columns that the work seals.
+
+        Parameters
+        ----------
+        rows
+            What stands beside the part in its source.
+        work
+            The work on the table.
+        released
+            Whether rows are read that are released later. Then, and if units are bounded, another pass sees the same rows, so
+            they are sealed: see `seal`.
+
+        Raises
+        ------
+        DataError, InputError
+            If the rows cannot be read, or differ from those that were sealed; then nothing counted may be kept.
+        """
+
+
+class Source(Protocol):
+    """A table as its parts."""
+
+    @property
+    def parts(self) -> Sequence[tuple[Part, Any]]:
+        """Each part with its rows: a delayed value, or None if the task reads them itself."""
+
+    @property
+    def where(self) -> str:
+        """The table's place, for messages."""
+
+    @property
+    def hint(self) -> str:
+        """What to do if the table has no rows, for messages."""
+
+    def count_released(self, work: TableWork) -> tuple[int, ...] | None:
+        """Return how many rows of each part are released; None if that is known only after a pass; an empty tuple if the numbers are not needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A fragment of a file, which a task reads itself."""
+
+    fragment: Fragment
+
+    @property
+    def id(self) -> str:
+        """The fragment's id, made of the file's content."""
+        return self.fragment.id
+
+    @property
+    def number(self) -> int:
+        """The fragment's place in the table."""
+        return self.fragment.number
+
+    @property
+    def n_rows(self) -> int | None:
+        """How many rows the footer tells."""
+        return self.fragment.n_rows
+
+    def read(self, rows: None, work: TableWork, *, released: bool) -> Iterator[pa.RecordBatch]:
+        """Yield the rows; see `Part.read`. They are compared with the seal at the end."""
+        assert rows is None
+        if released or work.unit is not None:
+            yield from self._read_sealed(work.sealed, work)
+        else:  # one pass is all that sees the rows
+            yield from read_batches(self.fragment, work.sealed, work.types)
+
+    def read_all(self, work: TableWork) -> Iterator[pa.RecordBatch]:
+        """Yield the rows with all columns that are released or that choose rows, and compare them with the seal at the end."""
+        return self._read_sealed(list(dict.fromkeys([*work.released.names, *work.unit_columns])), work)
+
+    def _read_sealed(self, columns: Sequence[str], work: TableWork) -> Iterator[pa.RecordBatch]:
+        seal = Seal(work.sealed)
+        for batch in read_batches(self.fragment, list(columns), work.types):
+            seal.add(batch)
+            yield batch
+        seal.check(work.secrets, self.fragment.id, self.fragment.where)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """A table of files.
+
+    Attributes
+    ----------
+    fragments
+        In the order of the rows.
+    where
+        The table's place, for messages.
+    """
+
+    fragments: tuple[Fragment, ...]
+    where: str
+
+    @property
+    def hint(self) -> str:
+        """The key of a job that names the files."""
+        return "check the job's input.path"
+
+    @property
+    def parts(self) -> Sequence[tuple[FilePart, None]]:
+        """Each fragment; tasks read the rows themselves."""
+        return [(FilePart(fragment), None) for fragment in self.fragments]
+
+    def count_released(self, work: TableWork) -> tuple[int, ...] | None:
+        """Return how many rows of each fragment are released, if all footers tell, all rows are released, and units are not bounded."""
+        known = tuple(fragment.n_rows for fragment in self.fragments if fragment.n_rows is not None)
+        return known if len(known) == len(self.fragments) and work.unit is None and work.fraction is None else None
+
+
+@dataclass(frozen=True, slots=True)
+class FramePart:
+    """A partition of a frame, named by its batch and number, because Dask's optimiser may renumber partitions."""
+
+    id: str
+    number: int
+
+    @property
+    def n_rows(self) -> None:
+        """None: nothing is known of a partition before it is computed."""
+
+    def read(self, rows: pd.DataFrame, work: TableWork, *, released: bool) -> Iterator[pa.RecordBatch]:
+        """Yield the rows; see `Part.read`. They are compared with the seal first."""
+        if released:
+            check_index(rows.index, rows.index.names)  # before ε is spent on a frame that could not be released
+        if released or work.unit is not None:
+            check_part(rows, work.sealed, work.secrets, self.id)
+        yield make_batch(rows, work.sealed, work.types)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSource:
+    """A Dask or pandas frame.
+
+    Attributes
+    ----------
+    frame
+        The frame.
+    batch
+        The name that `batches.Batches.take` returned for it, or `batches.PUBLIC`.
+    """
+
+    frame: Frame
+    batch: str
+
+    @property
+    def parts(self) -> Sequence[tuple[FramePart, Any]]:
+        """Each partition with its delayed rows."""
+        rows = [self.frame] if isinstance(self.frame, pd.DataFrame) else self.frame.to_delayed(optimize_graph=False)
+        return [(FramePart(name_part(self.batch, number), number), part) for number, part in enumerate(rows)]
+
+    @property
+    def where(self) -> str:
+        """A frame has no place of its own."""
+        return "frame"
+
+    @property
+    def hint(self) -> str:
+        """A frame is made by the caller."""
+        return "give it some rows"
+
+    def count_released(self, work: TableWork) -> tuple[int, ...]:
+        """Return nothing: a lazy frame needs no counts before it is computed."""
+        del work
+        return ()
+
+
+def check_index(index: pd.Index, names: Sequence[Any]) -> None:
+    """Check that an index may be published: it is a `RangeIndex`, or the index that the schema declares.
+
+    Parameters
+    ----------
+    index
+        The index of a frame, or of a computed partition.
+    names
+        Its names when it was compared with the schema.
+
+    Raises
+    ------
+    DataError
+        If it must not be published.
+    """
+    if len(names) > 1 or list(index.names) != list(names) or (names[0] is None and not isinstance(index, pd.RangeIndex)):
+        what = "its index is neither row numbers (a RangeIndex) nor one column that the schema declares, and it would be published"
+        raise DataError(what, "frame", "reset_index(drop=True), or name it and declare it with role keep")
+
+
+def name_part(batch: str, number: int) -> str:
+    """Return the id of a frame's partition, from the batch's name and the partition's number.
+
+    Parameters
+    ----------
+    batch
+        The name that `Batches.take` returned.
+    number
+        The number of the partition.
+    """
+    return blake2b(f"{batch}:{number}".encode(), digest_size=16).hexdigest()
+
+
+def identify(frame: Frame) -> str:
+    """Return what identifies a frame: its content for pandas, its expression for Dask. No stream is named by it."""
+    return str(tokenize(frame)) if isinstance(frame, pd.DataFrame) else str(frame._name)
+
+
+def find_types(frame: Frame) -> pa.Schema:
+    """Return the Arrow types of a frame's columns; nothing is computed."""
+    meta = find_meta(frame)
+    return pa.schema([pa.field(name, _arrow_type(meta[name])) for name in meta])
+
+
+def find_meta(frame: Frame) -> pd.DataFrame:
+    """Return an empty frame of a frame's columns and index."""
+    return frame.head(0) if isinstance(frame, pd.DataFrame) else frame._meta
+
+
+def _arrow_type(column: pd.Series) -> pa.DataType:
+    """Return the Arrow type of an empty column; one of plain objects is taken for text."""
+    return pa.string() if column.dtype == object else pa.Schema.from_pandas(column.to_frame(), preserve_index=False).field(0).type
+
+
+def make_batch(part: pd.DataFrame, columns: Sequence[str], types: pa.Schema) -> pa.RecordBatch:
+    """Return some columns of a partition as Arrow, without dictionaries.
+
+    Parameters
+    ----------
+    part
+        The partition.
+    columns
+        Which columns, in order.
+    types
+        The Arrow types of the frame's columns.
+
+    Raises
+    ------
+    DataError
+        If the values do not fit the types.
+    """
+    plain = [types.field(name).type.value_type if pa.types.is_dictionary(types.field(name).type) else types.field(name).type for name in columns]
+    try:
+        wanted = pa.schema(list(zip(columns, plain, strict=True)))
+        rows = pa.Table.from_pandas(part[list(columns)], schema=wanted, preserve_index=False).combine_chunks()  # texts may come in chunks
+        return rows.to_batches()[0] if rows.num_rows else pa.RecordBatch.from_pylist([], wanted)
+    except (pa.ArrowException, KeyError, TypeError, ValueError):  # these quote values
+        raise DataError("a partition's values do not fit the frame's dtypes", "frame", "give every partition the dtypes of its meta") from None

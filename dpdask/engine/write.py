@@ -1,0 +1,322 @@
+"""The writing stage of any release: each task draws its rows or records and stages their shards. It is idempotent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+from dask import delayed
+
+from dpdask.engine.compute import Progress, guard, run_tasks, task_prefix
+from dpdask.engine.fit import load
+from dpdask.engine.select import Chooser, filter_rows
+from dpdask.engine.shuffle import ShardWork, number_key, shuffle_rows
+from dpdask.engine.source import FilePart
+from dpdask.engine.told import Teller, Told
+from dpdask.engine.work import TableWork
+from dpdask.errors import InputError
+from dpdask.io.fragment import Fragment
+from dpdask.io.shards import Shard, ShardWriter
+from dpdask.io.storage import Folder
+from dpdask.mechanisms.mechanism import RecordRelease, RowRelease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a failed task
+class Staged:
+    """The shards that one writing task, or all of them, staged.
+
+    Attributes
+    ----------
+    shards
+        The shards in the staging folder, sorted by name.
+    told
+        What to print on the steward's terminal, if rows were read. Private.
+    """
+
+    shards: tuple[Shard, ...]
+    told: Told = field(default_factory=Told)
+
+
+class Task(Protocol):
+    """What one task of the writing stage writes."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the shards, in order."""
+
+    @property
+    def rows_per_shard(self) -> int:
+        """The most rows of a shard."""
+
+    @property
+    def number(self) -> int:
+        """The task's place among those of the table."""
+
+    def open(self, release: Any, work: TableWork, teller: Teller) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
+        """Return the batches that are written, their types, and which columns have few distinct values.
+
+        Parameters
+        ----------
+        release
+            The fitted release.
+        work
+            The work on the table.
+        teller
+            Collects what the steward is told about the released rows.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class RowTask:
+    """Neighbouring fragments of files, whose rows are randomised.
+
+    Attributes
+    ----------
+    shards
+        The fragments, and the shards that they become.
+    """
+
+    shards: ShardWork
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the shards, in order."""
+        return self.shards.names
+
+    @property
+    def rows_per_shard(self) -> int:
+        """The most rows of a shard."""
+        return self.shards.rows_per_shard
+
+    @property
+    def number(self) -> int:
+        """The place of the first fragment in the table."""
+        return self.shards.fragments[0].number
+
+    def open(self, release: RowRelease, work: TableWork, teller: Teller) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
+        """Return the randomised rows; see `Task.open`."""
+        rows = shuffle_rows(self._rows(release, work, teller), self.shards, work.key())
+        return rows, release.types(work.released), release.few_valued(work.codecs)
+
+    def _rows(self, release: RowRelease, work: TableWork, teller: Teller) -> Iterator[pa.RecordBatch]:
+        """Yield the released rows of the fragments, checking that each has as many as were counted."""
+        for fragment, expected in zip(self.shards.fragments, self.shards.n_released, strict=True):
+            n_rows = 0
+            for batch in randomise_batches(fragment, release, work, teller):
+                n_rows += batch.num_rows
+                yield batch
+            if n_rows != expected:
+                raise InputError("this file changed since the run began", fragment.where, "restore it and run again, or `dpdask abort` the run")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordTask:
+    """One shard of records.
+
+    Attributes
+    ----------
+    number
+        Its place; it names the streams.
+    start
+        The number of its first record in the release.
+    n_rows
+        How many records it has.
+    """
+
+    number: int
+    start: int
+    n_rows: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of the shard."""
+        return (f"part-{self.number:05d}.parquet",)
+
+    @property
+    def rows_per_shard(self) -> int:
+        """How many records it has, at least 1."""
+        return max(1, self.n_rows)
+
+    def open(self, release: RecordRelease, work: TableWork, teller: Teller) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
+        """Return the records; see `Task.open`."""
+        del teller
+        return release.batches(self.start, self.n_rows, work.key(), self.names[0]), release.types, release.few_valued
+
+
+def list_record_tasks(n_rows: int, rows_per_shard: int) -> list[RecordTask]:
+    """Return the tasks of n_rows records, each but the last of `rows_per_shard`; an empty one if there are none.
+
+    Parameters
+    ----------
+    n_rows
+        The number of records.
+    rows_per_shard
+        The most records of a shard.
+    """
+    starts = range(0, max(1, n_rows), rows_per_shard)
+    return [RecordTask(number=number, start=start, n_rows=min(rows_per_shard, n_rows - start)) for number, start in enumerate(starts)]
+
+
+def randomise_batches(fragment: Fragment, release: RowRelease, work: TableWork, teller: Teller | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield a fragment's released rows, in order: a pure function of the run key, the release and the fragment.
+
+    Parameters
+    ----------
+    fragment, release, work
+        What is released, and how.
+    teller
+        Looks at each batch before it is randomised.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema.
+    InputError
+        At the end, if the fragment changed since it was first read; then none of its rows may be kept.
+    """
+    types = release.types(work.released)
+    rngs = release.streams(work.key(), fragment.id)
+    released = Chooser(work, fragment.id, fragment.number).find_released()
+    for batch in FilePart(fragment).read_all(work):
+        rows = filter_rows(batch.select(work.released.names), released(batch))
+        if teller is not None:
+            teller.add(rows)
+        yield release.randomise(rows, work.codecs, rngs).cast(types)
+
+
+@guard
+def write_shards(task: Task, work: TableWork, sha256: str, release_type: type[Any], staging: Folder, actions: Folder) -> Staged:
+    """Stage a task's shards and record them; if they are staged already, only check them.
+
+    Parameters
+    ----------
+    task
+        What is written.
+    work
+        The work on the table.
+    sha256, release_type
+        The fitted release and its class.
+    staging, actions
+        Where shards and their record go.
+    """
+    staged = read_recorded(task.names[0], staging, actions)
+    if staged is not None:
+        return staged
+    teller = Teller(work.columns)
+    batches, types, few_valued = task.open(load(work.secrets, sha256, release_type), work, teller)
+    return stage(batches, types, few_valued, task.names, task.rows_per_shard, staging, actions, lambda: teller.told)
+
+
+def stage(
+    batches: Iterable[pa.RecordBatch],
+    types: pa.Schema,
+    few_valued: Collection[str],
+    names: Sequence[str],
+    rows_per_shard: int,
+    staging: Folder,
+    actions: Folder,
+    told: Callable[[], Told] = Told,
+) -> Staged:
+    """Write batches as shards of at most `rows_per_shard` rows, and record them when all are whole.
+
+    Parameters
+    ----------
+    batches
+        The rows; if they fail, the shard that was being written is discarded.
+    types, few_valued
+        As for `ShardWriter`.
+    names
+        The shards, as many as the rows need, at least one.
+    rows_per_shard
+        The most rows of a shard.
+    staging, actions
+        Where shards and their record go.
+    told
+        Called when all batches are written; returns what to tell the steward about their rows.
+    """
+    shards: list[Shard] = []
+    rest = iter(names)
+    writer: ShardWriter | None = None
+    room = 0
+    try:
+        for batch in batches:
+            start = 0
+            while start < batch.num_rows:
+                if writer is None or room == 0:
+                    shards += [writer.close()] if writer is not None else []
+                    writer, room = ShardWriter(staging, next(rest), types, few_valued), rows_per_shard
+                taken = min(room, batch.num_rows - start)
+                writer.write(batch.slice(start, taken))
+                start, room = start + taken, room - taken
+        shards.append((writer or ShardWriter(staging, next(rest), types, few_valued)).close())
+    except BaseException as error:
+        if writer is not None:
+            writer.discard(error)
+        raise
+    staged = Staged(shards=tuple(shards), told=told())
+    record = {"shards": [asdict(shard) for shard in shards], "told": staged.told.to_dict()}
+    actions.write(_record(names[0]), json.dumps(record).encode(), private=True)
+    return staged
+
+
+def _record(first_name: str) -> str:
+    return f"{first_name}.json"
+
+
+def read_recorded(first_name: str, staging: Folder, actions: Folder) -> Staged | None:
+    """Return the record of the task whose first shard is named, if each of its shards is staged with the recorded digest.
+
+    Parameters
+    ----------
+    first_name
+        The name of the task's first shard.
+    staging, actions
+        Where shards and their record are.
+    """
+    record = _record(first_name)
+    if not actions.exists(record):
+        return None
+    try:
+        content = json.loads(actions.read(record))
+        staged = Staged(shards=tuple(Shard(**shard) for shard in content["shards"]), told=Told.from_dict(content["told"]))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    for shard in staged.shards:
+        if not staging.exists(shard.name):
+            return None
+        with staging.open(shard.name) as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:  # type: ignore[arg-type]  # fsspec's files have readinto
+                return None
+    return staged
+
+
+def write_all(
+    tasks: Sequence[Task], work: TableWork, sha256: str, release_type: type[Any], staging: Folder, actions: Folder, progress: Progress | None = None
+) -> Staged:
+    """Stage every shard of a release and return them by name, with what to tell the steward about all rows.
+
+    Parameters
+    ----------
+    tasks
+        In the order of their shards.
+    work, sha256, release_type, staging, actions
+        As for `write_shards`.
+    progress
+        Called with (stage, done, total).
+
+    Raises
+    ------
+    DataError, InputError, TemporaryError
+        The first failure; what is staged stays, and a second run goes on from it.
+    """
+    prefix, call = task_prefix("write"), delayed(write_shards, pure=False)
+    shared = delayed(work, pure=False, traverse=False, name=task_prefix("work"))
+    calls = [call(task, shared, sha256, release_type, staging, actions, dask_key_name=f"{prefix}-{place}") for place, task in enumerate(tasks)]
+    found = run_tasks("write", calls, progress)
+    in_place = sorted(zip(tasks, found, strict=True), key=lambda pair: pair[0].number)  # orders must be merged in the order of the table
+    shards = sorted((shard for staged in found for shard in staged.shards), key=lambda shard: number_key(shard.name))
+    return Staged(shards=tuple(shards), told=Told().merge(*(staged.told for _, staged in in_place)))

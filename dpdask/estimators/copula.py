@@ -1,0 +1,130 @@
+"""The Gaussian copula of Dask and pandas frames: `fit` is the barrier, `sample` is lazy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Literal
+
+import pandas as pd
+
+from dpdask.archive import Archived
+from dpdask.cells import DEFAULT_BINS
+from dpdask.estimators.estimator import Estimator, make_budget
+from dpdask.estimators.release import Release
+from dpdask.mechanisms.copula.fit import CopulaOptions
+from dpdask.mechanisms.copula.release import FittedCopula
+from dpdask.mechanisms.copula.spec import CopulaSpec
+from dpdask.mechanisms.marginals.noise import NoisyMarginals
+from dpdask.privacy import Budget, UnitColumn
+from dpdask.privacy.events import Adjacency
+
+DEFAULT_OPTIONS = CopulaOptions()
+
+
+class CopulaRelease(Release):
+    """A fitted copula; made by `GaussianCopula.fit`, or by `load` elsewhere, without the data.
+
+    Privacy
+    -------
+    A function of the noisy tables: it may be published, and any number of records drawn from it, at no further cost.
+
+    Examples
+    --------
+    >>> import pandas as pd, dpdask
+    >>> column = {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}
+    >>> schema = dpdask.Schema.from_dict({"columns": {"x": column, "y": column}})
+    >>> table = pd.DataFrame({"x": ["a", "b"] * 500, "y": ["a", "b"] * 500})
+    >>> release = dpdask.GaussianCopula(schema, epsilon=1.0, delta=1e-9).fit(table)
+    >>> release.correlation.shape
+    (2, 2)
+    """
+
+    fitted: FittedCopula
+
+    file: ClassVar[str] = "copula.npz"
+    fitted_type: ClassVar[type[Archived]] = FittedCopula
+
+    @property
+    def correlation(self) -> pd.DataFrame:
+        """The correlations of the latent variables, float64; each is named (column, level or range)."""
+        return self.fitted.correlations()
+
+    @property
+    def marginals(self) -> NoisyMarginals:
+        """The noisy one- and two-way tables, with their margins of error."""
+        return self.fitted.noisy
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianCopula(Estimator):
+    """Differentially private synthetic records with the table's one- and two-way structure.
+
+    Parameters
+    ----------
+    schema
+        The declared columns: each is privatised or dropped.
+    epsilon
+        ε, in (0, 100].
+    delta
+        δ, in [0, 1): above 0 the noise is Gaussian, and much smaller; at 0 it is Laplace. Take it far below 1 / rows.
+    adjacency
+        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row is there or not.
+    unit
+        What is protected: `row`, or `UnitColumn(column=…, max_rows=…)`.
+    bins
+        How continuous and mixed columns are cut: a number of cells of one width, or for each column such a number or the
+        first value of each cell.
+    one_way, two_way
+        The share of the budget of each one-way and each two-way table, relative to each other.
+    options
+        What to leave out of the fit, to see what it is worth.
+    insecure_seed
+        For tests: noise from a seed, which protects nobody.
+
+    Raises
+    ------
+    SpecError
+        If a parameter is invalid.
+
+    Privacy
+    -------
+    Unit: a row, or all rows that share a column's value. Protected: every row. Sensitivity of each table: 1 (add-remove), or
+    L2 √2, L1 2 (replace-one), times max_rows. Events: one noisy table of each column and each pair of columns, composed
+    by the accountant. Everything after the noise is post-processing; any number of records may be drawn. ε is spent again
+    by every new `fit` on the same rows.
+
+    References
+    ----------
+    Asghar, Ding, Rakotoarivelo, Mrabet and Kaafar, Differentially private release of high-dimensional datasets using the
+    Gaussian copula.
+
+    Examples
+    --------
+    >>> import pandas as pd, dpdask
+    >>> column = {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}
+    >>> schema = dpdask.Schema.from_dict({"columns": {"x": column, "y": column}})
+    >>> table = pd.DataFrame({"x": ["a", "b"] * 500, "y": ["a", "b"] * 500})
+    >>> copula = dpdask.GaussianCopula(schema, epsilon=1.0, delta=1e-9).fit(table)
+    >>> len(copula.sample(2000))
+    2000
+    """
+
+    _: KW_ONLY
+    epsilon: float
+    delta: float = 0.0
+    adjacency: Adjacency = "replace-one"
+    unit: UnitColumn | Literal["row"] = "row"
+    bins: int | Mapping[str, int | Sequence[float]] = DEFAULT_BINS
+    one_way: float = 1.0
+    two_way: float = 1.0
+    options: CopulaOptions = DEFAULT_OPTIONS
+
+    release_class: ClassVar[type[Release]] = CopulaRelease
+
+    def _spec(self) -> tuple[type[CopulaSpec], dict[str, Any]]:
+        weights = {"one_way": self.one_way, "two_way": self.two_way}
+        return CopulaSpec, {"bins": self.bins, "weights": weights, "options": self.options}
+
+    def _budget(self) -> Budget:
+        return make_budget(self.epsilon, self.delta, self.adjacency, self.unit)

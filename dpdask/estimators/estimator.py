@@ -1,0 +1,325 @@
+"""What every Python class of a mechanism does: fit a frame, say beforehand what that would do, and audit the noise."""
+
+from __future__ import annotations
+
+import uuid
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pandas as pd
+
+from dpdask.documents import validate
+from dpdask.engine.account import Account, LedgerPlace, check_can_charge, settle
+from dpdask.engine.fit import Fitted, PublicTable, fit, load
+from dpdask.engine.source import Frame, FrameSource, identify
+from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, NOISY_NAME, RELEASE_NAME, TableWork
+from dpdask.errors import DataError
+from dpdask.estimators.batches import FITTED, PUBLIC, Batches
+from dpdask.estimators.frame_order import find_order_warning
+from dpdask.estimators.frames import make_frame_work, open_secrets
+from dpdask.estimators.release import Release
+from dpdask.io.storage import Folder
+from dpdask.mechanisms.auditing import audit_mechanism
+from dpdask.mechanisms.mechanism import Mechanism
+from dpdask.mechanisms.registry import bind
+from dpdask.privacy import Budget, UnitColumn, delta_warnings
+from dpdask.privacy.events import Adjacency
+from dpdask.schema import Schema
+from dpdask.streams import RunKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FramePlan:
+    """What a fit would do; nothing is computed for it.
+
+    Attributes
+    ----------
+    guarantee
+        Who is protected by what, and who is not.
+    stages
+        In order, in words.
+    epsilons
+        What each privatised column of one released row may cost; empty if no row is released.
+    reference_epsilons
+        What each noisy histogram costs, if there are any.
+    warnings
+        What to think of before the fit.
+    ledger
+        The dataset's ε spent before and after, its limit, and whether the fit is allowed; None without a ledger.
+    """
+
+    guarantee: str
+    stages: tuple[str, ...]
+    epsilons: Mapping[str, float]
+    reference_epsilons: Mapping[str, float]
+    warnings: tuple[str, ...]
+    ledger: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator(ABC):
+    """The base of the Python classes: everything but their parameters.
+
+    Attributes
+    ----------
+    schema
+        The declared columns.
+    mechanism
+        The specification on the schema, under the budget.
+    """
+
+    schema: Schema
+    _: KW_ONLY
+    insecure_seed: int | None = None
+    mechanism: Mechanism = field(init=False, repr=False, compare=False)
+
+    release_class: ClassVar[type[Release]] = Release
+
+    def __post_init__(self) -> None:
+        spec = self._spec()
+        object.__setattr__(self, "mechanism", bind(validate_spec(spec), self.schema, self._budget()))
+
+    @abstractmethod
+    def _spec(self) -> tuple[type[Any], dict[str, Any]]:
+        """Return the class of the specification, and what is given of it."""
+
+    @abstractmethod
+    def _budget(self) -> Budget | None:
+        """Return what is promised, or None if nothing is."""
+
+    def fit(self, frame: Frame, *, ledger: LedgerPlace | None = None, secrets: str | None = None) -> Release:
+        """Count, charge, draw the noise and fit: the one barrier.
+
+        Parameters
+        ----------
+        frame
+            A Dask or pandas frame. With a public reference: the public table. With a declared one, and for ranges: any frame
+            with the table's columns. Otherwise: the table to release; only this same Python object can be transformed, so
+            persist, filter or sort it before.
+        ledger
+            The dataset to charge, and the ledger that holds its budget; the charge is made before any noise is drawn.
+            Releases of several frames are charged once for each batch, when it is transformed for the first time.
+        secrets
+            A private folder, as a path or URL, that every worker can read; by default a new temporary one of this machine
+            (mode 0700), removed when Python ends.
+
+        Raises
+        ------
+        DataError
+            If the frame violates the schema, or has too few rows.
+        SpecError
+            If the parameters do not fit the frame, or the ledger has no such dataset.
+        BudgetError
+            If the dataset's budget does not allow it; nothing is drawn.
+
+        Warns
+        -----
+        UserWarning
+            What `plan` would have warned of; if a pandas frame that is to be released is sorted by a private column.
+        """
+        check_can_charge(self.mechanism, ledger, insecure=self.insecure_seed is not None)
+        account = Account(mechanism=self.mechanism, place=ledger and ledger.resolve(Path.cwd()))  # batches are charged later
+        account.check_room(None)
+        folder = open_secrets(secrets)
+        key = RunKey.fresh() if self.insecure_seed is None else RunKey.insecure(self.insecure_seed)
+        fitting = _Fitting(self, account, frame, folder)
+        try:
+            folder.write(KEY_NAME, key.reveal(), private=True)
+            return fitting.release()
+        except BaseException as error:
+            fitting.fail(error)
+            raise
+
+    def plan(self, frame: Frame, *, ledger: LedgerPlace | None = None) -> FramePlan:
+        """Return what `fit` would do; nothing is computed.
+
+        Parameters
+        ----------
+        frame
+            As for `fit`.
+        ledger
+            As for `fit`.
+
+        Raises
+        ------
+        DataError, SpecError
+            As `fit`, as far as they need no rows.
+        """
+        check_can_charge(self.mechanism, ledger, insecure=self.insecure_seed is not None)
+        mechanism, work = self._open(frame, Folder("memory://dpdask-plan"), count=isinstance(frame, pd.DataFrame))
+        spending = mechanism.spending
+        return FramePlan(
+            guarantee=mechanism.guarantee("keep"),
+            stages=(*work.unit_stages, *mechanism.stages(work.columns, uncounted=False)),
+            epsilons=dict(spending.row),
+            reference_epsilons=dict(spending.reference),
+            warnings=mechanism.cautions(work.columns, _n_rows(frame, mechanism)),
+            ledger=_balances(Account(mechanism=mechanism, place=ledger), work),
+        )
+
+    def audit(self, frame: Frame, *, n_runs: int = 20_000) -> dict[str, Any]:
+        """Return, for each column and each central measurement, what is claimed and what is found; no row is read.
+
+        Parameters
+        ----------
+        frame
+            As for `fit`; its columns' types are looked at.
+        n_runs
+            How often each central measurement is drawn, on each of two neighbouring inputs.
+
+        Returns
+        -------
+        As `mechanisms.auditing.audit_mechanism`.
+        """
+        mechanism, work = self._open(frame, Folder("memory://dpdask-audit"), count=isinstance(frame, pd.DataFrame))
+        return audit_mechanism(mechanism, work.columns, None, n_runs=n_runs)
+
+    def _open(self, frame: Frame, folder: Folder, *, count: bool = True) -> tuple[Mechanism, TableWork]:
+        """Return the mechanism, with what it takes from the number of rows if they may be counted, and the work on the frame."""
+        mechanism = self.mechanism.with_rows(lambda: None if self.mechanism.n_rows_private else len(frame)) if count else self.mechanism
+        return mechanism, make_frame_work(frame, mechanism, folder)
+
+
+class _Fitting:
+    """One call of `fit`: the steps that a frame needs before and after `engine.fit`."""
+
+    def __init__(self, estimator: Estimator, account: Account, frame: Frame, folder: Folder) -> None:
+        self.estimator, self.account, self.frame, self.folder = estimator, account, frame, folder
+        self.run_id = uuid.uuid4().hex
+        self.sample = f"run {self.run_id}"
+        self.began = False  # until then, no row is read
+
+    def release(self) -> Release:
+        mechanism, work = self.estimator._open(self.frame, self.folder)
+        several = mechanism.covers_any_frame
+        n_rows = _n_rows(self.frame, mechanism)
+        if n_rows == 0 and mechanism.reference_rows == "own":
+            raise DataError("the table has no rows", "frame", "give it some rows")
+        said = mechanism.cautions(work.columns, n_rows)
+        sorted_by = find_order_warning(self.frame, work) if mechanism.releases_rows and not several else None
+        for warning in (*said, *(() if sorted_by is None else (sorted_by,))):  # before anything is charged: a warning may be made an error
+            warnings.warn(warning, stacklevel=3)
+        batches = Batches(self.folder, several=several)
+        if mechanism.releases_rows and not several:
+            batches.take(self.frame)
+        work = self._with_holdout(mechanism, work)
+        fitted, work = self._fit(mechanism, work, several)
+        release = load(self.folder, fitted.release_sha256, mechanism.release_type)
+        made = self.estimator.release_class.from_fit(
+            mechanism=mechanism,
+            account=self.account,
+            run_id=self.run_id,
+            work=work,
+            fitted=release,
+            sha256=fitted.release_sha256,
+            batches=batches,
+            public=identify(self.frame) if mechanism.reference_rows == "public" else None,
+            n_released=sum(fitted.n_released) if fitted.n_released else None,
+            insecure=self.estimator.insecure_seed is not None,
+        )
+        for warning in () if n_rows is not None else _late_cautions(mechanism, work, fitted, made):
+            if warning not in said:
+                warnings.warn(warning, stacklevel=3)
+        return made
+
+    def _with_holdout(self, mechanism: Mechanism, work: TableWork) -> TableWork:
+        """Return the work with the dataset's hold-out, if units are held out; rows of a frame have no place in the dataset."""
+        kept = None if work.unit_place is None else self.account.find_holdout(work.unit_place)
+        if kept is None:
+            return work
+        self.folder.write(HOLDOUT_NAME, kept[0], private=True)
+        self.sample = kept[1]
+        return make_frame_work(self.frame, mechanism, self.folder)
+
+    def _fit(self, mechanism: Mechanism, work: TableWork, several: bool) -> tuple[Fitted, TableWork]:
+        def charge() -> None:
+            if not several:  # else each batch is charged
+                self.account.intend(self.run_id, self.sample, unread=mechanism.releases_rows and mechanism.reference_rows != "own")
+
+        self.began = True
+        if self.account.is_strict:
+            charge()
+        public = None
+        if mechanism.reference_rows == "public":
+            public = PublicTable(source=FrameSource(self.frame, PUBLIC), work=work)  # the class refuses units, and no row is held out
+        fitted, work = fit(mechanism, FrameSource(self.frame, FITTED), work, charge, public=public, insecure=self.estimator.insecure_seed is not None)
+        self.folder.remove(NOISY_NAME)  # a frame's fit is not resumed, so nothing reads it
+        if not several:
+            self.account.record_draw(self.run_id, fitted.release_sha256)
+            self.account.commit(self.run_id, fitted.release_sha256)
+        return fitted, work
+
+    def fail(self, error: BaseException) -> None:
+        """Update the ledger after a failure, and remove what is left."""
+        drawn = any(self.folder.exists(name) for name in (NOISY_NAME, RELEASE_NAME))
+        self.folder.remove(KEY_NAME)  # first, in case the ledger cannot be reached
+        self.folder.remove()
+        settlement = settle(error, drawn=drawn, strict=self.began and self.account.is_strict)
+        if settlement == "refuse" and self.began:
+            self.account.refuse(self.run_id, self.sample, drawn=drawn)
+        elif settlement == "void":
+            self.account.void(self.run_id)
+
+
+def validate_spec(given: tuple[type[Any], dict[str, Any]]) -> Any:
+    """Return a specification from what a Python class was given.
+
+    Raises
+    ------
+    SpecError
+        With one line for the first thing that is wrong; it names the parameter.
+    """
+    spec_type, values = given
+    return validate(spec_type, {name: value for name, value in values.items() if value is not None}, "")
+
+
+def make_budget(epsilon: float, delta: float = 0.0, adjacency: Adjacency = "replace-one", unit: UnitColumn | Literal["row"] = "row") -> Budget:
+    """Return what is promised.
+
+    Parameters
+    ----------
+    epsilon, delta, adjacency, unit
+        As for `privacy.Budget`.
+
+    Raises
+    ------
+    SpecError
+        If a value is out of range.
+    """
+    return validate(Budget, {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "unit": unit}, "")
+
+
+def _n_rows(frame: Frame, mechanism: Mechanism) -> int | None:
+    """Return the number of rows if it is public and costs nothing to know."""
+    return len(frame) if isinstance(frame, pd.DataFrame) and not mechanism.n_rows_private else None
+
+
+def _late_cautions(mechanism: Mechanism, work: TableWork, fitted: Fitted, release: Release) -> tuple[str, ...]:
+    """Return what there is to think of once the rows are counted; if their number is private, once it is known with noise."""
+    if mechanism.releases_rows:
+        return mechanism.cautions(work.columns, sum(fitted.n_released)) if fitted.n_released else ()
+    counted = release.n_rows
+    if counted is None or counted.value is None:
+        return ()
+    if not counted.exact:
+        return () if mechanism.budget is None else delta_warnings(mechanism.budget, round(counted.value))
+    return mechanism.cautions(work.columns, round(counted.value))
+
+
+def _balances(account: Account, work: TableWork) -> dict[str, Any] | None:
+    found = account.compute_balances(work.unit_place or "")
+    if found is None:
+        return None
+    before, after = found
+    return {
+        "limit": before.epsilon_limit,
+        "before": before.epsilon_spent,
+        "after": after.epsilon_spent,
+        "runs": before.n_runs,
+        "fits": after.epsilon_spent <= after.epsilon_limit,
+        "coverage": after.coverage.text,
+    }

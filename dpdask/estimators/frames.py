@@ -1,0 +1,110 @@
+"""Frames on the way to the engine: a private folder of their own, what identifies them, and the columns that they have."""
+
+from __future__ import annotations
+
+import atexit
+import tempfile
+import uuid
+from typing import Any
+
+import pandas as pd
+
+from dpdask.engine.source import Frame, check_index, find_meta, find_types
+from dpdask.engine.work import TableWork, make_table_work
+from dpdask.errors import DataError
+from dpdask.io.storage import Folder, absolute_url
+from dpdask.mechanisms.mechanism import Mechanism
+from dpdask.schema import Schema
+
+
+def open_secrets(secrets: str | None) -> Folder:
+    """Return a new private folder for a run key, removed when Python ends: inside `secrets`, or temporary."""
+    if secrets is None:
+        folder = Folder(absolute_url(tempfile.mkdtemp(prefix="dpdask-")))
+    else:
+        folder = Folder(absolute_url(secrets)).child(f"release-{uuid.uuid4().hex[:12]}")
+        folder.create(private=True)
+    atexit.register(folder.remove)
+    return folder
+
+
+def forget_secrets(folder: Folder) -> None:
+    """Remove the key, the units' bounds and the seals from a folder, once nothing that follows needs a secret."""
+    for name in folder.names():
+        folder.child(name).remove()
+
+
+def make_frame_work(frame: Frame, mechanism: Mechanism, secrets: Folder) -> TableWork:
+    """Return the work on a frame whose columns were checked against the schema and the mechanism; nothing is computed.
+
+    Parameters
+    ----------
+    frame
+        A Dask or pandas frame.
+    mechanism
+        What is released.
+    secrets
+        The folder of the run key.
+
+    Raises
+    ------
+    DataError, SpecError
+        If they do not fit each other.
+    """
+    meta = find_meta(frame)
+    if mechanism.releases_rows:
+        schema = declare_dtypes(meta, mechanism.schema, lazy=not isinstance(frame, pd.DataFrame))
+    else:
+        schema = declare_counted(meta, mechanism.schema)
+    return make_table_work(mechanism, find_types(frame), secrets, schema)
+
+
+def declare_dtypes(meta: pd.DataFrame, schema: Schema, *, lazy: bool) -> Schema:
+    """Return the schema without the frame's index, after checking that exactly the frame's columns are declared.
+
+    Parameters
+    ----------
+    meta
+        The empty frame.
+    schema
+        The declared columns, including the index if it has a name.
+    lazy
+        Whether `check_index` checks each partition's index when it is computed. The empty frame of a Dask frame may have
+        another kind of index than its partitions.
+
+    Raises
+    ------
+    DataError
+        If a column is not declared; if the index is neither row numbers nor declared, or its role is not keep.
+    """
+    index: list[Any] = list(meta.index.names)
+    if len(index) > 1 or not (lazy and index == [None] and pd.api.types.is_integer_dtype(meta.index.dtype)):
+        check_index(meta.index, index)
+    named = [] if index[0] is None or index[0] in meta.columns else [index[0]]
+    schema.check_names([*named, *meta.columns])
+    if index[0] is not None and schema.columns[index[0]].role != "keep":
+        raise DataError("the index is published with the rows, and its role is not keep", f"index {index[0]!r}", "reset_index(drop=True)")
+    return Schema(columns={name: column for name, column in schema.columns.items() if name not in named}) if named else schema
+
+
+def declare_counted(meta: pd.DataFrame, schema: Schema) -> Schema:
+    """Return the schema without the frame's index, which is neither counted nor released, so that any will do if it is declared.
+
+    Parameters
+    ----------
+    meta
+        The empty frame.
+    schema
+        The declared columns.
+
+    Raises
+    ------
+    DataError
+        If a column is not declared, or the index is to be privatised.
+    """
+    index = [name for name in meta.index.names if name is not None and name not in meta.columns]
+    schema.check_names([*index, *meta.columns])
+    for name in index:
+        if name in schema.privatised:
+            raise DataError("an index is not counted, and its role is privatise", f"index {name!r}", "make it a column: reset_index()")
+    return Schema(columns={name: column for name, column in schema.columns.items() if name not in index}) if index else schema

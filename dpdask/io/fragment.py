@@ -1,0 +1,48 @@
+"""One piece of the input that is read and randomised as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """One piece of the input that is read and randomised as a whole.
+
+    Attributes
+    ----------
+    id
+        32 hexadecimal digits.
+    url
+        The file.
+    name
+        The file's path inside the table, for messages.
+    format
+        `parquet` or `csv`.
+    row_group
+        The number of the row group in a Parquet file; 0 for CSV.
+    n_rows
+        From the footer; None for CSV, which has none.
+    n_bytes
+        What is read, compressed.
+    version
+        A digest by which a changed file is noticed.
+    number
+        Its place in the table.
+    """
+
+    id: str
+    url: str
+    name: str
+    format: Literal["parquet", "csv"]
+    row_group: int
+    n_rows: int | None
+    n_bytes: int
+    version: str
+    number: int = 0
+
+    @property
+    def where(self) -> str:
+        """The fragment's place, for messages."""
+        return f"{self.name}, row group {self.row_group}" if self.format == "parquet" else self.name

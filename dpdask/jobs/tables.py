@@ -1,0 +1,87 @@
+"""A job's input table with the mechanism that runs on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dpdask.engine.fit import Fitted, PublicTable
+from dpdask.engine.source import FileSource
+from dpdask.engine.work import TableWork, make_public_work, make_table_work
+from dpdask.io.fragments import InputTable, discover
+from dpdask.io.storage import Folder
+from dpdask.jobs.spec import Job
+from dpdask.mechanisms.mechanism import Mechanism
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTable:
+    """A job's input, as its file names and footers tell it, checked against the mechanism.
+
+    Attributes
+    ----------
+    table
+        The input.
+    mechanism
+        The job's, with its parameters that depend on the number of rows fixed.
+    work
+        The work on the input.
+    source
+        The input as the engine reads it.
+    """
+
+    table: InputTable
+    mechanism: Mechanism
+    work: TableWork
+    source: FileSource
+
+    @property
+    def public_rows(self) -> int | None:
+        """The number of rows if it is public and known."""
+        return None if self.mechanism.n_rows_private else self.table.n_rows
+
+    @property
+    def sample_place(self) -> str:
+        """What the choice of held-out rows depends on beside its key: the unit and its type, or the positions of the rows."""
+        return self.work.unit_place or "\n".join(fragment.id for fragment in self.table.fragments)
+
+    def public_table(self) -> PublicTable | None:
+        """Return the public table whose rows are counted, if there is one.
+
+        Raises
+        ------
+        DataError, InputError
+            If it cannot be read, or lacks a column.
+        """
+        path = self.mechanism.public_path
+        if path is None:
+            return None
+        found = discover(path, self.mechanism.schema)
+        return PublicTable(source=FileSource(found.fragments, path), work=make_public_work(self.work, found.schema))
+
+    def with_bounds(self, fitted: Fitted) -> TableWork:
+        """Return the work with the units' bounds that the barrier left."""
+        unit = self.work.unit
+        return self.work if unit is None else replace(self.work, unit=replace(unit, bounds_sha256=fitted.bounds_sha256))
+
+
+def open_table(job: Job, secrets: Folder) -> JobTable:
+    """Return a job's input with its mechanism; no row is read.
+
+    Parameters
+    ----------
+    job
+        The job.
+    secrets
+        The folder of the run key.
+
+    Raises
+    ------
+    InputError
+        If the input cannot be found.
+    DataError, SpecError
+        If its columns do not fit the schema, or the mechanism.
+    """
+    table = discover(job.input_url, job.schema)
+    mechanism = job.mechanism.with_rows(lambda: None if job.mechanism.n_rows_private else table.n_rows)
+    work = make_table_work(mechanism, table.schema, secrets)
+    return JobTable(table=table, mechanism=mechanism, work=work, source=FileSource(table.fragments, job.file.input.path))

@@ -1,0 +1,431 @@
+"""The release card: what was promised, to whom and how, as versioned JSON that is safe to publish.
+
+`Card` is the envelope that all mechanisms share. A mechanism gives a `Section`, and `make_card` puts it into the envelope. The
+JSON Schema of the envelope is the file `card.schema.json` in this folder. After a change of the models, write it again:
+
+    python -c "from dpdask.mechanisms import card; card.SCHEMA_FILE.write_text(card.schema_text(), encoding='utf-8')"
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dpdask.cells import Cells
+from dpdask.codec import LevelCodec
+from dpdask.errors import InputError
+from dpdask.privacy import COVERED, Budget, UnitColumn, list_cautions, noisy_counts_text
+from dpdask.privacy.coverage import Coverage
+from dpdask.privacy.events import Adjacency
+from dpdask.schema import Schema
+from dpdask.streams import STREAM_FORMAT
+from dpdask.version import __version__
+
+CARD_FORMAT: Literal[2] = 2
+SCHEMA_FILE = Path(__file__).with_name("card.schema.json")
+SEEDED = "INSECURE: the noise is reproducible from a seed, so this release protects nobody. "
+_LIBRARIES = ("numpy", "opendp", "pyarrow", "randomgen", "scipy")
+_EPSILON_BATCHES = "a row in k batches is protected by k·ε, not by ε"
+_RANGE_BATCHES = "if a row is in several batches, its ranges narrow each other"
+
+
+class _Part(BaseModel):
+    """A part of the card with these keys and no other; a key that is not set is not written."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _OpenPart(BaseModel):
+    """A part of the card with these keys, and others that the mechanism gives."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
+
+
+class CoveredRows(_Part):
+    """Which rows the promise covers, or does not cover: in words, and as a fraction of the rows or of the units."""
+
+    who: str
+    fraction: float
+    of: str
+
+
+class CoveredContent(_Part):
+    """What the promise covers, or does not cover, of each value: for releases of ranges."""
+
+    what: str
+
+
+Covered = CoveredRows | CoveredContent
+
+
+class Guarantee(_Part):
+    """The promise.
+
+    Attributes
+    ----------
+    text
+        The promise in words, including who is not covered.
+    epsilon, delta, adjacency
+        The budget; null where no ε is promised.
+    unit
+        What is protected: a row, all rows that share a column's value, or a value where no ε is promised.
+    protected, unprotected
+        Who or what is covered, and who or what is not.
+    cautions
+        Warnings for readers, if the promise protects little.
+    released_percent_of_rows
+        Which part of the rows is released, where a unit's bound drops some.
+    epsilon_private, interval_private_only
+        For a release of ranges: the columns that ε covers, and those that it does not cover.
+    """
+
+    text: str
+    epsilon: float | None
+    delta: int | float | None
+    adjacency: Adjacency | None
+    unit: Literal["row", "value"] | UnitColumn
+    protected: Covered
+    unprotected: Covered
+    cautions: list[str]
+    released_percent_of_rows: int | None = None
+    epsilon_private: list[str] | None = None
+    interval_private_only: list[str] | None = None
+
+
+class MechanismPart(_OpenPart):
+    """The mechanism's kind, and each of its parameters."""
+
+    kind: str
+
+
+class ColumnPart(_OpenPart):
+    """A released column: its role, its declared domain, and what it cost.
+
+    Attributes
+    ----------
+    role
+        Whether its values are privatised or kept as they are.
+    kind
+        The kind that the schema declares.
+    outside
+        How values outside the domain are treated.
+    epsilon, epsilon_exact
+        The column's part of ε, and its exact ε*, where the column has a part of its own.
+    """
+
+    role: Literal["privatised", "kept"]
+    kind: str | None = None
+    outside: str | None = None
+    epsilon: float | None = None
+    epsilon_exact: float | None = None
+
+
+class Accounting(_OpenPart):
+    """What was spent.
+
+    Attributes
+    ----------
+    composition
+        How the parts of ε add up, in words.
+    epsilon_exact
+        What was spent of ε: never more than was promised. Null where no ε is promised.
+    events
+        What happened, as `privacy.events.from_dict` reads it.
+    """
+
+    composition: str
+    epsilon_exact: float | None
+    events: dict[str, Any] | None = None
+
+
+class RowCount(_Part):
+    """The table's number of rows: exact where it is public, else an estimate from noise, or null without one."""
+
+    value: float | None
+    exact: bool
+
+
+class BatchNames(_Part):
+    """The frames that a release covers, in the order in which they were taken; null is the frame without a name."""
+
+    names: list[str | None]
+    text: str
+
+
+class DatasetCoverage(_Part):
+    """The rows and columns of the dataset that had no ε in this run or an earlier one, from its ledger."""
+
+    text: str
+    uncovered_fraction: float
+    republished_fraction: float
+    runs_unknown: int
+    columns_without_epsilon: list[str]
+
+
+class Card(_Part):
+    """The release card.
+
+    Attributes
+    ----------
+    format
+        The version of this format.
+    name
+        The job's name; `frame` or `survey` for other releases.
+    guarantee, mechanism, columns, accounting
+        What was promised, what was done, what is released, and what was spent.
+    n_rows
+        The table's number of rows, where all that is released comes from noisy counts.
+    order
+        What the order of the released rows reveals, in words.
+    insecure
+        Whether the noise came from a seed.
+    versions
+        The versions of dpdask, of the random streams and of the libraries that computed the release.
+    batches, dataset, survey
+        Present for releases of several frames, for datasets with rows that had no ε, and for surveys.
+    sha256
+        By file, the digest of what was saved beside the card; present in the folder of a saved release.
+    """
+
+    format: Literal[2]
+    name: str
+    guarantee: Guarantee
+    mechanism: MechanismPart
+    columns: dict[str, ColumnPart]
+    accounting: Accounting
+    n_rows: RowCount | None = None
+    order: str
+    insecure: bool
+    versions: dict[str, str | int]
+    batches: BatchNames | None = None
+    dataset: DatasetCoverage | None = None
+    survey: dict[str, Any] | None = None
+    sha256: dict[str, str] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the card as plain values; parts that are absent have no key."""
+        return self.model_dump(exclude_unset=True)
+
+    def to_bytes(self) -> bytes:
+        """Return the card as canonical JSON: the same release, the same bytes."""
+        return (json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+    @classmethod
+    def read(cls, data: bytes | Mapping[str, Any], where: str) -> Self:
+        """Return a card from outside.
+
+        Parameters
+        ----------
+        data
+            A file's content, or plain values.
+        where
+            The file or the argument, for messages.
+
+        Raises
+        ------
+        InputError
+            If it is no release card, or one of another format.
+        """
+        try:
+            content = json.loads(data) if isinstance(data, bytes) else data
+        except (ValueError, RecursionError):
+            raise InputError("this is not JSON", where, "give a release card as it was written") from None
+        if not isinstance(content, Mapping) or "format" not in content:
+            raise InputError("this is no release card", where, "give a release card as it was written")
+        found = content["format"]
+        if type(found) is not int or found != CARD_FORMAT:
+            which = f"format {found}" if type(found) is int and abs(found) < 10**6 else "an unknown format"
+            raise InputError(f"this card has {which}, not {CARD_FORMAT}", where, "read it with the version of dpdask that wrote it")
+        try:
+            return cls.model_validate(dict(content))
+        except ValidationError as error:
+            place = ".".join(str(key) for key in error.errors(include_url=False, include_input=False)[0]["loc"])
+            raise InputError(f"this is no release card: {place!r} is missing, unknown or wrong", where, "give the card as it was written") from None
+
+    def with_batches(self, names: Sequence[str | None], *, epsilon: bool, ranges: bool = False) -> Self:
+        """Return the card of one batch as the card of several frames; each has its own noise, so a row in several spends ε in each.
+
+        Parameters
+        ----------
+        names
+            The batches in the order in which they were taken; None is the frame without a name.
+        epsilon, ranges
+            Whether a batch releases values that have an ε, and ranges that have none.
+        """
+        told = "; ".join(text for text, holds in ((_EPSILON_BATCHES, epsilon), (_RANGE_BATCHES, ranges)) if holds)
+        text = f"Each batch is a separate release with its own noise: {told}."
+        changes: dict[str, Any] = {"batches": BatchNames(names=list(names), text=text)}
+        if len(names) > 1:
+            changes["guarantee"] = self.guarantee.model_copy(update={"text": f"{self.guarantee.text} {text}"})
+        return self.model_copy(update=changes)
+
+    def with_dataset(self, coverage: Coverage) -> Self:
+        """Return the card with the share of its dataset's rows that had no ε in this run or an earlier one; unchanged if every row had one.
+
+        Parameters
+        ----------
+        coverage
+            The coverage of the dataset's runs, including this one, from its ledger.
+        """
+        if not coverage.text:
+            return self
+        dataset = DatasetCoverage(
+            text=f"In this dataset, {coverage.text}. No bound on what an attacker learns holds for rows or columns without ε.",
+            uncovered_fraction=coverage.uncovered,
+            republished_fraction=coverage.republished,
+            runs_unknown=coverage.n_unknown,
+            columns_without_epsilon=list(coverage.columns),
+        )
+        return self.model_copy(update={"dataset": dataset})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """What a mechanism says about one release: the contents of the card that are its own.
+
+    Attributes
+    ----------
+    budget
+        What is promised; None where no ε is.
+    text
+        The promise in words.
+    protected, unprotected
+        Who or what is covered, and who or what is not.
+    mechanism, columns, accounting
+        These parts of the card, with values that `plain` takes.
+    order
+        What the order of the released rows reveals, in words.
+    n_rows
+        The number of rows as the card tells it, or None if it does not.
+    public_rows
+        The number of rows if it is known and public; the caution about δ depends on it.
+    guarantee
+        Further entries of the card's guarantee.
+    seeded
+        What stands before the promise if the noise came from a seed.
+    """
+
+    budget: Budget | None
+    text: str
+    protected: Covered
+    unprotected: Covered
+    mechanism: Mapping[str, Any]
+    columns: Mapping[str, Mapping[str, Any]]
+    accounting: Mapping[str, Any]
+    order: str
+    n_rows: RowCount | None = None
+    public_rows: float | None = None
+    guarantee: Mapping[str, Any] = field(default_factory=dict)
+    seeded: str = SEEDED
+
+
+def make_card(section: Section, *, name: str, insecure: bool) -> Card:
+    """Return the card of a release: the same release, the same card.
+
+    Parameters
+    ----------
+    section
+        What its mechanism says about it.
+    name
+        The job's name.
+    insecure
+        Whether the noise came from a seed.
+    """
+    budget = section.budget
+    promise = {} if budget is None else budget.model_dump(mode="json")
+    guarantee = {
+        "text": (section.seeded if insecure else "") + section.text,
+        "epsilon": promise.get("epsilon"),
+        "delta": promise.get("delta"),
+        "adjacency": promise.get("adjacency"),
+        "unit": promise.get("unit", "value"),
+        "protected": section.protected.model_dump(),
+        "unprotected": section.unprotected.model_dump(),
+        "cautions": [] if budget is None else list_cautions(budget, section.public_rows),
+        **section.guarantee,
+    }
+    content: dict[str, Any] = {
+        "format": CARD_FORMAT,
+        "name": name,
+        "guarantee": guarantee,
+        "mechanism": section.mechanism,
+        "columns": section.columns,
+        "accounting": section.accounting,
+        "order": section.order,
+        "insecure": insecure,
+        "versions": versions(),
+    }
+    if section.n_rows is not None:
+        content["n_rows"] = section.n_rows.model_dump()
+    return Card.model_validate(plain(content))
+
+
+def noisy_counts_section(
+    *,
+    budget: Budget,
+    mechanism: Mapping[str, Any],
+    schema: Schema,
+    cells: Mapping[str, Cells],
+    accounting: Mapping[str, Any],
+    n_rows: float | None,
+) -> Section:
+    """Return the section of a release that is computed from noisy counts of all rows.
+
+    Parameters
+    ----------
+    budget, mechanism, accounting
+        As in `Section`.
+    schema, cells
+        The declared columns, and the public cells of those that are counted.
+    n_rows
+        The number of rows that the release tells, exact under replace-one.
+    """
+    exact = budget.adjacency == "replace-one"
+    return Section(
+        budget=budget,
+        text=noisy_counts_text(budget),
+        protected=CoveredRows(who=COVERED, fraction=1.0, of="rows"),
+        unprotected=CoveredRows(who="nobody", fraction=0.0, of="rows"),
+        mechanism=mechanism,
+        columns={name: _describe_column(schema, column) for name, column in cells.items()},
+        accounting=accounting,
+        order="what is released has no order of the input's",
+        n_rows=RowCount(value=n_rows, exact=exact),
+        public_rows=n_rows if exact else None,
+    )
+
+
+def _describe_column(schema: Schema, column: Cells) -> dict[str, Any]:
+    declared = schema.columns[column.codec.name]
+    common = {"role": "privatised", "kind": declared.kind, "outside": declared.outside_in_words, "cells": column.size, "nulls": declared.nulls}
+    if isinstance(column.codec, LevelCodec):
+        return common | {"levels": column.codec.levels.to_pylist()}
+    return common | {"bounds": declared.bounds, "atoms": declared.atoms or (), "edges": column.edges.tolist()}
+
+
+def plain(value: object) -> object:
+    """Return a value as JSON has it: tuples become lists; infinite ends, dates and the like become texts."""
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return value if isinstance(value, bool | int | str | None) else str(value)
+
+
+def versions() -> dict[str, str | int]:
+    """Return the versions of dpdask, of the random streams and of the libraries that compute releases."""
+    return {"dpdask": __version__, "streams": STREAM_FORMAT, **{library: metadata.version(library) for library in _LIBRARIES}}
+
+
+def schema_text() -> str:
+    """Return the JSON Schema of the card as the file `card.schema.json` holds it."""
+    return json.dumps(Card.model_json_schema(), indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,151 @@
+"""The Gaussian copula as a mechanism: what a user may ask for, and its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from dpdask.cells import DEFAULT_BINS, Cells, cut_columns
+from dpdask.documents import Document
+from dpdask.mechanisms.card import Section
+from dpdask.mechanisms.columns import bins_by_column
+from dpdask.mechanisms.copula.card import copula_section
+from dpdask.mechanisms.copula.fit import CopulaOptions, fit_copula
+from dpdask.mechanisms.copula.model import check_latents
+from dpdask.mechanisms.copula.release import FittedCopula
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, plan_noise
+from dpdask.mechanisms.mechanism import Columns, Spec
+from dpdask.mechanisms.noisy_counts import NoisyCounts, RecordsWanted
+from dpdask.privacy.events import Composed
+from dpdask.privacy.order import RowOrder
+from dpdask.references.bins import Bins
+from dpdask.stats import MarginalCounts
+from dpdask.stats.tables import TableStatistic, domain_of
+from dpdask.streams import Noise, RunKey, stream
+
+
+class TableWeights(Document):
+    """The share of the budget of each one-way and each two-way table, relative to each other."""
+
+    one_way: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    two_way: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+
+class CopulaSpec(Spec):
+    """Synthetic records of a Gaussian copula.
+
+    Attributes
+    ----------
+    n_rows
+        How many records: a number, or `input`: as many as the table has (under add-remove, as the noisy tables say).
+    bins
+        How continuous and mixed columns are cut: a number of cells of one width, or for each column such a number or the
+        first value of each cell.
+    weights
+        How the budget is shared among the tables.
+    options
+        What to leave out of the fit, to see what it is worth.
+    """
+
+    kind: Literal["copula"] = "copula"
+    n_rows: RecordsWanted = "input"
+    bins: Bins = DEFAULT_BINS
+    weights: TableWeights = TableWeights()
+    options: CopulaOptions = CopulaOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopulaMechanism(NoisyCounts):
+    """The Gaussian copula of a schema under a budget.
+
+    Privacy
+    -------
+    Unit, sensitivity and events: `MarginalNoise`. Protected: every row counted. Everything after the noise is post-processing;
+    any number of records may be drawn.
+    """
+
+    spec: CopulaSpec
+
+    nobody: ClassVar[str] = "synthetic records"
+
+    @property
+    def noise(self) -> MarginalNoise:
+        """The noise of every table; it depends on no data."""
+        weights = self.spec.weights
+        return plan_noise(self.budget, len(self.schema.privatised), one_way=weights.one_way, pairs=weights.two_way)
+
+    @property
+    def event(self) -> Composed:
+        """One noisy table of each column and of each pair of columns."""
+        return self.noise.event
+
+    @property
+    def how(self) -> str:
+        """What was done, in a few words."""
+        return f"synthetic records of {len(self.schema.privatised)} columns, from a Gaussian copula"
+
+    def _cells(self, columns: Columns) -> dict[str, Cells]:
+        return cut_columns(columns.codecs, self.spec.bins)
+
+    def check(self, columns: Columns) -> None:
+        """Check the bins, the tables' sizes, and that the copula can be fitted.
+
+        Raises
+        ------
+        SpecError
+            If they do not fit.
+        """
+        statistic = self.statistic(columns)
+        statistic.check_size()
+        check_latents(statistic.domain)
+
+    def statistic(self, columns: Columns) -> TableStatistic:
+        """Return what is counted: the table of each column and of each pair of columns."""
+        return TableStatistic(cells=self._cells(columns))
+
+    def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
+        """Draw the noise of every table and return the noisy tables; see `Mechanism.draw`."""
+        del columns
+        return measure(counts, self.noise, n_rows_public=not self.n_rows_private, rng=noise("marginals/noise"))
+
+    def read_drawn(self, data: bytes, columns: Columns) -> NoisyMarginals:
+        """Return the noisy tables that an earlier driver kept; see `Mechanism.read_drawn`."""
+        found = NoisyMarginals.from_bytes(data, "the run's noisy tables")
+        found.check(domain_of(self._cells(columns)), self.noise)
+        return found
+
+    def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> FittedCopula:
+        """Return the copula that fits the noisy tables; see `Mechanism.fit`."""
+        model, report = fit_copula(counts, stream(key, "copula/calibration", ""), self.spec.options)
+        bins = bins_by_column(self.spec.bins, self._cells(columns))
+        return FittedCopula(schema=self.schema, types=columns.types, bins=bins, noisy=counts, model=model, report=report)
+
+    @property
+    def release_type(self) -> type[FittedCopula]:
+        """The class of the fitted release."""
+        return FittedCopula
+
+    def n_records(self, release: FittedCopula) -> int:
+        """Return how many records a job writes."""
+        return release.n_drawn(None if self.spec.n_rows == "input" else self.spec.n_rows)
+
+    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+        """Return what a run does, in words; see `Mechanism.stages`."""
+        del columns, uncounted
+        n = len(self.schema.privatised)
+        return (
+            f"tabulate: read {n} columns once; count {n} one-way and {n * (n - 1) // 2} two-way tables, merged in a tree",
+            "fit: noise on every table, and the copula of the noisy tables, on the driver, written once",
+            "write: sample synthetic records and stage their shards",
+        )
+
+    def n_expected(self, n_rows: int | None) -> int | None:
+        """Return how many records a run writes, given the public number of rows; None if it is not known before."""
+        return n_rows if self.spec.n_rows == "input" else self.spec.n_rows
+
+    def section(self, release: FittedCopula, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
+        """Return the copula's part of the release card; see `Mechanism.section`."""
+        del columns, n_rows, order
+        return copula_section(self.budget, release, n_released)

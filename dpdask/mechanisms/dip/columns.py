@@ -1,0 +1,441 @@
+"""Distribution-invariant privatisation, column by column: each value is randomised, its distribution stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from dpdask.archive import Archive, Archived, Contents
+from dpdask.channels import LevelChannel, calibrate, costs, laplace, optimal
+from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.errors import SpecError
+from dpdask.kernels import bins as bins_kernel
+from dpdask.kernels import channel as channel_kernel
+from dpdask.kernels import rank as rank_kernel
+from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, Cost, DipMechanism, check_costs
+from dpdask.mechanisms.mechanism import Columns
+from dpdask.privacy.rounding import round_up_sum
+from dpdask.references import Distribution, LevelDistribution, RankDistribution
+from dpdask.references.histogram import NoisyHistograms
+from dpdask.references.statistics import ColumnCounts
+from dpdask.streams import Noise, RunKey, stream, words
+
+_N_KNOTS = 2**10
+
+MECHANISM_ID = "dip"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LevelMechanism:
+    """A level column's channel with the exact tables that it is drawn from."""
+
+    channel: LevelChannel
+    thresholds: NDArray[np.uint64]
+    aliases: NDArray[np.uint16]
+
+    @property
+    def epsilon(self) -> float:
+        """ε*, exact."""
+        return self.channel.epsilon
+
+    def randomise(self, codec: LevelCodec, array: pa.Array, rng: Generator) -> pa.Array:
+        """Return a released value for each value of `array`; consumes one word a row.
+
+        Parameters
+        ----------
+        codec
+            The codec of the column.
+        array
+            The values.
+        rng
+            The stream of the column.
+        """
+        codes = codec.encode(array)
+        return codec.decode(channel_kernel.sample(codes, words(rng, len(codes)), self.thresholds, self.aliases))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankMechanism:
+    """A continuous or mixed column's rank noise and reference cdf."""
+
+    noise: rank_kernel.RankNoise
+    distribution: RankDistribution
+    thresholds: NDArray[np.uint64]
+    aliases: NDArray[np.uint16]
+
+    @property
+    def epsilon(self) -> float:
+        """An upper bound on ε*."""
+        return self.noise.epsilon
+
+    def randomise(self, codec: ValueCodec, array: pa.Array, rng: Generator) -> pa.Array:
+        """Return a released value for each value of `array`; consumes a fixed number of words a row. See `LevelMechanism.randomise`."""
+        values, is_null = codec.encode(array)
+        noise, reference = self.noise, self.distribution
+        drawn = words(rng, len(values), rank_kernel.words_per_row(noise))
+        tables = self.thresholds, self.aliases
+        released = rank_kernel.privatise(values, is_null, drawn, reference.x, reference.c, noise, tables, lattice=codec.lattice)
+        return codec.decode(*released)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BinMechanism:
+    """A continuous or mixed column's channel on bins of ranks; inside its bin a released value follows the reference.
+
+    Attributes
+    ----------
+    channel
+        The channel between bins: null, each atom, and even slices of the ranks in between.
+    edges
+        float64 array, the bins' edges in ranks.
+    distribution
+        The reference.
+    thresholds, aliases
+        The channel's exact tables.
+    """
+
+    channel: LevelChannel
+    edges: NDArray[np.float64]
+    distribution: RankDistribution
+    thresholds: NDArray[np.uint64]
+    aliases: NDArray[np.uint16]
+
+    @property
+    def epsilon(self) -> float:
+        """ε*, exact: what follows the channel does not look at the value any more."""
+        return self.channel.epsilon
+
+    def randomise(self, codec: ValueCodec, array: pa.Array, rng: Generator) -> pa.Array:
+        """Return a released value for each value of `array`; consumes three words a row. See `LevelMechanism.randomise`."""
+        values, is_null = codec.encode(array)
+        drawn = words(rng, len(values), 3)
+        x, c = self.distribution.x, self.distribution.c
+        cells = bins_kernel.cells_of(values, is_null, np.ascontiguousarray(drawn[:, 0]), x, c, self.edges, lattice=codec.lattice)
+        released = channel_kernel.sample(cells, np.ascontiguousarray(drawn[:, 1]), self.thresholds, self.aliases)
+        return codec.decode(*bins_kernel.draw_values(released, drawn[:, 2], x, c, self.edges, lattice=codec.lattice))
+
+
+ColumnMechanism = LevelMechanism | RankMechanism | BinMechanism
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DipRelease(Archived):
+    """A fitted release: for each privatised column its mechanism.
+
+    Attributes
+    ----------
+    columns
+        The mechanism of each column.
+
+    Privacy
+    -------
+    Unit: a row. Adjacency: replace-one. Protected: the values of the rows that are randomised, given a reference that
+    does not depend on them. Row-level noise, so there is no sensitivity: ε of a row is the sum of its columns' ε*, each
+    computed from the tables that are drawn from. Event: one local release of every row. For several continuous columns
+    the reference's knots are values of hold-out rows; a released value lies between two of them.
+
+    References
+    ----------
+    Bi and Shen, Distribution-invariant differential privacy, Algorithm 1, each column by its own margin.
+    """
+
+    archive: ClassVar[Archive] = Archive(kind="dip-columns", format=2, noun="fitted DIP release")
+
+    columns: Mapping[str, ColumnMechanism]
+
+    @property
+    def epsilon(self) -> float:
+        """An upper bound on the ε that a released row has cost."""
+        return round_up_sum(mechanism.epsilon for mechanism in self.columns.values())
+
+    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Generator]) -> pa.RecordBatch:
+        """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`.
+
+        Raises
+        ------
+        DataError
+            If a value violates the schema.
+        """
+        arrays = list(batch.columns)
+        for name, mechanism in self.columns.items():
+            position = batch.schema.get_field_index(name)
+            codec, array = codecs[name], batch.column(position)
+            if isinstance(mechanism, LevelMechanism):
+                assert isinstance(codec, LevelCodec)
+                arrays[position] = mechanism.randomise(codec, array, rngs[name])
+            else:
+                assert isinstance(codec, ValueCodec)
+                arrays[position] = mechanism.randomise(codec, array, rngs[name])
+        return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+
+    def types(self, released: pa.Schema) -> pa.Schema:
+        """Return the columns that are written: the released columns of the table."""
+        return released
+
+    def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
+        """Return which of them have few distinct values."""
+        return [name for name, codec in codecs.items() if isinstance(codec, LevelCodec)]
+
+    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Generator]:
+        """Return the random stream of each column on one fragment, at its start; see `RowRelease.streams`."""
+        return {name: stream(key, f"{MECHANISM_ID}/{name}", fragment_id) for name in self.columns}
+
+    def _contents(self) -> Contents:
+        """Return what the bytes hold.
+
+        Privacy
+        -------
+        Holds the reference (for a hold-out: hold-out values). It is kept beside the run key, never published.
+        """
+        columns: list[dict[str, Any]] = []
+        arrays: dict[str, Any] = {}
+        for index, (name, mechanism) in enumerate(self.columns.items()):
+            described, parts = _to_parts(mechanism)
+            columns.append({"name": name, **described})
+            arrays |= {f"{index}_{part}": array for part, array in parts.items()}
+        return {"columns": columns}, arrays
+
+    @classmethod
+    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+        return cls(columns={column["name"]: _from_parts(column, arrays, index) for index, column in enumerate(header["columns"])})
+
+
+def _to_parts(mechanism: ColumnMechanism) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a column's part of the header and its arrays."""
+    if isinstance(mechanism, LevelMechanism):
+        return {"kind": "levels", "epsilon": mechanism.epsilon}, {"weights": mechanism.channel.weights}
+    reference = mechanism.distribution
+    described, arrays = {"rank_error": reference.rank_error}, {"x": reference.x, "c": reference.c}
+    if isinstance(mechanism, BinMechanism):
+        return described | {"kind": "bins", "epsilon": mechanism.epsilon}, arrays | {"weights": mechanism.channel.weights, "edges": mechanism.edges}
+    return described | {"kind": "ranks", "noise": mechanism.noise.scalars}, arrays | {"weights": mechanism.noise.weights}
+
+
+def _from_parts(column: Mapping[str, Any], arrays: Mapping[str, Any], index: int) -> ColumnMechanism:
+    weights = arrays[f"{index}_weights"]
+    thresholds, aliases = channel_kernel.alias_tables(weights)
+    if column["kind"] == "levels":
+        return LevelMechanism(channel=LevelChannel(weights=weights, epsilon=column["epsilon"]), thresholds=thresholds, aliases=aliases)
+    distribution = RankDistribution(arrays[f"{index}_x"], arrays[f"{index}_c"], column["rank_error"])
+    if column["kind"] == "bins":
+        channel = LevelChannel(weights=weights, epsilon=column["epsilon"])
+        edges = arrays[f"{index}_edges"]
+        return BinMechanism(channel=channel, edges=edges, distribution=distribution, thresholds=thresholds, aliases=aliases)
+    noise = rank_kernel.RankNoise(weights=weights, **column["noise"])
+    return RankMechanism(noise=noise, distribution=distribution, thresholds=thresholds, aliases=aliases)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnsMechanism(DipMechanism):
+    """Distribution-invariant privatisation with a reference for each column."""
+
+    @property
+    def release_type(self) -> type[DipRelease]:
+        """The class of the fitted release."""
+        return DipRelease
+
+    def check(self, columns: Columns) -> None:
+        """Check the declared distributions, the bins and the costs against the columns; see `Mechanism.check`."""
+        self.reference.cells(columns.codecs)
+        self.reference.check_codecs(columns.codecs)
+        for name, cost in (self.spec.cost or {}).items():
+            check_cost(columns.codecs[name], cost)
+
+    def check_counts(self, counts: ColumnCounts) -> None:
+        """Check that the reference rows make a distribution of each column; see `Mechanism.check_counts`."""
+        self.reference.check_counts(counts)
+
+    def draw(self, counts: ColumnCounts, columns: Columns, noise: Noise) -> Archived | None:
+        """Draw the noise of the histograms, if the reference is one; see `Mechanism.draw`."""
+        return self.reference.draw(counts, columns.codecs, self.measurements, noise)
+
+    def read_drawn(self, data: bytes, columns: Columns) -> NoisyHistograms:
+        """Return the noisy histograms that an earlier driver kept; see `Mechanism.read_drawn`."""
+        found = NoisyHistograms.from_bytes(data, "the run's noisy histograms")
+        found.check(self.measurements, {name: cells.size for name, cells in self.reference.cells(columns.codecs).items()})
+        return found
+
+    def fit(self, counts: Any, columns: Columns, key: RunKey) -> DipRelease:
+        """Return the fitted release; see `Mechanism.fit`."""
+        del key
+        return fit_dip(self.reference.distributions(counts, columns.codecs), columns.codecs, self.spending.row, self.spec.channel, self.spec.cost)
+
+    def describe_joint(self, release: DipRelease) -> dict[str, Any]:
+        """Return what the card says about the columns' joint distribution."""
+        del release
+        return {"columns": "independent", "joint": self.reference.joint}
+
+    def describe_columns(self, release: DipRelease) -> dict[str, dict[str, Any]]:
+        """Return what the card says about each fitted column; see `DipMechanism.describe_columns`."""
+        return {name: {"epsilon_exact": mechanism.epsilon, **_describe(mechanism)} for name, mechanism in release.columns.items()}
+
+    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+        """Return what is claimed and found: of the released channels, the declared distribution, or a uniform one; see `Mechanism.audit`."""
+        if self.reference.rows == "none":
+            references, source = self.reference.distributions(None, columns.codecs), "the declared distribution"
+        else:
+            references, source = {name: _uniform(codec) for name, codec in columns.codecs.items()}, "a uniform stand-in"
+        found = self.audit_card(card)
+        if found:
+            return found
+        return self.audit_columns(fit_dip(references, columns.codecs, self.spending.row, self.spec.channel, self.spec.cost).columns, source)
+
+
+def _describe(mechanism: ColumnMechanism) -> dict[str, Any]:
+    if isinstance(mechanism, LevelMechanism):
+        return {"channel": mechanism.channel.matrix.tolist()}
+    shown = {"reference": {"knots_at_most": 2**16, "rank_error_at_most": max(2.0**-15, mechanism.distribution.rank_error)}}
+    if isinstance(mechanism, RankMechanism):
+        return shown | {"ranks": mechanism.noise.n_cells, "alpha_log": -mechanism.noise.rate}
+    return shown | {"rank_edges": mechanism.edges.tolist(), "channel": mechanism.channel.matrix.tolist()}
+
+
+def _uniform(codec: Codec) -> Distribution:
+    if isinstance(codec, LevelCodec):
+        return LevelDistribution(np.full(codec.n_levels, 1.0 / codec.n_levels))
+    low, high = codec.bounds or (0.0, float(_N_KNOTS))
+    return RankDistribution(np.linspace(low, high, _N_KNOTS + 1), np.linspace(0.0, 1.0, _N_KNOTS + 1), 0.0)
+
+
+def fit_dip(
+    distributions: Mapping[str, Distribution],
+    codecs: Mapping[str, Codec],
+    epsilons: Mapping[str, float],
+    channel: ChannelKind = "laplace",
+    given_costs: Mapping[str, Cost] | None = None,
+) -> DipRelease:
+    """Return the release that spends each column's ε by a kind of channel.
+
+    Parameters
+    ----------
+    distributions
+        The reference of each privatised column.
+    codecs
+        Its codec.
+    epsilons
+        Its ε.
+    channel
+        `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
+        ε-private channel of least expected cost.
+    given_costs
+        What the optimal channel minimises, by column: `value` (squared differences; the default of discrete levels),
+        `rank` (squared differences of ranks; that of continuous and mixed columns), `zero-one` (that of categories), or
+        a matrix over the levels.
+
+    Raises
+    ------
+    SpecError
+        If ε is above what a continuous column's tables can resolve, or a cost or a size is not possible.
+    """
+    wanted = given_costs or {}
+    check_costs(wanted, epsilons, channel)
+    return DipRelease(
+        columns={name: _fit(codecs[name], distributions[name], epsilon, channel, wanted.get(name)) for name, epsilon in epsilons.items()}
+    )
+
+
+def _fit(codec: Codec, distribution: Distribution, epsilon: float, channel: ChannelKind, cost: Cost | None) -> ColumnMechanism:
+    if isinstance(distribution, LevelDistribution):
+        assert isinstance(codec, LevelCodec)
+        found = _level_channel(codec, distribution.probabilities, epsilon, channel, cost)
+        thresholds, aliases = channel_kernel.alias_tables(found.weights)
+        return LevelMechanism(channel=found, thresholds=thresholds, aliases=aliases)
+    if channel == "optimal":
+        return _bin(codec, distribution, epsilon, cost)
+    try:
+        noise = rank_kernel.rank_noise(epsilon)
+    except ValueError as error:
+        raise SpecError(str(error), f"column {codec.name!r}", "lower `epsilon`, or share it among more columns") from None
+    thresholds, aliases = rank_kernel.digit_tables(noise)
+    return RankMechanism(noise=noise, distribution=distribution, thresholds=thresholds, aliases=aliases)
+
+
+def _level_channel(codec: LevelCodec, probabilities: NDArray[np.float64], epsilon: float, channel: ChannelKind, cost: Cost | None) -> LevelChannel:
+    if channel == "laplace":
+        return laplace(probabilities, epsilon, ordered=codec.ordered)
+    if channel == "laplace-calibrated":
+        return calibrate(probabilities, epsilon, ordered=codec.ordered)
+    matrix = level_cost(codec, probabilities, cost or ("value" if codec.ordered else "zero-one"))
+    try:
+        return optimal(probabilities, epsilon, matrix, ordered=codec.ordered)
+    except SpecError as error:
+        raise error.at(f"column {codec.name!r}") from None
+
+
+def level_cost(codec: LevelCodec, probabilities: NDArray[np.float64], cost: Cost) -> NDArray[np.float64]:
+    """Return what each change of a level costs, float64 of shape (n_levels, n_levels).
+
+    Parameters
+    ----------
+    codec
+        The codec of the column.
+    probabilities
+        The probability of each level, float64 of shape (n_levels,).
+    cost
+        The kind of the cost, or a declared matrix.
+
+    Raises
+    ------
+    SpecError
+        If the levels have no such cost, or the declared matrix does not fit them.
+    """
+    if not isinstance(cost, str):
+        return costs.check_declared(cost, codec.n_levels, f"`cost.{codec.name}`")
+    if cost == "zero-one":
+        return costs.compute_zero_one(codec.n_levels)
+    if not codec.ordered:
+        raise SpecError(f"categories have no {cost}", f"`cost.{codec.name}`", "take zero-one, or a matrix")
+    if cost == "rank":
+        return costs.compute_rank(probabilities)
+    return _value_cost(codec.levels)
+
+
+def _value_cost(levels: pa.Array) -> NDArray[np.float64]:
+    """Return squared differences of level values; null is as far from every value as the farthest two are."""
+    whole = levels.cast(pa.int32() if pa.types.is_date32(levels.type) else pa.int64()) if pa.types.is_temporal(levels.type) else levels
+    numbers = pc.cast(whole, pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+    cost = costs.compute_squared(np.asarray(numbers, dtype=np.float64))
+    if levels.null_count:
+        cost[0, :] = cost[:, 0] = cost[1:, 1:].max() if len(cost) > 2 else 1.0
+        cost[0, 0] = 0.0
+    return cost
+
+
+def check_cost(codec: Codec, cost: Cost) -> None:
+    """Check that a column can have a cost.
+
+    Parameters
+    ----------
+    codec
+        The column's codec.
+    cost
+        What the optimal channel is to minimise.
+
+    Raises
+    ------
+    SpecError
+        If it cannot.
+    """
+    if isinstance(codec, LevelCodec):
+        level_cost(codec, np.full(codec.n_levels, 1.0 / codec.n_levels), cost)
+    elif cost != "rank":
+        raise SpecError("the cost of a continuous or mixed column is that of ranks", f"`cost.{codec.name}`", "remove it")
+
+
+def _bin(codec: Codec, distribution: RankDistribution, epsilon: float, cost: Cost | None) -> BinMechanism:
+    check_cost(codec, cost or "rank")
+    edges = bins_kernel.bin_edges(distribution.x, distribution.c, N_BINS)
+    masses = np.diff(edges)
+    try:
+        channel = optimal(masses, epsilon, costs.compute_rank(masses))
+    except SpecError as error:
+        raise error.at(f"column {codec.name!r}") from None
+    thresholds, aliases = channel_kernel.alias_tables(channel.weights)
+    return BinMechanism(channel=channel, edges=edges, distribution=distribution, thresholds=thresholds, aliases=aliases)

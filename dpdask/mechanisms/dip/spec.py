@@ -1,0 +1,323 @@
+"""Distribution-invariant privatisation: its specification, and what it promises whatever its reference is."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field
+
+from dpdask.errors import SpecError
+from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
+from dpdask.mechanisms.card import Section
+from dpdask.mechanisms.dip.card import describe_domain, dip_section
+from dpdask.mechanisms.mechanism import Columns, Mechanism, Spec, Spending
+from dpdask.privacy import Budget, guarantee_text, split_epsilon
+from dpdask.privacy.audit import channel_epsilon, rank_epsilon, read_weights, within_digits
+from dpdask.privacy.coverage import Uncovered
+from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease, to_dict
+from dpdask.privacy.order import RowOrder
+from dpdask.privacy.rounding import round_down, round_up, round_up_sum
+from dpdask.references import Chain, Histogram, Holdout, Known, Public, Tree
+from dpdask.references.histogram import histogram_event
+from dpdask.stats.statistic import Statistic
+
+N_BINS = 48  # of ranks, for the optimal channel
+
+ChannelKind = Literal["laplace", "laplace-calibrated", "optimal"]
+
+
+def _as_tuples(value: object) -> object:
+    return tuple(tuple(row) if isinstance(row, list) else row for row in value) if isinstance(value, list) else value
+
+
+Cost = Literal["value", "rank", "zero-one"] | Annotated[tuple[tuple[float, ...], ...], BeforeValidator(_as_tuples)]
+
+
+class DipSpec(Spec):
+    """Distribution-invariant privatisation.
+
+    Attributes
+    ----------
+    reference
+        `holdout`, `histogram`, `public` or `known`, each column by its own margin; `chain`, all columns jointly; or `tree`,
+        the pairs of columns that depend most on each other. There is no default, because it decides who is protected.
+    channel
+        `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
+        ε-private channel of least expected cost.
+    cost
+        What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over the levels.
+    weights
+        How ε is shared among the privatised columns; equally if not given.
+    """
+
+    kind: Literal["dip"] = "dip"
+    reference: Annotated[Holdout | Public | Known | Histogram | Chain | Tree, Field(discriminator="kind")]
+    channel: ChannelKind = "laplace"
+    cost: dict[str, Cost] | None = None
+    weights: dict[str, float] | None = None
+
+
+def check_costs(given: Mapping[str, Cost], columns: Collection[str], channel: ChannelKind) -> None:
+    """Check that costs are of privatised columns, and have a channel that minimises them.
+
+    Parameters
+    ----------
+    given
+        What the optimal channel minimises, by column.
+    columns
+        The privatised columns.
+    channel
+        The kind of channel.
+
+    Raises
+    ------
+    SpecError
+        If one is not, or has none.
+    """
+    for name in given:
+        if name not in columns:
+            raise SpecError("is not a privatised column", f"`cost.{name}`", "remove it")
+        if channel != "optimal":
+            raise SpecError(f"a cost belongs to the channel optimal, not to {channel}", f"`cost.{name}`", "set `channel` to optimal, or remove it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DipMechanism(Mechanism):
+    """What releases row by row have in common, whatever the structure of their reference."""
+
+    spec: DipSpec
+    budget: Budget
+
+    releases_rows: ClassVar[bool] = True
+
+    def check_parameters(self) -> None:
+        """Check the budget, the costs and the reference.
+
+        Raises
+        ------
+        SpecError
+            If δ is given and the reference does not spend it, or if it is promised that nobody learns whether a row is there.
+        """
+        if self.budget.delta and not self.reference.spends_delta:
+            what = f"distribution-invariant privatisation is pure ε and spends no δ, and δ is {self.budget.delta:g}"
+            raise SpecError(what, "`delta`", "set it to 0, or take the reference tree")
+        if self.budget.adjacency != "replace-one":
+            what = "distribution-invariant privatisation releases one row for each row, so it cannot hide that a row is there"
+            raise SpecError(what, "`adjacency`", "set it to replace-one")
+        self.reference.check(self.schema, self.budget.unit_column)
+        check_costs(self.spec.cost or {}, self.schema.privatised, self.spec.channel)
+        self.check_epsilons()
+
+    def check_epsilons(self) -> None:
+        """Check that the ε of each column can be spent.
+
+        Raises
+        ------
+        SpecError
+            If it is too small, or larger than what the tables of rank noise can resolve.
+        """
+        if self.spec.channel == "optimal":
+            return  # on bins: no rank noise
+        for name, epsilon in self.spending.row.items():
+            if self.is_by_rank(name) and not MIN_EPSILON <= epsilon <= MAX_EPSILON:
+                what = f"its part of ε is {epsilon:g}, and ranks take [{MIN_EPSILON:g}, {MAX_EPSILON:g}]"
+                raise SpecError(what, f"column {name!r}", "change `epsilon`, or its division by `weights`")
+
+    def is_by_rank(self, name: str) -> bool:
+        """Return whether the ranks of a column are randomised, not its levels."""
+        return not self.schema.columns[name].has_levels
+
+    @property
+    def reference(self) -> Holdout | Public | Known | Histogram | Chain | Tree:
+        """Where the reference distribution comes from."""
+        return self.spec.reference
+
+    @property
+    def spending(self) -> Spending:
+        """How ε is divided between the reference and the columns of a row.
+
+        Raises
+        ------
+        SpecError
+            If the weights are wrong, or a part rounds to 0.
+
+        Notes
+        -----
+        ε = Σ ε_reference + max_rows · Σ ε_row: the unit is in every histogram with all its released rows (sensitivity
+        2 · max_rows), and each of them is randomised on its own.
+        """
+        columns, weights = self.schema.privatised, self.spec.weights
+        of_reference, of_rows = self.reference.split(self.budget.epsilon)
+        row = round_down(Fraction(of_rows) / self.rows_per_unit)
+        measured = split_epsilon(of_reference, columns, weights) if self.reference.is_measured_by_column else {}
+        return Spending(reference=measured, row=split_epsilon(row, columns, weights), rows_per_unit=self.rows_per_unit)
+
+    @property
+    def rows_per_unit(self) -> int:
+        """How many rows of a unit are released at most."""
+        return 1 if self.budget.unit_column is None else self.budget.unit_column.max_rows
+
+    @property
+    def row_total(self) -> float:
+        """What one row's release may cost over all columns, rounded up."""
+        return round_up_sum(self.spending.row.values())
+
+    @property
+    def measurements(self) -> dict[str, DiscreteLaplace]:
+        """The noisy histogram of each column, if there are any."""
+        spending = self.spending
+        return {name: histogram_event(epsilon, self.budget.adjacency, self.rows_per_unit) for name, epsilon in spending.reference.items()}
+
+    @property
+    def event(self) -> Composed:
+        """A noisy histogram of each column, if there is one, and the rows' own releases."""
+        return Composed(events=(*self.measurements.values(), self.row_event(self.row_total)))
+
+    def row_event(self, epsilon: float) -> LocalRelease:
+        """Return the release of a unit's rows, of which each costs ε."""
+        unit = "row" if self.budget.unit_column is None else f"column {self.budget.unit_column.column}"
+        return LocalRelease(epsilon=epsilon, n=self.rows_per_unit, unit=unit)
+
+    @property
+    def uncovered(self) -> tuple[Uncovered, ...]:
+        """The hold-out, if there is one."""
+        return self.reference.uncovered
+
+    @property
+    def protected(self) -> str:
+        """Who is covered, in words: the reference decides."""
+        return self.reference.protected
+
+    @property
+    def unprotected(self) -> str:
+        """Who is not, in words."""
+        return self.reference.unprotected
+
+    def guarantee(self, order: RowOrder) -> str:
+        """Return the promise in words."""
+        return guarantee_text(self.budget, self.protected, self.unprotected, order, everyone=not self.uncovered)
+
+    @property
+    def how(self) -> str:
+        """What is done, in a few words."""
+        return f"{', '.join(self.schema.privatised)} randomised by the {self.spec.channel} channel"
+
+    @property
+    def fraction(self) -> float | None:
+        """The probability with which a row is held out, or None."""
+        return self.reference.held_out
+
+    @property
+    def also_read(self) -> tuple[str, ...]:
+        """The column of the groups, if there is one."""
+        return self.reference.also_read
+
+    @property
+    def reference_rows(self) -> Literal["own", "public", "none"]:
+        """Which rows are counted for the reference."""
+        return self.reference.rows
+
+    @property
+    def public_path(self) -> str | None:
+        """Where the public table is, if a job names one."""
+        return getattr(self.reference, "path", None) if self.reference_rows == "public" else None
+
+    def place_paths(self, place: Callable[[str, str], str]) -> Self:
+        """Return the mechanism with the path of its public table made absolute; see `Mechanism.placed`."""
+        if self.reference_rows != "public":
+            return self
+        if self.public_path is None:
+            raise SpecError("the reference rows come from a public table, and no path is given", "`reference.path`", self.reference.path_hint)
+        reference = self.reference.model_copy(update={"path": place("reference.path", self.public_path)})
+        return replace(self, spec=self.spec.model_copy(update={"reference": reference}))
+
+    def statistic(self, columns: Columns) -> Statistic[Any]:
+        """Return what is counted over the reference rows."""
+        return self.reference.statistic(columns.codecs)
+
+    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+        """Return what a run does between the units' bounds and the commit, in words; see `Mechanism.stages`."""
+        del columns
+        names = ", ".join(self.schema.privatised)
+        return (*self.reference.stages(names, uncounted=uncounted), "write: randomise each fragment and stage its shards")
+
+    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+        """Return what a steward should think of before a run; see `Mechanism.cautions`."""
+        del columns, n_rows
+        return self.reference.warnings()
+
+    def section(self, release: Any, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
+        """Return the mechanism's part of the release card; see `Mechanism.section`."""
+        return dip_section(
+            budget=self.budget,
+            reference=self.reference,
+            channel=self.spec.channel,
+            joint=self.describe_joint(release),
+            columns=self._describe_all(release, columns),
+            accounting=self.accounting(release),
+            released_share=n_released / n_rows if n_released is not None and n_rows else None,
+            n_rows=n_rows,
+            order=order,
+        )
+
+    def _describe_all(self, release: Any, columns: Columns) -> dict[str, dict[str, Any]]:
+        own, parts = self.describe_columns(release), self.spending.row
+        shown = {
+            name: {"role": "privatised", "epsilon": parts[name], **describe_domain(self.schema, columns.codecs[name]), **described}
+            for name, described in own.items()
+        }
+        return shown | {name: {"role": "kept"} for name in self.schema.kept}
+
+    @abstractmethod
+    def describe_joint(self, release: Any) -> dict[str, Any]:
+        """Return what the card says about the columns' joint distribution."""
+
+    @abstractmethod
+    def describe_columns(self, release: Any) -> dict[str, dict[str, Any]]:
+        """Return what the card says about each fitted column, beside its domain and its part of ε."""
+
+    def accounting(self, release: Any) -> dict[str, Any]:
+        """Return what was spent, for the card: never more than was promised, because every part was rounded down."""
+        spending = self.spending
+        exact = sum(map(Fraction, spending.reference.values()), Fraction(0)) + spending.rows_per_unit * Fraction(release.epsilon)
+        return {
+            "composition": "sum over columns, and over the rows of a unit",
+            "epsilon_exact": round_up(exact),
+            "epsilon_reference": dict(spending.reference),
+            "rows_per_unit": spending.rows_per_unit,
+            "events": to_dict(self.event),
+        }
+
+    def audit_card(self, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+        """Return the audit of a finished job's own channels, from its card; empty if there is none, or it shows no channels."""
+        if card is None or "columns" not in card:
+            return {}
+        found = {}
+        for name, claimed in self.spending.row.items():
+            drawn = card["columns"][name].get("channel") or card["columns"][name].get("rank_channel")
+            if drawn is None:
+                return {}
+            epsilon = within_digits(channel_epsilon(read_weights(drawn)), claimed)
+            found[name] = {"claimed": claimed, "epsilon_exact": epsilon, "reference": "the released channel"}
+        return found
+
+    def audit_columns(self, mechanisms: Mapping[str, Any], reference: str) -> dict[str, dict[str, Any]]:
+        """Return the audit of fitted columns: of the noise on their ranks, or of their channels.
+
+        Parameters
+        ----------
+        mechanisms
+            The fitted mechanism of each column.
+        reference
+            What they were fitted to, in words.
+        """
+        claims = self.spending.row
+        return {name: {"claimed": claims[name], "epsilon_exact": _exact_epsilon(each), "reference": reference} for name, each in mechanisms.items()}
+
+
+def _exact_epsilon(mechanism: Any) -> float:
+    return rank_epsilon(mechanism.noise) if hasattr(mechanism, "noise") else channel_epsilon(mechanism.channel.weights)

@@ -1,0 +1,173 @@
+"""Noisy tables as a mechanism: what a user may ask for, and its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator
+
+from dpdask.cells import DEFAULT_BINS, Cells, cut_columns
+from dpdask.errors import SpecError
+from dpdask.mechanisms.card import Section
+from dpdask.mechanisms.columns import bins_by_column
+from dpdask.mechanisms.marginals.card import marginals_section
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, plan_noise
+from dpdask.mechanisms.marginals.release import COUNT, MARGIN, TABLE, MarginalTables
+from dpdask.mechanisms.mechanism import Columns, Spec
+from dpdask.mechanisms.noisy_counts import NoisyCounts
+from dpdask.privacy.events import Composed
+from dpdask.privacy.order import RowOrder
+from dpdask.references.bins import Bins
+from dpdask.stats import MarginalCounts
+from dpdask.stats.tables import TableStatistic, domain_of
+from dpdask.streams import Noise, RunKey
+
+
+def _as_cliques(value: object) -> object:
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(clique, list | tuple) and clique for clique in value):
+        raise ValueError("a list of tables is expected, each a list of columns, such as [[age], [age, income]]")
+    if any(type(name) is not str for clique in value for name in clique):
+        raise ValueError("a table is a list of columns' names")
+    return tuple(tuple(clique) for clique in value)
+
+
+def _as_weights(value: object) -> object:
+    if not isinstance(value, list | tuple):
+        raise ValueError("a list of positive weights is expected, one for each table")  # noqa: TRY004 - pydantic reports no TypeError
+    for weight in value:
+        if type(weight) not in (int, float) or not 0 < weight < float("inf"):
+            raise ValueError(f"a weight is a positive number, not {weight!r}")
+    return tuple(float(weight) for weight in value)
+
+
+class MarginalsSpec(Spec):
+    """Noisy contingency tables.
+
+    Attributes
+    ----------
+    cliques
+        The tables, each a list of columns.
+    weights
+        Each table's share of the budget, relative to the others; equal if not given.
+    bins
+        How continuous and mixed columns are cut: a number of cells of one width, or for each column such a number or the
+        first value of each cell.
+    """
+
+    kind: Literal["marginals"] = "marginals"
+    cliques: Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_as_cliques)]
+    weights: Annotated[tuple[float, ...], BeforeValidator(_as_weights)] | None = None
+    bins: Bins = DEFAULT_BINS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarginalsMechanism(NoisyCounts):
+    """The noisy tables of a schema under a budget.
+
+    Privacy
+    -------
+    Unit, sensitivity and events: `MarginalNoise`. Protected: every row counted. Everything after the noise is post-processing.
+    """
+
+    spec: MarginalsSpec
+
+    nobody: ClassVar[str] = "the cells of a table"
+
+    def check_spec(self) -> None:
+        """Check the parameters of the tables.
+
+        Raises
+        ------
+        SpecError
+            If a table names an unknown column, or one twice, or stands twice; if the weights are not one for each; if a
+            column has the name of one of the output's own.
+        """
+        cliques, weights = self.spec.cliques, self.spec.weights
+        seen: set[frozenset[str]] = set()
+        for clique in cliques:
+            for name in clique:
+                if name not in self.schema.privatised:
+                    raise SpecError("is not a privatised column", f"`cliques`, {name!r}", "correct its name, or its role in the schema")
+                if name in (TABLE, COUNT, MARGIN):
+                    raise SpecError("the released tables have a column of that name themselves", f"column {name!r}", "rename it")
+            if len(set(clique)) < len(clique) or frozenset(clique) in seen:
+                raise SpecError("a column, or a table, stands twice", f"`cliques`, {' x '.join(clique)}", "remove one of the two")
+            seen.add(frozenset(clique))
+        if weights is not None and len(weights) != len(cliques):
+            what = f"there must be one weight for each table, not {len(weights)} for {len(cliques)}"
+            raise SpecError(what, "`weights`", f"give {len(cliques)}")
+
+    @property
+    def noise(self) -> MarginalNoise:
+        """The noise of every table; it depends on no data."""
+        weights = self.spec.weights or (1.0,) * len(self.spec.cliques)
+        chosen = dict(zip(self.spec.cliques, weights, strict=True))
+        return plan_noise(self.budget, len(self.schema.privatised), one_way=0.0, pairs=0.0, cliques=chosen)
+
+    @property
+    def event(self) -> Composed:
+        """One noisy table of each clique."""
+        return self.noise.event
+
+    @property
+    def how(self) -> str:
+        """What was done, in a few words."""
+        return f"{len(self.spec.cliques)} tables with noise on every cell"
+
+    def _cells(self, columns: Columns) -> dict[str, Cells]:
+        return cut_columns(columns.codecs, self.spec.bins)
+
+    def check(self, columns: Columns) -> None:
+        """Check the bins and the tables' sizes.
+
+        Raises
+        ------
+        SpecError
+            If they do not fit.
+        """
+        self.statistic(columns).check_size()
+
+    def statistic(self, columns: Columns) -> TableStatistic:
+        """Return what is counted: the tables."""
+        return TableStatistic(cells=self._cells(columns), cliques=self.spec.cliques, two_way=False)
+
+    def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
+        """Draw the noise of every cell and return the noisy tables; see `Mechanism.draw`."""
+        del columns
+        return measure(counts, self.noise, n_rows_public=not self.n_rows_private, rng=noise("marginals/noise"))
+
+    def read_drawn(self, data: bytes, columns: Columns) -> NoisyMarginals:
+        """Return the noisy tables that an earlier driver kept; see `Mechanism.read_drawn`."""
+        found = NoisyMarginals.from_bytes(data, "the run's noisy tables")
+        found.check(domain_of(self._cells(columns)), self.noise)
+        return found
+
+    def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> MarginalTables:
+        """Return the noisy tables with the columns that their cells stand for; see `Mechanism.fit`."""
+        del key
+        bins = bins_by_column(self.spec.bins, self._cells(columns))
+        return MarginalTables(schema=self.schema, columns=columns.types, bins=bins, noisy=counts)
+
+    @property
+    def release_type(self) -> type[MarginalTables]:
+        """The class of the fitted release."""
+        return MarginalTables
+
+    def n_records(self, release: MarginalTables) -> int:
+        """Return how many rows a job writes: one for each cell."""
+        return release.n_cells
+
+    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+        """Return what a run does, in words; see `Mechanism.stages`."""
+        del columns, uncounted
+        return (
+            f"tabulate: read {len(self.schema.privatised)} columns once; count {len(self.spec.cliques)} tables, merged in a tree",
+            "fit: noise on every cell, on the driver, written once",
+            "write: the noisy tables, one row a cell",
+        )
+
+    def section(self, release: MarginalTables, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
+        """Return the tables' part of the release card; see `Mechanism.section`."""
+        del columns, n_rows, n_released, order
+        return marginals_section(self.budget, release)

@@ -1,0 +1,450 @@
+"""What a mechanism is: a specification with the schema and the budget that it runs under, and what it fits.
+
+A mechanism only describes: what it promises, what is counted, how noise is drawn from the counts, and what is fitted to the
+result. `engine.fit` decides the order of these steps, so that no mechanism can draw noise before it is charged.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, Self
+
+import pyarrow as pa
+from numpy.random import Generator
+
+from dpdask.archive import Archived
+from dpdask.codec import Codec
+from dpdask.documents import Document
+from dpdask.errors import SpecError
+from dpdask.mechanisms.card import Section
+from dpdask.privacy import Budget
+from dpdask.privacy.coverage import Uncovered
+from dpdask.privacy.events import Composed
+from dpdask.privacy.order import RowOrder
+from dpdask.schema import Schema
+from dpdask.stats.statistic import Statistic
+from dpdask.streams import Noise, RunKey
+
+WHOLE_ROW = "(all columns of a row)"
+
+
+class Spec(Document):
+    """What users write of a mechanism, in a job or as arguments of the Python class; every mechanism has one, with its own `kind`."""
+
+    @property
+    def spends(self) -> bool:
+        """Whether it spends a budget."""
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The columns of a table as a mechanism sees them.
+
+    Attributes
+    ----------
+    types
+        The released columns and their plain Arrow types.
+    codecs
+        The codec of each privatised column.
+    """
+
+    types: pa.Schema
+    codecs: Mapping[str, Codec]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spending:
+    """How a budget is divided: ε per released column and per noisy histogram.
+
+    Gaussian measurements, and tables that share one budget, have no ε of their own and are not listed.
+
+    Attributes
+    ----------
+    reference
+        For each privatised column, what its noisy histogram may cost the unit; empty if there are none.
+    row
+        For each privatised column, what one row's release may cost; empty if no row is released. All are rounded down.
+    rows_per_unit
+        How many rows of a unit are released at most: the unit pays each column's row part so many times.
+    """
+
+    reference: Mapping[str, float] = field(default_factory=dict)
+    row: Mapping[str, float] = field(default_factory=dict)
+    rows_per_unit: int = 1
+
+
+class RowRelease(Protocol):
+    """A fitted release that randomises every row on its own."""
+
+    def to_bytes(self) -> bytes:
+        """Return the release as bytes: the same release, the same bytes."""
+
+    def types(self, released: pa.Schema) -> pa.Schema:
+        """Return the columns that are written, given the released columns of the table."""
+
+    def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
+        """Return which of the written columns have few distinct values."""
+
+    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Generator]:
+        """Return the random stream of each private column on one part of the table, at its start.
+
+        Parameters
+        ----------
+        key
+            The run key.
+        fragment_id
+            The id of the part.
+        """
+
+    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Generator]) -> pa.RecordBatch:
+        """Return the released rows of a batch, in its order.
+
+        Parameters
+        ----------
+        batch
+            The private columns of some rows, and the columns that are also read.
+        codecs
+            The codec of each private column.
+        rngs
+            What `streams` returned; each stream is advanced by the rows of the batch.
+        """
+
+
+class RecordRelease(Protocol):
+    """A fitted release from which records are drawn; a function of noisy counts alone, so it may be published."""
+
+    def to_bytes(self) -> bytes:
+        """Return the release as bytes: the same release, the same bytes."""
+
+    @property
+    def schema(self) -> Schema:
+        """The declared columns."""
+
+    @property
+    def types(self) -> pa.Schema:
+        """The columns that are written."""
+
+    @property
+    def few_valued(self) -> list[str]:
+        """Which of them have few distinct values."""
+
+    def n_drawn(self, wanted: int | None) -> int:
+        """Return how many records to draw: as many as wanted, or as many as the release says."""
+
+    def batches(self, start: int, n_rows: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+        """Yield records.
+
+        Parameters
+        ----------
+        start
+            The number of the first record in the release.
+        n_rows
+            How many.
+        key, part
+            Name the random streams: records are a function of them and of `n_rows`.
+        """
+
+
+FittedRelease = RowRelease | RecordRelease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mechanism(ABC):
+    """A specification with the schema and the budget that it runs under.
+
+    Attributes
+    ----------
+    spec
+        What the user wrote: in a job, or as arguments of the Python class.
+    schema
+        The declared columns.
+    budget
+        What is promised; None if the mechanism spends none.
+
+    Raises
+    ------
+    SpecError
+        At construction, if the three do not fit each other. Messages name parameters in backquotes; a job shows them as keys.
+    """
+
+    spec: Any
+    schema: Schema
+    budget: Budget | None
+
+    releases_rows: ClassVar[bool]
+
+    def __post_init__(self) -> None:
+        self.schema.check_privatised("schema")
+        unit = None if self.budget is None else self.budget.unit_column
+        if unit is not None and (unit.column not in self.schema.columns or self.schema.columns[unit.column].role == "privatise"):
+            raise SpecError("the unit's column must be declared, and kept or dropped", f"`unit.column` {unit.column!r}", "correct one of the two")
+        self.check_parameters()
+
+    @abstractmethod
+    def check_parameters(self) -> None:
+        """Check everything that needs no table.
+
+        Raises
+        ------
+        SpecError
+            If something does not fit.
+        """
+
+    # what it promises
+
+    @property
+    @abstractmethod
+    def event(self) -> Composed:
+        """What will happen: what the ledger is charged and the audit draws."""
+
+    @property
+    def uncovered(self) -> tuple[Uncovered, ...]:
+        """The samples of rows that no ε covers; their draws are not named yet."""
+        return ()
+
+    @property
+    def spending(self) -> Spending:
+        """The ε of each released column and of each noisy histogram."""
+        return Spending()
+
+    @property
+    @abstractmethod
+    def protected(self) -> str:
+        """Who is covered, in words."""
+
+    @property
+    @abstractmethod
+    def unprotected(self) -> str:
+        """Who is not, in words."""
+
+    @abstractmethod
+    def guarantee(self, order: RowOrder) -> str:
+        """Return the promise in words, as the card gives it."""
+
+    @property
+    @abstractmethod
+    def how(self) -> str:
+        """What is done, in a few words."""
+
+    @property
+    def n_rows_private(self) -> bool:
+        """Whether the number of rows is private: then nothing before the noise depends on it, and an empty table is released like any other."""
+        return False
+
+    # what it reads
+
+    @property
+    def fraction(self) -> float | None:
+        """The probability with which a row is held out, or None."""
+        return None
+
+    @property
+    def also_read(self) -> tuple[str, ...]:
+        """The kept columns that it reads beside the private ones."""
+        return ()
+
+    @property
+    def reference_rows(self) -> Literal["own", "public", "none"]:
+        """Which rows are counted: the table's own, those of a public table, or none."""
+        return "own"
+
+    @property
+    def covers_any_frame(self) -> bool:
+        """Whether a release can be given any frames, one batch each: nothing of it comes from their rows."""
+        bounded = self.budget is not None and self.budget.unit_column is not None
+        return self.releases_rows and (self.reference_rows == "public" or (self.reference_rows == "none" and not bounded))
+
+    def place_paths(self, place: Callable[[str, str], str]) -> Self:
+        """Return the mechanism with the paths that it names made absolute.
+
+        Parameters
+        ----------
+        place
+            Returns the URL of a path, given the parameter that names it.
+
+        Raises
+        ------
+        SpecError
+            If a path is missing, or must not be used.
+        """
+        del place
+        return self
+
+    @property
+    def public_path(self) -> str | None:
+        """Where the public table is, if its rows are counted; None if it is given otherwise."""
+        return None
+
+    def with_rows(self, count: Callable[[], int | None]) -> Self:
+        """Return the mechanism with its parameters that depend on a public number of rows fixed.
+
+        Parameters
+        ----------
+        count
+            Returns the number of rows if it is known; it may take a pass over the table.
+        """
+        del count
+        return self
+
+    # what it computes, in the order of `engine.fit`
+
+    @abstractmethod
+    def check(self, columns: Columns) -> None:
+        """Check everything that needs the table's types, but no row.
+
+        Raises
+        ------
+        DataError, SpecError
+            If something does not fit.
+        """
+
+    @abstractmethod
+    def statistic(self, columns: Columns) -> Statistic[Any]:
+        """Return what is counted; if `reference_rows` is not `own`, what checks the rows where they must be counted."""
+
+    def check_counts(self, counts: Any) -> None:
+        """Check the exact counts before anything is charged.
+
+        Raises
+        ------
+        DataError, SpecError
+            If nothing can be released from them.
+        """
+        del counts
+
+    def draw(self, counts: Any, columns: Columns, noise: Noise) -> Archived | None:
+        """Draw the noise on the driver and return the noisy counts, or None if the mechanism adds no central noise.
+
+        Parameters
+        ----------
+        counts
+            The value of `statistic`: exact and private.
+        columns
+            The table's columns.
+        noise
+            Returns the random stream of each measurement.
+
+        Privacy
+        -------
+        `engine.fit` charges the ledger before, and keeps the result at once: it is never drawn twice.
+        """
+        del counts, columns, noise
+        return None
+
+    def read_drawn(self, data: bytes, columns: Columns) -> Archived:
+        """Return noisy counts that an earlier driver kept before it died.
+
+        Parameters
+        ----------
+        data
+            The bytes that were kept.
+        columns
+            The columns of the table.
+
+        Raises
+        ------
+        InputError
+            If they are of other columns, or have other noise.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def fit(self, counts: Any, columns: Columns, key: RunKey) -> FittedRelease:
+        """Return the fitted release.
+
+        Parameters
+        ----------
+        counts
+            What `draw` returned, or the exact counts if it draws nothing; None if nothing is counted.
+        columns
+            The table's columns.
+        key
+            The run's key, for what is drawn but is no noise.
+        """
+
+    @property
+    @abstractmethod
+    def release_type(self) -> type[Archived]:
+        """The class of the fitted release."""
+
+    def n_records(self, release: Any) -> int:
+        """Return how many records a job writes; only of releases that are no rows.
+
+        Raises
+        ------
+        SpecError
+            If none can be drawn.
+        """
+        raise NotImplementedError
+
+    def find_written(self, released: pa.Schema) -> pa.Schema:
+        """Return the columns that are written, given the released columns of the table; only if rows are released."""
+        return released
+
+    # what it says
+
+    @abstractmethod
+    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+        """Return what a run does between the units' bounds and the commit, in words.
+
+        Parameters
+        ----------
+        columns
+            The table's columns.
+        uncounted
+            Whether footers do not tell how many rows there are.
+        """
+
+    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+        """Return what a steward should think of before a run.
+
+        Parameters
+        ----------
+        columns
+            The table's columns.
+        n_rows
+            The number of rows if it is known and public, else None.
+        """
+        del columns, n_rows
+        return ()
+
+    def n_expected(self, n_rows: int | None) -> int | None:
+        """Return how many records a run writes, given the public number of rows; None if it is not known before."""
+        del n_rows
+        return None
+
+    @abstractmethod
+    def section(self, release: Any, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
+        """Return the mechanism's part of the release card.
+
+        Parameters
+        ----------
+        release
+            The fitted release.
+        columns
+            The table's columns.
+        n_rows
+            The number of rows if it is public and known.
+        n_released
+            How many rows or records are released, if that is known.
+        order
+            The order of released rows.
+        """
+
+    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+        """Return for each column that is released row by row its `claimed` and its exact ε*, as `epsilon_exact`, and the `reference` it holds for.
+
+        If the ε* of a whole row is known beside those of its columns, it has an entry of its own, `WHOLE_ROW`.
+
+        Parameters
+        ----------
+        columns
+            The table's columns.
+        card
+            The release card, if there is one.
+        """
+        del columns, card
+        return {}

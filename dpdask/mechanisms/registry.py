@@ -1,0 +1,98 @@
+"""The mechanisms that a job or a Python class can name: the only list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import or_
+from types import MappingProxyType
+from typing import Annotated, Any, get_args
+
+from pydantic import Field
+
+from dpdask.errors import SpecError
+from dpdask.mechanisms.copula.spec import CopulaMechanism, CopulaSpec
+from dpdask.mechanisms.dip.chain import RecordsMechanism
+from dpdask.mechanisms.dip.columns import ColumnsMechanism
+from dpdask.mechanisms.dip.spec import DipMechanism, DipSpec
+from dpdask.mechanisms.dip.tree_fit import TreeMechanism
+from dpdask.mechanisms.histogram.spec import HistogramMechanism, HistogramSpec
+from dpdask.mechanisms.interval.spec import IntervalSpec, RandomRangesMechanism
+from dpdask.mechanisms.marginals.spec import MarginalsMechanism, MarginalsSpec
+from dpdask.mechanisms.mechanism import Mechanism, Spec
+from dpdask.privacy import Budget
+from dpdask.schema import Schema
+
+Choose = Callable[[Any], type[Mechanism]]
+
+_REFERENCES: Mapping[str, type[DipMechanism]] = MappingProxyType({"columns": ColumnsMechanism, "records": RecordsMechanism, "tree": TreeMechanism})
+_REGISTERED: dict[type[Spec], Choose] = {}
+
+
+def register(spec_type: type[Spec], choose: Choose) -> None:
+    """Add a mechanism, so that jobs can name its kind.
+
+    Parameters
+    ----------
+    spec_type
+        Its specification, with a `kind: Literal[...]` of its own.
+    choose
+        Returns the mechanism's class, given a specification.
+
+    Raises
+    ------
+    SpecError
+        If another mechanism has the kind.
+    """
+    kind = _kind(spec_type)
+    if any(_kind(other) == kind for other in _REGISTERED):
+        raise SpecError(f"there is a mechanism of the kind {kind!r}", spec_type.__name__, "choose another kind")
+    _REGISTERED[spec_type] = choose
+
+
+def unregister(spec_type: type[Spec]) -> None:
+    """Remove a mechanism that was added."""
+    del _REGISTERED[spec_type]
+
+
+def spec_union() -> Any:
+    """Return the type of all specifications, told apart by `kind`."""
+    return Annotated[reduce(or_, _REGISTERED), Field(discriminator="kind")]
+
+
+def parameters() -> set[str]:
+    """Return the names of the parameters of all mechanisms."""
+    return {name for spec_type in _REGISTERED for name in spec_type.model_fields}
+
+
+def bind(spec: Spec, schema: Schema, budget: Budget | None) -> Mechanism:
+    """Return a mechanism: its specification on a schema, under a budget.
+
+    Parameters
+    ----------
+    spec
+        What the user wrote.
+    schema
+        The declared columns.
+    budget
+        What is promised; None if the mechanism spends none.
+
+    Raises
+    ------
+    SpecError
+        If the three do not fit each other.
+    """
+    if spec.spends and budget is None:
+        raise SpecError("this mechanism spends a budget, and none is given", "`epsilon`", "give it")
+    return _REGISTERED[type(spec)](spec)(spec=spec, schema=schema, budget=budget)
+
+
+def _kind(spec_type: type[Spec]) -> str:
+    return str(get_args(spec_type.model_fields["kind"].annotation)[0])
+
+
+register(DipSpec, lambda spec: _REFERENCES[spec.reference.structure])
+register(CopulaSpec, lambda _: CopulaMechanism)
+register(IntervalSpec, lambda _: RandomRangesMechanism)
+register(MarginalsSpec, lambda _: MarginalsMechanism)
+register(HistogramSpec, lambda _: HistogramMechanism)

@@ -1,0 +1,167 @@
+"""The interface of references: the rows they are made of, their cost, who is protected, and the steps of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from dpdask.archive import Archived
+from dpdask.cells import Cells
+from dpdask.codec import Codec
+from dpdask.documents import Document
+from dpdask.privacy import UnitColumn
+from dpdask.privacy.coverage import Uncovered
+from dpdask.privacy.events import DiscreteLaplace
+from dpdask.references.distribution import MARGINS, Distribution, from_statistic
+from dpdask.references.statistics import ColumnCounts, ColumnStatistic
+from dpdask.schema import Schema
+from dpdask.stats.records import RecordStatistic
+from dpdask.stats.tables import TableStatistic
+from dpdask.streams import Noise
+
+FIT = "fit: the reference and each column's channel, on the driver, written once"
+
+Structure = Literal["columns", "records", "tree"]
+
+
+class ReferenceBase(Document):
+    """The base of all references: one without a hold-out, at no cost, each column by its own margin."""
+
+    structure: ClassVar[Structure] = "columns"
+    joint: ClassVar[str] = MARGINS
+    not_local: ClassVar[str | None] = "its columns are released together, which this format does not hold"
+    """Why devices cannot randomise their own values by it; None if they can."""
+
+    path_hint: ClassVar[str] = "add it"
+    """What to do if the path of a public table is missing."""
+
+    @property
+    def rows(self) -> Literal["own", "public", "none"]:
+        """Which rows are counted: the table's own, those of a public table, or none."""
+        return "own"
+
+    @property
+    def held_out(self) -> float | None:
+        """The probability with which a row is held out, or None."""
+        return None
+
+    @property
+    def uncovered(self) -> tuple[Uncovered, ...]:
+        """The samples of a table's rows that have no ε: the hold-out, if there is one."""
+        return () if self.held_out is None else (Uncovered(fraction=self.held_out, fate="held out"),)
+
+    @property
+    def also_read(self) -> tuple[str, ...]:
+        """The kept columns that it reads."""
+        return ()
+
+    def split(self, epsilon: float) -> tuple[float, float]:
+        """Return the ε of the reference and the ε of the rows' own releases; both are rounded down, so their sum never passes `epsilon`."""
+        return 0.0, epsilon
+
+    @property
+    def spends_delta(self) -> bool:
+        """Whether its noise can spend a δ."""
+        return False
+
+    @property
+    def is_measured_by_column(self) -> bool:
+        """Whether each column has a noisy histogram of its own."""
+        return False
+
+    def check(self, schema: Schema, unit: UnitColumn | None) -> None:
+        """Check the columns that are named here against the schema.
+
+        Parameters
+        ----------
+        schema
+            The declared columns.
+        unit
+            The privacy unit, if it is not the row.
+
+        Raises
+        ------
+        SpecError
+            If they do not fit.
+        """
+        del schema, unit
+
+    def cells(self, codecs: Mapping[str, Codec]) -> dict[str, Cells]:
+        """Return the public cells in which columns are counted; none if they are not counted in cells."""
+        del codecs
+        return {}
+
+    def check_codecs(self, codecs: Mapping[str, Codec]) -> None:
+        """Check the declarations against the columns.
+
+        Raises
+        ------
+        SpecError
+            If it does not fit them.
+        """
+        del codecs
+
+    def check_counts(self, counts: ColumnCounts) -> None:
+        """Check the reference rows, before anything is charged.
+
+        Raises
+        ------
+        DataError
+            If they are too few for a distribution.
+        """
+        del counts
+
+    def draw(self, counts: ColumnCounts, codecs: Mapping[str, Codec], events: Mapping[str, DiscreteLaplace], noise: Noise) -> Archived | None:
+        """Draw the noise of the reference and return the noisy counts; None if it has no noise.
+
+        Parameters
+        ----------
+        counts
+            The exact counts of the reference rows.
+        codecs
+            The codec of each column.
+        events
+            The noise of each column's histogram.
+        noise
+            Returns the random stream of each histogram, by its id; None: noise from the operating system's entropy.
+        """
+        del counts, codecs, events, noise
+        return None
+
+    def distributions(self, counts: Any, codecs: Mapping[str, Codec]) -> Mapping[str, Distribution]:
+        """Return the reference distribution of each column.
+
+        Parameters
+        ----------
+        counts
+            What `draw` returned, or the counts of the reference rows if there is no noise; None if none are counted.
+        codecs
+            The codec of each column.
+
+        Raises
+        ------
+        SpecError, DataError
+            If the counts do not fit the columns, or are of too few rows.
+        """
+        return {name: from_statistic(codec, counts.columns[name]) for name, codec in codecs.items()}
+
+    def statistic(self, codecs: Mapping[str, Codec]) -> ColumnStatistic | RecordStatistic | TableStatistic:
+        """Return the statistic that is counted over the reference rows."""
+        return ColumnStatistic(codecs=codecs, cells=self.cells(codecs))
+
+    def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
+        """Return the steps of a run before it writes, in words.
+
+        Parameters
+        ----------
+        columns
+            The privatised columns.
+        uncounted
+            Whether the private table's footers do not tell how many rows it has.
+        """
+        del columns, uncounted
+        return (FIT,)
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return warnings for the steward before a release."""
+        return ()

@@ -1,0 +1,318 @@
+"""What every mechanism promises, whatever it releases: a test class gives its case and inherits the tests."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import dask
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from e2e.helpers import charging_entries, digests, hidden, load, processes, run_here, write_job
+
+from dpdask.engine import fit as fit_module
+from dpdask.engine.account import Account, LedgerPlace, open_ledger
+from dpdask.errors import BudgetError, DataError, SpecError
+from dpdask.estimators.estimator import Estimator
+from dpdask.jobs import run as run_module
+from dpdask.jobs.auditing import audit_job
+from dpdask.jobs.plan import plan_job
+from dpdask.jobs.run import run_job
+from dpdask.jobs.state import RunState
+from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.mechanism import Mechanism
+from dpdask.privacy.events import LocalRelease, leaves
+from dpdask.schema import Schema
+
+N_ROWS = 240
+LEVELS = [1, 2, 3, 4]
+SCHEMA: dict[str, Any] = {
+    "level": {"role": "privatise", "kind": "discrete", "levels": LEVELS, "type": "int64"},
+    "line": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 10.0], "type": "float64"},
+}
+KEPT: dict[str, Any] = {"who": {"role": "keep", "type": "int64"}}
+PRIVACY: dict[str, Any] = {"epsilon": 4.0, "delta": 0, "adjacency": "replace-one", "unit": "row"}
+
+
+class Killed(BaseException):
+    """Ends a run where no handler of the project catches it, as a killed process does."""
+
+
+def table() -> pd.DataFrame:
+    """Return the same rows every time."""
+    numbers = range(N_ROWS)
+    return pd.DataFrame(
+        {"level": [LEVELS[(7 * n) % 4] for n in numbers], "line": [(n * 37 % 101) / 10.1 for n in numbers], "who": [n * 11 % 53 for n in numbers]}
+    )
+
+
+@contextmanager
+def killed_at(owner: Any, name: str, *, after: bool, when: Callable[..., bool]) -> Iterator[None]:
+    """Kill what runs inside when a function is called, before or after its work."""
+    original = getattr(owner, name)
+
+    def struck(*args: Any, **kwargs: Any) -> Any:
+        if not when(*args, **kwargs):
+            return original(*args, **kwargs)
+        if after:
+            original(*args, **kwargs)
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, struck)
+        with pytest.raises(Killed):
+            yield
+
+
+def watch(patch: pytest.MonkeyPatch, owner: Any, name: str, steps: list[str]) -> None:
+    """Note each call of a function, in order."""
+    original = getattr(owner, name)
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        steps.append(name)
+        return original(*args, **kwargs)
+
+    patch.setattr(owner, name, noting)
+
+
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+KILLS: dict[str, Callable[[], Any]] = {
+    "charged": lambda: killed_at(Account, "intend", after=True, when=_always),
+    "noise or release kept": lambda: killed_at(fit_module, "keep", after=True, when=_always),
+    "release kept": lambda: killed_at(fit_module, "keep", after=True, when=lambda _folder, name, _data: name == "release.npz"),
+    "barrier recorded": lambda: killed_at(RunState, "write", after=True, when=lambda _state, reached: reached.stage == "fitted"),
+    "shards staged": lambda: killed_at(run_module, "write_all", after=True, when=_always),
+    "published": lambda: killed_at(Account, "commit", after=False, when=_always),
+}
+
+
+class MechanismContract:
+    """The tests that every mechanism inherits.
+
+    Attributes
+    ----------
+    mechanism
+        The `mechanism` block of a job.
+    privacy
+        The `privacy` block, or None.
+    schema
+        The columns; `who` is added with the role keep where rows are released.
+    estimator
+        Returns the Python class for a schema, with the same parameters and a seed or None.
+    """
+
+    mechanism: ClassVar[dict[str, Any]]
+    privacy: ClassVar[dict[str, Any] | None] = PRIVACY
+    schema: ClassVar[dict[str, Any]] = SCHEMA
+    releases_rows: ClassVar[bool] = True
+    n_sampled: ClassVar[int | None] = 50
+    public: ClassVar[bool] = False
+
+    def estimator(self, schema: Schema, **changes: Any) -> Estimator:
+        """Return the Python class with the case's parameters."""
+        raise NotImplementedError
+
+    def columns(self) -> dict[str, Any]:
+        """Return the schema of the case."""
+        return {**self.schema, **KEPT} if self.releases_rows else {**self.schema, "who": {"role": "drop", "type": "int64"}}
+
+    def frame(self) -> pd.DataFrame:
+        """Return the table of the case."""
+        return table()[list(self.columns())]
+
+    @pytest.fixture
+    def job(self, tmp_path: Path) -> Path:
+        """A job of the case on a small lake."""
+        return self.write(tmp_path / "job", tmp_path / "out")
+
+    def write(self, folder: Path, output: Path, **changes: Any) -> Path:
+        """Write the case's job with changes."""
+        lake = folder.parent / "lake"
+        if not lake.exists():
+            lake.mkdir(parents=True)
+            rows = pa.Table.from_pandas(self.frame(), preserve_index=False)
+            pq.write_table(rows.slice(0, 160), lake / "a.parquet", row_group_size=60)
+            pq.write_table(rows.slice(160), lake / "b.parquet")
+        mechanism = self.mechanism
+        if self.public:
+            other = folder.parent / "public"
+            other.mkdir(exist_ok=True)
+            pq.write_table(pa.Table.from_pandas(self.frame().iloc[::2], preserve_index=False), other / "p.parquet")
+            mechanism = {**mechanism, "reference": {**mechanism["reference"], "path": str(other)}}
+        given = {"mechanism": mechanism, "privacy": self.privacy, "output__rows_per_shard": 100, **changes}
+        return write_job(folder, lake, output, schema=self.columns(), **given)
+
+    def ledger(self, tmp_path: Path, epsilon: float = 30.0) -> dict[str, str]:
+        """Return a ledger with a budget for the case."""
+        if self.privacy is None:
+            pytest.skip("this mechanism spends no budget")
+        url = f"sqlite:///{tmp_path / 'ledger.db'}"
+        open_ledger(url).init("people", epsilon, 1e-3)
+        return {"url": url, "dataset": "people"}
+
+    # a job
+
+    def test_a_job_is_the_same_on_every_scheduler(self, job: Path, tmp_path: Path) -> None:
+        run_here(job)
+        found = digests(tmp_path / "out")
+        assert any(name.endswith(".parquet") for name in found)
+        with dask.config.set(scheduler="threads"):
+            run_job(load(job, output__path=tmp_path / "threads"))
+        assert digests(tmp_path / "threads") == found
+        if not self.on_cluster:
+            return
+        with processes(2) as cluster, cluster.get_client():
+            run_job(load(job, output__path=tmp_path / "cluster"))
+        assert digests(tmp_path / "cluster") == found
+
+    on_cluster: ClassVar[bool] = False
+
+    def test_nothing_is_drawn_before_it_is_charged(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        place = self.ledger(tmp_path)
+        job, steps = self.write(tmp_path / "job", tmp_path / "out", ledger=place, insecure_seed=None), []
+        watch(monkeypatch, Account, "intend", steps)
+        watch(monkeypatch, fit_module, "keep", steps)
+        for name in ("draw", "fit"):
+            watch(monkeypatch, type(load(job).mechanism), name, steps)
+        run_here(job)
+        order = [name for name in ("intend", "draw", "fit") if name in steps]
+        assert [steps.index(name) for name in order] == sorted(steps.index(name) for name in order)
+        assert order[0] == "intend"
+        assert "fit" in order
+
+    def test_a_charge_that_is_refused_at_the_barrier_draws_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        place = self.ledger(tmp_path, epsilon=PRIVACY["epsilon"] / 2)
+        job = self.write(tmp_path / "job", tmp_path / "out", ledger=place, insecure_seed=None)
+        monkeypatch.setattr(Account, "check_room", lambda *_: None)  # as if another run had taken the room since
+        monkeypatch.setattr(type(load(job).mechanism), "draw", _no_draw)
+        with pytest.raises(BudgetError):
+            run_here(job)
+        assert not (tmp_path / "out").exists()
+        assert not hidden(tmp_path / "out").exists()
+        assert charging_entries(place["url"], "people") == []
+
+    def test_what_is_accounted_for_is_what_is_drawn(self) -> None:
+        estimator = self.estimator(Schema.from_dict({"columns": self.columns()}), insecure_seed=None)
+        central = [event for event in leaves(estimator.mechanism.event) if not isinstance(event, LocalRelease)]
+        assert bool(central) == (type(estimator.mechanism).draw is not Mechanism.draw and not self.draws_nothing)
+        assert central or self.releases_rows
+
+    draws_nothing: ClassVar[bool] = False
+
+    @pytest.mark.usefixtures("seeded_ledgers")
+    @pytest.mark.parametrize("point", KILLS)
+    def test_a_killed_run_goes_on_to_the_same_bytes_at_one_charge(self, point: str, tmp_path: Path) -> None:
+        place = self.ledger(tmp_path)
+        run_here(self.write(tmp_path / "whole", tmp_path / "expected", ledger=place, insecure_seed=7))
+        job = self.write(tmp_path / "job", tmp_path / "out", ledger=place, insecure_seed=7)
+        with KILLS[point]():
+            run_here(job)
+        run_here(job)
+        assert digests(tmp_path / "out") == digests(tmp_path / "expected")
+        assert not hidden(tmp_path / "out").exists()
+        assert [entry.kind for entry in charging_entries(place["url"], "people")] == ["intend", "commit"] * 2
+
+    def test_the_card_is_a_card_and_says_what_was_promised(self, job: Path, tmp_path: Path) -> None:
+        run_here(job)
+        data = (tmp_path / "out" / "_dpdask" / "release.json").read_bytes()
+        card = Card.read(data, "release.json")
+        assert card.to_bytes() == data
+        assert card.insecure
+        assert card.mechanism.kind == self.mechanism["kind"]
+        assert card.guarantee.epsilon == (None if self.privacy is None else self.privacy["epsilon"])
+        assert set(card.columns) >= set(self.schema)
+
+    def test_a_plan_and_an_audit_read_no_rows(self, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("dpdask.io.fragments.read_batches", lambda *_: pytest.fail("rows were read"))
+        monkeypatch.setattr("dpdask.engine.source.read_batches", lambda *_: pytest.fail("rows were read"))
+        planned = plan_job(load(job))
+        assert len(planned.stages) >= 3
+        assert planned.guarantee
+        assert audit_job(load(job), n_runs=500)["sound"]
+
+    def test_a_value_outside_the_domain_is_one_line_and_leaves_nothing(self, tmp_path: Path) -> None:
+        job = self.write(tmp_path / "job", tmp_path / "out")
+        broken = self.frame()
+        broken.loc[200, "level"] = 99
+        pq.write_table(pa.Table.from_pandas(broken.iloc[160:], preserve_index=False), tmp_path / "lake" / "b.parquet")
+        with pytest.raises(DataError) as refused:
+            run_here(job)
+        assert "99" not in str(refused.value)
+        assert "\n" not in str(refused.value)
+        assert not (tmp_path / "out").exists()
+
+    # Python
+
+    def test_python_releases_what_it_promises(self) -> None:
+        with self.release() as release:
+            found = self.draw(release)
+            assert len(found)
+            card = Card.read(release.card, "card")
+            assert card.mechanism.kind == self.mechanism["kind"]
+            assert json.dumps(release.card)
+            assert "/" not in repr(release)
+        with pytest.raises(Exception, match=r"closed|missing|key"):
+            self.draw(release)
+
+    def draw(self, release: Any) -> Any:
+        """Return the released rows, or some records."""
+        if self.releases_rows:
+            return release.transform(self.frame_given)
+        return release.sample(self.n_sampled, seed=1).compute(scheduler="synchronous")
+
+    def release(self, **given: Any) -> Any:
+        """Fit the case's Python class to the case's table."""
+        self.frame_given = self.frame()
+        estimator = self.estimator(Schema.from_dict({"columns": self.columns()}), insecure_seed=None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of what a chain republishes
+            return estimator.fit(self.frame().iloc[::2].reset_index(drop=True) if self.public else self.frame_given, **given)
+
+    def test_python_charges_before_it_draws(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        place = LedgerPlace(**self.ledger(tmp_path, epsilon=PRIVACY["epsilon"]))
+        with self.release(ledger=place) as release:
+            if self.releases_rows:
+                release.transform(self.frame_given)
+            assert [entry.kind for entry in charging_entries(place.url, "people")] == ["intend", "commit"]
+        for _ in range(12):
+            try:
+                with self.release(ledger=place) as release:
+                    if self.releases_rows:
+                        release.transform(self.frame_given)
+            except BudgetError:
+                break
+        else:
+            pytest.fail("the budget has no end")
+        kinds = [entry.kind for entry in charging_entries(place.url, "people")]
+        assert kinds.count("intend") == kinds.count("commit")
+
+    def test_python_plans_and_audits(self) -> None:
+        estimator = self.estimator(Schema.from_dict({"columns": self.columns()}), insecure_seed=None)
+        planned = estimator.plan(self.frame())
+        assert planned.guarantee
+        assert planned.stages
+        assert estimator.audit(self.frame(), n_runs=500)["sound"]
+
+    def test_python_and_job_refuse_a_schema_without_private_columns(self, tmp_path: Path) -> None:
+        columns: Mapping[str, Any] = {name: {"role": "drop", "type": column["type"]} for name, column in self.columns().items()}
+        with pytest.raises(SpecError, match="privatises no column") as python:
+            self.estimator(Schema.from_dict({"columns": columns}), insecure_seed=None)
+        path = self.write(tmp_path / "job", tmp_path / "out")
+        schema = path.parent / "schema.yaml"
+        schema.write_text(json.dumps({"columns": columns}))
+        with pytest.raises(SpecError, match="privatises no column") as job:
+            load(path)
+        assert job.value.what == python.value.what
+
+
+def _no_draw(*_: Any, **__: Any) -> None:
+    pytest.fail("noise was drawn")

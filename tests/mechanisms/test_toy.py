@@ -1,0 +1,143 @@
+"""A mechanism of one file: the noisy number of rows, released as one record. It registers itself and keeps the whole contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from mechanisms.contract import PRIVACY, SCHEMA, MechanismContract
+
+from dpdask.archive import Archive, Archived, Contents
+from dpdask.errors import InputError
+from dpdask.estimators.estimator import Estimator, make_budget
+from dpdask.mechanisms import registry
+from dpdask.mechanisms.card import Section, noisy_counts_section
+from dpdask.mechanisms.mechanism import Columns, Spec
+from dpdask.mechanisms.noisy_counts import NoisyCounts
+from dpdask.privacy import Budget
+from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
+from dpdask.privacy.noise import laplace_scale, perturb
+from dpdask.references.statistics import ColumnCounts, ColumnStatistic
+from dpdask.schema import Schema
+from dpdask.streams import Noise, RunKey
+
+
+class ToySpec(Spec):
+    """The noisy number of rows, times a factor."""
+
+    kind: Literal["toy"] = "toy"
+    factor: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ToyRelease(Archived):
+    """One noisy number."""
+
+    archive: ClassVar[Archive] = Archive(kind="toy", format=1, noun="toy")
+
+    schema: Schema
+    n_rows: int
+
+    types: ClassVar[pa.Schema] = pa.schema([("n", pa.int64())])
+    few_valued: ClassVar[list[str]] = []
+
+    def n_drawn(self, wanted: int | None) -> int:
+        return 1 if wanted is None else wanted
+
+    def batches(self, start: int, n_rows: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"n": [self.n_rows] * n_rows}, schema=self.types)
+
+    def _contents(self) -> Contents:
+        return {"n_rows": self.n_rows, "schema": self.schema.model_dump(exclude_none=True)}, {}
+
+    @classmethod
+    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+        return cls(schema=Schema.from_dict(header["schema"]), n_rows=header["n_rows"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToyMechanism(NoisyCounts):
+    """The noisy number of rows under add-remove."""
+
+    spec: ToySpec
+    nobody: ClassVar[str] = "numbers"
+
+    @property
+    def event(self) -> Composed:
+        return Composed(events=(DiscreteLaplace(scale=laplace_scale(1, self.budget.epsilon), sensitivity=1, adjacency="add-remove"),))
+
+    @property
+    def how(self) -> str:
+        return "the noisy number of rows"
+
+    def check(self, columns: Columns) -> None: ...
+
+    def statistic(self, columns: Columns) -> ColumnStatistic:
+        return ColumnStatistic(codecs=columns.codecs)
+
+    def draw(self, counts: ColumnCounts, columns: Columns, noise: Noise) -> ToyRelease:
+        exact = np.array([counts.columns["level"].n_rows], dtype=np.int64)
+        noisy = perturb(exact, self.event.events[0], rng=noise("toy/noise"))
+        return ToyRelease(schema=self.schema, n_rows=int(noisy[0]))
+
+    def read_drawn(self, data: bytes, columns: Columns) -> ToyRelease:
+        found = ToyRelease.from_bytes(data, "the run's noisy number")
+        if found.schema != self.schema:
+            raise InputError("this is another number", "noisy.npz", "`dpdask abort` the run")
+        return found
+
+    def fit(self, counts: ToyRelease, columns: Columns, key: RunKey) -> ToyRelease:
+        return ToyRelease(schema=self.schema, n_rows=counts.n_rows * self.spec.factor)
+
+    @property
+    def release_type(self) -> type[ToyRelease]:
+        return ToyRelease
+
+    def n_records(self, release: ToyRelease) -> int:
+        return release.n_drawn(None)
+
+    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+        return ("tabulate: count the rows", "fit: noise on their number")
+
+    def section(self, release: ToyRelease, columns: Columns, **_: Any) -> Section:
+        accounting = {"composition": "one event", "epsilon_exact": self.budget.epsilon, "events": to_dict(self.event)}
+        mechanism = {"kind": "toy", "factor": self.spec.factor}
+        section = noisy_counts_section(
+            budget=self.budget, mechanism=mechanism, schema=self.schema, cells={}, accounting=accounting, n_rows=release.n_rows
+        )
+        shown = {name: {"role": "privatised", "kind": self.schema.columns[name].kind} for name in self.schema.privatised}
+        return Section(**{**{field: getattr(section, field) for field in section.__dataclass_fields__}, "columns": shown})
+
+
+@dataclass(frozen=True, slots=True)
+class Toy(Estimator):
+    """The noisy number of rows of a frame."""
+
+    factor: int = 1
+
+    def _spec(self) -> tuple[type[ToySpec], dict[str, Any]]:
+        return ToySpec, {"factor": self.factor}
+
+    def _budget(self) -> Budget:
+        return make_budget(PRIVACY["epsilon"], adjacency="add-remove")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered() -> Iterator[None]:
+    registry.register(ToySpec, lambda _: ToyMechanism)
+    yield
+    registry.unregister(ToySpec)
+
+
+class TestToy(MechanismContract):
+    mechanism: ClassVar[dict[str, Any]] = {"kind": "toy", "factor": 2}
+    privacy: ClassVar[dict[str, Any]] = {**PRIVACY, "adjacency": "add-remove"}
+    schema: ClassVar[dict[str, Any]] = SCHEMA
+    releases_rows = False
+
+    def estimator(self, schema: Schema, **changes: Any) -> Estimator:
+        return Toy(schema, factor=2, **changes)
