@@ -174,6 +174,13 @@ class RunState:
         self.folder.remove()
         forget_everywhere()
 
+    def _check_place(self) -> None:
+        path = self.folder.local_path
+        foreign = path.exists() and path.stat().st_uid != os.geteuid()
+        if path.is_symlink() or foreign:
+            what = "the hidden folder of this output is a link, or another user's, so the run's key would not be safe in it"
+            raise OutputError(what, self.folder.url, "remove it, or choose another output.path")
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other drivers of this machine's file system away from the run.
@@ -182,10 +189,13 @@ class RunState:
         ------
         TemporaryError
             If another driver holds it.
+        OutputError
+            If the hidden folder is a link, or another user's: its secrets would lie where that user can read or keep them.
         """
         if not self.folder.is_local:
             yield  # object stores have no locks: one driver at a time is the user's care
             return
+        self._check_place()
         self.folder.create(private=True)
         busy = TemporaryError("another run is writing this output", self.output.url, "wait for it to end")
         path = self.folder.local_path / _LOCK

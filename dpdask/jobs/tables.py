@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from dpdask.engine.fit import Fitted, PublicTable
 from dpdask.engine.source import FileSource
 from dpdask.engine.work import TableWork, make_public_work, make_table_work
+from dpdask.errors import SpecError
 from dpdask.io.fragments import InputTable, discover
 from dpdask.io.storage import Folder
 from dpdask.jobs.spec import Job
@@ -51,11 +52,16 @@ class JobTable:
         ------
         DataError, InputError
             If it cannot be read, or lacks a column.
+        SpecError
+            If it shares a file with the private table, however its path is written.
         """
         path = self.mechanism.public_path
         if path is None:
             return None
         found = discover(path, self.mechanism.schema)
+        if {each.version for each in found.fragments} & {each.version for each in self.table.fragments}:
+            what = "the public table has a file of the private one, so rows that are to be protected would be their own reference"
+            raise SpecError(what, "`reference.path`", "name another table")
         return PublicTable(source=FileSource(found.fragments, path), work=make_public_work(self.work, found.schema))
 
     def with_bounds(self, fitted: Fitted) -> TableWork:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from e2e.helpers import lake, run_here, write_job
 
 from dpdask.errors import DataError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.manifest import MANIFEST_NAME, SUCCESS_NAME, Manifest
@@ -362,3 +363,13 @@ def test_a_plan_of_a_public_reference_names_its_stage(tmp_path):
 def test_an_output_inside_the_public_reference_is_refused(tmp_path):
     with pytest.raises(SpecError, match="the output lies inside the input"):
         job(tmp_path, mechanism={"kind": "dip", "reference": {"kind": "public", "path": "."}})
+
+
+def test_a_hidden_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job", lake(tmp_path / "in", [300]), tmp_path / "out")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_text("theirs")
+    (tmp_path / ".out.dpdask").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutputError, match="is a link"):
+        run_here(job)
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["file"]
