@@ -143,8 +143,10 @@ class Batches:
         return SpecError(what, where, 'give that frame, or name another batch for this one, for instance batch="2026-11"')
 
     def _read_log(self) -> None:
-        while self._folder.exists(f"{_LOG}/{len(self._log)}"):
-            self._note(len(self._log), self._folder.read(f"{_LOG}/{len(self._log)}"))
+        number = len(self._log)  # once: other threads make the log longer meanwhile
+        while self._folder.exists(f"{_LOG}/{number}"):
+            self._note(number, self._folder.read(f"{_LOG}/{number}"))
+            number += 1
 
     def _note(self, number: int, entry: bytes) -> None:
         owner, _, name = entry.decode().partition("\n")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ import dpdask
 from dpdask.cli import _audit_text, _plan_text
 from dpdask.engine.account import open_ledger
 from dpdask.errors import BudgetError
+from dpdask.io.manifest import MANIFEST_NAME, Manifest
+from dpdask.io.storage import Folder
 from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
@@ -333,7 +337,11 @@ def test_a_released_channel_of_one_parent_level_that_is_too_weak_is_not_sound(so
     name = next(name for name, column in private(card) if column["parent"] == "a")
     column = card["columns"][name]
     column["channels"][1] = np.eye(column["cells"]).tolist()
-    (tmp_path / "out" / "_dpdask" / "release.json").write_text(json.dumps(card))
+    data = json.dumps(card).encode()
+    (tmp_path / "out" / "_dpdask" / "release.json").write_bytes(data)
+    assert audit_job(load(made), n_runs=1000)["columns"][name]["reference"] == "a simulated table"  # a card that was changed is no card
+    changed = replace(Manifest.read(Folder(str(tmp_path / "out"))), card_sha256=hashlib.sha256(data).hexdigest())
+    Folder(str(tmp_path / "out")).write(MANIFEST_NAME, changed.to_bytes())
     found = audit_job(load(made), n_runs=1000)
     assert found["sound"] is False
     assert found["columns"][name]["epsilon_exact"] > found["columns"][name]["claimed"]

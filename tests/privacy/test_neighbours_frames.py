@@ -82,7 +82,9 @@ def dip_view(name: str, unit: Any, *, lazy: bool = False) -> View_:
 CASES = [(name, "row", lazy) for name in REFERENCES for lazy in (False, True)] + [(name, WHO, False) for name in REFERENCES if name not in OF_PUBLIC]
 
 
-@pytest.mark.parametrize(("name", "unit", "lazy"), CASES)
+@pytest.mark.parametrize(
+    ("name", "unit", "lazy"), [pytest.param(*case, marks=pytest.mark.slow if case[0].startswith("chain") and case[2] else ()) for case in CASES]
+)
 def test_neighbouring_frames_look_alike(name: str, unit: Any, lazy: bool) -> None:
     n_rows = 12 if name in HELD else 6
     changed = range(n_rows - (1 if unit == "row" else 3), n_rows)
