@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -353,3 +354,14 @@ def test_a_ledger_s_place_is_plain(place: dpdask.LedgerPlace) -> None:
     assert cloudpickle.loads(cloudpickle.dumps(place)) == place
     with pytest.raises(ValueError, match="frozen"):
         place.dataset = "other"  # type: ignore[misc]  # what is tested
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["lenient", "strict"])
+def test_only_a_lenient_dataset_is_told_of_a_sorted_column(strict: bool, tmp_path: Path) -> None:
+    place = made(tmp_path, 2.0, strict=strict)
+    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
+    in_order = pd.DataFrame({"x": [0] * 20 + [1] * 20})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(in_order, ledger=place).close()
+    assert any("sorted" in str(warning.message) for warning in said) is not strict

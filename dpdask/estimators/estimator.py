@@ -200,7 +200,8 @@ class _Fitting:
         if n_rows == 0 and mechanism.reference_rows == "own":
             raise DataError("the table has no rows", "frame", "give it some rows")
         said = mechanism.cautions(work.columns, n_rows)
-        sorted_by = find_order_warning(self.frame, work) if mechanism.releases_rows and not several else None
+        tells = mechanism.releases_rows and not several and not self.account.is_strict  # with a strict ledger, nobody is told of exact rows
+        sorted_by = find_order_warning(self.frame, work) if tells else None
         for warning in (*said, *(() if sorted_by is None else (sorted_by,))):  # before anything is charged: a warning may be made an error
             warnings.warn(warning, stacklevel=3)
         batches = Batches(self.folder, several=several)

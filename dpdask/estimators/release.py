@@ -228,7 +228,7 @@ class Release:
         if run_id is not None:
             rows.account.record_draw(run_id, self.sha256)
             rows.account.commit(run_id, self.sha256)
-        warning = find_order_warning(frame, rows.work) if rows.batches.several else None
+        warning = find_order_warning(frame, rows.work) if rows.batches.several and not rows.account.is_strict else None
         if warning is not None:
             warnings.warn(warning, stacklevel=2)
         return released
