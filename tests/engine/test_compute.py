@@ -165,7 +165,7 @@ def test_task_names_tell_stages_and_numbers_only(tmp_path: Path, monkeypatch: py
 
     for module in (scan, units, write):
         monkeypatch.setattr(module, "run_tasks", captured)
-    public = {"kind": "public", "path": str(lake(tmp_path / "public", [300] * 9))}
+    public = {"kind": "public", "path": str(lake(tmp_path / "public", [300] * 9, seed=2))}
     source = lake(tmp_path / "in", [300] * 9)
     run_here(write_job(tmp_path / "a", source, tmp_path / "out-a"))
     run_here(write_job(tmp_path / "b", source, tmp_path / "out-b", mechanism__reference=public))
