@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -96,9 +96,8 @@ class Account:
         """
         budget = self.mechanism.budget
         assert budget is not None
-        unit = "row" if budget.unit_column is None else f"column {budget.unit_column.column}"
         uncovered = tuple(replace(each, sample=sample) for each in self.mechanism.uncovered)
-        event = replace(self.mechanism.event, unit=unit, uncovered=uncovered)
+        event = replace(self.mechanism.event, unit=budget.unit_name, uncovered=uncovered)
         return Charge(epsilon=budget.epsilon, delta=budget.delta, event=to_dict(event))
 
     def check_room(self, run_id: str | None) -> None:
@@ -230,6 +229,35 @@ class Account:
         key = ledger.holdout_key(self.place.dataset, draw=False) if self.mechanism.uncovered else None
         sample = "to be drawn" if key is None else name_sample(key, rows)
         return ledger.read_balance(self.place.dataset), ledger.read_balance(self.place.dataset, plus=self.cost(sample))
+
+    def describe_balances(self, rows: str) -> dict[str, Any] | None:
+        """Return what `plan` shows of the dataset: its ε spent before and after the release, and its limit; None without a ledger.
+
+        Parameters
+        ----------
+        rows
+            As for `find_holdout`.
+
+        Raises
+        ------
+        SpecError, TemporaryError
+            As `intend`.
+        """
+        found = self.compute_balances(rows)
+        if found is None:
+            return None
+        before, after = found
+        return {
+            "limit": before.epsilon_limit,
+            "before": before.epsilon_spent,
+            "after": after.epsilon_spent,
+            "runs": before.n_runs,
+            # at the limit's δ, as the ledger judges: the runs' own δ do not add up where events compose
+            "fits": after.epsilon_spent <= after.epsilon_limit,
+            "uncovered_before": before.coverage.uncovered,
+            "uncovered_after": after.coverage.uncovered,
+            "coverage": after.coverage.text,
+        }
 
 
 Settlement = Literal["refuse", "void", "keep"]

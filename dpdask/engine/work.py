@@ -109,6 +109,10 @@ class TableWork:
         """The columns as a mechanism sees them."""
         return Columns(types=self.released, codecs=self.codecs)
 
+    def with_keys(self) -> TableWork:
+        """Return the work once the run's keys are written: the hold-out is the dataset's if its key is there."""
+        return replace(self, kept_holdout=self.fraction is not None and self.secrets.exists(HOLDOUT_NAME))
+
     def key(self) -> RunKey:
         """Read the run key."""
         return RunKey(self.secrets.read(KEY_NAME))
@@ -188,11 +192,10 @@ def make_table_work(mechanism: Mechanism, types: pa.Schema, secrets: Folder, sch
         fraction=mechanism.fraction,
         secrets=secrets,
         unit=_unit_work(unit, schema, types),
-        kept_holdout=mechanism.fraction is not None and secrets.exists(HOLDOUT_NAME),
         also_read=mechanism.also_read,
     )
     mechanism.check(work.columns)
-    return work
+    return work.with_keys()
 
 
 def make_public_work(work: TableWork, types: pa.Schema) -> TableWork:

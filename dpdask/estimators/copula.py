@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import pandas as pd
 
 from dpdask.archive import Archived
 from dpdask.cells import DEFAULT_BINS
-from dpdask.estimators.estimator import Estimator, make_budget
+from dpdask.estimators.estimator import NoisyCountsEstimator
 from dpdask.estimators.release import Release
 from dpdask.mechanisms.copula.fit import CopulaOptions
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.copula.spec import CopulaSpec
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
-from dpdask.privacy import Budget, UnitColumn
-from dpdask.privacy.events import Adjacency
 
 DEFAULT_OPTIONS = CopulaOptions()
 
@@ -57,7 +55,7 @@ class CopulaRelease(Release):
 
 
 @dataclass(frozen=True, slots=True)
-class GaussianCopula(Estimator):
+class GaussianCopula(NoisyCountsEstimator):
     """Differentially private synthetic records with the table's one- and two-way structure.
 
     Parameters
@@ -111,10 +109,6 @@ class GaussianCopula(Estimator):
     """
 
     _: KW_ONLY
-    epsilon: float
-    delta: float = 0.0
-    adjacency: Adjacency = "replace-one"
-    unit: UnitColumn | Literal["row"] = "row"
     bins: int | Mapping[str, int | Sequence[float]] = DEFAULT_BINS
     one_way: float = 1.0
     two_way: float = 1.0
@@ -125,6 +119,3 @@ class GaussianCopula(Estimator):
     def _spec(self) -> tuple[type[CopulaSpec], dict[str, Any]]:
         weights = {"one_way": self.one_way, "two_way": self.two_way}
         return CopulaSpec, {"bins": self.bins, "weights": weights, "options": self.options}
-
-    def _budget(self) -> Budget:
-        return make_budget(self.epsilon, self.delta, self.adjacency, self.unit)

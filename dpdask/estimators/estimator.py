@@ -122,7 +122,7 @@ class Estimator(ABC):
             What `plan` would have warned of; if a pandas frame that is to be released is sorted by a private column.
         """
         check_can_charge(self.mechanism, ledger, insecure=self.insecure_seed is not None)
-        account = Account(mechanism=self.mechanism, place=ledger and ledger.resolve(Path.cwd()))  # batches are charged later
+        account = _open_account(self.mechanism, ledger)  # batches are charged later
         account.check_room(None)
         folder = open_secrets(secrets)
         key = RunKey.fresh() if self.insecure_seed is None else RunKey.insecure(self.insecure_seed)
@@ -150,7 +150,7 @@ class Estimator(ABC):
             As `fit`, as far as they need no rows.
         """
         check_can_charge(self.mechanism, ledger, insecure=self.insecure_seed is not None)
-        mechanism, work = self._open(frame, Folder("memory://dpdask-plan"), count=isinstance(frame, pd.DataFrame))
+        mechanism, work = self._open_uncounted(frame)
         spending = mechanism.spending
         return FramePlan(
             guarantee=mechanism.guarantee("keep"),
@@ -158,7 +158,7 @@ class Estimator(ABC):
             epsilons=dict(spending.row),
             reference_epsilons=dict(spending.reference),
             warnings=mechanism.cautions(work.columns, _n_rows(frame, mechanism)),
-            ledger=_balances(Account(mechanism=mechanism, place=ledger), work),
+            ledger=_open_account(mechanism, ledger).describe_balances(work.unit_place or ""),
         )
 
     def audit(self, frame: Frame, *, n_runs: int = 20_000) -> dict[str, Any]:
@@ -175,8 +175,12 @@ class Estimator(ABC):
         -------
         As `mechanisms.auditing.audit_mechanism`.
         """
-        mechanism, work = self._open(frame, Folder("memory://dpdask-audit"), count=isinstance(frame, pd.DataFrame))
+        mechanism, work = self._open_uncounted(frame)
         return audit_mechanism(mechanism, work.columns, None, n_runs=n_runs)
+
+    def _open_uncounted(self, frame: Frame) -> tuple[Mechanism, TableWork]:
+        """Return the mechanism and the work on the frame; nothing is computed, so the rows of a Dask frame are not counted."""
+        return self._open(frame, Folder("memory://dpdask-plan"), count=isinstance(frame, pd.DataFrame))
 
     def _open(self, frame: Frame, folder: Folder, *, count: bool = True) -> tuple[Mechanism, TableWork]:
         """Return the mechanism, with what it takes from the number of rows if they may be counted, and the work on the frame."""
@@ -207,7 +211,7 @@ class _Fitting:
         batches = Batches(self.folder, several=several)
         if mechanism.releases_rows and not several:
             batches.take(self.frame)
-        work = self._with_holdout(mechanism, work)
+        work = self._with_holdout(work)
         fitted, work = self._fit(mechanism, work, several)
         release = load(self.folder, fitted.release_sha256, mechanism.release_type)
         made = self.estimator.release_class.from_fit(
@@ -227,14 +231,14 @@ class _Fitting:
                 warnings.warn(warning, stacklevel=3)
         return made
 
-    def _with_holdout(self, mechanism: Mechanism, work: TableWork) -> TableWork:
+    def _with_holdout(self, work: TableWork) -> TableWork:
         """Return the work with the dataset's hold-out, if units are held out; rows of a frame have no place in the dataset."""
         kept = None if work.unit_place is None else self.account.find_holdout(work.unit_place)
         if kept is None:
             return work
         self.folder.write(HOLDOUT_NAME, kept[0], private=True)
         self.sample = kept[1]
-        return make_frame_work(self.frame, mechanism, self.folder)
+        return work.with_keys()
 
     def _fit(self, mechanism: Mechanism, work: TableWork, several: bool) -> tuple[Fitted, TableWork]:
         def charge() -> None:
@@ -264,6 +268,26 @@ class _Fitting:
             self.account.refuse(self.run_id, self.sample, drawn=drawn)
         elif settlement == "void":
             self.account.void(self.run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyCountsEstimator(Estimator):
+    """The base of the Python classes whose whole budget pays for noisy counts of all rows.
+
+    Attributes
+    ----------
+    epsilon, delta, adjacency, unit
+        What is promised; see `privacy.Budget`.
+    """
+
+    _: KW_ONLY
+    epsilon: float
+    delta: float = 0.0
+    adjacency: Adjacency = "replace-one"
+    unit: UnitColumn | Literal["row"] = "row"
+
+    def _budget(self) -> Budget:
+        return make_budget(self.epsilon, self.delta, self.adjacency, self.unit)
 
 
 def validate_spec(given: tuple[type[Any], dict[str, Any]]) -> Any:
@@ -311,16 +335,5 @@ def _late_cautions(mechanism: Mechanism, work: TableWork, fitted: Fitted, releas
     return mechanism.cautions(work.columns, round(counted.value))
 
 
-def _balances(account: Account, work: TableWork) -> dict[str, Any] | None:
-    found = account.compute_balances(work.unit_place or "")
-    if found is None:
-        return None
-    before, after = found
-    return {
-        "limit": before.epsilon_limit,
-        "before": before.epsilon_spent,
-        "after": after.epsilon_spent,
-        "runs": before.n_runs,
-        "fits": after.epsilon_spent <= after.epsilon_limit,
-        "coverage": after.coverage.text,
-    }
+def _open_account(mechanism: Mechanism, ledger: LedgerPlace | None) -> Account:
+    return Account(mechanism=mechanism, place=ledger and ledger.resolve(Path.cwd()))

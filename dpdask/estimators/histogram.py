@@ -11,14 +11,12 @@ from numpy.random import Generator
 
 from dpdask.archive import Archived
 from dpdask.cells import DEFAULT_BINS
-from dpdask.estimators.estimator import Estimator, make_budget
+from dpdask.estimators.estimator import NoisyCountsEstimator
 from dpdask.estimators.release import Release
 from dpdask.mechanisms.histogram.noise import HistogramPlan, Threshold
 from dpdask.mechanisms.histogram.points import Points
 from dpdask.mechanisms.histogram.release import FittedHistogram
 from dpdask.mechanisms.histogram.spec import HistogramSpec
-from dpdask.privacy import Budget, UnitColumn
-from dpdask.privacy.events import Adjacency
 
 
 class HistogramRelease(Release):
@@ -100,7 +98,7 @@ class HistogramRelease(Release):
 
 
 @dataclass(frozen=True, slots=True)
-class PerturbedHistogram(Estimator):
+class PerturbedHistogram(NoisyCountsEstimator):
     """The joint histogram of a table's columns with noise in every cell, as a weighted sample for any estimator.
 
     Parameters
@@ -154,10 +152,6 @@ class PerturbedHistogram(Estimator):
     """
 
     _: KW_ONLY
-    epsilon: float
-    delta: float = 0.0
-    adjacency: Adjacency = "replace-one"
-    unit: UnitColumn | Literal["row"] = "row"
     bins: int | Mapping[str, int | Sequence[float]] | Literal["rule"] = DEFAULT_BINS
     threshold: Threshold = "enhanced"
     factor: float = 0.5
@@ -166,6 +160,3 @@ class PerturbedHistogram(Estimator):
 
     def _spec(self) -> tuple[type[HistogramSpec], dict[str, Any]]:
         return HistogramSpec, {"bins": self.bins, "threshold": self.threshold, "factor": self.factor}
-
-    def _budget(self) -> Budget:
-        return make_budget(self.epsilon, self.delta, self.adjacency, self.unit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from dpdask.archive import Archived
 from dpdask.cells import DEFAULT_BINS
-from dpdask.estimators.estimator import Estimator, make_budget
+from dpdask.estimators.estimator import NoisyCountsEstimator
 from dpdask.estimators.release import Release
 from dpdask.mechanisms.marginals.release import MarginalTables
 from dpdask.mechanisms.marginals.spec import MarginalsSpec
-from dpdask.privacy import Budget, UnitColumn
-from dpdask.privacy.events import Adjacency
 
 
 class MarginalsRelease(Release):
@@ -63,7 +61,7 @@ class MarginalsRelease(Release):
 
 
 @dataclass(frozen=True, slots=True)
-class Marginals(Estimator):
+class Marginals(NoisyCountsEstimator):
     """Contingency tables with noise in every cell.
 
     Parameters
@@ -111,10 +109,6 @@ class Marginals(Estimator):
     """
 
     _: KW_ONLY
-    epsilon: float
-    delta: float = 0.0
-    adjacency: Adjacency = "replace-one"
-    unit: UnitColumn | Literal["row"] = "row"
     cliques: Sequence[Sequence[str]]
     weights: Sequence[float] | None = None
     bins: int | Mapping[str, int | Sequence[float]] = DEFAULT_BINS
@@ -123,6 +117,3 @@ class Marginals(Estimator):
 
     def _spec(self) -> tuple[type[MarginalsSpec], dict[str, Any]]:
         return MarginalsSpec, {"cliques": self.cliques, "weights": self.weights, "bins": self.bins}
-
-    def _budget(self) -> Budget:
-        return make_budget(self.epsilon, self.delta, self.adjacency, self.unit)

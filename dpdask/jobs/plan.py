@@ -96,7 +96,7 @@ def plan_job(job: Job) -> Plan:
         stages=(*expected.stages, _COMMIT),
         epsilons=dict(mechanism.spending.row),
         reference_epsilons=dict(mechanism.spending.reference),
-        ledger=_ledger(job, opened),
+        ledger=job.account.describe_balances(opened.sample_place),
         outside={
             name: column.outside_in_words for name, column in job.schema.columns.items() if column.role == "privatise" and column.outside != "refuse"
         },
@@ -183,21 +183,3 @@ def most_shards(n_rows: int, fraction: float | None, n_fragments: int, per_shard
     """
     most = n_rows if fraction is None else min(n_rows, math.ceil(n_rows * (1 - fraction) + math.sqrt(20 * n_rows)))
     return min(n_fragments, 2 * -(-most // per_shard) + 2 * -(-n_rows // (4 * per_shard))) + most // per_shard
-
-
-def _ledger(job: Job, opened: JobTable) -> dict[str, Any] | None:
-    found = job.account.compute_balances(opened.sample_place)
-    if found is None:
-        return None
-    before, after = found
-    fits = after.epsilon_spent <= after.epsilon_limit  # at the limit's δ, as the ledger judges: the runs' own δ do not add up where events compose
-    return {
-        "limit": before.epsilon_limit,
-        "before": before.epsilon_spent,
-        "after": after.epsilon_spent,
-        "runs": before.n_runs,
-        "fits": fits,
-        "uncovered_before": before.coverage.uncovered,
-        "uncovered_after": after.coverage.uncovered,
-        "coverage": after.coverage.text,
-    }

@@ -12,9 +12,9 @@ from dpdask.engine.compute import Progress
 from dpdask.engine.fit import Fitted, fit, load
 from dpdask.engine.shuffle import lay_out_rows
 from dpdask.engine.told import Told
-from dpdask.engine.work import NOISY_NAME, RELEASE_NAME, make_table_work
+from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
 from dpdask.engine.write import RowTask, Staged, Task, list_record_tasks, write_all
-from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError
+from dpdask.errors import DataError, DpdaskError, InputError, OutputError, SpecError
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.keys import raises_in_keys
@@ -142,7 +142,7 @@ def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
         return  # the state belongs to another run; or the release is published, and only the ledger's commit is missing
     drawn = not _nothing_drawn(state, job)
     settlement = settle(error, drawn=drawn, strict=job.account.is_strict)
-    if settlement == "keep" and not isinstance(error, BudgetError):
+    if settlement == "keep":
         return
     reached = _find_unfinished(job, state)
     if reached is not None and settlement == "refuse":
@@ -260,11 +260,10 @@ def _sweep(publish: Folder, manifest: Manifest) -> None:
 
 def _fit(job: Job, state: RunState, opened: JobTable, reached: Progressed, progress: Progress | None) -> Progressed:
     """Bring a run over its barrier: charged before any noise, and recorded once the fitted release is written."""
-    work = make_table_work(opened.mechanism, opened.table.schema, state.folder)  # the keys are there now
     fitted, _ = fit(
         opened.mechanism,
         opened.source,
-        work,
+        opened.work.with_keys(),
         lambda: _charge(job, state, reached),  # from here on the run stays charged, unless nobody saw anything of it
         public=opened.public_table(),
         insecure=job.file.insecure_seed is not None,
@@ -278,8 +277,7 @@ def _fit(job: Job, state: RunState, opened: JobTable, reached: Progressed, progr
 def _write(job: Job, opened: JobTable, fitted: Fitted, publish: Folder, actions: Folder, progress: Progress | None) -> Staged:
     """Stage every shard and return them by name; doing it twice changes nothing."""
     mechanism, output = opened.mechanism, job.file.output
-    work = make_table_work(mechanism, opened.table.schema, opened.work.secrets)
-    work = replace(opened, work=work).with_bounds(fitted)
+    work = opened.with_bounds(fitted).with_keys()
     tasks: Sequence[Task]
     if mechanism.releases_rows:
         laid_out = lay_out_rows(

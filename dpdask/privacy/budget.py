@@ -75,6 +75,11 @@ class Budget(Document):
     unit: Literal["row"] | UnitColumn = "row"
 
     @property
+    def unit_name(self) -> str:
+        """The unit as the events of the ledger name it: `row`, or `column` and its name."""
+        return "row" if self.unit_column is None else f"column {self.unit_column.column}"
+
+    @property
     def unit_column(self) -> UnitColumn | None:
         """The unit's column and bound, or None when the unit is the row."""
         return self.unit if isinstance(self.unit, UnitColumn) else None

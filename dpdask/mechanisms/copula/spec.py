@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dpdask.cells import DEFAULT_BINS, Cells, cut_columns
+from dpdask.cells import DEFAULT_BINS
 from dpdask.documents import Document
 from dpdask.mechanisms.card import Section
 from dpdask.mechanisms.columns import bins_by_column
@@ -15,15 +15,14 @@ from dpdask.mechanisms.copula.card import copula_section
 from dpdask.mechanisms.copula.fit import CopulaOptions, fit_copula
 from dpdask.mechanisms.copula.model import check_latents
 from dpdask.mechanisms.copula.release import FittedCopula
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, plan_noise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, plan_noise
+from dpdask.mechanisms.marginals.tables import NoisyTables
 from dpdask.mechanisms.mechanism import Columns, Spec
-from dpdask.mechanisms.noisy_counts import NoisyCounts, RecordsWanted
-from dpdask.privacy.events import Composed
+from dpdask.mechanisms.noisy_counts import RecordsWanted
 from dpdask.privacy.order import RowOrder
 from dpdask.references.bins import Bins
-from dpdask.stats import MarginalCounts
-from dpdask.stats.tables import TableStatistic, domain_of
-from dpdask.streams import Noise, RunKey, stream
+from dpdask.stats.tables import TableStatistic
+from dpdask.streams import RunKey, stream
 
 
 class TableWeights(Document):
@@ -57,7 +56,7 @@ class CopulaSpec(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopulaMechanism(NoisyCounts):
+class CopulaMechanism(NoisyTables):
     """The Gaussian copula of a schema under a budget.
 
     Privacy
@@ -77,17 +76,14 @@ class CopulaMechanism(NoisyCounts):
         return plan_noise(self.budget, len(self.schema.privatised), one_way=weights.one_way, pairs=weights.two_way)
 
     @property
-    def event(self) -> Composed:
-        """One noisy table of each column and of each pair of columns."""
-        return self.noise.event
+    def bins(self) -> Bins:
+        """How continuous and mixed columns are cut."""
+        return self.spec.bins
 
     @property
     def how(self) -> str:
         """What was done, in a few words."""
         return f"synthetic records of {len(self.schema.privatised)} columns, from a Gaussian copula"
-
-    def _cells(self, columns: Columns) -> dict[str, Cells]:
-        return cut_columns(columns.codecs, self.spec.bins)
 
     def check(self, columns: Columns) -> None:
         """Check the bins, the tables' sizes, and that the copula can be fitted.
@@ -103,23 +99,12 @@ class CopulaMechanism(NoisyCounts):
 
     def statistic(self, columns: Columns) -> TableStatistic:
         """Return what is counted: the table of each column and of each pair of columns."""
-        return TableStatistic(cells=self._cells(columns))
-
-    def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
-        """Draw the noise of every table and return the noisy tables; see `Mechanism.draw`."""
-        del columns
-        return measure(counts, self.noise, n_rows_public=not self.n_rows_private, rng=noise("marginals/noise"))
-
-    def read_drawn(self, data: bytes, columns: Columns) -> NoisyMarginals:
-        """Return the noisy tables that an earlier driver kept; see `Mechanism.read_drawn`."""
-        found = NoisyMarginals.from_bytes(data, "the run's noisy tables")
-        found.check(domain_of(self._cells(columns)), self.noise)
-        return found
+        return TableStatistic(cells=self.cells(columns))
 
     def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> FittedCopula:
         """Return the copula that fits the noisy tables; see `Mechanism.fit`."""
         model, report = fit_copula(counts, stream(key, "copula/calibration", ""), self.spec.options)
-        bins = bins_by_column(self.spec.bins, self._cells(columns))
+        bins = bins_by_column(self.bins, self.cells(columns))
         return FittedCopula(schema=self.schema, types=columns.types, bins=bins, noisy=counts, model=model, report=report)
 
     @property

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpdask.archive import Archive, Archived, Contents
+from dpdask.archive import Archive, Contents
 from dpdask.channels import LevelChannel, costs, optimal
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, SpecError
@@ -20,12 +20,11 @@ from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
 from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, DipMechanism
 from dpdask.mechanisms.mechanism import Columns
+from dpdask.mechanisms.randomised_rows import RandomisedRows
 from dpdask.privacy.rounding import round_up_sum
 from dpdask.references import Chain
 from dpdask.stats.records import Records, from_numbers, group_hashes, group_key, numbers
-from dpdask.streams import RunKey, stream, words
-
-MECHANISM_ID = "dip/chain"
+from dpdask.streams import RunKey, words
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -146,7 +145,7 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class ChainRelease(Archived):
+class ChainRelease(RandomisedRows):
     """A fitted release of several columns by the chain of their conditional distributions.
 
     Attributes
@@ -181,6 +180,7 @@ class ChainRelease(Archived):
     """
 
     archive: ClassVar[Archive] = Archive(kind="dip-chain", format=2, noun="fitted chain")
+    mechanism_id: ClassVar[str] = "dip/chain"
 
     columns: Mapping[str, RankRandomiser]
     trie: kernel.Trie
@@ -212,18 +212,6 @@ class ChainRelease(Archived):
             values, released = kernel.values_at(mechanism.disturb(ranks, drawn), released, self.trie, lattice)
             arrays[position] = from_numbers(codec, values)
         return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
-
-    def types(self, released: pa.Schema) -> pa.Schema:
-        """Return the columns that are written: the released columns of the table."""
-        return released
-
-    def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
-        """Return which of them have few distinct values."""
-        return [name for name, codec in codecs.items() if isinstance(codec, LevelCodec)]
-
-    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Generator]:
-        """Return the random stream of each column on one fragment, at its start; see `RowRelease.streams`."""
-        return {name: stream(key, f"{MECHANISM_ID}/{name}", fragment_id) for name in self.columns}
 
     def _contents(self) -> Contents:
         """Return what the bytes hold.

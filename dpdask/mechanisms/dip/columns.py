@@ -21,15 +21,14 @@ from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
 from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, Cost, DipMechanism, check_costs
 from dpdask.mechanisms.mechanism import Columns
+from dpdask.mechanisms.randomised_rows import RandomisedRows
 from dpdask.privacy.rounding import round_up_sum
 from dpdask.references import Distribution, LevelDistribution, RankDistribution
 from dpdask.references.histogram import NoisyHistograms
 from dpdask.references.statistics import ColumnCounts
-from dpdask.streams import Noise, RunKey, stream, words
+from dpdask.streams import Noise, RunKey, words
 
 _N_KNOTS = 2**10
-
-MECHANISM_ID = "dip"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,7 +125,7 @@ ColumnMechanism = LevelMechanism | RankMechanism | BinMechanism
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DipRelease(Archived):
+class DipRelease(RandomisedRows):
     """A fitted release: for each privatised column its mechanism.
 
     Attributes
@@ -147,6 +146,7 @@ class DipRelease(Archived):
     """
 
     archive: ClassVar[Archive] = Archive(kind="dip-columns", format=2, noun="fitted DIP release")
+    mechanism_id: ClassVar[str] = "dip"
 
     columns: Mapping[str, ColumnMechanism]
 
@@ -174,18 +174,6 @@ class DipRelease(Archived):
                 assert isinstance(codec, ValueCodec)
                 arrays[position] = mechanism.randomise(codec, array, rngs[name])
         return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
-
-    def types(self, released: pa.Schema) -> pa.Schema:
-        """Return the columns that are written: the released columns of the table."""
-        return released
-
-    def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
-        """Return which of them have few distinct values."""
-        return [name for name, codec in codecs.items() if isinstance(codec, LevelCodec)]
-
-    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Generator]:
-        """Return the random stream of each column on one fragment, at its start; see `RowRelease.streams`."""
-        return {name: stream(key, f"{MECHANISM_ID}/{name}", fragment_id) for name in self.columns}
 
     def _contents(self) -> Contents:
         """Return what the bytes hold.
@@ -278,13 +266,13 @@ class ColumnsMechanism(DipMechanism):
 
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return what is claimed and found: of the released channels, the declared distribution, or a uniform one; see `Mechanism.audit`."""
+        found = self.audit_card(card)
+        if found:
+            return found
         if self.reference.rows == "none":
             references, source = self.reference.distributions(None, columns.codecs), "the declared distribution"
         else:
             references, source = {name: _uniform(codec) for name, codec in columns.codecs.items()}, "a uniform stand-in"
-        found = self.audit_card(card)
-        if found:
-            return found
         return self.audit_columns(fit_dip(references, columns.codecs, self.spending.row, self.spec.channel, self.spec.cost).columns, source)
 
 

@@ -179,8 +179,7 @@ class DipMechanism(Mechanism):
 
     def row_event(self, epsilon: float) -> LocalRelease:
         """Return the release of a unit's rows, of which each costs ε."""
-        unit = "row" if self.budget.unit_column is None else f"column {self.budget.unit_column.column}"
-        return LocalRelease(epsilon=epsilon, n=self.rows_per_unit, unit=unit)
+        return LocalRelease(epsilon=epsilon, n=self.rows_per_unit, unit=self.budget.unit_name)
 
     @property
     def uncovered(self) -> tuple[Uncovered, ...]:
@@ -227,7 +226,7 @@ class DipMechanism(Mechanism):
         return getattr(self.reference, "path", None) if self.reference_rows == "public" else None
 
     def place_paths(self, place: Callable[[str, str], str]) -> Self:
-        """Return the mechanism with the path of its public table made absolute; see `Mechanism.placed`."""
+        """Return the mechanism with the path of its public table made absolute; see `Mechanism.place_paths`."""
         if self.reference_rows != "public":
             return self
         if self.public_path is None:

@@ -11,15 +11,15 @@ import pyarrow as pa
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpdask.archive import Archive, Archived, Contents
+from dpdask.archive import Archive, Contents
 from dpdask.cells import Cells
 from dpdask.codec import Codec, LevelCodec
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import tree as tree_kernel
+from dpdask.mechanisms.randomised_rows import RandomisedRows
 from dpdask.privacy.rounding import round_up_sum
-from dpdask.streams import RunKey, stream, words
+from dpdask.streams import words
 
-MECHANISM_ID = "dip/tree"
 _SCALARS, _ARRAYS = ("parent", "epsilon", "solved"), ("weights", "edges", "possible")
 
 Floats = NDArray[np.float64]
@@ -89,7 +89,7 @@ class TreeColumn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TreeRelease(Archived):
+class TreeRelease(RandomisedRows):
     """A fitted release along a tree of columns.
 
     Attributes
@@ -115,6 +115,7 @@ class TreeRelease(Archived):
     """
 
     archive: ClassVar[Archive] = Archive(kind="dip-tree", format=2, noun="fitted release along a tree")
+    mechanism_id: ClassVar[str] = "dip/tree"
 
     columns: Mapping[str, TreeColumn]
 
@@ -145,18 +146,6 @@ class TreeRelease(Archived):
             parents = root if column.parent is None else released[column.parent]
             arrays[position], released[name] = column.randomise(codecs[name], batch.column(position), parents, rngs[name])
         return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
-
-    def types(self, released: pa.Schema) -> pa.Schema:
-        """Return the columns that are written: the released columns of the table."""
-        return released
-
-    def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
-        """Return which of them have few distinct values."""
-        return [name for name, codec in codecs.items() if isinstance(codec, LevelCodec)]
-
-    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Generator]:
-        """Return the random stream of each column on one fragment, at its start; see `RowRelease.streams`."""
-        return {name: stream(key, f"{MECHANISM_ID}/{name}", fragment_id) for name in self.columns}
 
     def _contents(self) -> Contents:
         """Return what the bytes hold.

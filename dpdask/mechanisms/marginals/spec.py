@@ -7,21 +7,19 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
-from dpdask.cells import DEFAULT_BINS, Cells, cut_columns
+from dpdask.cells import DEFAULT_BINS
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section
 from dpdask.mechanisms.columns import bins_by_column
 from dpdask.mechanisms.marginals.card import marginals_section
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, plan_noise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, plan_noise
 from dpdask.mechanisms.marginals.release import COUNT, MARGIN, TABLE, MarginalTables
+from dpdask.mechanisms.marginals.tables import NoisyTables
 from dpdask.mechanisms.mechanism import Columns, Spec
-from dpdask.mechanisms.noisy_counts import NoisyCounts
-from dpdask.privacy.events import Composed
 from dpdask.privacy.order import RowOrder
 from dpdask.references.bins import Bins
-from dpdask.stats import MarginalCounts
-from dpdask.stats.tables import TableStatistic, domain_of
-from dpdask.streams import Noise, RunKey
+from dpdask.stats.tables import TableStatistic
+from dpdask.streams import RunKey
 
 
 def _as_cliques(value: object) -> object:
@@ -62,7 +60,7 @@ class MarginalsSpec(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MarginalsMechanism(NoisyCounts):
+class MarginalsMechanism(NoisyTables):
     """The noisy tables of a schema under a budget.
 
     Privacy
@@ -106,17 +104,14 @@ class MarginalsMechanism(NoisyCounts):
         return plan_noise(self.budget, len(self.schema.privatised), one_way=0.0, pairs=0.0, cliques=chosen)
 
     @property
-    def event(self) -> Composed:
-        """One noisy table of each clique."""
-        return self.noise.event
+    def bins(self) -> Bins:
+        """How continuous and mixed columns are cut."""
+        return self.spec.bins
 
     @property
     def how(self) -> str:
         """What was done, in a few words."""
         return f"{len(self.spec.cliques)} tables with noise on every cell"
-
-    def _cells(self, columns: Columns) -> dict[str, Cells]:
-        return cut_columns(columns.codecs, self.spec.bins)
 
     def check(self, columns: Columns) -> None:
         """Check the bins and the tables' sizes.
@@ -130,23 +125,12 @@ class MarginalsMechanism(NoisyCounts):
 
     def statistic(self, columns: Columns) -> TableStatistic:
         """Return what is counted: the tables."""
-        return TableStatistic(cells=self._cells(columns), cliques=self.spec.cliques, two_way=False)
-
-    def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
-        """Draw the noise of every cell and return the noisy tables; see `Mechanism.draw`."""
-        del columns
-        return measure(counts, self.noise, n_rows_public=not self.n_rows_private, rng=noise("marginals/noise"))
-
-    def read_drawn(self, data: bytes, columns: Columns) -> NoisyMarginals:
-        """Return the noisy tables that an earlier driver kept; see `Mechanism.read_drawn`."""
-        found = NoisyMarginals.from_bytes(data, "the run's noisy tables")
-        found.check(domain_of(self._cells(columns)), self.noise)
-        return found
+        return TableStatistic(cells=self.cells(columns), cliques=self.spec.cliques, two_way=False)
 
     def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> MarginalTables:
         """Return the noisy tables with the columns that their cells stand for; see `Mechanism.fit`."""
         del key
-        bins = bins_by_column(self.spec.bins, self._cells(columns))
+        bins = bins_by_column(self.bins, self.cells(columns))
         return MarginalTables(schema=self.schema, columns=columns.types, bins=bins, noisy=counts)
 
     @property
