@@ -253,7 +253,7 @@ def _cut_declared(codec: ValueCodec, bounds: tuple[float, float], firsts: Sequen
         raise SpecError("the cells of a column of whole numbers must begin with whole numbers", where, "round them")
     before = first - 1.0 if codec.lattice else step(codec, first, -np.inf)
     start = low - 1.0 if codec.lattice else low
-    if low in before:  # the lower bound is a cell of its own
+    if not codec.lattice and low in before:  # the lower bound is a cell of its own
         start = float(step(codec, np.array([low]), -np.inf)[0])
     return np.concatenate([[start], before[before > start], [high]])
 
