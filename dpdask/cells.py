@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,25 @@ from dpdask.errors import SpecError
 Floats = NDArray[np.float64]
 
 DEFAULT_BINS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FoundBins:
+    """Cells of a continuous or mixed column that were found from noisy counts, with the finer distribution inside them.
+
+    Attributes
+    ----------
+    cuts
+        float64 array, increasing, among `edges`: the edges of the cells.
+    edges
+        float64 array of shape (n + 1,), increasing: the edges of the fine cells.
+    masses
+        float64 array of shape (n,), none below 0: what the noisy counts say about each fine cell.
+    """
+
+    cuts: Floats
+    edges: Floats
+    masses: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,11 +51,14 @@ class Cells:
         Empty for a level column.
     possible
         bool array of shape (n_cells,): False where no value can be, as between an atom and the whole number below it.
+    found
+        The fine cells that values inside a cell follow; None: values inside a cell are uniform.
     """
 
     codec: Codec
     edges: Floats
     possible: NDArray[np.bool_]
+    found: FoundBins | None = None
 
     @property
     def n_cells(self) -> int:
@@ -61,6 +83,12 @@ class Cells:
         found[is_atom] = offset + np.searchsorted(atoms, values[is_atom])
         found[is_null] = 0
         return found
+
+    @property
+    def firsts(self) -> Floats:
+        """The first value of each cell of the line, float64: what `cells` takes to make the same cells again."""
+        assert isinstance(self.codec, ValueCodec)
+        return self.edges[:-1] + 1.0 if self.codec.lattice else ends(self.codec, self.edges)[0]
 
     @property
     def size(self) -> int:
@@ -94,6 +122,8 @@ class Cells:
         singles = int(self.codec.nulls) + len(self.codec.atoms)
         line = np.maximum(index - singles, 0)
         low, high = self.edges[line], self.edges[line + 1]
+        if self.found is not None:
+            low, high, words = _narrow(self.found, low, high, words)
         if self.codec.lattice:  # a whole number in (low, high]; cells are narrower than 2**53, so the remainder is even to 2**-11
             values = high - (words % np.maximum(high - low, 1.0).astype(np.uint64)).astype(np.float64)
         else:
@@ -139,7 +169,18 @@ def _range(low: float, high: float) -> str:
     return begin + (f", {following!r})" if len(repr(following)) < len(repr(high)) else f", {high!r}]")
 
 
-def cells(codec: Codec, bins: int | Sequence[float]) -> Cells:
+def _narrow(found: FoundBins, low: Floats, high: Floats, words: NDArray[np.uint64]) -> tuple[Floats, Floats, NDArray[np.uint64]]:
+    """Return, for values in (low, high], the fine cell of each, and what is left of its random word; as it was where nothing is known."""
+    rises = np.concatenate([[0.0], np.cumsum(found.masses)])
+    below, above = np.interp(low, found.edges, rises), np.interp(high, found.edges, rises)
+    known = above > below
+    place = below + (above - below) * ((words >> np.uint64(32)).astype(np.float64) + 0.5) * 2.0**-32
+    fine = np.clip(np.searchsorted(rises, place, side="right") - 1, 0, len(found.masses) - 1)
+    narrow = np.maximum(found.edges[fine], low), np.minimum(found.edges[fine + 1], high)
+    return np.where(known, narrow[0], low), np.where(known, narrow[1], high), np.where(known, words << np.uint64(32), words)
+
+
+def cells(codec: Codec, bins: int | Sequence[float] | FoundBins) -> Cells:
     """Return the public cells of a column; they depend on the schema and the job, never on the data.
 
     Parameters
@@ -149,7 +190,7 @@ def cells(codec: Codec, bins: int | Sequence[float]) -> Cells:
     bins
         How many cells of one width between the bounds of a continuous or mixed column; fewer where there are fewer whole
         numbers, a few more where atoms cut some. Or the first value of each cell, increasing and within the bounds; what
-        lies before the first of them is a cell too. Not looked at for levels.
+        lies before the first of them is a cell too. Or cells that were found. Not looked at for levels.
 
     Raises
     ------
@@ -162,6 +203,8 @@ def cells(codec: Codec, bins: int | Sequence[float]) -> Cells:
     if codec.bounds is None:
         hint = "give it bounds in the schema, or drop it; in a DIP job, another reference would do too"
         raise SpecError("a column without bounds has no public cells to count in", f"column {codec.name!r}", hint)
+    if isinstance(bins, FoundBins):
+        return replace(cells_of_edges(codec, bins.cuts), found=bins)
     cuts = _even(codec, codec.bounds, bins) if isinstance(bins, int) else _cut_declared(codec, codec.bounds, bins)
     return cells_of_edges(codec, cuts)
 
@@ -258,7 +301,9 @@ def _cut_declared(codec: ValueCodec, bounds: tuple[float, float], firsts: Sequen
     return np.concatenate([[start], before[before > start], [high]])
 
 
-def cut_columns(codecs: Mapping[str, Codec], bins: Mapping[str, int | Sequence[float]] | int, parameter: str = "bins") -> dict[str, Cells]:
+def cut_columns(
+    codecs: Mapping[str, Codec], bins: Mapping[str, int | Sequence[float] | FoundBins] | int, parameter: str = "bins"
+) -> dict[str, Cells]:
     """Return the public cells of each column.
 
     Parameters

@@ -14,7 +14,7 @@ from dpdask.engine.compute import Progress, remember
 from dpdask.engine.scan import Scanned, scan
 from dpdask.engine.source import Source
 from dpdask.engine.units import bound_units
-from dpdask.engine.work import NOISY_NAME, RELEASE_NAME, TableWork, keep, read_kept
+from dpdask.engine.work import RELEASE_NAME, TableWork, keep, noisy_name, read_kept
 from dpdask.errors import DataError, InternalError
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.mechanism import Mechanism
@@ -114,21 +114,27 @@ def fit(
     """
     if (public is None) == (mechanism.reference_rows == "public"):
         raise InternalError("a public table and a mechanism that counts its rows go together", None, "report it")
-    drawn = _kept_noise(mechanism, work)
+    mechanism, drawn, number = _read_rounds(mechanism, work)
     if drawn is None or mechanism.releases_rows:
         work = bound_units(source, work, progress)
-    counted = _count(mechanism, source, work, progress, drawn_before=drawn is not None)
+    counted = _count(mechanism, source, work, progress, drawn_before=number > 0 or drawn is not None)
     counts = counted.value
     if public is not None:
         counts = scan(public.source, public.work, mechanism.statistic(public.work.columns), "reference", progress, released=True).value
-    if drawn is None and counts is not None:
+    if number == 0 and drawn is None and counts is not None:
         mechanism.check_counts(counts)
     charge()
-    if drawn is None:
+    while drawn is None:
+        if counts is None and mechanism.reference_rows == "own":  # a further round
+            counts = scan(source, work, mechanism.statistic(work.columns), "tabulate", progress).value
         drawn = mechanism.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
         _check_drawn(mechanism, drawn)
-        if drawn is not None:
-            keep(work.secrets, NOISY_NAME, drawn.to_bytes())
+        if drawn is None:
+            break
+        keep(work.secrets, noisy_name(number), drawn.to_bytes())
+        following = mechanism.refine(drawn, work.columns)
+        if following is not None:
+            mechanism, drawn, counts, number = following, None, None, number + 1
     release = mechanism.fit(counts if drawn is None else drawn, work.columns, work.key())
     sha256 = keep(work.secrets, RELEASE_NAME, release.to_bytes())
     n_released = counted.n_released if mechanism.releases_rows else (mechanism.n_records(release),)
@@ -136,9 +142,19 @@ def fit(
     return Fitted(release_sha256=sha256, bounds_sha256=bounds_sha256, n_released=n_released, changed=counted.changed), work
 
 
-def _kept_noise(mechanism: Mechanism, work: TableWork) -> Archived | None:
-    """Return the noise that an earlier driver drew and kept before it died, or None."""
-    return mechanism.read_drawn(work.secrets.read(NOISY_NAME), work.columns) if work.secrets.exists(NOISY_NAME) else None
+def _read_rounds(mechanism: Mechanism, work: TableWork) -> tuple[Mechanism, Archived | None, int]:
+    """Return the mechanism of the round that is reached, the noise of the last round if it was drawn, and the number of the round.
+
+    An earlier driver drew and kept the noise of the rounds before that before it died.
+    """
+    number = 0
+    while work.secrets.exists(noisy_name(number)):
+        drawn = mechanism.read_drawn(work.secrets.read(noisy_name(number)), work.columns)
+        following = mechanism.refine(drawn, work.columns)
+        if following is None:
+            return mechanism, drawn, number
+        mechanism, number = following, number + 1
+    return mechanism, None, number
 
 
 def _check_drawn(mechanism: Mechanism, drawn: Archived | None) -> None:

@@ -16,7 +16,7 @@ from dpdask.engine.source import Frame, FramePart, FrameSource, check_index, fin
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError, SpecError
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.mechanism import RecordRelease, RowRelease
+from dpdask.mechanisms.releases import RecordRelease, RowRelease
 from dpdask.streams import RunKey, fresh_seed
 
 MAX_PARTITIONS = 10**6  # of drawn records: a graph of gigabytes

@@ -23,6 +23,11 @@ NOISY_NAME = "noisy.npz"
 BOUNDS_NAME = "bounds.npz"
 
 
+def noisy_name(number: int) -> str:
+    """Return the name of the file that keeps the noise of a round; the first is round 0."""
+    return f"noisy-{number}.npz" if number else NOISY_NAME
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitWork:
     """The privacy unit, when it is more than a row.

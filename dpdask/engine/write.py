@@ -22,7 +22,7 @@ from dpdask.errors import InputError
 from dpdask.io.fragment import Fragment
 from dpdask.io.shards import Shard, ShardWriter
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.mechanism import RecordRelease, RowRelease
+from dpdask.mechanisms.releases import RecordRelease, RowRelease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a failed task

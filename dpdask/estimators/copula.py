@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pandas as pd
 
 from dpdask.archive import Archived
-from dpdask.cells import DEFAULT_BINS
 from dpdask.estimators.estimator import NoisyCountsEstimator
 from dpdask.estimators.release import Release
 from dpdask.mechanisms.copula.fit import CopulaOptions
@@ -71,8 +70,8 @@ class GaussianCopula(NoisyCountsEstimator):
     unit
         What is protected: `row`, or `UnitColumn(column=…, max_rows=…)`.
     bins
-        How continuous and mixed columns are cut: a number of cells of one width, or for each column such a number or the
-        first value of each cell.
+        How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
+        their own. Or a number of cells of one width, or for each column one of these or the first value of each cell.
     one_way, two_way
         The share of the budget of each one-way and each two-way table, relative to each other.
     options
@@ -109,7 +108,7 @@ class GaussianCopula(NoisyCountsEstimator):
     """
 
     _: KW_ONLY
-    bins: int | Mapping[str, int | Sequence[float]] = DEFAULT_BINS
+    bins: Literal["adaptive"] | int | Mapping[str, Literal["adaptive"] | int | Sequence[float]] = "adaptive"
     one_way: float = 1.0
     two_way: float = 1.0
     options: CopulaOptions = DEFAULT_OPTIONS

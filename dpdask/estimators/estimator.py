@@ -252,7 +252,9 @@ class _Fitting:
         if mechanism.reference_rows == "public":
             public = PublicTable(source=FrameSource(self.frame, PUBLIC), work=work)  # the class refuses units, and no row is held out
         fitted, work = fit(mechanism, FrameSource(self.frame, FITTED), work, charge, public=public, insecure=self.estimator.insecure_seed is not None)
-        self.folder.remove(NOISY_NAME)  # a frame's fit is not resumed, so nothing reads it
+        for name in self.folder.names():
+            if name.startswith("noisy"):
+                self.folder.remove(name)  # a frame's fit is not resumed, so nothing reads it
         if not several:
             self.account.record_draw(self.run_id, fitted.release_sha256)
             self.account.commit(self.run_id, fitted.release_sha256)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from dpdask.archive import Archived
-from dpdask.cells import DEFAULT_BINS
 from dpdask.estimators.estimator import NoisyCountsEstimator
 from dpdask.estimators.release import Release
 from dpdask.mechanisms.marginals.release import MarginalTables
@@ -81,8 +80,8 @@ class Marginals(NoisyCountsEstimator):
     weights
         Each table's share of the budget, relative to the others; equal if not given.
     bins
-        How continuous and mixed columns are cut: a number of cells of one width, or for each column such a number or the
-        first value of each cell.
+        How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
+        their own. Or a number of cells of one width, or for each column one of these or the first value of each cell.
     insecure_seed
         For tests: noise from a seed, which protects nobody.
 
@@ -111,7 +110,7 @@ class Marginals(NoisyCountsEstimator):
     _: KW_ONLY
     cliques: Sequence[Sequence[str]]
     weights: Sequence[float] | None = None
-    bins: int | Mapping[str, int | Sequence[float]] = DEFAULT_BINS
+    bins: Literal["adaptive"] | int | Mapping[str, Literal["adaptive"] | int | Sequence[float]] = "adaptive"
 
     release_class: ClassVar[type[Release]] = MarginalsRelease
 

@@ -11,7 +11,7 @@ from dpdask.engine.source import Frame, FrameSource, find_meta, find_types
 from dpdask.engine.work import TableWork
 from dpdask.errors import SpecError
 from dpdask.estimators.frames import declare_counted, open_secrets
-from dpdask.references.bins import as_bins
+from dpdask.references.bins import as_fixed_bins
 from dpdask.schema import Schema
 from dpdask.stats import Clique, MarginalCounts
 from dpdask.stats.tables import TableStatistic
@@ -31,7 +31,7 @@ def exact_marginals(
     cliques
         The tables, each a tuple of columns; by default every column and every pair of columns.
     bins
-        As for `GaussianCopula`.
+        How continuous and mixed columns are cut: a number of cells of one width, or for each column such a number or the first value of each cell.
 
     Returns
     -------
@@ -71,7 +71,7 @@ def exact_marginals(
 
 def _check_bins(bins: int | Mapping[str, int | Sequence[float]]) -> Mapping[str, int | Sequence[float]] | int:
     try:
-        return as_bins(bins)  # type: ignore[return-value]  # it returns what it was given, checked
+        return as_fixed_bins(bins)  # type: ignore[return-value]  # it returns what it was given, checked
     except ValueError as error:
         raise SpecError(str(error), "`bins`", "correct them") from None
 

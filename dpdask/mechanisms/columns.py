@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,9 +12,12 @@ import pyarrow as pa
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpdask.cells import DEFAULT_BINS, Cells, cells
-from dpdask.codec import codec_for
+from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells
+from dpdask.codec import Codec, LevelCodec, codec_for
 from dpdask.kernels.marginals import MAX_LEVELS
+from dpdask.references.bins import Bins as GivenBins
+from dpdask.references.bins import Found
+from dpdask.references.hierarchy import make_grid
 from dpdask.schema import Schema
 from dpdask.stats import Domain
 from dpdask.stats.tables import domain_of
@@ -21,28 +25,68 @@ from dpdask.streams import words
 
 CHUNK_ROWS = 2**15  # records that are drawn together; what the memory of a worker depends on
 
-Bins = Mapping[str, int | Sequence[float]]
+Bins = Mapping[str, int | Sequence[float] | FoundBins]
 Codes = NDArray[np.integer]
 
 
-def bins_by_column(bins: int | Bins, columns: Mapping[str, Cells]) -> dict[str, int | Sequence[float]]:
-    """Return how each continuous or mixed column is cut, where `bins` may be one number for all.
+def bins_by_column(bins: GivenBins | Bins, columns: Mapping[str, Cells], found: Found | None = None) -> dict[str, int | Sequence[float] | FoundBins]:
+    """Return how each continuous or mixed column is cut.
 
     Parameters
     ----------
     bins
-        A number of cells for every column, or the bins of each.
+        How a specification says it.
+    columns
+        The cells of each column.
+    found
+        The cells that were found.
+    """
+    usual = bins if isinstance(bins, int) else DEFAULT_BINS
+    given: Mapping[str, Any] = bins if isinstance(bins, Mapping) else {}
+    return {name: (found or {}).get(name, given.get(name, usual)) for name, column in columns.items() if len(column.edges)}
+
+
+def describe_bins(bins: Bins, columns: Mapping[str, Cells]) -> dict[str, int | list[float]]:
+    """Return bins as a card says them: a number of cells, or the first value of each.
+
+    Parameters
+    ----------
+    bins
+        How each column is cut.
     columns
         The cells of each column.
     """
-    usual = bins if isinstance(bins, int) else DEFAULT_BINS
-    given = {} if isinstance(bins, int) else bins
-    return {name: given.get(name, usual) for name, column in columns.items() if len(column.edges)}
+    return {name: each if isinstance(each, int) else columns[name].firsts.tolist() for name, each in bins.items()}
 
 
-def plain_bins(bins: Bins) -> dict[str, int | list[float]]:
-    """Return bins as plain values that JSON can hold."""
-    return {name: each if isinstance(each, int) else list(each) for name, each in bins.items()}
+def _to_header(bins: int | Sequence[float] | FoundBins) -> int | list[float] | dict[str, Any]:
+    if isinstance(bins, FoundBins):
+        masses = base64.b64encode(zlib.compress(bins.masses.astype("<f4").tobytes())).decode()
+        return {"cuts": np.searchsorted(bins.edges, bins.cuts).tolist(), "masses": masses}
+    return bins if isinstance(bins, int) else list(bins)
+
+
+def _from_header(written: Any, codec: Codec) -> int | Sequence[float] | FoundBins:
+    """Return the bins that `_to_header` wrote.
+
+    Raises
+    ------
+    ValueError, KeyError, TypeError, SpecError, error
+        If they are something else.
+    """
+    if isinstance(written, list) or (type(written) is int and 1 <= written <= MAX_LEVELS):
+        return written
+    if not isinstance(written, dict) or isinstance(codec, LevelCodec):
+        raise ValueError("the bins are neither a number of cells, their first values, nor found")  # noqa: TRY004 - wrong content
+    grid, cuts = make_grid(codec), np.array(written["cuts"])
+    n_fine = len(grid.edges) - 1
+    data = zlib.decompressobj().decompress(base64.b64decode(written["masses"]), 4 * n_fine + 1)
+    masses = np.frombuffer(data, dtype="<f4").astype(np.float64)
+    if cuts.dtype != np.int64 or cuts.ndim != 1 or not (np.diff(cuts) > 0).all() or len(cuts) < 2 or cuts[0] != 0 or cuts[-1] != n_fine:
+        raise ValueError("the cuts are not among the edges of the fine cells")
+    if masses.shape != (n_fine,) or not np.isfinite(masses).all() or (masses < 0).any():
+        raise ValueError("the fine cells have other counts")
+    return FoundBins(cuts=grid.edges[cuts], edges=grid.edges, masses=masses)
 
 
 def cut_released(names: Iterable[str], schema: Schema, types: pa.Schema, bins: Bins) -> dict[str, Cells]:
@@ -77,7 +121,7 @@ def columns_to_header(schema: Schema, types: pa.Schema, bins: Bins) -> dict[str,
     """
     private = Schema(columns={name: schema.columns[name] for name in schema.privatised})
     types_ = base64.b64encode(types.serialize().to_pybytes()).decode()
-    return {"schema": private.model_dump(exclude_none=True), "types": types_, "bins": plain_bins(bins)}
+    return {"schema": private.model_dump(exclude_none=True), "types": types_, "bins": {name: _to_header(each) for name, each in bins.items()}}
 
 
 def columns_from_header(header: Mapping[str, Any], domain: Domain) -> tuple[Schema, pa.Schema, Bins]:
@@ -95,13 +139,12 @@ def columns_from_header(header: Mapping[str, Any], domain: Domain) -> tuple[Sche
     ValueError, KeyError, TypeError, SpecError, ArrowException
         If they are something else, or the cells that they declare are not those of the domain.
     """
-    types, bins = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(header["types"]))), header["bins"]
+    types, written = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(header["types"]))), header["bins"]
     schema = Schema.from_dict(header["schema"])
-    if any(not isinstance(each, list) and not (type(each) is int and 1 <= each <= MAX_LEVELS) for each in bins.values()):
-        raise ValueError("the bins are neither a number of cells nor their first values")
     names = sorted(domain.names)
-    if sorted(types.names) != names or sorted(schema.columns) != names or not set(bins) <= set(names):
+    if sorted(types.names) != names or sorted(schema.columns) != names or not set(written) <= set(names):
         raise ValueError("the columns are not those of the counts")
+    bins = {name: _from_header(each, codec_for(name, schema.columns[name], types.field(name).type)) for name, each in written.items()}
     if domain_of(cut_released(domain.names, schema, types, bins)) != domain:
         raise ValueError("the cells are not those of the counts")
     return schema, types, bins

@@ -7,18 +7,18 @@ result. `engine.fit` decides the order of these steps, so that no mechanism can 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
-from numpy.random import Generator
 
 from dpdask.archive import Archived
 from dpdask.codec import Codec
 from dpdask.documents import Document
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section
+from dpdask.mechanisms.releases import FittedRelease
 from dpdask.privacy import Budget
 from dpdask.privacy.coverage import Uncovered
 from dpdask.privacy.events import Composed
@@ -74,81 +74,6 @@ class Spending:
     reference: Mapping[str, float] = field(default_factory=dict)
     row: Mapping[str, float] = field(default_factory=dict)
     rows_per_unit: int = 1
-
-
-class RowRelease(Protocol):
-    """A fitted release that randomises every row on its own."""
-
-    def to_bytes(self) -> bytes:
-        """Return the release as bytes: the same release, the same bytes."""
-
-    def types(self, released: pa.Schema) -> pa.Schema:
-        """Return the columns that are written, given the released columns of the table."""
-
-    def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
-        """Return which of the written columns have few distinct values."""
-
-    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Generator]:
-        """Return the random stream of each private column on one part of the table, at its start.
-
-        Parameters
-        ----------
-        key
-            The run key.
-        fragment_id
-            The id of the part.
-        """
-
-    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Generator]) -> pa.RecordBatch:
-        """Return the released rows of a batch, in its order.
-
-        Parameters
-        ----------
-        batch
-            The private columns of some rows, and the columns that are also read.
-        codecs
-            The codec of each private column.
-        rngs
-            What `streams` returned; each stream is advanced by the rows of the batch.
-        """
-
-
-class RecordRelease(Protocol):
-    """A fitted release from which records are drawn; a function of noisy counts alone, so it may be published."""
-
-    def to_bytes(self) -> bytes:
-        """Return the release as bytes: the same release, the same bytes."""
-
-    @property
-    def schema(self) -> Schema:
-        """The declared columns."""
-
-    @property
-    def types(self) -> pa.Schema:
-        """The columns that are written."""
-
-    @property
-    def few_valued(self) -> list[str]:
-        """Which of them have few distinct values."""
-
-    def n_drawn(self, wanted: int | None) -> int:
-        """Return how many records to draw: as many as wanted, or as many as the release says."""
-
-    def batches(self, start: int, n_rows: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
-        """Yield records.
-
-        Parameters
-        ----------
-        start
-            The number of the first record in the release.
-        n_rows
-            How many.
-        key, part
-            Name the random streams: records are a function of them and of `n_rows`.
-        """
-
-
-FittedRelease = RowRelease | RecordRelease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +257,23 @@ class Mechanism(ABC):
         `engine.fit` charges the ledger before, and keeps the result at once: it is never drawn twice.
         """
         del counts, columns, noise
+        return None
+
+    def refine(self, drawn: Any, columns: Columns) -> Self | None:
+        """Return the mechanism of the next round, which counts the rows again with what this round's noisy counts decided; None after the last.
+
+        Parameters
+        ----------
+        drawn
+            What `draw` returned.
+        columns
+            The table's columns.
+
+        Privacy
+        -------
+        The noise of all rounds is fixed before the first one, and `event` lists it.
+        """
+        del drawn, columns
         return None
 
     def read_drawn(self, data: bytes, columns: Columns) -> Archived:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
+from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cut_columns
+from dpdask.codec import Codec, LevelCodec
 from dpdask.references.histogram import MAX_BINS
+from dpdask.schema import Schema
 
 
 def _as_firsts(value: object) -> object:
@@ -30,16 +33,86 @@ def as_bins(value: object) -> object:
     ValueError
         If they are none.
     """
+    if value == "adaptive":
+        return value
     if isinstance(value, Mapping):
         return {name: _as_bins_of(name, bins) for name, bins in value.items()}
     return _as_count(value)
 
 
+def as_fixed_bins(value: object) -> object:
+    """Return bins that are fixed beforehand, as `as_bins` does.
+
+    Raises
+    ------
+    ValueError
+        If they are none, or adaptive.
+    """
+    found = as_bins(value)
+    if found == "adaptive" or (isinstance(found, dict) and "adaptive" in found.values()):
+        raise ValueError("adaptive cells are for tables of noisy counts; a number of cells, or a list of the first value of each cell, is expected")
+    return found
+
+
 def _as_bins_of(name: object, value: object) -> object:
     try:
+        if value == "adaptive":
+            return value
         return _as_firsts(value) if isinstance(value, list | tuple) else _as_count(value)
     except ValueError as error:
         raise ValueError(f"of the column {name!r}: {error}") from None
 
 
-Bins = Annotated[int | dict[str, int | tuple[float, ...]], BeforeValidator(as_bins)]
+Bins = Annotated[Literal["adaptive"] | int | dict[str, Literal["adaptive"] | int | tuple[float, ...]], BeforeValidator(as_bins)]
+"""How continuous and mixed columns are cut: `adaptive` finds the cells of every column under privacy; a number of cells of one width for all; or
+one of these, or the first value of each cell, for each column, those that are not named being adaptive."""
+
+MAX_FOUND = 2 * DEFAULT_BINS + 1
+
+Found = Mapping[str, FoundBins]
+
+
+def list_adaptive(schema: Schema, bins: Bins) -> tuple[str, ...]:
+    """Return the continuous and mixed columns whose cells are found, in the order of the schema.
+
+    Parameters
+    ----------
+    schema
+        The declared columns.
+    bins
+        How they are cut.
+    """
+    cut = [name for name in schema.privatised if not schema.columns[name].has_levels]
+    if isinstance(bins, dict):
+        return tuple(name for name in cut if bins.get(name, "adaptive") == "adaptive")
+    return tuple(cut) if bins == "adaptive" else ()
+
+
+def cut_with_found(codecs: Mapping[str, Codec], bins: Bins, found: Found | None, parameter: str = "bins") -> dict[str, Cells]:
+    """Return the public cells of each column.
+
+    Parameters
+    ----------
+    codecs
+        The codec of each column.
+    bins
+        How continuous and mixed columns are cut.
+    found
+        The cells that were found; None: as many as may be found, of one width, which is good for nothing but their number.
+    parameter
+        The name of the bins among the mechanism's parameters, for messages.
+
+    Raises
+    ------
+    SpecError
+        If bins name a column that is not cut, or do not fit a column.
+    """
+    if isinstance(bins, int):
+        return cut_columns(codecs, bins, parameter)
+    given: dict[str, int | tuple[float, ...] | FoundBins] = {}
+    for name, each in bins.items() if isinstance(bins, dict) else ():
+        given[name] = MAX_FOUND if each == "adaptive" else each
+    for name, codec in codecs.items():
+        if not isinstance(codec, LevelCodec) and (not isinstance(bins, dict) or bins.get(name, "adaptive") == "adaptive"):
+            given[name] = MAX_FOUND if found is None else found[name]
+    return cut_columns(codecs, given, parameter)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.cells import Cells, cells, cells_of_edges, step
+from dpdask.cells import Cells, FoundBins, cells, cells_of_edges, step
 from dpdask.codec import Codec, LevelCodec
 from dpdask.kernels import simplex
 from dpdask.privacy.events import CentralEvent
@@ -23,7 +23,7 @@ BRANCHING = 16
 
 _N_LEAVES = BRANCHING**N_LEVELS
 _DECADES = 1e6  # the largest magnitude over the one below which leaves have one width
-_DOUBT = 2.0  # standard deviations
+_DOUBT, _MANY = 2.0, 3.0  # standard deviations
 _LEAST_WHOLE = 150.0  # whole numbers up to about this one are leaves of their own
 
 Floats = NDArray[np.float64]
@@ -132,7 +132,8 @@ class Hierarchy:
 
         Notes
         -----
-        Upwards, each count is averaged with the sum of its children, by inverse variance. Downwards, children are projected
+        Upwards, each count is averaged with the sum of its children, by inverse variance. Blocks of the first level that neither have nor
+        adjoin one with more than three standard deviations are emptied: noise far out would ruin means. Downwards, children are projected
         to non-negative counts with the sum that their parent has; where that is less than twice the standard deviation of
         their own sum, it is spread evenly over the cells instead.
 
@@ -146,9 +147,9 @@ class Hierarchy:
         n_leaves = self._padded(self._line.astype(np.float64))
         leaves = np.where(n_leaves > 0, line[2], 0.0)
         middle, factors = _average(line[1], leaves, np.ones_like(leaves), n_leaves > 0)
-        upper, _ = _average(line[0], middle, factors, n_leaves.sum(axis=2) > 0)
+        upper, spreads = _average(line[0], middle, factors, n_leaves.sum(axis=2) > 0)
         present = n_leaves.sum(axis=(1, 2)) > 0
-        top = np.concatenate([own, upper[present]])
+        top = np.concatenate([own, np.where(_near_many(upper, noise * np.sqrt(spreads)), upper, 0.0)[present]])
         total = max(1.0, float(top.sum())) if n_rows is None else float(n_rows)
         first = simplex.project(top, total)
         masses = np.zeros(side)
@@ -177,6 +178,13 @@ def _average(own: Floats, children: Floats, factors: Floats, present: NDArray[np
     return np.where(below > 0, (own + weight * summed) / (1.0 + weight), 0.0), np.where(below > 0, 1.0 / (1.0 + weight), 1.0)
 
 
+def _near_many(counts: Floats, deviations: Floats) -> NDArray[np.bool_]:
+    """Return which blocks have more than noise, or adjoin one that has; all if none has."""
+    many = np.pad(counts > _MANY * deviations, 1)
+    near: NDArray[np.bool_] = many[:-2] | many[1:-1] | many[2:]
+    return near if near.any() else np.ones(len(counts), dtype=np.bool_)
+
+
 def _share(masses: Floats, children: Floats, deviations: Floats, n_leaves: Floats) -> Floats:
     """Return the counts of children that sum to their parents' masses; one more axis than these."""
     present = n_leaves > 0
@@ -186,3 +194,27 @@ def _share(masses: Floats, children: Floats, deviations: Floats, n_leaves: Float
     projected = simplex.project_each(np.where(present | empty[..., None], children, -np.inf), np.where(doubtful, 1.0, masses))
     found: Floats = np.where(doubtful[..., None], even, projected)
     return found
+
+
+def find_bins(grid: Cells, counts: Floats, n_bins: int) -> FoundBins:
+    """Return cells of about equal counts; a fine cell with more than its part is a cell of its own.
+
+    Parameters
+    ----------
+    grid
+        The fine cells of a continuous or mixed column.
+    counts
+        What noisy counts say about each of them: `Hierarchy.estimate`.
+    n_bins
+        How many cells there would be without fine cells with more than their part; with them there are at most twice as many, and one.
+    """
+    masses = np.where(grid.possible, counts, 0.0)[grid.n_cells - len(grid.edges) + 1 :].astype(np.float32).astype(np.float64)  # as files hold them
+    part = float(masses.sum()) / n_bins
+    places, taken = [0], 0.0
+    for place in range(1, len(masses)):
+        taken += masses[place - 1]
+        large = max(masses[place - 1], masses[place]) >= part  # then it is cut off on both sides
+        if taken > 0.0 and (large or taken + masses[place] > part):
+            places.append(place)
+            taken = 0.0
+    return FoundBins(cuts=np.append(grid.edges[places], grid.edges[-1]), edges=grid.edges, masses=masses)

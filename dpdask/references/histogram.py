@@ -17,7 +17,7 @@ from dpdask.cells import Cells, cells, ends
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, InputError
 from dpdask.kernels import simplex
-from dpdask.privacy.events import Adjacency, DiscreteLaplace, central_from_dict, to_dict
+from dpdask.privacy.events import Adjacency, CentralEvent, DiscreteLaplace, central_from_dict, to_dict
 from dpdask.privacy.noise import laplace_scale, perturb
 from dpdask.privacy.rounding import round_down
 from dpdask.references.distribution import Distribution, LevelDistribution, RankDistribution
@@ -116,7 +116,7 @@ class Histogram(ReferenceBase):
         """Return the distribution that each noisy histogram describes; see `ReferenceBase.distributions`."""
         return {name: self._distribution(own, counts.counts[name], counts.events[name], counts.n_rows) for name, own in self.cells(codecs).items()}
 
-    def _distribution(self, own: Cells, noisy: Counts, event: DiscreteLaplace, n_rows: int) -> Distribution:
+    def _distribution(self, own: Cells, noisy: Counts, event: CentralEvent, n_rows: int) -> Distribution:
         if not self._is_hierarchy(own):
             return distribution_of(own, noisy, n_rows)
         assert isinstance(own.codec, ValueCodec)
@@ -139,16 +139,16 @@ class NoisyHistograms(Archived):
     events
         The event of the drawn noise, by column.
     n_rows
-        The number of rows, which is public.
+        The number of rows if it is public, else None.
     """
 
     archive: ClassVar[Archive] = Archive(kind="noisy-histograms", format=3, noun="file of noisy histograms")
 
     counts: Mapping[str, Counts]
-    events: Mapping[str, DiscreteLaplace]
-    n_rows: int
+    events: Mapping[str, CentralEvent]
+    n_rows: int | None
 
-    def check(self, events: Mapping[str, DiscreteLaplace], sizes: Mapping[str, int]) -> None:
+    def check(self, events: Mapping[str, CentralEvent], sizes: Mapping[str, int]) -> None:
         """Check that these are the histograms that a run would draw.
 
         Parameters
@@ -163,7 +163,11 @@ class NoisyHistograms(Archived):
         InputError
             If they are not, and so belong to another version of dpdask.
         """
-        if self.events != events or any(counts.dtype != np.int64 or counts.shape != (sizes[name],) for name, counts in self.counts.items()):
+        if (
+            self.events != events
+            or self.counts.keys() != sizes.keys()
+            or any(counts.dtype != np.int64 or counts.shape != (sizes[name],) for name, counts in self.counts.items())
+        ):
             what = "these are not the noisy histograms of this run"
             raise InputError(what, "the run's noisy histograms", "resume with the version of dpdask that began it, or `dpdask abort` it")
 
@@ -173,7 +177,7 @@ class NoisyHistograms(Archived):
 
     @classmethod
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
-        events = {name: event for name, each in header["events"].items() if isinstance(event := central_from_dict(each), DiscreteLaplace)}
+        events = {name: central_from_dict(each) for name, each in header["events"].items()}
         return cls(counts={name: arrays[str(place)] for place, name in enumerate(header["events"])}, events=events, n_rows=header["n_rows"])
 
 

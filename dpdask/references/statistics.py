@@ -13,6 +13,7 @@ from dpdask.codec import Codec, LevelCodec
 from dpdask.stats import LevelCounts, RankSummary
 from dpdask.stats.cell_counts import CellCounts
 from dpdask.stats.statistic import Chosen, FoldCounter
+from dpdask.stats.tables import LARGE_CELLS, LARGE_ROWS
 from dpdask.streams import Streams
 
 Counted = LevelCounts | RankSummary | CellCounts
@@ -46,8 +47,9 @@ class ColumnStatistic:
     cells: Mapping[str, Cells] = field(default_factory=dict)
 
     @property
-    def rows_per_task(self) -> None:
-        """None: a task for each part."""
+    def rows_per_task(self) -> int | None:
+        """Enough rows for many cells to make merging worthwhile."""
+        return LARGE_ROWS if sum(cells.n_cells for cells in self.cells.values()) > LARGE_CELLS else None
 
     def counter(self) -> FoldCounter[ColumnCounts]:
         """Return a counter of no rows."""

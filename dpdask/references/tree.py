@@ -8,12 +8,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dpdask.cells import DEFAULT_BINS, Cells, cut_columns
+from dpdask.cells import Cells
 from dpdask.codec import Codec
 from dpdask.privacy.rounding import round_down
-from dpdask.references.bins import Bins
+from dpdask.references.bins import Bins, Found, cut_with_found
 from dpdask.references.reference import ReferenceBase, Structure
-from dpdask.stats.tables import TableStatistic
 
 
 class Tree(ReferenceBase):
@@ -48,7 +47,7 @@ class Tree(ReferenceBase):
 
     kind: Literal["tree"] = "tree"
     share: float = Field(default=0.6, gt=0, lt=1)
-    bins: Bins = DEFAULT_BINS
+    bins: Bins = "adaptive"
 
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "nobody: the reference is a tree of noisy tables of all rows, and their ε and δ are part of the total"
@@ -63,19 +62,22 @@ class Tree(ReferenceBase):
         """True: the noise of the tables is Gaussian if there is a δ."""
         return True
 
-    def cells(self, codecs: Mapping[str, Codec]) -> dict[str, Cells]:
+    def cells(self, codecs: Mapping[str, Codec], found: Found | None = None) -> dict[str, Cells]:
         """Return the public cells in which columns are counted.
+
+        Parameters
+        ----------
+        codecs
+            The codec of each column.
+        found
+            The cells that were found; None: as many as may be found.
 
         Raises
         ------
         SpecError
             If bins name a column that is not cut.
         """
-        return cut_columns(codecs, self.bins, "reference.bins")
-
-    def statistic(self, codecs: Mapping[str, Codec]) -> TableStatistic:
-        """Return the tables of all columns and pairs."""
-        return TableStatistic(cells=self.cells(codecs))
+        return cut_with_found(codecs, self.bins, found, "reference.bins")
 
     def split(self, epsilon: float) -> tuple[float, float]:
         """Return the ε of the tables and of the rows; see `ReferenceBase.split`."""

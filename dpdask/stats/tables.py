@@ -20,8 +20,8 @@ from dpdask.streams import Streams
 
 MAX_CELLS = 2**27  # a gigabyte of counts; each worker holds a few such
 _MAX_TABLE = 2**24
-_LARGE_CELLS = 2**20
-_LARGE_ROWS = 2**19
+LARGE_CELLS = 2**20
+LARGE_ROWS = 2**19
 
 Codes = NDArray[np.uint8] | NDArray[np.uint16]
 
@@ -94,7 +94,7 @@ class TableStatistic:
     @property
     def rows_per_task(self) -> int | None:
         """Enough rows for large tables to make merging worthwhile."""
-        return _LARGE_ROWS if (sum(self.domain.sizes) ** 2) // 2 > _LARGE_CELLS else None
+        return LARGE_ROWS if (sum(self.domain.sizes) ** 2) // 2 > LARGE_CELLS else None
 
     def counter(self) -> TableCounter:
         """Return a counter of no rows."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
-from mechanisms.contract import PRIVACY, MechanismContract
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from e2e.helpers import charging_entries, digests, run_here
+from mechanisms.contract import PRIVACY, MechanismContract, killed_at
 
 import dpdask
+from dpdask.engine import fit as fit_module
+from dpdask.errors import DataError
 from dpdask.estimators.estimator import Estimator
+from dpdask.mechanisms import cell_search
+from dpdask.privacy import noise
 from dpdask.schema import Schema
 
 
@@ -77,6 +86,62 @@ class TestMarginals(MechanismContract):
 
     def estimator(self, schema: Schema, **changes: Any) -> Estimator:
         return dpdask.Marginals(schema, epsilon=4.0, bins=4, cliques=[["level"], ["level", "line"]], **changes)
+
+
+class _TwoRounds(MechanismContract):
+    """Mechanisms that find the cells of `line` in a first round: each round's noise is kept, and drawn once."""
+
+    @pytest.mark.usefixtures("seeded_ledgers")
+    @pytest.mark.parametrize("kept", ["noisy.npz", "noisy-1.npz"])
+    def test_a_run_that_is_killed_between_its_rounds_draws_neither_again(self, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        place = self.ledger(tmp_path)
+        run_here(self.write(tmp_path / "whole", tmp_path / "expected", ledger=place, insecure_seed=7))
+        job = self.write(tmp_path / "job", tmp_path / "out", ledger=place, insecure_seed=7)
+        with killed_at(fit_module, "keep", after=True, when=lambda _folder, name, _data: name == kept):
+            run_here(job)
+        drawn = [perturbed for perturbed in (cell_search, noise) if perturbed is cell_search or kept == "noisy-1.npz"]
+        for module in drawn:
+            monkeypatch.setattr(module, "perturb", lambda *_, **__: pytest.fail("noise that was kept is drawn again"))
+        run_here(job)
+        assert digests(tmp_path / "out") == digests(tmp_path / "expected")
+        assert [entry.kind for entry in charging_entries(place["url"], "people")] == ["intend", "commit"] * 2
+
+    def test_all_rows_are_checked_before_the_first_noise(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A wrong value of a column whose cells are not searched is found before anything is charged, not by the second pass."""
+        place = self.ledger(tmp_path)
+        job = self.write(tmp_path / "job", tmp_path / "out", ledger=place, insecure_seed=None)
+        broken = self.frame()
+        broken.loc[200, "level"] = 99
+        pq.write_table(pa.Table.from_pandas(broken.iloc[160:], preserve_index=False), tmp_path / "lake" / "b.parquet")
+        monkeypatch.setattr(cell_search, "perturb", lambda *_, **__: pytest.fail("noise was drawn"))
+        with pytest.raises(DataError):
+            run_here(job)
+        assert [entry for entry in charging_entries(place["url"], "people") if entry.kind == "intend"] == []
+
+
+class TestCopulaWithFoundCells(_TwoRounds, TestCopula):
+    mechanism: ClassVar[dict[str, Any]] = {"kind": "copula", "n_rows": 150}
+    on_cluster = True
+
+    def estimator(self, schema: Schema, **changes: Any) -> Estimator:
+        return dpdask.GaussianCopula(schema, epsilon=4.0, delta=1e-6, **changes)
+
+
+class TestMarginalsWithFoundCells(_TwoRounds, TestMarginals):
+    mechanism: ClassVar[dict[str, Any]] = {"kind": "marginals", "cliques": [["level"], ["level", "line"]]}
+
+    def estimator(self, schema: Schema, **changes: Any) -> Estimator:
+        return dpdask.Marginals(schema, epsilon=4.0, cliques=[["level"], ["level", "line"]], **changes)
+
+
+class TestTreeWithFoundCells(_TwoRounds, TestTree):
+    mechanism: ClassVar[dict[str, Any]] = {"kind": "dip", "reference": {"kind": "tree"}}
+    reference = dpdask.Tree()
+
+
+class TestAdaptiveHistogramReference(TestNoisyHistogramReference):
+    mechanism: ClassVar[dict[str, Any]] = {"kind": "dip", "reference": {"kind": "histogram"}}
+    reference = dpdask.Histogram()
 
 
 class TestHistogramCells(MechanismContract):

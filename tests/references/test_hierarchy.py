@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,21 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
+from dpdask.cells import cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.privacy.accountant import epsilon as paid
 from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace
 from dpdask.privacy.noise import perturb
 from dpdask.references import RankDistribution
-from dpdask.references.hierarchy import N_LEVELS, Hierarchy, make_grid
+from dpdask.references.hierarchy import N_LEVELS, Hierarchy, find_bins, make_grid
 from dpdask.references.histogram import CellCounts, Histogram, histogram_event
 from dpdask.schema import Column
 from dpdask.streams import RunKey, stream
 
+ALPHA = 1e-10
 NOISE = DiscreteLaplace(scale=60.0, sensitivity=2, adjacency="replace-one", count=N_LEVELS)  # ε 0.1 on three levels
 
 
@@ -178,3 +182,62 @@ def test_whole_numbers_that_are_few_are_cells_of_their_own():
     days = codec_of((0.0, 10.0), pa.date32())
     assert make_grid(days).index(pa.array([dt.date(1970, 1, 1), dt.date(1970, 1, 11)])).tolist() == [0, 10]
     assert math.isclose(Hierarchy(make_grid(days)).size, 3 + 9 + 27)
+
+
+# ---- cells that are found
+
+
+@given(st.sampled_from([codec for codec in CODECS if codec.bounds != (7.0, 7.0)]), st.integers(0, 2**32), st.integers(1, 30))
+@settings(max_examples=60, deadline=None)
+def test_found_cells_are_cuts_of_the_grid_of_about_equal_counts(codec, seed, n_bins):
+    grid = make_grid(codec)
+    rng = np.random.default_rng(seed)
+    counts = rng.gamma(0.05, 1.0, grid.n_cells) * 1000.0
+    found = find_bins(grid, counts, n_bins)
+    assert set(found.cuts) <= set(found.edges)
+    assert (found.cuts[0], found.cuts[-1]) == (found.edges[0], found.edges[-1])
+    assert len(found.cuts) - 1 <= 2 * n_bins + 1
+    part = found.masses.sum() / n_bins
+    inside = np.add.reduceat(found.masses, np.searchsorted(found.edges, found.cuts[:-1]))
+    several = np.diff(np.searchsorted(found.edges, found.cuts)) > 1
+    assert (inside[several] <= part * (1 + 1e-9) + found.masses.max() * (found.masses.max() < part)).all()
+    own = cells(codec, found)
+    declared = cells(codec, own.firsts.tolist())  # as a card gives them
+    values = grid.draw(rng.integers(0, grid.size, 200), rng.integers(0, 2**64, 200, dtype=np.uint64))
+    assert declared.index(values).tolist() == own.index(values).tolist()
+
+
+def test_a_frequent_value_is_a_cell_of_its_own():
+    grid = make_grid(codec_of((0.0, 1000.0)))
+    counts = np.full(grid.n_cells, 1.0)
+    counts[0] = 5000.0  # the value 0
+    own = cells(grid.codec, find_bins(grid, counts, 20))
+    assert own.index(pa.array([0.0, 1e-9])).tolist() == [0, 1]
+    assert own.labels()[0] == "0.0"
+
+
+@pytest.mark.parametrize("codec", [codec_of((0.0, 1000.0)), codec_of((0.0, 1000.0), pa.int32()), codec_of((-1e9, 1e9), pa.int64(), atoms=(7.0,))])
+def test_values_inside_a_found_cell_follow_the_fine_counts(codec):
+    """Power both ways: uniform values inside the cells fail, the fine counts pass."""
+    grid = make_grid(codec)
+    counts = np.zeros(grid.n_cells)
+    fine = np.flatnonzero(grid.possible)[np.linspace(10, grid.size - 10, 60).astype(int)]
+    counts[fine] = np.random.default_rng(2).integers(1, 50, len(fine))
+    found = find_bins(grid, counts, 4)
+    own = cells(codec, found)
+    drawn = np.random.default_rng(3).integers(0, 2**64, 40_000, dtype=np.uint64)
+    masses = np.add.reduceat(found.masses, np.searchsorted(found.edges, found.cuts[:-1]))
+    chosen = int(np.argmax(masses)) + (own.n_cells - len(own.edges) + 1)
+    code = int((np.cumsum(own.possible) - 1)[chosen])
+    values = own.draw(np.full(len(drawn), code), drawn)
+    assert set(own.codes(values).tolist()) == {code}
+    hit = np.bincount(grid.index(values), minlength=grid.n_cells)
+    low, high = own.edges[chosen - (own.n_cells - len(own.edges) + 1)], own.edges[chosen - (own.n_cells - len(own.edges) + 1) + 1]
+    line = grid.n_cells - len(grid.edges) + 1
+    inside = np.flatnonzero((grid.edges[:-1] >= low) & (grid.edges[1:] <= high)) + line
+    expected = counts[inside] / counts[inside].sum() * len(drawn)
+    assert hit[inside][expected == 0].sum() == 0
+    there = expected > 0
+    assert stats.chisquare(hit[inside][there], expected[there]).pvalue > ALPHA
+    uniform = replace(own, found=None).draw(np.full(len(drawn), code), drawn)
+    assert np.bincount(grid.index(uniform), minlength=grid.n_cells)[inside][expected == 0].sum() > 0

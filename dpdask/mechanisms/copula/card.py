@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpdask.mechanisms.card import Section, noisy_counts_section
-from dpdask.mechanisms.columns import plain_bins
+from dpdask.mechanisms.columns import describe_bins
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.marginals.card import tables_accounting
 from dpdask.privacy import Budget
@@ -30,7 +30,7 @@ def copula_section(budget: Budget, fitted: FittedCopula, n_released: int | None)
     mechanism = {
         "kind": "copula",
         "records": n_released,
-        "bins": plain_bins(fitted.bins),
+        "bins": describe_bins(fitted.bins, fitted.cells()),
         "tree": _tree(fitted),
         "latent_variables": report.n_latents,
         "significant_share": report.kept_share,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from dpdask.cells import DEFAULT_BINS
 from dpdask.documents import Document
 from dpdask.mechanisms.card import Section
-from dpdask.mechanisms.columns import bins_by_column
 from dpdask.mechanisms.copula.card import copula_section
 from dpdask.mechanisms.copula.fit import CopulaOptions, fit_copula
 from dpdask.mechanisms.copula.model import check_latents
@@ -21,7 +19,6 @@ from dpdask.mechanisms.mechanism import Columns, Spec
 from dpdask.mechanisms.noisy_counts import RecordsWanted
 from dpdask.privacy.order import RowOrder
 from dpdask.references.bins import Bins
-from dpdask.stats.tables import TableStatistic
 from dpdask.streams import RunKey, stream
 
 
@@ -40,8 +37,8 @@ class CopulaSpec(Spec):
     n_rows
         How many records: a number, or `input`: as many as the table has (under add-remove, as the noisy tables say).
     bins
-        How continuous and mixed columns are cut: a number of cells of one width, or for each column such a number or the
-        first value of each cell.
+        How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
+        their own. Or a number of cells of one width, or for each column one of these or the first value of each cell.
     weights
         How the budget is shared among the tables.
     options
@@ -50,7 +47,7 @@ class CopulaSpec(Spec):
 
     kind: Literal["copula"] = "copula"
     n_rows: RecordsWanted = "input"
-    bins: Bins = DEFAULT_BINS
+    bins: Bins = "adaptive"
     weights: TableWeights = TableWeights()
     options: CopulaOptions = CopulaOptions()
 
@@ -73,7 +70,7 @@ class CopulaMechanism(NoisyTables):
     def noise(self) -> MarginalNoise:
         """The noise of every table; it depends on no data."""
         weights = self.spec.weights
-        return plan_noise(self.budget, len(self.schema.privatised), one_way=weights.one_way, pairs=weights.two_way)
+        return plan_noise(self.budget, len(self.schema.privatised), one_way=weights.one_way, pairs=weights.two_way, n_found=self.n_found)
 
     @property
     def bins(self) -> Bins:
@@ -93,18 +90,19 @@ class CopulaMechanism(NoisyTables):
         SpecError
             If they do not fit.
         """
-        statistic = self.statistic(columns)
+        statistic = self.tables(columns)
         statistic.check_size()
         check_latents(statistic.domain)
 
-    def statistic(self, columns: Columns) -> TableStatistic:
-        """Return what is counted: the table of each column and of each pair of columns."""
-        return TableStatistic(cells=self.cells(columns))
+    @property
+    def counted(self) -> dict[str, Any]:
+        """The table of each column and of each pair of columns."""
+        return {"two_way": True}
 
     def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> FittedCopula:
         """Return the copula that fits the noisy tables; see `Mechanism.fit`."""
         model, report = fit_copula(counts, stream(key, "copula/calibration", ""), self.spec.options)
-        bins = bins_by_column(self.bins, self.cells(columns))
+        bins = self.bins_of(columns)
         return FittedCopula(schema=self.schema, types=columns.types, bins=bins, noisy=counts, model=model, report=report)
 
     @property
@@ -121,6 +119,7 @@ class CopulaMechanism(NoisyTables):
         del columns, uncounted
         n = len(self.schema.privatised)
         return (
+            *self.search_stages,
             f"tabulate: read {n} columns once; count {n} one-way and {n * (n - 1) // 2} two-way tables, merged in a tree",
             "fit: noise on every table, and the copula of the noisy tables, on the driver, written once",
             "write: sample synthetic records and stage their shards",

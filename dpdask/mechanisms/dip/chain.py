@@ -20,7 +20,7 @@ from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
 from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, DipMechanism
 from dpdask.mechanisms.mechanism import Columns
-from dpdask.mechanisms.randomised_rows import RandomisedRows
+from dpdask.mechanisms.releases import RandomisedRows
 from dpdask.privacy.rounding import round_up_sum
 from dpdask.references import Chain
 from dpdask.stats.records import Records, from_numbers, group_hashes, group_key, numbers

@@ -21,7 +21,7 @@ from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
 from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, Cost, DipMechanism, check_costs
 from dpdask.mechanisms.mechanism import Columns
-from dpdask.mechanisms.randomised_rows import RandomisedRows
+from dpdask.mechanisms.releases import RandomisedRows
 from dpdask.privacy.rounding import round_up_sum
 from dpdask.references import Distribution, LevelDistribution, RankDistribution
 from dpdask.references.histogram import NoisyHistograms

@@ -12,15 +12,15 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Contents
-from dpdask.cells import Cells
+from dpdask.cells import Cells, FoundBins
 from dpdask.codec import Codec, LevelCodec
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import tree as tree_kernel
-from dpdask.mechanisms.randomised_rows import RandomisedRows
+from dpdask.mechanisms.releases import RandomisedRows
 from dpdask.privacy.rounding import round_up_sum
 from dpdask.streams import words
 
-_SCALARS, _ARRAYS = ("parent", "epsilon", "solved"), ("weights", "edges", "possible")
+_SCALARS, _ARRAYS = ("parent", "epsilon", "solved"), ("weights", "edges", "possible", "fine_edges", "masses")
 
 Floats = NDArray[np.float64]
 
@@ -40,6 +40,8 @@ class TreeColumn:
         The exact tables that are drawn from, of shape (n_parent_levels · n, 2**bits).
     edges, possible
         The column's public cells, as in `Cells`.
+    fine_edges, masses
+        What values inside a cell follow, as in `FoundBins`; all 0: they are uniform.
     epsilon
         ε*, the largest exact privacy loss of any of its channels, rounded up.
     solved
@@ -52,6 +54,8 @@ class TreeColumn:
     aliases: NDArray[np.uint16]
     edges: Floats
     possible: NDArray[np.bool_]
+    fine_edges: Floats
+    masses: Floats
     epsilon: float
     solved: float
 
@@ -78,7 +82,8 @@ class TreeColumn:
             own = codec.encode(array)
             released = self._sample(parents, own, words(rng, len(own)))
             return codec.decode(released), released
-        cells = Cells(codec=codec, edges=self.edges, possible=self.possible)
+        found = FoundBins(cuts=self.edges, edges=self.fine_edges, masses=self.masses)
+        cells = Cells(codec=codec, edges=self.edges, possible=self.possible, found=found)
         own = cells.codes(array).astype(np.int32)
         drawn = words(rng, len(own), 2)
         released = self._sample(parents, own, np.ascontiguousarray(drawn[:, 0]))
@@ -114,7 +119,7 @@ class TreeRelease(RandomisedRows):
     condition for each column; Chow and Liu (1968), Approximating discrete probability distributions with dependence trees.
     """
 
-    archive: ClassVar[Archive] = Archive(kind="dip-tree", format=2, noun="fitted release along a tree")
+    archive: ClassVar[Archive] = Archive(kind="dip-tree", format=3, noun="fitted release along a tree")
     mechanism_id: ClassVar[str] = "dip/tree"
 
     columns: Mapping[str, TreeColumn]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from dpdask.codec import LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels.channel import TOTAL_BITS
+from dpdask.mechanisms.cell_search import CellSearch
 from dpdask.mechanisms.dip.columns import level_cost
 from dpdask.mechanisms.dip.spec import ChannelKind, Cost, DipMechanism, check_costs
 from dpdask.mechanisms.dip.tree import TreeColumn, TreeRelease, worst_row
@@ -27,8 +28,11 @@ from dpdask.privacy.accountant import epsilon as least_epsilon
 from dpdask.privacy.audit import channel_epsilon, read_weights, within_digits
 from dpdask.privacy.events import Composed, to_dict
 from dpdask.references import Tree
+from dpdask.references.bins import Found, list_adaptive
+from dpdask.references.histogram import NoisyHistograms
+from dpdask.references.statistics import ColumnStatistic
 from dpdask.stats import Domain, MarginalCounts
-from dpdask.stats.tables import domain_of
+from dpdask.stats.tables import TableStatistic, domain_of
 from dpdask.streams import Noise, RunKey, stream
 
 Floats = NDArray[np.float64]
@@ -246,6 +250,8 @@ def _column(parent: str | None, weights: NDArray[np.uint64], cells: Cells, epsil
         aliases=aliases,
         edges=cells.edges,
         possible=cells.possible,
+        fine_edges=cells.edges if cells.found is None else cells.found.edges,
+        masses=np.zeros(max(len(cells.edges) - 1, 0)) if cells.found is None else cells.found.masses,
         epsilon=epsilon,
         solved=solved,
     )
@@ -253,7 +259,15 @@ def _column(parent: str | None, weights: NDArray[np.uint64], cells: Cells, epsil
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeMechanism(DipMechanism):
-    """Distribution-invariant privatisation along a tree: noisy tables of all rows, then each column given its parent."""
+    """Distribution-invariant privatisation along a tree: noisy tables of all rows, then each column given its parent.
+
+    Attributes
+    ----------
+    found
+        The cells that the first round found; None before, or if there are none to find.
+    """
+
+    found: Found | None = None
 
     @property
     def reference(self) -> Tree:
@@ -283,7 +297,16 @@ class TreeMechanism(DipMechanism):
         SpecError
             If a row's part is so large that the accountant proves nothing beside δ.
         """
-        return fit_tree_noise(self.budget, self.reference.split(self.budget.epsilon)[0], len(self.schema.privatised), self.row_event(self.row_total))
+        tables, n_found = self.reference.split(self.budget.epsilon)[0], len(list_adaptive(self.schema, self.reference.bins))
+        return fit_tree_noise(self.budget, tables, len(self.schema.privatised), self.row_event(self.row_total), n_found)
+
+    @property
+    def search(self) -> CellSearch | None:
+        """What finds the cells of columns, in a first round; None if there are none to find, or they are found."""
+        event = self.noise.cells
+        if self.found is not None or event is None:
+            return None
+        return CellSearch(names=list_adaptive(self.schema, self.reference.bins), event=event, n_rows_public=True)
 
     @property
     def event(self) -> Composed:
@@ -292,25 +315,44 @@ class TreeMechanism(DipMechanism):
 
     def check(self, columns: Columns) -> None:
         """Check the bins, and the sizes of tables and channels; see `Mechanism.check`."""
-        statistic = self.reference.statistic(columns.codecs)
+        statistic = self.tables(columns)
         check_tree(statistic.cells, self.spec.channel, self.spec.cost)
         statistic.check_size("reference.bins")
 
-    def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
-        """Draw the noise of the tables; see `Mechanism.draw`."""
-        del columns
+    def tables(self, columns: Columns) -> TableStatistic:
+        """Return the tables of all columns and pairs."""
+        return TableStatistic(cells=self.cells(columns))
+
+    def cells(self, columns: Columns) -> dict[str, Cells]:
+        """Return the cells of each privatised column; before they are found, as many as there may be."""
+        return self.reference.cells(columns.codecs, self.found)
+
+    def statistic(self, columns: Columns) -> TableStatistic | ColumnStatistic:
+        """Return what is counted: the fine counts of a first round, or the tables."""
+        return self.tables(columns) if self.search is None else self.search.statistic(columns)
+
+    def refine(self, drawn: Any, columns: Columns) -> Self | None:
+        """Return the mechanism with the cells that the fine counts give; see `Mechanism.refine`."""
+        return None if self.search is None else replace(self, found=self.search.find(drawn, columns))
+
+    def draw(self, counts: Any, columns: Columns, noise: Noise) -> NoisyHistograms | NoisyMarginals:
+        """Draw the noise of the fine counts, or of the tables; see `Mechanism.draw`."""
+        if self.search is not None:
+            return self.search.draw(counts, columns, noise)
         return measure_tree(counts, self.noise, rng=noise("marginals/noise"))
 
-    def read_drawn(self, data: bytes, columns: Columns) -> NoisyMarginals:
-        """Return the noisy tables that an earlier driver kept; see `Mechanism.read_drawn`."""
+    def read_drawn(self, data: bytes, columns: Columns) -> NoisyHistograms | NoisyMarginals:
+        """Return the noisy counts that an earlier driver kept; see `Mechanism.read_drawn`."""
+        if self.search is not None:
+            return self.search.read_drawn(data, columns)
         found = NoisyMarginals.from_bytes(data, "the run's noisy tables")
-        found.check(domain_of(self.reference.cells(columns.codecs)), self.noise.with_edges(tuple(found.cliques)))
+        found.check(domain_of(self.cells(columns)), self.noise.with_edges(tuple(found.cliques)))
         return found
 
     def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> TreeRelease:
         """Return the fitted release; see `Mechanism.fit`."""
         del key
-        return fit_tree(counts, self.reference.cells(columns.codecs), self.spending.row, self.spec.channel, self.spec.cost)
+        return fit_tree(counts, self.cells(columns), self.spending.row, self.spec.channel, self.spec.cost)
 
     def describe_joint(self, release: TreeRelease) -> dict[str, Any]:
         """Return what the card says about the columns' joint distribution."""
@@ -357,7 +399,13 @@ class TreeMechanism(DipMechanism):
         rows = "a row" if self.rows_per_unit == 1 else f"each of {self.rows_per_unit} rows"
         channels = f"the channels of each column, given its parent on the tree ({rows}: ε = {self.row_total:.6g})"
         survey = f"survey: read {', '.join(names)} once; {tables}, merged in a tree"
-        return (survey, f"fit: {noise}{looks}; {channels}; on the driver, written once", "write: randomise each fragment and stage its shards")
+        search = () if self.search is None else (self.search.stage,)
+        return (
+            *search,
+            survey,
+            f"fit: {noise}{looks}; {channels}; on the driver, written once",
+            "write: randomise each fragment and stage its shards",
+        )
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
         """Return the warning about a δ that is too large for so many rows, if it is; see `Mechanism.cautions`."""
@@ -369,7 +417,7 @@ class TreeMechanism(DipMechanism):
         shown = _read_channels(card)
         if shown:
             return self._audit(shown, "the released channels")
-        cells = self.reference.cells(columns.codecs)
+        cells = self.cells(columns)
         noisy = measure_tree(_simulate(domain_of(cells)), self.noise, rng=stream(RunKey.insecure(0), "audit/noise", ""))
         fitted = fit_tree(noisy, cells, self.spending.row, self.spec.channel, self.spec.cost)
         return self._audit({name: (column.parent, column.weights) for name, column in fitted.columns.items()}, "a simulated table")

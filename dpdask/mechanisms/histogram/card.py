@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpdask.mechanisms.card import Section, noisy_counts_section
-from dpdask.mechanisms.columns import plain_bins
+from dpdask.mechanisms.columns import describe_bins
 from dpdask.mechanisms.histogram.noise import compute_spent
 from dpdask.mechanisms.histogram.release import FittedHistogram
 from dpdask.mechanisms.marginals.noise import margin_95
@@ -40,7 +40,7 @@ def histogram_section(budget: Budget, fitted: FittedHistogram, n_released: int |
         "output": output,
         "records": n_released if output == "rows" else None,
         "points": None if output == "rows" else fitted.points,
-        "bins": plain_bins(fitted.bins),
+        "bins": describe_bins(fitted.bins, fitted.cells()),
         "threshold": planned.threshold,
         "factor": planned.factor if planned.threshold == "enhanced" else None,
         "cut": histogram.cut,

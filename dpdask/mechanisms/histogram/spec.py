@@ -24,7 +24,7 @@ from dpdask.mechanisms.mechanism import Columns, Spec
 from dpdask.mechanisms.noisy_counts import NoisyCounts, RecordsWanted
 from dpdask.privacy.events import CentralEvent, Composed, DiscreteLaplace
 from dpdask.privacy.order import RowOrder
-from dpdask.references.bins import as_bins
+from dpdask.references.bins import as_fixed_bins
 from dpdask.stats import Domain
 from dpdask.stats.joint import JointCounts, n_cells
 from dpdask.stats.tables import JointStatistic, domain_of
@@ -35,7 +35,7 @@ _MANY_ROWS = 1e18  # if the number of rows is unknown or private: gives the high
 
 
 def _as_bins(value: object) -> object:
-    return value if value == "rule" else as_bins(value)
+    return value if value == "rule" else as_fixed_bins(value)
 
 
 class HistogramSpec(Spec):

@@ -18,6 +18,7 @@ from dpdask.privacy import Budget, noise
 from dpdask.privacy.accountant import epsilon, scale_events
 from dpdask.privacy.events import Adjacency, CentralEvent, Composed, DiscreteGaussian, DiscreteLaplace, central_from_dict, to_dict
 from dpdask.privacy.noise import deviation
+from dpdask.references.hierarchy import N_LEVELS
 from dpdask.stats import Clique, Domain, MarginalCounts
 
 Counts = NDArray[np.int64]
@@ -35,6 +36,8 @@ class MarginalNoise:
         The noise of each attribute's own table, and of each two-way table; None if these are not measured.
     cliques
         The noise of each further table.
+    cells
+        The noise of the fine counts that cells are found from; None if no cells are found.
 
     Privacy
     -------
@@ -46,15 +49,19 @@ class MarginalNoise:
     one_way: CentralEvent | None
     pairs: CentralEvent | None
     cliques: Mapping[Clique, CentralEvent]
+    cells: CentralEvent | None = None
 
     @property
     def event(self) -> Composed:
         """What will happen."""
-        return Composed(events=tuple(event for event in (self.one_way, self.pairs, *self.cliques.values()) if event is not None))
+        return Composed(events=tuple(event for event in (self.cells, self.one_way, self.pairs, *self.cliques.values()) if event is not None))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the noise as a mapping that JSON can hold."""
-        own = {name: None if event is None else to_dict(event) for name, event in (("one_way", self.one_way), ("pairs", self.pairs))}
+        own = {
+            name: None if event is None else to_dict(event)
+            for name, event in (("one_way", self.one_way), ("pairs", self.pairs), ("cells", self.cells))
+        }
         return {**own, "cliques": [[list(clique), to_dict(event)] for clique, event in self.cliques.items()]}
 
     @classmethod
@@ -66,8 +73,8 @@ class MarginalNoise:
         ValueError, TypeError, KeyError, SpecError
             If it holds none.
         """
-        one_way, pairs = (None if data[name] is None else central_from_dict(data[name]) for name in ("one_way", "pairs"))
-        return cls(one_way=one_way, pairs=pairs, cliques={tuple(clique): central_from_dict(event) for clique, event in data["cliques"]})
+        one_way, pairs, cells = (None if data[name] is None else central_from_dict(data[name]) for name in ("one_way", "pairs", "cells"))
+        return cls(one_way=one_way, pairs=pairs, cells=cells, cliques={tuple(clique): central_from_dict(event) for clique, event in data["cliques"]})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,7 +97,7 @@ class NoisyMarginals(Archived):
         The further tables, int64 arrays of their shapes.
     """
 
-    archive: ClassVar[Archive] = Archive(kind="noisy-tables", format=2, noun="file of noisy tables", is_compressed=True)
+    archive: ClassVar[Archive] = Archive(kind="noisy-tables", format=3, noun="file of noisy tables", is_compressed=True)
 
     domain: Domain
     n_rows: float
@@ -213,7 +220,13 @@ def margin_95(event: CentralEvent) -> float:
 
 
 def plan_noise(
-    budget: Budget, n_attributes: int, *, one_way: float = 1.0, pairs: float = 1.0, cliques: Mapping[Clique, float] | None = None
+    budget: Budget,
+    n_attributes: int,
+    *,
+    one_way: float = 1.0,
+    pairs: float = 1.0,
+    cliques: Mapping[Clique, float] | None = None,
+    n_found: int = 0,
 ) -> MarginalNoise:
     """Return the noise that spends a budget on tables: Gaussian if there is a δ, otherwise Laplace.
 
@@ -228,6 +241,8 @@ def plan_noise(
         leave them out.
     cliques
         The weight of each further table, positive.
+    n_found
+        The number of columns whose cells are found; their fine counts have a twentieth of all weights, or a tenth for Laplace noise.
 
     Raises
     ------
@@ -239,9 +254,26 @@ def plan_noise(
     counted = ((one_way, n_attributes), (pairs, n_attributes * (n_attributes - 1) // 2), *((weight, 1) for weight in chosen.values()))
     if not any(weight > 0 and count for weight, count in counted):
         raise SpecError("there is no table to measure", "`weights`", "give at least one table a weight above 0")
-    events = _plan(budget.epsilon, budget.delta, budget.adjacency, rows, counted)
-    named = {clique: event for clique, event in zip(chosen, events[2:], strict=True) if event is not None}
-    return MarginalNoise(one_way=events[0], pairs=events[1], cliques=named)
+    cells = share_of_cells(sum(weight * count for weight, count in counted), n_found, budget.delta)
+    events = _plan(budget.epsilon, budget.delta, budget.adjacency, rows, (cells, *counted))
+    named = {clique: event for clique, event in zip(chosen, events[3:], strict=True) if event is not None}
+    return MarginalNoise(cells=events[0], one_way=events[1], pairs=events[2], cliques=named)
+
+
+def share_of_cells(others: float, n_found: int, delta: float) -> tuple[float, int]:
+    """Return the weight of each vector of fine counts, and how many vectors there are.
+
+    Parameters
+    ----------
+    others
+        The weights of everything else together.
+    n_found
+        The number of columns whose cells are found.
+    delta
+        Above 0 noise is Gaussian, and a weight is a share of the inverse variance; otherwise it is a share of ε.
+    """
+    n_vectors, share = n_found * N_LEVELS, 0.05 if delta > 0 else 0.1
+    return (others * share / (1.0 - share) / n_vectors if n_found else 0.0), n_vectors
 
 
 @functools.lru_cache(maxsize=64)

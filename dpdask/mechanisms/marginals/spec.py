@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
-from dpdask.cells import DEFAULT_BINS
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section
-from dpdask.mechanisms.columns import bins_by_column
 from dpdask.mechanisms.marginals.card import marginals_section
 from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, plan_noise
 from dpdask.mechanisms.marginals.release import COUNT, MARGIN, TABLE, MarginalTables
@@ -18,7 +16,6 @@ from dpdask.mechanisms.marginals.tables import NoisyTables
 from dpdask.mechanisms.mechanism import Columns, Spec
 from dpdask.privacy.order import RowOrder
 from dpdask.references.bins import Bins
-from dpdask.stats.tables import TableStatistic
 from dpdask.streams import RunKey
 
 
@@ -49,14 +46,14 @@ class MarginalsSpec(Spec):
     weights
         Each table's share of the budget, relative to the others; equal if not given.
     bins
-        How continuous and mixed columns are cut: a number of cells of one width, or for each column such a number or the
-        first value of each cell.
+        How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
+        their own. Or a number of cells of one width, or for each column one of these or the first value of each cell.
     """
 
     kind: Literal["marginals"] = "marginals"
     cliques: Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_as_cliques)]
     weights: Annotated[tuple[float, ...], BeforeValidator(_as_weights)] | None = None
-    bins: Bins = DEFAULT_BINS
+    bins: Bins = "adaptive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +98,7 @@ class MarginalsMechanism(NoisyTables):
         """The noise of every table; it depends on no data."""
         weights = self.spec.weights or (1.0,) * len(self.spec.cliques)
         chosen = dict(zip(self.spec.cliques, weights, strict=True))
-        return plan_noise(self.budget, len(self.schema.privatised), one_way=0.0, pairs=0.0, cliques=chosen)
+        return plan_noise(self.budget, len(self.schema.privatised), one_way=0.0, pairs=0.0, cliques=chosen, n_found=self.n_found)
 
     @property
     def bins(self) -> Bins:
@@ -121,16 +118,17 @@ class MarginalsMechanism(NoisyTables):
         SpecError
             If they do not fit.
         """
-        self.statistic(columns).check_size()
+        self.tables(columns).check_size()
 
-    def statistic(self, columns: Columns) -> TableStatistic:
-        """Return what is counted: the tables."""
-        return TableStatistic(cells=self.cells(columns), cliques=self.spec.cliques, two_way=False)
+    @property
+    def counted(self) -> dict[str, Any]:
+        """The tables."""
+        return {"cliques": self.spec.cliques, "two_way": False}
 
     def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> MarginalTables:
         """Return the noisy tables with the columns that their cells stand for; see `Mechanism.fit`."""
         del key
-        bins = bins_by_column(self.bins, self.cells(columns))
+        bins = self.bins_of(columns)
         return MarginalTables(schema=self.schema, columns=columns.types, bins=bins, noisy=counts)
 
     @property
@@ -146,6 +144,7 @@ class MarginalsMechanism(NoisyTables):
         """Return what a run does, in words; see `Mechanism.stages`."""
         del columns, uncounted
         return (
+            *self.search_stages,
             f"tabulate: read {len(self.schema.privatised)} columns once; count {len(self.spec.cliques)} tables, merged in a tree",
             "fit: noise on every cell, on the driver, written once",
             "write: the noisy tables, one row a cell",

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from dpdask.cells import Cells, cut_columns
+from dpdask.cells import Cells, FoundBins
+from dpdask.mechanisms.cell_search import CellSearch
+from dpdask.mechanisms.columns import bins_by_column
 from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.noisy_counts import NoisyCounts
 from dpdask.privacy.events import Composed
-from dpdask.stats import MarginalCounts
-from dpdask.stats.tables import domain_of
+from dpdask.references.bins import Bins, Found, cut_with_found, list_adaptive
+from dpdask.references.histogram import NoisyHistograms
+from dpdask.references.statistics import ColumnStatistic
+from dpdask.stats.tables import TableStatistic, domain_of
 from dpdask.streams import Noise
-
-if TYPE_CHECKING:
-    from dpdask.references.bins import Bins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,22 +40,67 @@ class NoisyTables(NoisyCounts):
     def bins(self) -> Bins:
         """How continuous and mixed columns are cut."""
 
+    found: Found | None = None
+
+    @property
+    def n_found(self) -> int:
+        """The number of columns whose cells are found."""
+        return len(list_adaptive(self.schema, self.bins))
+
+    def bins_of(self, columns: Columns) -> dict[str, int | Sequence[float] | FoundBins]:
+        """Return how each continuous or mixed column is cut."""
+        return bins_by_column(self.bins, self.cells(columns), self.found)
+
+    @property
+    def search(self) -> CellSearch | None:
+        """What finds the cells of columns, in a first round; None if there are none to find, or they are found."""
+        names = list_adaptive(self.schema, self.bins)
+        if not names or self.found is not None:
+            return None
+        assert self.noise.cells is not None
+        return CellSearch(names=names, event=self.noise.cells, n_rows_public=not self.n_rows_private)
+
+    @property
+    @abstractmethod
+    def counted(self) -> dict[str, Any]:
+        """Which tables are counted: `cliques` and `two_way` of `TableStatistic`."""
+
+    def tables(self, columns: Columns) -> TableStatistic:
+        """Return the tables that are counted."""
+        return TableStatistic(cells=self.cells(columns), **self.counted)
+
+    def statistic(self, columns: Columns) -> TableStatistic | ColumnStatistic:
+        """Return what is counted: the fine counts of a first round, or the tables."""
+        return self.tables(columns) if self.search is None else self.search.statistic(columns)
+
     @property
     def event(self) -> Composed:
         """One noisy table after the other."""
         return self.noise.event
 
     def cells(self, columns: Columns) -> dict[str, Cells]:
-        """Return the cells of each privatised column."""
-        return cut_columns(columns.codecs, self.bins)
+        """Return the cells of each privatised column; before they are found, as many as there may be."""
+        return cut_with_found(columns.codecs, self.bins, self.found)
 
-    def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
-        """Draw the noise of every table and return the noisy tables; see `Mechanism.draw`."""
-        del columns
+    def draw(self, counts: Any, columns: Columns, noise: Noise) -> NoisyHistograms | NoisyMarginals:
+        """Draw the noise of every count and return the noisy counts; see `Mechanism.draw`."""
+        if self.search is not None:
+            return self.search.draw(counts, columns, noise)
         return measure(counts, self.noise, n_rows_public=not self.n_rows_private, rng=noise("marginals/noise"))
 
-    def read_drawn(self, data: bytes, columns: Columns) -> NoisyMarginals:
-        """Return the noisy tables that an earlier driver kept; see `Mechanism.read_drawn`."""
+    @property
+    def search_stages(self) -> tuple[str, ...]:
+        """What the first round does, in words; nothing if there is none."""
+        return () if self.search is None else (self.search.stage,)
+
+    def refine(self, drawn: Any, columns: Columns) -> Self | None:
+        """Return the mechanism with the cells that the fine counts give; see `Mechanism.refine`."""
+        return None if self.search is None else replace(self, found=self.search.find(drawn, columns))
+
+    def read_drawn(self, data: bytes, columns: Columns) -> NoisyHistograms | NoisyMarginals:
+        """Return the noisy counts that an earlier driver kept; see `Mechanism.read_drawn`."""
+        if self.search is not None:
+            return self.search.read_drawn(data, columns)
         found = NoisyMarginals.from_bytes(data, "the run's noisy tables")
         found.check(domain_of(self.cells(columns)), self.noise)
         return found

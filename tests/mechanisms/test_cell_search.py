@@ -1,0 +1,195 @@
+"""Cells that are found under privacy: what is paid for them, what they are worth, and what a saved file of them may hold."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from mechanisms.fitting import fit_frame, records_of
+
+import dpdask
+from dpdask.cells import FoundBins
+from dpdask.errors import DpdaskError, InputError
+from dpdask.estimators.estimator import Estimator
+from dpdask.mechanisms.columns import columns_from_header, columns_to_header
+from dpdask.mechanisms.copula.release import FittedCopula
+from dpdask.mechanisms.mechanism import Mechanism
+from dpdask.privacy import UnitColumn, noise
+from dpdask.privacy.accountant import epsilon as paid
+from dpdask.privacy.events import DiscreteGaussian, leaves
+
+HIGH = 1e6
+COLUMNS: dict[str, Any] = {
+    "amount": {"role": "privatise", "kind": "continuous", "bounds": [0.0, HIGH], "type": "float64"},
+    "visits": {"role": "privatise", "kind": "continuous", "bounds": [0, 10_000_000], "type": "int64"},
+    "group": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2], "type": "int64"},
+}
+SCHEMA = dpdask.Schema.from_dict({"columns": {**COLUMNS, "who": {"role": "drop", "type": "int64"}}})
+KEPT = dpdask.Schema.from_dict({"columns": {**COLUMNS, "who": {"role": "keep", "type": "int64"}}})
+
+
+def table(n: int = 40_000) -> pd.DataFrame:
+    """Return skewed numbers whose bounds are some ten thousand times too wide."""
+    rng = np.random.default_rng(3)
+    group = rng.integers(0, 3, n)
+    amount = np.where(rng.random(n) < 0.4, 0.0, np.round(rng.lognormal(2.0 + group, 0.7, n), 2))
+    return pd.DataFrame({"amount": amount, "visits": rng.geometric(0.3, n) - 1, "group": group, "who": np.arange(n) % 997})
+
+
+def estimator_of(kind: str, **given: Any) -> Estimator:
+    given = {"epsilon": 1.0, "delta": 1e-9, **given}
+    if kind == "copula":
+        return dpdask.GaussianCopula(SCHEMA, **given)
+    if kind == "marginals":
+        return dpdask.Marginals(SCHEMA, cliques=[["amount"], ["amount", "group"], ["visits"]], **given)
+    return dpdask.DIP(KEPT, reference=dpdask.Tree(), **given)
+
+
+def mechanism_of(kind: str, **given: Any) -> Mechanism:
+    return estimator_of(kind, **given).mechanism
+
+
+KINDS = ["copula", "marginals", "tree"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("given", [{}, {"delta": 0.0}, {"unit": UnitColumn(column="who", max_rows=3)}], ids=["gaussian", "laplace", "user"])
+def test_the_fine_counts_are_in_the_sum_and_their_noise_is_the_drawn_one(kind: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    estimator = estimator_of(kind, **given)
+    mechanism = estimator.mechanism
+    assert mechanism.budget is not None
+    assert paid(mechanism.event, mechanism.budget.delta) <= 1.0
+    first = next(iter(leaves(mechanism.event)))
+    rows = given["unit"].max_rows if "unit" in given else 1
+    least = rows * (math.sqrt(2.0) if isinstance(first, DiscreteGaussian) else 2)
+    assert first.count == 6  # three levels of two columns
+    assert least <= first.sensitivity <= least * (1 + 1e-12)
+    drawn: list[float] = []
+    for name in ("discrete_gaussian", "discrete_laplace"):
+        right = getattr(noise, name)
+
+        def spy(counts: Any, scale: float, *, right: Any = right, **rest: Any) -> Any:
+            drawn.append(scale)
+            return right(counts, scale, **rest)
+
+        monkeypatch.setattr(noise, name, spy)
+    with estimator.fit(table(600)):
+        pass
+    assert drawn[:2] == [first.sigma if isinstance(first, DiscreteGaussian) else first.scale] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fine_counts_take_about_their_share(kind: str) -> None:
+    """A twentieth of the inverse variance with Gaussian noise, so the tables' noise is some 2.5 % larger than with cells that are declared."""
+    with_found, declared = mechanism_of(kind), mechanism_of(kind, **({"bins": 20} if kind != "tree" else {}))
+    if kind == "tree":
+        declared = dpdask.DIP(KEPT, epsilon=1.0, delta=1e-9, reference=dpdask.Tree(bins=20)).mechanism
+    found, other = ([event.sigma for event in leaves(each.event) if isinstance(event, DiscreteGaussian)] for each in (with_found, declared))
+    assert len(found) == len(other) + 1
+    np.testing.assert_allclose(np.array(found[1:]) / np.array(other), 0.95**-0.5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+def test_records_keep_skewed_numbers_under_bounds_that_are_far_too_wide(adjacency: Any, tmp_path: Path) -> None:
+    """Twenty cells of one width know nothing of these numbers, so the test would see them."""
+    own = table()
+    errors = {}
+    for bins in ("adaptive", 20):
+        mechanism = mechanism_of("copula", adjacency=adjacency, bins=bins)
+        _, release = fit_frame(mechanism, own, tmp_path / str(bins))
+        found = records_of(release, len(own)).to_pandas()
+        scale = np.diff(own["amount"].quantile([0.01, 0.99]).to_numpy())[0]
+        errors[bins] = max(abs(found["amount"].quantile(share) - own["amount"].quantile(share)) / scale for share in (0.5, 0.75, 0.95))
+        if bins == "adaptive":
+            assert abs((found["amount"] == 0.0).mean() - (own["amount"] == 0.0).mean()) < 0.01
+            assert abs(found["visits"].clip(upper=15).mean() - own["visits"].mean()) < 0.1
+            means = [frame[frame["amount"] > 0].groupby("group")["amount"].median() for frame in (found, own)]
+            assert (np.abs(means[0] / means[1] - 1) < 0.2).all()  # the dependence on the group
+    assert errors["adaptive"] < 0.05
+    assert errors[20] > 0.5
+
+
+def test_a_tree_releases_skewed_numbers_inside_their_fine_cells(tmp_path: Path) -> None:
+    own = table()
+    release = dpdask.DIP(KEPT, epsilon=8.0, delta=1e-9, reference=dpdask.Tree(), insecure_seed=5).fit(own)
+    with release:
+        found = release.transform(own)
+    scale = np.diff(own["amount"].quantile([0.01, 0.99]).to_numpy())[0]
+    for share in (0.5, 0.75, 0.95):
+        assert abs(found["amount"].quantile(share) - own["amount"].quantile(share)) < 0.05 * scale
+    assert abs((found["amount"] == 0.0).mean() - (own["amount"] == 0.0).mean()) < 0.02
+
+
+# ---- a saved file
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> FittedCopula:
+    _, release = fit_frame(mechanism_of("copula"), table(2000), tmp_path_factory.mktemp("saved"))
+    assert isinstance(release, FittedCopula)
+    return release
+
+
+def test_found_cells_come_back_from_a_file(saved: FittedCopula) -> None:
+    again = FittedCopula.from_bytes(saved.to_bytes(), "here")
+    for name in ("amount", "visits"):
+        one, other = saved.bins[name], again.bins[name]
+        assert isinstance(one, FoundBins)
+        assert isinstance(other, FoundBins)
+        np.testing.assert_array_equal(one.cuts, other.cuts)
+        np.testing.assert_array_equal(one.masses, other.masses)
+    assert records_of(again, 500).equals(records_of(saved, 500))
+
+
+def _masses(values: np.ndarray) -> str:
+    return base64.b64encode(zlib.compress(values.astype("<f4").tobytes())).decode()
+
+
+WRONG = {
+    "cuts that do not increase": lambda bins: bins["cuts"].insert(1, bins["cuts"][1]),
+    "a cut beyond the grid": lambda bins: bins["cuts"].append(10**9),
+    "a first cut inside": lambda bins: bins["cuts"].__setitem__(0, 1),
+    "cuts that are no whole numbers": lambda bins: bins["cuts"].__setitem__(1, 1.5),
+    "no cuts": lambda bins: bins.update(cuts=[]),
+    "counts below 0": lambda bins: bins.update(masses=_masses(np.full(4000, -1.0))),
+    "other many counts": lambda bins: bins.update(masses=_masses(np.ones(7))),
+    "counts that are no numbers": lambda bins: bins.update(masses="AAAA"),
+    "far too many counts": lambda bins: bins.update(masses=_masses(np.ones(10**6))),
+    "something else": lambda bins: bins.clear(),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_crafted_header_is_refused(wrong: str, saved: FittedCopula) -> None:
+    header = columns_to_header(saved.schema, saved.types, saved.bins)
+    columns_from_header(copy.deepcopy(header), saved.model.domain)
+    crafted = copy.deepcopy(header)
+    WRONG[wrong](crafted["bins"]["amount"])
+    with pytest.raises((ValueError, KeyError, TypeError, DpdaskError, zlib.error)):
+        columns_from_header(crafted, saved.model.domain)
+
+
+def test_a_crafted_file_is_one_line(saved: FittedCopula, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpdask.mechanisms.columns.zlib.compress", lambda _: b"no compressed bytes")
+    with pytest.raises(InputError, match="this is no fitted copula"):
+        FittedCopula.from_bytes(saved.to_bytes(), "here")
+
+
+# ---- what may not be asked for
+
+
+def test_a_joint_histogram_has_no_adaptive_cells() -> None:
+    with pytest.raises(dpdask.errors.SpecError, match="adaptive cells are for tables"):
+        dpdask.PerturbedHistogram(SCHEMA, epsilon=1.0, bins="adaptive")
+
+
+def test_exact_tables_have_no_adaptive_cells() -> None:
+    with pytest.raises(dpdask.errors.SpecError, match="adaptive cells are for tables"):
+        dpdask.exact_marginals(table(100), SCHEMA, bins="adaptive")
