@@ -367,6 +367,7 @@ def _plan_text(planned: Plan) -> str:
         f"  kept      {', '.join(planned.kept) or 'nothing'}; dropped: {', '.join(planned.dropped) or 'nothing'}",
         f"  output    {released}{planned.output}",
         f"  promise   {planned.guarantee}",
+        *(f"  expect    {sentence}" for sentence in planned.expectations),
         *(f"  WARNING   {warning}" for warning in planned.warnings),
     ]
     return "\n".join(lines)

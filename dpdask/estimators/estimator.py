@@ -48,6 +48,8 @@ class FramePlan:
         What each noisy histogram costs, if there are any.
     warnings
         What to think of before the fit.
+    expectations
+        How much a released row keeps, or how large noise is.
     ledger
         The dataset's ε spent before and after, its limit, and whether the fit is allowed; None without a ledger.
     """
@@ -57,6 +59,7 @@ class FramePlan:
     epsilons: Mapping[str, float]
     reference_epsilons: Mapping[str, float]
     warnings: tuple[str, ...]
+    expectations: tuple[str, ...]
     ledger: Mapping[str, Any] | None
 
 
@@ -158,6 +161,7 @@ class Estimator(ABC):
             epsilons=dict(spending.row),
             reference_epsilons=dict(spending.reference),
             warnings=mechanism.cautions(work.columns, _n_rows(frame, mechanism)),
+            expectations=mechanism.expectations(work.columns),
             ledger=_open_account(mechanism, ledger).describe_balances(work.unit_place or ""),
         )
 

@@ -51,6 +51,8 @@ class Plan:
         Whether the noise comes from a seed.
     warnings
         What to think of before the run.
+    expectations
+        How much a released row keeps, or how large noise is.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Plan:
     output: str
     insecure: bool
     warnings: tuple[str, ...]
+    expectations: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values."""
@@ -108,6 +111,7 @@ def plan_job(job: Job) -> Plan:
         output=job.output_url,
         insecure=job.file.insecure_seed is not None,
         warnings=(*expected.warnings, *(() if job.account.is_strict else list_footer_warnings(job, table))),
+        expectations=mechanism.expectations(opened.work.columns),
     )
 
 

@@ -47,6 +47,11 @@ class CellSearch:
         cut = f"cut each into about {DEFAULT_BINS} cells of equal counts"
         return f"search: read all privatised columns once; count {names} in fine cells, add noise, {cut}"
 
+    @property
+    def expectations(self) -> tuple[str, ...]:
+        """What the noise of the fine counts allows, in sentences."""
+        return (f"{', '.join(self.names)}: quantiles and clipped means; the mean of a heavy tail is not to be had under wide bounds",)
+
     def statistic(self, columns: Columns) -> ColumnStatistic:
         """Return what is counted: every column, since all rows are checked before the first noise."""
         cut = {name: codec for name, codec in columns.codecs.items() if not isinstance(codec, LevelCodec)}

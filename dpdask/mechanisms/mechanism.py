@@ -340,6 +340,11 @@ class Mechanism(ABC):
             Whether footers do not tell how many rows there are.
         """
 
+    def expectations(self, columns: Columns) -> tuple[str, ...]:
+        """Return what is to be expected of the release, in sentences: how much a row keeps, how large noise is."""
+        del columns
+        return ()
+
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
         """Return what a steward should think of before a run.
 

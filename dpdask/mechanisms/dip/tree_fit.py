@@ -408,9 +408,8 @@ class TreeMechanism(DipMechanism):
         )
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
-        """Return the warning about a δ that is too large for so many rows, if it is; see `Mechanism.cautions`."""
-        del columns
-        return delta_warnings(self.budget, n_rows)
+        """Return what a steward should think of before a run, a δ that is too large for so many rows included; see `Mechanism.cautions`."""
+        return (*delta_warnings(self.budget, n_rows), *DipMechanism.cautions(self, columns, n_rows))
 
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return what is claimed and found, also of a whole row: of the released channels, or those of a simulated table; see `Mechanism.audit`."""
