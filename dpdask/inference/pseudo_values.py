@@ -180,9 +180,10 @@ def balance(strata: Sequence[Directions], f: Floats, counts: Floats) -> PseudoVa
 
     Notes
     -----
-    With n rows, direction i has the variance 1/(n σ_i²). Its coordinate E[u_i(Z)] is 0 under P, and its square is on average
-    at most 1 (that of single values drawn from P). The weight n σ_i² / (1 + n σ_i²) on the inverse is the best for that: a soft cut-off
-    at σ_i = 1/√n. Where the exact inverse has a variance that is at most a tenth larger, it is taken, since it has no bias.
+    With n rows, the noise gives direction i the variance (1 - σ_i²)/(n σ_i²). The coordinate of the rows' distribution in it is 0 under P, and
+    its square is on average at most 1 (that of single values drawn from P), and 1/n more from the draw of the rows. The weight
+    (n + 1) σ_i² / (1 + n σ_i²) on the inverse is the best for that: a soft cut-off at σ_i = 1/√n, and 1 without noise. Where the exact
+    inverse has a variance that is at most a tenth larger, it is taken, since it has no bias.
     """
     exact = invert(strata, f, MAX_CONDITION)
     sizes = counts.sum(axis=1)
@@ -199,7 +200,7 @@ def _variance(g: Floats, counts: Floats) -> float:
 
 
 def _invert_softly(singular: Floats, n: float) -> Floats:
-    inverse: Floats = n * singular / (1.0 + n * singular**2)
+    inverse: Floats = (n + 1.0) * singular / (1.0 + n * singular**2)
     inverse[0] = 1.0  # the constant
     return inverse
 
@@ -221,9 +222,9 @@ def balance_groups(strata: Sequence[Directions], f: Floats, table: Floats, *, al
     Notes
     -----
     The averages over all rows come from `balance`. Groups differ from them by coordinates whose covariance over groups is taken to be
-    τ·1 + κ·p pᵀ, where p is f's own direction. τ and κ are those of the largest normal likelihood of what was released. In group and
-    stratum the coordinates are seen as σ∘x with noise of variance about 1/n, and the linear predictor of f's part of x has the least
-    squared bias and variance together. With one group, or n large, it is that of `balance`.
+    τ·1 + κ·p pᵀ, where p is f's own direction; the draw of its n rows adds 1/n. τ and κ are those of the largest normal likelihood of
+    what was released. In group and stratum the coordinates x are seen as σ∘x with noise of variance about (1 - σ²)/n, and the linear predictor
+    of f's part of x has the least squared bias and variance together. Without noise, or with n large, it is the exact inverse.
     """
     n_groups, n_strata, s = table.shape
     sizes = table.sum(axis=2)
@@ -287,9 +288,12 @@ class _Stratum:
 
     def predict(self, sizes: Floats, tau: float, kappa: float) -> Floats:
         """Return the weights of each group's released coordinates, (groups, r)."""
-        noisy = self.singular**2 * tau + self.variance / np.maximum(sizes, 1.0)[:, None] + 1e-300
-        scaled = self.slope / noisy
+        drawn = self.variance / np.maximum(sizes, 1.0)[:, None]
+        noisy = self.singular**2 * tau + drawn + 1e-300
+        scaled = self.slope / noisy  # what is seen has the covariance diag(noisy) + κ·slope slopeᵀ
         weights: Floats = self.length * (tau + kappa) * scaled / (1.0 + kappa * (scaled @ self.slope))[:, None]
+        own = self.slope * drawn
+        weights += self.length * (own / noisy - scaled * (kappa * ((own / noisy) @ self.slope) / (1.0 + kappa * (scaled @ self.slope)))[:, None])
         return weights
 
     def likelihood(self, sizes: Floats, tau: float, kappa: float) -> float:
