@@ -1,5 +1,6 @@
 """The estimate of least squared bias and variance: better than the unbiased one and than a constant, honest about its bias; cards of trees."""
 
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
@@ -130,6 +131,12 @@ def test_counts_of_a_tree_s_column_are_by_its_parent_too() -> None:
     subject = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=STRATA, parent=("p", ("a", "b")))
     by_both = subject.mean(frame.groupby(["p", "x"]).size())
     assert by_both.value == subject.mean(frame).value
+    lazy = dd.from_pandas(frame, npartitions=3)
+    for approximate in (True, False):
+        ours, theirs = (subject.group_means(each, "g", approximate=approximate).value for each in (lazy, frame))
+        np.testing.assert_allclose(ours, theirs)
+        ours, theirs = (subject.slope(each, covariates=["y"], approximate=approximate).value for each in (lazy, frame))
+        np.testing.assert_allclose(ours, theirs)
     with pytest.raises(DataError, match="released given 'p'"):
         subject.mean(frame["x"].value_counts())
 

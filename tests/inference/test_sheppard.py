@@ -1,5 +1,6 @@
 """Sheppard's correction: slopes from wide cells of continuous columns, where it is left out, and its standard errors."""
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import dpdask
 from dpdask.errors import InputError, SpecError
 from dpdask.inference import WeightedSample, least_squares, make_redraw, noise_error
+from pipelines.benchmarks import sheppard
 
 N = 60_000
 LINE: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0, 1]}
@@ -102,8 +104,8 @@ def test_many_cells_without_a_threshold_are_not_corrected(table: pd.DataFrame) -
 
 def test_standard_errors_are_those_of_the_corrected_slopes(table: pd.DataFrame) -> None:
     given, few = table[["x", "y"]].head(3000), {"epsilon": 1.0, "threshold": "none"}
-    found = [slopes(released(given, seed=seed, **few), ["x"], corrected=True)[0] for seed in range(120)]
-    plain = [slopes(released(given, seed=seed, **few), ["x"], corrected=False)[0] for seed in range(120)]
+    draws = [released(given, seed=seed, **few) for seed in range(80)]
+    found, plain = ([slopes(each, ["x"], corrected=corrected)[0] for each in draws] for corrected in (True, False))
     release = released(given, **few)
     sample = WeightedSample.of_frame(release.cells, "y", ["x"], card=release.card)
     scale = release.card["accounting"]["noise"]["cells"]["scale"]
@@ -130,3 +132,15 @@ def test_cards_and_frames_that_do_not_fit_are_refused(table: pd.DataFrame) -> No
         replace(sample, widths=np.zeros(3))
     with pytest.raises(SpecError, match="not positive definite"):
         least_squares(replace(sample, widths=np.full(sample.features.shape, 2.0)))
+
+
+def test_the_benchmark_on_simulated_sales() -> None:
+    rng = np.random.default_rng(6)
+    size = rng.lognormal(np.log(1360), 0.32, 8000)
+    sales = pd.DataFrame({"bsqft": size, "price": 1e5 + 209 * size + rng.normal(0, 8e4, 8000), "county": rng.choice(["A", "B"], 8000)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        rows = sheppard.measure(sales, repeats=1)
+    coarse = [row for row in rows if row["bins"] == 5 and row["bsqft_up_to"] == 3000.0]
+    assert len(coarse) == 4
+    assert np.mean([row["with"] for row in coarse]) < np.mean([row["without"] for row in coarse]) / 3
