@@ -290,7 +290,7 @@ def test_values_that_do_not_fit_are_refused_without_being_shown(schema: dpdask.S
         ({"epsilon": float("inf")}, "epsilon"),
         ({"epsilon": "one"}, "epsilon"),
         ({"reference": "holdout"}, "reference must be named"),
-        ({"channel": "optimum"}, "channel: Input should be 'laplace', 'laplace-calibrated' or 'optimal'"),
+        ({"channel": "optimum"}, "channel: Input should be 'laplace', 'laplace-calibrated', 'optimal' or 'optimal-unbiased'"),
         ({"weights": {"rating": 1.0}}, "exactly the privatised columns"),
         ({"schema": dpdask.Schema.from_dict({"columns": {"user": {"role": "keep"}}})}, "privatises no column"),
     ],

@@ -53,6 +53,8 @@ DIP: list[dict[str, Any]] = [
     {"cost": {"x": "rank"}},
     {"cost": {"z": "rank"}, "channel": "optimal"},
     {"cost": {"x": "cheap"}, "channel": "optimal"},
+    {"channel": "optimal-unbiased"},
+    {"reference": {"kind": "tree"}, "channel": "optimal-unbiased"},
     {"weights": {"x": 1.0}},
     {"weights": {"x": 1.0, "c": 1.0, "y": 0.0}},
     {"weights": {"x": 1.0, "c": 1.0, "y": -1.0}},

@@ -30,6 +30,8 @@ def test_correlations_reproduce_the_measured_ones(rows) -> None:
     assert (of(rows, "optimal") >= [0.300, 0.538, 0.735, 0.857]).all()
     assert (of(rows, "laplace-calibrated") > of(rows, "laplace")).all()
     assert (of(rows, "optimal") > of(rows, "laplace-calibrated")).all()
+    assert (of(rows, "optimal") > of(rows, "optimal-unbiased")).all()
+    assert (of(rows, "optimal-unbiased") >= [0.19, 0.40, 0.61, 0.76]).all()
 
 
 def test_no_channel_of_the_table_spends_more_than_epsilon(rows) -> None:
@@ -54,7 +56,7 @@ def test_correlations_print_a_table_and_json(capsys) -> None:
     assert "laplace-calibrated" in printed
     assert "0.2050" in printed
     correlations.main(["--json"])
-    assert len(json.loads(capsys.readouterr().out)["rows"]) == 12
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == 16
 
 
 def made(n_users: int = 150, n_movies: int = 60, share: float = 0.5, seed: int = 3) -> recommender.Table:

@@ -2,5 +2,6 @@
 
 from dpdask.channels.laplace import LevelChannel, calibrate, laplace
 from dpdask.channels.optimal import optimal
+from dpdask.channels.unbiased import Attenuation, measure_attenuation, optimal_unbiased
 
-__all__ = ["LevelChannel", "calibrate", "laplace", "optimal"]
+__all__ = ["Attenuation", "LevelChannel", "calibrate", "laplace", "measure_attenuation", "optimal", "optimal_unbiased"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,8 @@ def optimal(probabilities: Floats, epsilon: float, cost: Floats, *, ordered: boo
     level is: minimise Σ P_k Q_j cost[k, j] R[k, j] subject to Σ_j Q_j R[k, j] = 1, Σ_k P_k R[k, j] = 1, and
     t_j <= R[k, j] <= exp(ε) t_j.
     """
-    _check(probabilities, target, epsilon, cost)
+    check_program(probabilities, target, epsilon)
+    _check_cost(cost, len(probabilities))
     margins = Margins.of(probabilities, target)
     if max(len(margins.rows), len(margins.columns)) > MAX_OPTIMAL_LEVELS:
         raise SpecError(
@@ -74,14 +76,29 @@ def _expect_cost(channel: LevelChannel, probabilities: Floats, cost: Floats) -> 
     return float((probabilities[:, None] * channel.matrix * cost).sum())
 
 
-def _check(probabilities: Floats, target: Floats | None, epsilon: float, cost: Floats) -> None:
-    s = len(probabilities)
+def check_program(probabilities: Floats, target: Floats | None, epsilon: float) -> None:
+    """Check the distributions and ε of a program.
+
+    Parameters
+    ----------
+    probabilities, target, epsilon
+        As for `optimal`.
+
+    Raises
+    ------
+    SpecError
+        If one is invalid.
+    """
     for distribution in (probabilities, *(() if target is None else (target,))):
-        if len(distribution) != s or not np.isfinite(distribution).all() or (distribution < 0).any() or abs(distribution.sum() - 1) > 1e-9:
+        wrong = len(distribution) != len(probabilities) or not np.isfinite(distribution).all() or (distribution < 0).any()
+        if wrong or abs(distribution.sum() - 1) > 1e-9:
             raise SpecError("the reference must be probabilities that sum to 1", "channel optimal", "correct the reference")
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise SpecError("ε must be positive and finite", "channel optimal", "correct `epsilon`")
-    if cost.shape != (s, s) or not np.isfinite(cost).all() or (cost < 0).any():
+
+
+def _check_cost(cost: Floats, n_levels: int) -> None:
+    if cost.shape != (n_levels, n_levels) or not np.isfinite(cost).all() or (cost < 0).any():
         raise SpecError("the cost must be a finite, non-negative matrix with one row and column per level", "channel optimal", "correct the cost")
 
 
@@ -110,28 +127,60 @@ def solve_weights(source_bytes: bytes, target_bytes: bytes, epsilon: float, cost
 
 def _solve(source: Floats, target: Floats, epsilon: float, cost: Floats) -> Floats:
     """Return the program's likelihood ratios, float64 of shape (m, n); the constant channel if the solver gives up."""
-    from scipy import sparse  # slow to import, and only this channel needs a solver
-    from scipy.optimize import linprog
-
     m, n = cost.shape
     scale = max(float(cost.max()), np.finfo(np.float64).tiny)
     objective = np.concatenate([(np.outer(source, target) * (cost / scale)).ravel() * n, np.zeros(n)])
+    solution = solve_program(objective, *constrain(source, target, epsilon))
+    ratios: Floats = np.ones((m, n)) if solution is None else np.clip(solution[: m * n].reshape(m, n), 0.0, None)
+    return ratios
+
+
+def constrain(source: Floats, target: Floats, epsilon: float) -> tuple[Any, Any]:
+    """Return the sparse matrices A and B of the program: A x = 1 gives both margins, B x <= 0 is ε-private.
+
+    Parameters
+    ----------
+    source, target
+        P and Q, float64 of shapes (m,) and (n,). x holds the m·n likelihood ratios, row by row, and the n bounds t_j.
+    epsilon
+        Privacy parameter, positive and finite.
+    """
+    from scipy import sparse  # slow to import, and only these channels need it
+
+    m, n = len(source), len(target)
     margins = sparse.vstack([sparse.kron(sparse.eye_array(m), target[None, :]), sparse.kron(source[None, :], sparse.eye_array(n))])
     equal = sparse.hstack([margins, sparse.csr_array((m + n, n))]).tocsr()
     entries, bounds = sparse.eye_array(m * n), sparse.kron(np.ones((m, 1)), sparse.eye_array(n))
     private = sparse.vstack([sparse.hstack([-entries, bounds]), sparse.hstack([entries * math.exp(-epsilon), -bounds])]).tocsr()
+    return equal, private
+
+
+def solve_program(objective: Floats, equal: Any, private: Any, right: Floats | None = None) -> Floats | None:
+    """Return the x >= 0 of least objective with `equal` x = 1 (or `right`) and `private` x <= 0; None if the solver gives up.
+
+    Parameters
+    ----------
+    objective
+        float64 of shape (n,).
+    equal, private
+        Sparse matrices with n columns.
+    right
+        What `equal` x must be, 1 if not given.
+    """
+    from scipy.optimize import linprog
+
     solution = linprog(
         objective,
         A_ub=private,
-        b_ub=np.zeros(2 * m * n),
+        b_ub=np.zeros(private.shape[0]),
         A_eq=equal,
-        b_eq=np.ones(m + n),
+        b_eq=np.ones(equal.shape[0]) if right is None else right,
         bounds=(0, None),
         method="highs",
         options={"primal_feasibility_tolerance": _TOLERANCE, "dual_feasibility_tolerance": _TOLERANCE},
     )
-    ratios: Floats = np.ones((m, n)) if solution.x is None else np.clip(solution.x[: m * n].reshape(m, n), 0.0, None)
-    return ratios
+    found: Floats | None = solution.x
+    return found
 
 
 def _couple(ratios: Floats, source: Floats, target: Floats) -> Floats:

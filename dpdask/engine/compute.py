@@ -16,6 +16,7 @@ from dask.base import get_scheduler
 from dask.callbacks import Callback
 
 from dpdask.channels.optimal import solve_weights
+from dpdask.channels.unbiased import solve_unbiased
 from dpdask.errors import DpdaskError, InternalError, TemporaryError
 from dpdask.stats.statistic import FAN_IN
 
@@ -30,7 +31,7 @@ RETRIES = 3
 LONELY_SECONDS = 120.0  # an adaptive cluster needs a while for its first worker
 _POLL_SECONDS = 5.0
 _PATIENCE_SECONDS = 10.0
-_CACHES: list[Any] = [solve_weights]
+_CACHES: list[Any] = [solve_weights, solve_unbiased]
 
 
 def guard(function: Callable[Args, Result]) -> Callable[Args, Result]:

@@ -31,7 +31,8 @@ class DIP(Estimator):
         the reference distribution comes from, and therefore who is protected. There is no default.
     channel
         `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
-        ε-private channel of least expected cost.
+        ε-private channel of least expected cost. `optimal-unbiased`: of those that make the released value's mean a straight
+        line of the original value, the best: every mean, group mean and slope of numbers or dates can be had without bias.
     cost
         What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over the levels.
     weights

@@ -7,7 +7,7 @@ its module's name, and stays there: `from dpdask.inference.npmle import npmle`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dpdask.inference.debias import MAX_CONDITION, Estimate, ReleasedColumn
+from dpdask.inference.debias import Estimate, ReleasedColumn
 from dpdask.inference.m_estimators import (
     Contrast,
     WeightedSample,
@@ -21,6 +21,7 @@ from dpdask.inference.m_estimators import (
 )
 from dpdask.inference.noise_error import NoiseError, make_redraw, noise_error
 from dpdask.inference.npmle import NPMLE, RangeEstimate
+from dpdask.inference.pseudo_values import MAX_CONDITION
 from dpdask.stats.ranges import RangeCounts
 
 if TYPE_CHECKING:

@@ -12,16 +12,23 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import optimize, special
+from scipy import special
 
 from dpdask.errors import SpecError
-from dpdask.inference.tallies import Floats, Frame, Moments, group_counts, level_counts, moments
+from dpdask.inference.pseudo_values import (
+    MAX_CONDITION,
+    Directions,
+    PseudoValues,
+    balance,
+    balance_groups,
+    count_determined,
+    estimate_prior,
+    invert,
+    nearest_probabilities,
+)
+from dpdask.inference.slopes import regress_kept_on, regress_on_kept
+from dpdask.inference.tallies import Floats, Frame, Outcomes, group_counts, moments, outcome_counts
 from dpdask.mechanisms.card import Card
-
-MAX_CONDITION = 1e6
-"""Above this ratio of singular values a channel's direction is taken as lost."""
-
-_EXACT = 1e-6  # of the range of f: what T g may differ from f by and still count as equal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,11 +43,11 @@ class Estimate:
         The spread of `value` over drawing rows from a population and releasing them, of the same shape. For the released
         table itself it is an upper bound on average, since the rows are then fixed.
     condition_number
-        The ratio of the largest to the smallest singular value that was inverted: the
+        The ratio of the largest to the smallest singular value that was inverted, by at least a half: the
         largest factor by which noise in the released column is amplified.
     worst_bias
-        Zero where the channel determines the value. Otherwise (`approximate`) the largest possible bias, for any original
-        values; infinite where no bound is known.
+        Zero where the channel determines the value and it was inverted. Otherwise the largest possible bias, for any original
+        values; infinite where no bound is known. Most biases are much smaller.
     """
 
     value: Any
@@ -65,25 +72,26 @@ class ReleasedColumn:
     levels
         The public levels, in the card's order; None is a null that is a level.
     matrix
-        The channel, float64 array of shape (s, s): T[k, j] = Pr(released level j | original level k).
-    approximate
-        False: an estimate that the channel does not determine is refused. True: it is replaced by the nearest one that
-        the channel does determine, and its worst bias is reported.
+        The channel, float64 array of shape (s, s): T[k, j] = Pr(released level j | original level k). Along a tree one for each
+        released level of the parent, of shape (parent levels, s, s).
+    parent
+        The column whose released level chose the channel, and its levels; None but along a tree.
     max_condition
-        Directions whose singular value lies below 1/max_condition are not inverted.
+        Directions whose singular value lies below 1/max_condition are not inverted, and the others are, whatever their variance. None:
+        estimates choose.
 
     Notes
     -----
     For any function f of the levels and g with T g = f, E[g(Z̃) | x] = E[f(Z) | x] for every x that the noise does not
     depend on: kept columns, and other columns' values. Means, group means, cross-tabulations and slopes of f(Z) are
-    therefore those of g(Z̃). g is the least-squares solution of least norm, both weighted by the channel's invariant
-    distribution P (P·T = P, the reference). In these weights the singular values are the canonical correlations of
-    original and released value; the largest is 1.
+    therefore those of g(Z̃). Along a tree, there is a g for each released level of the parent.
 
-    A channel may merge levels: two of its rows are equal, or nearly so. Then T g = f has no solution for some f, and no
-    analysis, however large the table, can tell. Channels of least squared cost do so at small ε. With `approximate`, g
-    is still unbiased for every group whose distribution is P times a combination of the channel's columns (for one, if
-    merged levels occur in the proportions of the reference).
+    T is decomposed into its canonical directions under the channel's invariant distribution P (P·T = P, the reference). The singular values
+    are the canonical correlations of original and released value; the largest is 1. Inverting a small one multiplies noise. By default
+    each estimate inverts a direction as far as the sum of squared bias and variance is least (`pseudo_values.balance`,
+    `balance_groups`), so groups with few rows lean to the average of all rows. With `approximate=False` all directions that f needs are
+    inverted, and the estimate is unbiased, or refused: a channel may merge levels, and then no analysis, however large the table,
+    can tell them apart. With a `max_condition` g is the least-squares solution of least norm.
 
     Levels that the reference never saw are taken not to occur.
 
@@ -93,7 +101,7 @@ class ReleasedColumn:
 
     >>> import numpy as np
     >>> answer = ReleasedColumn(name="answer", levels=("no", "yes"), matrix=np.array([[0.75, 0.25], [0.25, 0.75]]))
-    >>> share = answer.distribution({"no": 600, "yes": 400})
+    >>> share = answer.distribution({"no": 600, "yes": 400}, approximate=False)
     >>> share.value.round(3).to_dict()
     {'no': 0.7, 'yes': 0.3}
     >>> share.standard_error.round(3).to_dict()
@@ -106,11 +114,11 @@ class ReleasedColumn:
 
     >>> import pandas as pd
     >>> released = pd.DataFrame({"town": ["A"] * 500 + ["B"] * 500, "years": [1, 2, 3, 4] * 250, "answer": ["no"] * 600 + ["yes"] * 400})
-    >>> answer.group_means(released, "town", values=[0, 1]).value.round(3).to_dict()
+    >>> answer.group_means(released, "town", values=[0, 1], approximate=False).value.round(3).to_dict()
     {'A': -0.5, 'B': 1.1}
     >>> answer.transform_for([0, 1]).round(3).tolist()
     [-0.5, 1.5]
-    >>> slope = answer.slope(released, covariates=["years"], values=[0, 1])
+    >>> slope = answer.slope(released, covariates=["years"], values=[0, 1], approximate=False)
     >>> [round(float(end["years"]), 3) for end in slope.interval()]
     [-0.054, 0.054]
 
@@ -118,26 +126,27 @@ class ReleasedColumn:
     ----------
     Warner 1965; van den Hout and van der Heijden, Randomized response, statistical disclosure control and
     misclassification, 2002; Carroll, Ruppert, Stefanski and Crainiceanu, Measurement error in nonlinear models, 2006,
-    chapter 7 (corrected scores).
+    chapter 7 (corrected scores); Efron and Morris, Stein's estimation rule and its competitors, 1973 (groups that lean to their average).
     """
 
     name: str
     levels: tuple[object, ...]
     matrix: Floats
-    approximate: bool = False
-    max_condition: float = MAX_CONDITION
+    parent: tuple[str, tuple[object, ...]] | None = None
+    max_condition: float | None = None
 
     def __post_init__(self) -> None:
-        matrix, where = self.matrix, f"column {self.name!r}"
-        if matrix.shape != (len(self.levels), len(self.levels)) or not len(self.levels):
+        matrix, where, square = self.matrix, f"column {self.name!r}", (len(self.levels), len(self.levels))
+        shape = square if self.parent is None else (len(self.parent[1]), *square)
+        if matrix.shape != shape or not matrix.size:
             raise SpecError("its channel is not square, one row and one column per level", where, "use the card as it was written")
-        if not np.isfinite(matrix).all() or (matrix < 0).any() or np.abs(matrix.sum(axis=1) - 1).max() > 1e-9:
+        if not np.isfinite(matrix).all() or (matrix < 0).any() or np.abs(matrix.sum(axis=-1) - 1).max() > 1e-9:
             raise SpecError("its channel's rows are not probabilities", where, "use the card as it was written")
-        if not 1 <= self.max_condition <= MAX_CONDITION:
+        if self.max_condition is not None and not 1 <= self.max_condition <= MAX_CONDITION:
             raise SpecError(f"max_condition must lie in [1, {MAX_CONDITION:.0e}]", where, "leave it out")
 
     @classmethod
-    def from_card(cls, card: Mapping[str, Any], name: str, *, approximate: bool = False, max_condition: float = MAX_CONDITION) -> ReleasedColumn:
+    def from_card(cls, card: Mapping[str, Any], name: str, *, max_condition: float | None = None) -> ReleasedColumn:
         """Return a column of a release card.
 
         Parameters
@@ -146,7 +155,7 @@ class ReleasedColumn:
             `release.card`, or `_dpdask/release.json` parsed.
         name
             The column.
-        approximate, max_condition
+        max_condition
             As in `ReleasedColumn`.
 
         Raises
@@ -159,20 +168,44 @@ class ReleasedColumn:
         columns = Card.read(card, "card").to_dict()["columns"]
         if name not in columns:
             raise SpecError("the card has no such column", f"column {name!r}", "check its name")
-        column = columns[name]
-        if "channel" not in column or "levels" not in column:
-            raise SpecError("the card gives no channel on levels", f"column {name!r}", "only privatised discrete and categorical columns have one")
+        column, where = columns[name], f"column {name!r}"
+        parent = column.get("parent")
+        if "levels" not in column or not ("channel" in column or "channels" in column):
+            hint = "only privatised discrete and categorical columns have one, along a tree or a chain those of small cards"
+            raise SpecError("the card gives no channel on levels", where, hint)
+        if parent is not None and "levels" not in columns[parent]:
+            what = f"its channel depends on the released cell of {parent!r}, which is no level"
+            raise SpecError(what, where, f"declare {parent!r} by levels, or release this column by another reference")
         try:
-            matrix = np.array(column["channel"], dtype=np.float64)
+            matrix = np.array(column["channel"] if "channel" in column else column["channels"], dtype=np.float64)
         except (TypeError, ValueError):
-            raise SpecError("its channel is no matrix of numbers", f"column {name!r}", "use the card as it was written") from None
-        return cls(name=name, levels=tuple(column["levels"]), matrix=matrix, approximate=approximate, max_condition=max_condition)
+            raise SpecError("its channel is no matrix of numbers", where, "use the card as it was written") from None
+        if "channels" in column and parent is None:
+            matrix = matrix[0]
+        given = None if parent is None else (parent, tuple(columns[parent]["levels"]))
+        return cls(name=name, levels=tuple(column["levels"]), matrix=matrix, parent=given, max_condition=max_condition)
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """What a row can be released as."""
+        if self.parent is None:
+            return Outcomes(columns=(self.name,), levels=(self.levels,))
+        return Outcomes(columns=(self.parent[0], self.name), levels=(self.parent[1], self.levels))
+
+    @property
+    def channels(self) -> Floats:
+        """The channel of each released level of the parent, of shape (strata, s, s); one without a parent."""
+        return self.matrix.reshape(-1, len(self.levels), len(self.levels))
 
     @property
     def reference(self) -> Floats:
-        """The distribution P that the channel leaves unchanged, float64 array of shape (s,), zero where a level is never released."""
-        seen = self.matrix.max(axis=0) > 0
-        inner = self.matrix[np.ix_(seen, seen)]
+        """The distribution P that the channel leaves unchanged, float64 array of shape (s,), zero where a level is never released.
+
+        Along a tree it is that of the average channel, which estimates use as weights alone.
+        """
+        average = self.channels.mean(axis=0)
+        seen = average.max(axis=0) > 0
+        inner = average[np.ix_(seen, seen)]
         equations = np.vstack([inner.T - np.eye(len(inner)), np.ones(len(inner))])
         solution = np.linalg.lstsq(equations, np.append(np.zeros(len(inner)), 1.0), rcond=None)[0]
         reference = np.zeros(len(seen))
@@ -181,8 +214,8 @@ class ReleasedColumn:
 
     @property
     def correlations(self) -> Floats:
-        """The canonical correlations of original and released value under the reference, 1 first; those near 0 are lost."""
-        return self._decompose()[1]
+        """The canonical correlations of original and released value under the reference, falling; those near 0 are lost."""
+        return np.sort(np.concatenate([each.singular for each in self._strata()]))[::-1]
 
     @property
     def condition_number(self) -> float:
@@ -190,54 +223,63 @@ class ReleasedColumn:
         smallest = float(self.correlations[-1])
         return 1.0 / smallest if smallest > 1e-15 else math.inf
 
-    def transform_for(self, values: Sequence[float] | Floats | None = None) -> Floats:
+    def transform_for(self, values: Sequence[float] | Floats | None = None, *, approximate: bool = False) -> Floats:
         """Return g with T g = f: averages of g over released levels estimate averages of f(Z).
 
         Parameters
         ----------
         values
             f at each level, in the card's order; by default the levels themselves, which must then be numbers.
+        approximate
+            Whether g may be the nearest one that the channel determines; there is no number of rows here to weigh its variance by.
 
         Returns
         -------
-        float64 array of shape (s,).
+        float64 array of shape (s,); along a tree (parent levels, s).
 
         Raises
         ------
         SpecError
-            If no g gives f (to 1e-6 of its range) without inverting a singular value below 1/max_condition, and
-            `approximate` is False.
+            If no g gives f (to 1e-6 of its range) without inverting a singular value below 1/max_condition (10⁶ if it is
+            None), and `approximate` is False.
         """
-        return self._transform(self._values(values)[:, None])[0][:, 0]
+        found: Floats = self._invert(self._values(values), approximate=approximate).g[0]
+        return found[0] if self.parent is None else found
 
-    def distribution(self, counts: Any, *, simplex: bool = False) -> Estimate:
+    def distribution(self, counts: Any, *, simplex: bool = False, approximate: bool = True) -> Estimate:
         """Return the distribution of the original column, a Series by level.
 
         Parameters
         ----------
         counts
-            The released frame; or its counts by level (Series, mapping); or counts in the card's order.
+            The released frame; or its counts by level (Series, mapping); or counts in the card's order. Along a tree the frame, or
+            counts by the parent's level and the own one.
         simplex
-            False: the unbiased estimate, whose entries sum to 1 but may be negative. True: weighted least squares over
-            the probabilities, biased near the border; its standard errors are the unbiased one's, which are larger.
+            False: entries sum to 1 but may be negative. True: weighted least squares over
+            the probabilities, biased near the border; its standard errors are the other's, which are larger.
+        approximate
+            True: the estimate of least squared bias and variance together, with its worst bias; with a `max_condition`, the nearest that
+            the directions within it determine. False: the unbiased estimate, or a refusal.
 
         Raises
         ------
         SpecError, DataError
-            If the channel does not tell the levels apart; if the counts are not those of the levels.
+            If the channel does not tell the levels apart and `approximate` is False; if the counts are not those of the levels.
         """
-        table = level_counts(counts, self.levels, self.name)[None, :]
-        value, error, worst = self._shares(table, simplex=simplex)
+        table = self._table(outcome_counts(counts, self.outcomes))
+        value, error, worst = self._shares(table, simplex=simplex, approximate=approximate)
         index = pd.Index(list(self.levels), name=self.name)
-        return self._estimate(pd.Series(value[0], index), pd.Series(error[0], index), pd.Series(worst, index))
+        return self._estimate(*(pd.Series(part[0], index) for part in (value, error, worst)), table=table)
 
-    def mean(self, counts: Any, values: Sequence[float] | Floats | None = None) -> Estimate:
+    def mean(self, counts: Any, values: Sequence[float] | Floats | None = None, *, approximate: bool = True) -> Estimate:
         """Return the mean of f(Z); parameters as for `distribution` and `transform_for`."""
-        table = level_counts(counts, self.levels, self.name)[None, :]
-        value, error, worst = self._means(table, self._values(values)[:, None])
-        return self._estimate(float(value[0, 0]), float(error[0, 0]), float(worst[0]))
+        table = self._table(outcome_counts(counts, self.outcomes))
+        value, error, worst = self._means(table, self._values(values), approximate=approximate)
+        return self._estimate(float(value[0]), float(error[0]), float(worst[0]), table=table)
 
-    def group_means(self, frame: Frame, by: str | Sequence[str], values: Sequence[float] | Floats | None = None) -> Estimate:
+    def group_means(
+        self, frame: Frame, by: str | Sequence[str], values: Sequence[float] | Floats | None = None, *, approximate: bool = True
+    ) -> Estimate:
         """Return the mean of f(Z) in each group of kept columns, a Series by group.
 
         Parameters
@@ -248,16 +290,21 @@ class ReleasedColumn:
             Kept columns.
         values
             f at each level, as for `transform_for`.
+        approximate
+            As for `distribution`. True: groups lean to the average of all rows, the more the fewer rows they have and the less groups seem to
+            differ.
 
         Notes
         -----
         Standard errors come from each group's own spread, conditional on its size; a group of one row has none (NaN).
         """
-        groups, table = group_counts(frame, [by] if isinstance(by, str) else list(by), self.levels, self.name)
-        value, error, worst = self._means(table, self._values(values)[:, None])
-        return self._estimate(pd.Series(value[:, 0], groups), pd.Series(error[:, 0], groups), float(worst[0]))
+        groups, table = self._group(frame, by)
+        value, error, worst = self._means(table, self._values(values), approximate=approximate)
+        return self._estimate(*(pd.Series(part, groups) for part in (value, error, worst)), table=table)
 
-    def crosstab(self, frame: Frame, by: str | Sequence[str], *, simplex: bool = False, normalise: bool = False) -> Estimate:
+    def crosstab(
+        self, frame: Frame, by: str | Sequence[str], *, simplex: bool = False, normalise: bool = False, approximate: bool = True
+    ) -> Estimate:
         """Return how many rows of each group had each original level, a DataFrame (groups × levels).
 
         Parameters
@@ -268,12 +315,14 @@ class ReleasedColumn:
             As for `distribution`, in each group.
         normalise
             Whether to give shares of the group instead of counts.
+        approximate
+            As for `group_means`.
         """
-        groups, table = group_counts(frame, [by] if isinstance(by, str) else list(by), self.levels, self.name)
-        value, error, worst = self._shares(table, simplex=simplex)
-        sizes = np.ones((len(table), 1)) if normalise else table.sum(axis=1, keepdims=True)
+        groups, table = self._group(frame, by)
+        value, error, worst = self._shares(table, simplex=simplex, approximate=approximate)
+        sizes = np.ones((len(table), 1)) if normalise else table.sum(axis=(1, 2))[:, None]
         columns = pd.Index(list(self.levels), name=self.name)
-        return self._estimate(*(pd.DataFrame(sizes * part, groups, columns) for part in (value, error, np.broadcast_to(worst, value.shape))))
+        return self._estimate(*(pd.DataFrame(sizes * part, groups, columns) for part in (value, error, worst)), table=table)
 
     def slope(
         self,
@@ -282,6 +331,7 @@ class ReleasedColumn:
         covariates: Sequence[str] = (),
         response: str | None = None,
         values: Sequence[float] | Floats | None = None,
+        approximate: bool = True,
     ) -> Estimate:
         """Return the least-squares slopes of a linear regression with this column in it, a Series by covariate.
 
@@ -295,6 +345,8 @@ class ReleasedColumn:
             None: f(Z) is regressed on the covariates. A kept numeric column: it is regressed on f(Z) and the covariates.
         values
             f at each level, as for `transform_for`.
+        approximate
+            As for `distribution`.
 
         Raises
         ------
@@ -306,55 +358,25 @@ class ReleasedColumn:
         -----
         As a response f(Z) is replaced by g(Z̃). As a covariate its cross-products with other columns are those of g(Z̃),
         and its square is h(Z̃) with T h = f²: this undoes the attenuation. Standard errors are sandwich ones
-        (heteroscedasticity-consistent) of the corrected scores.
+        (heteroscedasticity-consistent) of the corrected scores. As a covariate no bound on an approximation's bias is known, so one that the
+        channel determines is inverted exactly.
         """
         f = self._values(values)
         f = f - self.reference @ f
+        if response is None and not covariates:
+            raise SpecError("a slope needs a kept column", "slope", "name a response, or covariates")
+        found = moments(frame, covariates if response is None else [*covariates, response], self.outcomes)
+        table = self._table(found.products[0, 0])
         if response is None:
-            if not covariates:
-                raise SpecError("a slope needs a kept column", "slope", "name a response, or covariates")
-            return self._slopes_as_response(moments(frame, covariates, self.levels, self.name), f, covariates)
-        return self._slopes_as_covariate(moments(frame, [*covariates, response], self.levels, self.name), f, covariates)
-
-    def _slopes_as_response(self, found: Moments, f: Floats, covariates: Sequence[str]) -> Estimate:
-        transform, worst = self._transform(f[:, None])
-        g = transform[:, 0]
-        gram = found.products.sum(axis=2)
-        _refuse_collinear(gram)
-        inverse = np.linalg.inv(gram)
-        beta = inverse @ (found.products[:, 0] @ g)
-        s0, s1, s2 = found.weigh(-beta, found.n_columns, self.levels, self.name)
-        meat = s2.sum(axis=2) + 2 * s1 @ g + s0 @ g**2
-        covariance = inverse @ meat @ inverse * found.n_rows / (found.n_rows - found.n_columns)
-        bias = worst[0] * np.sqrt(found.n_rows * np.diag(inverse))  # Cauchy-Schwarz over the rows
-        index = pd.Index(covariates)
-        return self._estimate(*(pd.Series(part[1:] / found.scale, index) for part in (beta, np.sqrt(np.diag(covariance)), bias)))
-
-    def _slopes_as_covariate(self, found: Moments, f: Floats, covariates: Sequence[str]) -> Estimate:
-        transforms, worst = self._transform(np.column_stack([f, f**2]))
-        g, h = transforms.T
-        q, y = found.n_columns - 1, found.n_columns - 1  # the constant and the covariates; the response stands last
-        by_level, n_levels = found.products, found.products[0, 0]
-        gram = by_level[:q, :q].sum(axis=2)
-        _refuse_collinear(gram)
-        cross = by_level[0, :q] @ g
-        bread = np.block([[np.array([[n_levels @ h]]), cross[None, :]], [cross[:, None], gram]])
-        spread = bread[0, 0] - cross @ np.linalg.solve(gram, cross)
-        if spread <= 3 * math.sqrt(n_levels @ (h - n_levels @ h / n_levels.sum()) ** 2):
-            raise SpecError("the variance of its original values cannot be told from zero", f"column {self.name!r}", "use more rows or a larger ε")
-        inverse = np.linalg.inv(bread)
-        beta = inverse @ np.append(by_level[0, y] @ g, by_level[:q, y].sum(axis=1))
-        slope, rest = beta[0], beta[1:]
-        s0, s1, s2 = found.weigh(np.append(-rest, 1.0), q, self.levels, self.name)  # e = y - its kept part
-        meat = np.empty_like(bread)  # of the scores (g e - h slope, w (e - g slope))
-        meat[0, 0] = s2[0, 0] @ g**2 - 2 * slope * s1[0, 0] @ (g * h) + slope**2 * s0[0, 0] @ h**2
-        meat[0, 1:] = meat[1:, 0] = s2[0] @ g - slope * s1[0] @ (g**2 + h) + slope**2 * s0[0] @ (g * h)
-        meat[1:, 1:] = s2.sum(axis=2) - 2 * slope * s1 @ g + slope**2 * s0 @ g**2
-        error = np.sqrt(np.diag(inverse @ meat @ inverse) * found.n_rows / (found.n_rows - q - 1))
-        scale = found.scale[-1] / np.append(1.0, found.scale[:-1])
-        index, keep = pd.Index([self.name, *covariates]), np.r_[0, 2 : q + 1]
-        bias = np.full(q, math.inf if worst.any() else 0.0)
-        return self._estimate(pd.Series(beta[keep] * scale, index), pd.Series(error[keep] * scale, index), pd.Series(bias, index))
+            names: list[str] = list(covariates)
+            parts = regress_on_kept(found, self._pseudo_values(f, table, approximate=approximate))
+        else:
+            names = [self.name, *covariates]
+            both = [self._invert(each, approximate=approximate) for each in (f, f**2)]
+            if self.max_condition is None and any(part.bias[0] for part in both):
+                both = [self._pseudo_values(each, table, approximate=True) for each in (f, f**2)]
+            parts = regress_kept_on(found, *both)
+        return self._estimate(*(pd.Series(part, pd.Index(names)) for part in parts), table=table)
 
     def _values(self, values: Sequence[float] | Floats | None) -> Floats:
         if values is None:
@@ -366,70 +388,62 @@ class ReleasedColumn:
             raise SpecError("values must be finite numbers, one per level", f"column {self.name!r}", f"give {len(self.levels)} of them")
         return f
 
-    def _decompose(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return U, σ, Vᵀ of D^½ T D^-½ on the levels that the reference saw, and D^½ there."""
-        reference = self.reference
-        seen = reference > 0
-        root = np.sqrt(reference[seen])
-        left, singular, right = np.linalg.svd(root[:, None] * self.matrix[np.ix_(seen, seen)] / root[None, :])
-        return left, singular, right, root
+    def _strata(self, table: Floats | None = None) -> list[Directions]:
+        """Return the directions of each channel, under the reference; or under what a table says of the original distribution."""
+        prior = self.reference
+        if table is None:
+            return [Directions.of(matrix, prior) for matrix in self.channels]
+        return [Directions.of(matrix, estimate_prior(matrix, prior, own)) for matrix, own in zip(self.channels, table.sum(axis=0), strict=True)]
 
-    def _transform(self, f: Floats) -> tuple[Floats, Floats]:
-        """Return G with T G = f, column by column, and each column's worst bias, exactly 0 where it is solved."""
-        left, singular, right, root = self._decompose()
-        seen = self.reference > 0
-        used = singular >= singular[0] / self.max_condition
-        inner = right[used].T @ ((left[:, used].T @ (root[:, None] * f[seen])) / singular[used, None]) / root[:, None]
-        residual = np.abs(self.matrix[np.ix_(seen, seen)] @ inner - f[seen]).max(axis=0)
-        solved = residual <= _EXACT * np.ptp(f[seen], axis=0) + 1e-12 * np.abs(f[seen]).max(axis=0)
-        if not self.approximate and not solved.all():
+    def _table(self, counts: Floats) -> Floats:
+        """Return counts by outcome as an array of shape (groups, strata, s)."""
+        return counts.reshape(-1, len(self.channels), len(self.levels))
+
+    def _group(self, frame: Frame, by: str | Sequence[str]) -> tuple[pd.Index, Floats]:
+        groups, counts = group_counts(frame, [by] if isinstance(by, str) else list(by), self.outcomes)
+        return groups, self._table(counts)
+
+    def _invert(self, f: Floats, *, approximate: bool) -> PseudoValues:
+        """Return g with T g = f, up to the cut-off; refuse one that is not exact unless it may be approximate."""
+        limit, strata = self.max_condition or MAX_CONDITION, self._strata()
+        found = invert(strata, f, limit)
+        if found.bias[0] and not approximate:
+            used, of = count_determined(strata, limit)
             raise SpecError(
-                f"its channel determines only {int(used.sum())} of {int(seen.sum())} directions (condition number above {self.max_condition:.0e}), "
-                "and this estimate needs the others",
+                f"its channel determines only {used} of {of} directions (condition number above {limit:.0e}), and this estimate needs the others",
                 f"column {self.name!r}",
                 "ask for coarser values, pass approximate=True and read the worst bias, or release with another channel or a larger ε",
             )
-        transform = np.zeros(f.shape)
-        transform[seen] = inner
-        return transform, np.where(solved, 0.0, residual)
+        return found
 
-    def _means(self, table: Floats, f: Floats) -> tuple[Floats, Floats, Floats]:
-        """Return the means (groups × functions), their standard errors and each function's worst bias."""
-        transform, worst = self._transform(f)
-        sizes = table.sum(axis=1, keepdims=True)
-        value = table @ transform / sizes
-        spread = np.array([counts @ (transform - centre) ** 2 for counts, centre in zip(table, value, strict=True)])
+    def _pseudo_values(self, f: Floats, table: Floats, *, approximate: bool, along: bool = True) -> PseudoValues:
+        """Return g for the averages of each group of a table, as it was asked for."""
+        if not approximate or self.max_condition is not None:
+            return self._invert(f, approximate=approximate)
+        if len(table) == 1:
+            return balance(self._strata(table), f, table[0])
+        return balance_groups(self._strata(table), f, table, along=along)
+
+    def _means(self, table: Floats, f: Floats, *, approximate: bool, along: bool = True) -> tuple[Floats, Floats, Floats]:
+        """Return the mean of each group, its standard error and its worst bias."""
+        pseudo = self._pseudo_values(f, table, approximate=approximate, along=along)
+        sizes = table.sum(axis=(1, 2))
+        value = (table * pseudo.g).sum(axis=(1, 2)) / sizes
+        spread = (table * (pseudo.g - value[:, None, None]) ** 2).sum(axis=(1, 2))
         with np.errstate(invalid="ignore", divide="ignore"):
-            error = np.sqrt(spread / (sizes * np.where(sizes > 1, sizes - 1, np.nan)))
-        return value, error, worst
+            error = np.sqrt(np.maximum(spread / (sizes * np.where(sizes > 1, sizes - 1, np.nan)) + pseudo.shared, 0.0))
+        return value, error, np.broadcast_to(pseudo.bias, sizes.shape)
 
-    def _shares(self, table: Floats, *, simplex: bool) -> tuple[Floats, Floats, Floats]:
-        seen = self.reference > 0
-        value, error, worst = self._means(table, np.diag(seen.astype(np.float64)))
+    def _shares(self, table: Floats, *, simplex: bool, approximate: bool) -> tuple[Floats, Floats, Floats]:
+        functions = np.diag((self.reference > 0).astype(np.float64))
+        parts = [self._means(table, f, approximate=approximate, along=False) for f in functions]
+        value, error, worst = (np.column_stack(part) for part in zip(*parts, strict=True))
         if simplex:
-            value = np.array([self._nearest_probabilities(counts) for counts in table])
+            value = np.array([nearest_probabilities(self.channels, self.reference, counts) for counts in table])
         return value, error, worst
 
-    def _nearest_probabilities(self, counts: Floats) -> Floats:
-        """Return the p ≥ 0 of sum 1 with least Σ_j (q_j - (p T)_j)² / q_j, nearest the reference where several are."""
-        reference = self.reference
-        seen = reference > 0
-        shares = counts[seen] / counts.sum()
-        weight = 1 / np.sqrt(np.maximum(shares, 1 / counts.sum()))
-        tie = 1e-6 / np.sqrt(reference[seen])
-        rows = np.vstack([weight[:, None] * self.matrix[np.ix_(seen, seen)].T, np.diag(tie), np.full((1, int(seen.sum())), 1e4)])
-        solution, _ = optimize.nnls(rows, np.concatenate([weight * shares, tie * reference[seen], [1e4]]))
-        result = np.zeros(len(seen))
-        result[seen] = solution / solution.sum()
-        return result
-
-    def _estimate(self, value: Any, error: Any, worst: Any) -> Estimate:
-        singular = self.correlations
-        used = singular[singular >= singular[0] / self.max_condition]
-        return Estimate(value=value, standard_error=error, condition_number=float(used[0] / used[-1]), worst_bias=worst)
-
-
-def _refuse_collinear(gram: Floats) -> None:
-    """Refuse kept covariates (standardised) if one is a linear combination of the others."""
-    if np.linalg.cond(gram) > 1e10:
-        raise SpecError("the covariates are collinear", "slope", "leave out one that the others determine")
+    def _estimate(self, value: Any, error: Any, worst: Any, *, table: Floats) -> Estimate:
+        rows = table.sum(axis=(0, 2))
+        limits = np.full(len(rows), self.max_condition or MAX_CONDITION) if self.max_condition or not np.any(worst) else np.sqrt(rows)
+        used = [each.singular[each.singular >= 1 / limit][-1] for each, limit in zip(self._strata(), limits, strict=True) if limit >= 1]
+        return Estimate(value=value, standard_error=error, condition_number=float(1 / min(used)), worst_bias=worst)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy import optimize, special
 
 from dpdask.errors import SpecError
+from dpdask.inference.cell_widths import cell_widths
 
 Floats = NDArray[np.float64]
 Contrast = Callable[[Floats, Floats], tuple[Floats, Floats]]
@@ -46,6 +47,9 @@ class WeightedSample:
         float64 array of shape (n,): counts, noisy ones too, which may be negative. Their sum is positive.
     names
         The features' names, if they have any.
+    widths
+        float64 array of shape (n, d): of features that stand for cells of a continuous column the width of the cell, 0 of others. Only least
+        squares uses it (Sheppard's correction). None: all 0.
 
     Raises
     ------
@@ -57,9 +61,12 @@ class WeightedSample:
     response: Floats
     weights: Floats
     names: tuple[str, ...] = ()
+    widths: Floats | None = None
 
     def __post_init__(self) -> None:
         n = len(self.weights)
+        if self.widths is not None and self.widths.shape != self.features.shape:
+            raise SpecError("the widths must have the shape of the features", "sample", "give one for each, or none")
         if self.features.ndim != 2 or len(self.features) != n or self.response.shape != (n,) or self.weights.shape != (n,):
             raise SpecError("features, response and weights must be one row each of the same points", "sample", "check their shapes")
         _check_weights(self.weights)
@@ -67,7 +74,9 @@ class WeightedSample:
             raise SpecError("a feature or response is null, NaN or infinite", "sample", "leave out cells of missing values first")
 
     @classmethod
-    def of_frame(cls, frame: pd.DataFrame, response: str, features: Sequence[str], *, weight: str = "weight") -> WeightedSample:
+    def of_frame(
+        cls, frame: pd.DataFrame, response: str, features: Sequence[str], *, weight: str = "weight", card: Mapping[str, Any] | None = None
+    ) -> WeightedSample:
         """Return a sample from a frame of cells: columns that are not numbers become one indicator for each level but the first.
 
         Parameters
@@ -76,6 +85,10 @@ class WeightedSample:
             As `NoisyHistogram.to_table(...).to_pandas()` gives it.
         response, features, weight
             Names of its columns.
+        card
+            The card of the perturbed histogram that the frame is from: with it, the widths of its cells are known, and least squares is
+            corrected for them. They are 0, for no correction, of whole numbers and dates, of atoms, of points that are `spread`, and
+            where noise hides what a correction changes (`cell_widths`).
 
         Raises
         ------
@@ -93,6 +106,7 @@ class WeightedSample:
             response=frame[response].to_numpy(dtype=np.float64),
             weights=frame[weight].to_numpy(dtype=np.float64),
             names=tuple(map(str, wide.columns)),
+            widths=None if card is None else cell_widths(card, wide, frame[weight].to_numpy(dtype=np.float64)),
         )
 
 
@@ -120,11 +134,26 @@ def least_squares(sample: WeightedSample, *, intercept: bool = True) -> Floats:
     Raises
     ------
     SpecError
-        If the Gram matrix is not positive definite: collinear features, or too much negative weight.
+        If the Gram matrix is not positive definite: collinear features, too much negative weight, or cells too wide for their correction.
+
+    Notes
+    -----
+    The centres of cells of width h have a variance that is larger by h²/12 than that of a smooth density, so slopes are too small. From
+    the diagonal of the Gram matrix the average of h²/12 is subtracted, by the sample's `widths`. Products of two columns need no
+    correction. With cells of different widths the correction is a part of what is missing. A density that does not fall off to the
+    column's bounds, as a uniform one, needs none either, and would be corrected too much: leave out the widths then.
+
+    References
+    ----------
+    Sheppard, On the calculation of the most probable values of frequency-constants (1898).
     """
     z, centre, spread = _standardise(sample, intercept=intercept)
-    weighted = z * (sample.weights / np.abs(sample.weights).sum())[:, None]
+    weights = sample.weights / np.abs(sample.weights).sum()
+    weighted = z * weights[:, None]
     gram = z.T @ weighted
+    if sample.widths is not None:
+        inside = np.diag_indices(len(gram))
+        gram[inside] -= np.append(np.zeros(int(intercept)), weights @ sample.widths**2 / 12.0 / spread**2)
     values = np.linalg.eigvalsh(gram)
     if not values[0] > _SINGULAR * values[-1]:
         raise _ill_posed(sample.weights, "the weighted Gram matrix is not positive definite", "least squares")

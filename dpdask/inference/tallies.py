@@ -6,6 +6,7 @@ Dask's do: only small tables of sums leave the cluster.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -37,6 +38,52 @@ def _key(value: object) -> float | str | None:
     return str(value).removesuffix(" 00:00:00")  # a date read back as a timestamp is the same level
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """What a row can be released as: a level of one column, or of a column and the one that it is given.
+
+    Attributes
+    ----------
+    columns
+        The released column, last; before it the one whose released level chose its channel, if there is one.
+    levels
+        The card's levels of each.
+    """
+
+    columns: tuple[str, ...]
+    levels: tuple[tuple[object, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """How many outcomes there are; the released column's levels follow each other."""
+        return math.prod(map(len, self.levels))
+
+    @property
+    def where(self) -> str:
+        """The released column, for messages."""
+        return f"column {self.columns[-1]!r}"
+
+    def codes(self, index: pd.Index) -> NDArray[np.int64]:
+        """Return the place of each outcome, int64 array.
+
+        Parameters
+        ----------
+        index
+            The outcomes: levels, or one level for each of the columns.
+
+        Raises
+        ------
+        DataError
+            If a value is not one of the levels.
+        """
+        codes = np.zeros(len(index), dtype=np.int64)
+        for place, (column, levels) in enumerate(zip(self.columns, self.levels, strict=True)):
+            if index.nlevels not in (1, len(self.columns)) or (len(self.columns) > 1 and index.nlevels == 1):
+                raise DataError(f"is released given {self.columns[0]!r}, so rows are counted by both", self.where, "give the released frame")
+            codes = len(levels) * codes + level_codes(index.get_level_values(place), levels, column)
+        return codes
+
+
 def level_codes(values: Iterable[object], levels: Sequence[object], column: str) -> NDArray[np.int64]:
     """Return the place of each value among the card's levels, int64 array.
 
@@ -61,14 +108,16 @@ def level_codes(values: Iterable[object], levels: Sequence[object], column: str)
     return codes
 
 
-def level_counts(counts: Any, levels: Sequence[object], column: str) -> Floats:
-    """Return how many rows have each level, float64 array of shape (s,).
+def outcome_counts(counts: Any, outcomes: Outcomes) -> Floats:
+    """Return how many rows have each outcome, float64 array of shape (outcomes.size,).
 
     Parameters
     ----------
     counts
-        A released frame; or counts by level (a Series such as `value_counts` gives, or a mapping); or counts in the
+        A released frame; or counts by outcome (a Series such as `value_counts` gives, or a mapping); or counts in the
         card's order.
+    outcomes
+        What a row can be released as.
 
     Raises
     ------
@@ -76,21 +125,21 @@ def level_counts(counts: Any, levels: Sequence[object], column: str) -> Floats:
         If counts are negative, not finite, of the wrong number, all zero, or of a value that is no level.
     """
     if getattr(counts, "ndim", 1) == 2 and hasattr(counts, "groupby"):  # a Dask series too has `columns`
-        counts = counts.groupby([column], **_GROUPING).size()
+        counts = counts.groupby(list(outcomes.columns), **_GROUPING).size()
     counts = _reduce(counts)
     if isinstance(counts, Mapping):
         counts = pd.Series(dict(counts))
     if isinstance(counts, pd.Series):
-        found = _bin(level_codes(counts.index, levels, column), counts.to_numpy(dtype=np.float64), len(levels))
+        found = _bin(outcomes.codes(counts.index), counts.to_numpy(dtype=np.float64), outcomes.size)
     else:
-        found = np.asarray(counts, dtype=np.float64)
-    if found.shape != (len(levels),) or not np.isfinite(found).all() or (found < 0).any() or found.sum() <= 0:
-        raise DataError("the counts must be non-negative, one per level, and not all zero", f"column {column!r}", "count the released rows by level")
+        found = np.asarray(counts, dtype=np.float64).ravel()
+    if found.shape != (outcomes.size,) or not np.isfinite(found).all() or (found < 0).any() or found.sum() <= 0:
+        raise DataError("the counts must be non-negative, one per level, and not all zero", outcomes.where, "count the released rows by level")
     return found
 
 
-def group_counts(frame: Frame, by: Sequence[str], levels: Sequence[object], column: str) -> tuple[pd.Index, Floats]:
-    """Return the groups of kept columns, sorted, and how many of their rows have each level: (G,) and (G, s).
+def group_counts(frame: Frame, by: Sequence[str], outcomes: Outcomes) -> tuple[pd.Index, Floats]:
+    """Return the groups of kept columns, sorted, and how many of their rows have each outcome: (G,) and (G, outcomes.size).
 
     Parameters
     ----------
@@ -98,47 +147,49 @@ def group_counts(frame: Frame, by: Sequence[str], levels: Sequence[object], colu
         The released rows.
     by
         The kept columns whose values make the groups.
-    levels
-        The card's levels of `column`, in order.
-    column
-        The released column that is counted.
+    outcomes
+        What a row can be released as.
     """
-    sizes = _reduce(frame.groupby([*by, column], **_GROUPING).size())
-    codes = level_codes(sizes.index.get_level_values(-1), levels, column)
-    places, groups = pd.factorize(sizes.index.droplevel(-1), sort=True, use_na_sentinel=False)
-    table = np.zeros((len(groups), len(levels)))
+    sizes = _reduce(frame.groupby([*by, *outcomes.columns], **_GROUPING).size())
+    codes = outcomes.codes(sizes.index.droplevel(list(range(len(by)))))
+    places, groups = pd.factorize(sizes.index.droplevel(list(range(len(by), sizes.index.nlevels))), sort=True, use_na_sentinel=False)
+    table = np.zeros((len(groups), outcomes.size))
     np.add.at(table, (places, codes), sizes.to_numpy(dtype=np.float64))
     return groups.set_names(by), table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Sums of products of standardised kept columns, by released level.
+    """Sums of products of standardised kept columns, by outcome.
 
     Attributes
     ----------
     frame
-        Its columns `level` and `z1`, `z2`, … (standardised, without missing values) and `z0` = 1; not computed if it is Dask's.
+        Its columns `level0`, … (those of the outcomes), `z1`, `z2`, … (standardised, without missing values) and `z0` = 1; not
+        computed if it is Dask's.
     n_columns
         How many z there are, the constant included.
     scale
         What a kept column was divided by, float64 array of shape (n_columns - 1,).
     products
-        Σ z_a z_b over the rows of level j, float64 array of shape (n_columns, n_columns, s).
+        Σ z_a z_b over the rows of outcome j, float64 array of shape (n_columns, n_columns, outcomes.size).
+    outcomes
+        What a row can be released as.
     """
 
     frame: Frame
     n_columns: int
     scale: Floats
     products: Floats
+    outcomes: Outcomes
 
     @property
     def n_rows(self) -> float:
         """How many rows have no missing value among the kept columns."""
         return float(self.products[0, 0].sum())
 
-    def weigh(self, coefficients: Floats, n_weighted: int, levels: Sequence[object], column: str) -> Floats:
-        """Return Σ z_a z_b eᵐ by level for e = Σ_c coefficients_c z_c, m = 0, 1, 2 and the first `n_weighted` z, shape (3, w, w, s).
+    def weigh(self, coefficients: Floats, n_weighted: int) -> Floats:
+        """Return Σ z_a z_b eᵐ by outcome for e = Σ_c coefficients_c z_c, m = 0, 1, 2 and the first `n_weighted` z, (3, w, w, outcomes).
 
         Parameters
         ----------
@@ -146,16 +197,12 @@ class Moments:
             float64 array, one per column of z.
         n_weighted
             How many of the first columns of z to multiply by.
-        levels
-            The card's levels, in order.
-        column
-            The released column.
         """
         z = [self.frame[f"z{place}"] for place in range(self.n_columns)]
         e = sum(float(coefficient) * z_ for coefficient, z_ in zip(coefficients, z, strict=True))
         sums = {f"{a}-{b}-{power}": z[a] * z[b] * e**power for a in range(n_weighted) for b in range(a + 1) for power in (1, 2)}
-        found = _sums_by_level(self.frame, sums, levels, column)
-        result = np.zeros((3, n_weighted, n_weighted, len(levels)))
+        found = _sums_by_outcome(self.frame, sums, self.outcomes)
+        result = np.zeros((3, n_weighted, n_weighted, self.outcomes.size))
         result[0] = self.products[:n_weighted, :n_weighted]
         for a in range(n_weighted):
             for b in range(a + 1):
@@ -164,8 +211,8 @@ class Moments:
         return result
 
 
-def moments(frame: Frame, kept: Sequence[str], levels: Sequence[object], column: str) -> Moments:
-    """Return the moments of kept numeric columns by released level; rows that lack one of them are left out.
+def moments(frame: Frame, kept: Sequence[str], outcomes: Outcomes) -> Moments:
+    """Return the moments of kept numeric columns by outcome; rows that lack one of them are left out.
 
     Parameters
     ----------
@@ -173,10 +220,8 @@ def moments(frame: Frame, kept: Sequence[str], levels: Sequence[object], column:
         The released rows.
     kept
         Numeric columns that were passed through.
-    levels
-        The card's levels of `column`, in order.
-    column
-        The released column.
+    outcomes
+        What a row can be released as.
 
     Raises
     ------
@@ -187,7 +232,8 @@ def moments(frame: Frame, kept: Sequence[str], levels: Sequence[object], column:
     kinds = frame[list(kept)].dtypes
     if any(not pd.api.types.is_numeric_dtype(kind) for kind in kinds):
         raise SpecError("a slope needs numeric kept columns", "slope", "give numbers, or indicator columns of the categories")
-    part = frame[[column, *kept]].rename(columns={column: "level", **dict(zip(kept, names, strict=True))})
+    released = {column: f"level{place}" for place, column in enumerate(outcomes.columns)}
+    part = frame[[*released, *kept]].rename(columns={**released, **dict(zip(kept, names, strict=True))})
     part = part.dropna(subset=names).astype(dict.fromkeys(names, "float64"))
     totals = _reduce(part[names].assign(z0=1.0, **{f"{name}²": part[name] ** 2 for name in names}).sum())
     n = float(totals["z0"])
@@ -197,16 +243,17 @@ def moments(frame: Frame, kept: Sequence[str], levels: Sequence[object], column:
         raise SpecError("a kept column does not vary, or too few rows have them all", "slope", "leave it out: the constant is always there")
     part = part.assign(z0=1.0, **{name: (part[name] - float(m)) / float(d) for name, m, d in zip(names, centre, spread, strict=True)})
     places = range(len(names) + 1)
-    sums = _sums_by_level(part, {f"{a}-{b}": part[f"z{a}"] * part[f"z{b}"] for a in places for b in places if b <= a}, levels, column)
+    sums = _sums_by_outcome(part, {f"{a}-{b}": part[f"z{a}"] * part[f"z{b}"] for a in places for b in places if b <= a}, outcomes)
     products = np.array([[sums[f"{max(a, b)}-{min(a, b)}"] for b in places] for a in places])
-    return Moments(frame=part, n_columns=len(names) + 1, scale=spread, products=products)
+    return Moments(frame=part, n_columns=len(names) + 1, scale=spread, products=products, outcomes=outcomes)
 
 
-def _sums_by_level(frame: Frame, terms: Mapping[str, Any], levels: Sequence[object], column: str) -> dict[str, Floats]:
-    """Return each term's sum over the rows of each level."""
-    table = _reduce(frame[["level"]].assign(**terms).groupby("level", **_GROUPING).sum())
-    codes = level_codes(table.index, levels, column)
-    return {name: _bin(codes, table[name].to_numpy(), len(levels)) for name in terms}
+def _sums_by_outcome(frame: Frame, terms: Mapping[str, Any], outcomes: Outcomes) -> dict[str, Floats]:
+    """Return each term's sum over the rows of each outcome."""
+    keys = [f"level{place}" for place in range(len(outcomes.columns))]
+    table = _reduce(frame[keys].assign(**terms).groupby(keys, **_GROUPING).sum())
+    codes = outcomes.codes(table.index)
+    return {name: _bin(codes, table[name].to_numpy(), outcomes.size) for name in terms}
 
 
 def _bin(codes: NDArray[np.int64], weights: Floats, n_levels: int) -> Floats:

@@ -18,13 +18,15 @@ from dpdask import channels
 LEVELS = np.arange(1, 11) / 2
 COUNTS = np.array([393068, 776815, 399490, 1640868, 1262797, 4896928, 3177318, 6639798, 2200539, 3612474])
 EPSILONS = (1.0, 2.0, 3.0, 4.0)
-CHANNELS = ("laplace", "laplace-calibrated", "optimal")
+CHANNELS = ("laplace", "laplace-calibrated", "optimal", "optimal-unbiased")
 
 
 def channel(kind: str, probabilities: np.ndarray, levels: np.ndarray, epsilon: float) -> channels.LevelChannel:
     """Return one of the job file's channels on ordered levels; `optimal` at the cost of a squared difference."""
     if kind == "optimal":
         return channels.optimal(probabilities, epsilon, (levels[:, None] - levels[None, :]) ** 2)
+    if kind == "optimal-unbiased":
+        return channels.optimal_unbiased(probabilities, epsilon, levels)
     return {"laplace": channels.laplace, "laplace-calibrated": channels.calibrate}[kind](probabilities, epsilon, ordered=True)
 
 

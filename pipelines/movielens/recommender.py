@@ -182,7 +182,7 @@ def released(table: Table, matrix: np.ndarray, rng: np.random.Generator) -> np.n
 
 def pseudo_ratings(matrix: np.ndarray) -> np.ndarray:
     """Return g with T g = ratings, or the nearest g of moderate variance."""
-    return ReleasedColumn(name="Rating", levels=tuple(RATINGS), matrix=matrix, approximate=True, max_condition=MAX_CONDITION).transform_for()
+    return ReleasedColumn(name="Rating", levels=tuple(RATINGS), matrix=matrix, max_condition=MAX_CONDITION).transform_for(approximate=True)
 
 
 def shares(table: Table) -> np.ndarray:

@@ -1092,6 +1092,34 @@ CASES: tuple[Case, ...] = (
         mechanism__cost={"rating": "value"},
     ),
     _case(
+        "an unbiased channel of a line",
+        64,
+        r"column 'price': the channel optimal-unbiased takes levels that are numbers or dates, .*set mechanism\.channel to optimal",
+        mechanism__channel="optimal-unbiased",
+    ),
+    _case(
+        "an unbiased channel of nulls",
+        64,
+        r"column 'rating': null is a level and has no value",
+        columns={**COLUMNS, "price": {"role": "drop"}, "rating": {**COLUMNS["rating"], "nulls": "level"}},
+        mechanism__channel="optimal-unbiased",
+    ),
+    _case(
+        "an unbiased channel along a tree",
+        64,
+        r"mechanism\.channel: optimal-unbiased is the channel of a column by its own margin, and the reference tree releases columns together",
+        mechanism__channel="optimal-unbiased",
+        mechanism__reference={"kind": "tree"},
+    ),
+    _case(
+        "an unbiased channel",
+        0,
+        "",
+        columns={**COLUMNS, "price": {"role": "drop"}},
+        mechanism__channel="optimal-unbiased",
+        mechanism__reference={"kind": "histogram"},
+    ),
+    _case(
         "a cost of a column that is not private", 64, r"is not a privatised column", mechanism__channel="optimal", mechanism__cost={"note": "rank"}
     ),
     # ---- the ledger

@@ -426,7 +426,7 @@ def refusal(column: str, design: dict[str, Any]) -> str:
         ("price", {"epsilon": 101.0}, "less than or equal to 100"),
         ("price", {"epsilon": 17.0}, "`columns.price.perturb.epsilon`: is 17, and a continuous column takes an ε in [1e-06, 16]; change it"),
         ("amount", {"epsilon": 1e-7}, "a mixed column takes an ε in [1e-06, 16]"),
-        ("price", {"channel": "gaussian"}, "'laplace', 'laplace-calibrated' or 'optimal'"),
+        ("price", {"channel": "gaussian"}, "'laplace', 'laplace-calibrated', 'optimal' or 'optimal-unbiased'"),
         ("price", {"chanel": "laplace"}, "unknown key 'columns.price.perturb.chanel'; did you mean 'channel'?"),
     ],
 )

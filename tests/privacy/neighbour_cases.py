@@ -107,6 +107,8 @@ def dip_cases(public: str) -> Iterator[Case]:
             yield Case(name=f"{name}-{of}", mechanism=_dip(reference), schema=DIP_SCHEMA, unit=unit, **more)
         for channel in ("laplace", "laplace-calibrated", "optimal"):
             yield Case(name=f"known-{channel}-{of}", mechanism=_dip({"kind": "known", "columns": KNOWN}, channel), schema=DIP_SCHEMA, unit=unit)
+    only_x = _dip({"kind": "known", "columns": {"x": KNOWN["x"]}}, "optimal-unbiased")
+    yield Case(name="known-optimal-unbiased", mechanism=only_x, schema={**DIP_SCHEMA, "y": DROPPED})
     yield Case(name="known-continuous", mechanism=_dip({"kind": "known", "columns": {"p": UNIFORM}}), schema=CONTINUOUS)
     yield Case(name="histogram-continuous", mechanism=_dip({"kind": "histogram", "bins": 4}, "optimal"), schema=CONTINUOUS)
 

@@ -421,8 +421,9 @@ class RecordsMechanism(DipMechanism):
             found["by"] |= {f"pooled_percent_of_reference_{what}": round(100 * share) for what, share in pooled.items()}
         return found | {"warnings": list(reference.warnings())}
 
-    def describe_columns(self, release: ChainRelease) -> dict[str, dict[str, Any]]:
+    def describe_columns(self, release: ChainRelease, columns: Columns) -> dict[str, dict[str, Any]]:
         """Return how ranks given the columns before are randomised; see `DipMechanism.describe_columns`."""
+        del columns
         return {name: {"epsilon_exact": each.epsilon, **_describe(each)} for name, each in release.columns.items()}
 
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents
-from dpdask.channels import LevelChannel, calibrate, costs, laplace, optimal
+from dpdask.channels import LevelChannel, calibrate, costs, laplace, measure_attenuation, optimal, optimal_unbiased
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import bins as bins_kernel
@@ -234,7 +233,7 @@ class ColumnsMechanism(DipMechanism):
         self.reference.cells(columns.codecs)
         self.reference.check_codecs(columns.codecs)
         for name, cost in (self.spec.cost or {}).items():
-            check_cost(columns.codecs[name], cost)
+            costs.check_cost(columns.codecs[name], cost)
 
     def check_counts(self, counts: ColumnCounts) -> None:
         """Check that the reference rows make a distribution of each column; see `Mechanism.check_counts`."""
@@ -260,9 +259,18 @@ class ColumnsMechanism(DipMechanism):
         del release
         return {"columns": "independent", "joint": self.reference.joint}
 
-    def describe_columns(self, release: DipRelease) -> dict[str, dict[str, Any]]:
-        """Return what the card says about each fitted column; see `DipMechanism.describe_columns`."""
-        return {name: {"epsilon_exact": mechanism.epsilon, **_describe(mechanism)} for name, mechanism in release.columns.items()}
+    def describe_columns(self, release: DipRelease, columns: Columns) -> dict[str, dict[str, Any]]:
+        """Return what the card says about each fitted column; see `DipMechanism.describe_columns`.
+
+        With the channel optimal-unbiased, `attenuation` gives c, m and the bound on the bias (`channels.Attenuation`): all three are
+        functions of the channel and the public levels, which stand beside them.
+        """
+        found = {name: {"epsilon_exact": mechanism.epsilon, **_describe(mechanism)} for name, mechanism in release.columns.items()}
+        if self.spec.channel == "optimal-unbiased":
+            for name, mechanism in release.columns.items():
+                assert isinstance(mechanism, LevelMechanism)
+                found[name]["attenuation"] = asdict(measure_attenuation(mechanism.channel.weights, costs.level_values(columns.codecs[name])))
+        return found
 
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return what is claimed and found: of the released channels, the declared distribution, or a uniform one; see `Mechanism.audit`."""
@@ -311,7 +319,7 @@ def fit_dip(
         Its ε.
     channel
         `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
-        ε-private channel of least expected cost.
+        ε-private channel of least expected cost. `optimal-unbiased`: the one that keeps most of means, without bias.
     given_costs
         What the optimal channel minimises, by column: `value` (squared differences; the default of discrete levels),
         `rank` (squared differences of ranks; that of continuous and mixed columns), `zero-one` (that of categories), or
@@ -335,6 +343,8 @@ def _fit(codec: Codec, distribution: Distribution, epsilon: float, channel: Chan
         found = _level_channel(codec, distribution.probabilities, epsilon, channel, cost)
         thresholds, aliases = channel_kernel.alias_tables(found.weights)
         return LevelMechanism(channel=found, thresholds=thresholds, aliases=aliases)
+    if channel == "optimal-unbiased":
+        costs.level_values(codec)  # refuses
     if channel == "optimal":
         return _bin(codec, distribution, epsilon, cost)
     try:
@@ -350,75 +360,17 @@ def _level_channel(codec: LevelCodec, probabilities: NDArray[np.float64], epsilo
         return laplace(probabilities, epsilon, ordered=codec.ordered)
     if channel == "laplace-calibrated":
         return calibrate(probabilities, epsilon, ordered=codec.ordered)
-    matrix = level_cost(codec, probabilities, cost or ("value" if codec.ordered else "zero-one"))
     try:
+        if channel == "optimal-unbiased":
+            return optimal_unbiased(probabilities, epsilon, costs.level_values(codec))
+        matrix = costs.level_cost(codec, probabilities, cost or ("value" if codec.ordered else "zero-one"))
         return optimal(probabilities, epsilon, matrix, ordered=codec.ordered)
     except SpecError as error:
         raise error.at(f"column {codec.name!r}") from None
 
 
-def level_cost(codec: LevelCodec, probabilities: NDArray[np.float64], cost: Cost) -> NDArray[np.float64]:
-    """Return what each change of a level costs, float64 of shape (n_levels, n_levels).
-
-    Parameters
-    ----------
-    codec
-        The codec of the column.
-    probabilities
-        The probability of each level, float64 of shape (n_levels,).
-    cost
-        The kind of the cost, or a declared matrix.
-
-    Raises
-    ------
-    SpecError
-        If the levels have no such cost, or the declared matrix does not fit them.
-    """
-    if not isinstance(cost, str):
-        return costs.check_declared(cost, codec.n_levels, f"`cost.{codec.name}`")
-    if cost == "zero-one":
-        return costs.compute_zero_one(codec.n_levels)
-    if not codec.ordered:
-        raise SpecError(f"categories have no {cost}", f"`cost.{codec.name}`", "take zero-one, or a matrix")
-    if cost == "rank":
-        return costs.compute_rank(probabilities)
-    return _value_cost(codec.levels)
-
-
-def _value_cost(levels: pa.Array) -> NDArray[np.float64]:
-    """Return squared differences of level values; null is as far from every value as the farthest two are."""
-    whole = levels.cast(pa.int32() if pa.types.is_date32(levels.type) else pa.int64()) if pa.types.is_temporal(levels.type) else levels
-    numbers = pc.cast(whole, pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-    cost = costs.compute_squared(np.asarray(numbers, dtype=np.float64))
-    if levels.null_count:
-        cost[0, :] = cost[:, 0] = cost[1:, 1:].max() if len(cost) > 2 else 1.0
-        cost[0, 0] = 0.0
-    return cost
-
-
-def check_cost(codec: Codec, cost: Cost) -> None:
-    """Check that a column can have a cost.
-
-    Parameters
-    ----------
-    codec
-        The column's codec.
-    cost
-        What the optimal channel is to minimise.
-
-    Raises
-    ------
-    SpecError
-        If it cannot.
-    """
-    if isinstance(codec, LevelCodec):
-        level_cost(codec, np.full(codec.n_levels, 1.0 / codec.n_levels), cost)
-    elif cost != "rank":
-        raise SpecError("the cost of a continuous or mixed column is that of ranks", f"`cost.{codec.name}`", "remove it")
-
-
 def _bin(codec: Codec, distribution: RankDistribution, epsilon: float, cost: Cost | None) -> BinMechanism:
-    check_cost(codec, cost or "rank")
+    costs.check_cost(codec, cost or "rank")
     edges = bins_kernel.bin_edges(distribution.x, distribution.c, N_BINS)
     masses = np.diff(edges)
     try:

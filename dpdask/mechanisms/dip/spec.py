@@ -27,7 +27,7 @@ from dpdask.stats.statistic import Statistic
 
 N_BINS = 48  # of ranks, for the optimal channel
 
-ChannelKind = Literal["laplace", "laplace-calibrated", "optimal"]
+ChannelKind = Literal["laplace", "laplace-calibrated", "optimal", "optimal-unbiased"]
 
 
 def _as_tuples(value: object) -> object:
@@ -47,7 +47,8 @@ class DipSpec(Spec):
         the pairs of columns that depend most on each other. There is no default, because it decides who is protected.
     channel
         `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
-        ε-private channel of least expected cost.
+        ε-private channel of least expected cost. `optimal-unbiased`: of those that make the released value's mean a straight
+        line of the original value, the best; for levels that are numbers or dates, each column by its own margin.
     cost
         What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over the levels.
     weights
@@ -110,7 +111,23 @@ class DipMechanism(Mechanism):
             raise SpecError(what, "`adjacency`", "set it to replace-one")
         self.reference.check(self.schema, self.budget.unit_column)
         check_costs(self.spec.cost or {}, self.schema.privatised, self.spec.channel)
+        if self.spec.channel == "optimal-unbiased":
+            self._check_unbiased()
         self.check_epsilons()
+
+    def _check_unbiased(self) -> None:
+        """Check that every privatised column has a mean that its channel can keep."""
+        if self.reference.structure != "columns":
+            what = f"optimal-unbiased is the channel of a column by its own margin, and the reference {self.reference.kind} releases columns together"
+            raise SpecError(what, "`channel`", "set it to optimal, or take another reference")
+        for name in self.schema.privatised:
+            column = self.schema.columns[name]
+            if column.kind != "discrete":
+                what = "the channel optimal-unbiased takes levels that are numbers or dates, whose mean it keeps"
+                raise SpecError(what, f"column {name!r}", "declare it discrete with such levels, or set `channel` to optimal")
+            if column.nulls == "level":
+                what = "null is a level and has no value, so the channel optimal-unbiased keeps no mean of it"
+                raise SpecError(what, f"column {name!r}", "declare `nulls: refuse`, or set `channel` to optimal")
 
     def check_epsilons(self) -> None:
         """Check that the ε of each column can be spent.
@@ -267,7 +284,7 @@ class DipMechanism(Mechanism):
         )
 
     def _describe_all(self, release: Any, columns: Columns) -> dict[str, dict[str, Any]]:
-        own, parts = self.describe_columns(release), self.spending.row
+        own, parts = self.describe_columns(release, columns), self.spending.row
         shown = {
             name: {"role": "privatised", "epsilon": parts[name], **describe_domain(self.schema, columns.codecs[name]), **described}
             for name, described in own.items()
@@ -279,8 +296,16 @@ class DipMechanism(Mechanism):
         """Return what the card says about the columns' joint distribution."""
 
     @abstractmethod
-    def describe_columns(self, release: Any) -> dict[str, dict[str, Any]]:
-        """Return what the card says about each fitted column, beside its domain and its part of ε."""
+    def describe_columns(self, release: Any, columns: Columns) -> dict[str, dict[str, Any]]:
+        """Return what the card says about each fitted column, beside its domain and its part of ε.
+
+        Parameters
+        ----------
+        release
+            The fitted release.
+        columns
+            The privatised columns.
+        """
 
     def accounting(self, release: Any) -> dict[str, Any]:
         """Return what was spent, for the card: never more than was promised, because every part was rounded down."""

@@ -17,7 +17,6 @@ from dpdask.errors import SpecError
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels.channel import TOTAL_BITS
 from dpdask.mechanisms.cell_search import CellSearch
-from dpdask.mechanisms.dip.columns import level_cost
 from dpdask.mechanisms.dip.spec import ChannelKind, Cost, DipMechanism, check_costs
 from dpdask.mechanisms.dip.tree import TreeColumn, TreeRelease, worst_row
 from dpdask.mechanisms.dip.tree_tables import TreeNoise, clean_tables, compose_events, find_tree, fit_tree_noise, measure_tree
@@ -234,7 +233,7 @@ def _in_order(column: Cells) -> NDArray[np.intp]:
 def _cost(column: Cells, probabilities: Floats, cost: Cost | None) -> Floats:
     """Return what the optimal channel minimises, for the cells in the order of `_in_order`."""
     if isinstance(column.codec, LevelCodec):
-        return level_cost(column.codec, probabilities, cost or ("value" if column.codec.ordered else "zero-one"))
+        return costs.level_cost(column.codec, probabilities, cost or ("value" if column.codec.ordered else "zero-one"))
     if cost not in (None, "rank"):
         raise SpecError("the cost of a continuous or mixed column is that of ranks", f"`cost.{column.codec.name}`", "remove it")
     return costs.compute_rank(probabilities)
@@ -358,7 +357,7 @@ class TreeMechanism(DipMechanism):
         """Return what the card says about the columns' joint distribution."""
         return {"columns": "tree", "joint": self.reference.joint, "edges": [list(edge) for edge in release.edges]}
 
-    def describe_columns(self, release: TreeRelease) -> dict[str, dict[str, Any]]:
+    def describe_columns(self, release: TreeRelease, columns: Columns) -> dict[str, dict[str, Any]]:
         """Return each column's parent, exact ε*, cells and channels; see `DipMechanism.describe_columns`.
 
         Returns
@@ -368,6 +367,7 @@ class TreeMechanism(DipMechanism):
         is the probability of output j if the parent was released as b and the own cell is k; absent if all columns' together
         are more than `MAX_SHOWN` numbers.
         """
+        del columns
         shown = sum(column.weights.size for column in release.columns.values()) <= MAX_SHOWN
         found: dict[str, dict[str, Any]] = {}
         for name, column in release.columns.items():

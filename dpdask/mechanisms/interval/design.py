@@ -375,7 +375,7 @@ class Perturb(Document):
         Its ε, in (0, 100]; of a continuous or mixed column and a Laplace channel in [1e-6, 16].
     channel
         `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
-        ε-private channel of least expected cost.
+        ε-private channel of least expected cost; `optimal-unbiased`, for levels: the one that keeps most of means, without bias.
     reference
         The distribution that is kept: perturbed values follow it where the private ones do.
     """

@@ -1,0 +1,199 @@
+"""The estimate of least squared bias and variance: better than the unbiased one and than a constant, honest about its bias; cards of trees."""
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+
+import dpdask
+from dpdask.channels import optimal_unbiased
+from dpdask.errors import DataError, SpecError
+from dpdask.inference import ReleasedColumn
+from dpdask.inference.pseudo_values import Directions, balance, balance_groups
+from pipelines.benchmarks import means
+
+T = np.array([[0.6, 0.3, 0.1], [0.2, 0.6, 0.2], [0.1, 0.3, 0.6]])
+STRATA = np.stack([T, np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.1, 0.1, 0.8]])])
+
+
+def test_movie_means_are_closer_than_by_randomised_response_and_by_a_constant() -> None:
+    found = means.measure(means.simulate(40_000, 2_000, np.random.default_rng(1)), repeats=1)
+    for row, least in zip(found["rows"], (0.19, 0.40, 0.61, 0.76), strict=True):
+        assert row["factor"] >= least
+        for name in ("optimal", "optimal-unbiased"):
+            assert row[name] <= 0.9 * row["randomised response, unbiased"]
+            assert row[name] < found["constant"]
+        assert row["optimal-unbiased"] < row["optimal-unbiased, unbiased"]
+        assert row["randomised response"] < row["randomised response, unbiased"]
+    assert found["rows"][0]["optimal-unbiased, unbiased"] > found["constant"]  # what the balance is for
+
+
+def risk(g: np.ndarray, f: np.ndarray, n: float, directions: Directions) -> float:
+    """Return squared bias and variance of an average of g over n rows, for coordinates of mean square 1 + 1/n."""
+    off = directions.coordinates(T @ g - f)
+    weights = directions.released.T @ (directions.prior @ T * g)
+    return float((1 + 1 / n) * off @ off + weights**2 @ (1 - directions.singular**2) / n)
+
+
+@pytest.mark.parametrize("n", [3.0, 30.0])
+def test_the_balance_has_the_least_squared_bias_and_variance(n: float) -> None:
+    prior = np.linalg.matrix_power(T, 200)[0]
+    directions, f = Directions.of(T, prior), np.array([0.0, 1.0, 5.0])
+    centred = f - prior @ f
+    counts = n * prior[None, :]
+    found = balance([directions], centred, counts).g[0, 0]
+    least = risk(found, centred, n, directions)
+    for factor in (0.9, 1.1):  # too much and too little of the noise's inverse
+        assert risk(factor * found, centred, n, directions) > least
+    assert least < risk(np.linalg.solve(T, centred), centred, n, directions)
+
+
+def test_many_rows_are_inverted_exactly_and_groups_nearly() -> None:
+    subject = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=T)
+    found = subject.mean([3e5, 4e5, 3e5])
+    assert found.worst_bias == 0.0
+    assert found.value == pytest.approx(subject.mean([3e5, 4e5, 3e5], approximate=False).value)
+    table = np.array([[[3e7, 4e7, 3e7]], [[6e7, 3e7, 1e7]]])
+    f = np.array([0.0, 1.0, 5.0])
+    pseudo = balance_groups([Directions.of(T, subject.reference)], f, table, along=True)
+    np.testing.assert_allclose((table * pseudo.g).sum(axis=(1, 2)) / 1e8, table[:, 0] @ np.linalg.solve(T, f) / 1e8, atol=1e-4)
+    assert (pseudo.bias < 1e-3).all()
+
+
+def test_groups_without_differences_are_pulled_together_and_others_are_not() -> None:
+    rng = np.random.default_rng(2)
+    subject = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=T)
+    group = np.repeat(np.arange(200), 50)
+    for shift, kept in ((0.0, (0.0, 0.5)), (0.4, (0.6, 1.1))):
+        high = rng.random(10_000) < 0.3 + shift * (group % 2)
+        codes = np.where(high, 2, 0)
+        drawn = (rng.random(10_000)[:, None] > T.cumsum(axis=1)[codes, :-1]).sum(axis=1)
+        frame = pd.DataFrame({"g": group, "x": np.array([0, 1, 5])[drawn]})
+        found = subject.group_means(frame, "g")
+        truth = pd.Series(np.array([0, 1, 5])[codes]).groupby(group).mean()
+        if shift:
+            between = np.polyfit(truth, found.value, 1)[0]
+            assert kept[0] < between < kept[1]
+        else:
+            assert kept[0] <= found.value.std() / subject.group_means(frame, "g", approximate=False).value.std() < kept[1]
+        assert (np.abs(found.value - truth) <= 6 * found.standard_error + found.worst_bias).all()
+        shares = subject.crosstab(frame, "g", normalise=True)
+        np.testing.assert_allclose(shares.value.sum(axis=1), 1.0)
+
+
+def test_the_errors_of_groups_are_what_repeated_releases_show() -> None:
+    rng = np.random.default_rng(3)
+    subject = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=T)
+    group = np.repeat(np.arange(40), 60)
+    codes = np.where(rng.random(2400) < 0.2 + 0.5 * (group % 2), 2, rng.integers(0, 2, 2400))
+    found = []
+    for _ in range(60):
+        own = codes.reshape(40, 60)[np.arange(40)[:, None], rng.integers(0, 60, (40, 60))].ravel()  # a group's rows, drawn again
+        drawn = (rng.random(2400)[:, None] > T.cumsum(axis=1)[own, :-1]).sum(axis=1)
+        found.append(subject.group_means(pd.DataFrame({"g": group, "x": np.array([0, 1, 5])[drawn]}), "g"))
+    spread = np.std([each.value for each in found], axis=0, ddof=1).mean()
+    assert np.mean([each.standard_error.mean() for each in found]) == pytest.approx(spread, rel=0.15)
+
+
+def along_a_tree(n: int, rng: np.random.Generator) -> tuple[pd.DataFrame, np.ndarray]:
+    """Return a release whose channel depends on the released parent, which depends on the original value; and the original codes."""
+    codes = rng.integers(0, 3, n)
+    parent = (rng.random(n) < 0.2 + 0.3 * codes).astype(int)
+    drawn = (rng.random(n)[:, None] > STRATA.cumsum(axis=2)[parent, codes, :-1]).sum(axis=1)
+    y = 2.0 * codes + rng.normal(size=n)
+    return pd.DataFrame({"g": codes + rng.integers(0, 2, n), "y": y, "p": np.array(["a", "b"])[parent], "x": np.array([0, 1, 5])[drawn]}), codes
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+def test_along_a_tree_each_released_parent_has_its_own_channel(approximate: bool) -> None:
+    frame, codes = along_a_tree(60_000, np.random.default_rng(4))
+    original = pd.Series(np.array([0.0, 1.0, 5.0])[codes])
+    subject = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=STRATA, parent=("p", ("a", "b")))
+    wrong = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=STRATA[0])
+    mean = subject.mean(frame, approximate=approximate)
+    assert abs(mean.value - original.mean()) < 5 * mean.standard_error + mean.worst_bias
+    assert abs(wrong.mean(frame, approximate=False).value - original.mean()) > 8 * mean.standard_error
+    means_ = subject.group_means(frame, "g", approximate=approximate)
+    assert (np.abs(means_.value - original.groupby(frame["g"]).mean()) < 5 * means_.standard_error + means_.worst_bias).all()
+    assert means_.worst_bias.max() < 0.2
+    shares = subject.distribution(frame, approximate=approximate, simplex=approximate)
+    np.testing.assert_allclose(shares.value, np.bincount(codes) / 60_000, atol=0.03)
+    slope = subject.slope(frame, covariates=["y"], approximate=approximate)
+    true = np.polyfit(frame["y"], original, 1)[0]
+    assert abs(slope.value["y"] - true) < 5 * slope.standard_error["y"] + slope.worst_bias["y"]
+    other = subject.slope(frame, response="y", approximate=approximate)
+    assert other.value["x"] == pytest.approx(np.polyfit(original, frame["y"], 1)[0], rel=0.05)
+    assert subject.transform_for().shape == (2, 3)
+
+
+def test_counts_of_a_tree_s_column_are_by_its_parent_too() -> None:
+    frame, _ = along_a_tree(5000, np.random.default_rng(5))
+    subject = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=STRATA, parent=("p", ("a", "b")))
+    by_both = subject.mean(frame.groupby(["p", "x"]).size())
+    assert by_both.value == subject.mean(frame).value
+    lazy = dd.from_pandas(frame, npartitions=3)
+    for approximate in (True, False):
+        ours, theirs = (subject.group_means(each, "g", approximate=approximate).value for each in (lazy, frame))
+        np.testing.assert_allclose(ours, theirs)
+        ours, theirs = (subject.slope(each, covariates=["y"], approximate=approximate).value for each in (lazy, frame))
+        np.testing.assert_allclose(ours, theirs)
+    with pytest.raises(DataError, match="released given 'p'"):
+        subject.mean(frame["x"].value_counts())
+
+
+COLUMNS = {
+    "stars": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
+    "liked": {"role": "privatise", "kind": "categorical", "levels": ["no", "yes"]},
+    "group": {"role": "keep"},
+}
+
+
+def test_the_card_of_a_tree_gives_unbiased_group_means() -> None:
+    rng = np.random.default_rng(6)
+    group = np.arange(40_000) % 2
+    stars = np.where(rng.random(40_000) < 0.3 + 0.4 * group, 3, rng.integers(1, 4, 40_000))
+    table = pd.DataFrame({"stars": stars, "liked": np.where(rng.random(40_000) < 0.25 * stars, "yes", "no"), "group": group})
+    schema = dpdask.Schema.from_dict({"columns": COLUMNS})
+    release = dpdask.DIP(schema, epsilon=8.0, reference=dpdask.Tree(), channel="optimal", insecure_seed=1).fit(table)
+    private = release.transform(table)
+    parents = set()
+    for name, values in (("stars", [1, 2, 3]), ("liked", [0, 1])):
+        column = ReleasedColumn.from_card(release.card, name)
+        parents.add(column.parent and column.parent[0])
+        truth = table[name].map(dict(zip(column.levels, values, strict=True))).groupby(group).mean()
+        for approximate in (True, False):
+            found = column.group_means(private, "group", values, approximate=approximate)
+            assert (np.abs(found.value - truth) < 5 * found.standard_error + found.worst_bias).all()
+            assert found.standard_error.max() < 0.1
+    assert None in parents
+    assert len(parents) == 2
+
+
+def test_a_parent_that_is_cut_into_cells_is_refused_in_one_line() -> None:
+    rng = np.random.default_rng(7)
+    columns = {"x": {"role": "privatise", "kind": "continuous", "bounds": [0, 1]}, "liked": COLUMNS["liked"]}
+    x = rng.random(2000)
+    table = pd.DataFrame({"x": x, "liked": np.where(x > 0.5, "yes", "no")})
+    reference = dpdask.Tree(bins=4)
+    release = dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), epsilon=8.0, reference=reference, insecure_seed=1).fit(table)
+    card = release.card
+    child = next(name for name, column in card["columns"].items() if column.get("parent"))
+    with pytest.raises(SpecError, match=r"no channel on levels|depends on the released cell of 'x', which is no level") as caught:
+        ReleasedColumn.from_card(card, child)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_message_names_what_the_estimate_takes() -> None:
+    subject = ReleasedColumn(name="x", levels=(0, 1), matrix=np.array([[0.4, 0.6], [0.4, 0.6]]))
+    with pytest.raises(SpecError, match="pass approximate=True"):
+        subject.mean([4, 6], approximate=False)
+    found = subject.mean([4, 6], approximate=True)
+    assert found.value == pytest.approx(0.6)
+    assert found.worst_bias == pytest.approx(0.6)
+
+
+def test_optimal_unbiased_gives_every_mean_exactly() -> None:
+    values = np.array([0.0, 1.0, 2.0, 7.0])
+    matrix = optimal_unbiased(np.array([0.4, 0.3, 0.2, 0.1]), 0.5, values).matrix
+    subject = ReleasedColumn(name="x", levels=tuple(values.tolist()), matrix=matrix)
+    np.testing.assert_allclose(matrix @ subject.transform_for(), values, atol=1e-9)

@@ -1,0 +1,146 @@
+"""Sheppard's correction: slopes from wide cells of continuous columns, where it is left out, and its standard errors."""
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dpdask
+from dpdask.errors import InputError, SpecError
+from dpdask.inference import WeightedSample, least_squares, make_redraw, noise_error
+from pipelines.benchmarks import sheppard
+
+N = 60_000
+LINE: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0, 1]}
+
+
+@pytest.fixture(scope="module")
+def table() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    x = rng.normal(0.5, 0.15, N).clip(0, 1)
+    z = (0.5 * x + rng.normal(0.25, 0.12, N)).clip(0, 1)
+    return pd.DataFrame({"x": x, "z": z, "y": (0.1 + 0.5 * x + 0.3 * z + rng.normal(0, 0.08, N)).clip(0, 1), "kind": rng.choice(["a", "b"], N)})
+
+
+def released(table: pd.DataFrame, *, seed: int = 1, **given: Any) -> dpdask.HistogramRelease:
+    columns = {name: LINE for name in table.columns if name != "kind"} | {"kind": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}}
+    schema = dpdask.Schema.from_dict({"columns": {name: columns[name] for name in table.columns}})
+    parameters = {"epsilon": 4.0, "bins": 5, **given}
+    release = dpdask.PerturbedHistogram(schema, insecure_seed=seed, **parameters).fit(table)
+    assert isinstance(release, dpdask.HistogramRelease)
+    return release
+
+
+def slopes(release: dpdask.HistogramRelease, features: list[str], *, corrected: bool) -> np.ndarray:
+    sample = WeightedSample.of_frame(release.cells, "y", features, card=release.card if corrected else None)
+    return least_squares(sample)[1:]
+
+
+def truth(table: pd.DataFrame, features: list[str]) -> np.ndarray:
+    return least_squares(WeightedSample.of_frame(table.assign(weight=1.0), "y", features))[1:]
+
+
+@pytest.mark.parametrize("features", [["x"], ["x", "z"], ["x", "z", "kind"]])
+def test_slopes_from_five_cells_have_a_third_of_the_error(table: pd.DataFrame, features: list[str]) -> None:
+    release, true = released(table), truth(table, features)
+    error, plain = (np.linalg.norm(slopes(release, features, corrected=corrected) - true) for corrected in (True, False))
+    assert plain > 0.05
+    assert error < plain / 3
+
+
+def test_the_size_of_the_correction_is_a_twelfth_of_the_squared_width(table: pd.DataFrame) -> None:
+    release = released(table[["x", "y"]], epsilon=50.0)
+    sample = WeightedSample.of_frame(release.cells, "y", ["x"], card=release.card)
+    assert sample.widths is not None
+    assert sample.widths == pytest.approx(0.2)
+    true = truth(table, ["x"])[0]
+    assert least_squares(sample)[1] == pytest.approx(true, rel=0.006)
+    for share in (0.9, 1.1):
+        changed = replace(sample, widths=sample.widths * np.sqrt(share))
+        assert abs(least_squares(changed)[1] / true - 1) > 0.008
+
+
+def test_cells_of_different_widths_are_corrected_by_their_own() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(0.5, 0.15, N).clip(0, 1)
+    table = pd.DataFrame({"x": x, "y": (0.2 + 0.6 * x + rng.normal(0, 0.05, N)).clip(0, 1)})
+    release = released(table, bins={"x": [0.0, 0.2, 0.4, 0.5, 0.6, 0.8], "y": 10})
+    sample = WeightedSample.of_frame(release.cells, "y", ["x"], card=release.card)
+    assert sample.widths is not None
+    assert set(sample.widths.ravel().round(6)) == {0.1, 0.2}
+    true = truth(table, ["x"])[0]
+    assert abs(least_squares(sample)[1] - true) < abs(slopes(release, ["x"], corrected=False)[0] - true) / 2
+
+
+def test_whole_numbers_levels_atoms_and_spread_points_are_not_corrected(table: pd.DataFrame) -> None:
+    rng = np.random.default_rng(4)
+    given = pd.DataFrame({"n": rng.binomial(40, 0.5, N), "amount": np.where(rng.random(N) < 0.5, 0.0, rng.gamma(3.0, 0.1, N).clip(0, 1))})
+    given["y"] = given["n"] / 80 + given["amount"] / 4
+    schema = dpdask.Schema.from_dict({"columns": {"n": {**LINE, "bounds": [0, 40]}, "amount": {**LINE, "kind": "mixed", "atoms": [0.0]}, "y": LINE}})
+    release = dpdask.PerturbedHistogram(schema, epsilon=8.0, bins=5, insecure_seed=1).fit(given)
+    sample = WeightedSample.of_frame(release.cells, "y", ["n", "amount"], card=release.card)
+    assert sample.widths is not None
+    assert (sample.widths[:, 0] == 0).all()
+    atom = sample.features[:, 1] == 0.0
+    assert (sample.widths[atom, 1] == 0).all()
+    assert sample.widths[~atom, 1] == pytest.approx(0.2)
+    spread = released(table[["x", "y"]]).with_points("spread")
+    assert not WeightedSample.of_frame(spread.cells, "y", ["x"], card=spread.card).widths.any()  # type: ignore[union-attr]  # it is an array
+    with_kind = released(table)
+    by_kind = WeightedSample.of_frame(with_kind.cells, "y", ["x", "kind"], card=with_kind.card)
+    assert by_kind.widths is not None
+    assert (by_kind.widths > 0).all(axis=0).tolist() == [True, False]
+
+
+def test_many_cells_without_a_threshold_are_not_corrected(table: pd.DataFrame) -> None:
+    for bins, threshold, epsilon, applied in ((5, "none", 1.0, True), (60, "none", 0.1, False), (5, "enhanced", 1.0, True)):
+        with pytest.warns(UserWarning, match="few cells stand out") if bins == 60 else np.errstate():
+            release = released(table[["x", "y"]], bins=bins, threshold=threshold, epsilon=epsilon)
+        assert WeightedSample.of_frame(release.cells, "y", ["x"], card=release.card).widths.any() == applied  # type: ignore[union-attr]  # it is an array
+
+
+def test_standard_errors_are_those_of_the_corrected_slopes(table: pd.DataFrame) -> None:
+    given, few = table[["x", "y"]].head(3000), {"epsilon": 1.0, "threshold": "none"}
+    draws = [released(given, seed=seed, **few) for seed in range(80)]
+    found, plain = ([slopes(each, ["x"], corrected=corrected)[0] for each in draws] for corrected in (True, False))
+    release = released(given, **few)
+    sample = WeightedSample.of_frame(release.cells, "y", ["x"], card=release.card)
+    scale = release.card["accounting"]["noise"]["cells"]["scale"]
+    rng = np.random.default_rng(5)
+    error = noise_error(least_squares, make_redraw(sample, scale), repeats=400, rng=rng).standard_error[1]
+    uncorrected = noise_error(least_squares, make_redraw(replace(sample, widths=None), scale), repeats=400, rng=rng).standard_error[1]
+    assert error == pytest.approx(np.std(found, ddof=1), rel=0.25)
+    assert uncorrected == pytest.approx(np.std(plain, ddof=1), rel=0.25)
+    assert error > 1.05 * uncorrected
+
+
+def test_cards_and_frames_that_do_not_fit_are_refused(table: pd.DataFrame) -> None:
+    release = released(table[["x", "y"]])
+    frame = release.cells
+    with pytest.raises(InputError, match="no release card"):
+        WeightedSample.of_frame(frame, "y", ["x"], card={})
+    with pytest.raises(SpecError, match="outside the cells"):
+        WeightedSample.of_frame(frame.assign(x=frame["x"] + 1.0), "y", ["x"], card=release.card)
+    marginals = dpdask.Marginals(dpdask.Schema.from_dict({"columns": {"x": LINE}}), epsilon=1.0, cliques=[["x"]], insecure_seed=1)
+    with pytest.raises(SpecError, match="another mechanism"):
+        WeightedSample.of_frame(frame, "y", ["x"], card=marginals.fit(table[["x"]]).card)
+    sample = WeightedSample.of_frame(frame, "y", ["x"], card=release.card)
+    with pytest.raises(SpecError, match="shape of the features"):
+        replace(sample, widths=np.zeros(3))
+    with pytest.raises(SpecError, match="not positive definite"):
+        least_squares(replace(sample, widths=np.full(sample.features.shape, 2.0)))
+
+
+def test_the_benchmark_on_simulated_sales() -> None:
+    rng = np.random.default_rng(6)
+    size = rng.lognormal(np.log(1360), 0.32, 8000)
+    sales = pd.DataFrame({"bsqft": size, "price": 1e5 + 209 * size + rng.normal(0, 8e4, 8000), "county": rng.choice(["A", "B"], 8000)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        rows = sheppard.measure(sales, repeats=1)
+    coarse = [row for row in rows if row["bins"] == 5 and row["bsqft_up_to"] == 3000.0]
+    assert len(coarse) == 4
+    assert np.mean([row["with"] for row in coarse]) < np.mean([row["without"] for row in coarse]) / 3

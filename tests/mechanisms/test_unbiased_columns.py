@@ -1,0 +1,67 @@
+"""The channel optimal-unbiased in releases: its card, its released means, and the columns and references that it does not take."""
+
+import datetime as dt
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dpdask
+from dpdask.errors import SpecError
+from dpdask.privacy.audit import channel_epsilon, read_weights
+
+STARS = {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]}
+DAYS = {"role": "privatise", "kind": "discrete", "levels": [dt.date(2020, 1, day) for day in (1, 2, 9)]}
+
+
+def dip(columns: dict[str, Any], **given: Any) -> dpdask.DIP:
+    parameters = {"epsilon": 2.0, "reference": dpdask.Public(), "channel": "optimal-unbiased", "insecure_seed": 1, **given}
+    return dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), **parameters)
+
+
+def test_the_card_gives_the_line_that_makes_group_means_unbiased() -> None:
+    rng = np.random.default_rng(0)
+    group = np.arange(60_000) % 2
+    table = pd.DataFrame({"group": group, "stars": np.where(rng.random(60_000) < 0.3 + 0.4 * group, 5, rng.integers(1, 6, 60_000))})
+    release = dip({"group": {"role": "keep"}, "stars": STARS}).fit(table.iloc[::-1])
+    card = release.card["columns"]["stars"]
+    line, matrix = card["attenuation"], np.array(card["channel"])
+    assert channel_epsilon(read_weights(matrix)) <= 2.0 + 1e-9
+    np.testing.assert_allclose(line["centre"] + (matrix @ np.arange(1, 6) - line["centre"]) / line["factor"], np.arange(1, 6), atol=1e-12)
+    assert line["bias_at_most"] < 1e-12
+    means = release.transform(table).groupby("group")["stars"].mean()
+    found = line["centre"] + (means - line["centre"]) / line["factor"]
+    bound = 6 * 1.6 / line["factor"] / np.sqrt(30_000)
+    assert (np.abs(found - table.groupby("group")["stars"].mean()) < bound).all()
+    assert np.abs(means - table.groupby("group")["stars"].mean()).max() > bound  # without the line
+
+
+@pytest.mark.parametrize("unit", ["s", "ns"])
+def test_dates_count_in_their_own_unit(unit: str) -> None:
+    days = np.array(["2020-01-01", "2020-01-02", "2020-01-09"], dtype=f"datetime64[{unit}]")
+    card = dip({"day": DAYS}).fit(pd.DataFrame({"day": np.repeat(days, 50)})).card["columns"]["day"]
+    assert card["attenuation"]["centre"] == pytest.approx(days.astype(np.int64).mean(), rel=1e-12)
+    assert card["attenuation"]["bias_at_most"] < 1e-10 * float(np.ptp(days.astype(np.int64)))
+
+
+def test_other_channels_say_nothing_of_a_line() -> None:
+    assert "attenuation" not in dip({"stars": STARS}, channel="optimal").fit(pd.DataFrame({"stars": [1, 5] * 20})).card["columns"]["stars"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "message"),
+    [
+        ({"x": {**STARS, "nulls": "level"}}, {}, "column 'x': null is a level and has no value"),
+        ({"x": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}}, {}, "column 'x': .*numbers or dates"),
+        ({"x": {"role": "privatise", "kind": "continuous", "bounds": [0, 1]}}, {}, "column 'x': .*numbers or dates"),
+        ({"x": {"role": "privatise", "kind": "mixed", "atoms": [0]}}, {}, "column 'x': .*numbers or dates"),
+        ({"x": STARS}, {"reference": dpdask.Tree()}, "`channel`: .*reference tree releases columns together"),
+        ({"x": STARS}, {"reference": dpdask.Chain(fraction=0.5)}, "`channel`: .*reference chain releases columns together"),
+        ({"x": STARS}, {"cost": {"x": "value"}}, "a cost belongs to the channel optimal, not to optimal-unbiased"),
+    ],
+)
+def test_what_has_no_mean_of_its_own_is_refused_in_one_line(columns: dict[str, Any], given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        dip(columns, **given)
+    assert "\n" not in str(caught.value)
