@@ -74,7 +74,7 @@ def test_threads(case: tuple[str, str], lakes: dict[str, Path], expected: Any, t
     assert digests(tmp_path / "out") == expected[case]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_processes(workers: int, cluster: LocalCluster, lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
     cluster.scale(workers)
     with Client(cluster) as client:

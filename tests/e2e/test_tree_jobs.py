@@ -19,8 +19,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from distributed import Client
-from e2e.helpers import charging_entries, digests, lake, load, processes, run_here, write_job
+from distributed import Client, LocalCluster
+from e2e.helpers import charging_entries, digests, lake, load, run_here, write_job
 from scipy import stats
 
 import dpdask
@@ -221,7 +221,7 @@ def test_a_table_without_footers_is_read_once_to_count_and_once_to_write(source:
     assert len(out(tmp_path / "csv-job")) == N_ROWS
 
 
-def test_the_same_bytes_on_threads_and_processes(source: Path, tmp_path: Path) -> None:
+def test_the_same_bytes_on_threads_and_processes(source: Path, two_workers: LocalCluster, tmp_path: Path) -> None:
     expected = []
     for name, changed in {"row": {}, "unit": {"privacy__unit": {"column": "user", "max_rows": 9}, "privacy__epsilon": 90.0}}.items():
         made = load(job(tmp_path / name, source, **changed))
@@ -232,8 +232,7 @@ def test_the_same_bytes_on_threads_and_processes(source: Path, tmp_path: Path) -
         with dask.config.set(scheduler="threads", num_workers=4):
             run_job(load(job(tmp_path / name, source, output__path=str(tmp_path / name / "threads"), **changed)))
         assert digests(tmp_path / name / "threads") | {"_dpdask/manifest.json": ""} == expected[-1] | {"_dpdask/manifest.json": ""}
-    with processes(2) as cluster, Client(cluster) as client:
-        client.wait_for_workers(2)
+    with Client(two_workers):
         run_job(load(job(tmp_path / "processes", source)))
     assert digests(tmp_path / "processes" / "out") == expected[0]
 

@@ -108,7 +108,8 @@ def dip_cases(public: str) -> Iterator[Case]:
         for channel in ("laplace", "laplace-calibrated", "optimal"):
             yield Case(name=f"known-{channel}-{of}", mechanism=_dip({"kind": "known", "columns": KNOWN}, channel), schema=DIP_SCHEMA, unit=unit)
     yield Case(name="known-continuous", mechanism=_dip({"kind": "known", "columns": {"p": UNIFORM}}), schema=CONTINUOUS)
-    yield Case(name="histogram-continuous", mechanism=_dip({"kind": "histogram", "bins": 4}, "optimal"), schema=CONTINUOUS)
+    for channel in ("laplace", "optimal"):
+        yield Case(name=f"histogram-continuous-{channel}", mechanism=_dip({"kind": "histogram", "bins": 4}, channel), schema=CONTINUOUS)
 
 
 def _dip(reference: dict[str, Any], channel: str = "laplace") -> dict[str, Any]:
