@@ -79,11 +79,12 @@ def shown(folder: Path, ended: Ended) -> tuple[Any, ...]:
     return ended.code, out, tuple(ended.lines), names
 
 
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 3), marks=pytest.mark.slow)], ids=["a seed", "more seeds"])
 @pytest.mark.parametrize("unit", ["row", UNIT], ids=["row", "unit"])
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_neighbours_end_alike(name: str, unit: Any, tmp_path: Path) -> None:
+def test_neighbours_end_alike(name: str, unit: Any, seeds: range, tmp_path: Path) -> None:
     seen: dict[tuple[float, bool], set[tuple[Any, ...]]] = {}
-    for seed in range(2):
+    for seed in seeds:
         for n in (0, 1, 40, 41):
             for delta in (0.0, 1e-6) if name == "copula" else (0.0,):
                 folder = tmp_path / f"{seed}-{n}-{delta}"

@@ -16,7 +16,7 @@ from privacy.outsider import Draw, Effort, View, distribution_p_value, document_
 
 import dpdask
 from dpdask.errors import DpdaskError
-from dpdask.mechanisms.dip import columns as dip
+from dpdask.mechanisms import randomised_rows
 from dpdask.streams import stream
 
 EPSILON = 0.2
@@ -203,7 +203,7 @@ def test_equal_partitions_get_noise_of_their_own() -> None:
 
 
 def test_one_fixed_map_for_all_records_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dip, "stream", lambda key, mechanism, _: stream(key, mechanism, ""))
+    monkeypatch.setattr(randomised_rows, "stream", lambda key, mechanism, _: stream(key, mechanism, ""))
     same, n = equal_records(known_release(3).transform, "x")
     assert same == n
     assert two_records_tell() > 1.0
