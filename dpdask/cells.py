@@ -98,7 +98,7 @@ class Cells:
             values = high - (words % np.maximum(high - low, 1.0).astype(np.uint64)).astype(np.float64)
         else:
             share = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-            first, last = _ends(self.codec, self.edges)
+            first, last = ends(self.codec, self.edges)
             values = np.clip(_check_type(self.codec, high * (1.0 - share) + low * share), first[line], last[line])
         values = np.where(index < singles, np.array([*([0.0] * self.codec.nulls), *self.codec.atoms, 0.0])[np.minimum(index, singles)], values)
         is_null = (index == 0) if self.codec.nulls else np.zeros(len(index), dtype=np.bool_)
@@ -131,7 +131,9 @@ class Cells:
 
 
 def _range(low: float, high: float) -> str:
-    """Return the range (low, high]; where it was declared by its first values, as [first, next first)."""
+    """Return the range (low, high]; where it was declared by its first values, as [first, next first); a single value as itself."""
+    if math.nextafter(low, math.inf) >= high:
+        return repr(high)
     first, following = math.nextafter(low, math.inf), math.nextafter(high, math.inf)
     begin = f"[{first!r}" if len(repr(first)) < len(repr(low)) else f"({low!r}"
     return begin + (f", {following!r})" if len(repr(following)) < len(repr(high)) else f", {high!r}]")
@@ -160,14 +162,27 @@ def cells(codec: Codec, bins: int | Sequence[float]) -> Cells:
     if codec.bounds is None:
         hint = "give it bounds in the schema, or drop it; in a DIP job, another reference would do too"
         raise SpecError("a column without bounds has no public cells to count in", f"column {codec.name!r}", hint)
-    atoms = np.array(codec.atoms)
     cuts = _even(codec, codec.bounds, bins) if isinstance(bins, int) else _cut_declared(codec, codec.bounds, bins)
+    return cells_of_edges(codec, cuts)
+
+
+def cells_of_edges(codec: ValueCodec, cuts: Floats) -> Cells:
+    """Return the cells of a continuous or mixed column between given edges.
+
+    Parameters
+    ----------
+    codec
+        The column's codec.
+    cuts
+        The edges, as in `Cells`; atoms are added.
+    """
+    atoms = np.array(codec.atoms)
     if codec.lattice:
         edges = np.unique(np.concatenate([cuts, atoms - 1.0, atoms]))
         possible = np.diff(edges) > np.diff(np.searchsorted(atoms, edges, side="right"))
     else:
         edges = np.unique(np.concatenate([cuts, atoms]))
-        possible = np.less_equal(*_ends(codec, edges))
+        possible = np.less_equal(*ends(codec, edges))
     single = np.ones(int(codec.nulls) + len(atoms), dtype=np.bool_)
     return Cells(codec=codec, edges=edges, possible=np.concatenate([single, possible]))
 
@@ -191,20 +206,38 @@ def _check_type(codec: ValueCodec, values: Floats) -> Floats:
     return nearest
 
 
-def _step(codec: ValueCodec, values: Floats, towards: float) -> Floats:
-    """Return the next numbers of a floating column's own type."""
+def step(codec: ValueCodec, values: Floats, towards: float) -> Floats:
+    """Return the next numbers of a floating column's own type, float64.
+
+    Parameters
+    ----------
+    codec
+        The column's codec.
+    values
+        Numbers of that type.
+    towards
+        Minus or plus infinity.
+    """
     kind = codec.type.to_pandas_dtype()
     following: Floats = np.nextafter(values.astype(kind), kind(towards)).astype(np.float64)
     return following
 
 
-def _ends(codec: ValueCodec, edges: Floats) -> tuple[Floats, Floats]:
-    """Return the first and the last value of each line cell of a floating column, atoms left out; crossed if there is none."""
+def ends(codec: ValueCodec, edges: Floats) -> tuple[Floats, Floats]:
+    """Return the first and the last value of each line cell of a floating column, atoms left out; crossed if there is none.
+
+    Parameters
+    ----------
+    codec
+        The column's codec.
+    edges
+        As in `Cells`.
+    """
     nearest, is_atom = _check_type(codec, edges), np.isin(edges, np.array(codec.atoms))
-    first = np.where(nearest <= edges, _step(codec, nearest, np.inf), nearest)[:-1]
-    if not is_atom[0]:
-        first[0] = edges[0]
-    last = np.where((nearest > edges) | is_atom, _step(codec, nearest, -np.inf), nearest)[1:]
+    first = np.where(nearest <= edges, step(codec, nearest, np.inf), nearest)[:-1]
+    if not is_atom[0] and codec.bounds is not None and edges[0] >= codec.bounds[0]:
+        first[0] = edges[0]  # the first cell holds its lower edge
+    last = np.where((nearest > edges) | is_atom, step(codec, nearest, -np.inf), nearest)[1:]
     return first, last
 
 
@@ -218,8 +251,10 @@ def _cut_declared(codec: ValueCodec, bounds: tuple[float, float], firsts: Sequen
         raise SpecError("the first values of the cells must increase within the column's bounds", where, hint)
     if codec.lattice and (first != np.round(first)).any():
         raise SpecError("the cells of a column of whole numbers must begin with whole numbers", where, "round them")
-    before = first - 1.0 if codec.lattice else _step(codec, first, -np.inf)
+    before = first - 1.0 if codec.lattice else step(codec, first, -np.inf)
     start = low - 1.0 if codec.lattice else low
+    if not codec.lattice and low in before:  # the lower bound is a cell of its own
+        start = float(step(codec, np.array([low]), -np.inf)[0])
     return np.concatenate([[start], before[before > start], [high]])
 
 

@@ -46,3 +46,23 @@ def project(values: Floats, total: float) -> Floats:
     result: Floats = np.maximum(shifted - needed[last], 0.0)
     result *= total / result.sum()
     return result
+
+
+def project_each(values: Floats, totals: Floats) -> Floats:
+    """Return each vector of the last axis, projected as by `project`.
+
+    Parameters
+    ----------
+    values
+        float64 array of shape (…, n); minus infinity where an entry must be 0. At least one entry of each vector is finite.
+    totals
+        float64 array of shape (…), positive: the sum of each vector.
+    """
+    falling = -np.sort(-values, axis=-1)
+    finite = np.isfinite(falling)
+    excess = np.cumsum(np.where(finite, falling, 0.0), axis=-1) - totals[..., None]
+    sizes = np.arange(1, values.shape[-1] + 1)
+    support = (finite & (np.where(finite, falling, 0.0) > excess / sizes)).sum(axis=-1, keepdims=True)
+    t = np.take_along_axis(excess, np.maximum(support - 1, 0), axis=-1) / np.maximum(support, 1)
+    result: Floats = np.maximum(values - t, 0.0)
+    return result

@@ -18,7 +18,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
-from dpdask.privacy.events import CentralEvent, DiscreteLaplace
+from dpdask.privacy.events import CentralEvent, DiscreteGaussian, DiscreteLaplace
 from dpdask.privacy.rounding import round_up
 from dpdask.streams import words
 
@@ -58,6 +58,13 @@ def perturb(counts: Counts, event: CentralEvent, *, rng: Generator | None = None
     if isinstance(event, DiscreteLaplace):
         return discrete_laplace(counts, event.scale, rng=rng)
     return discrete_gaussian(counts, event.sigma, rng=rng)
+
+
+def deviation(event: CentralEvent) -> float:
+    """Return the standard deviation of an event's noise, in counts."""
+    if isinstance(event, DiscreteGaussian):
+        return event.sigma
+    return math.sqrt(0.5) / math.sinh(0.5 / event.scale)  # √(2α) / (1-α), without cancellation
 
 
 def discrete_laplace(counts: Counts, scale: float, *, rng: Generator | None = None) -> Counts:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from dpdask.archive import Archive, Archived, Contents
-from dpdask.cells import Cells, cells
+from dpdask.cells import Cells, cells, ends
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, InputError
 from dpdask.kernels import simplex
@@ -21,14 +21,22 @@ from dpdask.privacy.events import Adjacency, DiscreteLaplace, central_from_dict,
 from dpdask.privacy.noise import laplace_scale, perturb
 from dpdask.privacy.rounding import round_down
 from dpdask.references.distribution import Distribution, LevelDistribution, RankDistribution
+from dpdask.references.hierarchy import N_LEVELS, Hierarchy, make_grid
 from dpdask.references.reference import FIT, ReferenceBase
 from dpdask.references.statistics import ColumnCounts
+from dpdask.schema import Column
 from dpdask.stats.cell_counts import CellCounts, Counts
 from dpdask.streams import Noise
 
 MAX_BINS = 2**15
 
 Floats = NDArray[np.float64]
+
+
+def _as_bins(value: object) -> object:
+    if value != "adaptive" and (type(value) is not int or not 2 <= value <= MAX_BINS):
+        raise ValueError(f"`adaptive`, or a whole number of cells from 2 to {MAX_BINS:,}, is expected")
+    return value
 
 
 class Histogram(ReferenceBase):
@@ -39,12 +47,13 @@ class Histogram(ReferenceBase):
     share
         The reference's share of a row's ε, in (0, 1); the rest randomises the row.
     bins
-        Into how many equal-width cells the bounds of a continuous or mixed column are cut.
+        How continuous and mixed columns are counted. `adaptive`: in a hierarchy of fine cells (`hierarchy.make_grid`), so that bounds
+        may be much too wide. A number: in so many cells of one width between the bounds.
 
     Privacy
     -------
     Protects the values of all rows, and all rows are released: ε = ε_reference + ε_row. Unit: a row. Adjacency:
-    replace-one. Sensitivity 2. Event: one `DiscreteLaplace` for each column.
+    replace-one. Sensitivity 2. Event: one `DiscreteLaplace` for each column, of three vectors where it is counted in a hierarchy.
 
     Examples
     --------
@@ -55,7 +64,7 @@ class Histogram(ReferenceBase):
 
     kind: Literal["histogram"] = "histogram"
     share: float = Field(default=0.1, gt=0, lt=1)
-    bins: int = Field(default=1024, ge=2, le=MAX_BINS)
+    bins: Annotated[Literal["adaptive"] | int, BeforeValidator(_as_bins)] = "adaptive"
 
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "nobody: the reference is a noisy histogram of all rows, and its ε is part of the total"
@@ -68,7 +77,19 @@ class Histogram(ReferenceBase):
 
     def cells(self, codecs: Mapping[str, Codec]) -> dict[str, Cells]:
         """Return the public cells in which columns are counted."""
-        return {name: cells(codec, self.bins) for name, codec in codecs.items()}
+        return {name: make_grid(codec) if self.bins == "adaptive" else cells(codec, self.bins) for name, codec in codecs.items()}
+
+    def events(self, epsilons: Mapping[str, float], columns: Mapping[str, Column], adjacency: Adjacency, rows: int) -> dict[str, DiscreteLaplace]:
+        """Return the noise of each column's counts: one histogram, or one for each level of a hierarchy; see `ReferenceBase.events`."""
+        n_vectors = {name: 1 if self.bins != "adaptive" or columns[name].has_levels else N_LEVELS for name in epsilons}
+        return {name: histogram_event(epsilon, adjacency, rows, n_vectors[name]) for name, epsilon in epsilons.items()}
+
+    def sizes(self, codecs: Mapping[str, Codec]) -> dict[str, int]:
+        """Return how many noisy counts each column has; see `ReferenceBase.sizes`."""
+        return {name: Hierarchy(own).size if self._is_hierarchy(own) else own.size for name, own in self.cells(codecs).items()}
+
+    def _is_hierarchy(self, own: Cells) -> bool:
+        return self.bins == "adaptive" and not isinstance(own.codec, LevelCodec)
 
     def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
         """Return what a run does before it writes, in words; see `ReferenceBase.stages`."""
@@ -87,12 +108,19 @@ class Histogram(ReferenceBase):
         for name, own in self.cells(codecs).items():
             counted = counts.columns[name]
             assert isinstance(counted, CellCounts)
-            n_rows, noisy[name] = counted.n_rows, perturb(counted.counts[own.possible], events[name], rng=noise(f"reference/{name}"))
+            exact = Hierarchy(own).count(counted) if self._is_hierarchy(own) else counted.counts[own.possible]
+            n_rows, noisy[name] = counted.n_rows, perturb(exact, events[name], rng=noise(f"reference/{name}"))
         return NoisyHistograms(counts=noisy, events=events, n_rows=n_rows)
 
     def distributions(self, counts: Any, codecs: Mapping[str, Codec]) -> Mapping[str, Distribution]:
         """Return the distribution that each noisy histogram describes; see `ReferenceBase.distributions`."""
-        return {name: distribution_of(own, counts.counts[name], counts.n_rows) for name, own in self.cells(codecs).items()}
+        return {name: self._distribution(own, counts.counts[name], counts.events[name], counts.n_rows) for name, own in self.cells(codecs).items()}
+
+    def _distribution(self, own: Cells, noisy: Counts, event: DiscreteLaplace, n_rows: int) -> Distribution:
+        if not self._is_hierarchy(own):
+            return distribution_of(own, noisy, n_rows)
+        assert isinstance(own.codec, ValueCodec)
+        return _continuous(own, Hierarchy(own).estimate(noisy, event, n_rows) / n_rows)
 
     def split(self, epsilon: float) -> tuple[float, float]:
         """Return the ε of the reference and of the row's own release; see `ReferenceBase.split`."""
@@ -149,7 +177,7 @@ class NoisyHistograms(Archived):
         return cls(counts={name: arrays[str(place)] for place, name in enumerate(header["events"])}, events=events, n_rows=header["n_rows"])
 
 
-def histogram_event(epsilon: float, adjacency: Adjacency, rows_per_unit: int = 1) -> DiscreteLaplace:
+def histogram_event(epsilon: float, adjacency: Adjacency, rows_per_unit: int = 1, n_vectors: int = 1) -> DiscreteLaplace:
     """Return the event of one column's noisy histogram that costs at most `epsilon` at δ = 0.
 
     Parameters
@@ -160,6 +188,8 @@ def histogram_event(epsilon: float, adjacency: Adjacency, rows_per_unit: int = 1
         Which tables are neighbours.
     rows_per_unit
         The most rows of one unit.
+    n_vectors
+        How many histograms of the column there are; each of them costs the same part of `epsilon`.
 
     Notes
     -----
@@ -167,7 +197,8 @@ def histogram_event(epsilon: float, adjacency: Adjacency, rows_per_unit: int = 1
     rows: k times that.
     """
     sensitivity = (2 if adjacency == "replace-one" else 1) * rows_per_unit
-    return DiscreteLaplace(scale=laplace_scale(sensitivity, epsilon), sensitivity=sensitivity, adjacency=adjacency)
+    scale = laplace_scale(sensitivity * n_vectors, epsilon)
+    return DiscreteLaplace(scale=scale, sensitivity=sensitivity, adjacency=adjacency, count=n_vectors)
 
 
 def noisy_counts(
@@ -277,11 +308,13 @@ def distribution_of(cells: Cells, noisy: Counts, n_rows: int | None) -> Distribu
     probabilities /= probabilities.sum()
     if isinstance(cells.codec, LevelCodec):
         return LevelDistribution(probabilities)
-    return _continuous(cells.codec, cells.edges, probabilities)
+    return _continuous(cells, probabilities)
 
 
-def _continuous(codec: ValueCodec, edges: Floats, probabilities: Floats) -> RankDistribution:
+def _continuous(cells: Cells, probabilities: Floats) -> RankDistribution:
     """Return the cdf with a knot at every edge, and two more where the edge is an atom: before its jump, and after."""
+    codec, edges = cells.codec, cells.edges
+    assert isinstance(codec, ValueCodec)
     offset = int(codec.nulls)
     atoms = np.array(codec.atoms)
     line = probabilities[offset + len(atoms) :]
@@ -294,4 +327,9 @@ def _continuous(codec: ValueCodec, edges: Floats, probabilities: Floats) -> Rank
     null = float(probabilities[0]) if codec.nulls else 0.0
     c = np.minimum(null + np.cumsum(rises), 1.0)
     c[-1] = 1.0
-    return RankDistribution(np.repeat(edges, repeats), c, float(line.max()))
+    x = np.repeat(edges, repeats)
+    if not codec.lattice:  # a cell of one value is a jump, like an atom
+        first, final = ends(codec, edges)
+        single = np.flatnonzero((first == final) & ~is_atom[:-1])
+        x[last[single]] = final[single]
+    return RankDistribution(x, c, float(line.max()))

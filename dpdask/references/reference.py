@@ -11,10 +11,10 @@ from dpdask.codec import Codec
 from dpdask.documents import Document
 from dpdask.privacy import UnitColumn
 from dpdask.privacy.coverage import Uncovered
-from dpdask.privacy.events import DiscreteLaplace
+from dpdask.privacy.events import Adjacency, DiscreteLaplace
 from dpdask.references.distribution import MARGINS, Distribution, from_statistic
 from dpdask.references.statistics import ColumnCounts, ColumnStatistic
-from dpdask.schema import Schema
+from dpdask.schema import Column, Schema
 from dpdask.stats.records import RecordStatistic
 from dpdask.stats.tables import TableStatistic
 from dpdask.streams import Noise
@@ -69,6 +69,23 @@ class ReferenceBase(Document):
         """Whether each column has a noisy histogram of its own."""
         return False
 
+    def events(self, epsilons: Mapping[str, float], columns: Mapping[str, Column], adjacency: Adjacency, rows: int) -> dict[str, DiscreteLaplace]:
+        """Return the noise of each column's counts; none if they have no noise of their own.
+
+        Parameters
+        ----------
+        epsilons
+            What the counts of each column may cost.
+        columns
+            The declared columns.
+        adjacency
+            Which tables are neighbours.
+        rows
+            The most rows of one unit.
+        """
+        del epsilons, columns, adjacency, rows
+        return {}
+
     def check(self, schema: Schema, unit: UnitColumn | None) -> None:
         """Check the columns that are named here against the schema.
 
@@ -88,6 +105,11 @@ class ReferenceBase(Document):
 
     def cells(self, codecs: Mapping[str, Codec]) -> dict[str, Cells]:
         """Return the public cells in which columns are counted; none if they are not counted in cells."""
+        del codecs
+        return {}
+
+    def sizes(self, codecs: Mapping[str, Codec]) -> dict[str, int]:
+        """Return how many noisy counts each column has; none if they have no noise of their own."""
         del codecs
         return {}
 

@@ -382,7 +382,7 @@ DIGESTS = [
         "1bfe1a534723bc8025a0d8fc7faa005f",
     ),
     (
-        "{kind: dip, reference: {kind: histogram}, channel: optimal, cost: {x: rank}, weights: {x: 1.0, y: 3.0}}",
+        "{kind: dip, reference: {kind: histogram, bins: 1024}, channel: optimal, cost: {x: rank}, weights: {x: 1.0, y: 3.0}}",
         "{epsilon: 1.0, delta: 0.0, unit: {column: id, max_rows: 3}}",
         "ecb9f1132c438b421943ef4c2a32d3e8",
     ),

@@ -121,7 +121,7 @@ def test_a_histogram_covers_all_rows_and_its_epsilon_is_in_the_sum():
     found = card(Histogram(share=0.25), epsilon=2.0)
     assert found["guarantee"]["protected"] == {"who": "the values of all rows", "fraction": 1.0, "of": "rows"}
     assert found["guarantee"]["unprotected"]["fraction"] == 0.0
-    assert found["mechanism"]["reference"] == {"kind": "histogram", "share": 0.25, "bins": 1024}
+    assert found["mechanism"]["reference"] == {"kind": "histogram", "share": 0.25, "bins": "adaptive"}
     accounting = found["accounting"]
     assert sum(map(Fraction, accounting["epsilon_reference"].values())) <= Fraction(0.5)
     assert math.isclose(math.fsum(accounting["epsilon_reference"].values()), 0.5)

@@ -28,6 +28,7 @@ from scipy import stats
 
 import dpdask
 from dpdask.kernels import channel as channel_kernel
+from dpdask.mechanisms import randomised_rows
 from dpdask.mechanisms.dip import columns as dip
 from dpdask.privacy import noise
 from dpdask.streams import stream
@@ -297,7 +298,7 @@ def test_a_copula_s_tables_have_their_published_noise() -> None:
 
 
 def test_noise_that_is_a_function_of_the_content_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dip, "stream", lambda key, mechanism, _: stream(key, mechanism, ""))
+    monkeypatch.setattr(randomised_rows, "stream", lambda key, mechanism, _: stream(key, mechanism, ""))
     rows, published, _ = levels(tmp_path / "long", "known", "optimal")
     assert channel_p_value(rows["was"].to_numpy(), rows["x"].to_numpy(), published) > 1e-20  # each row has the right distribution
     assert together(rows) < TINY

@@ -46,7 +46,7 @@ def keyed(name: str) -> Any:
 
 def test_a_spec_has_defaults_and_splits_epsilon_without_overspending():
     spec = validate(Histogram, {"kind": "histogram"}, "job")
-    assert (spec.share, spec.bins) == (0.1, 1024)
+    assert (spec.share, spec.bins) == (0.1, "adaptive")
     for epsilon in (1.0, 0.1, 1e-9, 100.0, math.pi):
         reference, row = spec.split(epsilon)
         assert reference == pytest.approx(0.1 * epsilon)

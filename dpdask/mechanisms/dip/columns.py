@@ -247,7 +247,7 @@ class ColumnsMechanism(DipMechanism):
     def read_drawn(self, data: bytes, columns: Columns) -> NoisyHistograms:
         """Return the noisy histograms that an earlier driver kept; see `Mechanism.read_drawn`."""
         found = NoisyHistograms.from_bytes(data, "the run's noisy histograms")
-        found.check(self.measurements, {name: cells.size for name, cells in self.reference.cells(columns.codecs).items()})
+        found.check(self.measurements, self.reference.sizes(columns.codecs))
         return found
 
     def fit(self, counts: Any, columns: Columns, key: RunKey) -> DipRelease:

@@ -22,7 +22,6 @@ from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease, to_di
 from dpdask.privacy.order import RowOrder
 from dpdask.privacy.rounding import round_down, round_up, round_up_sum
 from dpdask.references import Chain, Histogram, Holdout, Known, Public, Tree
-from dpdask.references.histogram import histogram_event
 from dpdask.stats.statistic import Statistic
 
 N_BINS = 48  # of ranks, for the optimal channel
@@ -169,8 +168,7 @@ class DipMechanism(Mechanism):
     @property
     def measurements(self) -> dict[str, DiscreteLaplace]:
         """The noisy histogram of each column, if there are any."""
-        spending = self.spending
-        return {name: histogram_event(epsilon, self.budget.adjacency, self.rows_per_unit) for name, epsilon in spending.reference.items()}
+        return self.reference.events(self.spending.reference, self.schema.columns, self.budget.adjacency, self.rows_per_unit)
 
     @property
     def event(self) -> Composed:

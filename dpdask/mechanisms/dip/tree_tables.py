@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from dpdask.errors import SpecError
 from dpdask.kernels import tables as tables_kernel
 from dpdask.mechanisms.marginals.denoise import Denoised, denoise, dependence_tree
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, deviation, draft, measure
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, draft, measure
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.accountant import epsilon as least_epsilon
 from dpdask.privacy.accountant import scale_events
 from dpdask.privacy.events import Adjacency, CentralEvent, Composed, LocalRelease
+from dpdask.privacy.noise import deviation
 from dpdask.stats import Clique, MarginalCounts
 
 Floats = NDArray[np.float64]

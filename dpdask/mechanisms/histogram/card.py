@@ -8,9 +8,10 @@ from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.columns import plain_bins
 from dpdask.mechanisms.histogram.noise import compute_spent
 from dpdask.mechanisms.histogram.release import FittedHistogram
-from dpdask.mechanisms.marginals.noise import deviation, margin_95
+from dpdask.mechanisms.marginals.noise import margin_95
 from dpdask.privacy import Budget
 from dpdask.privacy.events import CentralEvent, DiscreteLaplace, to_dict
+from dpdask.privacy.noise import deviation
 from dpdask.stats.joint import n_cells
 
 

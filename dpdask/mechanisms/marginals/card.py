@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from dpdask.mechanisms.card import Section, noisy_counts_section
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, compute_spent, deviation, margin_95
+from dpdask.mechanisms.marginals.noise import NoisyMarginals, compute_spent, margin_95
 from dpdask.mechanisms.marginals.release import MarginalTables
 from dpdask.privacy import Budget
 from dpdask.privacy.events import CentralEvent, to_dict
+from dpdask.privacy.noise import deviation
 
 
 def marginals_section(budget: Budget, tables: MarginalTables) -> Section:

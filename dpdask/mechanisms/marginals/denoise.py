@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from dpdask.kernels import simplex
 from dpdask.kernels import tables as tables_kernel
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, deviation, pair_cells
+from dpdask.mechanisms.marginals.noise import NoisyMarginals, pair_cells
+from dpdask.privacy.noise import deviation
 from dpdask.stats import Domain
 
 Floats = NDArray[np.float64]

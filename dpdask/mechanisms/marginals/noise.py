@@ -17,6 +17,7 @@ from dpdask.errors import InputError, SpecError
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.accountant import epsilon, scale_events
 from dpdask.privacy.events import Adjacency, CentralEvent, Composed, DiscreteGaussian, DiscreteLaplace, central_from_dict, to_dict
+from dpdask.privacy.noise import deviation
 from dpdask.stats import Clique, Domain, MarginalCounts
 
 Counts = NDArray[np.int64]
@@ -209,13 +210,6 @@ def margin_95(event: CentralEvent) -> float:
         return _NORMAL_95 * event.sigma + 1.0
     # Pr(|e| >= j) = 2 α^j / (1 + α), α = exp(-1 / scale)
     return max(0.0, math.ceil(event.scale * math.log(2.0 / (0.05 * (1.0 + math.exp(-1.0 / event.scale))))) - 1.0)
-
-
-def deviation(event: CentralEvent) -> float:
-    """Return the standard deviation of an event's noise, in counts."""
-    if isinstance(event, DiscreteGaussian):
-        return event.sigma
-    return math.sqrt(0.5) / math.sinh(0.5 / event.scale)  # √(2α) / (1-α), without cancellation
 
 
 def plan_noise(

@@ -1,0 +1,188 @@
+"""Counts of a column on a fine public grid, level by level: what its cells and its distribution are found from under privacy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dpdask.cells import Cells, cells, cells_of_edges, step
+from dpdask.codec import Codec, LevelCodec
+from dpdask.kernels import simplex
+from dpdask.privacy.events import CentralEvent
+from dpdask.privacy.noise import deviation
+from dpdask.stats.cell_counts import CellCounts
+
+N_LEVELS = 3
+BRANCHING = 16
+
+_N_LEAVES = BRANCHING**N_LEVELS
+_DECADES = 1e6  # the largest magnitude over the one below which leaves have one width
+_DOUBT = 2.0  # standard deviations
+_LEAST_WHOLE = 150.0  # whole numbers up to about this one are leaves of their own
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Number = TypeVar("Number", np.int64, np.float64)
+
+
+def make_grid(codec: Codec) -> Cells:
+    """Return the fine public cells of a column: at most about 4,096, a function of its type and bounds alone.
+
+    Parameters
+    ----------
+    codec
+        The column's codec.
+
+    Returns
+    -------
+    The levels of a level column. For numbers, cells whose width grows with their distance from 0, so that bounds may be far too
+    wide: whole numbers up to about 150 have a cell of their own, and beyond, or for floating numbers beyond a millionth of the
+    largest bound, a cell is about half a percent of its value wide. Dates and times: cells of one width. The bounds and 0
+    have cells of their own, since many values may lie there.
+
+    Raises
+    ------
+    SpecError
+        If a continuous or mixed column has no bounds.
+    """
+    if isinstance(codec, LevelCodec) or codec.bounds is None:
+        return cells(codec, 1)  # which refuses a column without bounds
+    low, high = codec.bounds
+    if pa.types.is_temporal(codec.type) or (codec.lattice and high - low < _N_LEAVES):
+        return cells(codec, _N_LEAVES)
+    if codec.lattice:
+        cuts = np.unique(np.clip(np.round(_spread(low, high, _LEAST_WHOLE)), low, high))
+        inner = np.array([low, min(low + 1.0, high), max(high - 1.0, low), high])
+        return cells_of_edges(codec, np.unique(np.concatenate([[low - 1.0], cuts, inner])))
+    special = np.array([low, high, *([0.0] if low < 0.0 < high else [])])
+    return cells_of_edges(codec, np.unique(np.concatenate([_spread(low, high, 0.0), special, step(codec, special, -np.inf)])))
+
+
+def _spread(low: float, high: float, least: float) -> Floats:
+    """Return the numbers that divide a range evenly on the scale of asinh: linear near 0, logarithmic beyond."""
+    unit = max(max(abs(low), abs(high)) / _DECADES, least)
+    found: Floats = np.sinh(np.linspace(math.asinh(low / unit), math.asinh(high / unit), _N_LEAVES - 3)) * unit
+    found[0], found[-1] = low, high
+    return np.clip(found, low, high)
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """The levels in which the cells of a grid are counted: blocks, their blocks, and the cells; null and atoms in each level.
+
+    Attributes
+    ----------
+    cells
+        The cells of the grid.
+
+    Privacy
+    -------
+    A row is in exactly one count of each of the three levels, so each level is a histogram.
+    """
+
+    cells: Cells
+
+    @cached_property
+    def _n_singles(self) -> int:
+        return self.cells.n_cells - max(len(self.cells.edges) - 1, 0)
+
+    @cached_property
+    def _line(self) -> NDArray[np.bool_]:
+        return self.cells.possible[self._n_singles :]
+
+    @cached_property
+    def _branching(self) -> int:
+        """How many children a block has at most: as few as reach all cells."""
+        return max(1, math.ceil(round(math.cbrt(len(self._line)), 9)))
+
+    @property
+    def size(self) -> int:
+        """How many counts there are."""
+        return self._n_singles * N_LEVELS + int(sum(self._branching ** (level + 1) for level in range(N_LEVELS)))
+
+    def count(self, exact: CellCounts) -> Counts:
+        """Return the counts of all levels, int64 of shape (size,), of the counts of the cells."""
+        singles, line = exact.counts[: self._n_singles], self._padded(exact.counts[self._n_singles :])
+        levels = [line.sum(axis=(1, 2)), line.sum(axis=2).ravel(), line.ravel()]
+        return np.concatenate([part for level in levels for part in (singles, level)])
+
+    def _padded(self, line: NDArray[Number]) -> NDArray[Number]:
+        side = self._branching
+        padded = np.zeros(side**N_LEVELS, dtype=line.dtype)
+        padded[: len(line)] = line
+        return padded.reshape(side, side, side)
+
+    def estimate(self, noisy: Counts, event: CentralEvent, n_rows: float | None) -> Floats:
+        """Return what noisy counts say about each cell, float64 of shape (n_cells,), none below 0.
+
+        Parameters
+        ----------
+        noisy
+            The counts of all levels with their noise.
+        event
+            What was drawn for each level.
+        n_rows
+            What the counts sum to; None: what the noisy ones say, at least 1.
+
+        Notes
+        -----
+        Upwards, each count is averaged with the sum of its children, by inverse variance. Downwards, children are projected
+        to non-negative counts with the sum that their parent has; where that is less than twice the standard deviation of
+        their own sum, it is spread evenly over the cells instead.
+
+        References
+        ----------
+        Hay, Rastogi, Miklau and Suciu, Boosting the accuracy of differentially private histograms through consistency (2010),
+        for the averages.
+        """
+        side, singles, noise = self._branching, self._n_singles, deviation(event)
+        own, line = self._split(noisy)
+        n_leaves = self._padded(self._line.astype(np.float64))
+        leaves = np.where(n_leaves > 0, line[2], 0.0)
+        middle, factors = _average(line[1], leaves, np.ones_like(leaves), n_leaves > 0)
+        upper, _ = _average(line[0], middle, factors, n_leaves.sum(axis=2) > 0)
+        present = n_leaves.sum(axis=(1, 2)) > 0
+        top = np.concatenate([own, upper[present]])
+        total = max(1.0, float(top.sum())) if n_rows is None else float(n_rows)
+        first = simplex.project(top, total)
+        masses = np.zeros(side)
+        masses[present] = first[singles:]
+        masses = _share(masses, middle, noise * np.sqrt(factors), n_leaves.sum(axis=2))
+        masses = _share(masses, leaves, np.full(leaves.shape, noise), n_leaves)
+        return np.concatenate([first[:singles], masses.ravel()[: len(self._line)]])
+
+    def _split(self, noisy: Counts) -> tuple[Floats, list[Floats]]:
+        """Return the counts of null and atoms, averaged over the levels, and those of each level's blocks."""
+        side, singles = self._branching, self._n_singles
+        own, line, start = np.zeros(singles), [], 0
+        for level in range(1, N_LEVELS + 1):
+            middle, end = start + singles, start + singles + side**level
+            own += noisy[start:middle] / N_LEVELS
+            line.append(noisy[middle:end].reshape((side,) * level).astype(np.float64))
+            start = end
+        return own, line
+
+
+def _average(own: Floats, children: Floats, factors: Floats, present: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Return counts averaged with the sums of their children, and what their variances are of one count's."""
+    below = np.where(present, factors, 0.0).sum(axis=-1)
+    summed = np.where(present, children, 0.0).sum(axis=-1)
+    weight = 1.0 / np.maximum(below, 1.0)
+    return np.where(below > 0, (own + weight * summed) / (1.0 + weight), 0.0), np.where(below > 0, 1.0 / (1.0 + weight), 1.0)
+
+
+def _share(masses: Floats, children: Floats, deviations: Floats, n_leaves: Floats) -> Floats:
+    """Return the counts of children that sum to their parents' masses; one more axis than these."""
+    present = n_leaves > 0
+    even = masses[..., None] * n_leaves / np.maximum(n_leaves.sum(axis=-1, keepdims=True), 1.0)
+    empty = np.asarray(~present.any(axis=-1))
+    doubtful = empty | (masses <= _DOUBT * np.sqrt(np.where(present, deviations**2, 0.0).sum(axis=-1)))
+    projected = simplex.project_each(np.where(present | empty[..., None], children, -np.inf), np.where(doubtful, 1.0, masses))
+    found: Floats = np.where(doubtful[..., None], even, projected)
+    return found
