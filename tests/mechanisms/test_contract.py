@@ -26,7 +26,7 @@ KNOWN = {"level": {"probabilities": [0.25] * 4}, "line": {"name": "uniform", "lo
 
 class TestKnown(_Dip):
     draws_nothing = True
-    mechanism: ClassVar[dict[str, Any]] = {"kind": "dip", "reference": {"kind": "known", "columns": KNOWN}, "channel": "optimal"}
+    mechanism: ClassVar[dict[str, Any]] = {"kind": "dip", "reference": {"kind": "known", "columns": KNOWN}}
     reference = dpdask.Known(columns=KNOWN)
 
 
@@ -37,7 +37,7 @@ class TestHoldout(_Dip):
 
 
 class TestNoisyHistogramReference(_Dip):
-    mechanism: ClassVar[dict[str, Any]] = {"kind": "dip", "reference": {"kind": "histogram", "bins": 16}}
+    mechanism: ClassVar[dict[str, Any]] = {"kind": "dip", "reference": {"kind": "histogram", "bins": 16}, "channel": "optimal"}
     reference = dpdask.Histogram(bins=16)
 
 
