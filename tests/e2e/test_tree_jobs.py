@@ -133,8 +133,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- the distribution
 
 
-@pytest.mark.parametrize("delta", [0, DELTA], ids=["laplace", "gaussian"])
-@pytest.mark.parametrize("channel", ["laplace", "optimal"])
+@pytest.mark.parametrize(
+    ("channel", "delta"),
+    [("laplace", 0), ("optimal", DELTA), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("laplace", DELTA), ("optimal", 0)))],
+)
 def test_pairs_on_the_tree_keep_their_tables_where_margins_lose_them(channel: str, delta: float, source: Path, tmp_path: Path) -> None:
     given = people()
     kept = released(tmp_path / "tree", source, mechanism__channel=channel, privacy__delta=delta)
@@ -306,7 +308,7 @@ def private(card: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [(name, column) for name, column in card["columns"].items() if column["role"] == "privatised"]
 
 
-@pytest.mark.parametrize("channel", ["laplace", "laplace-calibrated", "optimal"])
+@pytest.mark.parametrize("channel", ["laplace", pytest.param("laplace-calibrated", marks=pytest.mark.slow), "optimal"])
 def test_an_audit_is_sound_before_and_after_a_run(channel: str, source: Path, tmp_path: Path) -> None:
     made = load(job(tmp_path, source, mechanism__channel=channel))
     before = audit_job(made, n_runs=2000)
