@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import dask
 import pytest
+from distributed import LocalCluster
+from e2e.helpers import processes
 from faults.drivers import Drivers, serving
 from hypothesis import settings
 
@@ -26,6 +28,13 @@ def _dask_in_tmp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def seeded_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a ledger be charged for noise from a seed, which no user may: so that the bytes of two runs can be compared."""
     monkeypatch.setattr(spec, "check_seed", lambda _: None)
+
+
+@pytest.fixture(scope="session")
+def two_workers() -> Iterator[LocalCluster]:
+    """Two worker processes for all who only compute on them; whoever kills, scales or configures workers starts their own."""
+    with processes(2) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client
-from e2e.helpers import processes
+from distributed import Client, LocalCluster
 from scipy import stats
 
 import dpdask
@@ -351,9 +350,8 @@ def test_a_closed_release_takes_nothing(tmp_path: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def client() -> Any:
-    with processes(2) as cluster, Client(cluster) as found:
-        found.wait_for_workers(2)
+def client(two_workers: LocalCluster) -> Any:
+    with Client(two_workers) as found:
         yield found
 
 

@@ -10,8 +10,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client
-from e2e.helpers import processes
+from distributed import Client, LocalCluster
 
 import dpdask
 
@@ -247,10 +246,10 @@ def test_two_columns_with_the_same_values_get_different_noise() -> None:
     assert 0.05 < (released["a"] == released["b"]).mean() < 0.2
 
 
-def test_the_same_bytes_on_processes(holdout: dpdask.DIP, frame: dd.DataFrame) -> None:
+def test_the_same_bytes_on_processes(holdout: dpdask.DIP, frame: dd.DataFrame, two_workers: LocalCluster) -> None:
     release = holdout.fit(frame)
     here = release.transform(frame).compute(scheduler="synchronous")
-    with processes(2) as cluster, Client(cluster):
+    with Client(two_workers):
         pd.testing.assert_frame_equal(release.transform(frame).compute(), here)
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 from e2e.helpers import lake, load, processes, write_job
 
 import dpdask
@@ -43,9 +43,8 @@ def rows(n: int = 600, index: Any = None) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def client() -> Any:
-    with processes(2) as cluster, Client(cluster) as found:
-        found.wait_for_workers(2)
+def client(two_workers: LocalCluster) -> Any:
+    with Client(two_workers) as found:
         yield found
 
 

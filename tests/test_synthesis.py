@@ -19,8 +19,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from distributed import Client
-from e2e.helpers import processes
+from distributed import Client, LocalCluster
 from test_frames import CountingScheduler
 
 import dpdask
@@ -483,12 +482,12 @@ def test_tables_that_cannot_be_are_refused(cliques: Any, message: str, schema: d
 # ---- a cluster
 
 
-def test_on_a_cluster(schema: dpdask.Schema, frame: dd.DataFrame, table: pd.DataFrame) -> None:
+def test_on_a_cluster(schema: dpdask.Schema, frame: dd.DataFrame, table: pd.DataFrame, two_workers: LocalCluster) -> None:
     seeded = dpdask.GaussianCopula(schema, epsilon=2.0, delta=1e-6, bins=4, insecure_seed=2)
     with dask.config.set(scheduler="synchronous"):
         here = seeded.fit(frame)
         expected = here.sample(900, rows_per_partition=200, seed=1).compute()
-    with processes(2) as cluster, Client(cluster) as client:
+    with Client(two_workers) as client:
         there = seeded.fit(frame)
         assert there.sha256 == here.sha256
         pd.testing.assert_frame_equal(there.sample(900, rows_per_partition=200, seed=1).compute(), expected)

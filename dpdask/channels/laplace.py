@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from typing import Self
 
 import numpy as np
@@ -129,13 +130,20 @@ def calibrate(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bo
     See `laplace` for the parameters, the result and the privacy.
     """
     margins = Margins.of(probabilities, target)
+    weights = _calibrate(margins.source.tobytes(), margins.target.tobytes(), float(epsilon))
+    return spread_over_unseen(weights, margins, epsilon, ordered=ordered)
+
+
+@lru_cache(maxsize=64)
+def _calibrate(source_bytes: bytes, target_bytes: bytes, epsilon: float) -> NDArray[np.uint64]:
+    """Return the weights of the calibrated channel; cached by the bytes of both float64 margins."""
+    source, target = np.frombuffer(source_bytes), np.frombuffer(target_bytes)
     low, high = min(_LEAST_SCALE, 1.0 / epsilon), 1.0 / epsilon  # ε* is not above ε at high
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        weights = kernel.integer_weights(kernel.laplace_channel(margins.source, middle, margins.target))
+        weights = kernel.integer_weights(kernel.laplace_channel(source, middle, target))
         low, high = (low, middle) if kernel.is_private(weights, epsilon) else (middle, high)
-    weights = kernel.repair_weights(kernel.laplace_channel(margins.source, high, margins.target), margins.target, epsilon)
-    return spread_over_unseen(weights, margins, epsilon, ordered=ordered)
+    return kernel.repair_weights(kernel.laplace_channel(source, high, target), target, epsilon)
 
 
 def spread_over_unseen(small: NDArray[np.uint64], margins: Margins, epsilon: float, *, ordered: bool) -> LevelChannel:

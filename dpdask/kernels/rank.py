@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -93,12 +94,14 @@ def rank_noise(epsilon: float, n_cells: int = N_CELLS) -> RankNoise:
     raise ValueError(f"no rank noise on {n_cells} cells stays below epsilon {epsilon:g}")
 
 
+@lru_cache(maxsize=128)
 def _tables(rate: float, n_cells: int) -> RankNoise:
     margin = math.ceil(_CLAMP_BITS * math.log(2) / rate)
     resolved = margin + n_cells + math.ceil(_TAIL_BITS * math.log(2) / rate)
     n_digits = max(1, math.ceil(math.log(resolved + 1, _BASE)))
     digits = np.arange(_BASE, dtype=np.float64)
     weights = integer_weights(np.array([np.exp(-rate * float(_BASE) ** k * digits) for k in range(n_digits)]))
+    weights.setflags(write=False)  # shared by all who ask again
     sign = round(2**TOTAL_BITS / (1 + math.exp(-rate)))
     with localcontext(_EXACT):
         epsilon = _bound(rate, n_cells, margin, resolved, sign, weights)

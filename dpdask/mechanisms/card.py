@@ -8,6 +8,7 @@ JSON Schema of the envelope is the file `card.schema.json` in this folder. After
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -421,9 +422,14 @@ def plain(value: object) -> object:
     return value if isinstance(value, bool | int | str | None) else str(value)
 
 
+@functools.cache
+def _library_versions() -> dict[str, str]:
+    return {library: metadata.version(library) for library in _LIBRARIES}
+
+
 def versions() -> dict[str, str | int]:
     """Return the versions of dpdask, of the random streams and of the libraries that compute releases."""
-    return {"dpdask": __version__, "streams": STREAM_FORMAT, **{library: metadata.version(library) for library in _LIBRARIES}}
+    return {"dpdask": __version__, "streams": STREAM_FORMAT, **_library_versions()}
 
 
 def schema_text() -> str:

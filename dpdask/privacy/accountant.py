@@ -97,7 +97,7 @@ def epsilon(events: Event | Iterable[Event], delta: float) -> float:
     Steinke, Concentrated differential privacy (2016), Proposition 1.3 and Lemma 2.3.
     """
     listed = [events] if isinstance(events, Event) else list(events)
-    return _epsilon([leaf for event in listed for leaf in leaves(event)], delta)
+    return _epsilon(tuple(leaf for event in listed for leaf in leaves(event)), delta)
 
 
 def compose(charges: Iterable[Charged], delta_limit: float) -> float:
@@ -230,7 +230,7 @@ def scale_events(events: Iterable[CentralEvent], epsilon: float, delta: float) -
         )
 
     def cost(factor: float) -> float:
-        return _epsilon(list(times(factor)), delta)
+        return _epsilon(tuple(times(factor)), delta)
 
     rates = [(event.sensitivity / (event.sigma if isinstance(event, DiscreteGaussian) else event.scale), event.count) for event in listed]
     start = sum(rate * count for rate, count in rates) / epsilon
@@ -267,7 +267,7 @@ def _central(kind: str, scale: float, sensitivity: float, adjacency: Adjacency, 
     return DiscreteLaplace(scale=scale, sensitivity=int(sensitivity), adjacency=adjacency, count=count)
 
 
-def _count(atoms: list[Atom], delta: float) -> Counter[Atom]:
+def _count(atoms: Iterable[Atom], delta: float) -> Counter[Atom]:
     """Return how often each single event happens, after checking that they can be composed at a delta."""
     if not 0 <= delta < 1:
         raise SpecError("delta must be in [0, 1)", "accountant")
@@ -282,7 +282,8 @@ def _count(atoms: list[Atom], delta: float) -> Counter[Atom]:
     return counted
 
 
-def _epsilon(atoms: list[Atom], delta: float) -> float:
+@functools.lru_cache(maxsize=1024)
+def _epsilon(atoms: tuple[Atom, ...], delta: float) -> float:
     counted = _count(atoms, delta)
     pure = _pure(counted)
     if delta == 0 or pure == 0:

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from distributed import Client
-from e2e.helpers import LEVELS, RATINGS_SCHEMA, digests, hidden, lake, load, processes, run_here, write_job
+from distributed import Client, LocalCluster
+from e2e.helpers import LEVELS, RATINGS_SCHEMA, digests, hidden, lake, load, run_here, write_job
 from faults.drivers import Drivers
 
 from dpdask.engine.work import make_table_work
@@ -92,12 +92,12 @@ def test_the_noise_drawn_is_the_noise_in_the_card(channel: str, source: Path, tm
     assert getattr(rows, "n", None) == 3
 
 
-def test_the_same_bytes_on_every_scheduler(source: Path, quiet: Path, tmp_path: Path) -> None:
+def test_the_same_bytes_on_every_scheduler(source: Path, quiet: Path, two_workers: LocalCluster, tmp_path: Path) -> None:
     made = load(job(tmp_path, source))
     with dask.config.set(scheduler="threads", num_workers=3):
         run_job(made)
     assert digests(tmp_path / "out") == digests(quiet / "out")
-    with processes(2) as cluster, Client(cluster):
+    with Client(two_workers):
         run_job(load(job(tmp_path, source), output__path=tmp_path / "processes"))
     assert digests(tmp_path / "processes") == digests(quiet / "out")
 

@@ -16,7 +16,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster
-from e2e.helpers import MIXED_SCHEMA, digests, hidden, lake, load, processes, run_cli, run_here, write_job
+from e2e.helpers import MIXED_SCHEMA, digests, hidden, lake, load, run_cli, run_here, write_job
 from faults.drivers import Drivers
 from scipy import stats
 
@@ -249,12 +249,6 @@ def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     return digests(folder / "out")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with processes(2) as started:
-        yield started
-
-
 def run_on(path: Path, progress: Progress | None = None) -> None:
     run_job(load(path), progress)
 
@@ -265,8 +259,8 @@ def test_threads_give_the_same_bytes(source: Path, quiet: dict[str, str], tmp_pa
     assert digests(tmp_path / "out") == quiet
 
 
-def test_processes_give_the_same_bytes(cluster: LocalCluster, source: Path, quiet: dict[str, str], tmp_path: Path) -> None:
-    with Client(cluster), dask.config.set(scheduler="distributed"):
+def test_processes_give_the_same_bytes(two_workers: LocalCluster, source: Path, quiet: dict[str, str], tmp_path: Path) -> None:
+    with Client(two_workers), dask.config.set(scheduler="distributed"):
         run_on(job(tmp_path, source))
     assert digests(tmp_path / "out") == quiet
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from distributed import Client
-from e2e.helpers import LEVELS, MIXED_SCHEMA, charging_entries, digests, hidden, lake, load, processes, run_here, write_job
+from distributed import Client, LocalCluster
+from e2e.helpers import LEVELS, MIXED_SCHEMA, charging_entries, digests, hidden, lake, load, run_here, write_job
 
 from dpdask.codec import codec_for
 from dpdask.engine.account import open_ledger
@@ -401,7 +401,7 @@ def test_without_a_seed_runs_differ(source: Path, tmp_path: Path) -> None:
     assert card(tmp_path / "a")["insecure"] is False
 
 
-def test_the_same_bytes_on_every_scheduler(source: Path, tmp_path: Path) -> None:
+def test_the_same_bytes_on_every_scheduler(source: Path, two_workers: LocalCluster, tmp_path: Path) -> None:
     expected = {}
     for name, mechanism in (("cells", CELLS), ("rows", DRAWN)):
         run_here(job(tmp_path / name, source, mechanism))
@@ -410,8 +410,7 @@ def test_the_same_bytes_on_every_scheduler(source: Path, tmp_path: Path) -> None
         with dask.config.set(scheduler="threads", num_workers=4):
             run_job(load(job(tmp_path / "threads" / name, source, mechanism)))
         assert digests(tmp_path / "threads" / name / "out") == expected[name]
-    with processes(2) as cluster, Client(cluster) as client:
-        client.wait_for_workers(2)
+    with Client(two_workers):
         for name, mechanism in (("cells", CELLS), ("rows", DRAWN)):
             run_job(load(job(tmp_path / "processes" / name, source, mechanism)))
             assert digests(tmp_path / "processes" / name / "out") == expected[name]

@@ -79,11 +79,12 @@ def shown(folder: Path, ended: Ended) -> tuple[Any, ...]:
     return ended.code, out, tuple(ended.lines), names
 
 
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 3), marks=pytest.mark.slow)], ids=["a seed", "more seeds"])
 @pytest.mark.parametrize("unit", ["row", UNIT], ids=["row", "unit"])
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_neighbours_end_alike(name: str, unit: Any, tmp_path: Path) -> None:
+def test_neighbours_end_alike(name: str, unit: Any, seeds: range, tmp_path: Path) -> None:
     seen: dict[tuple[float, bool], set[tuple[Any, ...]]] = {}
-    for seed in range(2):
+    for seed in seeds:
         for n in (0, 1, 40, 41):
             for delta in (0.0, 1e-6) if name == "copula" else (0.0,):
                 folder = tmp_path / f"{seed}-{n}-{delta}"
@@ -105,7 +106,7 @@ def test_plans_of_neighbours_differ_by_the_number_of_rows_alone(name: str, tmp_p
     assert plans[0] == plans[1] == plans[2] == plans[3]
 
 
-@pytest.mark.parametrize("name", ["copula", "rows", "rows, every cell"])
+@pytest.mark.parametrize("name", ["copula", "rows", pytest.param("rows, every cell", marks=pytest.mark.slow)])
 def test_the_rows_released_are_noisy_and_their_law_is_nearly_that_of_the_neighbour(name: str, tmp_path: Path) -> None:
     found = {n: [_n_released(tmp_path / f"{n}-{seed}", n, name, seed) for seed in range(40)] for n in (50, 51)}
     far = [_n_released(tmp_path / f"far-{seed}", 600, name, seed) for seed in range(8)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,37 +53,43 @@ def cluster() -> Iterator[LocalCluster]:
 CASES = [("parquet", "holdout"), ("parquet", "known"), ("parquet", "public"), ("csv", "holdout"), ("csv", "known")]
 CASES += [("parquet", "chain"), ("csv", "chain"), ("parquet", "chain of a public table")]
 CASES += [("parquet", "tree"), ("csv", "tree")]
+FEW = [("parquet", "holdout"), ("csv", "known"), ("parquet", "public"), ("csv", "chain"), ("parquet", "tree")]
 
 
 @pytest.fixture(scope="module")
-def expected(lakes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, str]]:
-    """Return what the synchronous scheduler publishes."""
-    found = {}
-    for case in CASES:
+def expected(lakes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[str, str]]:
+    """Return what the synchronous scheduler publishes, by case."""
+
+    @functools.cache
+    def published(format_: str, kind: str) -> dict[str, str]:
         base = tmp_path_factory.mktemp("expected")
-        run_here(write_job(base, lakes[case[0]], base / "out", mechanism__reference=reference(case[1], lakes)))
+        run_here(write_job(base, lakes[format_], base / "out", mechanism__reference=reference(kind, lakes)))
         assert not hidden(base / "out").exists()
-        found[case] = digests(base / "out")
-    return found
+        return digests(base / "out")
+
+    return published
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in FEW else pytest.mark.slow, id="-".join(case)) for case in CASES])
 def test_threads(case: tuple[str, str], lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
     job = load(write_job(tmp_path, lakes[case[0]], tmp_path / "out", mechanism__reference=reference(case[1], lakes)))
     with dask.config.set(scheduler="threads", num_workers=4):
         run_job(job)
-    assert digests(tmp_path / "out") == expected[case]
+    assert digests(tmp_path / "out") == expected(*case)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_processes(workers: int, cluster: LocalCluster, lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("workers", "cases"),
+    [pytest.param(2, FEW, id="2, few cases"), *(pytest.param(workers, CASES, marks=pytest.mark.slow, id=str(workers)) for workers in (1, 2, 3))],
+)
+def test_processes(workers: int, cases: list[tuple[str, str]], cluster: LocalCluster, lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
     cluster.scale(workers)
     with Client(cluster) as client:
         client.wait_for_workers(workers)
-        for case in CASES:
+        for case in cases:
             out = tmp_path / "-".join(case)
             run_job(load(write_job(tmp_path, lakes[case[0]], out, mechanism__reference=reference(case[1], lakes))))
-            assert digests(out) == expected[case]
+            assert digests(out) == expected(*case)
 
 
 def test_the_lake_is_cut_and_joined(lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
@@ -90,14 +97,14 @@ def test_the_lake_is_cut_and_joined(lakes: dict[str, Path], expected: Any, tmp_p
     tasks = lay_out(fragments, tuple(fragment.n_rows or 0 for fragment in fragments), 500)
     assert max(len(task.fragments) for task in tasks) >= 3
     assert max(len(task.names) for task in tasks) >= 3
-    assert sum(name.endswith(".parquet") for name in expected["parquet", "holdout"]) >= 5
+    assert sum(name.endswith(".parquet") for name in expected("parquet", "holdout")) >= 5
 
 
 def test_command_line_with_its_own_cluster(lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
     job = write_job(tmp_path, lakes["parquet"], tmp_path / "out", cluster={"kind": "local", "workers": 2})
     result = run_cli("run", job, "--json")
     assert (result.returncode, json.loads(result.stdout)["status"]) == (0, "released")
-    assert digests(tmp_path / "out") == expected["parquet", "holdout"]
+    assert digests(tmp_path / "out") == expected("parquet", "holdout")
     steps = [json.loads(line) for line in result.stderr.splitlines() if line.startswith("{")]
     assert (steps[0]["stage"], steps[-1]["stage"], steps[-1]["done"]) == ("survey", "write", steps[-1]["total"])
 
@@ -106,7 +113,7 @@ def test_the_place_of_input_and_output_changes_only_the_job_digest(lakes: dict[s
     moved = tmp_path / "moved"
     moved.symlink_to(lakes["parquet"])
     run_here(write_job(tmp_path, moved, tmp_path / "out"))
-    there, here = expected["parquet", "holdout"], digests(tmp_path / "out")
+    there, here = expected("parquet", "holdout"), digests(tmp_path / "out")
     assert {name for name in there if there[name] != here[name]} <= {"_dpdask/manifest.json"}
 
 
@@ -124,7 +131,7 @@ def test_without_a_seed_two_runs_differ(kind: str, lakes: dict[str, Path], tmp_p
 
 def test_another_seed_gives_other_noise(lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
     run_here(write_job(tmp_path, lakes["parquet"], tmp_path / "out", insecure_seed=8))
-    here, there = digests(tmp_path / "out"), expected["parquet", "holdout"]
+    here, there = digests(tmp_path / "out"), expected("parquet", "holdout")
     assert all(here.get(name) != digest for name, digest in there.items() if name.endswith(".parquet"))
 
 

@@ -143,11 +143,12 @@ def _drawn(rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def test_any_chain_or_tree_is_planned_or_refused_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_jobs", [40, pytest.param(120, marks=pytest.mark.slow)])
+def test_any_chain_or_tree_is_planned_or_refused_in_one_line(n_jobs: int, tmp_path: Path) -> None:
     source = written(tmp_path / "in", people(900))
     rng = np.random.default_rng(8)
     codes = []
-    for number in range(120):
+    for number in range(n_jobs):
         made = job(tmp_path / str(number), source, **_drawn(rng))
         checked, planned = (command(verb, str(made)) for verb in ("validate", "plan"))
         assert checked.code in (0, 64), checked.err
@@ -159,4 +160,4 @@ def test_any_chain_or_tree_is_planned_or_refused_in_one_line(tmp_path: Path) -> 
             assert "promise" in planned.out
             assert planned.out.count("Not protected: ") == 1
         codes.append(planned.code)
-    assert 15 < codes.count(0) < 105
+    assert 0.125 * n_jobs < codes.count(0) < 0.875 * n_jobs

@@ -19,8 +19,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from distributed import Client
-from e2e.helpers import charging_entries, digests, lake, load, processes, run_here, write_job
+from distributed import Client, LocalCluster
+from e2e.helpers import charging_entries, digests, lake, load, run_here, write_job
 from scipy import stats
 
 import dpdask
@@ -133,8 +133,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- the distribution
 
 
-@pytest.mark.parametrize("delta", [0, DELTA], ids=["laplace", "gaussian"])
-@pytest.mark.parametrize("channel", ["laplace", "optimal"])
+@pytest.mark.parametrize(
+    ("channel", "delta"),
+    [("laplace", 0), ("optimal", DELTA), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("laplace", DELTA), ("optimal", 0)))],
+)
 def test_pairs_on_the_tree_keep_their_tables_where_margins_lose_them(channel: str, delta: float, source: Path, tmp_path: Path) -> None:
     given = people()
     kept = released(tmp_path / "tree", source, mechanism__channel=channel, privacy__delta=delta)
@@ -221,7 +223,7 @@ def test_a_table_without_footers_is_read_once_to_count_and_once_to_write(source:
     assert len(out(tmp_path / "csv-job")) == N_ROWS
 
 
-def test_the_same_bytes_on_threads_and_processes(source: Path, tmp_path: Path) -> None:
+def test_the_same_bytes_on_threads_and_processes(source: Path, two_workers: LocalCluster, tmp_path: Path) -> None:
     expected = []
     for name, changed in {"row": {}, "unit": {"privacy__unit": {"column": "user", "max_rows": 9}, "privacy__epsilon": 90.0}}.items():
         made = load(job(tmp_path / name, source, **changed))
@@ -232,8 +234,7 @@ def test_the_same_bytes_on_threads_and_processes(source: Path, tmp_path: Path) -
         with dask.config.set(scheduler="threads", num_workers=4):
             run_job(load(job(tmp_path / name, source, output__path=str(tmp_path / name / "threads"), **changed)))
         assert digests(tmp_path / name / "threads") | {"_dpdask/manifest.json": ""} == expected[-1] | {"_dpdask/manifest.json": ""}
-    with processes(2) as cluster, Client(cluster) as client:
-        client.wait_for_workers(2)
+    with Client(two_workers):
         run_job(load(job(tmp_path / "processes", source)))
     assert digests(tmp_path / "processes" / "out") == expected[0]
 
@@ -307,7 +308,7 @@ def private(card: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [(name, column) for name, column in card["columns"].items() if column["role"] == "privatised"]
 
 
-@pytest.mark.parametrize("channel", ["laplace", "laplace-calibrated", "optimal"])
+@pytest.mark.parametrize("channel", ["laplace", pytest.param("laplace-calibrated", marks=pytest.mark.slow), "optimal"])
 def test_an_audit_is_sound_before_and_after_a_run(channel: str, source: Path, tmp_path: Path) -> None:
     made = load(job(tmp_path, source, mechanism__channel=channel))
     before = audit_job(made, n_runs=2000)

@@ -1,22 +1,26 @@
 """A driver that strikes itself: the command line with one function patched to kill, interrupt or pause at a chosen point.
 
-`python driver.py` reads requests from stdin, one JSON object a line, forks for each (importing once is most of a small
-run), and answers with the exit code. No production code knows of it.
+`python -m faults.driver`, in the folder `tests`, reads requests from stdin, one JSON object a line, forks for each (to import and
+to load compiled kernels is most of a small run), and answers with the exit code. No production code knows of it.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from e2e.helpers import MIXED_SCHEMA, lake, run_here, write_job
 
 from dpdask import cli
 from dpdask.engine import fit, scan, write
@@ -142,6 +146,18 @@ def answer(content: dict[str, int]) -> None:
     sys.stdout.flush()
 
 
+def warm_up() -> None:
+    """Run a job of rows and one of records, so that no fork has to import, and to load compiled kernels, for itself."""
+    schema = {**MIXED_SCHEMA, "userId": {"role": "drop", "type": "int64"}}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run_here(write_job(folder / "rows", lake(folder / "in", [40, 40]), folder / "out"))
+        copula = {"kind": "copula", "bins": 5, "n_rows": 20}
+        run_here(write_job(folder / "records", lake(folder / "mixed", [40], schema=schema), folder / "records-out", schema=schema, mechanism=copula))
+    gc.collect()
+    gc.freeze()  # or every fork copies all pages when it collects
+
+
 def serve() -> None:
     """Fork for each request; a process with one thread may."""
     for line in sys.stdin:
@@ -165,4 +181,5 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
+    warm_up()
     serve()

@@ -40,8 +40,8 @@ class Drivers:
 
 def serving(log: Path) -> Iterator[Drivers]:
     """Yield drivers of one server, which ends with them."""
-    script = Path(__file__).with_name("driver.py")
-    with subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    words = [sys.executable, "-m", "faults.driver"]
+    with subprocess.Popen(words, cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         yield Drivers(server, log)
         assert server.stdin is not None
         server.stdin.close()

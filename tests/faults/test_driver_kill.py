@@ -132,7 +132,7 @@ def test_interrupted(point: str, drivers: Drivers, job: Path, out: Path, quiet: 
 
 @pytest.mark.parametrize("cluster", [{"kind": "threads", "workers": 2}, {"kind": "local", "workers": 1}], ids=["threads", "processes"])
 def test_interrupted_from_the_keyboard(cluster: dict[str, Any], tmp_path: Path, out: Path) -> None:
-    source = lake(tmp_path / "in", [10_000] * 6, row_group=500)
+    source = lake(tmp_path / "in", [6000] * 6, row_group=500)
     job = write_job(tmp_path / "job", source, out, cluster=cluster, output__rows_per_shard=400)
     with subprocess.Popen(command("run", job), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stderr is not None

@@ -151,7 +151,8 @@ def test_distribution_is_unbiased_and_the_naive_one_is_not() -> None:
     np.testing.assert_allclose(estimates.sum(axis=1), 1.0)
 
 
-def test_group_means_crosstab_and_slopes_are_unbiased_and_the_naive_ones_are_not() -> None:
+@pytest.mark.parametrize("n_runs", [50, pytest.param(120, marks=pytest.mark.slow)])
+def test_group_means_crosstab_and_slopes_are_unbiased_and_the_naive_ones_are_not(n_runs: int) -> None:
     rng = np.random.default_rng(3)
     original = table(1500, rng)
     rating, x, y = np.array(LEVELS)[original["code"]], original["x"].to_numpy(), original["y"].to_numpy()
@@ -163,7 +164,7 @@ def test_group_means_crosstab_and_slopes_are_unbiased_and_the_naive_ones_are_not
     }
     ours: dict[str, list[float]] = {name: [] for name in truth}
     naive: dict[str, list[float]] = {name: [] for name in truth}
-    for _ in range(120):
+    for _ in range(n_runs):
         frame = release(original, T, rng)
         for subject, into in ((column(), ours), (column(np.eye(4)), naive)):
             into["mean a"].append(subject.group_means(frame, "group", approximate=False).value["a"])

@@ -14,7 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import charging_entries, digests, hidden, load, processes, run_here, write_job
+from distributed import Client, LocalCluster
+from e2e.helpers import charging_entries, digests, hidden, load, run_here, write_job
 
 from dpdask.engine import fit as fit_module
 from dpdask.engine.account import Account, LedgerPlace, open_ledger
@@ -161,20 +162,16 @@ class MechanismContract:
 
     # a job
 
-    def test_a_job_is_the_same_on_every_scheduler(self, job: Path, tmp_path: Path) -> None:
+    def test_a_job_is_the_same_on_every_scheduler(self, job: Path, two_workers: LocalCluster, tmp_path: Path) -> None:
         run_here(job)
         found = digests(tmp_path / "out")
         assert any(name.endswith(".parquet") for name in found)
         with dask.config.set(scheduler="threads"):
             run_job(load(job, output__path=tmp_path / "threads"))
         assert digests(tmp_path / "threads") == found
-        if not self.on_cluster:
-            return
-        with processes(2) as cluster, cluster.get_client():
+        with Client(two_workers):
             run_job(load(job, output__path=tmp_path / "cluster"))
         assert digests(tmp_path / "cluster") == found
-
-    on_cluster: ClassVar[bool] = False
 
     def test_nothing_is_drawn_before_it_is_charged(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         place = self.ledger(tmp_path)

@@ -43,7 +43,6 @@ class TestHoldout(_Dip):
     draws_nothing = True
     mechanism: ClassVar[dict[str, Any]] = {"kind": "dip", "reference": {"kind": "holdout", "fraction": 0.5}}
     reference = dpdask.Holdout(fraction=0.5)
-    on_cluster = True
 
 
 class TestNoisyHistogramReference(_Dip):
@@ -73,7 +72,6 @@ class TestCopula(MechanismContract):
     mechanism: ClassVar[dict[str, Any]] = {"kind": "copula", "bins": 4, "n_rows": 150}
     privacy: ClassVar[dict[str, Any]] = {**PRIVACY, "delta": 1e-6}
     releases_rows = False
-    on_cluster = True
 
     def estimator(self, schema: Schema, **changes: Any) -> Estimator:
         return dpdask.GaussianCopula(schema, epsilon=4.0, delta=1e-6, bins=4, **changes)

@@ -110,7 +110,8 @@ def dip_cases(public: str) -> Iterator[Case]:
     only_x = _dip({"kind": "known", "columns": {"x": KNOWN["x"]}}, "optimal-unbiased")
     yield Case(name="known-optimal-unbiased", mechanism=only_x, schema={**DIP_SCHEMA, "y": DROPPED})
     yield Case(name="known-continuous", mechanism=_dip({"kind": "known", "columns": {"p": UNIFORM}}), schema=CONTINUOUS)
-    yield Case(name="histogram-continuous", mechanism=_dip({"kind": "histogram", "bins": 4}, "optimal"), schema=CONTINUOUS)
+    for channel in ("laplace", "optimal"):
+        yield Case(name=f"histogram-continuous-{channel}", mechanism=_dip({"kind": "histogram", "bins": 4}, channel), schema=CONTINUOUS)
 
 
 def _dip(reference: dict[str, Any], channel: str = "laplace") -> dict[str, Any]:

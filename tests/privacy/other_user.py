@@ -56,25 +56,25 @@ def contexts() -> dict[str, ssl.SSLContext]:
     return found
 
 
-async def attempt(message: dict[str, Any], address: str, how: str, **arguments: Any) -> list[str]:
+async def attempt(message: dict[str, Any], address: str, how: str, seconds: float, **arguments: Any) -> list[str]:
     """Return what a server let us do."""
     try:
-        comm = await asyncio.wait_for(connect(address, timeout=SECONDS, **arguments), 2 * SECONDS)
-        answer = await asyncio.wait_for(send_recv(comm, close=True, **message), SECONDS)
+        comm = await asyncio.wait_for(connect(address, timeout=seconds, **arguments), 2 * seconds)
+        answer = await asyncio.wait_for(send_recv(comm, close=True, **message), seconds)
     except Exception:  # refused, in whatever way
         return []
     worked = isinstance(answer, dict) and answer.get("status", "OK") == "OK"
     return [f"{message['op']}: {answer.get('type') or answer.get('result')} {how}"] if worked else []
 
 
-async def connections(ports: list[int], secret: str) -> list[str]:
+async def connections(ports: list[int], secret: str, seconds: float = SECONDS) -> list[str]:
     run = {"function": dumps(read_as_the_victim), "args": dumps((secret,)), "kwargs": dumps({}), "wait": True}
     tried = []
     for port in ports:
         for message in ({"op": "identity"}, {"op": "run", **run}, {"op": "run_function", **run}):
-            tried += [attempt(message, f"{scheme}://127.0.0.1:{port}", "in plain text") for scheme in ("tcp", "ws")]
+            tried += [attempt(message, f"{scheme}://127.0.0.1:{port}", "in plain text", seconds) for scheme in ("tcp", "ws")]
             for how, context in contexts().items():
-                tried.append(attempt(message, f"tls://127.0.0.1:{port}", how, ssl_context=context, require_encryption=True))
+                tried.append(attempt(message, f"tls://127.0.0.1:{port}", how, seconds, ssl_context=context, require_encryption=True))
     return [line for lines in await asyncio.gather(*tried) for line in lines]
 
 
@@ -120,7 +120,7 @@ def command_lines() -> list[str]:
 
 def main() -> None:
     assert distributed.__version__
-    asyncio.run(connections([1], "warm"))  # whatever is imported late is imported now
+    asyncio.run(connections([1], "warm", 0.5))  # nobody listens there; whatever is imported late is imported now
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)
