@@ -77,6 +77,7 @@ def test_plan_as_json(tmp_path):
         "output": str,
         "insecure": bool,
         "warnings": list,
+        "expectations": list,
     }
     assert found["outside"] == {"price": "clip"}
     assert found["output"] == f"file://{tmp_path}/out"

@@ -200,7 +200,8 @@ def test_the_plan_and_the_card_say_what_is_promised_and_what_is_republished(tmp_
     mechanism = card["mechanism"]
     assert mechanism["columns"] == "chain"
     assert mechanism["joint"].startswith("all of it")
-    assert list(planned.warnings) == mechanism["warnings"]
+    assert list(planned.warnings)[:2] == mechanism["warnings"]
+    assert "next to nothing of genre" in planned.warnings[2]
     assert "no ε covers them" in card["guarantee"]["unprotected"]["who"]
     assert card["guarantee"]["unprotected"]["fraction"] == 0.25
     assert card["accounting"]["epsilon_exact"] <= 4.0

@@ -1,0 +1,89 @@
+"""What is said before a budget is spent: how much a row keeps, how large noise is, and what will drown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import dpdask
+from dpdask.codec import LevelCodec, ValueCodec
+from dpdask.mechanisms.expectations import LITTLE, estimate_kept
+
+N_ROWS = 40_000
+
+
+def levels(n: int, *, ordered: bool = True) -> LevelCodec:
+    return LevelCodec(name="x", levels=pa.array(range(n)), ordered=ordered)
+
+
+LINE = ValueCodec(name="x", type=pa.float64(), bounds=(0.0, 1.0), atoms=(), nulls=False)
+
+
+@pytest.mark.parametrize("channel", ["laplace", "laplace-calibrated", "optimal"])
+@pytest.mark.parametrize("kind", ["levels", "categories", "line"])
+@pytest.mark.parametrize("epsilon", [0.5, 3.0])
+def test_what_is_expected_is_what_a_release_keeps(channel: Any, kind: str, epsilon: float) -> None:
+    """Of even levels or ranks, by the released rows themselves; power both ways, since another ε is farther off."""
+    n = 6 if kind != "line" else N_ROWS
+    values = np.arange(N_ROWS) * 7919 % n
+    column: dict[str, Any] = {"role": "privatise", "kind": "discrete", "levels": list(range(n))} if kind == "levels" else {}
+    codec: Any = levels(n)
+    if kind == "categories":
+        column, codec = {"role": "privatise", "kind": "categorical", "levels": list(range(n))}, levels(n, ordered=False)
+    if kind == "line":
+        column, codec = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]}, LINE
+    frame = pd.DataFrame({"x": values / N_ROWS if kind == "line" else values})
+    schema = dpdask.Schema.from_dict({"columns": {"x": column}})
+    reference = {"probabilities": [1.0 / n] * n} if kind != "line" else {"name": "uniform", "loc": 0.0, "scale": 1.0}
+    with dpdask.DIP(schema, epsilon=epsilon, reference=dpdask.Known(columns={"x": reference}), channel=channel, insecure_seed=3).fit(
+        frame
+    ) as release:
+        found = release.transform(frame)["x"].to_numpy()
+    kept = np.corrcoef(frame["x"], found)[0, 1] if kind != "categories" else ((found == values).mean() - 1 / n) / (1 - 1 / n)
+    assert estimate_kept(codec, epsilon, channel) == pytest.approx(kept, abs=0.02)
+    assert estimate_kept(codec, 2.0 * epsilon, channel) != pytest.approx(kept, abs=0.02)
+
+
+def test_one_level_is_kept_and_an_impossible_epsilon_is_no_number() -> None:
+    assert estimate_kept(levels(1), 1.0, "laplace") == 1.0
+    assert estimate_kept(LINE, 1e-12, "laplace") is None
+
+
+def wide(n_columns: int) -> tuple[dpdask.Schema, pd.DataFrame]:
+    column = {"role": "privatise", "kind": "discrete", "levels": list(range(8))}
+    names = [f"c{place}" for place in range(n_columns)]
+    frame = pd.DataFrame({name: (np.arange(1000) * (place + 1)) % 8 for place, name in enumerate(names)})
+    return dpdask.Schema.from_dict({"columns": dict.fromkeys(names, column)}), frame
+
+
+@pytest.mark.parametrize("reference", [dpdask.Histogram(), dpdask.Tree(), dpdask.Holdout(fraction=0.25)], ids=lambda each: each.kind)
+def test_rows_of_many_columns_are_warned_of_and_those_of_one_are_not(reference: Any) -> None:
+    schema, frame = wide(14)
+    with pytest.warns(UserWarning, match=r"next to nothing of c0, c1, c2, c3, c4 and 9 more"):
+        dpdask.DIP(schema, epsilon=4.0, reference=reference).fit(frame)
+    schema, frame = wide(1)
+    planned = dpdask.DIP(schema, epsilon=4.0, reference=reference).plan(frame)
+    assert not any("next to nothing" in warning for warning in planned.warnings)
+    [sentence] = planned.expectations
+    assert float(sentence.rpartition(" ")[2]) > LITTLE
+
+
+def test_tables_that_drown_are_warned_of_and_others_are_not() -> None:
+    schema, frame = wide(14)
+    with pytest.warns(UserWarning, match=r"The noise of 91 of 105 tables is as large as the table itself: c0 x c1, "):
+        dpdask.GaussianCopula(schema, epsilon=1.0, delta=1e-9).fit(frame)
+    planned = dpdask.GaussianCopula(schema, epsilon=100.0, delta=1e-9).plan(frame)
+    assert planned.warnings == ()
+    assert [sentence.partition(" is off")[0] for sentence in planned.expectations] == ["a count of a one-way table", "a count of a two-way table"]
+
+
+def test_wide_bounds_say_that_a_heavy_mean_is_not_to_be_had() -> None:
+    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e9]}}})
+    frame = pd.DataFrame({"x": np.linspace(0.0, 9.0, 100)})
+    planned = dpdask.Marginals(schema, epsilon=1.0, cliques=[["x"]]).plan(frame)
+    assert "the mean of a heavy tail is not to be had" in planned.expectations[-1]
+    assert planned.stages[0].startswith("search: read all privatised columns once; count x in fine cells")
