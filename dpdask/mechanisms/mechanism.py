@@ -134,17 +134,19 @@ class RecordRelease(Protocol):
     def n_drawn(self, wanted: int | None) -> int:
         """Return how many records to draw: as many as wanted, or as many as the release says."""
 
-    def batches(self, start: int, n_rows: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
-        """Yield records.
+    def batches(self, start: int, n_rows: int, n_total: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+        """Yield records: a function of the arguments.
 
         Parameters
         ----------
         start
-            The number of the first record in the release.
+            The number of the first record.
         n_rows
             How many.
+        n_total
+            How many records all parts have together.
         key, part
-            Name the random streams: records are a function of them and of `n_rows`.
+            Name the random streams.
         """
 
 

@@ -157,7 +157,7 @@ def ours(adjacency: Adjacency, options: CopulaOptions | None = None, plan: Calla
         planned = plan(case, adjacency)  # depends on no data, and is found once
         start = time.perf_counter()
         model, _ = fit_copula(drawn(case, planned, adjacency, draws), draws.other("fit"), options)
-        records = model.sample(max(1, round(model.n_rows)), draws.other("sample"))
+        records = model.draw(max(1, round(model.n_rows)), draws.other("sample"))
         seconds = time.perf_counter() - start
         return Run(answers=Answers.of_codes(records, case.sizes, case.queries), valid=1.0, seconds=seconds)
 

@@ -12,7 +12,7 @@ from dpdask.documents import Document
 from dpdask.mechanisms.card import Section
 from dpdask.mechanisms.columns import bins_by_column
 from dpdask.mechanisms.copula.card import copula_section
-from dpdask.mechanisms.copula.fit import CopulaOptions, fit_copula
+from dpdask.mechanisms.copula.fit import CopulaOptions, Records, fit_copula
 from dpdask.mechanisms.copula.model import check_latents
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, plan_noise
@@ -39,6 +39,9 @@ class CopulaSpec(Spec):
     ----------
     n_rows
         How many records: a number, or `input`: as many as the table has (under add-remove, as the noisy tables say).
+    records
+        `raked`: records of the copula are weighted so that they meet the denoised two-way tables, and drawn again by their
+        weights. `copula`: records of the copula as they are, the paper's model.
     bins
         How continuous and mixed columns are cut: a number of cells of one width, or for each column such a number or the
         first value of each cell.
@@ -50,6 +53,7 @@ class CopulaSpec(Spec):
 
     kind: Literal["copula"] = "copula"
     n_rows: RecordsWanted = "input"
+    records: Records = "raked"
     bins: Bins = DEFAULT_BINS
     weights: TableWeights = TableWeights()
     options: CopulaOptions = CopulaOptions()
@@ -103,7 +107,7 @@ class CopulaMechanism(NoisyTables):
 
     def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> FittedCopula:
         """Return the copula that fits the noisy tables; see `Mechanism.fit`."""
-        model, report = fit_copula(counts, stream(key, "copula/calibration", ""), self.spec.options)
+        model, report = fit_copula(counts, stream(key, "copula/calibration", ""), self.spec.options, records=self.spec.records)
         bins = bins_by_column(self.bins, self.cells(columns))
         return FittedCopula(schema=self.schema, types=columns.types, bins=bins, noisy=counts, model=model, report=report)
 
