@@ -139,12 +139,8 @@ class RecordRelease(Protocol):
 
         Parameters
         ----------
-        start
-            The number of the first record.
-        n_rows
-            How many.
-        n_total
-            How many records all parts have together.
+        start, n_rows, n_total
+            The number of the first record, how many records, and how many all parts have together.
         key, part
             Name the random streams.
         """

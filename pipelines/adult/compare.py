@@ -31,6 +31,7 @@ from dpdask.jobs.spec import load_job
 from dpdask.kernels import simplex
 from dpdask.kernels.marginals import Codes
 from dpdask.mechanisms.copula.fit import CopulaOptions, fit_copula
+from dpdask.mechanisms.copula.model import CopulaModel
 from dpdask.mechanisms.copula.spec import CopulaSpec
 from dpdask.mechanisms.marginals.denoise import denoise
 from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, pair_cells, plan_noise
@@ -157,11 +158,17 @@ def ours(adjacency: Adjacency, options: CopulaOptions | None = None, plan: Calla
         planned = plan(case, adjacency)  # depends on no data, and is found once
         start = time.perf_counter()
         model, _ = fit_copula(drawn(case, planned, adjacency, draws), draws.other("fit"), options)
-        records = model.draw(max(1, round(model.n_rows)), draws.other("sample"))
+        records = draw_all(model, max(1, round(model.n_rows)), draws.other("sample"))
         seconds = time.perf_counter() - start
         return Run(answers=Answers.of_codes(records, case.sizes, case.queries), valid=1.0, seconds=seconds)
 
     return run
+
+
+def draw_all(model: CopulaModel, n: int, rng: np.random.Generator) -> Codes:
+    """Return n records of a copula, drawn block by block as in a job."""
+    parts = [model.draw(min(model.block_rows, n - first), rng) for first in range(0, n, model.block_rows)]
+    return np.concatenate(parts, axis=1)
 
 
 def dummies(make: Callable[[Case, Draws], asghar_copula.Dummies]) -> Maker:
