@@ -145,3 +145,11 @@ def test_the_pool_and_the_block_are_bounded(fitted):
     assert targets.n_pool(10, 30) == raking.MIN_POOL
     wide = CopulaModel(domain=domain_of(*(2,) * 300), n_rows=1.0, nodes=(), factor=model.factor)
     assert (model.block_rows, wide.block_rows) == (BLOCK_ROWS, CHUNK_ROWS)
+
+
+def test_of_many_tables_none_is_raked_that_noise_alone_explains(monkeypatch):
+    """The most missed of many tables are otherwise those with the most noise."""
+    monkeypatch.setattr(raking, "_MOST_TABLES", 4)
+    domain = domain_of(*(3,) * 8)
+    rows = np.random.default_rng(4).integers(0, 3, (8, 20_000)).astype(np.uint8)
+    assert fit_copula(noisy_of(domain, rows, 50.0), keyed("fit"))[0].targets is None
