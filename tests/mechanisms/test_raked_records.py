@@ -120,12 +120,13 @@ def test_many_tables_are_raked_where_the_copula_misses_most(monkeypatch, fitted)
     _, noisy, model = fitted
     assert model.targets is not None
     assert len(model.targets.pairs) == 15
-    monkeypatch.setattr(raking, "_MOST_TABLES", 4)
+    own = fit_copula(noisy, keyed("fit"), records="copula")[0]
+    monkeypatch.setattr(raking, "MOST_TABLES", 4)
     few = fit_copula(noisy, keyed("fit"))[0].targets
     assert few is not None
     assert len(few.pairs) == 4
     assert len(few.counts) == 4 * 25
-    missed = distances(domain_of(5, 5, 5, 5, 5, 5), noisy, model.sample(CHUNK_ROWS, keyed("draw")))
+    missed = distances(domain_of(5, 5, 5, 5, 5, 5), noisy, own.sample(CHUNK_ROWS, keyed("draw")))
     worst = sorted(np.array(list(itertools.combinations(range(6), 2)))[np.argsort(-missed)[:4]].tolist())
     assert few.pairs.tolist() == worst
     cleaned = denoise(noisy)
@@ -149,7 +150,7 @@ def test_the_pool_and_the_block_are_bounded(fitted):
 
 def test_of_many_tables_none_is_raked_that_noise_alone_explains(monkeypatch):
     """The most missed of many tables are otherwise those with the most noise."""
-    monkeypatch.setattr(raking, "_MOST_TABLES", 4)
+    monkeypatch.setattr(raking, "MOST_TABLES", 4)
     domain = domain_of(*(3,) * 8)
     rows = np.random.default_rng(4).integers(0, 3, (8, 20_000)).astype(np.uint8)
     assert fit_copula(noisy_of(domain, rows, 50.0), keyed("fit"))[0].targets is None

@@ -17,8 +17,8 @@ from dpdask.kernels import decode as decode_kernel
 from dpdask.kernels import marginals as marginals_kernel
 from dpdask.kernels import normal as normal_kernel
 from dpdask.mechanisms.columns import CHUNK_ROWS
+from dpdask.mechanisms.copula import raking
 from dpdask.mechanisms.copula.model import CopulaModel, Node, draw_latents, draw_uniforms, n_latents_of
-from dpdask.mechanisms.copula.raking import choose_targets
 from dpdask.mechanisms.marginals.denoise import Denoised, denoise, dependence_tree
 from dpdask.mechanisms.marginals.noise import NoisyMarginals, deviation
 
@@ -46,8 +46,9 @@ class CopulaOptions(Document):
     tree
         Whether attributes are decoded along the tree of the strongest dependence, each given its parent.
     refinements
-        How often the correlations are corrected by what a sample of the model shows; never where every column has at most
-        two levels, which need none, nor beyond 1,200 latent variables, where it would take longer than the fit.
+        How often the correlations are corrected by what a sample of the model shows; never where records are raked to every
+        pair or every column has at most two levels, which need none, nor beyond 1,200 latent variables, where it would take
+        longer than the fit.
 
     Examples
     --------
@@ -123,15 +124,16 @@ def fit_copula(
     wanted = [group.tables for group in cleaned.groups]
     model, report, codes = fit.model(wanted, rng)
     sizes, n_refinements = np.array(noisy.domain.sizes, dtype=np.int64), options.refinements
-    if all(len(levels) <= 2 for levels in fit.levels) or report.n_latents > _MOST_REFINED:
-        n_refinements = 0  # thresholds of single latent variables meet every pair already
+    raked = records == "raked" and sum(len(group.first) for group in cleaned.groups) <= raking.MOST_TABLES
+    if raked or all(len(levels) <= 2 for levels in fit.levels) or report.n_latents > _MOST_REFINED:
+        n_refinements = 0  # every pair is met already: by raking, or by thresholds of single latent variables
     for _ in range(n_refinements):
         found = marginals_kernel.count_pairs(codes, sizes)
         wanted = [group.correct(tables, found, codes.shape[1], _REFINEMENT_GAIN) for group, tables in zip(cleaned.groups, wanted, strict=True)]
         model, report, codes = fit.model(wanted, rng)
     if records == "copula" or noisy.noise.pairs is None:
         return model, report
-    targets = choose_targets(cleaned, deviation(noisy.noise.pairs), marginals_kernel.count_pairs(codes, sizes), codes.shape[1])
+    targets = raking.choose_targets(cleaned, deviation(noisy.noise.pairs), marginals_kernel.count_pairs(codes, sizes), codes.shape[1])
     return replace(model, targets=targets), report
 
 

@@ -23,7 +23,7 @@ Ints = NDArray[np.int64]
 SWEEPS = 8  # visits of each table
 MOST_VISITS = 2**13  # of tables, for each record that is drawn: about 10 microseconds
 MIN_POOL = 2**14  # records: fewer cannot tell the cells of a table apart
-_MOST_TABLES = MOST_VISITS // SWEEPS
+MOST_TABLES = MOST_VISITS // SWEEPS  # that are raked
 _FEW_LATENTS = 512  # so many latent variables cost less than raking: the pool may be larger than what is drawn
 _FIRMNESS = 40.0  # a cell as large as a fortieth of the noise's variance is half believed
 
@@ -59,7 +59,7 @@ class Targets:
             If they are not tables of distinct pairs of the domain's attributes.
         """
         pairs, counts = self.pairs, self.counts
-        if pairs.dtype != np.int64 or pairs.ndim != 2 or pairs.shape[1] != 2 or not 1 <= len(pairs) <= _MOST_TABLES:
+        if pairs.dtype != np.int64 or pairs.ndim != 2 or pairs.shape[1] != 2 or not 1 <= len(pairs) <= MOST_TABLES:
             raise ValueError("the raked pairs are no pairs, or too many")
         if (pairs < 0).any() or (pairs >= domain.n_attributes).any() or (pairs[:, 0] >= pairs[:, 1]).any():
             raise ValueError("a raked pair is none of the domain's")
@@ -82,7 +82,7 @@ class Targets:
         n_latents
             The latent variables of the copula.
         """
-        doubled = n_latents <= _FEW_LATENTS and 2 * len(self.pairs) <= _MOST_TABLES
+        doubled = n_latents <= _FEW_LATENTS and 2 * len(self.pairs) <= MOST_TABLES
         return max(2 * n if doubled else n, MIN_POOL)
 
     def redraw(self, pool: Codes, n: int, domain: Domain, walk: list[int], rng: Generator) -> Codes:
@@ -146,10 +146,10 @@ def choose_targets(cleaned: Denoised, sigma: float, found: Ints, n_sampled: int)
         return None
     pairs = np.concatenate([np.stack([group.first, group.second], axis=1) for group in cleaned.groups])
     best = np.arange(len(pairs))
-    if len(pairs) > _MOST_TABLES:
+    if len(pairs) > MOST_TABLES:
         factor = math.sqrt(2.0 * math.log(len(found)))
         missed = np.concatenate([_missed(group, sigma, found, n_sampled, factor) for group in cleaned.groups])
-        best = np.argsort(-missed, kind="stable")[: min(_MOST_TABLES, np.count_nonzero(missed))]
+        best = np.argsort(-missed, kind="stable")[: min(MOST_TABLES, np.count_nonzero(missed))]
     if not len(best):
         return None
     best = best[np.lexsort((pairs[best, 1], pairs[best, 0]))]
