@@ -50,7 +50,7 @@ def rows(table, tmp_path_factory) -> dict[str, dict]:
 
 
 def test_every_row_is_there_and_is_sane(rows) -> None:
-    assert len(rows) == 22
+    assert len(rows) == 23
     for name, row in rows.items():
         assert set(row["one_way"]) == {"average", "maximum"}, name
         assert all(a <= b for a, b in zip(row["two_way"]["average"], row["two_way"]["maximum"], strict=True)), name

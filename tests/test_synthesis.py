@@ -178,6 +178,17 @@ def test_a_seed_decides_the_records(release: dpdask.CopulaRelease) -> None:
     assert not release.sample(400, seed=3, rows_per_partition=100).compute().head(100)["price"].isin(first["price"].tail(300)).any()
 
 
+@pytest.mark.parametrize("records", ["raked", "copula"])
+def test_partitions_do_not_decide_the_records(records: Any, schema: dpdask.Schema, table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpdask.mechanisms.copula.model.BLOCK_ROWS", 500)
+    release = dpdask.GaussianCopula(schema, epsilon=2.0, delta=1e-9, records=records, insecure_seed=4).fit(table)
+    assert release.card["mechanism"]["raked_tables"] == (21 if records == "raked" else 0)
+    with dask.config.set(scheduler="synchronous"):
+        whole = release.sample(1300, seed=3).compute()
+        for rows in (130, 500, 700):
+            pd.testing.assert_frame_equal(release.sample(1300, seed=3, rows_per_partition=rows).compute(), whole)
+
+
 def test_a_seed_of_the_noise_decides_the_fit(schema: dpdask.Schema, table: pd.DataFrame, frame: dd.DataFrame) -> None:
     seeded = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4, insecure_seed=1)
     one, two = seeded.fit(table), seeded.fit(frame)

@@ -195,8 +195,9 @@ def sample_frame(release: RecordRelease, folder: Folder, sha256: str, n_rows: in
         what = f"{n_drawn:,} records would be more than {MAX_PARTITIONS:,} partitions"
         raise SpecError(what, "n_rows", "ask for fewer, or raise `rows_per_partition`")
     starts = range(0, max(1, n_drawn), rows_per_partition)
+    size = rows_per_partition
     calls = [
-        call(folder, sha256, type(release), min(rows_per_partition, n_drawn - start), start, seed, number, dask_key_name=f"{prefix}-{number}")
+        call(folder, sha256, type(release), min(size, n_drawn - start), n_drawn, start, seed, number, dask_key_name=f"{prefix}-{number}")
         for number, start in enumerate(starts)
     ]
     divisions = (*starts, max(0, n_drawn - 1))
@@ -206,9 +207,9 @@ def sample_frame(release: RecordRelease, folder: Folder, sha256: str, n_rows: in
 
 
 @guard
-def _sample_part(folder: Folder, sha256: str, release_type: type[Any], n_rows: int, start: int, seed: int, number: int) -> pd.DataFrame:
+def _sample_part(folder: Folder, sha256: str, release_type: type[Any], n_rows: int, n_total: int, start: int, seed: int, number: int) -> pd.DataFrame:
     release: RecordRelease = load(folder, sha256, release_type)
-    batches = release.batches(start, n_rows, RunKey.insecure(seed), str(number))
+    batches = release.batches(start, n_rows, n_total, RunKey.insecure(seed), str(number))
     return _record_frame(release, pa.Table.from_batches(batches, release.types), start)
 
 

@@ -125,11 +125,14 @@ class RecordTask:
         The number of its first record in the release.
     n_rows
         How many records it has.
+    n_total
+        How many records the release has.
     """
 
     number: int
     start: int
     n_rows: int
+    n_total: int
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -144,7 +147,7 @@ class RecordTask:
     def open(self, release: RecordRelease, work: TableWork, teller: Teller) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
         """Return the records; see `Task.open`."""
         del teller
-        return release.batches(self.start, self.n_rows, work.key(), self.names[0]), release.types, release.few_valued
+        return release.batches(self.start, self.n_rows, self.n_total, work.key(), self.names[0]), release.types, release.few_valued
 
 
 def list_record_tasks(n_rows: int, rows_per_shard: int) -> list[RecordTask]:
@@ -158,7 +161,7 @@ def list_record_tasks(n_rows: int, rows_per_shard: int) -> list[RecordTask]:
         The most records of a shard.
     """
     starts = range(0, max(1, n_rows), rows_per_shard)
-    return [RecordTask(number=number, start=start, n_rows=min(rows_per_shard, n_rows - start)) for number, start in enumerate(starts)]
+    return [RecordTask(number=number, start=start, n_rows=min(rows_per_shard, n_rows - start), n_total=n_rows) for number, start in enumerate(starts)]
 
 
 def randomise_batches(fragment: Fragment, release: RowRelease, work: TableWork, teller: Teller | None = None) -> Iterator[pa.RecordBatch]:

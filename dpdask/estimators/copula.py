@@ -11,7 +11,7 @@ import pandas as pd
 from dpdask.archive import Archived
 from dpdask.estimators.estimator import NoisyCountsEstimator
 from dpdask.estimators.release import Release
-from dpdask.mechanisms.copula.fit import CopulaOptions
+from dpdask.mechanisms.copula.fit import CopulaOptions, Records
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.copula.spec import CopulaSpec
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
@@ -74,6 +74,9 @@ class GaussianCopula(NoisyCountsEstimator):
         their own. Or a number of cells of one width, or for each column one of these or the first value of each cell.
     one_way, two_way
         The share of the budget of each one-way and each two-way table, relative to each other.
+    records
+        `raked`: records of the copula are weighted so that they meet the denoised two-way tables, and drawn again by their
+        weights. `copula`: records of the copula as they are, the paper's model.
     options
         What to leave out of the fit, to see what it is worth.
     insecure_seed
@@ -111,10 +114,11 @@ class GaussianCopula(NoisyCountsEstimator):
     bins: Literal["adaptive"] | int | Mapping[str, Literal["adaptive"] | int | Sequence[float]] = "adaptive"
     one_way: float = 1.0
     two_way: float = 1.0
+    records: Records = "raked"
     options: CopulaOptions = DEFAULT_OPTIONS
 
     release_class: ClassVar[type[Release]] = CopulaRelease
 
     def _spec(self) -> tuple[type[CopulaSpec], dict[str, Any]]:
         weights = {"one_way": self.one_way, "two_way": self.two_way}
-        return CopulaSpec, {"bins": self.bins, "weights": weights, "options": self.options}
+        return CopulaSpec, {"bins": self.bins, "weights": weights, "records": self.records, "options": self.options}

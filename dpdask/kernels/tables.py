@@ -1,4 +1,4 @@
-"""Post-processing of noisy two-way tables: shrinkage of the noise, and raking to margins.
+"""Post-processing of noisy two-way tables: estimates without the noise, and raking to margins.
 
 Every function works on a stack of tables of one shape, so that two million tables of binary attributes are a few calls.
 """
@@ -30,8 +30,8 @@ def independence(rows: Floats, columns: Floats, total: float) -> Floats:
     return rows[:, :, None] * columns[:, None, :] / total
 
 
-def shrink(tables: Floats, rows: Floats, columns: Floats, total: float, sigma: float) -> Floats:
-    """Return noisy tables with the noise taken out of their dependence, in Frobenius norm as well as singular values allow.
+def estimate(tables: Floats, rows: Floats, columns: Floats, total: float, sigma: float) -> Floats:
+    """Return noisy tables with the noise taken out, by two estimates mixed in each table as its own risk asks for.
 
     Parameters
     ----------
@@ -46,37 +46,119 @@ def shrink(tables: Floats, rows: Floats, columns: Floats, total: float, sigma: f
 
     Returns
     -------
-    float64 array of shape (k, m, n): independence plus the shrunken departure from it; cells may be negative.
+    float64 array of shape (k, m, n); cells may be negative.
 
     Notes
     -----
-    The departure is centred in both directions, which leaves a matrix of (m-1)(n-1) free entries, m <= n, whose noise has
-    singular values up to σ(√(m-1) + √(n-1)). With y a singular value over σ√(n-1) and β = (m-1)/(n-1), it becomes
-    √((y²-β-1)² - 4β) / y where y > 1 + √β, and 0 below: the best possible function of the singular values for squared
-    error as the matrix grows. Low rank is what dependence looks like: one number per level pair would be drowned.
+    With the believed margins Z is the table: independence plus the departure from it, centred in both directions, whose
+    noise has d = (m-1)(n-1) dimensions. `shrink_values` takes the noise out of the departure's singular values: best where
+    dependence has low rank. `project_stack` takes the nearest table without negative counts: best where most cells are
+    empty, as when one attribute says the other, a diagonal of full rank. Stein's estimate of the expected squared error of an
+    estimate E is |E - Z|² + 2σ²·div(E) - dσ², unbiased, with div(E) the sum of the derivatives of E in Z. For a mixture
+    w·E₁ + (1 - w)·E₂ it is quadratic in w, and the w in [0, 1] where it is least is taken.
 
     References
     ----------
-    Gavish and Donoho, Optimal shrinkage of singular values (2017), equation 7.
+    Stein, Estimation of the mean of a multivariate normal distribution (1981), theorem 1.
     """
     _, m, n = tables.shape
     if min(m, n) < 2:
         return independence(rows, columns, total)
     if m > n:
-        return shrink(tables.transpose(0, 2, 1), columns, rows, total, sigma).transpose(0, 2, 1)
+        return estimate(tables.transpose(0, 2, 1), columns, rows, total, sigma).transpose(0, 2, 1)
     step = max(1, _CHUNK_CELLS // (m * n))
     result = independence(rows, columns, total)
-    scale, beta = sigma * np.sqrt(n - 1.0), (m - 1.0) / (n - 1.0)
     for start in range(0, len(tables), step):
         part = slice(start, start + step)
         departure = tables[part] - result[part]
         departure -= departure.mean(axis=1, keepdims=True)
         departure -= departure.mean(axis=2, keepdims=True)
-        left, values, right = np.linalg.svd(departure / scale, full_matrices=False)
-        kept = np.sqrt(np.maximum((values**2 - beta - 1.0) ** 2 - 4.0 * beta, 0.0)) / np.maximum(values, 1.0)
-        kept[values <= 1.0 + np.sqrt(beta)] = 0.0
-        result[part] += (left * kept[:, None, :]) @ right * scale
+        shrunken, shrunken_divergence = shrink_values(departure, sigma)
+        centred = result[part] + departure
+        projected, divergence = project_stack(centred, total)
+        projected -= result[part]
+        apart = projected - shrunken
+        gain = (apart * (departure - shrunken)).sum(axis=(1, 2)) - sigma**2 * (divergence - shrunken_divergence)
+        share = np.clip(gain / np.maximum((apart**2).sum(axis=(1, 2)), 1e-300), 0.0, 1.0)
+        result[part] += shrunken + share[:, None, None] * apart
     return result
+
+
+def shrink_values(departures: Floats, sigma: float) -> tuple[Floats, Floats]:
+    """Return departures from independence with shrunken singular values, and the divergence of that map at each of them.
+
+    Parameters
+    ----------
+    departures
+        float64 array of shape (k, m, n), 2 <= m <= n, centred in both directions.
+    sigma
+        The noise's standard deviation per cell.
+
+    Returns
+    -------
+    float64 arrays of shapes (k, m, n) and (k,).
+
+    Notes
+    -----
+    A centred departure is a matrix of p·q free entries, p = m-1 and q = n-1, whose noise has singular values up to
+    σ(√p + √q). With y a singular value over σ√q and β = p/q, it becomes f(y) = √((y²-β-1)² - 4β) / y where y > 1 + √β, and 0
+    below: the best possible function of the singular values for squared error as the matrix grows. Low rank is what dependence
+    looks like: one number per level pair would be drowned. The divergence is Σ f'(yᵢ) + (q - p)·Σ f(yᵢ)/yᵢ +
+    2·Σ_{i<j} (yᵢf(yᵢ) - yⱼf(yⱼ)) / (yᵢ² - yⱼ²).
+
+    References
+    ----------
+    Gavish and Donoho, Optimal shrinkage of singular values (2017), equation 7. Candès, Sing-Long and Trzasko, Unbiased risk
+    estimates for singular value thresholding (2013), theorem IV.3, for the divergence.
+    """
+    _, m, n = departures.shape
+    p, q = m - 1, n - 1
+    scale, beta = sigma * np.sqrt(q), p / q
+    left, values, right = np.linalg.svd(departures / scale, full_matrices=False)
+    values = np.maximum(values[:, :p], 1e-12)
+    above = values > 1.0 + np.sqrt(beta)
+    kept = np.where(above, np.sqrt(np.maximum((values**2 - beta - 1.0) ** 2 - 4.0 * beta, 0.0)) / values, 0.0)
+    shrunken: Floats = (left[:, :, :p] * kept[:, None, :]) @ right[:, :p] * scale
+    slopes = np.divide(2.0 * (values**2 - beta - 1.0), kept * values, out=np.zeros_like(values), where=kept > 0.0) - kept / values
+    gaps = values[:, :, None] ** 2 - values[:, None, :] ** 2
+    rises = (values * kept)[:, :, None] - (values * kept)[:, None, :]
+    mixed = np.divide(rises, gaps, out=np.zeros_like(gaps), where=np.abs(gaps) > 1e-9)
+    divergence: Floats = slopes.sum(axis=1) + (q - p) * (kept / values).sum(axis=1) + mixed.sum(axis=(1, 2))
+    return shrunken, divergence
+
+
+def project_stack(tables: Floats, total: float) -> tuple[Floats, Floats]:
+    """Return for each table the nearest without negative counts and with the total, and the divergence of that map.
+
+    Parameters
+    ----------
+    tables
+        float64 array of shape (k, m, n).
+    total
+        What the projected tables sum to.
+
+    Returns
+    -------
+    float64 arrays of shapes (k, m, n) and (k,). The divergence is that in directions centred by rows and by columns: the
+    margins are known.
+
+    Notes
+    -----
+    As `simplex.project`, for a stack. Near a table with support S the map is the projection to {zero outside S, sum 0}. Its trace
+    against the centring C is Σ_S C_ss - (1/|S|)·Σ_{s,t in S} C_st.
+    """
+    k, m, n = tables.shape
+    flat = tables.reshape(k, -1)
+    descending = np.sort(flat, axis=1)[:, ::-1]
+    needed = (np.cumsum(descending, axis=1) - total) / np.arange(1, m * n + 1)
+    last = m * n - 1 - np.argmax((descending > needed)[:, ::-1], axis=1)
+    projected: Floats = np.maximum(flat - needed[np.arange(k), last][:, None], 0.0).reshape(k, m, n)
+    support = projected > 0.0
+    size = np.maximum(support.sum(axis=(1, 2)), 1)
+    along_rows, along_columns = (support.sum(axis=axis) ** 2.0 for axis in (2, 1))
+    spread = size - along_rows.sum(axis=1) / n - along_columns.sum(axis=1) / m + size**2 / (m * n)
+    divergence: Floats = size * (1.0 - 1.0 / m) * (1.0 - 1.0 / n) - spread / size
+    return projected, divergence
 
 
 def rake(tables: Floats, rows: Floats, columns: Floats) -> Floats:

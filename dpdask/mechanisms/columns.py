@@ -151,7 +151,7 @@ def columns_from_header(header: Mapping[str, Any], domain: Domain) -> tuple[Sche
 
 
 def draw_records(
-    types: pa.Schema, columns: Mapping[str, Cells], n_rows: int, draw: Callable[[int], Iterable[Codes]], open_stream: Callable[[str], Generator]
+    types: pa.Schema, columns: Mapping[str, Cells], chunks: Iterable[Iterable[Codes]], open_stream: Callable[[str], Generator]
 ) -> Iterator[pa.RecordBatch]:
     """Yield records: their cells, with a value drawn inside each.
 
@@ -161,18 +161,15 @@ def draw_records(
         The columns that are written.
     columns
         The public cells of each, in the order of the domain.
-    n_rows
-        How many records.
-    draw
-        Returns the codes of each column, in the order of the domain, for so many records.
+    chunks
+        The codes of each column, in the order of the domain, for some records after the other.
     open_stream
         Returns the random stream of a column's values inside its cells.
     """
     rngs = {name: open_stream(name) for name in columns}
-    for start in range(0, n_rows, CHUNK_ROWS):
-        n = min(CHUNK_ROWS, n_rows - start)
+    for chunk in chunks:
         arrays = {
-            name: column.draw(codes, words(rngs[name], n if len(column.edges) else 0))  # levels are decided by their code alone
-            for (name, column), codes in zip(columns.items(), draw(n), strict=True)
+            name: column.draw(codes, words(rngs[name], len(codes) if len(column.edges) else 0))  # levels are decided by their code alone
+            for (name, column), codes in zip(columns.items(), chunk, strict=True)
         }
         yield pa.RecordBatch.from_arrays([arrays[name] for name in types.names], schema=types)

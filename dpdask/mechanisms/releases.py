@@ -72,17 +72,15 @@ class RecordRelease(Protocol):
     def n_drawn(self, wanted: int | None) -> int:
         """Return how many records to draw: as many as wanted, or as many as the release says."""
 
-    def batches(self, start: int, n_rows: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
-        """Yield records.
+    def batches(self, start: int, n_rows: int, n_total: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+        """Yield records: a function of the arguments.
 
         Parameters
         ----------
-        start
-            The number of the first record in the release.
-        n_rows
-            How many.
+        start, n_rows, n_total
+            The number of the first record, how many records, and how many all parts have together.
         key, part
-            Name the random streams: records are a function of them and of `n_rows`.
+            Name the random streams.
         """
 
 

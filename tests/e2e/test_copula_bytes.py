@@ -88,6 +88,23 @@ def test_files_and_row_groups_do_not_matter(unit: Any, kind: str, source: Path, 
     assert "_dpdask/release.json" in found[0]
 
 
+@pytest.mark.parametrize("records", ["raked", "copula"])
+def test_rows_per_shard_do_not_matter(records: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for shards inside a block of records nor for those of several blocks."""
+    monkeypatch.setattr("dpdask.mechanisms.copula.model.BLOCK_ROWS", 1000)
+    found = []
+    for rows in (300, 1000, 1700, 1_000_000):
+        folder = tmp_path / str(rows)
+        run_here(job(folder, source, "copula", output__rows_per_shard=rows, mechanism={**MECHANISMS["copula"], "records": records}))
+        shards = sorted((folder / "copula").glob("*.parquet"))
+        assert len(shards) == -(-2600 // rows)
+        found.append(pa.concat_tables([pq.read_table(shard) for shard in shards]))
+    assert all(table.equals(found[0]) for table in found[1:])
+    blocks = [found[0].slice(start, 600) for start in (0, 1000, 2000)]
+    assert not blocks[0].equals(blocks[1])
+    assert not blocks[1].equals(blocks[2])
+
+
 @pytest.mark.parametrize("kind", MECHANISMS)
 def test_another_seed_gives_other_noise(kind: str, source: Path, expected: Any, tmp_path: Path) -> None:
     run_here(job(tmp_path, source, kind, insecure_seed=8))

@@ -95,7 +95,7 @@ class Constants(Archived):
     def n_drawn(self, wanted: int | None) -> int:
         return wanted or self.n_rows
 
-    def batches(self, start: int, n_rows: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+    def batches(self, start: int, n_rows: int, n_total: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
         SEEN("write")
         yield pa.record_batch({"rating": [1.0] * n_rows}, TYPES)
 

@@ -351,6 +351,20 @@ WRONG_COPULAS: dict[str, Callable[[], dict[str, Any]]] = {
     "a factor of large numbers": lambda: edited("copula", "factor", 0, 1e38),
     "a factor too small": lambda: {"factor": part("copula", "factor")[:-1]},
     "a factor of one number": lambda: {"factor": part("copula", "factor")[:1]},
+    "a pair of attributes that are not there": lambda: edited("copula", "raked_pairs", (0, 1), 2**40),
+    "a pair with a negative attribute": lambda: edited("copula", "raked_pairs", (0, 0), -1),
+    "a pair of one attribute": lambda: edited("copula", "raked_pairs", (0, 1), part("copula", "raked_pairs")[0, 0]),
+    "a pair in the wrong order": lambda: {"raked_pairs": part("copula", "raked_pairs")[:, ::-1]},
+    "a pair twice": lambda: {name: np.concatenate([part("copula", name)] * 2) for name in ("raked_pairs", "raked_counts")},
+    "pairs of three": lambda: {"raked_pairs": np.zeros((1, 3), dtype=np.int64)},
+    "pairs of real numbers": lambda: {"raked_pairs": part("copula", "raked_pairs").astype(np.float64)},
+    "no pair": lambda: {name: part("copula", name)[:0] for name in ("raked_pairs", "raked_counts")},
+    "a raked cell too few": lambda: {"raked_counts": part("copula", "raked_counts")[:-1]},
+    "raked tables of another type": lambda: {"raked_counts": part("copula", "raked_counts").astype(np.float32)},
+    "a raked count that is no number": lambda: edited("copula", "raked_counts", 0, np.nan),
+    "a raked count of 1e300": lambda: edited("copula", "raked_counts", 0, 1e300),
+    "a negative raked count": lambda: edited("copula", "raked_counts", 0, -1.0),
+    **{f"a strength of {value!r}": lambda value=value: {"header": {"strength": value}} for value in (0.0, -1.0, float("nan"), 1e300, "1", True)},  # type: ignore[misc]
     "a report with no number": lambda: header_part("copula", "report", residual=float("nan")),
     "a report of texts": lambda: header_part("copula", "report", moved="x"),
 }
@@ -442,7 +456,7 @@ from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.streams import RunKey
 try:
     read = FittedCopula.from_bytes(open(sys.argv[1], "rb").read(), "copula.npz")
-    print(sum(batch.num_rows for batch in read.batches(0, 20_000, RunKey.insecure(1), "0")))
+    print(sum(batch.num_rows for batch in read.batches(0, 20_000, 20_000, RunKey.insecure(1), "0")))
 except InputError as error:
     sys.exit(error.exit_code)
 """

@@ -53,7 +53,7 @@ def noisy_of(domain: Domain, codes: np.ndarray, sigma: float = 0.3, one_way: boo
 
 
 def fitted_of(noisy: NoisyMarginals, **options: Any) -> tuple[CopulaModel, FitReport]:
-    return fit_copula(noisy, keyed("fit"), CopulaOptions(**options) if options else None)
+    return fit_copula(noisy, keyed("fit"), CopulaOptions(**options) if options else None, records="copula")
 
 
 @lru_cache

@@ -120,7 +120,7 @@ def test_cells_of_a_frame_are_written_with_their_weights(tmp_path: Path):
     assert frame["weight"].tolist() == found.column("weight").to_pylist()
     spread = release.with_points("spread")
     assert spread.n_drawn(None) == 16
-    assert records_of(spread, 5, 11).equals(pa.Table.from_batches(spread.batches(0, 16, KEY, ""), spread.types))
+    assert records_of(spread, 5, 11).equals(pa.Table.from_batches(spread.batches(0, 16, 16, KEY, ""), spread.types))
     with pytest.raises(SpecError, match="`points`: must be centre or spread, not 'edge'"):
         release.with_points("edge")
     again = release.redraw(np.random.default_rng(0)).to_frame()
@@ -145,7 +145,7 @@ def test_a_histogram_with_nothing_to_sample_is_refused_only_where_the_number_of_
         fit_frame(mechanism(**spec), table(), tmp_path / "public")
     fitted, release = fit_frame(mechanism(adjacency="add-remove", **spec), table(), tmp_path / "private")
     assert fitted.n_released == (0,)
-    assert list(release.batches(0, 0, KEY, "0")) == []
+    assert list(release.batches(0, 0, 0, KEY, "0")) == []
     assert fit_frame(mechanism(**spec | {"output": "cells"}), table(), tmp_path / "cells")[0].n_released == (0,)
 
 

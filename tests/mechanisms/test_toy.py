@@ -48,7 +48,7 @@ class ToyRelease(Archived):
     def n_drawn(self, wanted: int | None) -> int:
         return 1 if wanted is None else wanted
 
-    def batches(self, start: int, n_rows: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+    def batches(self, start: int, n_rows: int, n_total: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"n": [self.n_rows] * n_rows}, schema=self.types)
 
     def _contents(self) -> Contents:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.random import Generator
@@ -16,11 +17,15 @@ from dpdask.kernels import decode as decode_kernel
 from dpdask.kernels import marginals as marginals_kernel
 from dpdask.kernels import normal as normal_kernel
 from dpdask.mechanisms.columns import CHUNK_ROWS
+from dpdask.mechanisms.copula import raking
 from dpdask.mechanisms.copula.model import CopulaModel, Node, draw_latents, draw_uniforms, n_latents_of
 from dpdask.mechanisms.marginals.denoise import Denoised, denoise, dependence_tree
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
+from dpdask.privacy.noise import deviation
 
 Floats = NDArray[np.float64]
+Records = Literal["raked", "copula"]
+"""Where records come from: the copula's, weighted to the denoised tables and drawn again, or the copula's own."""
 
 _FLOOR = 1e-3  # of the correlations' eigenvalues: what the float32 factor resolves, with room
 _EMPTY = 1e-9  # a level's share below which it is never drawn
@@ -42,8 +47,9 @@ class CopulaOptions(Document):
     tree
         Whether attributes are decoded along the tree of the strongest dependence, each given its parent.
     refinements
-        How often the correlations are corrected by what a sample of the model shows; never where every column has at most
-        two levels, which need none, nor beyond 1,200 latent variables, where it would take longer than the fit.
+        How often the correlations are corrected by what a sample of the model shows; never where records are raked to every
+        pair or every column has at most two levels, which need none, nor beyond 1,200 latent variables, where it would take
+        longer than the fit.
 
     Examples
     --------
@@ -82,7 +88,9 @@ class FitReport:
     residual: float
 
 
-def fit_copula(noisy: NoisyMarginals, rng: Generator, options: CopulaOptions | None = None) -> tuple[CopulaModel, FitReport]:
+def fit_copula(
+    noisy: NoisyMarginals, rng: Generator, options: CopulaOptions | None = None, *, records: Records = "raked"
+) -> tuple[CopulaModel, FitReport]:
     """Return the copula that fits noisy one- and two-way tables.
 
     Parameters
@@ -93,6 +101,8 @@ def fit_copula(noisy: NoisyMarginals, rng: Generator, options: CopulaOptions | N
         A stream, for the sample on which the offsets are calibrated.
     options
         What to leave out.
+    records
+        Whether the model's records are raked to the tables.
 
     Notes
     -----
@@ -101,7 +111,8 @@ def fit_copula(noisy: NoisyMarginals, rng: Generator, options: CopulaOptions | N
     meet (tetrachoric); 0 where nothing significant is there, and between the levels of one attribute. 3. The nearest
     correlation matrix and its Cholesky factor. 4. On a sample of latent variables, attribute after attribute along the
     tree: offsets at which a record takes each level as often as its parent's level asks for. 5. Where a pair's table in
-    that sample is not what it should be, its wanted probabilities are moved by the difference, and 2-4 are done again.
+    that sample is not what it should be, its wanted probabilities are moved by the difference, and 2-4 are done again. 6. The
+    tables that records are raked to, if they are.
 
     References
     ----------
@@ -113,13 +124,18 @@ def fit_copula(noisy: NoisyMarginals, rng: Generator, options: CopulaOptions | N
     fit = _Fit(cleaned, tree)
     wanted = [group.tables for group in cleaned.groups]
     model, report, codes = fit.model(wanted, rng)
-    if all(len(levels) <= 2 for levels in fit.levels) or report.n_latents > _MOST_REFINED:
-        return model, report  # thresholds of single latent variables meet every pair already
-    for _ in range(options.refinements):
-        found = marginals_kernel.count_pairs(codes, np.array(noisy.domain.sizes, dtype=np.int64))
+    sizes, n_refinements = np.array(noisy.domain.sizes, dtype=np.int64), options.refinements
+    raked = records == "raked" and sum(len(group.first) for group in cleaned.groups) <= raking.MOST_TABLES
+    if raked or all(len(levels) <= 2 for levels in fit.levels) or report.n_latents > _MOST_REFINED:
+        n_refinements = 0  # every pair is met already: by raking, or by thresholds of single latent variables
+    for _ in range(n_refinements):
+        found = marginals_kernel.count_pairs(codes, sizes)
         wanted = [group.correct(tables, found, codes.shape[1], _REFINEMENT_GAIN) for group, tables in zip(cleaned.groups, wanted, strict=True)]
         model, report, codes = fit.model(wanted, rng)
-    return model, report
+    if records == "copula" or noisy.noise.pairs is None:
+        return model, report
+    targets = raking.choose_targets(cleaned, deviation(noisy.noise.pairs), marginals_kernel.count_pairs(codes, sizes), codes.shape[1])
+    return replace(model, targets=targets), report
 
 
 class _Fit:

@@ -12,11 +12,15 @@ from dpdask.errors import SpecError
 from dpdask.kernels import decode as decode_kernel
 from dpdask.kernels import latent as latent_kernel
 from dpdask.mechanisms.columns import CHUNK_ROWS
+from dpdask.mechanisms.copula.raking import Targets
 from dpdask.stats import Domain
 from dpdask.streams import RunKey, stream, words
 
 MECHANISM_ID = "copula"
 MAX_LATENTS = 6000  # an eigendecomposition of minutes, and 800 MB of latent variables in a chunk of records
+
+BLOCK_ROWS = 2**16
+_FEW_ATTRIBUTES = 256
 
 Codes = NDArray[np.uint16]
 
@@ -96,6 +100,8 @@ class CopulaModel:
         The attributes, each after its parent.
     factor
         float32 array of shape (n_latents, n_latents): the Cholesky factor of the latent variables' correlations.
+    targets
+        The tables that records are raked to; None if records are the copula's own.
 
     Privacy
     -------
@@ -111,14 +117,39 @@ class CopulaModel:
     n_rows: float
     nodes: tuple[Node, ...]
     factor: NDArray[np.float32]
+    targets: Targets | None = None
+
+    @property
+    def block_rows(self) -> int:
+        """How many records are drawn together; what the memory of a worker depends on."""
+        return BLOCK_ROWS if self.domain.n_attributes <= _FEW_ATTRIBUTES else CHUNK_ROWS
 
     @property
     def n_latents(self) -> int:
         """How many latent variables there are."""
         return len(self.factor)
 
+    def draw(self, n: int, rng: Generator) -> Codes:
+        """Return a block of records, raked to the tables if there are any; otherwise those of `sample`.
+
+        Parameters
+        ----------
+        n
+            How many, at least 1.
+        rng
+            A stream; the records are a function of it and of `n`.
+
+        Returns
+        -------
+        uint16 array of shape (n_attributes, n), in random order, every code below its attribute's size.
+        """
+        if self.targets is None:
+            return self.sample(n, rng)
+        pool = self.sample(self.targets.n_pool(n, self.n_latents), rng)
+        return self.targets.redraw(pool, n, self.domain, [node.attribute for node in self.nodes], rng)
+
     def sample(self, n: int, rng: Generator) -> Codes:
-        """Return records.
+        """Return records of the copula alone.
 
         Parameters
         ----------

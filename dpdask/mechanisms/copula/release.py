@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
+from numpy.random import Generator
 
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.cells import Cells
-from dpdask.mechanisms.columns import Bins, Codes, columns_from_header, columns_to_header, cut_released, draw_records
+from dpdask.mechanisms.columns import CHUNK_ROWS, Bins, columns_from_header, columns_to_header, cut_released, draw_records
 from dpdask.mechanisms.copula.fit import FitReport
 from dpdask.mechanisms.copula.model import CopulaModel, Node, check_latents
+from dpdask.mechanisms.copula.raking import Targets
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.privacy.events import Composed
 from dpdask.schema import Schema
 from dpdask.stats import Domain
-from dpdask.streams import RunKey
+from dpdask.streams import RunKey, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +51,7 @@ class FittedCopula(Archived):
         The measures of the fit.
     """
 
-    archive: ClassVar[Archive] = Archive(kind="copula", format=2, noun="fitted copula", is_compressed=True)
+    archive: ClassVar[Archive] = Archive(kind="copula", format=3, noun="fitted copula", is_compressed=True)
 
     schema: Schema
     types: pa.Schema
@@ -75,25 +78,35 @@ class FittedCopula(Archived):
         """Return how many records to draw: the number asked for, or by default the number from the tables, at least 1."""
         return max(1, round(self.model.n_rows)) if wanted is None else wanted
 
-    def batches(self, start: int, n_rows: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+    def batches(self, start: int, n_rows: int, n_total: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
         """Yield synthetic records in the released columns and types.
 
         Parameters
         ----------
-        start
-            Not used: records are a function of the part.
-        n_rows
-            How many.
-        key, part
-            Name the random streams: one for the records, one for each column's values inside its cells.
+        start, n_rows, n_total, key
+            As in `RecordRelease.batches`.
+        part
+            Not used: a record is a function of the key, its number and the number of all records.
+
+        Notes
+        -----
+        Records are drawn in blocks, by their numbers: 65,536 together, or 32,768 of more than 256 columns. A block has a stream for
+        its records, and one for each column's values inside its cells. A block that only partly belongs to this part is drawn whole.
         """
-        del start
-        rng = self.model.stream(key, f"{part}/records")
+        del part
+        size, cells = self.model.block_rows, self.cells()
+        for block in range(start // size, -(-(start + n_rows) // size)):
+            first = block * size
+            low, high = max(start - first, 0), min(start + n_rows - first, size)
+            codes = self.model.draw(min(size, n_total - first), self.model.stream(key, f"block {block}/records"))[:, low:high]
+            chunks = (codes[:, place : place + CHUNK_ROWS] for place in range(0, high - low, CHUNK_ROWS))
+            yield from draw_records(self.types, cells, chunks, partial(self._open_values, key, block, low))
 
-        def draw(n: int) -> Codes:
-            return self.model.sample(n, rng)
-
-        yield from draw_records(self.types, self.cells(), n_rows, draw, lambda name: self.model.stream(key, f"{part}/values/{name}"))
+    def _open_values(self, key: RunKey, block: int, n_before: int, name: str) -> Generator:
+        """Return the stream of a column's values in a block, behind those of its first records."""
+        rng = self.model.stream(key, f"block {block}/values/{name}")
+        words(rng, n_before)
+        return rng
 
     def correlations(self) -> pd.DataFrame:
         """Return the correlations of the latent variables, float64; each is named (column, level or range)."""
@@ -110,7 +123,9 @@ class FittedCopula(Archived):
 
     def _contents(self) -> Contents:
         model = self.model
-        header = {"report": asdict(self.report), **columns_to_header(self.schema, self.types, self.bins)}
+        targets = model.targets
+        strength = None if targets is None else targets.strength
+        header = {"report": asdict(self.report), "strength": strength, **columns_to_header(self.schema, self.types, self.bins)}
         arrays = {
             "noisy": np.frombuffer(self.noisy.to_bytes(), dtype=np.uint8),
             "factor": model.factor[np.tril_indices(model.n_latents)],
@@ -119,6 +134,8 @@ class FittedCopula(Archived):
             "probabilities": _join([node.probabilities for node in model.nodes], np.float64),
             "offsets": _join([node.offsets for node in model.nodes], np.float32),
         }
+        if targets is not None:
+            arrays |= {"raked_pairs": targets.pairs, "raked_counts": targets.counts}
         return header, arrays
 
     @classmethod
@@ -136,7 +153,11 @@ class FittedCopula(Archived):
             raise ValueError("the report holds something else than numbers")
         factor = np.zeros((n_latents, n_latents), dtype=np.float32)
         factor[np.tril_indices(n_latents)] = arrays["factor"]
-        model = CopulaModel(domain=noisy.domain, n_rows=noisy.n_rows, nodes=nodes, factor=factor)
+        targets = None
+        if header["strength"] is not None:
+            targets = Targets(pairs=arrays["raked_pairs"], counts=arrays["raked_counts"], strength=header["strength"])
+            targets.check(noisy.domain)
+        model = CopulaModel(domain=noisy.domain, n_rows=noisy.n_rows, nodes=nodes, factor=factor, targets=targets)
         return cls(schema=schema, types=types, bins=bins, noisy=noisy, model=model, report=report)
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from dpdask.documents import Document
 from dpdask.mechanisms.card import Section
 from dpdask.mechanisms.copula.card import copula_section
-from dpdask.mechanisms.copula.fit import CopulaOptions, fit_copula
+from dpdask.mechanisms.copula.fit import CopulaOptions, Records, fit_copula
 from dpdask.mechanisms.copula.model import check_latents
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, plan_noise
@@ -36,6 +36,9 @@ class CopulaSpec(Spec):
     ----------
     n_rows
         How many records: a number, or `input`: as many as the table has (under add-remove, as the noisy tables say).
+    records
+        `raked`: records of the copula are weighted so that they meet the denoised two-way tables, and drawn again by their
+        weights. `copula`: records of the copula as they are, the paper's model.
     bins
         How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
         their own. Or a number of cells of one width, or for each column one of these or the first value of each cell.
@@ -47,6 +50,7 @@ class CopulaSpec(Spec):
 
     kind: Literal["copula"] = "copula"
     n_rows: RecordsWanted = "input"
+    records: Records = "raked"
     bins: Bins = "adaptive"
     weights: TableWeights = TableWeights()
     options: CopulaOptions = CopulaOptions()
@@ -101,7 +105,7 @@ class CopulaMechanism(NoisyTables):
 
     def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> FittedCopula:
         """Return the copula that fits the noisy tables; see `Mechanism.fit`."""
-        model, report = fit_copula(counts, stream(key, "copula/calibration", ""), self.spec.options)
+        model, report = fit_copula(counts, stream(key, "copula/calibration", ""), self.spec.options, records=self.spec.records)
         bins = self.bins_of(columns)
         return FittedCopula(schema=self.schema, types=columns.types, bins=bins, noisy=counts, model=model, report=report)
 

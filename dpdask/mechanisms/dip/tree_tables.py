@@ -219,7 +219,7 @@ def clean_tables(noisy: NoisyMarginals) -> tuple[Mapping[str, Floats], Mapping[C
     Notes
     -----
     A column's counts are averaged, by inverse variance, with the sums of its edges' tables, and both looks at an edge
-    likewise; then as in `denoise`: consistency, shrinkage towards independence, and raking.
+    likewise; then as in `denoise`: consistency, the noise taken out, and raking.
     """
     cleaned = denoise(replace(noisy, noise=replace(noisy.noise, cliques={}), one_way=_with_edges(noisy), cliques={}))
     one_way = dict(zip(noisy.domain.names, cleaned.one_way, strict=True))
@@ -248,6 +248,6 @@ def _edge(noisy: NoisyMarginals, cleaned: Denoised, edge: Clique) -> Floats:
         precision = deviation(noisy.noise.pairs) ** -2.0
         table, total = table + replace(noisy, cliques={}).table(edge) * precision, total + precision
     rows, columns = (cleaned.one_way[noisy.domain.position(name)][None, :] for name in edge)
-    found = tables_kernel.shrink(table[None] / total, rows, columns, noisy.n_rows, total**-0.5)
+    found = tables_kernel.estimate(table[None] / total, rows, columns, noisy.n_rows, total**-0.5)
     raked: Floats = tables_kernel.rake(found, rows, columns)[0]
     return raked

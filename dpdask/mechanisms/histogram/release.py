@@ -14,7 +14,7 @@ from dpdask.archive import Archive, Archived, Contents
 from dpdask.cells import Cells
 from dpdask.codec import LevelCodec
 from dpdask.errors import SpecError
-from dpdask.mechanisms.columns import Bins, Codes, columns_from_header, columns_to_header, cut_released, draw_records
+from dpdask.mechanisms.columns import CHUNK_ROWS, Bins, columns_from_header, columns_to_header, cut_released, draw_records
 from dpdask.mechanisms.histogram.cells import centres
 from dpdask.mechanisms.histogram.noise import NoisyHistogram
 from dpdask.mechanisms.histogram.points import Points, points_per_cell, spread
@@ -80,7 +80,7 @@ class FittedHistogram(Archived):
         """Which of them have few distinct values: of cells, all but the weight."""
         return [name for name in self.schema.privatised if self.output == "cells" or self.schema.columns[name].has_levels]
 
-    def batches(self, start: int, n_rows: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+    def batches(self, start: int, n_rows: int, n_total: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
         """Yield cells, or rows.
 
         Parameters
@@ -89,18 +89,18 @@ class FittedHistogram(Archived):
             The number of the first one in the release.
         n_rows
             How many. For rows, some weight must be positive unless it is 0.
+        n_total
+            Not used: rows are a function of the part.
         key, part
             Name the random streams of rows: one for the cells, one for each column's values inside them.
         """
+        del n_total
         if self.output == "cells":
             yield from self.cell_rows(start, start + n_rows).to_batches()
             return
         rng = stream(key, _RECORDS, part)
-
-        def draw(n: int) -> Codes:
-            return self.histogram.sample_codes(n, rng=rng)
-
-        yield from draw_records(self.columns, self.cells(), n_rows, draw, lambda name: stream(key, f"{_RECORDS}/{name}", part))
+        chunks = (self.histogram.sample_codes(min(CHUNK_ROWS, n_rows - first), rng=rng) for first in range(0, n_rows, CHUNK_ROWS))
+        yield from draw_records(self.columns, self.cells(), chunks, lambda name: stream(key, f"{_RECORDS}/{name}", part))
 
     @property
     def n_points(self) -> int:

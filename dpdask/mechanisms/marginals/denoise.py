@@ -155,10 +155,11 @@ def denoise(noisy: NoisyMarginals, *, consistency: bool = True, shrinkage: bool 
     Notes
     -----
     *Consistency*: an attribute's counts are the mean, weighted by inverse variance, of its own table and of the sums of
-    its two-way tables, projected to non-negative ones that sum to the number of rows. *Shrinkage*: `kernels.tables.shrink`
-    with the known noise. *Raking* to those margins bounds every cell as Fréchet does. *Significance*: a cell's departure
-    from independence is kept where it exceeds the standard deviation of a cell's noise: the rule that loses least among
-    those that keep or kill one coefficient at a time (the departure squared against the noise's variance).
+    its two-way tables, projected to non-negative ones that sum to the number of rows. *Shrinkage*: `kernels.tables.estimate`
+    with the known noise: in each table, the mixture of two estimates with the least estimated risk. *Raking* to those margins
+    bounds every cell as Fréchet does. *Significance*: a cell's departure from independence is kept where it exceeds the
+    standard deviation of a cell's noise: the rule that loses least among those that keep or kill one coefficient at a time
+    (the departure squared against the noise's variance).
 
     References
     ----------
@@ -171,7 +172,7 @@ def denoise(noisy: NoisyMarginals, *, consistency: bool = True, shrinkage: bool 
     for first, second, starts, shape in layout:
         rows, columns = (np.stack([one_way[a] for a in side]) for side in (first, second))
         observed = stack_tables(noisy.pairs, starts, shape)
-        believed = tables_kernel.shrink(observed, rows, columns, noisy.n_rows, sigma) if shrinkage else observed
+        believed = tables_kernel.estimate(observed, rows, columns, noisy.n_rows, sigma) if shrinkage else observed
         believed = tables_kernel.rake(believed, rows, columns)
         departure = np.abs(believed - tables_kernel.independence(rows, columns, noisy.n_rows))
         kept = departure > sigma if significance else np.ones(departure.shape, dtype=bool)

@@ -127,7 +127,7 @@ class MarginalTables(Archived):
             raise SpecError("tables are no sample, so no number of rows can be chosen", "n_rows", "leave it out to get every cell")
         return self.n_cells
 
-    def batches(self, start: int, n_rows: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+    def batches(self, start: int, n_rows: int, n_total: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
         """Yield cells as rows: the labels, the count (may be negative) and the margin of error.
 
         A column that is not of the table is null; the level null is the text `null`.
@@ -136,10 +136,10 @@ class MarginalTables(Archived):
         ----------
         start, n_rows
             Which cells, in the order of the tables.
-        key, part
+        n_total, key, part
             Not used: nothing is drawn.
         """
-        del key, part
+        del n_total, key, part
         labels, types, first = {name: column.labels() for name, column in self.cells().items()}, self.types, 0
         for clique, counts in self.noisy.cliques.items():
             places = np.arange(max(start, first), min(start + n_rows, first + counts.size)) - first

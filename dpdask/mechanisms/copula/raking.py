@@ -1,0 +1,183 @@
+"""Raking: a block's records are weighted to the denoised two-way tables, and drawn again by their weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from dpdask.kernels import raking as raking_kernel
+from dpdask.kernels.permutation import permutation
+from dpdask.mechanisms.marginals.denoise import Denoised, PairGroup, stack_tables
+from dpdask.privacy import noise
+from dpdask.stats import Domain
+from dpdask.streams import words
+
+Codes = NDArray[np.uint16]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+SWEEPS = 8  # visits of each table
+MOST_VISITS = 2**13  # of tables, for each record that is drawn: about 10 microseconds
+MIN_POOL = 2**14  # records: fewer cannot tell the cells of a table apart
+MOST_TABLES = MOST_VISITS // SWEEPS  # that are raked
+_FEW_LATENTS = 512  # so many latent variables cost less than raking: the pool may be larger than what is drawn
+_FIRMNESS = 40.0  # a cell as large as a fortieth of the noise's variance is half believed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Targets:
+    """The tables that records are raked to.
+
+    Attributes
+    ----------
+    pairs
+        int64 array of shape (n_tables, 2): the attributes of each table, the lower one first.
+    counts
+        float64 array: the denoised counts, table after table.
+    strength
+        How firmly they are believed, per count.
+
+    Privacy
+    -------
+    A function of the noisy tables and of a sample of the copula that was fitted to them.
+    """
+
+    pairs: Ints
+    counts: Floats
+    strength: float
+
+    def check(self, domain: Domain) -> None:
+        """Check targets from outside: raking indexes by their numbers without a check.
+
+        Raises
+        ------
+        ValueError
+            If they are not tables of distinct pairs of the domain's attributes.
+        """
+        pairs, counts = self.pairs, self.counts
+        if pairs.dtype != np.int64 or pairs.ndim != 2 or pairs.shape[1] != 2 or not 1 <= len(pairs) <= MOST_TABLES:
+            raise ValueError("the raked pairs are no pairs, or too many")
+        if (pairs < 0).any() or (pairs >= domain.n_attributes).any() or (pairs[:, 0] >= pairs[:, 1]).any():
+            raise ValueError("a raked pair is none of the domain's")
+        if len(np.unique(pairs, axis=0)) != len(pairs):
+            raise ValueError("a pair is raked twice")
+        if counts.dtype != np.float64 or counts.shape != (int(_cells(pairs, domain).sum()),):
+            raise ValueError("the raked tables have other cells than the domain")
+        if not (np.isfinite(counts) & (counts >= 0.0) & (counts <= noise.MAX_COUNT)).all():
+            raise ValueError("a raked table holds something else than counts")
+        if type(self.strength) is not float or not 0.0 < self.strength <= _FIRMNESS:
+            raise ValueError("no noise asks for such raking")
+
+    def n_pool(self, n: int, n_latents: int) -> int:
+        """Return how many records are weighted so that n can be drawn: twice as many where they are cheap, and always enough to tell cells apart.
+
+        Parameters
+        ----------
+        n
+            How many records are drawn.
+        n_latents
+            The latent variables of the copula.
+        """
+        doubled = n_latents <= _FEW_LATENTS and 2 * len(self.pairs) <= MOST_TABLES
+        return max(2 * n if doubled else n, MIN_POOL)
+
+    def redraw(self, pool: Codes, n: int, domain: Domain, walk: list[int], rng: Generator) -> Codes:
+        """Return n records of a pool, drawn by weights at which the pool meets the tables.
+
+        Parameters
+        ----------
+        pool
+            uint16 array of shape (n_attributes, m), every code below its attribute's size.
+        n
+            How many, at least 1.
+        domain
+            The attributes.
+        walk
+            The attributes by which neighbours in the systematic sample are alike, the first one first.
+        rng
+            A stream: it decides the order in which tables are visited, where the systematic sample begins, and the order of
+            the records, so that it says nothing.
+
+        Notes
+        -----
+        The weights hold for this pool alone and are thrown away.
+        """
+        sizes = np.array(domain.sizes, dtype=np.int64)
+        cells = _cells(self.pairs, domain)
+        starts = np.concatenate([[0], np.cumsum(cells)[:-1]]).astype(np.int64)
+        order = np.concatenate([permutation(words(rng, len(self.pairs))) for _ in range(SWEEPS)])
+        total = float(self.counts[: cells[0]].sum())
+        weights = raking_kernel.rake(pool, sizes, self.pairs, starts, self.counts, total, self.strength, order)
+        begin = float(words(rng, 1)[0] >> np.uint64(11)) * 2.0**-53
+        chosen = raking_kernel.resample(weights, _order(pool, sizes, walk), n, begin)
+        result: Codes = np.take(pool, chosen[permutation(words(rng, n))], axis=1)
+        return result
+
+
+def choose_targets(cleaned: Denoised, sigma: float, found: Ints, n_sampled: int) -> Targets | None:
+    """Return the tables to rake to: all, or of more than 1,024 those that the copula surely misses, 1,024 at most; None without any.
+
+    Parameters
+    ----------
+    cleaned
+        The denoised tables.
+    sigma
+        The standard deviation of the noise in a cell.
+    found
+        int64 array: all two-way tables of a sample of the copula, in the domain's order.
+    n_sampled
+        The sample's records.
+
+    Notes
+    -----
+    A table is missed by the sum of |found - wanted| over its cells, each less what noise and the sample's own chance explain: their
+    standard deviation times √(2 log(cells of all tables)), which the largest of so many chances rarely exceeds. The most missed of
+    half a million tables would otherwise be those with the most noise.
+
+    References
+    ----------
+    Donoho and Johnstone, Ideal spatial adaptation by wavelet shrinkage (1994), for the universal threshold.
+    """
+    if not cleaned.groups:
+        return None
+    pairs = np.concatenate([np.stack([group.first, group.second], axis=1) for group in cleaned.groups])
+    best = np.arange(len(pairs))
+    if len(pairs) > MOST_TABLES:
+        factor = math.sqrt(2.0 * math.log(len(found)))
+        missed = np.concatenate([_missed(group, sigma, found, n_sampled, factor) for group in cleaned.groups])
+        best = np.argsort(-missed, kind="stable")[: min(MOST_TABLES, np.count_nonzero(missed))]
+    if not len(best):
+        return None
+    best = best[np.lexsort((pairs[best, 1], pairs[best, 0]))]
+    owners = np.repeat(np.arange(len(cleaned.groups)), [len(group.first) for group in cleaned.groups])
+    firsts = np.concatenate([[0], np.cumsum([len(group.first) for group in cleaned.groups])[:-1]])
+    tables = [cleaned.groups[owners[place]].tables[place - firsts[owners[place]]].ravel() for place in best]
+    return Targets(pairs=pairs[best], counts=np.concatenate(tables), strength=_FIRMNESS / max(sigma, 1.0) ** 2)
+
+
+def _missed(group: PairGroup, sigma: float, found: Ints, n_sampled: int, factor: float) -> Floats:
+    scale = group.tables[0].sum() / n_sampled
+    shown = stack_tables(found, group.starts, group.tables.shape[1:])
+    explained = factor * np.sqrt(sigma**2 + scale**2 * shown)
+    missed: Floats = np.maximum(np.abs(scale * shown - group.tables) - explained, 0.0).sum(axis=(1, 2))
+    return missed
+
+
+def _cells(pairs: Ints, domain: Domain) -> Ints:
+    sizes = np.array(domain.sizes, dtype=np.int64)
+    return sizes[pairs[:, 0]] * sizes[pairs[:, 1]]
+
+
+def _order(pool: Codes, sizes: Ints, walk: list[int]) -> Ints:
+    """Return the pool's records sorted by as many attributes of the walk as a 64-bit key holds."""
+    key, room = np.zeros(pool.shape[1], dtype=np.int64), 2**62
+    for attribute in walk:
+        room //= int(sizes[attribute])
+        if room < 1:
+            break
+        key = key * sizes[attribute] + pool[attribute]
+    return np.argsort(key, kind="stable").astype(np.int64)

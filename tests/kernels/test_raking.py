@@ -1,0 +1,148 @@
+"""Raking weights to tables, and systematic sampling by them: against plain numpy, and with power in both directions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpdask.kernels.marginals import count_clique
+from dpdask.kernels.raking import exponential, rake, resample, solve_cell
+
+SIZES = np.array([3, 4, 2, 5], dtype=np.int64)
+PAIRS = np.array(list(itertools.combinations(range(4), 2)), dtype=np.int64)
+STARTS = np.concatenate([[0], np.cumsum(SIZES[PAIRS[:, 0]] * SIZES[PAIRS[:, 1]])[:-1]]).astype(np.int64)
+TOTAL = 10_000.0
+
+
+def drawn(rng: np.random.Generator, n: int, keep: float = 0.0) -> np.ndarray:
+    """Records whose attributes follow the first one with probability `keep`."""
+    codes = np.stack([rng.integers(0, size, n) for size in SIZES]).astype(np.uint16)
+    for a in range(1, 4):
+        codes[a] = np.where(rng.random(n) < keep, codes[0] % SIZES[a], codes[a])
+    return codes
+
+
+def tables_of(codes: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    n = codes.shape[1]
+    weights = np.full(n, TOTAL / n) if weights is None else weights
+    cells = [np.bincount(codes[a].astype(int) * SIZES[b] + codes[b], weights=weights, minlength=SIZES[a] * SIZES[b]) for a, b in PAIRS]
+    return np.concatenate(cells)
+
+
+def visits(rng: np.random.Generator, sweeps: int) -> np.ndarray:
+    return np.concatenate([rng.permutation(len(PAIRS)) for _ in range(sweeps)]).astype(np.int64)
+
+
+def reference(codes: np.ndarray, targets: np.ndarray, strength: float, order: np.ndarray) -> np.ndarray:
+    """The same in numpy: each cell's equation by bisection."""
+    weights = np.full(codes.shape[1], TOTAL / codes.shape[1])
+    thetas = np.zeros(len(targets))
+    for t in order:
+        a, b = PAIRS[t]
+        cells = STARTS[t] + codes[a].astype(int) * SIZES[b] + codes[b]
+        found = np.bincount(cells, weights=weights, minlength=len(targets))
+        low, high = np.full(len(targets), -4.0), np.full(len(targets), 2.0)
+        for _ in range(100):
+            middle = (low + high) / 2
+            above = thetas + middle > strength * (targets - found * np.exp(middle))
+            low, high = np.where(above, low, middle), np.where(above, middle, high)
+        weights = weights * np.exp(middle)[cells]
+        thetas[cells] = (thetas + middle)[cells]
+    return weights
+
+
+@given(st.floats(-8.0, 8.0))
+def test_the_exponential_is_the_exponential(x):
+    assert exponential(x) == pytest.approx(math.exp(x), rel=1e-13)
+
+
+@settings(max_examples=200)
+@given(st.floats(0.0, 1e6), st.floats(1e-6, 1e6), st.floats(-20.0, 20.0), st.floats(1e-6, 40.0))
+def test_a_cell_is_solved_or_at_its_bound(wanted, found, theta, strength):
+    d = solve_cell(wanted, found, theta, strength)
+
+    def side(x: float) -> float:
+        return theta + x - strength * (wanted - found * math.exp(x))
+
+    assert -4.0 <= d <= 2.0
+    assert side(max(d - 1e-6, -4.0)) <= 1e-9 or d == -4.0
+    assert side(min(d + 1e-6, 2.0)) >= -1e-9 or d == 2.0
+
+
+@pytest.mark.parametrize("strength", [1e-4, 0.01, 10.0])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_weights_are_those_of_plain_numpy(strength, dtype):
+    rng = np.random.default_rng(1)
+    pool, targets, order = drawn(rng, 997, 0.2), tables_of(drawn(rng, 4000, 0.6)), visits(rng, 3)
+    found = rake(pool.astype(dtype), SIZES, PAIRS, STARTS, targets, TOTAL, strength, order)
+    np.testing.assert_allclose(found, reference(pool, targets, strength, order), rtol=1e-7)
+
+
+def test_firm_tables_are_met_and_weak_ones_leave_the_pool_alone():
+    rng = np.random.default_rng(2)
+    pool, targets = drawn(rng, 8000), tables_of(drawn(rng, 100_000, 0.5))
+    before = np.abs(tables_of(pool) - targets).sum()
+    firm = rake(pool, SIZES, PAIRS, STARTS, targets, TOTAL, 1.0, visits(rng, 20))
+    assert np.abs(tables_of(pool, firm) - targets).sum() < 0.002 * before
+    weak = rake(pool, SIZES, PAIRS, STARTS, targets, TOTAL, 1e-7, visits(rng, 20))
+    assert np.abs(tables_of(pool, weak) - targets).sum() > 0.98 * before
+    np.testing.assert_allclose(weak, TOTAL / 8000, rtol=0.01)
+    assert (firm > 0.0).all()
+
+
+def test_no_visit_and_no_tables_leave_equal_weights():
+    pool = drawn(np.random.default_rng(3), 50)
+    none = np.zeros(0, dtype=np.int64)
+    assert (rake(pool, SIZES, PAIRS, STARTS, tables_of(pool), TOTAL, 1.0, none) == TOTAL / 50).all()
+    assert (rake(pool, SIZES, PAIRS[:0], STARTS[:0], np.zeros(0), TOTAL, 1.0, none) == TOTAL / 50).all()
+
+
+def test_a_cell_that_the_pool_lacks_does_no_harm():
+    rng = np.random.default_rng(4)
+    pool = drawn(rng, 3000)
+    pool[0, pool[0] == 2] = 1
+    weights = rake(pool, SIZES, PAIRS, STARTS, tables_of(drawn(rng, 3000)), TOTAL, 1.0, visits(rng, 10))
+    assert np.isfinite(weights).all()
+    assert weights.sum() == pytest.approx(TOTAL, rel=0.5)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=40), st.integers(1, 60), st.floats(0.0, 1.0, exclude_max=True), st.randoms())
+def test_a_systematic_sample_takes_each_record_as_often_as_its_share_up_to_one(weights, n, uniform, random):
+    shares = np.array(weights) + 1e-3
+    order = np.array(random.sample(range(len(shares)), len(shares)), dtype=np.int64)
+    chosen = resample(shares, order, n, uniform)
+    counts = np.bincount(chosen, minlength=len(shares))
+    assert counts.sum() == n
+    assert (np.abs(counts - n * shares / shares.sum()) < 1.0 + 1e-9).all()
+    places = np.argsort(order)[chosen]
+    assert (np.diff(places) >= 0).all()  # in the order of the walk
+
+
+def test_each_record_is_expected_as_often_as_its_share():
+    shares = np.array([1.0, 5.0, 0.0, 2.5, 1.5])
+    order = np.arange(5)
+    uniforms = (np.arange(1000) + 0.5) / 1000
+    counts = sum(np.bincount(resample(shares, order, 3, uniform), minlength=5) for uniform in uniforms)
+    np.testing.assert_allclose(counts / 1000, 0.3 * shares, atol=0.002)
+
+
+def test_weights_that_are_no_numbers_stay_in_the_pool():
+    for bad in (np.nan, np.inf, 0.0):
+        assert set(resample(np.full(5, bad), np.arange(5), 7, 0.5).tolist()) <= set(range(5))
+
+
+def test_a_resampled_pool_has_the_tables_that_were_wanted():
+    rng = np.random.default_rng(5)
+    pool, wanted = drawn(rng, 40_000), drawn(rng, 200_000, 0.4)
+    weights = rake(pool, SIZES, PAIRS, STARTS, tables_of(wanted), TOTAL, 1.0, visits(rng, 10))
+    again = pool[:, resample(weights, np.lexsort(pool[::-1]), 20_000, rng.random())]
+    distance = np.abs(tables_of(again) - tables_of(wanted)).sum() / TOTAL / 2 / len(PAIRS)
+    floor = np.abs(tables_of(wanted[:, rng.integers(0, 200_000, 20_000)]) - tables_of(wanted)).sum() / TOTAL / 2 / len(PAIRS)
+    assert distance < 1.2 * floor
+    assert count_clique(np.ascontiguousarray(again), SIZES, [0, 1]).sum() == 20_000
