@@ -7,6 +7,7 @@ the privacy loss distribution (PLD) of dp_accounting, pessimistic throughout (do
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 from collections import Counter
@@ -253,10 +254,20 @@ def _least_scale(cost: Callable[[float], float], epsilon: float, start: float, *
     low = high / 1.25
     while cost(low) <= epsilon:
         low, high = low / 1.25, low
-    while high / low > 1.0 + _TOLERANCE:
-        middle = math.sqrt(low) * math.sqrt(high)
-        low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)
-    return high
+    points = [(math.log(scale), math.log(cost(scale) / epsilon)) for scale in (low, high)]  # cost is nearly a power of the scale
+    for number in itertools.count():
+        if high / low <= 1.0 + _TOLERANCE:
+            return high
+        (x0, y0), (x1, y1) = points
+        guess = x1 - y1 * (x1 - x0) / (y1 - y0) if y1 != y0 else math.inf
+        guess += math.copysign(_TOLERANCE / 4.0, y1)  # beyond the root, so that it is soon between two near scales
+        if not math.log(low) < guess < math.log(high) or number % 4 == 3:
+            guess = (math.log(low) + math.log(high)) / 2.0
+        scale = math.exp(guess)
+        found = cost(scale)
+        points = [points[1], (guess, math.log(found / epsilon))]
+        low, high = (low, scale) if found <= epsilon else (scale, high)
+    raise AssertionError
 
 
 def _central(kind: str, scale: float, sensitivity: float, adjacency: Adjacency, count: int) -> CentralEvent:
