@@ -122,12 +122,14 @@ class Cells:
         singles = int(self.codec.nulls) + len(self.codec.atoms)
         line = np.maximum(index - singles, 0)
         low, high = self.edges[line], self.edges[line + 1]
+        share = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
         if self.found is not None:
-            low, high, words = _narrow(self.found, low, high, words)
-        if self.codec.lattice:  # a whole number in (low, high]; cells are narrower than 2**53, so the remainder is even to 2**-11
-            values = high - (words % np.maximum(high - low, 1.0).astype(np.uint64)).astype(np.float64)
+            low, high, share = _narrow(self.found, low, high, share)
+        if self.codec.lattice:  # a whole number in (low, high]; cells are narrower than 2**53, so a remainder is even to 2**-11
+            width = np.maximum(high - low, 1.0)
+            above = np.floor(share * width) if self.found is not None else (words % width.astype(np.uint64)).astype(np.float64)
+            values = high - np.minimum(above, width - 1.0)
         else:
-            share = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
             first, last = ends(self.codec, self.edges)
             values = np.clip(_check_type(self.codec, high * (1.0 - share) + low * share), first[line], last[line])
         values = np.where(index < singles, np.array([*([0.0] * self.codec.nulls), *self.codec.atoms, 0.0])[np.minimum(index, singles)], values)
@@ -169,15 +171,19 @@ def _range(low: float, high: float) -> str:
     return begin + (f", {following!r})" if len(repr(following)) < len(repr(high)) else f", {high!r}]")
 
 
-def _narrow(found: FoundBins, low: Floats, high: Floats, words: NDArray[np.uint64]) -> tuple[Floats, Floats, NDArray[np.uint64]]:
-    """Return, for values in (low, high], the fine cell of each, and what is left of its random word; as it was where nothing is known."""
+def _narrow(found: FoundBins, low: Floats, high: Floats, share: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return, for values at a share of the way through (low, high], the fine cell of each, and the share of the way through that.
+
+    Nothing changes where nothing is known. The share of a fine cell that has a part p of its cell keeps 53 + log2(p) random bits.
+    """
     rises = np.concatenate([[0.0], np.cumsum(found.masses)])
     below, above = np.interp(low, found.edges, rises), np.interp(high, found.edges, rises)
     known = above > below
-    place = below + (above - below) * ((words >> np.uint64(32)).astype(np.float64) + 0.5) * 2.0**-32
+    place = below + (above - below) * share
     fine = np.clip(np.searchsorted(rises, place, side="right") - 1, 0, len(found.masses) - 1)
-    narrow = np.maximum(found.edges[fine], low), np.minimum(found.edges[fine + 1], high)
-    return np.where(known, narrow[0], low), np.where(known, narrow[1], high), np.where(known, words << np.uint64(32), words)
+    inside = np.clip((place - rises[fine]) / np.maximum(found.masses[fine], 1e-300), 0.0, np.nextafter(1.0, 0.0))
+    first, last = np.maximum(found.edges[fine], low), np.minimum(found.edges[fine + 1], high)
+    return np.where(known, first, low), np.where(known, last, high), np.where(known, inside, share)
 
 
 def cells(codec: Codec, bins: int | Sequence[float] | FoundBins) -> Cells:

@@ -169,17 +169,21 @@ def solve_program(objective: Floats, equal: Any, private: Any, right: Floats | N
     """
     from scipy.optimize import linprog
 
-    solution = linprog(
-        objective,
-        A_ub=private,
-        b_ub=np.zeros(private.shape[0]),
-        A_eq=equal,
-        b_eq=np.ones(equal.shape[0]) if right is None else right,
-        bounds=(0, None),
-        method="highs",
-        options={"primal_feasibility_tolerance": _TOLERANCE, "dual_feasibility_tolerance": _TOLERANCE},
-    )
-    found: Floats | None = solution.x
+    found: Floats | None = None
+    for presolve in (True, False):  # which finds some programs infeasible that are not
+        solution = linprog(
+            objective,
+            A_ub=private,
+            b_ub=np.zeros(private.shape[0]),
+            A_eq=equal,
+            b_eq=np.ones(equal.shape[0]) if right is None else right,
+            bounds=(0, None),
+            method="highs",
+            options={"presolve": presolve, "primal_feasibility_tolerance": _TOLERANCE, "dual_feasibility_tolerance": _TOLERANCE},
+        )
+        found = solution.x
+        if found is not None:
+            break
     return found
 
 

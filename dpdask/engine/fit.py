@@ -126,7 +126,7 @@ def fit(
     charge()
     while drawn is None:
         if counts is None and mechanism.reference_rows == "own":  # a further round
-            counts = scan(source, work, mechanism.statistic(work.columns), "tabulate", progress).value
+            counts = scan(source, work, mechanism.statistic(work.columns), "tabulate", progress, released=mechanism.releases_rows).value
         drawn = mechanism.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
         _check_drawn(mechanism, drawn)
         if drawn is None:

@@ -100,7 +100,7 @@ class FilePart:
         assert rows is None
         if released or work.unit is not None:
             yield from self._read_sealed(work.sealed, work)
-        else:  # one pass is all that sees the rows
+        else:  # nothing of a row is released, and each pass is an event of its own
             yield from read_batches(self.fragment, work.sealed, work.types)
 
     def read_all(self, work: TableWork) -> Iterator[pa.RecordBatch]:

@@ -123,7 +123,15 @@ def _square(width: Floats, b: float) -> Floats:
 
 
 def integer_weights(channel: Floats) -> Weights:
-    """Return a channel as whole numbers: uint64 of the same shape, each row summing to exactly 2**63."""
+    """Return a channel as whole numbers: uint64 of the same shape, each row summing to exactly 2**63.
+
+    Raises
+    ------
+    ValueError
+        If an entry is negative or not finite.
+    """
+    if not (channel >= 0.0).all() or not np.isfinite(channel).all():
+        raise ValueError("a channel has a negative probability, or one that is no number")
     total = 1 << TOTAL_BITS
     scaled = channel / channel.sum(axis=1, keepdims=True)
     weights: Weights = np.floor(scaled * float(total)).astype(np.uint64)
@@ -176,7 +184,7 @@ def _losses(weights: Weights) -> tuple[Weights, Weights, Floats]:
 def repair_weights(channel: Floats, probabilities: Floats, epsilon: float) -> Weights:
     """Return the whole-number weights of a channel whose ε* is at most `epsilon`, exactly.
 
-    Where rounding left ε* above it, the channel is mixed with the constant channel 1·Qᵀ by the least power of two that
+    Where rounding left ε* above it, or an entry below 0, the channel is mixed with the constant channel 1·Qᵀ by the least power of two that
     brings it below, where Q = `probabilities` is the distribution of what the channel gives: mixing keeps both the rows and
     P·T = Q, which for P = Q is the invariance.
 
@@ -189,11 +197,9 @@ def repair_weights(channel: Floats, probabilities: Floats, epsilon: float) -> We
     epsilon
         The bound on ε*, positive and finite.
     """
-    weights = integer_weights(channel)
-    share = 2.0**-52
-    while not is_private(weights, epsilon):
+    share, mixed = 2.0**-52, channel
+    while (mixed < 0.0).any() or not is_private(weights := integer_weights(mixed), epsilon):
         mixed = (1.0 - share) * channel + share * probabilities[None, :]
-        weights = integer_weights(mixed)
         share = min(1.0, 2.0 * share)
     return weights
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dpdask.cells import DEFAULT_BINS, cells
 from dpdask.codec import LevelCodec
+from dpdask.mechanisms.expectations import TAILS
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.privacy.events import CentralEvent
 from dpdask.privacy.noise import perturb
@@ -50,7 +51,7 @@ class CellSearch:
     @property
     def expectations(self) -> tuple[str, ...]:
         """What the noise of the fine counts allows, in sentences."""
-        return (f"{', '.join(self.names)}: quantiles and clipped means; the mean of a heavy tail is not to be had under wide bounds",)
+        return (f"{', '.join(self.names)}: {TAILS}",)
 
     def statistic(self, columns: Columns) -> ColumnStatistic:
         """Return what is counted: every column, since all rows are checked before the first noise."""

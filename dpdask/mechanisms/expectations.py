@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,9 +13,13 @@ from dpdask.channels import calibrate, costs, laplace, optimal
 from dpdask.codec import Codec, LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import rank as rank_kernel
+from dpdask.privacy.events import DiscreteLaplace
 from dpdask.streams import RunKey, stream, words
 
 LITTLE = 0.1
+TAILS = "quantiles and clipped means; the mean of a heavy tail is not to be had under wide bounds"
+
+_MUCH_NOISE = 0.02  # of the rows: then a count of a twentieth of them is off by two fifths
 
 _N_RANKS = 48  # as the optimal channel cuts ranks
 _MOST_LEVELS = 48  # beyond, the program takes longer than a plan should
@@ -95,7 +100,7 @@ def describe_kept(codecs: Mapping[str, Codec], epsilons: Mapping[str, float], ch
         kept = estimate_kept(codecs[name], epsilon, channel)
         if kept is not None:
             category = isinstance(codecs[name], LevelCodec) and not codecs[name].ordered  # type: ignore[union-attr]  # a level codec
-            what = "share of a row's values kept beyond chance" if category else "correlation of a row's value with its original"
+            what = "share of a row's values kept beyond chance" if category else "correlation of a row's rank with its original"
             found.append(f"{name}: {what} about {kept:.2f}")
     return tuple(found)
 
@@ -111,6 +116,27 @@ def warn_of_little(codecs: Mapping[str, Codec], epsilons: Mapping[str, float], c
     little = [name for name, epsilon in epsilons.items() if (kept := estimate_kept(codecs[name], epsilon, channel)) is not None and kept < LITTLE]
     if not little:
         return ()
-    named = ", ".join(little[:5]) + (f" and {len(little) - 5} more" if len(little) > 5 else "")
-    what = f"A released row keeps next to nothing of {named} (below {LITTLE:g} of 1): the distribution is released, not the rows"
+    what = f"A released row keeps next to nothing of {_name(little)} (below {LITTLE:g} of 1)"
     return (f"{what}. Privatise fewer columns, spend more ε, or release synthetic records.",)
+
+
+def warn_of_noisy_references(measurements: Mapping[str, DiscreteLaplace], n_rows: int | None) -> tuple[str, ...]:
+    """Return a warning that names the columns whose distribution is mostly noise; none if there are none, or the rows are not counted.
+
+    Parameters
+    ----------
+    measurements
+        The noise of each column's counts.
+    n_rows
+        The public number of rows.
+    """
+    shares = {name: math.sqrt(2.0) * event.scale / n_rows for name, event in measurements.items()} if n_rows else {}
+    noisy = {name: share for name, share in shares.items() if share > _MUCH_NOISE}
+    if not noisy:
+        return ()
+    what = f"The noise of a count is {100 * max(noisy.values()):.2g} % of all rows in the reference of {_name(list(noisy))}"
+    return (f"{what}: the distribution will not be kept. Privatise fewer columns, spend more ε, or raise `reference.share`.",)
+
+
+def _name(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

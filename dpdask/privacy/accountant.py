@@ -254,7 +254,7 @@ def _least_scale(cost: Callable[[float], float], epsilon: float, start: float, *
     low = high / 1.25
     while cost(low) <= epsilon:
         low, high = low / 1.25, low
-    points = [(math.log(scale), math.log(cost(scale) / epsilon)) for scale in (low, high)]  # cost is nearly a power of the scale
+    points = [(math.log(scale), _compare(cost(scale), epsilon)) for scale in (low, high)]  # cost is nearly a power of the scale
     for number in itertools.count():
         if high / low <= 1.0 + _TOLERANCE:
             return high
@@ -265,9 +265,14 @@ def _least_scale(cost: Callable[[float], float], epsilon: float, start: float, *
             guess = (math.log(low) + math.log(high)) / 2.0
         scale = math.exp(guess)
         found = cost(scale)
-        points = [points[1], (guess, math.log(found / epsilon))]
+        points = [points[1], (guess, _compare(found, epsilon))]
         low, high = (low, scale) if found <= epsilon else (scale, high)
     raise AssertionError
+
+
+def _compare(cost: float, epsilon: float) -> float:
+    """Return log(cost / ε), of a cost of 0 a number that a secant only leads away from."""
+    return math.log(cost / epsilon) if cost > 0.0 else -1e3
 
 
 def _central(kind: str, scale: float, sensitivity: float, adjacency: Adjacency, count: int) -> CentralEvent:

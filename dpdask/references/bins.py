@@ -114,5 +114,5 @@ def cut_with_found(codecs: Mapping[str, Codec], bins: Bins, found: Found | None,
         given[name] = MAX_FOUND if each == "adaptive" else each
     for name, codec in codecs.items():
         if not isinstance(codec, LevelCodec) and (not isinstance(bins, dict) or bins.get(name, "adaptive") == "adaptive"):
-            given[name] = MAX_FOUND if found is None else found[name]
+            given[name] = MAX_FOUND + 2 * len(codec.atoms) if found is None else found[name]  # an atom is a cell, and may cut one
     return cut_columns(codecs, given, parameter)

@@ -23,8 +23,8 @@ BRANCHING = 16
 
 _N_LEAVES = BRANCHING**N_LEVELS
 _DECADES = 1e6  # the largest magnitude over the one below which leaves have one width
-_DOUBT, _MANY = 2.0, 3.0  # standard deviations
-_LEAST_WHOLE = 150.0  # whole numbers up to about this one are leaves of their own
+_DOUBT, _MANY = 2.0, 5.0  # standard deviations
+_LEAST_WHOLE = 60.0  # whole numbers up to about this one are leaves of their own, whatever the bounds
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -42,8 +42,9 @@ def make_grid(codec: Codec) -> Cells:
     Returns
     -------
     The levels of a level column. For numbers, cells whose width grows with their distance from 0, so that bounds may be far too
-    wide: whole numbers up to about 150 have a cell of their own, and beyond, or for floating numbers beyond a millionth of the
-    largest bound, a cell is about half a percent of its value wide. Dates and times: cells of one width. The bounds and 0
+    wide: whole numbers up to about 60 have a cell of their own, and beyond, or for floating numbers beyond a millionth of the
+    largest bound, a cell is about half a percent of its value wide, and one percent if the bounds have both signs or are
+    huge. Dates and times: cells of one width. The bounds and 0
     have cells of their own, since many values may lie there.
 
     Raises
@@ -61,12 +62,12 @@ def make_grid(codec: Codec) -> Cells:
         inner = np.array([low, min(low + 1.0, high), max(high - 1.0, low), high])
         return cells_of_edges(codec, np.unique(np.concatenate([[low - 1.0], cuts, inner])))
     special = np.array([low, high, *([0.0] if low < 0.0 < high else [])])
-    return cells_of_edges(codec, np.unique(np.concatenate([_spread(low, high, 0.0), special, step(codec, special, -np.inf)])))
+    cuts = _spread(low, high, max(abs(low), abs(high)) / _DECADES)
+    return cells_of_edges(codec, np.unique(np.concatenate([cuts, special, step(codec, special, -np.inf)])))
 
 
-def _spread(low: float, high: float, least: float) -> Floats:
-    """Return the numbers that divide a range evenly on the scale of asinh: linear near 0, logarithmic beyond."""
-    unit = max(max(abs(low), abs(high)) / _DECADES, least)
+def _spread(low: float, high: float, unit: float) -> Floats:
+    """Return the numbers that divide a range evenly on the scale of asinh: linear up to about the unit, logarithmic beyond."""
     found: Floats = np.sinh(np.linspace(math.asinh(low / unit), math.asinh(high / unit), _N_LEAVES - 3)) * unit
     found[0], found[-1] = low, high
     return np.clip(found, low, high)
@@ -133,7 +134,7 @@ class Hierarchy:
         Notes
         -----
         Upwards, each count is averaged with the sum of its children, by inverse variance. Blocks of the first level that neither have nor
-        adjoin one with more than three standard deviations are emptied: noise far out would ruin means. Downwards, children are projected
+        adjoin one with more than five standard deviations are emptied: noise far out would ruin means. Downwards, children are projected
         to non-negative counts with the sum that their parent has; where that is less than twice the standard deviation of
         their own sum, it is spread evenly over the cells instead.
 
@@ -174,7 +175,7 @@ def _average(own: Floats, children: Floats, factors: Floats, present: NDArray[np
     """Return counts averaged with the sums of their children, and what their variances are of one count's."""
     below = np.where(present, factors, 0.0).sum(axis=-1)
     summed = np.where(present, children, 0.0).sum(axis=-1)
-    weight = 1.0 / np.maximum(below, 1.0)
+    weight = 1.0 / np.where(below > 0.0, below, 1.0)
     return np.where(below > 0, (own + weight * summed) / (1.0 + weight), 0.0), np.where(below > 0, 1.0 / (1.0 + weight), 1.0)
 
 

@@ -24,8 +24,9 @@ class Tree(ReferenceBase):
         The share of a unit's ε for the noisy one- and two-way tables, in (0, 1); they take all of δ too. The rest randomises
         the unit's rows. With a larger share, a release follows the tables more closely, and its own rows less.
     bins
-        How continuous and mixed columns are cut: a number of cells of one width, or for each column such a number or the
-        first value of each cell. A released number is drawn uniformly in its cell.
+        How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
+        their own; a released number follows the fine counts in its cell. Or a number of cells of one width, or for each column one of
+        these or the first value of each cell; then a released number is drawn uniformly in its cell.
 
     Privacy
     -------

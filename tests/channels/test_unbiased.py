@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dpdask.channels import LevelChannel, calibrate, costs, measure_attenuation, optimal, optimal_unbiased
 from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS
 from dpdask.errors import SpecError
-from dpdask.kernels.channel import TOTAL_BITS, exact_epsilon
+from dpdask.kernels.channel import TOTAL_BITS, exact_epsilon, integer_weights
 from dpdask.simulate.movielens import ML25M_RATING_COUNTS
 
 MOVIELENS = np.array(ML25M_RATING_COUNTS) / sum(ML25M_RATING_COUNTS)
@@ -103,3 +103,26 @@ def test_nonsense_is_refused_in_one_line(probabilities: np.ndarray, epsilon: flo
         optimal_unbiased(probabilities, epsilon, values)
     assert caught.value.exit_code == 64
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("epsilon", [36.0, 43.0, 60.0, 100.0])
+@pytest.mark.parametrize("size", [3, 6, 10])
+def test_at_a_large_epsilon_rows_are_still_distributions(size: int, epsilon: float) -> None:
+    """The projection leaves negative ratios there; as whole numbers they would wrap to weights of more than everything."""
+    rng = np.random.default_rng(size)
+    for probabilities in (np.full(size, 1.0 / size), rng.dirichlet(np.ones(size))):
+        channel = optimal_unbiased(probabilities, epsilon, np.sort(rng.normal(size=size)))
+        assert [sum(map(int, row)) for row in channel.weights] == [2**TOTAL_BITS] * size
+        assert np.abs(probabilities @ channel.matrix - probabilities).max() < 1e-12
+        assert exact_epsilon(channel.weights) <= epsilon
+
+
+def test_a_rare_level_does_not_make_the_program_infeasible() -> None:
+    probabilities = np.array([0.0022, 0.609, 0.151, 0.237, 0.00011, 2.9e-8])
+    channel = optimal_unbiased(probabilities / probabilities.sum(), 2.0, np.arange(6.0))
+    assert measure_attenuation(channel.weights, np.arange(6.0)).factor > 0.05
+
+
+def test_a_channel_with_a_negative_probability_is_no_channel() -> None:
+    with pytest.raises(ValueError, match="negative probability"):
+        integer_weights(np.array([[1.5, -0.5], [0.5, 0.5]]))

@@ -106,7 +106,7 @@ def test_a_plan_and_a_run_warn_of_a_large_delta(name: str, tmp_path):
     warned = name.startswith("a δ")
     for verb in ("plan", "run"):
         ended = command(verb, *words[1:])
-        assert (ended.code, ended.lines, "WARNING" in ended.out) == (0, [], warned)
+        assert (ended.code, ended.lines, "WARNING" in ended.out) == (0, [], True)  # at ε = 1e-6 all tables drown
         assert ("δ = 0.01 is not below 1 / the number of rows" in ended.out) is warned
 
 

@@ -154,7 +154,8 @@ def test_an_empty_table_is_refused_where_its_number_of_rows_is_public(tmp_path: 
 
 def test_what_a_run_says_beforehand():
     asked = mechanism(delta=1e-3)
-    assert asked.stages(NOBODY, uncounted=False)[0] == "tabulate: read 3 columns once; count 3 one-way and 3 two-way tables, merged in a tree"
+    assert asked.stages(NOBODY, uncounted=False)[0].startswith("search: read all privatised columns once; count income in fine cells")
+    assert asked.stages(NOBODY, uncounted=False)[1] == "tabulate: read 3 columns once; count 3 one-way and 3 two-way tables, merged in a tree"
     assert asked.cautions(NOBODY, None) == asked.cautions(NOBODY, 999) == ()
     [caution] = asked.cautions(NOBODY, 1000)
     assert caution.startswith("δ = 0.001 is not below 1 / the number of rows")

@@ -137,3 +137,16 @@ def test_the_quality_of_tables_records_and_cells_is_what_stood_out(tmp_path: Pat
         assert said.endswith("come out nearly independent") == independent
     cells = quality_of(dpdask.PerturbedHistogram(schema, epsilon=8.0), "cells")
     assert re.fullmatch(r"[\d,]+ of 512 cells have a weight; the weights sum to [\d,]+", cells)
+
+
+def test_a_reference_that_is_mostly_noise_is_warned_of_and_one_that_is_not_is_not() -> None:
+    columns = {name: {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e6]} for name in "abcdef"}
+    frame = pd.DataFrame(dict.fromkeys("abcdef", np.linspace(0.0, 50.0, 2000)[np.random.default_rng(1).permutation(2000)]))
+    schema = dpdask.Schema.from_dict({"columns": columns})
+    with pytest.warns(
+        UserWarning, match=r"The noise of a count is \d+ % of all rows in the reference of a, b, c, d, e and 1 more: the distribution will"
+    ):
+        dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(frame)
+    planned = dpdask.DIP(schema, epsilon=100.0, reference=dpdask.Histogram()).plan(frame)
+    assert planned.warnings == ()
+    assert "heavy tail" in planned.expectations[-1]

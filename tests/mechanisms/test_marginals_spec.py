@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from mechanisms.fitting import fit_frame, records_of
 
+from dpdask.codec import codec_for
 from dpdask.documents import validate
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.mechanisms.card import make_card
@@ -152,8 +154,12 @@ def test_an_empty_table_is_refused_where_its_number_of_rows_is_public(tmp_path: 
 
 def test_what_a_run_says_beforehand():
     asked = mechanism()
-    assert asked.stages(NOBODY, uncounted=False)[0] == "tabulate: read 3 columns once; count 3 tables, merged in a tree"
+    assert asked.stages(NOBODY, uncounted=False)[0].startswith("search: read all privatised columns once; count income in fine cells")
+    assert asked.stages(NOBODY, uncounted=False)[1] == "tabulate: read 3 columns once; count 3 tables, merged in a tree"
     assert asked.how == "3 tables with noise on every cell"
     assert asked.n_expected(100) is None
-    assert asked.cautions(NOBODY, 100) == ()
-    assert "δ" in asked.cautions(NOBODY, 10**9)[0]
+    codecs = {name: codec_for(name, schema().columns[name], pa.string() if name == "sex" else pa.int64()) for name in ("sex", "age", "income")}
+    columns = Columns(types=None, codecs=codecs)
+    assert asked.cautions(columns, 10**5) == ()
+    assert "The noise of 1 of 3 tables is as large as the table itself: age x sex x income" in asked.cautions(columns, 1000)[0]
+    assert "δ" in asked.cautions(columns, 10**9)[0]

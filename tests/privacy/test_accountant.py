@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from scipy import signal
 
 from dpdask.errors import SpecError
+from dpdask.privacy import accountant
 from dpdask.privacy.accountant import compose, epsilon, noise_scale
 from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, to_dict
 from dpdask.privacy.ledger import Charge, Compose
@@ -256,3 +258,13 @@ def test_what_different_units_pay_is_not_added_up():
 
 def test_an_event_of_nothing_costs_what_was_declared():
     assert compose([charge(5.0, 0.0, to_dict(Composed(events=())))], 0.0) == 5.0
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1e-3, 0.3), (1e-3, 0.05), (0.01, 0.3), (2.0, 0.99)])
+def test_a_large_delta_that_makes_noise_free_ends_the_search(epsilon: float, delta: float) -> None:
+    """Beside a large δ some scales cost nothing, whose logarithm no secant may take."""
+    drafts = [DiscreteGaussian(sigma=1.0, sensitivity=1.0, adjacency="add-remove", count=count) for count in (4, 6)]
+    found = accountant.scale_events(drafts, epsilon, delta)
+    assert accountant.epsilon(Composed(events=found), delta) <= epsilon
+    less = [replace(event, sigma=event.sigma * (1 - 1e-6)) for event in found if isinstance(event, DiscreteGaussian)]
+    assert accountant.epsilon(Composed(events=tuple(less)), delta) > epsilon

@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpdask.cells import cells
+from dpdask.cells import DEFAULT_BINS, FoundBins, cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.privacy.accountant import epsilon as paid
 from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace
 from dpdask.privacy.noise import perturb
 from dpdask.references import RankDistribution
+from dpdask.references.bins import cut_with_found
 from dpdask.references.hierarchy import N_LEVELS, Hierarchy, find_bins, make_grid
 from dpdask.references.histogram import CellCounts, Histogram, histogram_event
 from dpdask.schema import Column
@@ -241,3 +242,44 @@ def test_values_inside_a_found_cell_follow_the_fine_counts(codec):
     assert stats.chisquare(hit[inside][there], expected[there]).pvalue > ALPHA
     uniform = replace(own, found=None).draw(np.full(len(drawn), code), drawn)
     assert np.bincount(grid.index(uniform), minlength=grid.n_cells)[inside][expected == 0].sum() > 0
+
+
+@pytest.mark.parametrize("width", [2.0, 6.0, 16.0, 2.0**20])
+@pytest.mark.parametrize("type_", [pa.int64(), pa.date32()])
+def test_whole_numbers_inside_a_fine_cell_are_all_released_alike(width, type_):
+    codec = codec_of((0.0, 4.0 * width), type_)
+    edges = np.array([-1.0, 0.0, width, 2.0 * width, 4.0 * width])
+    found = FoundBins(cuts=np.array([-1.0, 4.0 * width]), edges=edges, masses=np.array([0.0, 1.0, 3.0, 0.0]))
+    words = np.random.default_rng(5).integers(0, 2**64, 60_000, dtype=np.uint64)
+    values = np.asarray(cells(codec, found).draw(np.zeros(len(words), dtype=int), words).cast(pa.int32() if type_ == pa.date32() else pa.int64()))
+    assert values.min() >= 1
+    assert values.max() <= 2 * width
+    assert stats.binomtest(int((values > width).sum()), len(values), 0.75).pvalue > ALPHA
+    few = np.bincount((values - 1) % int(min(width, 16)), minlength=int(min(width, 16)))  # the last digits show every stride
+    assert stats.chisquare(few).pvalue > ALPHA
+
+
+@given(st.lists(st.integers(0, 409), unique=True, max_size=60), st.integers(0, 2**32), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_no_more_cells_are_found_than_were_planned(atoms, seed, whole):
+    codec = codec_of((0.0, 409.0), pa.int32() if whole else FLOAT, atoms=tuple(map(float, sorted(atoms))), nulls=True)
+    grid = make_grid(codec)
+    counts = np.random.default_rng(seed).gamma(0.05, 1.0, grid.n_cells)
+    found = cut_with_found({"v": codec}, "adaptive", {"v": find_bins(grid, counts, DEFAULT_BINS)})
+    assert found["v"].size <= cut_with_found({"v": codec}, "adaptive", None)["v"].size
+
+
+def test_a_number_pays_for_every_level_that_is_drawn():
+    """The vectors that are paid for are those that the hierarchy has: as many as a row's counts."""
+    codec = codec_of((0.0, 1e6))
+    column = Column(role="privatise", kind="continuous", bounds=(0.0, 1e6))
+    event = Histogram().events({"v": 0.1}, {"v": column}, "replace-one", 1)["v"]
+    grid = make_grid(codec)
+    one = Hierarchy(grid).count(CellCounts(np.bincount([5], minlength=grid.n_cells)))
+    assert event.count == one.sum() == N_LEVELS
+
+
+@pytest.mark.parametrize("high", [1e8, 1e12, 2.0**53])
+def test_small_whole_numbers_are_cells_of_their_own_under_any_bounds(high):
+    codec = codec_of((0.0, high), pa.int64())
+    assert len(set(make_grid(codec).index(pa.array(range(50))).tolist())) == 50

@@ -14,7 +14,7 @@ from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
 from dpdask.mechanisms.card import Section
 from dpdask.mechanisms.dip.card import describe_domain, dip_section
-from dpdask.mechanisms.expectations import describe_kept, warn_of_little
+from dpdask.mechanisms.expectations import TAILS, describe_kept, warn_of_little, warn_of_noisy_references
 from dpdask.mechanisms.mechanism import Columns, Mechanism, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon, read_weights, within_digits
@@ -262,12 +262,14 @@ class DipMechanism(Mechanism):
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
         """Return what a steward should think of before a run; see `Mechanism.cautions`."""
-        del n_rows
-        return (*self.reference.warnings(), *warn_of_little(columns.codecs, self.spending.row, self.spec.channel))
+        little = warn_of_little(columns.codecs, self.spending.row, self.spec.channel)
+        return (*self.reference.warnings(), *little, *warn_of_noisy_references(self.measurements, n_rows))
 
     def expectations(self, columns: Columns) -> tuple[str, ...]:
         """Return how much a released row keeps of each column; see `Mechanism.expectations`."""
-        return describe_kept(columns.codecs, self.spending.row, self.spec.channel)
+        found = [name for name, event in self.measurements.items() if event.count > 1]
+        tails = () if not found else (f"{', '.join(found)}: {TAILS}",)
+        return (*describe_kept(columns.codecs, self.spending.row, self.spec.channel), *tails)
 
     def section(self, release: Any, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
         """Return the mechanism's part of the release card; see `Mechanism.section`."""

@@ -82,7 +82,7 @@ class TreeColumn:
             own = codec.encode(array)
             released = self._sample(parents, own, words(rng, len(own)))
             return codec.decode(released), released
-        found = FoundBins(cuts=self.edges, edges=self.fine_edges, masses=self.masses)
+        found = FoundBins(cuts=self.edges, edges=self.fine_edges, masses=self.masses) if self.masses.any() else None
         cells = Cells(codec=codec, edges=self.edges, possible=self.possible, found=found)
         own = cells.codes(array).astype(np.int32)
         drawn = words(rng, len(own), 2)

@@ -232,7 +232,8 @@ def dependence_tree(cleaned: Denoised) -> list[tuple[int, int]]:
     n = cleaned.domain.n_attributes
     shared = np.zeros((n, n))
     for group in cleaned.groups:
-        shared[group.first, group.second] = shared[group.second, group.first] = tables_kernel.mutual_information(group.tables)
+        told = np.where(group.significant.any(axis=(1, 2)), tables_kernel.mutual_information(group.tables), 0.0)  # the rest may be noise
+        shared[group.first, group.second] = shared[group.second, group.first] = told
     shared[shared < 1e-12] = 0.0  # independence, up to rounding
     best, parent, outside = shared.sum(axis=1), np.full(n, -1), np.ones(n, dtype=bool)
     tree: list[tuple[int, int]] = []

@@ -151,4 +151,4 @@ def list_drowned(noise: MarginalNoise, sizes: Mapping[str, int], n_rows: int) ->
         return ()
     named = ", ".join(" x ".join(table) for table in drowned[:3]) + (f" and {len(drowned) - 3:,} more" if len(drowned) > 3 else "")
     what = f"The noise of {len(drowned):,} of {len(tables):,} tables is as large as the table itself: {named}"
-    return (f"{what}. Only strong dependence shows there. Take fewer cells or columns, or spend more ε.",)
+    return (f"{what}. Even strong dependence may come out weak there, or not at all. Take fewer cells or columns, or spend more ε.",)
