@@ -105,5 +105,5 @@ def warn_of_little(codecs: Mapping[str, Codec], epsilons: Mapping[str, float], c
     if not little:
         return ()
     named = ", ".join(little[:5]) + (f" and {len(little) - 5} more" if len(little) > 5 else "")
-    what = f"A released row keeps next to nothing of {named} (below {LITTLE:g} of 1): the distribution is released, not the rows"
+    what = f"A released row keeps almost nothing of {named} (less than {LITTLE:g} on a scale from 0 to 1): only the distribution is preserved"
     return (f"{what}. Privatise fewer columns, spend more ε, or release synthetic records.",)

@@ -114,7 +114,7 @@ class NoisyTables(NoisyCounts):
         return (*found, *(() if self.search is None else self.search.expectations))
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
-        """Return what a steward should think of before a run: of δ, and of tables whose noise is as large as all rows; see `Mechanism.cautions`."""
+        """Return what a steward should consider before a run: δ, and tables whose noise is as large as all rows; see `Mechanism.cautions`."""
         found = NoisyCounts.cautions(self, columns, n_rows)
         return (*found, *list_drowned(self.noise, {name: cells.size for name, cells in self.cells(columns).items()}, n_rows)) if n_rows else found
 
@@ -151,4 +151,4 @@ def list_drowned(noise: MarginalNoise, sizes: Mapping[str, int], n_rows: int) ->
         return ()
     named = ", ".join(" x ".join(table) for table in drowned[:3]) + (f" and {len(drowned) - 3:,} more" if len(drowned) > 3 else "")
     what = f"The noise of {len(drowned):,} of {len(tables):,} tables is as large as the table itself: {named}"
-    return (f"{what}. Only strong dependence shows there. Take fewer cells or columns, or spend more ε.",)
+    return (f"{what}. Only strong dependence can be seen in them. Take fewer cells or columns, or spend more ε.",)
