@@ -138,6 +138,7 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
         "epsilon": promised.epsilon if promised is not None else None,
         "delta": promised.delta if promised is not None else None,
         "warnings": [*warned, *outcome.warnings],
+        "quality": outcome.quality,
         "protected": loaded.mechanism.protected,
         "unprotected": loaded.mechanism.unprotected,
         "insecure": loaded.file.insecure_seed is not None,
@@ -391,6 +392,7 @@ def _outcome_text(job: Job, result: dict[str, Any]) -> str:
         f"  how       {job.mechanism.how}",
         f"  promise   {job.mechanism.guarantee(job.file.output.order)}",
         *(f"  WARNING   {warning}" for warning in result["warnings"]),
+        *([f"  quality   {result['quality']}"] if result["quality"] else []),
     ]
     return "\n".join(lines)
 

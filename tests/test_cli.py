@@ -200,13 +200,15 @@ def test_run_as_json_and_again(tmp_path):
         "unprotected": str,
         "insecure": bool,
         "warnings": list,
+        "quality": str,
     }
     assert found["delta"] == 0
     assert (found["status"], found["insecure"], found["shards"]) == ("released", True, 1)
     assert found["bytes"] == (tmp_path / "out" / "part-00000.parquet").stat().st_size
     assert first.out.count("\n") == 1
     again = command(*given)
-    assert json.loads(again.out) == found | {"status": "already released"}
+    assert found["quality"].startswith("rating stays as it is in ")
+    assert json.loads(again.out) == found | {"status": "already released", "quality": ""}
     assert (again.code, again.err) == (0, "")
 
 

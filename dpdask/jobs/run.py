@@ -42,6 +42,8 @@ class Outcome:
         The warnings of the plan, and warnings about columns that were sorted in the input.
     told
         What is printed on the steward's terminal only: exact, and covered by no ε. Empty if the job was already finished.
+    quality
+        One line on how good the release is, from the release alone; empty if the job was already finished.
     """
 
     status: Literal["released", "already released"]
@@ -49,6 +51,7 @@ class Outcome:
     manifest: Manifest
     warnings: tuple[str, ...] = ()
     told: Told = field(default_factory=Told)
+    quality: str = ""
 
 
 @raises_in_keys
@@ -231,6 +234,7 @@ def _advance(job: Job, state: RunState, opened: JobTable, progress: Progress | N
     publish = state.publish(reached.run_id)
     staged = _write(job, opened, reached.fitted, publish, state.actions(reached.run_id), progress)
     manifest = _stage_meta(job, state, opened, reached, staged)
+    quality = opened.mechanism.describe_quality(load(state.folder, reached.release_sha256, opened.mechanism.release_type))
     state.write(replace(reached, stage="staged"))
     _sweep(publish, manifest)
     publish.level_times()
@@ -239,7 +243,7 @@ def _advance(job: Job, state: RunState, opened: JobTable, progress: Progress | N
     state.remove()
     told = Told() if strict else _told(reached.fitted, staged)  # with a strict ledger, nobody is told
     warnings = list_sorted_warnings(job, told, len(manifest.shards))
-    return Outcome(status="released", output=job.output_url, manifest=manifest, warnings=warnings, told=told)
+    return Outcome(status="released", output=job.output_url, manifest=manifest, warnings=warnings, told=told, quality=quality)
 
 
 def _told(fitted: Fitted, staged: Staged) -> Told:

@@ -363,6 +363,11 @@ class Mechanism(ABC):
         del n_rows
         return None
 
+    def describe_quality(self, release: Any) -> str:
+        """Return one line on how good a release is, from the release alone; empty if it says nothing about that."""
+        del release
+        return ""
+
     @abstractmethod
     def section(self, release: Any, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
         """Return the mechanism's part of the release card.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from e2e.helpers import run_here, write_job
+from mechanisms.fitting import fit_frame
 
 import dpdask
 from dpdask.codec import LevelCodec, ValueCodec
@@ -87,3 +91,49 @@ def test_wide_bounds_say_that_a_heavy_mean_is_not_to_be_had() -> None:
     planned = dpdask.Marginals(schema, epsilon=1.0, cliques=[["x"]]).plan(frame)
     assert "the mean of a heavy tail is not to be had" in planned.expectations[-1]
     assert planned.stages[0].startswith("search: read all privatised columns once; count x in fine cells")
+
+
+# ---- what is said at the end, from the release alone
+
+
+@pytest.mark.parametrize("channel", ["laplace", "optimal"])
+def test_the_quality_of_rows_is_what_they_kept(channel: Any, tmp_path: Path) -> None:
+    level = np.random.default_rng(1).choice(4, N_ROWS, p=[0.1, 0.2, 0.3, 0.4])
+    frame = pd.DataFrame({"level": level, "line": np.random.default_rng(2).exponential(1.0, N_ROWS)})
+    columns = {
+        "level": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2, 3], "type": "int64"},
+        "line": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 100.0], "type": "float64"},
+    }
+    (tmp_path / "in").mkdir()
+    frame.to_parquet(tmp_path / "in" / "rows.parquet", index=False)
+    job = write_job(
+        tmp_path / "job",
+        tmp_path / "in",
+        tmp_path / "out",
+        schema=columns,
+        mechanism={"kind": "dip", "reference": {"kind": "histogram"}, "channel": channel},
+        privacy={"epsilon": 6.0},
+        output__order="keep",
+    )
+    outcome = run_here(job)
+    released = pd.read_parquet(tmp_path / "out").reset_index(drop=True)
+    found = re.fullmatch(r"level stays as it is in (\S+) % of the rows; line keeps a correlation of ranks of (\S+)", outcome.quality)
+    assert found is not None
+    assert float(found[1]) == pytest.approx(100 * (released["level"] == frame["level"]).mean(), abs=1.0)
+    assert float(found[2]) == pytest.approx(released["line"].corr(frame["line"], method="spearman"), abs=0.02)
+    assert run_here(job).quality == ""
+
+
+def test_the_quality_of_tables_records_and_cells_is_what_stood_out(tmp_path: Path) -> None:
+    schema, frame = wide(3)
+
+    def quality_of(estimator: Any, name: str) -> str:
+        return str(estimator.mechanism.describe_quality(fit_frame(estimator.mechanism, frame, tmp_path / name)[1]))
+
+    tables = dpdask.Marginals(schema, epsilon=1.0, delta=1e-9, cliques=[["c0"], ["c1", "c2"]])
+    assert re.fullmatch(r"\d+ of 72 counts are larger than what noise alone gives with probability 0.95", quality_of(tables, "tables"))
+    for epsilon, independent in ((0.01, True), (50.0, False)):
+        said = quality_of(dpdask.GaussianCopula(schema, epsilon=epsilon, delta=1e-9), f"copula {epsilon}")
+        assert said.endswith("come out nearly independent") == independent
+    cells = quality_of(dpdask.PerturbedHistogram(schema, epsilon=8.0), "cells")
+    assert re.fullmatch(r"[\d,]+ of 512 cells have a weight; the weights sum to [\d,]+", cells)

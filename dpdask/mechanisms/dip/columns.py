@@ -19,6 +19,7 @@ from dpdask.kernels import bins as bins_kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
 from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, Cost, DipMechanism, check_costs
+from dpdask.mechanisms.expectations import correlate_ranks
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.releases import RandomisedRows
 from dpdask.privacy.rounding import round_up_sum
@@ -254,6 +255,10 @@ class ColumnsMechanism(DipMechanism):
         del key
         return fit_dip(self.reference.distributions(counts, columns.codecs), columns.codecs, self.spending.row, self.spec.channel, self.spec.cost)
 
+    def describe_quality(self, release: DipRelease) -> str:
+        """Return how much a row keeps of each column; see `Mechanism.describe_quality`."""
+        return "; ".join(f"{name} {_measure_kept(each)}" for name, each in release.columns.items())
+
     def describe_joint(self, release: DipRelease) -> dict[str, Any]:
         """Return what the card says about the columns' joint distribution."""
         del release
@@ -282,6 +287,18 @@ class ColumnsMechanism(DipMechanism):
         else:
             references, source = {name: _uniform(codec) for name, codec in columns.codecs.items()}, "a uniform stand-in"
         return self.audit_columns(fit_dip(references, columns.codecs, self.spending.row, self.spec.channel, self.spec.cost).columns, source)
+
+
+def _measure_kept(mechanism: ColumnMechanism) -> str:
+    """Return how much of a value a channel keeps: of levels how many stay, of numbers the correlation of ranks."""
+    if isinstance(mechanism, RankMechanism):
+        return f"keeps a correlation of ranks of {correlate_ranks(mechanism.epsilon):.2f}"
+    matrix = mechanism.channel.matrix
+    shares = np.linalg.lstsq(np.vstack([matrix.T - np.eye(len(matrix)), np.ones(len(matrix))]), np.append(np.zeros(len(matrix)), 1.0), rcond=None)[0]
+    if isinstance(mechanism, LevelMechanism):
+        return f"stays as it is in {100 * float(shares @ np.diag(matrix)):.3g} % of the rows"
+    place = np.cumsum(shares) - shares / 2.0 - 0.5
+    return f"keeps a correlation of ranks of {float((shares * place) @ matrix @ place / max(float((shares * place) @ place), 1e-300)):.2f}"
 
 
 def _describe(mechanism: ColumnMechanism) -> dict[str, Any]:

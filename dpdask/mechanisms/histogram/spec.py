@@ -269,6 +269,11 @@ class HistogramMechanism(NoisyCounts):
             return None
         return n_rows if self.spec.n_rows == "input" else self.spec.n_rows
 
+    def describe_quality(self, release: FittedHistogram) -> str:
+        """Return how many cells were kept, and what their weights sum to; see `Mechanism.describe_quality`."""
+        found = release.histogram
+        return f"{len(found.keys):,} of {n_cells(found.domain):,} cells have a weight; the weights sum to {int(found.weights.sum()):,}"
+
     def section(self, release: FittedHistogram, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
         """Return the histogram's part of the release card; see `Mechanism.section`."""
         del columns, n_rows, order

@@ -150,6 +150,12 @@ class MarginalsMechanism(NoisyTables):
             "write: the noisy tables, one row a cell",
         )
 
+    def describe_quality(self, release: MarginalTables) -> str:
+        """Return which part of the counts exceeds its margin of error; see `Mechanism.describe_quality`."""
+        tables = release.noisy.cliques
+        above = sum(int((counts > release.noisy.margin(clique)).sum()) for clique, counts in tables.items())
+        return f"{above:,} of {release.n_cells:,} counts are larger than what noise alone gives with probability 0.95"
+
     def section(self, release: MarginalTables, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
         """Return the tables' part of the release card; see `Mechanism.section`."""
         del columns, n_rows, n_released, order
