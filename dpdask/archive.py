@@ -97,7 +97,7 @@ class Archive:
                     return build(header, {name: members[name] for name in members.files if name != _HEADER})
         except _UNREADABLE:
             pass
-        raise InputError(f"this is no {self.noun} of format {self.format}, which dpdask {__version__} reads", where, _HINT)
+        raise InputError(f"this is not a {self.noun} of format {self.format}, which dpdask {__version__} reads", where, _HINT)
 
 
 class Archived:

@@ -207,7 +207,7 @@ def cells(codec: Codec, bins: int | Sequence[float] | FoundBins) -> Cells:
     if isinstance(codec, LevelCodec):
         return Cells(codec=codec, edges=np.empty(0), possible=np.ones(codec.n_levels, dtype=np.bool_))
     if codec.bounds is None:
-        hint = "give it bounds in the schema, or drop it; in a DIP job, another reference would do too"
+        hint = "give it bounds in the schema, or drop it; in a DIP job, another reference works too"
         raise SpecError("a column without bounds has no public cells to count in", f"column {codec.name!r}", hint)
     if isinstance(bins, FoundBins):
         return replace(cells_of_edges(codec, bins.cuts), found=bins)

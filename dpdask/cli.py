@@ -1,6 +1,6 @@
 """The command line: verbs, documented exit codes (docs/explanation/design.md, Contract), one line for an error.
 
-Each verb imports what it runs when it runs: help costs next to nothing, and so does `dask`, which imports this module for each call.
+Each verb imports its modules when it runs, so that help is fast, and so is `dask`, which imports this module at each call.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
     if isinstance(error, click.ClickException):
         return f"{' '.join(error.format_message().split()).rstrip('.')}; see `dpdask --help`", UsageError.exit_code
     # the last resort: a library's message may quote data, so only its type is shown
-    return f"{type(error).__name__}; this is a defect of dpdask, run `dpdask --debug` with the same words to see where", _DEFECT
+    return f"{type(error).__name__}; this is a defect of dpdask; run `dpdask --debug` with the same arguments to see where", _DEFECT
 
 
 def _fail(ctx: click.Context, line: str, code: int) -> NoReturn:
@@ -65,7 +65,7 @@ def _fail(ctx: click.Context, line: str, code: int) -> NoReturn:
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 @click.version_option(__version__)
 def cli(debug: bool) -> None:  # `debug` is read by the group, which catches what its verbs raise
-    """Release privacy-protected versions of tables, from a Parquet lake to a Parquet lake."""
+    """Release privacy-protected versions of tables: read Parquet or CSV, write Parquet."""
 
 
 def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -99,7 +99,7 @@ def validate(job: str, settings: dict[str, str]) -> None:
 @_set
 @_json
 def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
-    """Say what a run would do, and who is protected by what; read footers only."""
+    """Say what a run would do, who is protected and how; read footers only."""
     from dpdask.connect import check_cluster
     from dpdask.jobs.plan import plan_job
     from dpdask.jobs.spec import load_job
@@ -152,7 +152,7 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
 @_out
 @_json
 def status(out: str, as_json: bool) -> None:
-    """Tell the state of an output: absent, opened, fitted, staged or released."""
+    """Show the state of an output: absent, opened, fitted, staged or released."""
     from dpdask.io.storage import absolute_url
     from dpdask.jobs import run as runner
 
@@ -175,9 +175,9 @@ def abort(out: str) -> None:
 @_job
 @_set
 @_json
-@click.option("--runs", "n_runs", type=click.IntRange(min=1000), default=20_000, show_default=True, help="Of each central measurement.")
+@click.option("--runs", "n_runs", type=click.IntRange(min=1000), default=20_000, show_default=True, help="Runs of each noisy measurement.")
 def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> None:
-    """Compute ε* of every channel exactly, and bound the central noise's ε from below; read footers only."""
+    """Compute the exact ε* of every channel, and a lower bound on the ε of noisy counts; read footers only."""
     from dpdask.jobs.auditing import audit_job
     from dpdask.jobs.spec import load_job
 
@@ -199,8 +199,8 @@ _dataset = click.option("--dataset", required=True, help="The dataset's name.")
 @ledger.command("init")
 @_url
 @_dataset
-@click.option("--epsilon", type=float, required=True, help="The most that all releases together may spend.")
-@click.option("--delta", type=float, default=0.0, show_default=True)
+@click.option("--epsilon", type=float, required=True, help="The most ε that all releases together may spend.")
+@click.option("--delta", type=float, default=0.0, show_default=True, help="The most δ that they may spend.")
 @click.option("--strict", is_flag=True, help="Charge runs that read rows and then refuse them; cannot be undone.")
 def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bool) -> None:
     """Give a dataset its budget."""
@@ -231,7 +231,7 @@ def ledger_verify(url: str, dataset: str) -> None:
     """Recompute the chain of entries; name the first that was tampered with."""
     from dpdask.engine.account import open_ledger
 
-    click.echo(f"{dataset}: {open_ledger(url).verify(dataset)} entries, and the chain holds")
+    click.echo(f"{dataset}: {open_ledger(url).verify(dataset)} entries, and the chain is intact")
 
 
 @cli.group()
@@ -240,14 +240,14 @@ def simulate() -> None:
 
 
 @simulate.command()
-@click.option("--rows", "n_rows", type=int, required=True, help="Ratings to write.")
-@click.option("--users", "n_users", type=int, help="Users; by default as many a rating as in MovieLens-25M.")
-@click.option("--movies", "n_movies", type=int, help="Movies.")
+@click.option("--rows", "n_rows", type=int, required=True, help="Number of ratings.")
+@click.option("--users", "n_users", type=int, help="Number of users; by default in proportion to the ratings, as in MovieLens-25M.")
+@click.option("--movies", "n_movies", type=int, help="Number of movies.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--rows-per-file", type=int, default=1_000_000, show_default=True)
 @click.option("--out", required=True, help="A new folder.")
 def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int, rows_per_file: int, out: str) -> None:
-    """Write ratings of MovieLens-25M's shape: its rating frequencies, its activity of users and movies."""
+    """Write ratings of the shape of MovieLens-25M: its rating frequencies, and its activity of users and movies."""
     from dpdask.simulate import simulate_movielens
 
     with _progress() as report:
@@ -264,19 +264,21 @@ def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int,
 
 
 @simulate.command()
-@click.option("--rows", "n_rows", type=int, required=True, help="People to write.")
-@click.option("--attributes", "n_attributes", type=int, default=_CENSUS_ATTRIBUTES, show_default=True, help="Columns.")
-@click.option("--levels", "n_levels", type=int, help="Levels of all attributes together; by default in proportion to 674 for 27.")
+@click.option("--rows", "n_rows", type=int, required=True, help="Number of people.")
+@click.option("--attributes", "n_attributes", type=int, default=_CENSUS_ATTRIBUTES, show_default=True, help="Number of columns.")
+@click.option(
+    "--levels", "n_levels", type=int, help="Number of levels of all attributes together; by default in proportion to 674 levels for 27 attributes."
+)
 @click.option("--binary", is_flag=True, help="Two levels for every attribute.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--rows-per-file", type=int, default=1 << 20, show_default=True)
 @click.option("--out", required=True, help="A new folder; the schema is written beside it.")
 def census(n_rows: int, n_attributes: int, n_levels: int | None, binary: bool, seed: int, rows_per_file: int, out: str) -> None:
-    """Write people of a census's shape: strong, weak and no dependence, pairs of levels that never occur."""
+    """Write a table of the shape of a census: strong, weak and no dependence, and pairs of levels that never occur."""
     from dpdask.simulate import simulate_census
 
     if binary and n_levels is not None:
-        raise UsageError("it fixes the levels, and so does --levels", "--binary", "give one of the two")
+        raise UsageError("cannot be combined with --levels", "--binary", "give one of the two")
     with _progress() as report:
         written = simulate_census(
             out,
@@ -292,8 +294,8 @@ def census(n_rows: int, n_attributes: int, n_levels: int | None, binary: bool, s
 
 
 def _audit_text(found: dict[str, Any]) -> str:
-    sound = "sound" if found["sound"] else "NOT SOUND: something is above its claim"
-    sound = sound if found["columns"] or found["measurements"] else "nothing to measure: it has no ε"
+    sound = "sound" if found["sound"] else "NOT SOUND: an ε is above its claim"
+    sound = sound if found["columns"] or found["measurements"] else "nothing to audit: it has no ε"
     columns = (
         f"  {name}: ε* = {column['epsilon_exact']!r} of {column['claimed']!r} claimed, for {column['reference']}"
         for name, column in (*found["columns"].items(), *_row(found))
@@ -334,7 +336,7 @@ def _refusal_lines(balance: Balance) -> list[str]:
     if not balance.n_refused:
         return []
     runs = "1 run" if balance.n_refused == 1 else f"{balance.n_refused} runs"
-    exact = "what a refusal reveals is exact, and no bound on an attacker holds for it"
+    exact = "a refusal reveals an exact answer, and no bound on an attacker covers it"
     return [f"  {runs} read rows and refused them; {balance.n_refusals_charged} charged; {exact}"]
 
 

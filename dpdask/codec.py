@@ -297,7 +297,7 @@ def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:
 
 def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
     if not (pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_date(type_) or pa.types.is_timestamp(type_)):
-        what = f"a {column.kind} column holds integers, floats, dates or timestamps, and this one is {type_}"
+        what = f"a {column.kind} column holds integers, floats, dates or timestamps, but this one is {type_}"
         raise DataError(what, f"column {name!r}", "correct its kind, or the file's type")
     bounds = column.bounds
     if bounds is not None and pa.types.is_floating(type_):
@@ -381,7 +381,7 @@ def _plain(array: pa.Array, name: str, type_: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if array.type != type_:
-        raise DataError(f"its type is {array.type}, and {type_} is expected", f"column {name!r}", "give every file the same type")
+        raise DataError(f"its type is {array.type}, but {type_} is expected", f"column {name!r}", "give every file the same type")
     return array
 
 

@@ -56,7 +56,7 @@ class _StrictLoader(yaml.SafeLoader):
             if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):  # 1, no, 2020-01-01 and [a] are no names
                 raise SpecError("a key is not a text", line, "put it in quotes")
             if key.value in seen:
-                raise SpecError(f"the key {key.value!r} stands twice", line, "remove one of the two")
+                raise SpecError(f"the key {key.value!r} is repeated", line, "remove one of the two")
             seen.add(key.value)
         return node
 

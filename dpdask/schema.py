@@ -187,7 +187,7 @@ def _check_distinct(levels: tuple[Level, ...]) -> None:
     if any(isinstance(level, float) and not math.isfinite(level) for level in levels):
         raise ValueError("levels must be finite")
     if len(set(levels)) < len(levels):
-        raise ValueError("a level stands twice")
+        raise ValueError("a level is repeated")
 
 
 def _check_increasing(name: str, levels: tuple[Level, ...]) -> None:
@@ -305,7 +305,7 @@ class Schema(Document):
             if name not in self.columns:
                 raise DataError("this column is not declared in the schema", f"column {name!r}", "declare it: role keep, privatise or drop")
             if count > 1:
-                raise DataError("this column stands twice in the table", f"column {name!r}", "rename one of the two")
+                raise DataError("this column appears twice in the table", f"column {name!r}", "rename one of the two")
         for name in self.columns:
             if name not in names:
                 raise DataError("this declared column is not in the table", f"column {name!r}", "correct the schema, or the input")
@@ -326,4 +326,4 @@ def arrow_type(name: str) -> pa.DataType:
     try:
         return pa.type_for_alias(name)
     except ValueError:
-        raise ValueError(f"{name!r} is no Arrow type; use int32, int64, float64, string, bool, date32 or the like") from None
+        raise ValueError(f"{name!r} is not an Arrow type; use int32, int64, float64, string, bool, date32 or the like") from None

@@ -100,7 +100,7 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     other = ledger(tmp_path, "init", "--epsilon", "3")
     assert (other.code, other.out) == (64, "")
     assert "has a limit already: ε 2.0 and δ 0.0" in other.err
-    assert ledger(tmp_path, "verify").out == "ratings: 0 entries, and the chain holds\n"
+    assert ledger(tmp_path, "verify").out == "ratings: 0 entries, and the chain is intact\n"
     assert "ε 0.0 of 2.0 spent by 0 runs, 2.0 left" in ledger(tmp_path, "show").out
 
     plan = with_ledger(tmp_path, "plan", "1.5")
@@ -126,7 +126,7 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     assert summary["balance"]["epsilon_spent"] == 1.5
     assert [entry["kind"] for entry in summary["entries"]] == ["hold-out", "intend", "draw", "commit"]
     assert shown.endswith(f"  head {summary['head']}\n")
-    assert ledger(tmp_path, "verify").out == "ratings: 4 entries, and the chain holds\n"
+    assert ledger(tmp_path, "verify").out == "ratings: 4 entries, and the chain is intact\n"
 
 
 def test_a_tampered_ledger_is_found_and_named(tmp_path):
@@ -181,7 +181,7 @@ def test_audit_as_text_and_as_json(tmp_path, monkeypatch):
 def test_an_audit_that_finds_too_much_says_so(tmp_path, monkeypatch):
     fit = columns.fit_dip
     monkeypatch.setattr(columns, "fit_dip", lambda r, c, e, *rest: fit(r, c, {name: 3 * part for name, part in e.items()}, *rest))
-    assert command(*words(tmp_path, "audit")).out.startswith("bad-input: NOT SOUND: something is above its claim\n")
+    assert command(*words(tmp_path, "audit")).out.startswith("bad-input: NOT SOUND: an ε is above its claim\n")
 
 
 def test_run_as_json_and_again(tmp_path):

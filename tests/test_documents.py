@@ -80,7 +80,7 @@ def test_dates_and_merge_keys_are_read():
 )
 def test_a_key_that_stands_twice_is_refused_with_its_line(text):
     error = parse(text)
-    assert error.what == "the key 'a' stands twice"
+    assert error.what == "the key 'a' is repeated"
     assert error.where in ("job.yaml, line 3", "job.yaml, line 4", "job.yaml, line 2")
     last = max(n for n, line in enumerate(text.split("\n"), 1) if "a" in line.replace("'", "").replace("<<: *", ""))
     assert f"line {min(last, 4)}" in str(error)

@@ -264,7 +264,7 @@ def test_a_card_of_another_release_is_refused(schema: dpdask.Schema, table: pd.D
     cheap, dear = tmp_path / "2.5" / "card.json", tmp_path / "5.0" / "card.json"
     assert dpdask.HistogramRelease.load(str(dear.parent)).card["guarantee"]["epsilon"] == 5.0
     dear.write_bytes(cheap.read_bytes())
-    with pytest.raises(dpdask.InputError, match=r"card\.json: this is the card of another release than 'histogram\.npz'"):
+    with pytest.raises(dpdask.InputError, match=r"card\.json: this card belongs to another release than 'histogram\.npz'"):
         dpdask.HistogramRelease.load(str(dear.parent))
 
 
@@ -294,7 +294,7 @@ REFUSED = [
     ({"bins": "rule", "adjacency": "add-remove"}, "which add-remove hides"),
     ({"bins": 0}, "bins: a number of cells is a whole number from 1"),
     ({"bins": {"town": 3}}, "is not a continuous or mixed column"),
-    ({"bins": 2000, "threshold": "none"}, "noise can be drawn for each of 10,000,000"),
+    ({"bins": 2000, "threshold": "none"}, "noise can be drawn for at most 10,000,000 cells"),
 ]
 
 
@@ -309,7 +309,7 @@ def test_refusals(changed: dict[str, Any], words: str, schema: dpdask.Schema, ta
     [
         ({"user": {"role": "keep"}, "size": COLUMNS["size"]}, "no column can have the role keep"),
         ({"user": {"role": "drop"}}, "privatises no column"),
-        ({"weight": COLUMNS["size"]}, "a column of that name themselves"),
+        ({"weight": COLUMNS["size"]}, "this name is reserved for a column of the released cells"),
     ],
 )
 def test_schemas_that_do_not_do(columns: dict[str, Any], words: str) -> None:

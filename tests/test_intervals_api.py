@@ -175,7 +175,7 @@ def test_a_perturbed_column_has_an_epsilon_and_the_other_none(table: pd.DataFram
 
 
 def test_coverage_is_a_third_column_where_there_is_a_reference(table: pd.DataFrame) -> None:
-    with pytest.raises(dpdask.SpecError, match=r"column 'rating': its design names no public reference"):
+    with pytest.raises(dpdask.SpecError, match=r"column 'rating': coverage needs a public reference"):
         mechanism(coverage=True)
     rating = {**DESIGNS["rating"], "reference": {"name": "randint", "low": 1, "high": 6}}
     frame = dd.from_pandas(table, npartitions=2)
@@ -263,7 +263,7 @@ def test_a_release_comes_back_from_its_bytes(design: dict[str, Any], says: str) 
 def test_nulls_are_decided_by_the_outer_design_alone(design: dict[str, Any], nulls: str, table: pd.DataFrame) -> None:
     *others, last = design["of"] if isinstance(design["of"], list) else [design["of"]]
     said = {**last, "nulls": nulls}
-    with pytest.raises(dpdask.SpecError, match=r"columns\.rating\.of.*: a design inside another says nothing of nulls: move `nulls` to"):
+    with pytest.raises(dpdask.SpecError, match=r"columns\.rating\.of.*: a design inside another cannot set `nulls`: move `nulls` to"):
         mechanism(designs={**DESIGNS, "rating": {**design, "of": [*others, said] if others else said}})
     columns = {**COLUMNS, "rating": {**COLUMNS["rating"], "nulls": "level"}}
     card = fitted(table, columns, {**DESIGNS, "rating": {**design, "nulls": "public"}}).card["columns"]["rating"]

@@ -22,7 +22,9 @@ from dpdask.jobs.run import run_job
 
 RATING = {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]}
 KNOWN = dpdask.Known(columns={"rating": {"probabilities": [0.2] * 5}})
-REFUSED = r"its index is neither row numbers \(a RangeIndex\) nor one column that the schema declares.*reset_index\(drop=True\)"
+REFUSED = (
+    r"its index would be published, but is neither row numbers \(a RangeIndex\) nor one column that the schema declares.*reset_index\(drop=True\)"
+)
 PLANTED = "planted-secret-name"
 
 

@@ -129,7 +129,7 @@ def test_records_cannot_be_transformed(name: str) -> None:
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_rows_can_neither_be_sampled_nor_saved(name: str, tmp_path: Path) -> None:
     release = estimators()[name].fit(rows())
-    with pytest.raises(dpdask.SpecError, match=r"^sample: this release randomises rows, and has no records to draw; give it a frame: transform"):
+    with pytest.raises(dpdask.SpecError, match=r"^sample: this release randomises rows and has no records to draw; give it a frame: transform"):
         release.sample(10)
     with pytest.raises(dpdask.SpecError, match=r"^save: this release holds the key of its noise .*; write the transformed rows, or run a job$"):
         release.save(str(tmp_path / "saved"))
@@ -150,13 +150,13 @@ def test_records_are_loaded_without_the_table(name: str, tmp_path: Path) -> None
 
 
 CARDS: dict[str, tuple[dict[str, Any], str]] = {
-    "kind": ({"mechanism": {"kind": "dip"}}, "is of another mechanism than the release"),
+    "kind": ({"mechanism": {"kind": "dip"}}, "belongs to another mechanism than the release"),
     "epsilon": ({"guarantee": {"epsilon": 0.01}}, "states less ε than the release's noise costs"),
     "epsilon_exact": ({"accounting": {"epsilon_exact": 0.01}}, "states less ε than the release's noise costs"),
     "no epsilon": ({"guarantee": {"epsilon": None}}, "states no ε"),
     "delta": ({"guarantee": {"delta": 2.0}}, "states no ε"),
-    "events": ({"accounting": {"events": {"format": 1, "kind": "composed", "events": []}}}, "states other noise than the release has"),
-    "no events": ({"accounting": {"events": None}}, "states other noise than the release has"),
+    "events": ({"accounting": {"events": {"format": 1, "kind": "composed", "events": []}}}, "states different noise from that of the release"),
+    "no events": ({"accounting": {"events": None}}, "states different noise from that of the release"),
 }
 
 

@@ -96,7 +96,7 @@ def test_sensible_columns_are_accepted(column):
         ({"role": "drop", "levels": [1]}, "levels belongs to a privatised column"),
         ({"role": "keep", "bounds": [0, 1]}, "bounds belongs to a privatised column"),
         ({"role": "keep", "atoms": [0]}, "atoms belongs to a privatised column"),
-        ({"role": "keep", "type": "int33"}, "'int33' is no Arrow type"),
+        ({"role": "keep", "type": "int33"}, "'int33' is not an Arrow type"),
         ({"role": "keep", "type": 3}, "columns.x.type: Input should be a valid string"),
         (privatised("discrete"), "a discrete column needs levels"),
         (privatised("categorical"), "a categorical column needs levels"),
@@ -117,9 +117,9 @@ def test_a_column_that_does_not_hold_together_is_refused(column, message):
     [
         ([], "between 1 and 2,048 levels"),
         (list(range(MAX_LEVELS + 1)), "between 1 and 2,048 levels"),
-        (["a", "b", "a"], "a level stands twice"),
-        ([1, 2, 1.0], "a level stands twice"),
-        ([0.0, -0.0], "a level stands twice"),
+        (["a", "b", "a"], "a level is repeated"),
+        ([1, 2, 1.0], "a level is repeated"),
+        ([0.0, -0.0], "a level is repeated"),
         ([1, "a"], "levels must be of one type"),
         ([1, True], "levels must be of one type"),
         ([1, DAY], "levels must be of one type"),
@@ -146,7 +146,7 @@ def test_levels_that_are_no_domain_are_refused(levels, message):
         ([2, 1], "must be strictly increasing"),
         ([1, 1.5, 1.25], "must be strictly increasing"),
         ([dt.date(2020, 1, 2), DAY], "must be strictly increasing"),
-        ([1, 1], "a level stands twice"),
+        ([1, 1], "a level is repeated"),
         (["a", "b"], "a column of texts is categorical"),
         ([False, True], "must be numbers or dates"),
         ([float("nan")], "levels must be finite"),
@@ -213,7 +213,7 @@ def test_a_schema_is_read_from_yaml(tmp_path):
 def test_a_column_declared_twice_is_refused_with_its_line(tmp_path):
     path = tmp_path / "schema.yaml"
     path.write_text("columns:\n  id: {role: keep}\n  id: {role: drop}\n")
-    assert str(refusal(SpecError, Schema.from_yaml, path)) == "schema.yaml, line 3: the key 'id' stands twice; remove one of the two"
+    assert str(refusal(SpecError, Schema.from_yaml, path)) == "schema.yaml, line 3: the key 'id' is repeated; remove one of the two"
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\x00columns"])
@@ -263,7 +263,7 @@ def test_a_declared_column_that_is_missing_stops_the_job(name):
 @pytest.mark.parametrize("name", ["userId", "rating", "timestamp"])
 def test_a_column_that_stands_twice_stops_the_job(name):
     error = refusal(DataError, RATINGS.select_released, TABLE.append(pa.field(name, pa.string())))
-    assert (error.where, error.what) == (f"column {name!r}", "this column stands twice in the table")
+    assert (error.where, error.what) == (f"column {name!r}", "this column appears twice in the table")
     assert error.hint
 
 
@@ -282,7 +282,7 @@ def test_arrow_types_are_known_by_their_names(name):
 
 @pytest.mark.parametrize("name", ["", "int33", "decimal", "pandas"])
 def test_a_name_of_no_arrow_type_is_refused(name):
-    with pytest.raises(ValueError, match="is no Arrow type") as caught:
+    with pytest.raises(ValueError, match="is not an Arrow type") as caught:
         arrow_type(name)
     assert caught.value.__suppress_context__
 

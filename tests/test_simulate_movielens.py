@@ -200,7 +200,7 @@ def test_an_occupied_output_is_refused_and_left_alone(tmp_path: Path):
         simulate_movielens(str(tmp_path), n_rows=10)
     assert caught.value.exit_code == 73
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    with pytest.raises(OutputError, match="no folder"):
+    with pytest.raises(OutputError, match="not a folder"):
         simulate_movielens(str(tmp_path / "mine"), n_rows=10)
 
 

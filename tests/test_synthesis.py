@@ -290,7 +290,7 @@ def test_a_saved_copula_is_not_overwritten_and_its_card_is_its_own(
         other.save(str(tmp_path / "saved"))
     other.save(str(tmp_path / "other"))
     (tmp_path / "other" / "card.json").write_bytes((tmp_path / "saved" / "card.json").read_bytes())
-    with pytest.raises(dpdask.InputError, match=r"card\.json: this is the card of another release than 'copula\.npz'"):
+    with pytest.raises(dpdask.InputError, match=r"card\.json: this card belongs to another release than 'copula\.npz'"):
         dpdask.CopulaRelease.load(str(tmp_path / "other"))
 
 
@@ -412,7 +412,7 @@ def test_a_large_delta_warns(schema: dpdask.Schema, table: pd.DataFrame) -> None
         ({"bins": "ten"}, "bins"),
         ({"bins": [0, 1]}, "bins"),
         ({"bins": {"price": 0}}, "bins"),
-        ({"bins": {"price": []}}, "bins: of the column 'price': a number of cells, or a list"),
+        ({"bins": {"price": []}}, "bins: column 'price': a number of cells, or a list"),
         ({"bins": {"price": [0, 200]}}, "bins of 'price'"),
         ({"bins": {"rating": 3}}, "bins.rating"),
         ({"bins": 2**14}, "'price' x 'when': it has|'when' x 'price': it has"),

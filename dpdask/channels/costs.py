@@ -133,4 +133,4 @@ def check_cost(codec: Codec, cost: str | Sequence[Sequence[float]]) -> None:
     if isinstance(codec, LevelCodec):
         level_cost(codec, np.full(codec.n_levels, 1.0 / codec.n_levels), cost)
     elif cost != "rank":
-        raise SpecError("the cost of a continuous or mixed column is that of ranks", f"`cost.{codec.name}`", "remove it")
+        raise SpecError("the cost of a continuous or mixed column is always rank", f"`cost.{codec.name}`", "remove it")

@@ -74,9 +74,9 @@ def optimal_unbiased(probabilities: Floats, epsilon: float, values: Floats) -> L
     """
     check_program(probabilities, None, epsilon)
     if values.shape != probabilities.shape or not np.isfinite(values).all() or len(np.unique(values)) < len(values):
-        raise SpecError("the levels must have finite values, each its own", "channel optimal-unbiased", "correct the levels")
+        raise SpecError("the levels must have distinct finite values", "channel optimal-unbiased", "correct the levels")
     if len(values) > MAX_OPTIMAL_LEVELS:
-        what = f"the optimal-unbiased channel is solved for at most {MAX_OPTIMAL_LEVELS} levels, and there are {len(values):,}"
+        what = f"the optimal-unbiased channel is solved for at most {MAX_OPTIMAL_LEVELS} levels, but there are {len(values):,}"
         raise SpecError(what, "channel optimal-unbiased", "declare fewer levels, or take the channel laplace-calibrated")
     margins = Margins.of(probabilities, None)
     if len(margins.rows) < 2:
@@ -115,7 +115,7 @@ def solve_unbiased(probability_bytes: bytes, epsilon: float, value_bytes: bytes)
     objective = np.append(np.zeros(m * n + n), -1.0)
     solution = solve_program(objective, equal, private, np.append(np.ones(m + n), np.zeros(m)))
     if solution is None or not solution[-1] > _LEAST_FACTOR:
-        what = f"at ε = {epsilon:g} nothing can be kept of its values without a bias"
+        what = f"at ε = {epsilon:g} an unbiased channel keeps nothing of its values"
         raise SpecError(what, "channel optimal-unbiased", "take a larger ε, fewer or nearer levels, or the channel optimal")
     ratios = _project(solution[: m * n].reshape(m, n), source, target, line, margins.rows, float(solution[-1]))
     return kernel.repair_weights(ratios * target, target, epsilon)

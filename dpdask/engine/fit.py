@@ -1,6 +1,6 @@
 """The barrier of a release, for files and frames alike: bound units, scan, charge, draw noise, keep it, fit.
 
-The order is fixed here, so no mechanism can draw noise that is not charged, or draw it twice.
+The order is fixed here, so no mechanism can draw noise before it is charged, or draw it twice.
 """
 
 from __future__ import annotations

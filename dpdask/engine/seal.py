@@ -1,8 +1,8 @@
 """Seals: a digest of what a fragment held when it was first seen, so that its noise is never drawn for anything else.
 
 A stream is named by its fragment, not by the fragment's content. If the content changed between two passes, two attempts
-or two computations of a lazy frame, the same noise would meet other values, and the difference of the two outputs would
-show which: a second look that no ε covers. So the first task that sees a fragment seals it, and every later one compares.
+or two computations of a lazy frame, the same noise would be added to other values, and the difference of the two outputs would
+reveal them, which no ε covers. So the first task that reads a fragment seals it, and every later task compares.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def check_part(part: pd.DataFrame, sealed: Collection[str], secrets: Folder, fra
             digest.update(pd.util.hash_pandas_object(part[name], index=False).to_numpy().tobytes())
         except TypeError:  # a column of lists or the like has no hash; no noise depends on it, unless it is sealed
             if name in sealed:
-                what = "its objects have no hash, so a change of them could not be seen"
+                what = "its objects have no hash, so a change to them could not be detected"
                 raise DataError(what, f"column {name!r}", "make them plain texts or numbers") from None
     if not _same(secrets, fragment_id, digest.digest()):
         raise DataError("a partition's rows changed since they were first read", "frame", "persist the frame before its first use, or fit again")

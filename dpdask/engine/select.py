@@ -158,7 +158,7 @@ class Chooser:
             start += batch.num_rows
             chosen: NDArray[np.bool_] = bits[start - batch.num_rows : start]
             if len(chosen) != batch.num_rows:
-                raise InputError("a fragment has other rows than when the run began", None, "restore it and run again, or `dpdask abort` the run")
+                raise InputError("the rows of a fragment changed since the run began", None, "restore it and run again, or `dpdask abort` the run")
             return chosen
 
         return read

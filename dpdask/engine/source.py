@@ -219,7 +219,7 @@ def check_index(index: pd.Index, names: Sequence[Any]) -> None:
         If it must not be published.
     """
     if len(names) > 1 or list(index.names) != list(names) or (names[0] is None and not isinstance(index, pd.RangeIndex)):
-        what = "its index is neither row numbers (a RangeIndex) nor one column that the schema declares, and it would be published"
+        what = "its index would be published, but is neither row numbers (a RangeIndex) nor one column that the schema declares"
         raise DataError(what, "frame", "reset_index(drop=True), or name it and declare it with role keep")
 
 

@@ -1,4 +1,4 @@
-"""What a run prints on the steward's terminal only: exact counts and orders of private values, which no ε covers."""
+"""What a run prints on the steward's terminal only: exact counts and the order of private values, which no ε covers."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Batches:
         if batch is not None:
             self._check_name(batch)
         if not self._folder.exists(KEY_NAME):
-            raise InputError("this release was closed, so its key is missing", None, "fit again")
+            raise InputError("this release was closed, so its key no longer exists", None, "fit again")
         self._read_log()
         name = FITTED if batch is None else f"{_NAMED}{batch}"
         self._compare(name, self._owners.get(name, self._own_token), self._frames.get(name), frame)

@@ -75,10 +75,10 @@ class GaussianCopula(NoisyCountsEstimator):
     one_way, two_way
         The share of the budget of each one-way and each two-way table, relative to each other.
     records
-        `raked`: records of the copula are weighted so that they meet the denoised two-way tables, and drawn again by their
+        `raked`: records of the copula are weighted so that they match the denoised two-way tables, and resampled by these
         weights. `copula`: records of the copula as they are, the paper's model.
     options
-        What to leave out of the fit, to see what it is worth.
+        Which steps of the fit to switch off, to measure their effect.
     insecure_seed
         For tests: noise from a seed, which protects nobody.
 

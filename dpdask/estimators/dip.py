@@ -15,7 +15,7 @@ from dpdask.references import Reference
 
 @dataclass(frozen=True, slots=True)
 class DIP(Estimator):
-    """Distribution-invariant privatisation: each row's private values are randomised, their distribution stays.
+    """Distribution-invariant privatisation: each row's private values are randomised, and their distribution is preserved.
 
     Parameters
     ----------
@@ -31,8 +31,8 @@ class DIP(Estimator):
         the reference distribution comes from, and therefore who is protected. There is no default.
     channel
         `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
-        ε-private channel of least expected cost. `optimal-unbiased`: of those that make the released value's mean a straight
-        line of the original value, the best: every mean, group mean and slope of numbers or dates can be had without bias.
+        ε-private channel of least expected cost. `optimal-unbiased`: the best of those whose expected released value is
+        linear in the original value: every mean, group mean and slope of numbers or dates can then be estimated without bias.
     cost
         What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over the levels.
     weights
@@ -91,7 +91,7 @@ class DIP(Estimator):
     def __post_init__(self) -> None:
         Estimator.__post_init__(self)
         if self.mechanism.public_path is not None:
-            raise SpecError("a path belongs to a job", "`reference.path`", "remove it, and hand the public table to fit")
+            raise SpecError("a path is for jobs only", "`reference.path`", "remove it, and hand the public table to fit")
         if self.unit != "row" and self.mechanism.reference_rows == "public":
             what = "a public reference is fitted on a table that has no units to bound"
             raise SpecError(what, "`unit`", "run it as a job, or use another reference")

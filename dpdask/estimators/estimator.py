@@ -47,7 +47,7 @@ class FramePlan:
     reference_epsilons
         What each noisy histogram costs, if there are any.
     warnings
-        What to think of before the fit.
+        What to consider before the fit.
     expectations
         How much a released row keeps, or how large noise is.
     ledger

@@ -14,7 +14,7 @@ from dpdask.privacy import Budget
 
 @dataclass(frozen=True, slots=True)
 class IntervalMechanism(Estimator):
-    """Random ranges instead of values: each private value is released as a range that contains it, or what a perturbation made of it.
+    """Random ranges instead of values: each private value is released as a range that contains it, or contains its perturbed value.
 
     Parameters
     ----------
@@ -35,8 +35,8 @@ class IntervalMechanism(Estimator):
 
     Privacy
     -------
-    Unit: a value. There is no ε. Protected: where inside its released range a value lies. Not protected: that it lies in
-    it, and what the design says besides (the card lists it). A column whose design is `interval-differential` is perturbed
+    Unit: a value. There is no ε. Protected: where a value lies inside its released range. Not protected: that it lies in
+    the range, and what else the design reveals (the card lists it). A column whose design is `interval-differential` is perturbed
     first: its values have the ε of its `perturb` under replace-one, and one row's ε is the sum over these columns
     (event: one local release of every row). A range's coverage is a function
     of the range and of what is public. Anchors and perturbations are a function of the mechanism, the batch, the column

@@ -260,7 +260,7 @@ class Release:
             If the release is one of rows; if a number is out of range; if no record can be drawn.
         """
         if self.rows is not None:
-            raise SpecError("this release randomises rows, and has no records to draw", "sample", "give it a frame: transform(frame)")
+            raise SpecError("this release randomises rows and has no records to draw", "sample", "give it a frame: transform(frame)")
         return sample_frame(self.fitted, self.folder, self.sha256, n_rows, rows_per_partition, seed)
 
     def save(self, path: str) -> None:
@@ -302,7 +302,7 @@ class Release:
             If this class is not that of a release of records.
         """
         if cls.fitted_type is None:
-            raise SpecError("this class does not say which release is loaded", "load", "take CopulaRelease, MarginalsRelease or HistogramRelease")
+            raise SpecError("the base class cannot load a release", "load", "take CopulaRelease, MarginalsRelease or HistogramRelease")
         data, card = load_release(Folder(absolute_url(path)), cls.file)
         fitted, found = cls.fitted_type.from_bytes(data, cls.file), Card.read(card, CARD)
         _check_card(found, fitted)
@@ -336,9 +336,9 @@ def _check_card(card: Card, fitted: Any) -> None:
     """Raise InputError if a card names another mechanism or other noise than its release, or less ε than the noise costs."""
     hint = "restore both from one release, or save it again"
     if card.mechanism.kind != fitted.archive.kind:
-        raise InputError("the card is of another mechanism than the release", CARD, hint)
+        raise InputError("the card belongs to another mechanism than the release", CARD, hint)
     if card.accounting.events != to_dict(fitted.event):
-        raise InputError("the card states other noise than the release has", CARD, hint)
+        raise InputError("the card states different noise from that of the release", CARD, hint)
     promised, spent, delta = card.guarantee.epsilon, card.accounting.epsilon_exact, card.guarantee.delta
     if promised is None or spent is None or delta is None or not 0 <= delta < 1:
         raise InputError("the card states no ε", CARD, hint)

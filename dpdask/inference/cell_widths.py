@@ -42,7 +42,7 @@ def cell_widths(card: Mapping[str, Any], features: pd.DataFrame, weights: Floats
     content = Card.read(card, "card").to_dict()
     mechanism, columns = content["mechanism"], content["columns"]
     if mechanism["kind"] != "histogram":
-        raise SpecError("is that of another mechanism", "card", "give the card of the perturbed histogram")
+        raise SpecError("belongs to another mechanism", "card", "give the card of the perturbed histogram")
     widths = np.zeros(features.shape)
     if mechanism["points"] == "spread":
         return widths

@@ -171,15 +171,15 @@ class ReleasedColumn:
         column, where = columns[name], f"column {name!r}"
         parent = column.get("parent")
         if "levels" not in column or not ("channel" in column or "channels" in column):
-            hint = "only privatised discrete and categorical columns have one, along a tree or a chain those of small cards"
+            hint = "only privatised discrete and categorical columns have one; with a tree or a chain, only if the card is small"
             raise SpecError("the card gives no channel on levels", where, hint)
         if parent is not None and "levels" not in columns[parent]:
-            what = f"its channel depends on the released cell of {parent!r}, which is no level"
+            what = f"its channel depends on the released cell of {parent!r}, which is not a level"
             raise SpecError(what, where, f"declare {parent!r} by levels, or release this column by another reference")
         try:
             matrix = np.array(column["channel"] if "channel" in column else column["channels"], dtype=np.float64)
         except (TypeError, ValueError):
-            raise SpecError("its channel is no matrix of numbers", where, "use the card as it was written") from None
+            raise SpecError("its channel is not a matrix of numbers", where, "use the card as it was written") from None
         if "channels" in column and parent is None:
             matrix = matrix[0]
         given = None if parent is None else (parent, tuple(columns[parent]["levels"]))

@@ -128,7 +128,7 @@ class NPMLE:
     def moment(self, k: int) -> float:
         """Return E[Y^k]; SpecError if k is negative or as for `functional`."""
         if k < 0:
-            raise SpecError("a moment's order is at least 0", "moment", "use functional for negative powers")
+            raise SpecError("the order of a moment must be at least 0", "moment", "use functional for negative powers")
         return self.functional(lambda y: y**k)
 
     def plot_data(self) -> pd.DataFrame:
@@ -185,7 +185,9 @@ def npmle(
         raise SpecError("there are no rows", "npmle", "count at least one released range")
     if not 0 < tolerance <= 1e-6 or not 0 <= max_ambiguity <= 1 or place not in ("right", "middle"):
         raise SpecError(
-            "a tolerance lies in (0, 1e-6], an ambiguity in [0, 1], and a place is right or middle", "npmle", "leave out what you need not change"
+            "the tolerance must lie in (0, 1e-6], the ambiguity in [0, 1], and the place must be right or middle",
+            "npmle",
+            "leave out what you need not change",
         )
     bounds = _bounds(counts, support)
     solution = _solve(counts, tolerance)
@@ -202,7 +204,7 @@ def npmle(
         )
     if ambiguity > max_ambiguity:
         raise SpecError(
-            f"the ranges leave open where mass sits, by {ambiguity:.2g} of the line's width; up to {max_ambiguity:.2g} was allowed",
+            f"the ranges do not determine where the mass lies, by {ambiguity:.2g} of the line's width; up to {max_ambiguity:.2g} was allowed",
             "npmle",
             "use a mechanism whose anchors reach everywhere that values do, a finer grid, bounds (support=...), or allow more (max_ambiguity=...)",
         )
@@ -289,7 +291,7 @@ def bootstrap(
     bootstrap is not consistent (Kosorok 2008; Sen, Banerjee and Woodroofe 2010).
     """
     if n_boot < 2:
-        raise SpecError("a standard error takes at least 2 resamples", "n_boot", "leave it out for 200")
+        raise SpecError("a standard error needs at least 2 resamples", "n_boot", "leave it out for 200")
     value = functional(npmle(counts, support=support, place=place))
     shares = counts.counts / counts.n_rows
     values = np.empty(n_boot)

@@ -79,7 +79,9 @@ class Outcomes:
         codes = np.zeros(len(index), dtype=np.int64)
         for place, (column, levels) in enumerate(zip(self.columns, self.levels, strict=True)):
             if index.nlevels not in (1, len(self.columns)) or (len(self.columns) > 1 and index.nlevels == 1):
-                raise DataError(f"is released given {self.columns[0]!r}, so rows are counted by both", self.where, "give the released frame")
+                raise DataError(
+                    f"is released given {self.columns[0]!r}, so rows must be counted by both columns", self.where, "give the released frame"
+                )
             codes = len(levels) * codes + level_codes(index.get_level_values(place), levels, column)
         return codes
 
@@ -104,7 +106,7 @@ def level_codes(values: Iterable[object], levels: Sequence[object], column: str)
     places = {_key(level): place for place, level in enumerate(levels)}
     codes = np.array([places.get(_key(value), -1) for value in values], dtype=np.int64)
     if (codes < 0).any():
-        raise DataError("holds a value that is none of the card's levels", f"column {column!r}", "use the frame that the card was written for")
+        raise DataError("holds a value that is not one of the card's levels", f"column {column!r}", "use the frame that the card was written for")
     return codes
 
 

@@ -90,7 +90,7 @@ def discover(url: str, schema: Schema) -> InputTable:
     first = parts[0][1]
     twice = next((column for column in first.names if first.names.count(column) > 1), None)
     if twice is not None:
-        raise DataError("this column stands twice in the table", f"column {twice!r}", "rename one of the two")
+        raise DataError("this column appears twice in the table", f"column {twice!r}", "rename one of the two")
     dropped = {column for column, declared in schema.columns.items() if declared.role == "drop"}  # never read: of any type
     for fragments, found in parts:
         _check_same(first, found, dropped, fragments[0].name if fragments else "a file without row groups")

@@ -40,7 +40,7 @@ def footer(fs: Any, path: str, name: str) -> tuple[str, Any]:
     raw = fs.cat_file(path, start=max(0, size - _TAIL_BYTES), end=size)
     length = int.from_bytes(raw[-8:-4], "little") if len(raw) >= 12 and raw[-4:] == _MAGIC else size
     if length + 12 > size:
-        raise InputError("this is no whole Parquet file: it is truncated or corrupt", name, "write it again")
+        raise InputError("this is not a complete Parquet file: it is truncated or corrupt", name, "write it again")
     if length + 8 > len(raw):
         raw = fs.cat_file(path, start=size - length - 8, end=size)
     thrift = raw[-length - 8 :]

@@ -61,7 +61,7 @@ def load_release(place: Folder, name: str) -> tuple[bytes, dict[str, Any]]:
         card = json.loads(place.read(CARD))
         digest = card.pop(_DIGEST)[name]
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise InputError(f"this is no card of {name!r}", CARD, "save the release again") from None
+        raise InputError(f"this is not a card of {name!r}", CARD, "save the release again") from None
     if digest != sha256(data).hexdigest():
-        raise InputError(f"this is the card of another release than {name!r}", CARD, "restore both from one release, or save it again")
+        raise InputError(f"this card belongs to another release than {name!r}", CARD, "restore both from one release, or save it again")
     return data, card

@@ -25,8 +25,8 @@ def list_sorted_warnings(job: Job, told: Told, n_shards: int) -> tuple[str, ...]
     private = [name for name in found if name in job.schema.privatised]
     places = [f"column {name!r} is sorted in the input: {_place(job)}" for name in private if job.order == "keep" or n_shards > 1]
     numbers = [
-        f"the kept column {kept!r} is sorted in the input, and so is {name!r}: {kept!r} reveals the position of each row, and so roughly what its "
-        f"{name!r} was, in whatever order rows are released; drop the column, or shuffle the table and renumber its rows"
+        f"the kept column {kept!r} is sorted in the input, and so is {name!r}: {kept!r} reveals the position of each row, and so roughly its "
+        f"{name!r}, in whatever order rows are released; drop the column, or shuffle the table and renumber its rows"
         for name in private
         for kept in found
         if kept in job.schema.kept

@@ -50,7 +50,7 @@ class Plan:
     insecure
         Whether the noise comes from a seed.
     warnings
-        What to think of before the run.
+        What to consider before the run.
     expectations
         How much a released row keeps, or how large noise is.
     """
@@ -128,7 +128,7 @@ class Expected:
     n_shards
         At most how many shards, or None.
     warnings
-        What a steward should think of before the run.
+        What a steward should consider before the run.
     """
 
     stages: tuple[str, ...]

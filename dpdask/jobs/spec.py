@@ -120,7 +120,7 @@ class Job:
         if takes_in(url, self.output_url):
             raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
         if takes_in(url, self.input_url) or takes_in(self.input_url, url):
-            what = "the public table and the private one are in each other, so rows that are to be protected would be their own reference"
+            what = "the public table contains the private one or lies inside it, so protected rows would be their own reference"
             raise SpecError(what, f"`{parameter}`", "name another table")
         self._public_urls[parameter] = url
         return url
@@ -171,7 +171,7 @@ def check_promise(file: JobFile, where: str) -> None:
         return
     for key in ("privacy", "ledger"):
         if getattr(file, key) is not None:
-            what = f"this mechanism, of the kind {getattr(file.mechanism, 'kind', '')}, has no ε, so there is none to promise or to charge"
+            what = f"this mechanism, of the kind {getattr(file.mechanism, 'kind', '')}, has no ε that could be promised or charged"
             raise SpecError(what, f"{where}, {key}", f"remove the key {key!r}")
 
 

@@ -34,7 +34,7 @@ class Progressed:
     Attributes
     ----------
     run_id
-        Names the run in a ledger; random, and says nothing of the key.
+        Names the run in a ledger; random, and reveals nothing about the key.
     job
         The job's digest.
     input
@@ -178,7 +178,7 @@ class RunState:
         path = self.folder.local_path
         foreign = path.exists() and path.stat().st_uid != os.geteuid()
         if path.is_symlink() or foreign:
-            what = "the hidden folder of this output is a link, or another user's, so the run's key would not be safe in it"
+            what = "the hidden folder of this output is a link or belongs to another user, so the run key would not be safe in it"
             raise OutputError(what, self.folder.url, "remove it, or choose another output.path")
 
     @contextmanager

@@ -60,7 +60,7 @@ class JobTable:
             return None
         found = discover(path, self.mechanism.schema)
         if {each.version for each in found.fragments} & {each.version for each in self.table.fragments}:
-            what = "the public table has a file of the private one, so rows that are to be protected would be their own reference"
+            what = "the public table shares a file with the private one, so protected rows would be their own reference"
             raise SpecError(what, "`reference.path`", "name another table")
         return PublicTable(source=FileSource(found.fragments, path), work=make_public_work(self.work, found.schema))
 

@@ -1,4 +1,4 @@
-"""The audit of a mechanism: ε* of every channel, exactly, and what the central noise shows, beside what is claimed; no row is read."""
+"""The audit of a mechanism: the exact ε* of every channel and what the noise on counts shows, beside what is claimed; no row is read."""
 
 from __future__ import annotations
 

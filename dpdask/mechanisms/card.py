@@ -239,7 +239,7 @@ class Card(_Part):
         except (ValueError, RecursionError):
             raise InputError("this is not JSON", where, "give a release card as it was written") from None
         if not isinstance(content, Mapping) or "format" not in content:
-            raise InputError("this is no release card", where, "give a release card as it was written")
+            raise InputError("this is not a release card", where, "give a release card as it was written")
         found = content["format"]
         if type(found) is not int or found != CARD_FORMAT:
             which = f"format {found}" if type(found) is int and abs(found) < 10**6 else "an unknown format"
@@ -248,7 +248,9 @@ class Card(_Part):
             return cls.model_validate(dict(content))
         except ValidationError as error:
             place = ".".join(str(key) for key in error.errors(include_url=False, include_input=False)[0]["loc"])
-            raise InputError(f"this is no release card: {place!r} is missing, unknown or wrong", where, "give the card as it was written") from None
+            raise InputError(
+                f"this is not a release card: {place!r} is missing, unknown or wrong", where, "give the card as it was written"
+            ) from None
 
     def with_batches(self, names: Sequence[str | None], *, epsilon: bool, ranges: bool = False) -> Self:
         """Return the card of one batch as the card of several frames; each has its own noise, so a row in several spends ε in each.

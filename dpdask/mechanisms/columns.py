@@ -1,4 +1,4 @@
-"""The columns that a fitted release's codes stand for, and how they are written into its file."""
+"""The columns that the codes of a fitted release stand for, and how they are written into its file."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def warn_of_little(codecs: Mapping[str, Codec], epsilons: Mapping[str, float], c
     little = [name for name, epsilon in epsilons.items() if (kept := estimate_kept(codecs[name], epsilon, channel)) is not None and kept < LITTLE]
     if not little:
         return ()
-    what = f"A released row keeps next to nothing of {_name(little)} (below {LITTLE:g} of 1)"
+    what = f"A released row keeps almost nothing of {_name(little)} (less than {LITTLE:g} on a scale from 0 to 1)"
     return (f"{what}. Privatise fewer columns, spend more ε, or release synthetic records.",)
 
 

@@ -36,7 +36,7 @@ class NoisyCounts(Mechanism):
     nobody: ClassVar[str]
 
     def check_parameters(self) -> None:
-        """Check that no column is to be passed through, because there is no row that it could stand in; and the specification.
+        """Check that no column has the role keep, since no input row is released, and check the specification.
 
         Raises
         ------

@@ -83,7 +83,7 @@ def bind(spec: Spec, schema: Schema, budget: Budget | None) -> Mechanism:
         If the three do not fit each other.
     """
     if spec.spends and budget is None:
-        raise SpecError("this mechanism spends a budget, and none is given", "`epsilon`", "give it")
+        raise SpecError("this mechanism spends a budget, but none is given", "`epsilon`", "give it")
     return _REGISTERED[type(spec)](spec)(spec=spec, schema=schema, budget=budget)
 
 

@@ -163,7 +163,7 @@ def _price(event: str, delta: float) -> float:
 
 
 def _units_differ() -> SpecError:
-    return SpecError("what different units pay cannot be added up", "accountant", "charge a dataset of its own for each privacy.unit")
+    return SpecError("charges for different units cannot be added up", "accountant", "charge a dataset of its own for each privacy.unit")
 
 
 def noise_scale(

@@ -176,7 +176,9 @@ class LedgerStore:
                 f"the ledger cannot be reached or is busy ({code})", self.place, "check the server, the password and the access rights, and run again"
             )
         return SpecError(
-            f"the database refuses what a ledger asks ({code})", self.place, "check that it is a ledger and that its user may read and write it"
+            f"the database refused a statement of the ledger ({code})",
+            self.place,
+            "check that it is a ledger and that its user may read and write it",
         )
 
 

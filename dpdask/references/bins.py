@@ -60,7 +60,7 @@ def _as_bins_of(name: object, value: object) -> object:
             return value
         return _as_firsts(value) if isinstance(value, list | tuple) else _as_count(value)
     except ValueError as error:
-        raise ValueError(f"of the column {name!r}: {error}") from None
+        raise ValueError(f"column {name!r}: {error}") from None
 
 
 Bins = Annotated[Literal["adaptive"] | int | dict[str, Literal["adaptive"] | int | tuple[float, ...]], BeforeValidator(as_bins)]

@@ -144,9 +144,8 @@ class Chain(ReferenceBase):
         if self.followed_share is not None:
             found.append(
                 "the chain republishes hold-out records: every released row repeats one of them, levels and atoms exactly and other values up "
-                f"to the gap to their neighbours; about {100 * self.followed_share:.0f} % of the records come out (of those that occur often, nearly "
-                "all); take it only where the "
-                "hold-out's people have agreed, or a public table"
+                f"to the gap to their neighbours; about {100 * self.followed_share:.0f} % of the records appear in the release "
+                "(of those that occur often, nearly all); use it only if the people in the hold-out have agreed, or use a public table"
             )
         if self.by is not None:
             found.append(
@@ -195,7 +194,7 @@ class Chain(ReferenceBase):
             kept = ", ".join(schema.kept) or "none"
             raise SpecError("the groups' column must be kept", f"`reference.by` {self.by!r}", f"name a column of the role keep ({kept})")
         if unit is not None and self.fraction is not None and unit.column == self.by:
-            what = "units are held out whole, so no released one would have a reference of its own"
+            what = "units are held out as a whole, so no released unit would have its own reference"
             raise SpecError(what, f"`reference.by` {self.by!r}", "remove it, or take a public table")
 
     def order_columns(self, columns: tuple[str, ...], key: RunKey) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Counts of a column on a fine public grid, level by level: what its cells and its distribution are found from under privacy."""
+"""Counts of a column on a fine public grid, level by level: its cells and its distribution are found from them under privacy."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def claim(out: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         occupied = next(folder.iterdir(), None) is not None
     except OSError as error:
-        raise OutputError(f"is no folder that can be made or read ({type(error).__name__})", out, "choose another") from error
+        raise OutputError(f"is not a folder that can be made or read ({type(error).__name__})", out, "choose another") from error
     if occupied:
         raise OutputError("exists and is not empty", out, "choose another folder, or delete it")
     return folder

@@ -74,12 +74,12 @@ def _of_file(path: Path) -> list[Answer]:
     try:
         rows = list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True))
     except (UnicodeDecodeError, csv.Error):  # the parser's message would repeat the file
-        raise DataError("this is no CSV table of answers", None, "export it again") from None
+        raise DataError("this is not a CSV table of answers", None, "export it again") from None
     return [{key: cell if key in _TEXTS else _cell(cell) for key, cell in row.items() if cell} for row in rows]
 
 
 def _of_json(content: bytes) -> list[Answer]:
-    wrong = DataError("this is no answer to a survey: not JSON, or not of objects", None, "take the file that the form saved")
+    wrong = DataError("this is not a file of survey answers: it is not JSON, or not made of objects", None, "take the file that the form saved")
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):
@@ -120,7 +120,7 @@ def check_headers(found: Sequence[Answer], survey: str, known: Sequence[str], re
         if missing:
             raise DataError(f"it lacks {missing[0]!r}", where, "take the file that the form saved")
         if answer.get("respondent") is not None and id_of(answer["respondent"]) is None:
-            what = f"its respondent's id is no text of 1 to {MAX_ID} characters that UTF-8 has"
+            what = f"its respondent's id is not a UTF-8 text of 1 to {MAX_ID} characters"
             raise DataError(what, where, "use ids that are short texts or whole numbers")
     respondents = [id_of(answer.get("respondent")) for answer in found]
     named = [respondent for respondent in respondents if respondent is not None]
@@ -150,7 +150,7 @@ def form_ranges(found: Sequence[Answer], asked: Asked) -> tuple[Floats, Floats]:
         for row, name in enumerate(names):
             end = _end(answer[name])
             if math.isnan(end):
-                raise DataError(f"{name!r} is no number", f"answer {position + 1}", 'write open ends as "-inf" and "inf"')
+                raise DataError(f"{name!r} is not a number", f"answer {position + 1}", 'write open ends as "-inf" and "inf"')
             ends[row, position] = end
     lower, upper = ends
     for wrong, what in _violations(lower, upper, asked):

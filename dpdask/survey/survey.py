@@ -385,6 +385,6 @@ def check_ids(ids: Sequence[str | None]) -> list[str]:
     """
     found = [each for each in ids if each is not None]
     if len(set(found)) < len(ids):
-        what = f"a respondent's id stands twice, or is empty, or no text of up to {MAX_ID} characters that UTF-8 has"
+        what = f"a respondent's id is repeated, empty, or not a UTF-8 text of up to {MAX_ID} characters"
         raise SpecError(what, "respondents", "give every respondent an id")
     return found

@@ -91,10 +91,10 @@ def test_a_channel_that_keeps_nothing_has_no_line() -> None:
     [
         (np.array([0.5, 0.6]), 1.0, np.array([0.0, 1.0]), "probabilities that sum to 1"),
         (np.array([0.5, 0.5]), 0.0, np.array([0.0, 1.0]), "positive and finite"),
-        (np.array([0.5, 0.5]), 1.0, np.array([0.0, 0.0]), "finite values, each its own"),
-        (np.array([0.5, 0.5]), 1.0, np.array([0.0, np.inf]), "finite values, each its own"),
+        (np.array([0.5, 0.5]), 1.0, np.array([0.0, 0.0]), "distinct finite values"),
+        (np.array([0.5, 0.5]), 1.0, np.array([0.0, np.inf]), "distinct finite values"),
         (np.array([1.0, 0.0]), 1.0, np.array([0.0, 1.0]), "one level only"),
-        (np.array([1.0 - 1e-12, 1e-12]), 1.0, np.array([0.0, 1.0]), "nothing can be kept"),
+        (np.array([1.0 - 1e-12, 1e-12]), 1.0, np.array([0.0, 1.0]), "an unbiased channel keeps nothing"),
         (np.full(101, 1 / 101), 1.0, np.arange(101.0), f"at most {MAX_OPTIMAL_LEVELS} levels"),
     ],
 )

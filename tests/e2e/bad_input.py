@@ -544,10 +544,8 @@ NOISY_TABLES: tuple[Case, ...] = (
         _copula(f"bins {text}", 64, r"job\.yaml, mechanism\.bins: .*from 1 to 32,768", "--set", f"mechanism.bins={text}")
         for text in ("0", "-3", "2.5", "true", "40000")
     ),
-    _copula("bins 0 of one column", 64, r"job\.yaml, mechanism\.bins\S*: of the column 'price': a number of cells", mechanism__bins={"price": 0}),
-    _copula(
-        "bins that are a list of texts", 64, r"mechanism\.bins\S*: of the column 'price': .*a list of the first", mechanism__bins={"price": ["a"]}
-    ),
+    _copula("bins 0 of one column", 64, r"job\.yaml, mechanism\.bins\S*: column 'price': a number of cells", mechanism__bins={"price": 0}),
+    _copula("bins that are a list of texts", 64, r"mechanism\.bins\S*: column 'price': .*a list of the first", mechanism__bins={"price": ["a"]}),
     *(
         _copula(f"bins {text}", 64, r"bins of 'price': the first values of the cells must increase within the column's bounds", mechanism__bins=bins)
         for text, bins in (
@@ -576,14 +574,14 @@ NOISY_TABLES: tuple[Case, ...] = (
     _case("marginals: no cliques", 64, r"the key 'mechanism\.cliques' is missing; add it", columns=_NOBODYS, mechanism={"kind": "marginals"}),
     _marginals("an unknown column", 64, r"mechanism\.cliques, 'rate': is not a privatised column; correct its name", cliques=[["rate"]]),
     _marginals("a dropped column", 64, r"mechanism\.cliques, 'userId': is not a privatised column", cliques=[["userId"]]),
-    _marginals("a column twice", 64, r"mechanism\.cliques, rating x rating: a column, or a table, stands twice", cliques=[["rating", "rating"]]),
-    _marginals("a table twice", 64, r"mechanism\.cliques, price x rating: .* stands twice", cliques=[["rating", "price"], ["price", "rating"]]),
+    _marginals("a column twice", 64, r"mechanism\.cliques, rating x rating: a column or a table is repeated", cliques=[["rating", "rating"]]),
+    _marginals("a table twice", 64, r"mechanism\.cliques, price x rating: .* is repeated", cliques=[["rating", "price"], ["price", "rating"]]),
     _marginals("too few weights", 64, r"mechanism\.weights: there must be one weight for each table, not 1 for 2; give 2$", weights=[1]),
     _marginals("a weight of 0", 64, r"mechanism\.weights: a weight is a positive number, not 0$", weights=[1, 0]),
     _marginals(
         "a column called count",
         64,
-        r"column 'count': the released tables have a column of that name themselves; rename it",
+        r"column 'count': this name is reserved for a column of the released tables; rename it",
         columns=_NOBODYS | {"count": _PRICE},
         parts={"a.parquet": table(count=pa.array(np.linspace(0.0, 100.0, N_ROWS)))},
         cliques=[["count"]],
@@ -656,7 +654,7 @@ RANGES: tuple[Case, ...] = (
     _interval(
         "a perturbation by a hold-out",
         64,
-        r"a perturbation before a range takes a declared distribution",
+        r"the perturbation needs a declared distribution",
         price=_perturb(reference={"kind": "holdout", "fraction": 0.2}),
         privacy={"epsilon": 1.0},
     ),
@@ -726,7 +724,7 @@ RANGES: tuple[Case, ...] = (
         _interval(
             f"anchors {where}",
             64,
-            r"column 'price': no anchor falls between its least and greatest value \(0 and 100\), so its ranges would say nothing of it; choose",
+            r"column 'price': no anchor falls between its least and greatest value \(0 and 100\), so its ranges would carry no information; choose",
             price={"design": design, "anchors": {"name": "uniform", "loc": loc, "scale": 50}, **more},
         )
         for where, design, loc, more in (
@@ -778,24 +776,24 @@ RANGES: tuple[Case, ...] = (
         r"a coverage cannot be designed for by rounds",
         price={"design": "progressive", "anchors": {"coverage": 0.8, "family": _NORM}, "tau": 0.2},
     ),
-    _interval("coverage without a reference", 64, r"column 'rating': its design names no public reference to measure coverage by", coverage=True),
+    _interval("coverage without a reference", 64, r"column 'rating': coverage needs a public reference, and its design names none", coverage=True),
     _interval(
         "a kept column that is called like a range",
         64,
-        r"column 'price': its released column would be 'price_upper', and another one has that name; rename the other",
+        r"column 'price': its released column would be 'price_upper', but another column has that name; rename the other",
         columns=COLUMNS | {"price_upper": {"role": "keep"}},
         parts={"a.parquet": table(price_upper=pa.array([1] * N_ROWS))},
     ),
     _interval(
         "a categorical column",
         64,
-        r"column 'note': a categorical column has no order, so no range; drop it",
+        r"column 'note': a categorical column has no order, so it cannot have ranges; drop it",
         columns=COLUMNS | {"note": {"role": "privatise", "kind": "categorical", "levels": [TEXT[:3]]}},
     ),
     _interval(
         "nulls that nobody called public",
         64,
-        r"column 'price': a null has no range to hide in",
+        r"column 'price': a null has no range",
         columns=COLUMNS | {"price": _PRICE | {"nulls": "level"}},
     ),
     _interval(
@@ -928,7 +926,12 @@ HISTOGRAMS: tuple[Case, ...] = (
         )
         for text in ("0", "-1", "1.5", "all")
     ),
-    _histogram("a number of cells to release", 64, r"mechanism\.n_rows: only synthetic rows .*, and mechanism\.output is cells; remove it", n_rows=5),
+    _histogram(
+        "a number of cells to release",
+        64,
+        r"mechanism\.n_rows: the number of records can be chosen for synthetic rows only, but mechanism\.output is cells; remove it",
+        n_rows=5,
+    ),
     _histogram("points of rows", 64, r"mechanism\.points: synthetic rows lie anywhere in their cells", points="spread", **_ROWS),
     _histogram("unknown points", 64, r"mechanism\.points: .*'centre' or 'spread'", points="mean"),
     _histogram("bins of an unknown column", 64, r"mechanism\.bins\.pric: is not a continuous or mixed column that is privatised", bins={"pric": 3}),
@@ -954,7 +957,7 @@ HISTOGRAMS: tuple[Case, ...] = (
     _histogram(
         "more cells than noise can be drawn for",
         64,
-        r"has 1,073,741,824 cells; noise can be drawn for each of 10,000,000",
+        r"has 1,073,741,824 cells; noise can be drawn for at most 10,000,000 cells",
         columns=_WIDE | {name: {"role": "drop"} for name in ("p2", "p3", "p4")},
         parts=_wide(),
         bins=32_768,
@@ -963,7 +966,7 @@ HISTOGRAMS: tuple[Case, ...] = (
     _histogram(
         "a column called weight",
         64,
-        r"column 'weight': the released cells have a column of that name themselves; rename it, or drop it",
+        r"column 'weight': this name is reserved for a column of the released cells; rename it, or drop it",
         columns=_NOBODYS | {"weight": _PRICE},
         parts={"a.parquet": table(weight=pa.array(np.linspace(0.0, 100.0, N_ROWS)))},
     ),
@@ -1018,7 +1021,13 @@ CASES: tuple[Case, ...] = (
         _case(f"a hold-out fraction of {text}", 64, r"job\.yaml, mechanism\.reference\.fraction: ", "--set", f"mechanism.reference.fraction={text}")
         for text in ("0", "1", "1.5", "-0.1", ".nan")
     ),
-    _case("δ > 0", 64, r"privacy\.delta: .* spends no δ, and δ is 1e-06; set it to 0, or take the reference tree$", "--set", "privacy.delta=1e-6"),
+    _case(
+        "δ > 0",
+        64,
+        r"privacy\.delta: .* spends no δ with this reference, but δ is 1e-06; set it to 0, or take the reference tree$",
+        "--set",
+        "privacy.delta=1e-6",
+    ),
     _case("δ > 0 that no validation lets pass", 64, r"privacy\.delta: .* spends no δ", "--set", "privacy.delta=1e-6", verb="validate"),
     *(
         _case(f"δ = {text}", 64, r"job\.yaml, privacy\.delta: Input should be ", "--set", f"privacy.delta={text}")
@@ -1094,20 +1103,20 @@ CASES: tuple[Case, ...] = (
     _case(
         "an unbiased channel of a line",
         64,
-        r"column 'price': the channel optimal-unbiased takes levels that are numbers or dates, .*set mechanism\.channel to optimal",
+        r"column 'price': the channel optimal-unbiased needs levels that are numbers or dates, .*set mechanism\.channel to optimal",
         mechanism__channel="optimal-unbiased",
     ),
     _case(
         "an unbiased channel of nulls",
         64,
-        r"column 'rating': null is a level and has no value",
+        r"column 'rating': null is a level without a value",
         columns={**COLUMNS, "price": {"role": "drop"}, "rating": {**COLUMNS["rating"], "nulls": "level"}},
         mechanism__channel="optimal-unbiased",
     ),
     _case(
         "an unbiased channel along a tree",
         64,
-        r"mechanism\.channel: optimal-unbiased is the channel of a column by its own margin, and the reference tree releases columns together",
+        r"mechanism\.channel: optimal-unbiased randomises each column by its own margin, but the reference tree releases columns jointly",
         mechanism__channel="optimal-unbiased",
         mechanism__reference={"kind": "tree"},
     ),
@@ -1251,14 +1260,14 @@ CASES: tuple[Case, ...] = (
         config={"distributed.comm.timeouts.connect": "500ms"},
     ),
     # ---- the schema
-    _case("duplicate levels", 64, r"columns\.rating: a level stands twice", columns=_columns(rating=_RATING | {"levels": [1.0, 2.0, 2.0]})),
+    _case("duplicate levels", 64, r"columns\.rating: a level is repeated", columns=_columns(rating=_RATING | {"levels": [1.0, 2.0, 2.0]})),
     _case(
         "levels out of order",
         64,
         r"columns\.rating: levels must be strictly increasing",
         columns=_columns(rating=_RATING | {"levels": [2.0, 1.0, 3.0]}),
     ),
-    _case("a column twice in the schema", 64, r"the key 'rating' stands twice; remove one of the two", columns=_TWICE),
+    _case("a column twice in the schema", 64, r"the key 'rating' is repeated; remove one of the two", columns=_TWICE),
     _case(
         "a schema that privatises nothing",
         64,
@@ -1322,13 +1331,13 @@ CASES: tuple[Case, ...] = (
     Case(
         name="a Parquet file cut in its footer",
         code=66,
-        says=r"part-1\.parquet: this is no whole Parquet file",
+        says=r"part-1\.parquet: this is not a complete Parquet file",
         prepare=lambda folder: _edited(folder, lambda data: data[:-20]),
     ),
     Case(
         name="a Parquet file of 3 bytes",
         code=66,
-        says=r"part-1\.parquet: this is no whole Parquet file",
+        says=r"part-1\.parquet: this is not a complete Parquet file",
         prepare=lambda folder: _edited(folder, lambda data: data[:3]),
     ),
     Case(
@@ -1359,7 +1368,7 @@ CASES: tuple[Case, ...] = (
     Case(
         name="a column twice in the Parquet file",
         code=65,
-        says=r"column 'rating': this column stands twice in the table",
+        says=r"column 'rating': this column appears twice in the table",
         prepare=_duplicated_in_file,
     ),
     _case(
@@ -1425,7 +1434,7 @@ CASES: tuple[Case, ...] = (
     Case(
         name="a column twice in the CSV header",
         code=65,
-        says=r"column 'rating': this column stands twice in the table",
+        says=r"column 'rating': this column appears twice in the table",
         prepare=lambda folder: _csv(folder, "userId,rating,price,note,rating\n1,2,3,x,1\n"),
     ),
     Case(name="a truncated gzip file", code=66, says=r"part\.csv\.gz: this file cannot be decompressed", prepare=_truncated_gzip),

@@ -189,7 +189,7 @@ def test_the_plan_and_the_card_say_what_is_promised_and_what_is_republished(tmp_
     source = lake(tmp_path / "in", [700, 900])
     made = write_job(tmp_path / "job", source, tmp_path / "out", mechanism__reference=GROUPED)
     planned = plan_job(load(made))
-    assert "about 95 % of the records come out" in planned.warnings[0]
+    assert "about 95 % of the records appear in the release" in planned.warnings[0]
     assert "2 or more reference rows" in planned.warnings[1]
     assert "levels and atoms exactly as they are" in planned.guarantee
     assert [stage.split(":")[0] for stage in planned.stages] == ["survey", "fit", "write", "commit"]
@@ -201,7 +201,7 @@ def test_the_plan_and_the_card_say_what_is_promised_and_what_is_republished(tmp_
     assert mechanism["columns"] == "chain"
     assert mechanism["joint"].startswith("all of it")
     assert list(planned.warnings)[:2] == mechanism["warnings"]
-    assert "next to nothing of genre" in planned.warnings[2]
+    assert "almost nothing of genre" in planned.warnings[2]
     assert "no ε covers them" in card["guarantee"]["unprotected"]["who"]
     assert card["guarantee"]["unprotected"]["fraction"] == 0.25
     assert card["accounting"]["epsilon_exact"] <= 4.0
@@ -290,7 +290,7 @@ CASES = (
     _case(
         "chain: groups by the unit",
         64,
-        r"mechanism\.reference\.by 'userId': units are held out whole",
+        r"mechanism\.reference\.by 'userId': units are held out as a whole",
         chain={"by": "userId"},
         privacy__unit={"column": "userId", "max_rows": 3},
     ),
@@ -315,7 +315,7 @@ CASES = (
     _case(
         "chain: a cost of values",
         64,
-        r"mechanism\.cost\.rating: the cost of a chain's column is that of ranks",
+        r"mechanism\.cost\.rating: the cost of a column in a chain is always rank",
         mechanism__channel="optimal",
         mechanism__cost={"rating": "value"},
     ),
@@ -327,7 +327,7 @@ CASES = (
     ),
     _case("chain: a hold-out of no row", 65, r"mechanism\.reference: the reference has fewer than 2 rows; enlarge", chain={"fraction": 1e-9}),
     _case("chain: a hold-out of all rows", 65, r"no row would be released", {"a.parquet": table(3)}, chain={"fraction": 1 - 1e-9}),
-    _case("chain: a δ", 64, r"privacy\.delta: distribution-invariant privatisation is pure ε", privacy__delta=1e-9),
+    _case("chain: a δ", 64, r"privacy\.delta: distribution-invariant privatisation spends no δ", privacy__delta=1e-9),
     Case(
         name="chain: a public table without the groups' column",
         code=65,
@@ -343,7 +343,7 @@ CASES = (
     _case(
         "chain: the private table as the public one",
         64,
-        r"mechanism\.reference\.path: the public table and the private one are in each other",
+        r"mechanism\.reference\.path: the public table contains the private one or lies inside it",
         chain={"fraction": None, "path": "data"},
     ),
     Case(name="chain: a public table", code=0, says="", prepare=lambda folder: _public(folder, table(seed=5))),
@@ -432,9 +432,9 @@ def test_frames_that_cannot_be_are_refused() -> None:
         dip(dpdask.Chain(fraction=0.25, order=("a", "b")))
     with pytest.raises(dpdask.SpecError, match="the groups' column must be kept"):
         dip(dpdask.Chain(fraction=0.25, by="a"))
-    with pytest.raises(dpdask.SpecError, match="a path belongs to a job"):
+    with pytest.raises(dpdask.SpecError, match="a path is for jobs only"):
         dip(dpdask.Chain(path="public.parquet"))
-    with pytest.raises(dpdask.SpecError, match="that of ranks"):
+    with pytest.raises(dpdask.SpecError, match="always rank"):
         dip(dpdask.Chain(fraction=0.25), channel="optimal", cost={"a": "value"})
     with pytest.raises(dpdask.SpecError, match=r"`cost\.nope`: is not a privatised column"):
         dip(dpdask.Chain(fraction=0.25), channel="optimal", cost={"nope": "rank"})

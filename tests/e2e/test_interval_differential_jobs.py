@@ -268,8 +268,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "δ": ({"privacy": {"epsilon": 2.0, "delta": 1e-6}}, r"privacy\.delta: .* spends no δ"),
     "add-remove": ({"privacy": {"epsilon": 2.0, "adjacency": "add-remove"}}, r"privacy\.adjacency: .*; set it to replace-one"),
     "a unit": ({"privacy": {"epsilon": 2.0, "unit": {"column": "userId", "max_rows": 2}}}, r"privacy\.unit: .*; set it to row"),
-    "a hold-out": (changed(reference={"kind": "holdout", "fraction": 0.2}), r"a perturbation before a range takes a declared distribution"),
-    "ε above what ranks resolve": (changed(epsilon=17.0), r"mechanism\.columns\.price\.perturb\.epsilon: is 17, and a continuous column takes an ε"),
+    "a hold-out": (changed(reference={"kind": "holdout", "fraction": 0.2}), r"the perturbation needs a declared distribution"),
+    "ε above what ranks resolve": (changed(epsilon=17.0), r"mechanism\.columns\.price\.perturb\.epsilon: is 17, but a continuous column takes an ε"),
     "unknown key": (changed(epsilom=1.0), r"unknown key 'mechanism\.columns\.price\.perturb\.epsilom'; did you mean 'epsilon'\?"),
     "perturb of a pure design": (
         {"mechanism": {"kind": "interval", "columns": {**MIXED, "age": {**AGE, "perturb": PRICE["perturb"]}}}},
@@ -277,7 +277,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "private nulls": (
         {"schema": {**SCHEMA, "price": {**SCHEMA["price"], "nulls": "level"}}},
-        r"column 'price': a null has no range to hide in",
+        r"column 'price': a null has no range",
     ),
 }
 

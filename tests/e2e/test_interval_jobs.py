@@ -138,7 +138,7 @@ def test_plan_run_and_audit_promise_no_epsilon(source: Path, tmp_path: Path) -> 
     assert (result["epsilon"], result["delta"], result["rows"]) == (None, None, sum(SIZES))
     assert status((tmp_path / "out").as_uri()).stage == "released"
     assert not hidden(tmp_path / "out").exists()
-    assert "nothing to measure" in run_cli("audit", tmp_path / "job" / "job.yaml").stdout
+    assert "nothing to audit" in run_cli("audit", tmp_path / "job" / "job.yaml").stdout
 
 
 def test_two_runs_without_a_seed_draw_other_anchors(source: Path, tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "categorical": ({"schema": MIXED_SCHEMA, **changed("genre", TINY)}, r"column 'genre': a categorical column has no order"),
     "clash": (
         {"schema": {**SCHEMA, "age_lower": {"role": "keep", "type": "int64"}}},
-        r"column 'age': its released column would be 'age_lower', and another one has that name",
+        r"column 'age': its released column would be 'age_lower', but another column has that name",
     ),
     "tau above 1/m": (changed("price", {"design": "case2", "at_least": 0.4, "reference": UNIT}), r"3 ranges cannot all have a coverage of 0\.4"),
     "unknown design": (changed("price", {"design": "case3", "anchors": UNIT}), r"mechanism\.columns\.price: .*case3"),
@@ -329,7 +329,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "coverage of what has no reference": (
         {"mechanism": {"kind": "interval", "columns": DESIGNS, "coverage": True}},
-        r"column 'rating': its design names no public reference to measure coverage by; add `reference",
+        r"column 'rating': coverage needs a public reference, and its design names none; add `reference",
     ),
     "clash with a coverage": (
         {

@@ -190,7 +190,7 @@ def test_a_refusal_of_a_strict_dataset_costs_at_least_a_hundredth_of_it(tmp_path
     with pytest.raises(BudgetError):  # a refusal could not be paid for
         run_here(made)
     shown = run_cli("ledger", "show", "--url", url, "--dataset", "strict").stdout
-    assert "3 runs read rows and refused them; 3 charged; what a refusal reveals is exact" in shown
+    assert "3 runs read rows and refused them; 3 charged; a refusal reveals an exact answer" in shown
 
 
 def test_a_refusal_after_the_draw_costs_at_least_a_hundredth_too(tmp_path: Path, url: str) -> None:

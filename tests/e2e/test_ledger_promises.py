@@ -351,7 +351,7 @@ def test_a_strict_ledger_charges_refusals_until_the_budget_is_spent(reference: d
         run_here(asking)
     with pytest.raises(BudgetError):
         run_here(job(tmp_path / "good", source, url, **given))
-    assert "2 runs read rows and refused them; 2 charged; what a refusal reveals is exact" in run_cli("ledger", "show", *place).stdout
+    assert "2 runs read rows and refused them; 2 charged; a refusal reveals an exact answer" in run_cli("ledger", "show", *place).stdout
 
 
 def test_a_failure_that_may_pass_is_charged_once_by_a_strict_ledger(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

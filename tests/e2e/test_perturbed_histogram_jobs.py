@@ -337,10 +337,10 @@ def test_rows_of_nothing_are_refused_and_the_charge_stays(source: Path, tmp_path
 
 REFUSED = [
     ({**CELLS, "bins": 1_000_000}, {}, "a number of cells is a whole number"),
-    ({**CELLS, "bins": {"price": 30_000, "age": 100}}, {"age": WIDE["age"]}, "noise can be drawn for each of 10,000,000"),
+    ({**CELLS, "bins": {"price": 30_000, "age": 100}}, {"age": WIDE["age"]}, "noise can be drawn for at most 10,000,000 cells"),
     (CELLS, {"userId": {"role": "keep"}}, "the cells of a histogram do not correspond to input rows, so no column"),
     ({"kind": "histogram"}, {"price": {"role": "privatise", "kind": "continuous"}}, "bounds"),
-    ({**CELLS, "n_rows": 5}, {}, "only synthetic rows have a number that can be chosen"),
+    ({**CELLS, "n_rows": 5}, {}, "the number of records can be chosen for synthetic rows only"),
     ({**CELLS, "bins": {"genre": 5}}, {}, "is not a continuous or mixed column"),
     ({**CELLS, "factor": 0}, {}, "factor"),
     ({**CELLS, "points": "mean"}, {}, "points"),
@@ -359,7 +359,7 @@ def test_refusals(mechanism: dict[str, Any], columns: dict[str, Any], words: str
 
 def test_a_column_called_weight_is_refused_for_cells(source: Path, tmp_path: Path) -> None:
     made = job(tmp_path, source, schema={"weight": SCHEMA["price"]})
-    with pytest.raises(SpecError, match="a column of that name themselves"):
+    with pytest.raises(SpecError, match="this name is reserved for a column of the released cells"):
         load(made)
     load(job(tmp_path, source, DRAWN, schema={"weight": SCHEMA["price"]}))
 

@@ -28,7 +28,7 @@ def test_a_copy_of_a_private_file_is_found(tmp_path: Path) -> None:
     lake(tmp_path / "public", [500], seed=2)
     shutil.copy(source / "part.1.parquet", tmp_path / "public" / "more.parquet")
     job = write_job(tmp_path / "job", source, tmp_path / "out", mechanism__reference={"kind": "public", "path": str(tmp_path / "public")})
-    with pytest.raises(SpecError, match="has a file of the private one"):
+    with pytest.raises(SpecError, match="shares a file with the private one"):
         run_here(job)
 
 

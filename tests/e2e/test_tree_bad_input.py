@@ -66,7 +66,7 @@ CASES = (
     _case(
         "a cost of values of cells",
         64,
-        r"mechanism\.cost\.price: the cost of a continuous or mixed column is that of ranks",
+        r"mechanism\.cost\.price: the cost of a continuous or mixed column is always rank",
         mechanism__channel="optimal",
         mechanism__cost={"price": "value"},
     ),

@@ -275,7 +275,7 @@ def test_the_plan_the_card_and_the_audit_say_the_same(source: Path, tmp_path: Pa
     assert "Protected: the values of all rows. Not protected: nobody" in text
     assert "ε = 3 differentially private (δ = 9.32e-10, replace-one" in text
     assert "k·exp((k-1)·ε)·δ" in text
-    assert [warning.partition(" (")[0] for warning in planned.warnings] == ["A released row keeps next to nothing of a, b, c, d, e"]
+    assert [warning.partition(" (")[0] for warning in planned.warnings] == ["A released row keeps almost nothing of a, b, c, d, e"]
     run_here(made)
     card = card_of(tmp_path)
     assert card["guarantee"]["text"].endswith(planned.guarantee)

@@ -132,7 +132,7 @@ def test_kept_noise_of_another_run_is_refused(small: Path, drivers: Drivers, tmp
             assert drivers.run("run", job(folder, small, **given), point="noise-kept")[0] == -signal.SIGKILL
         (hidden(here / "out") / NOISY_NAME).write_bytes((hidden(there / "out") / NOISY_NAME).read_bytes())
         code, line = drivers.run("run", here / "job.yaml")
-        assert (code, "of another version of dpdask" in line) == (66, True), (name, line)
+        assert (code, "by another version of dpdask" in line) == (66, True), (name, line)
         assert not (here / "out").exists()
 
 

@@ -178,7 +178,7 @@ def test_a_parent_that_is_cut_into_cells_is_refused_in_one_line() -> None:
     release = dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), epsilon=8.0, reference=reference, insecure_seed=1).fit(table)
     card = release.card
     child = next(name for name, column in card["columns"].items() if column.get("parent"))
-    with pytest.raises(SpecError, match=r"no channel on levels|depends on the released cell of 'x', which is no level") as caught:
+    with pytest.raises(SpecError, match=r"no channel on levels|depends on the released cell of 'x', which is not a level") as caught:
         ReleasedColumn.from_card(card, child)
     assert "\n" not in str(caught.value)
 

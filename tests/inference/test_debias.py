@@ -376,7 +376,7 @@ def test_the_card_of_a_release_is_what_from_card_reads() -> None:
         (lambda: ReleasedColumn.from_card(card(T), "other"), "no such column"),
         (lambda: ReleasedColumn.from_card(card(T), "kept"), "no channel on levels"),
         (lambda: ReleasedColumn.from_card(card(T[:, :3]), "rating"), "not square"),
-        (lambda: ReleasedColumn.from_card(card([["x"]], (1,)), "rating"), "no matrix of numbers"),
+        (lambda: ReleasedColumn.from_card(card([["x"]], (1,)), "rating"), "not a matrix of numbers"),
         (lambda: column(2 * T), "not probabilities"),
         (lambda: column(T, max_condition=1e9), "max_condition"),
         (lambda: column(T, ("a", "b", "c", "d")).transform_for(), "not all numbers"),

@@ -238,8 +238,8 @@ def test_what_is_no_case_one_answer_is_refused(u, delta, a, b, words):
     [
         ([], {}, "no rows"),
         ([(-INF, INF)], {}, "no range says anything"),
-        ([(-INF, 0.5), (0.5, INF)], {}, "leave open where mass sits"),  # one fixed anchor
-        ([(-INF, 0.5), (0.5, INF)], {"support": (0, 1)}, "leave open where mass sits"),
+        ([(-INF, 0.5), (0.5, INF)], {}, "do not determine where the mass lies"),  # one fixed anchor
+        ([(-INF, 0.5), (0.5, INF)], {"support": (0, 1)}, "do not determine where the mass lies"),
         ([(0.2, 0.8), (0.8, 0.2)], {}, "equally likely"),  # a ring whose two halves nothing tells apart
         ([(0.2, 0.8)], {"support": (0.5, 1)}, "enclose the grid"),
         ([(0.2, 0.8)], {"tolerance": 1e-3}, "tolerance"),

@@ -46,7 +46,7 @@ def test_anchors_that_do_not_reach_the_values_do_not_identify_their_distribution
     values = np.random.default_rng(1).uniform(0, 0.8, 4000)
     for design in (Case1(design="case1", anchors=uniform(low, high)), Case2(design="case2", anchors=uniform(low, high))):
         with pytest.raises(
-            SpecError, match=r"npmle: the ranges leave open where mass sits.*; use a mechanism whose anchors reach everywhere"
+            SpecError, match=r"npmle: the ranges do not determine where the mass lies.*; use a mechanism whose anchors reach everywhere"
         ) as caught:
             estimate(released(design, values), support=(-3.0, 3.0))
         one_line(caught.value, 64)

@@ -120,7 +120,7 @@ def test_standard_errors_are_those_of_the_corrected_slopes(table: pd.DataFrame) 
 def test_cards_and_frames_that_do_not_fit_are_refused(table: pd.DataFrame) -> None:
     release = released(table[["x", "y"]])
     frame = release.cells
-    with pytest.raises(InputError, match="no release card"):
+    with pytest.raises(InputError, match="not a release card"):
         WeightedSample.of_frame(frame, "y", ["x"], card={})
     with pytest.raises(SpecError, match="outside the cells"):
         WeightedSample.of_frame(frame.assign(x=frame["x"] + 1.0), "y", ["x"], card=release.card)

@@ -325,9 +325,9 @@ def test_csv_types_follow_from_the_schema(declared, type_):
     ("make", "error", "says"),
     [
         (lambda path: None, InputError, "there is no Parquet or CSV file here"),
-        (lambda path: (path / "a.parquet").write_bytes(b""), InputError, "no whole Parquet file"),
+        (lambda path: (path / "a.parquet").write_bytes(b""), InputError, "not a complete Parquet file"),
         (lambda path: (path / "a.parquet").write_bytes(b"PAR1" * 3), InputError, "Parquet"),
-        (lambda path: (path / "a.parquet").write_bytes(b"x" * 100 + b"\xff\xff\xff\x7fPAR1"), InputError, "no whole Parquet file"),
+        (lambda path: (path / "a.parquet").write_bytes(b"x" * 100 + b"\xff\xff\xff\x7fPAR1"), InputError, "not a complete Parquet file"),
         (
             lambda path: (path / "a.parquet").write_bytes(b"PAR1" + b"\x00" * 60 + (60).to_bytes(4, "little") + b"PAR1"),
             InputError,

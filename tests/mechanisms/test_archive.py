@@ -202,12 +202,12 @@ def changed(data: bytes, header: dict[str, Any] | bytes | None = None, **arrays:
 def refused(name: str, data: bytes) -> None:
     """It is refused by its class, and where a task reads the release of a run, with one line that names the file."""
     cls = type(made(name))
-    expected = rf"^here\.npz: this is no {cls.archive.noun} of format {cls.archive.format}, which dpdask .* reads; read it with the version .*$"
+    expected = rf"^here\.npz: this is not a {cls.archive.noun} of format {cls.archive.format}, which dpdask .* reads; read it with the version .*$"
     with pytest.raises(InputError, match=expected):
         cls.from_bytes(data, "here.npz")
     if cls in (DipRelease, ChainRelease, TreeRelease):
         folder = Folder("memory://archive")
-        with pytest.raises(InputError, match=r"^release\.npz: this is no fitted"):
+        with pytest.raises(InputError, match=r"^release\.npz: this is not a fitted"):
             load(folder, keep(folder, RELEASE_NAME, data), cls)
 
 
@@ -525,5 +525,5 @@ def test_the_mechanism_names_the_class_of_its_release(name: str, reference: Refe
     assert cls is type(made(name))
     assert type(load(folder, keep(folder, RELEASE_NAME, made(name).to_bytes()), cls)) is cls
     for other in {"dip", "chain", "tree", "noisy tables"} - {name}:
-        with pytest.raises(InputError, match=rf"^release\.npz: this is no {cls.archive.noun}"):
+        with pytest.raises(InputError, match=rf"^release\.npz: this is not a {cls.archive.noun}"):
             load(folder, keep(folder, RELEASE_NAME, made(other).to_bytes()), cls)

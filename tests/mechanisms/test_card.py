@@ -170,7 +170,7 @@ def test_another_format_is_refused(format_: object) -> None:
     ],
 )
 def test_a_card_with_a_wrong_part_is_refused(part: str, value: object) -> None:
-    with pytest.raises(InputError, match=r"^release\.json: this is no release card") as refused:
+    with pytest.raises(InputError, match=r"^release\.json: this is not a release card") as refused:
         Card.read(small().to_dict() | {part: value}, "release.json")
     assert "\n" not in str(refused.value)
     assert part in str(refused.value)

@@ -178,7 +178,7 @@ def test_a_crafted_header_is_refused(wrong: str, saved: FittedCopula) -> None:
 
 def test_a_crafted_file_is_one_line(saved: FittedCopula, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpdask.mechanisms.columns.zlib.compress", lambda _: b"no compressed bytes")
-    with pytest.raises(InputError, match="this is no fitted copula"):
+    with pytest.raises(InputError, match="this is not a fitted copula"):
         FittedCopula.from_bytes(saved.to_bytes(), "here")
 
 

@@ -399,7 +399,7 @@ def test_what_the_tables_cannot_resolve_is_refused() -> None:
             rank_mechanisms({"v": epsilon}, "laplace")
         with pytest.raises(SpecError, match="column 'v'"):
             bound(epsilon)
-    with pytest.raises(SpecError, match=r"`cost\.v`: the cost of a chain's column is that of ranks"):
+    with pytest.raises(SpecError, match=r"`cost\.v`: the cost of a column in a chain is always rank"):
         bound(channel="optimal", cost={"v": "value"})
     with pytest.raises(SpecError, match=r"`cost\.w`: is not a privatised column"):
         bound(channel="optimal", cost={"w": "rank"})

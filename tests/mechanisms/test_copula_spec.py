@@ -139,7 +139,7 @@ def test_kept_noise_is_loaded_and_never_drawn_again(tmp_path: Path):
     first, release = fit_frame(asked, table(), tmp_path)
     again, _ = fit_frame(asked, table(50), tmp_path)  # the rows are not looked at
     assert again.release_sha256 == first.release_sha256
-    with pytest.raises(InputError, match=r"^the run.s noisy tables: these are of another version of dpdask; go on with that one"):
+    with pytest.raises(InputError, match=r"^the run.s noisy tables: these were written by another version of dpdask; resume with that version"):
         fit_frame(replace(asked, budget=Budget(epsilon=3.0)), table(), tmp_path)
     with pytest.raises(InputError, match="the run's noisy tables"):
         asked.read_drawn(release.to_bytes(), NOBODY)

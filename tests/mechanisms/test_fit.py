@@ -85,7 +85,7 @@ def test_each_column_has_the_mechanism_of_its_channel(table: pd.DataFrame, chann
         ("laplace", {"stars": "rank"}, "belongs to the channel optimal"),
         ("optimal", {"colour": "rank"}, "categories have no rank"),
         ("optimal", {"colour": "value"}, "categories have no value"),
-        ("optimal", {"price": "value"}, "that of ranks"),
+        ("optimal", {"price": "value"}, "always rank"),
         ("optimal", {"nothing": "value"}, "not a privatised column"),
         ("optimal", {"colour": ((0.0, 1.0), (1.0, 0.0))}, "3 rows and columns"),
     ],

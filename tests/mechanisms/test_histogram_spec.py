@@ -62,7 +62,10 @@ def table(n: int = 4000) -> pd.DataFrame:
         ({"output": "both"}, "'cells' or 'rows'"),
         ({"points": "edge"}, "'centre' or 'spread'"),
         ({"n_rows": 0, "output": "rows"}, "at least 1, is expected, or `input`, not 0"),
-        ({"n_rows": 10}, "`n_rows`: only synthetic rows have a number that can be chosen, and `output` is cells; remove it, or set `output` to rows"),
+        (
+            {"n_rows": 10},
+            "`n_rows`: the number of records can be chosen for synthetic rows only, but `output` is cells; remove it, or set `output` to rows",
+        ),
         ({"points": "spread", "output": "rows"}, "`points`: synthetic rows lie anywhere in their cells"),
         ({"bins": "rule", "adjacency": "add-remove"}, "`bins`: the rule needs the number of rows, which add-remove hides"),
     ],
@@ -76,7 +79,7 @@ def test_what_does_not_fit_the_schema_is_refused_at_construction():
     with pytest.raises(SpecError, match="column 'name': the cells of a histogram do not correspond to input rows"):
         mechanism(columns=schema(name={"role": "keep"}))
     heavy = schema(weight=COLUMNS["income"])
-    with pytest.raises(SpecError, match="column 'weight': the released cells have a column of that name themselves"):
+    with pytest.raises(SpecError, match="column 'weight': this name is reserved for a column of the released cells"):
         mechanism(columns=heavy)
     assert mechanism(columns=heavy, output="rows").event
 
@@ -88,7 +91,7 @@ def test_what_does_not_fit_the_columns_is_refused_before_any_row_is_read(tmp_pat
     frame = table(10).assign(**{f"x{place}": 1.0 for place in range(6)})
     with pytest.raises(SpecError, match="7 columns are cut"):
         fit_frame(mechanism(columns=many, bins=2, points="spread"), frame, tmp_path)
-    with pytest.raises(SpecError, match=r"the joint histogram: has .* cells; noise can be drawn for each of 10,000,000"):
+    with pytest.raises(SpecError, match=r"the joint histogram: has .* cells; noise can be drawn for at most 10,000,000 cells"):
         fit_frame(mechanism(columns=many, bins=20, threshold="none"), frame, tmp_path)
 
 
@@ -167,7 +170,7 @@ def test_kept_noise_is_loaded_and_never_drawn_again(tmp_path: Path):
     again, _ = fit_frame(asked, table(50), tmp_path)  # the rows are not looked at
     assert again.release_sha256 == first.release_sha256
     for other in (replace(asked, budget=Budget(epsilon=3.0)), mechanism(bins=5), mechanism(bins=4, threshold="none")):
-        with pytest.raises(InputError, match=r"^the run's noisy histogram: this is of another version of dpdask; go on with that one"):
+        with pytest.raises(InputError, match=r"^the run's noisy histogram: this was written by another version of dpdask; resume with that version"):
             fit_frame(other, table(), tmp_path)
 
 

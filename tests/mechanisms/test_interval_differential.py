@@ -333,7 +333,7 @@ def test_the_reference_that_a_design_names(design: dict[str, Any], expected: dic
     schema = Schema.from_dict({"columns": {"price": PRICE}})
     check_designs(schema, {"price": made})
     if expected is None:
-        with pytest.raises(SpecError, match=r"column 'price': its design names no public reference.*; add `reference"):
+        with pytest.raises(SpecError, match=r"column 'price': coverage needs a public reference.*; add `reference"):
             check_designs(schema, {"price": made}, coverage=True)
     else:
         check_designs(schema, {"price": made}, coverage=True)
@@ -414,7 +414,7 @@ def refusal(column: str, design: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("column", "changed", "says"),
     [
-        ("price", {"reference": {"kind": "holdout", "fraction": 0.25}}, "a perturbation before a range takes a declared distribution"),
+        ("price", {"reference": {"kind": "holdout", "fraction": 0.25}}, "the perturbation needs a declared distribution"),
         ("price", {"reference": {"kind": "histogram"}}, "other references are computed from rows"),
         ("price", {"reference": {"kind": "public", "path": "x"}}, "other references are computed from rows"),
         ("price", {"reference": UNIT}, "the key 'columns.price.perturb.reference.kind' is missing"),
@@ -424,7 +424,7 @@ def refusal(column: str, design: dict[str, Any]) -> str:
         ("amount", {"reference": {"kind": "known", **UNIT}}, "one probability per atom"),
         ("price", {"epsilon": 0}, "greater than 0"),
         ("price", {"epsilon": 101.0}, "less than or equal to 100"),
-        ("price", {"epsilon": 17.0}, "`columns.price.perturb.epsilon`: is 17, and a continuous column takes an ε in [1e-06, 16]; change it"),
+        ("price", {"epsilon": 17.0}, "`columns.price.perturb.epsilon`: is 17, but a continuous column takes an ε in [1e-06, 16]; change it"),
         ("amount", {"epsilon": 1e-7}, "a mixed column takes an ε in [1e-06, 16]"),
         ("price", {"channel": "gaussian"}, "'laplace', 'laplace-calibrated', 'optimal' or 'optimal-unbiased'"),
         ("price", {"chanel": "laplace"}, "unknown key 'columns.price.perturb.chanel'; did you mean 'channel'?"),

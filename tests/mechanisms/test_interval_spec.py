@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a categorical column": (price(kind="categorical", levels=["a", "b"], bounds=None), r"^column 'price': a categorical column has no order"),
     "clash": (
         {"schema": {**COLUMNS, "price_upper": {"role": "keep"}}},
-        r"^column 'price': its released column would be 'price_upper', and another one has that name; rename the other$",
+        r"^column 'price': its released column would be 'price_upper', but another column has that name; rename the other$",
     ),
     "clash with a coverage": (
         {
@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         r"^column 'price': its released column would be 'price_coverage'",
     ),
-    "coverage without a reference": ({"coverage": True}, r"^column 'price': its design names no public reference to measure coverage by; add `ref"),
+    "coverage without a reference": ({"coverage": True}, r"^column 'price': coverage needs a public reference, and its design names none; add `ref"),
     "unknown design": (design({"design": "case3", "anchors": UNIT}), r"^interval, columns\.price: .*case3"),
     "no design's name": (design({"anchors": UNIT}), r"the key 'columns\.price\.design' is missing; add it"),
     "unknown key of a design": (design({"design": "case1", "anchor": UNIT}), r"unknown key 'columns\.price\.anchor'; did you mean 'anchors'\?"),
@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         design({"design": "case1", "at_least": 0.1, "reference": UNIT}, **price(type="int32")),
         r"^column 'price': whole numbers cannot be cut into ranges of a given least coverage",
     ),
-    "nulls of the schema alone": (price(nulls="level"), r"^column 'price': a null has no range to hide in.*; declare `nulls: public` in its design"),
+    "nulls of the schema alone": (price(nulls="level"), r"^column 'price': a null has no range.*; declare `nulls: public` in its design"),
     "nulls of the design alone": (
         design({**CASE1, "nulls": "public"}),
         r"^column 'price': its design has `nulls: public`, and the schema refuses nulls.*; declare `nulls: level` in the schema, or leave",
@@ -122,14 +122,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a perturbed column without a budget": (
         design(perturbed(0.5)),
-        r"^`epsilon`: this mechanism spends a budget, and none is given; give it$",
+        r"^`epsilon`: this mechanism spends a budget, but none is given; give it$",
     ),
     "a budget for nothing": ({"budget": {"epsilon": 1.0}}, r"^`epsilon`: no column is perturbed, so there is no ε to promise; remove it$"),
     "too small a budget": (
         design(perturbed(0.5), budget={"epsilon": 0.4}),
         r"^`epsilon`: is 0\.4, and the perturbed columns spend 0\.5 together; set it to at least 0\.5, or lower `columns\.price\.perturb\.epsilon`$",
     ),
-    "delta": (design(perturbed(), budget={"epsilon": 1.0, "delta": 1e-6}), r"^`delta`: is 1e-06, and .*spends no δ; set it to 0, or remove it$"),
+    "delta": (design(perturbed(), budget={"epsilon": 1.0, "delta": 1e-6}), r"^`delta`: is 1e-06, but .*spends no δ; set it to 0, or remove it$"),
     "add-remove": (design(perturbed(), budget={"epsilon": 1.0, "adjacency": "add-remove"}), r"^`adjacency`: ranges are .*; set it to replace-one$"),
     "a unit": (
         design(perturbed(), budget={"epsilon": 1.0, "unit": {"column": "user", "max_rows": 2}}),
@@ -137,11 +137,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "ε above what ranks resolve": (
         design(perturbed(17.0), budget={"epsilon": 17.0}),
-        r"^`columns\.price\.perturb\.epsilon`: is 17, and a continuous column takes an ε in \[1e-06, 16\]",
+        r"^`columns\.price\.perturb\.epsilon`: is 17, but a continuous column takes an ε in \[1e-06, 16\]",
     ),
     "ε below what ranks resolve": (
         design(perturbed(1e-9), budget={"epsilon": 1.0}),
-        r"^`columns\.price\.perturb\.epsilon`: is 1e-09, and a continuous column takes an ε in \[1e-06, 16\]",
+        r"^`columns\.price\.perturb\.epsilon`: is 1e-09, but a continuous column takes an ε in \[1e-06, 16\]",
     ),
     "ε of 0": (design(perturbed(0.0), budget={"epsilon": 1.0}), r"^interval, columns\.price\.perturb\.epsilon: .*greater than 0"),
     "an unknown distribution of what is perturbed": (
@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a reference from rows": (
         design(perturbed(reference={"kind": "holdout", "fraction": 0.2}), budget={"epsilon": 1.0}),
-        r"a perturbation before a range takes a declared distribution",
+        r"the perturbation needs a declared distribution",
     ),
 }
 

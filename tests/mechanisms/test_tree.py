@@ -438,7 +438,7 @@ def test_what_cannot_be_fitted_is_refused_before_any_row_is_read() -> None:
         check_tree(level_cells(SIZES), "optimal", {"z": "rank"})
     with pytest.raises(SpecError, match="rows and columns"):
         check_tree(level_cells(SIZES), "optimal", {"a": ((0.0, 1.0), (1.0, 0.0))})
-    with pytest.raises(SpecError, match="that of ranks"):
+    with pytest.raises(SpecError, match="always rank"):
         check_tree({"age": cells(MIXED["age"], 5)}, "optimal", {"age": "zero-one"})
     check_tree({"age": cells(MIXED["age"], 5)}, "optimal", {"age": "rank"})
 

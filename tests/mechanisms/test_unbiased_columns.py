@@ -52,12 +52,12 @@ def test_other_channels_say_nothing_of_a_line() -> None:
 @pytest.mark.parametrize(
     ("columns", "given", "message"),
     [
-        ({"x": {**STARS, "nulls": "level"}}, {}, "column 'x': null is a level and has no value"),
+        ({"x": {**STARS, "nulls": "level"}}, {}, "column 'x': null is a level without a value"),
         ({"x": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}}, {}, "column 'x': .*numbers or dates"),
         ({"x": {"role": "privatise", "kind": "continuous", "bounds": [0, 1]}}, {}, "column 'x': .*numbers or dates"),
         ({"x": {"role": "privatise", "kind": "mixed", "atoms": [0]}}, {}, "column 'x': .*numbers or dates"),
-        ({"x": STARS}, {"reference": dpdask.Tree()}, "`channel`: .*reference tree releases columns together"),
-        ({"x": STARS}, {"reference": dpdask.Chain(fraction=0.5)}, "`channel`: .*reference chain releases columns together"),
+        ({"x": STARS}, {"reference": dpdask.Tree()}, "`channel`: .*reference tree releases columns jointly"),
+        ({"x": STARS}, {"reference": dpdask.Chain(fraction=0.5)}, "`channel`: .*reference chain releases columns jointly"),
         ({"x": STARS}, {"cost": {"x": "value"}}, "a cost belongs to the channel optimal, not to optimal-unbiased"),
     ],
 )

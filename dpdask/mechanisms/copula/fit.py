@@ -41,15 +41,15 @@ class CopulaOptions(Document):
     consistency
         Whether one-way counts are averaged with the sums of the two-way tables.
     shrinkage
-        Whether the noise is taken out of each two-way table's singular values.
+        Whether the singular values of each two-way table are denoised.
     significance
         Whether a cell's correlation is kept only where its departure from independence exceeds the noise's standard deviation.
     tree
         Whether attributes are decoded along the tree of the strongest dependence, each given its parent.
     refinements
-        How often the correlations are corrected by what a sample of the model shows; never where records are raked to every
-        pair or every column has at most two levels, which need none, nor beyond 1,200 latent variables, where it would take
-        longer than the fit.
+        How many times the correlations are corrected after comparing a sample of the model with the tables. There are no
+        corrections if records are raked to every pair or every column has at most two levels, where none are needed, or
+        beyond 1,200 latent variables, where they would take longer than the fit.
 
     Examples
     --------
@@ -139,7 +139,7 @@ def fit_copula(
 
 
 class _Fit:
-    """What does not change between refinements: the levels that live, their latent variables, the tree."""
+    """What does not change between refinements: the levels in use, their latent variables, the tree."""
 
     def __init__(self, cleaned: Denoised, tree: list[tuple[int, int]]) -> None:
         self.cleaned, self.tree = cleaned, tree

@@ -88,7 +88,7 @@ def check_latents(domain: Domain) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CopulaModel:
-    """A fitted copula: everything that sampling needs, and nothing that is not a function of the noisy tables.
+    """A fitted copula: everything that sampling needs; all of it is a function of the noisy tables.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Raking: a block's records are weighted to the denoised two-way tables, and drawn again by their weights."""
+"""Raking: a block's records are weighted to match the denoised two-way tables, and resampled by their weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Targets:
     counts
         float64 array: the denoised counts, table after table.
     strength
-        How firmly they are believed, per count.
+        How strongly records are raked to them, per count.
 
     Privacy
     -------
@@ -60,7 +60,7 @@ class Targets:
         """
         pairs, counts = self.pairs, self.counts
         if pairs.dtype != np.int64 or pairs.ndim != 2 or pairs.shape[1] != 2 or not 1 <= len(pairs) <= MOST_TABLES:
-            raise ValueError("the raked pairs are no pairs, or too many")
+            raise ValueError("the raked pairs are not pairs, or are too many")
         if (pairs < 0).any() or (pairs >= domain.n_attributes).any() or (pairs[:, 0] >= pairs[:, 1]).any():
             raise ValueError("a raked pair is none of the domain's")
         if len(np.unique(pairs, axis=0)) != len(pairs):

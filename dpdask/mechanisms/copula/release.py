@@ -167,7 +167,7 @@ def _check_arrays(arrays: Mapping[str, Any]) -> None:
         if arrays[name].dtype != dtype or arrays[name].ndim != 1 or not np.isfinite(arrays[name]).all():
             raise ValueError("an array has another type, or a number is not finite")
     if arrays["nodes"].dtype != np.int64 or arrays["nodes"].ndim != 2 or (np.abs(arrays["factor"]) > _MAX_FACTOR).any():
-        raise ValueError("the tree is no table of whole numbers, or the factor is none of correlations")
+        raise ValueError("the tree is not a table of whole numbers, or the factor does not give correlations")
 
 
 def _check_nodes(nodes: Sequence[Node], domain: Domain) -> None:

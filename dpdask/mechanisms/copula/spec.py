@@ -38,7 +38,7 @@ class CopulaSpec(Spec):
     n_rows
         How many records: a number, or `input`: as many as the table has (under add-remove, as the noisy tables say).
     records
-        `raked`: records of the copula are weighted so that they meet the denoised two-way tables, and drawn again by their
+        `raked`: records of the copula are weighted so that they match the denoised two-way tables, and resampled by these
         weights. `copula`: records of the copula as they are, the paper's model.
     bins
         How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
@@ -46,7 +46,7 @@ class CopulaSpec(Spec):
     weights
         How the budget is shared among the tables.
     options
-        What to leave out of the fit, to see what it is worth.
+        Which steps of the fit to switch off, to measure their effect.
     """
 
     kind: Literal["copula"] = "copula"

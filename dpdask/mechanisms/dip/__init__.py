@@ -1,1 +1,1 @@
-"""Distribution-invariant privatisation: each row is randomised on its own, and the distribution of the table stays."""
+"""Distribution-invariant privatisation: each row is randomised on its own, and the distribution of the table is preserved."""

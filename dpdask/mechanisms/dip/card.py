@@ -48,7 +48,7 @@ def dip_section(
     -------
     Holds parameters, the public domain, and each level column's channel. With a hold-out, the channel reveals the
     hold-out's frequencies (P·T = P), and the card says so. Knots of a continuous reference are never in it: with a
-    hold-out they are rows' values. Along a tree all channels are functions of noisy tables, which paid for themselves.
+    hold-out they are rows' values. Along a tree all channels are functions of noisy tables, which have their own ε.
     """
     unreleased = reference.held_out or 0.0
     of = "rows" if budget.unit_column is None else "units; of each, the rows beyond the bound are not released"

@@ -1,4 +1,4 @@
-"""Distribution-invariant privatisation of several columns at once: each rank is randomised, the joint distribution stays."""
+"""Distribution-invariant privatisation of several columns at once: each rank is randomised, and the joint distribution is preserved."""
 
 from __future__ import annotations
 
@@ -379,7 +379,7 @@ class RecordsMechanism(DipMechanism):
         DipMechanism.check_parameters(self)
         for name, cost in (self.spec.cost or {}).items():
             if cost != "rank":
-                raise SpecError("the cost of a chain's column is that of ranks", f"`cost.{name}`", "remove it")
+                raise SpecError("the cost of a column in a chain is always rank", f"`cost.{name}`", "remove it")
 
     def is_by_rank(self, name: str) -> bool:
         """Return True: levels have ranks, too."""

@@ -1,4 +1,4 @@
-"""Distribution-invariant privatisation, column by column: each value is randomised, its distribution stays."""
+"""Distribution-invariant privatisation, column by column: each value is randomised, and its distribution is preserved."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def fit_dip(
         Its ε.
     channel
         `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
-        ε-private channel of least expected cost. `optimal-unbiased`: the one that keeps most of means, without bias.
+        ε-private channel of least expected cost. `optimal-unbiased`: the best of those that allow means without bias.
     given_costs
         What the optimal channel minimises, by column: `value` (squared differences; the default of discrete levels),
         `rank` (squared differences of ranks; that of continuous and mixed columns), `zero-one` (that of categories), or

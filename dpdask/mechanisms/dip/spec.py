@@ -47,8 +47,8 @@ class DipSpec(Spec):
         the pairs of columns that depend most on each other. There is no default, because it decides who is protected.
     channel
         `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
-        ε-private channel of least expected cost. `optimal-unbiased`: of those that make the released value's mean a straight
-        line of the original value, the best; for levels that are numbers or dates, each column by its own margin.
+        ε-private channel of least expected cost. `optimal-unbiased`: the best of those whose expected released value is
+        linear in the original value; for levels that are numbers or dates, each column by its own margin.
     cost
         What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over the levels.
     weights
@@ -104,7 +104,7 @@ class DipMechanism(Mechanism):
             If δ is given and the reference does not spend it, or if it is promised that nobody learns whether a row is there.
         """
         if self.budget.delta and not self.reference.spends_delta:
-            what = f"distribution-invariant privatisation is pure ε and spends no δ, and δ is {self.budget.delta:g}"
+            what = f"distribution-invariant privatisation spends no δ with this reference, but δ is {self.budget.delta:g}"
             raise SpecError(what, "`delta`", "set it to 0, or take the reference tree")
         if self.budget.adjacency != "replace-one":
             what = "distribution-invariant privatisation releases one row for each row, so it cannot hide that a row is there"
@@ -118,15 +118,15 @@ class DipMechanism(Mechanism):
     def _check_unbiased(self) -> None:
         """Check that every privatised column has a mean that its channel can keep."""
         if self.reference.structure != "columns":
-            what = f"optimal-unbiased is the channel of a column by its own margin, and the reference {self.reference.kind} releases columns together"
+            what = f"optimal-unbiased randomises each column by its own margin, but the reference {self.reference.kind} releases columns jointly"
             raise SpecError(what, "`channel`", "set it to optimal, or take another reference")
         for name in self.schema.privatised:
             column = self.schema.columns[name]
             if column.kind != "discrete":
-                what = "the channel optimal-unbiased takes levels that are numbers or dates, whose mean it keeps"
+                what = "the channel optimal-unbiased needs levels that are numbers or dates, because it preserves their mean"
                 raise SpecError(what, f"column {name!r}", "declare it discrete with such levels, or set `channel` to optimal")
             if column.nulls == "level":
-                what = "null is a level and has no value, so the channel optimal-unbiased keeps no mean of it"
+                what = "null is a level without a value, so the channel optimal-unbiased cannot preserve the mean"
                 raise SpecError(what, f"column {name!r}", "declare `nulls: refuse`, or set `channel` to optimal")
 
     def check_epsilons(self) -> None:

@@ -1,4 +1,4 @@
-"""Distribution-invariant privatisation along a tree: each column is randomised given what its parent was released as."""
+"""Distribution-invariant privatisation along a tree: each column is randomised given the released value of its parent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TreeColumn:
     epsilon
         ε*, the largest exact privacy loss of any of its channels, rounded up.
     solved
-        The share of rows, by the fitted tables, whose channel is the one asked for; others are rare parents' (see `fit_tree`).
+        The share of rows, by the fitted tables, that have the requested channel; the others have rare parent levels (see `fit_tree`).
     """
 
     parent: str | None
@@ -105,7 +105,7 @@ class TreeRelease(RandomisedRows):
     Privacy
     -------
     Unit: a row. Adjacency: replace-one. Protected: the values of all rows, given tables that carry their own noise and
-    price. Row-level noise, so there is no sensitivity. Event: one local release of every row.
+    ε. Row-level noise, so there is no sensitivity. Event: one local release of every row.
 
     Notes
     -----
@@ -157,7 +157,7 @@ class TreeRelease(RandomisedRows):
 
         Privacy
         -------
-        A function of noisy tables, which paid for themselves: safe to publish, unlike the run key beside it.
+        A function of noisy tables, which have their own ε: safe to publish, unlike the run key beside it.
         """
         columns = [{"name": name, **{part: getattr(column, part) for part in _SCALARS}} for name, column in self.columns.items()]
         arrays = {f"{index}_{part}": getattr(column, part) for index, column in enumerate(self.columns.values()) for part in _ARRAYS}

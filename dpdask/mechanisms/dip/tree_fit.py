@@ -1,4 +1,4 @@
-"""Fitting a tree of channels to noisy tables alone: post-processing, from the counts to what each column is drawn from."""
+"""Fitting a tree of channels to noisy tables alone: post-processing, from the counts to the tables that each column is drawn from."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def _cost(column: Cells, probabilities: Floats, cost: Cost | None) -> Floats:
     if isinstance(column.codec, LevelCodec):
         return costs.level_cost(column.codec, probabilities, cost or ("value" if column.codec.ordered else "zero-one"))
     if cost not in (None, "rank"):
-        raise SpecError("the cost of a continuous or mixed column is that of ranks", f"`cost.{column.codec.name}`", "remove it")
+        raise SpecError("the cost of a continuous or mixed column is always rank", f"`cost.{column.codec.name}`", "remove it")
     return costs.compute_rank(probabilities)
 
 

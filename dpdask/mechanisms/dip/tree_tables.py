@@ -1,4 +1,4 @@
-"""The noisy tables of a tree of columns: a coarse look at all pairs chooses the tree, a finer one measures its edges."""
+"""The noisy tables of a tree of columns: a coarse measurement of all pairs chooses the tree, a finer one measures its edges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cells of a perturbed histogram: how many by the paper's rules, when they are too many, their centres, and the whole line."""
+"""The cells of a perturbed histogram: their number by the paper's rules, the limit on it, their centres, and the whole line."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class HistogramPlan:
     factor
         A; the paper takes 1/2.
     epsilon, rows
-        ε of the threshold's formula, and how many rows of one unit are counted, by which it is multiplied as the noise is.
+        ε in the threshold's formula, and how many rows of one unit are counted; this number multiplies the threshold, as it does the noise.
 
     Privacy
     -------
@@ -218,7 +218,7 @@ class NoisyHistogram(Archived):
             If an attribute is called `weight`.
         """
         if "weight" in self.domain.names:
-            raise SpecError("the name is taken by the cells' weights", "column 'weight'", "rename it, or drop it")
+            raise SpecError("this name is reserved for the cells' weights", "column 'weight'", "rename it, or drop it")
         codes = self.codes()
         values = {name: centres(cells[name], (lines or {}).get(name)) for name in self.domain.names}
         return pa.table({**{name: values[name].take(pa.array(code)) for name, code in zip(values, codes, strict=True)}, "weight": self.weights})
@@ -290,7 +290,9 @@ class NoisyHistogram(Archived):
             If it is not.
         """
         if self.domain != domain or self.plan != planned:
-            raise InputError("this is of another version of dpdask", "the run's noisy histogram", "go on with that one, or `dpdask abort` the run")
+            raise InputError(
+                "this was written by another version of dpdask", "the run's noisy histogram", "resume with that version, or `dpdask abort` the run"
+            )
 
     def _contents(self) -> Contents:
         planned = self.plan
@@ -315,7 +317,7 @@ class NoisyHistogram(Archived):
 def _check_cells(domain: Domain, keys: NDArray[Any], weights: NDArray[Any], cut: int | None) -> None:
     """Raise ValueError unless these are distinct cells of the domain, in order, with the weights that a threshold leaves."""
     if keys.dtype != np.int64 or weights.dtype != np.int64 or keys.ndim != 1 or keys.shape != weights.shape:
-        raise ValueError("the cells and their weights are no whole numbers, or not as many")
+        raise ValueError("the cells and their weights are not whole numbers, or differ in number")
     if not (keys[1:] > keys[:-1]).all() or (len(keys) and not 0 <= keys[0] <= keys[-1] < n_cells(domain)):
         raise ValueError("the cells are not increasing, or outside the domain")
     if (weights == 0).any() or (cut is not None and (weights < cut).any()) or np.abs(weights.astype(np.float64)).sum() >= _MAX_TOTAL:
@@ -411,7 +413,7 @@ def _is_sparse(n: int, planned: HistogramPlan, cut: int | None, path: Path) -> b
     if path == "dense" or not possible or (path == "auto" and n <= DENSE_CELLS):
         if n > MAX_DENSE_CELLS:
             hint = "lower `bins`, or take Laplace noise with the `threshold` enhanced, which draws no noise for most empty cells"
-            raise SpecError(f"has {n:,} cells; noise can be drawn for each of {MAX_DENSE_CELLS:,}", where, hint)
+            raise SpecError(f"has {n:,} cells; noise can be drawn for at most {MAX_DENSE_CELLS:,} cells", where, hint)
         return False
     assert isinstance(event, DiscreteLaplace)
     assert cut is not None

@@ -42,7 +42,7 @@ def points_per_cell(cells: Mapping[str, Cells], points: Points) -> int:
         return 1
     n_cut = len(_cut(cells))
     if n_cut > MAX_CUT:
-        what = f"{n_cut} columns are cut, so that 2**{n_cut} points would stand for each cell; up to {MAX_CUT} can be spread"
+        what = f"{n_cut} columns are cut, so that 2**{n_cut} points would stand for each cell; the limit is {MAX_CUT} cut columns"
         raise SpecError(what, "points", "take the centres, or declare levels")
     return 1 << n_cut
 

@@ -1,4 +1,4 @@
-"""A fitted perturbed histogram: the noisy counts with all that their cells stand for, as cells and as rows; safe to publish."""
+"""A fitted perturbed histogram: the noisy counts and the description of their cells, released as cells or as rows; safe to publish."""
 
 from __future__ import annotations
 

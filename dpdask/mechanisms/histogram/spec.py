@@ -94,13 +94,15 @@ class HistogramMechanism(NoisyCounts):
         spec = self.spec
         if spec.output == "cells":
             if WEIGHT in self.schema.privatised:
-                raise SpecError("the released cells have a column of that name themselves", f"column {WEIGHT!r}", "rename it, or drop it")
+                raise SpecError("this name is reserved for a column of the released cells", f"column {WEIGHT!r}", "rename it, or drop it")
             if spec.n_rows != "input":
                 raise SpecError(
-                    "only synthetic rows have a number that can be chosen, and `output` is cells", "`n_rows`", "remove it, or set `output` to rows"
+                    "the number of records can be chosen for synthetic rows only, but `output` is cells",
+                    "`n_rows`",
+                    "remove it, or set `output` to rows",
                 )
         elif spec.points != "centre":
-            what = "synthetic rows lie anywhere in their cells, so no points stand for these"
+            what = "synthetic rows lie anywhere in their cells, so `points` does not apply"
             raise SpecError(what, "`points`", "remove it, or set `output` to cells")
         if spec.bins == "rule" and self.n_rows_private:
             what = "the rule needs the number of rows, which add-remove hides"

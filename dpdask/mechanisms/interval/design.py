@@ -93,7 +93,7 @@ class ScipyDistribution(Document):
 
 
 class OptimalAnchors(Document):
-    """Anchors from which one linear functional of the values' distribution is learnt best.
+    """Anchors that are best for estimating one linear functional of the values' distribution.
 
     Attributes
     ----------
@@ -281,7 +281,7 @@ def check_no_nulls(part: Partitioning) -> Partitioning:
         If it says anything of nulls.
     """
     if "nulls" in part.model_fields_set:
-        raise ValueError("a design inside another says nothing of nulls: move `nulls` to the design around it")
+        raise ValueError("a design inside another cannot set `nulls`: move `nulls` to the outer design")
     return part
 
 
@@ -305,8 +305,8 @@ class Progressive(_Column):
         A number, or the distribution of a person's own tau, clipped to [0, 1].
     stop
         `either`: as soon as either of the two next ranges is too narrow; what is released depends on the value through
-        its range alone. `own`: only when the value's own is, as published; then where a row stops says that its value
-        is likelier near an end of its range, which is more than the range says (Definition 1 does not hold).
+        its range alone. `own`: only if the value's own next range is too narrow, as published; where a row stops then reveals
+        that its value is more likely near an end of its range (Definition 1 does not hold).
     """
 
     design: Literal["progressive"]
@@ -362,7 +362,7 @@ class DeclaredReference(KnownColumn):
     @classmethod
     def _check_declared(cls, kind: object) -> object:
         if kind != "known":
-            raise ValueError("a perturbation before a range takes a declared distribution, `known`: other references are computed from rows")
+            raise ValueError("the perturbation needs a declared distribution, `known`: other references are computed from rows")
         return kind
 
 
@@ -375,7 +375,7 @@ class Perturb(Document):
         Its ε, in (0, 100]; of a continuous or mixed column and a Laplace channel in [1e-6, 16].
     channel
         `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
-        ε-private channel of least expected cost; `optimal-unbiased`, for levels: the one that keeps most of means, without bias.
+        ε-private channel of least expected cost; `optimal-unbiased`, for levels: the best of those that allow means without bias.
     reference
         The distribution that is kept: perturbed values follow it where the private ones do.
     """
@@ -386,7 +386,7 @@ class Perturb(Document):
 
 
 class IntervalDifferential(_Column):
-    """A perturbation first, then the range of what came out: true of the perturbed value only (Definition 7).
+    """A perturbation, then the range of its result: true of the perturbed value only (Definition 7).
 
     Attributes
     ----------

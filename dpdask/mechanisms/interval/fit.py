@@ -294,7 +294,9 @@ def _of_coverage(anchors: CoverageAnchors, public: PublicReference, acceptable: 
         low, high = (centre, high) if reached < anchors.coverage else (low, centre)
     if abs(reached - anchors.coverage) > _REACHED:
         raise SpecError(
-            f"the reference jumps over a coverage of {anchors.coverage:g}; {reached:.4g} is near", where, "choose a coverage that can be reached"
+            f"a coverage of {anchors.coverage:g} cannot be reached, because the reference has jumps; {reached:.4g} is near",
+            where,
+            "choose a coverage that can be reached",
         )
     return found
 
@@ -325,6 +327,6 @@ def _selection(design: Selective, where: str, lattice: bool) -> Selection:
     if reach <= 0:
         raise SpecError(f"no range of this design has a coverage of {design.tau:g}", where, "choose a lower tau, or wider ranges")
     if design.rho is not None and design.rho > reach:
-        what = f"rho {design.rho:g} is not ignorable: rows without a range would show that theirs was narrow"
+        what = f"rho {design.rho:g} is not ignorable: a row without a range would show that its range was narrow"
         raise SpecError(what, where, f"choose at most {math.floor(reach * 1000) / 1000:g}, the probability of a coverage of {design.tau:g}")
     return Selection(step=step, cdf=selection.cdf, tau=design.tau, rho=reach if design.rho is None else float(design.rho))

@@ -1,4 +1,4 @@
-"""Interval privacy: each value becomes a random range that contains it, and nothing else is told of it."""
+"""Interval privacy: each value becomes a random range that contains it, and nothing else about it is released."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Perturbation(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Partition:
-    """Random anchors cut the line into ranges, and the value's one is told.
+    """Random anchors cut the line into ranges, and the range of the value is released.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class Partition:
     centres
         float64 array of shape (n_anchors,).
     acceptable
-        Where the exact value is told.
+        Where the exact value is released.
     spacing
         0, or how far apart the anchors are at least, in probability of the distribution.
     ring
@@ -139,7 +139,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Narrowing:
-    """Rounds of halving by random anchors, until a row's tau would be undercut.
+    """Rounds of halving by random anchors, until the coverage would fall below a row's tau.
 
     Attributes
     ----------
@@ -268,7 +268,7 @@ class Union:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Perturbed:
-    """A local randomiser first, and the range of what it gave: it need not contain the value.
+    """A local randomiser, then the range of its output: the range need not contain the value.
 
     Attributes
     ----------
@@ -323,7 +323,7 @@ class RangeRandomiser:
     -------
     Unit: a value. Interval privacy (Definition 1): given the released range, a value is distributed as it was before,
     restricted to the range. There is no ε, and neither notion implies the other (Proposition 3). A value that is released
-    again is narrowed further: the leakages add up (Theorem 4). Of a `Perturbed` step this holds of the perturbed value;
+    again is narrowed further: the leakages add up (Theorem 4). For a `Perturbed` step this holds for the perturbed value;
     the value itself has the randomiser's ε, which adds up over releases.
 
     References
@@ -359,10 +359,10 @@ class RangeRandomiser:
         """
         where = f"column {self.column!r}"
         if not self.nulls and is_null.any():
-            raise DataError("a null", where, "declare `nulls: public` in the design if which values are missing is public, or fill it")
+            raise DataError("holds a null", where, "declare `nulls: public` in the design if it is public which values are missing, or fill it")
         known = np.where(is_null, 0.0, values) if is_null.any() else values
         if not np.isfinite(known).all():
-            raise DataError("NaN or an infinity", where, "store a missing value as null")
+            raise DataError("holds NaN or an infinity", where, "store a missing value as null")
         lower, upper = np.empty(len(values)), np.empty(len(values))
         for start in range(0, len(values), _CHUNK):
             part = slice(start, min(start + _CHUNK, len(values)))

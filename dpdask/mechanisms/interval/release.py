@@ -293,7 +293,7 @@ class IntervalRelease(Archived):
             codec = codecs[name]
             ends = codec.bounds if isinstance(codec, ValueCodec) else (levels[name].min(), levels[name].max())
             if ends is not None and not can_inform(mechanism, *ends):
-                what = f"no anchor falls between its least and greatest value ({ends[0]:g} and {ends[1]:g}), so its ranges would say nothing of it"
+                what = f"no anchor falls between its least and greatest value ({ends[0]:g} and {ends[1]:g}), so its ranges would carry no information"
                 raise SpecError(what, f"column {name!r}", "choose anchors that reach where values are")
         return made
 

@@ -28,7 +28,7 @@ from dpdask.streams import RunKey
 
 
 class IntervalSpec(Spec):
-    """Random ranges that contain the values, or what a perturbation made of them.
+    """Random ranges that contain the values, or the perturbed values.
 
     Attributes
     ----------
@@ -229,24 +229,24 @@ def check_designs(schema: Schema, designs: Mapping[str, Design], *, coverage: bo
     for name in schema.privatised:
         place, column = f"column {name!r}", schema.columns[name]
         if column.kind == "categorical":
-            raise SpecError("a categorical column has no order, so no range", place, "drop it, or randomise it in a job of the kind dip")
+            raise SpecError("a categorical column has no order, so it cannot have ranges", place, "drop it, or randomise it in a job of the kind dip")
         if name not in designs:
             raise SpecError("has no design", place, "add it to `columns`")
         if coverage and find_reference(designs[name]) is None:
-            what = "its design names no public reference to measure coverage by"
-            raise SpecError(what, place, "add `reference: {name: …}`, or ask for no coverage")
+            what = "coverage needs a public reference, and its design names none"
+            raise SpecError(what, place, "add `reference: {name: …}`, or remove `coverage`")
         _check_nulls(column, designs[name], place)
         _check_epsilon(name, designs[name], column)
     released = [*schema.kept, *(made for name in schema.privatised for made in name_released(name, coverage=coverage))]
     for name in schema.privatised:
         clash = next((made for made in name_released(name, coverage=coverage) if released.count(made) > 1), None)
         if clash is not None:
-            raise SpecError(f"its released column would be {clash!r}, and another one has that name", f"column {name!r}", "rename the other")
+            raise SpecError(f"its released column would be {clash!r}, but another column has that name", f"column {name!r}", "rename the other")
 
 
 def _check_nulls(column: Column, design: Design, place: str) -> None:
     if column.nulls == "level" and design.nulls != "public":
-        what = "a null has no range to hide in, so which values are missing would be published"
+        what = "a null has no range, so the release would show which values are missing"
         raise SpecError(what, place, "declare `nulls: public` in its design if it is public, or `nulls: refuse` in the schema")
     if design.nulls == "public" and column.nulls != "level":
         what = "its design has `nulls: public`, and the schema refuses nulls, so the first null would stop the release"
@@ -262,7 +262,7 @@ def _check_epsilon(name: str, design: Design, column: Column) -> None:
         return
     epsilon = design.perturb.epsilon
     if not MIN_RANK_EPSILON <= epsilon <= MAX_RANK_EPSILON:
-        what = f"is {epsilon:g}, and a {column.kind} column takes an ε in [{MIN_RANK_EPSILON:g}, {MAX_RANK_EPSILON:g}]"
+        what = f"is {epsilon:g}, but a {column.kind} column takes an ε in [{MIN_RANK_EPSILON:g}, {MAX_RANK_EPSILON:g}]"
         raise SpecError(what, f"`columns.{name}.perturb.epsilon`", "change it")
 
 
@@ -273,12 +273,12 @@ def _check_budget(spec: IntervalSpec, budget: Budget | None) -> None:
     spent = f"{total.normalize():f}"
     if budget is None:
         if parts:
-            raise SpecError(f"the perturbed columns spend {spent} together, and nothing is promised", "`epsilon`", f"set it to at least {spent}")
+            raise SpecError(f"the perturbed columns spend {spent} together, but no ε is promised", "`epsilon`", f"set it to at least {spent}")
         return
     if not parts:
         raise SpecError("no column is perturbed, so there is no ε to promise", "`epsilon`", "remove it")
     if budget.delta:
-        raise SpecError(f"is {budget.delta:g}, and interval-differential privacy is pure ε and spends no δ", "`delta`", "set it to 0, or remove it")
+        raise SpecError(f"is {budget.delta:g}, but interval-differential privacy spends no δ", "`delta`", "set it to 0, or remove it")
     if budget.adjacency != "replace-one":
         what = "ranges are released one row for each row, so they cannot hide that a row is there"
         raise SpecError(what, "`adjacency`", "set it to replace-one")

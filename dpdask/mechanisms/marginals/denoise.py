@@ -1,4 +1,4 @@
-"""From noisy tables to believable ones: consistent margins, shrunken dependence, no negative counts; all post-processing."""
+"""Denoise noisy tables: consistent margins, shrunken dependence, no negative counts; all of it is post-processing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PairGroup:
     starts
         int64 array of shape (k,): where each table begins among all two-way tables.
     tables
-        float64 array of shape (k, m, n): the cleaned counts.
+        float64 array of shape (k, m, n): the denoised counts.
     significant
         bool array of that shape: where the departure from independence is more than noise.
     doubt

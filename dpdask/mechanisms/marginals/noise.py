@@ -166,7 +166,9 @@ class NoisyMarginals(Archived):
             If they are not.
         """
         if self.domain != domain or self.noise != noise:
-            raise InputError("these are of another version of dpdask", "the run's noisy tables", "go on with that one, or `dpdask abort` the run")
+            raise InputError(
+                "these were written by another version of dpdask", "the run's noisy tables", "resume with that version, or `dpdask abort` the run"
+            )
 
     def _contents(self) -> Contents:
         header = {"names": self.domain.names, "sizes": self.domain.sizes, "n_rows": self.n_rows, "noise": self.noise.to_dict()}

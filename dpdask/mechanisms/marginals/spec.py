@@ -85,9 +85,9 @@ class MarginalsMechanism(NoisyTables):
                 if name not in self.schema.privatised:
                     raise SpecError("is not a privatised column", f"`cliques`, {name!r}", "correct its name, or its role in the schema")
                 if name in (TABLE, COUNT, MARGIN):
-                    raise SpecError("the released tables have a column of that name themselves", f"column {name!r}", "rename it")
+                    raise SpecError("this name is reserved for a column of the released tables", f"column {name!r}", "rename it")
             if len(set(clique)) < len(clique) or frozenset(clique) in seen:
-                raise SpecError("a column, or a table, stands twice", f"`cliques`, {' x '.join(clique)}", "remove one of the two")
+                raise SpecError("a column or a table is repeated", f"`cliques`, {' x '.join(clique)}", "remove one of the two")
             seen.add(frozenset(clique))
         if weights is not None and len(weights) != len(cliques):
             what = f"there must be one weight for each table, not {len(weights)} for {len(cliques)}"

@@ -114,7 +114,7 @@ class NoisyTables(NoisyCounts):
         return (*found, *(() if self.search is None else self.search.expectations))
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
-        """Return what a steward should think of before a run: of δ, and of tables whose noise is as large as all rows; see `Mechanism.cautions`."""
+        """Return what a steward should consider before a run: δ, and tables whose noise is as large as all rows; see `Mechanism.cautions`."""
         found = NoisyCounts.cautions(self, columns, n_rows)
         return (*found, *list_drowned(self.noise, {name: cells.size for name, cells in self.cells(columns).items()}, n_rows)) if n_rows else found
 
