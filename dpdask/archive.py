@@ -94,10 +94,31 @@ class Archive:
             with np.load(io.BytesIO(data), allow_pickle=False) as members:
                 header = _header(members)
                 if type(header["format"]) is int and (header["kind"], header["format"]) == (self.kind, self.format):
-                    return build(header, {name: members[name] for name in members.files if name != _HEADER})
+                    return build(header, _Members(members))
         except _UNREADABLE:
             pass
         raise InputError(f"this is not a {self.noun} of format {self.format}, which dpdask {__version__} reads", where, _HINT)
+
+
+class _Members(dict[str, Any]):
+    """The arrays of an archive, read when they are asked for: members that nobody asks for are not inflated.
+
+    Parameters
+    ----------
+    members
+        The open archive.
+    """
+
+    def __init__(self, members: Any) -> None:
+        self._members = members
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = found = self._members[name]
+        return found
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an array, or the default if there is none of that name."""
+        return self[name] if name in self._members else default
 
 
 class Archived:

@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -527,3 +528,15 @@ def test_the_mechanism_names_the_class_of_its_release(name: str, reference: Refe
     for other in {"dip", "chain", "tree", "noisy tables"} - {name}:
         with pytest.raises(InputError, match=rf"^release\.npz: this is not a {cls.archive.noun}"):
             load(folder, keep(folder, RELEASE_NAME, made(other).to_bytes()), cls)
+
+
+def test_a_member_that_nobody_asks_for_is_not_inflated() -> None:
+    """A small file with a huge member of an unknown name would fill the memory of who loads it."""
+    own = dip("optimal")
+    buffer = io.BytesIO(own.to_bytes())
+    with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as members, members.open("surplus.npy", "w", force_zip64=True) as member:
+        np.lib.format.write_array(member, np.zeros(2**24, dtype=np.uint8), allow_pickle=False)
+    tracemalloc.start()
+    DipRelease.from_bytes(buffer.getvalue(), "here")
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
