@@ -231,8 +231,8 @@ def test_a_table_sorted_by_a_private_column_is_warned_of(name: str, ascending: b
     told = rf"which is sorted by '{name}': a row's position reveals its value; shuffle the rows first"
     with pytest.warns(UserWarning, match=told) as caught:
         dpdask.DIP(made, epsilon=6.0, reference=dpdask.Histogram()).fit(table)
-    assert len(caught) == 1
-    assert "\n" not in str(caught[0].message)
+    [message] = [str(each.message) for each in caught if "sorted" in str(each.message)]
+    assert "\n" not in message
     release = dpdask.DIP(made, epsilon=2.0, reference=dpdask.Public()).fit(shuffled(200))
     with pytest.warns(UserWarning, match=told):
         release.transform(table)

@@ -84,6 +84,29 @@ def estimate(tables: Floats, rows: Floats, columns: Floats, total: float, sigma:
     return result
 
 
+def tell_dependence(tables: Floats, rows: Floats, columns: Floats, total: float, sigma: float) -> NDArray[np.bool_]:
+    """Return which tables depart from independence by more than noise alone does: bool array of shape (k,).
+
+    Parameters
+    ----------
+    tables, rows, columns, total, sigma
+        As for `estimate`.
+
+    Notes
+    -----
+    The largest singular value of the centred departure is compared with σ(√(m-1) + √(n-1)), the edge of the noise's own.
+    """
+    _, m, n = tables.shape
+    if min(m, n) < 2:
+        return np.zeros(len(tables), dtype=np.bool_)
+    departure = tables - independence(rows, columns, total)
+    departure -= departure.mean(axis=1, keepdims=True)
+    departure -= departure.mean(axis=2, keepdims=True)
+    largest = np.linalg.svd(departure, compute_uv=False)[:, 0]
+    told: NDArray[np.bool_] = largest > sigma * (np.sqrt(m - 1.0) + np.sqrt(n - 1.0))
+    return told
+
+
 def shrink_values(departures: Floats, sigma: float) -> tuple[Floats, Floats]:
     """Return departures from independence with shrunken singular values, and the divergence of that map at each of them.
 

@@ -28,7 +28,7 @@ INCOME_SCHEMA: dict[str, Any] = {
     "who": {"role": "keep", "type": "int64"},
     "income": {"role": "privatise", "kind": "continuous", "bounds": [0, 1_000_000], "type": "float64"},
 }
-HISTOGRAM = {"kind": "histogram"}
+HISTOGRAM = {"kind": "histogram", "bins": 16}
 ROWS = 6000
 
 
@@ -201,8 +201,8 @@ def test_categories_are_sorted_as_files_are_and_a_constant_is_not(tmp_path: Path
     pq.write_table(table, tmp_path / "in" / "part.parquet", row_group_size=35)
     mechanism = {"kind": "dip", "reference": HISTOGRAM}
     job = write_job(tmp_path, tmp_path / "in", tmp_path / "out", schema=columns, mechanism=mechanism, output__order="keep")
-    [planned] = plan_job(load(job)).warnings
-    [found] = run_here(job).warnings
+    [planned] = [warning for warning in plan_job(load(job)).warnings if "sorted" in warning]  # so few rows are warned of, too
+    [found] = [warning for warning in run_here(job).warnings if "sorted" in warning]
     assert "column 'kind' is sorted" in found
     assert "sorted by column 'kind'" in planned
 

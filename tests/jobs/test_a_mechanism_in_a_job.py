@@ -302,7 +302,7 @@ def test_the_texts_are_the_mechanisms(tmp_path: Path) -> None:
     assert "rating, genre, noisy histogram: 0.1" in text
     assert "about 5 rows in at most 1 shards" in text
     assert "promise   a constant promise" in text
-    result = {"status": "released", "insecure": False, "output": "out", "rows": 5, "shards": 1, "bytes": 1, "warnings": ()}
+    result = {"status": "released", "insecure": False, "output": "out", "rows": 5, "shards": 1, "bytes": 1, "warnings": (), "quality": ""}
     assert "how       5 rows of a constant\n  promise   a constant promise" in _outcome_text(job, result)
 
 

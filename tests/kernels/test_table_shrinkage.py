@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpdask.kernels import simplex
-from dpdask.kernels.tables import estimate, independence, mutual_information, project_stack, rake, shrink_values
+from dpdask.kernels.tables import estimate, independence, mutual_information, project_stack, rake, shrink_values, tell_dependence
 
 SHAPES = [(2, 2), (2, 9), (5, 5), (4, 16), (12, 7), (20, 20)]
 SIGMA = 50.0
@@ -257,3 +257,14 @@ def test_mutual_information_of_copies_independence_and_nothing():
     assert mutual_information(np.diag([1.0, 2.0, 5.0])[None]) == pytest.approx(-sum(p * math.log(p) for p in (1 / 8, 2 / 8, 5 / 8)))
     assert mutual_information(np.outer([1.0, 2.0], [3.0, 4.0])[None]) == pytest.approx(0.0, abs=1e-15)
     assert mutual_information(np.zeros((2, 3, 3))).tolist() == [0.0, 0.0]
+
+
+def test_dependence_is_told_from_noise_and_noise_is_not_told() -> None:
+    rng = np.random.default_rng(4)
+    rows, columns = np.full((200, 6), 500.0), np.full((200, 8), 375.0)
+    even = np.full((200, 6, 8), 3000.0 / 48)
+    noisy = even + rng.normal(0.0, 20.0, even.shape)
+    assert tell_dependence(noisy, rows, columns, 3000.0, 20.0).mean() < 0.3  # the largest singular value scatters about the edge
+    pattern = np.outer([1, -1, 1, -1, 1, -1], [1, -1] * 4) * 25.0
+    assert tell_dependence(noisy + pattern, rows, columns, 3000.0, 20.0).all()
+    assert not tell_dependence(even[:, :1], rows[:, :1] * 6, columns, 3000.0, 20.0).any()

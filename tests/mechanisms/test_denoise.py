@@ -198,7 +198,13 @@ def denoised_of(tables: dict[tuple[int, int], np.ndarray], sizes: tuple[int, ...
     zero = np.array([0])
     groups = tuple(
         PairGroup(
-            first=np.array([a]), second=np.array([b]), starts=zero, tables=table[None], significant=np.ones((1, *table.shape), dtype=bool), doubt=0.0
+            first=np.array([a]),
+            second=np.array([b]),
+            starts=zero,
+            tables=table[None],
+            significant=np.ones((1, *table.shape), dtype=bool),
+            dependent=np.ones(1, dtype=bool),
+            doubt=0.0,
         )
         for (a, b), table in tables.items()
     )
@@ -263,7 +269,13 @@ def test_the_tree_of_a_chain_is_the_chain():
 def test_a_correction_takes_away_what_a_sample_shows_too_much_of_within_frechets_bounds():
     table = np.array([[[300.0, 100.0], [200.0, 400.0]]])
     group = PairGroup(
-        first=np.array([0]), second=np.array([1]), starts=np.array([2]), tables=table, significant=np.ones((1, 2, 2), dtype=bool), doubt=0.0
+        first=np.array([0]),
+        second=np.array([1]),
+        starts=np.array([2]),
+        tables=table,
+        significant=np.ones((1, 2, 2), dtype=bool),
+        dependent=np.ones(1, dtype=bool),
+        doubt=0.0,
     )
     scale = 100  # a sample of 100,000: its own chance is small
     shown = np.array([0, 0, 250, 150, 250, 350]) * scale

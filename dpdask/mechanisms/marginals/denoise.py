@@ -34,6 +34,8 @@ class PairGroup:
         float64 array of shape (k, m, n): the denoised counts.
     significant
         bool array of that shape: where the departure from independence is more than noise.
+    dependent
+        bool array of shape (k,): which tables depart from independence by more than noise does.
     doubt
         How far, in counts, a table may be moved towards independence without contradicting what was measured.
     """
@@ -43,6 +45,7 @@ class PairGroup:
     starts: NDArray[np.int64]
     tables: Floats
     significant: NDArray[np.bool_]
+    dependent: NDArray[np.bool_]
     doubt: float
 
     def shrink_towards_independence(self, wanted: Floats) -> Floats:
@@ -176,7 +179,8 @@ def denoise(noisy: NoisyMarginals, *, consistency: bool = True, shrinkage: bool 
         believed = tables_kernel.rake(believed, rows, columns)
         departure = np.abs(believed - tables_kernel.independence(rows, columns, noisy.n_rows))
         kept = departure > sigma if significance else np.ones(departure.shape, dtype=bool)
-        groups.append(PairGroup(first=first, second=second, starts=starts, tables=believed, significant=kept, doubt=_DOUBT * sigma))
+        told = tables_kernel.tell_dependence(observed, rows, columns, noisy.n_rows, sigma) if shrinkage else np.ones(len(first), dtype=bool)
+        groups.append(PairGroup(first=first, second=second, starts=starts, tables=believed, significant=kept, dependent=told, doubt=_DOUBT * sigma))
     return Denoised(domain=noisy.domain, n_rows=noisy.n_rows, one_way=one_way, groups=tuple(groups))
 
 
@@ -232,7 +236,7 @@ def dependence_tree(cleaned: Denoised) -> list[tuple[int, int]]:
     n = cleaned.domain.n_attributes
     shared = np.zeros((n, n))
     for group in cleaned.groups:
-        told = np.where(group.significant.any(axis=(1, 2)), tables_kernel.mutual_information(group.tables), 0.0)  # the rest may be noise
+        told = np.where(group.dependent, tables_kernel.mutual_information(group.tables), 0.0)  # the rest may be noise
         shared[group.first, group.second] = shared[group.second, group.first] = told
     shared[shared < 1e-12] = 0.0  # independence, up to rounding
     best, parent, outside = shared.sum(axis=1), np.full(n, -1), np.ones(n, dtype=bool)
