@@ -86,7 +86,7 @@ def fit(
     work
         The work on it.
     charge
-        Called once, after the last exact statistic and before the first noise value: from then on the run is charged.
+        Called once, after the exact statistic of the first round and before the first noise value: from then on the run is charged.
     public
         The public table, if the mechanism counts its rows.
     insecure
@@ -125,16 +125,18 @@ def fit(
         mechanism.check_counts(counts)
     charge()
     while drawn is None:
-        if counts is None and mechanism.reference_rows == "own":  # a further round
-            counts = scan(source, work, mechanism.statistic(work.columns), "tabulate", progress, released=mechanism.releases_rows).value
-        drawn = mechanism.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
+        search = mechanism.search
+        measured = search or mechanism
+        if counts is None and mechanism.reference_rows == "own":  # the second round
+            counts = scan(source, work, measured.statistic(work.columns), "tabulate", progress, released=mechanism.releases_rows).value
+        drawn = measured.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
         _check_drawn(mechanism, drawn)
         if drawn is None:
             break
         keep(work.secrets, noisy_name(number), drawn.to_bytes())
-        following = mechanism.refine(drawn, work.columns)
-        if following is not None:
-            mechanism, drawn, counts, number = following, None, None, number + 1
+        if search is not None:
+            mechanism = mechanism.with_found(search.find(drawn, work.columns))
+            drawn, counts, number = None, None, number + 1
     release = mechanism.fit(counts if drawn is None else drawn, work.columns, work.key())
     sha256 = keep(work.secrets, RELEASE_NAME, release.to_bytes())
     n_released = counted.n_released if mechanism.releases_rows else (mechanism.n_records(release),)
@@ -149,11 +151,11 @@ def _read_rounds(mechanism: Mechanism, work: TableWork) -> tuple[Mechanism, Arch
     """
     number = 0
     while work.secrets.exists(noisy_name(number)):
-        drawn = mechanism.read_drawn(work.secrets.read(noisy_name(number)), work.columns)
-        following = mechanism.refine(drawn, work.columns)
-        if following is None:
+        search = mechanism.search
+        drawn = (search or mechanism).read_drawn(work.secrets.read(noisy_name(number)), work.columns)
+        if search is None:
             return mechanism, drawn, number
-        mechanism, number = following, number + 1
+        mechanism, number = mechanism.with_found(search.find(drawn, work.columns)), number + 1
     return mechanism, None, number
 
 
@@ -182,7 +184,7 @@ def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Prog
     known = source.count_released(work) if rows else ()
     if known is None or (own and not drawn_before):
         stage = "survey" if rows else "tabulate"
-        found = scan(source, work, mechanism.statistic(work.columns), stage, progress, released=rows)
+        found = scan(source, work, (mechanism.search or mechanism).statistic(work.columns), stage, progress, released=rows)
     else:
         found = Scanned(value=None, n_released=known)
     if not mechanism.n_rows_private and found.n_released and sum(found.n_released) == 0:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dpdask.kernels import simplex
+
 Floats = NDArray[np.float64]
 
 _RAKING_STEPS = 2000  # what is nearly deterministic converges slowly; the other tables are left alone long before
@@ -172,10 +174,7 @@ def project_stack(tables: Floats, total: float) -> tuple[Floats, Floats]:
     """
     k, m, n = tables.shape
     flat = tables.reshape(k, -1)
-    descending = np.sort(flat, axis=1)[:, ::-1]
-    needed = (np.cumsum(descending, axis=1) - total) / np.arange(1, m * n + 1)
-    last = m * n - 1 - np.argmax((descending > needed)[:, ::-1], axis=1)
-    projected: Floats = np.maximum(flat - needed[np.arange(k), last][:, None], 0.0).reshape(k, m, n)
+    projected = simplex.project_each(flat, np.full(k, total)).reshape(k, m, n)
     support = projected > 0.0
     size = np.maximum(support.sum(axis=(1, 2)), 1)
     along_rows, along_columns = (support.sum(axis=axis) ** 2.0 for axis in (2, 1))

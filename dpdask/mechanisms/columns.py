@@ -47,7 +47,7 @@ def bins_by_column(bins: GivenBins | Bins, columns: Mapping[str, Cells], found: 
 
 
 def describe_bins(bins: Bins, columns: Mapping[str, Cells]) -> dict[str, int | list[float]]:
-    """Return bins as a card says them: a number of cells, or the first value of each.
+    """Return bins as a card says them: as they were declared, or the first value of each cell that was found.
 
     Parameters
     ----------
@@ -56,7 +56,10 @@ def describe_bins(bins: Bins, columns: Mapping[str, Cells]) -> dict[str, int | l
     columns
         The cells of each column.
     """
-    return {name: each if isinstance(each, int) else columns[name].firsts.tolist() for name, each in bins.items()}
+    found: dict[str, int | list[float]] = {}
+    for name, each in bins.items():
+        found[name] = columns[name].firsts.tolist() if isinstance(each, FoundBins) else each if isinstance(each, int) else list(each)
+    return found
 
 
 def _to_header(bins: int | Sequence[float] | FoundBins) -> int | list[float] | dict[str, Any]:

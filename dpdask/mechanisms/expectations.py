@@ -1,4 +1,4 @@
-"""What a steward may expect of a release before its budget is spent: how much of a row's values is kept."""
+"""What a steward may expect of a release before its budget is spent: how much of a row's values is kept, and how noisy its reference is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpdask.privacy.events import DiscreteLaplace
 from dpdask.streams import RunKey, stream, words
 
 LITTLE = 0.1
-TAILS = "quantiles and clipped means; the mean of a heavy tail is not to be had under wide bounds"
+TAILS = "quantiles and clipped means; the mean of a heavy tail cannot be estimated under wide bounds"
 
 _MUCH_NOISE = 0.02  # of the rows: then a count of a twentieth of them is off by two fifths
 
@@ -100,7 +100,7 @@ def describe_kept(codecs: Mapping[str, Codec], epsilons: Mapping[str, float], ch
         kept = estimate_kept(codecs[name], epsilon, channel)
         if kept is not None:
             category = isinstance(codecs[name], LevelCodec) and not codecs[name].ordered  # type: ignore[union-attr]  # a level codec
-            what = "share of a row's values kept beyond chance" if category else "correlation of a row's rank with its original"
+            what = "share of a row's values kept beyond chance" if category else "rank correlation of a row with its original"
             found.append(f"{name}: {what} about {kept:.2f}")
     return tuple(found)
 
@@ -116,7 +116,7 @@ def warn_of_little(codecs: Mapping[str, Codec], epsilons: Mapping[str, float], c
     little = [name for name, epsilon in epsilons.items() if (kept := estimate_kept(codecs[name], epsilon, channel)) is not None and kept < LITTLE]
     if not little:
         return ()
-    what = f"A released row keeps almost nothing of {_name(little)} (less than {LITTLE:g} on a scale from 0 to 1)"
+    what = f"A released row keeps almost nothing of {_list_names(little)} (less than {LITTLE:g} on a scale from 0 to 1)"
     return (f"{what}. Privatise fewer columns, spend more ε, or release synthetic records.",)
 
 
@@ -134,9 +134,9 @@ def warn_of_noisy_references(measurements: Mapping[str, DiscreteLaplace], n_rows
     noisy = {name: share for name, share in shares.items() if share > _MUCH_NOISE}
     if not noisy:
         return ()
-    what = f"The noise of a count is {100 * max(noisy.values()):.2g} % of all rows in the reference of {_name(list(noisy))}"
+    what = f"The noise of a count is {100 * max(noisy.values()):.2g} % of all rows in the reference of {_list_names(list(noisy))}"
     return (f"{what}: the distribution will not be kept. Privatise fewer columns, spend more ε, or raise `reference.share`.",)
 
 
-def _name(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

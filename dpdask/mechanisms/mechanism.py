@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import pyarrow as pa
 
@@ -74,6 +74,30 @@ class Spending:
     reference: Mapping[str, float] = field(default_factory=dict)
     row: Mapping[str, float] = field(default_factory=dict)
     rows_per_unit: int = 1
+
+
+class Search(Protocol):
+    """A first round of counts and noise, which decides in which cells a second one counts."""
+
+    def statistic(self, columns: Columns) -> Statistic[Any]:
+        """Return what is counted; all rows are checked."""
+
+    def draw(self, counts: Any, columns: Columns, noise: Noise) -> Archived:
+        """Draw the noise on the driver; see `Mechanism.draw`."""
+
+    def read_drawn(self, data: bytes, columns: Columns) -> Archived:
+        """Return noisy counts that an earlier driver kept; see `Mechanism.read_drawn`."""
+
+    def find(self, drawn: Any, columns: Columns) -> Any:
+        """Return what `Mechanism.with_found` takes: post-processing of the noisy counts.
+
+        Parameters
+        ----------
+        drawn
+            What `draw` returned.
+        columns
+            The table's columns.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +250,20 @@ class Mechanism(ABC):
             If something does not fit.
         """
 
+    @property
+    def search(self) -> Search | None:
+        """What is counted and drawn in a first round, to find the cells of columns; None if there are none to find, or they are found.
+
+        Privacy
+        -------
+        The noise of both rounds is fixed before the first one, and `event` lists it.
+        """
+        return None
+
+    def with_found(self, found: Any) -> Self:
+        """Return the mechanism of the second round, with the cells that `search` found."""
+        raise NotImplementedError
+
     @abstractmethod
     def statistic(self, columns: Columns) -> Statistic[Any]:
         """Return what is counted; if `reference_rows` is not `own`, what checks the rows where they must be counted."""
@@ -257,23 +295,6 @@ class Mechanism(ABC):
         `engine.fit` charges the ledger before, and keeps the result at once: it is never drawn twice.
         """
         del counts, columns, noise
-        return None
-
-    def refine(self, drawn: Any, columns: Columns) -> Self | None:
-        """Return the mechanism of the next round, which counts the rows again with what this round's noisy counts decided; None after the last.
-
-        Parameters
-        ----------
-        drawn
-            What `draw` returned.
-        columns
-            The table's columns.
-
-        Privacy
-        -------
-        The noise of all rounds is fixed before the first one, and `event` lists it.
-        """
-        del drawn, columns
         return None
 
     def read_drawn(self, data: bytes, columns: Columns) -> Archived:

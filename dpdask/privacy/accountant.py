@@ -7,7 +7,6 @@ the privacy loss distribution (PLD) of dp_accounting, pessimistic throughout (do
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
 from collections import Counter
@@ -255,19 +254,19 @@ def _least_scale(cost: Callable[[float], float], epsilon: float, start: float, *
     while cost(low) <= epsilon:
         low, high = low / 1.25, low
     points = [(math.log(scale), _compare(cost(scale), epsilon)) for scale in (low, high)]  # cost is nearly a power of the scale
-    for number in itertools.count():
-        if high / low <= 1.0 + _TOLERANCE:
-            return high
+    number = 0
+    while high / low > 1.0 + _TOLERANCE:
+        number += 1
         (x0, y0), (x1, y1) = points
         guess = x1 - y1 * (x1 - x0) / (y1 - y0) if y1 != y0 else math.inf
         guess += math.copysign(_TOLERANCE / 4.0, y1)  # beyond the root, so that it is soon between two near scales
-        if not math.log(low) < guess < math.log(high) or number % 4 == 3:
+        if not math.log(low) < guess < math.log(high) or number % 4 == 0:
             guess = (math.log(low) + math.log(high)) / 2.0
         scale = math.exp(guess)
         found = cost(scale)
         points = [points[1], (guess, _compare(found, epsilon))]
         low, high = (low, scale) if found <= epsilon else (scale, high)
-    raise AssertionError
+    return high
 
 
 def _compare(cost: float, epsilon: float) -> float:

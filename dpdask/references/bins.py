@@ -82,10 +82,11 @@ def list_adaptive(schema: Schema, bins: Bins) -> tuple[str, ...]:
     bins
         How they are cut.
     """
-    cut = [name for name in schema.privatised if not schema.columns[name].has_levels]
-    if isinstance(bins, dict):
-        return tuple(name for name in cut if bins.get(name, "adaptive") == "adaptive")
-    return tuple(cut) if bins == "adaptive" else ()
+    return tuple(name for name in schema.privatised if not schema.columns[name].has_levels and _bins_of(name, bins) == "adaptive")
+
+
+def _bins_of(name: str, bins: Bins) -> Literal["adaptive"] | int | tuple[float, ...]:
+    return bins.get(name, "adaptive") if isinstance(bins, dict) else bins
 
 
 def cut_with_found(codecs: Mapping[str, Codec], bins: Bins, found: Found | None, parameter: str = "bins") -> dict[str, Cells]:
@@ -107,12 +108,10 @@ def cut_with_found(codecs: Mapping[str, Codec], bins: Bins, found: Found | None,
     SpecError
         If bins name a column that is not cut, or do not fit a column.
     """
-    if isinstance(bins, int):
-        return cut_columns(codecs, bins, parameter)
-    given: dict[str, int | tuple[float, ...] | FoundBins] = {}
-    for name, each in bins.items() if isinstance(bins, dict) else ():
-        given[name] = MAX_FOUND if each == "adaptive" else each
+    given: dict[str, int | tuple[float, ...] | FoundBins] = dict.fromkeys(bins, 1) if isinstance(bins, dict) else {}  # strange names are refused
     for name, codec in codecs.items():
-        if not isinstance(codec, LevelCodec) and (not isinstance(bins, dict) or bins.get(name, "adaptive") == "adaptive"):
-            given[name] = MAX_FOUND + 2 * len(codec.atoms) if found is None else found[name]  # an atom is a cell, and may cut one
+        if not isinstance(codec, LevelCodec):
+            own = _bins_of(name, bins)
+            most = MAX_FOUND + 2 * len(codec.atoms)  # an atom is a cell, and may cut one
+            given[name] = own if own != "adaptive" else most if found is None else found[name]
     return cut_columns(codecs, given, parameter)

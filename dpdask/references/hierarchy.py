@@ -43,9 +43,8 @@ def make_grid(codec: Codec) -> Cells:
     -------
     The levels of a level column. For numbers, cells whose width grows with their distance from 0, so that bounds may be far too
     wide: whole numbers up to about 60 have a cell of their own, and beyond, or for floating numbers beyond a millionth of the
-    largest bound, a cell is about half a percent of its value wide, and one percent if the bounds have both signs or are
-    huge. Dates and times: cells of one width. The bounds and 0
-    have cells of their own, since many values may lie there.
+    largest bound, a cell is about half a percent of its value wide, or one percent if the bounds have both signs or are huge.
+    Dates and times have cells of one width. The bounds and 0 have cells of their own, since many values may lie there.
 
     Raises
     ------
@@ -198,7 +197,7 @@ def _share(masses: Floats, children: Floats, deviations: Floats, n_leaves: Float
 
 
 def find_bins(grid: Cells, counts: Floats, n_bins: int) -> FoundBins:
-    """Return cells of about equal counts; a fine cell with more than its part is a cell of its own.
+    """Return cells of about equal counts; a fine cell with more than its part shares a cell with empty ones at most.
 
     Parameters
     ----------

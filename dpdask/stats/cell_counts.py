@@ -10,15 +10,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.cells import Cells
+from dpdask.stats.levels import Tally
 
 Counts = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed
-class CellCounts:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CellCounts(Tally):
     """How many rows lie in each public cell: int64 array of shape (n_cells,), exact."""
-
-    counts: Counts
 
     @classmethod
     def identity(cls, cells: Cells) -> Self:
@@ -45,12 +44,3 @@ class CellCounts:
         """
         index = cells.index(array)
         return cls(np.bincount(index if chosen is None else index[chosen], minlength=cells.n_cells).astype(np.int64))
-
-    def merge(self, *others: Self) -> Self:
-        """Return the counts of all of them."""
-        return type(self)(np.stack([part.counts for part in (self, *others)]).sum(axis=0))
-
-    @property
-    def n_rows(self) -> int:
-        """How many rows were counted."""
-        return int(self.counts.sum())

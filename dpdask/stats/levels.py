@@ -14,10 +14,30 @@ from dpdask.kernels import counts as kernel
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed
-class LevelCounts:
-    """How many rows have each level: int64 array of shape (n_levels,), exact."""
+class Tally:
+    """Exact counts of rows, by level or by cell.
+
+    Attributes
+    ----------
+    counts
+        int64 array of shape (n,).
+    """
 
     counts: NDArray[np.int64]
+
+    def merge(self, *others: Self) -> Self:
+        """Return the counts of all of them."""
+        return type(self)(np.stack([part.counts for part in (self, *others)]).sum(axis=0))
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows were counted."""
+        return int(self.counts.sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LevelCounts(Tally):
+    """How many rows have each level: int64 array of shape (n_levels,), exact."""
 
     @classmethod
     def identity(cls, codec: LevelCodec) -> Self:
@@ -44,12 +64,3 @@ class LevelCounts:
         """
         codes = codec.encode(array)
         return cls(kernel.count_all(codes, codec.n_levels) if chosen is None else kernel.count_chosen(codes, chosen, codec.n_levels))
-
-    def merge(self, *others: Self) -> Self:
-        """Return the counts of all of them."""
-        return type(self)(np.stack([part.counts for part in (self, *others)]).sum(axis=0))
-
-    @property
-    def n_rows(self) -> int:
-        """How many rows were counted."""
-        return int(self.counts.sum())

@@ -75,7 +75,7 @@ class CopulaMechanism(NoisyTables):
     def noise(self) -> MarginalNoise:
         """The noise of every table; it depends on no data."""
         weights = self.spec.weights
-        return plan_noise(self.budget, len(self.schema.privatised), one_way=weights.one_way, pairs=weights.two_way, n_found=self.n_found)
+        return plan_noise(self.budget, len(self.schema.privatised), one_way=weights.one_way, pairs=weights.two_way, n_found=len(self.adaptive))
 
     @property
     def bins(self) -> Bins:
@@ -95,7 +95,7 @@ class CopulaMechanism(NoisyTables):
         SpecError
             If they do not fit.
         """
-        statistic = self.tables(columns)
+        statistic = self.statistic(columns)
         statistic.check_size()
         check_latents(statistic.domain)
 

@@ -28,8 +28,6 @@ from dpdask.privacy.audit import channel_epsilon, read_weights, within_digits
 from dpdask.privacy.events import Composed, to_dict
 from dpdask.references import Tree
 from dpdask.references.bins import Found, list_adaptive
-from dpdask.references.histogram import NoisyHistograms
-from dpdask.references.statistics import ColumnStatistic
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.tables import TableStatistic, domain_of
 from dpdask.streams import Noise, RunKey, stream
@@ -296,16 +294,22 @@ class TreeMechanism(DipMechanism):
         SpecError
             If a row's part is so large that the accountant proves nothing beside δ.
         """
-        tables, n_found = self.reference.split(self.budget.epsilon)[0], len(list_adaptive(self.schema, self.reference.bins))
-        return fit_tree_noise(self.budget, tables, len(self.schema.privatised), self.row_event(self.row_total), n_found)
+        tables = self.reference.split(self.budget.epsilon)[0]
+        return fit_tree_noise(self.budget, tables, len(self.schema.privatised), self.row_event(self.row_total), len(self._adaptive))
 
     @property
     def search(self) -> CellSearch | None:
-        """What finds the cells of columns, in a first round; None if there are none to find, or they are found."""
-        event = self.noise.cells
-        if self.found is not None or event is None:
-            return None
-        return CellSearch(names=list_adaptive(self.schema, self.reference.bins), event=event, n_rows_public=True)
+        """What finds the cells of columns in a first round; see `Mechanism.search`."""
+        event = None if self.found is not None else self.noise.cells
+        return None if event is None else CellSearch(names=self._adaptive, event=event, n_rows_public=True)
+
+    def with_found(self, found: Found) -> Self:
+        """Return the mechanism with the cells that were found; see `Mechanism.with_found`."""
+        return replace(self, found=found)
+
+    @property
+    def _adaptive(self) -> tuple[str, ...]:
+        return list_adaptive(self.schema, self.reference.bins)
 
     @property
     def event(self) -> Composed:
@@ -314,36 +318,25 @@ class TreeMechanism(DipMechanism):
 
     def check(self, columns: Columns) -> None:
         """Check the bins, and the sizes of tables and channels; see `Mechanism.check`."""
-        statistic = self.tables(columns)
+        statistic = self.statistic(columns)
         check_tree(statistic.cells, self.spec.channel, self.spec.cost)
         statistic.check_size("reference.bins")
 
-    def tables(self, columns: Columns) -> TableStatistic:
-        """Return the tables of all columns and pairs."""
+    def statistic(self, columns: Columns) -> TableStatistic:
+        """Return what is counted: the tables of all columns and pairs."""
         return TableStatistic(cells=self.cells(columns))
 
     def cells(self, columns: Columns) -> dict[str, Cells]:
         """Return the cells of each privatised column; before they are found, as many as there may be."""
         return self.reference.cells(columns.codecs, self.found)
 
-    def statistic(self, columns: Columns) -> TableStatistic | ColumnStatistic:
-        """Return what is counted: the fine counts of a first round, or the tables."""
-        return self.tables(columns) if self.search is None else self.search.statistic(columns)
-
-    def refine(self, drawn: Any, columns: Columns) -> Self | None:
-        """Return the mechanism with the cells that the fine counts give; see `Mechanism.refine`."""
-        return None if self.search is None else replace(self, found=self.search.find(drawn, columns))
-
-    def draw(self, counts: Any, columns: Columns, noise: Noise) -> NoisyHistograms | NoisyMarginals:
-        """Draw the noise of the fine counts, or of the tables; see `Mechanism.draw`."""
-        if self.search is not None:
-            return self.search.draw(counts, columns, noise)
+    def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
+        """Draw the noise of the tables; see `Mechanism.draw`."""
+        del columns
         return measure_tree(counts, self.noise, rng=noise("marginals/noise"))
 
-    def read_drawn(self, data: bytes, columns: Columns) -> NoisyHistograms | NoisyMarginals:
-        """Return the noisy counts that an earlier driver kept; see `Mechanism.read_drawn`."""
-        if self.search is not None:
-            return self.search.read_drawn(data, columns)
+    def read_drawn(self, data: bytes, columns: Columns) -> NoisyMarginals:
+        """Return the noisy tables that an earlier driver kept; see `Mechanism.read_drawn`."""
         found = NoisyMarginals.from_bytes(data, "the run's noisy tables")
         found.check(domain_of(self.cells(columns)), self.noise.with_edges(tuple(found.cliques)))
         return found

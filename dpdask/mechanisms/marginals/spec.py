@@ -98,7 +98,7 @@ class MarginalsMechanism(NoisyTables):
         """The noise of every table; it depends on no data."""
         weights = self.spec.weights or (1.0,) * len(self.spec.cliques)
         chosen = dict(zip(self.spec.cliques, weights, strict=True))
-        return plan_noise(self.budget, len(self.schema.privatised), one_way=0.0, pairs=0.0, cliques=chosen, n_found=self.n_found)
+        return plan_noise(self.budget, len(self.schema.privatised), one_way=0.0, pairs=0.0, cliques=chosen, n_found=len(self.adaptive))
 
     @property
     def bins(self) -> Bins:
@@ -118,7 +118,7 @@ class MarginalsMechanism(NoisyTables):
         SpecError
             If they do not fit.
         """
-        self.tables(columns).check_size()
+        self.statistic(columns).check_size()
 
     @property
     def counted(self) -> dict[str, Any]:

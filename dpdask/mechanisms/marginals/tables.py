@@ -18,8 +18,7 @@ from dpdask.mechanisms.noisy_counts import NoisyCounts
 from dpdask.privacy.events import Composed
 from dpdask.privacy.noise import deviation
 from dpdask.references.bins import Bins, Found, cut_with_found, list_adaptive
-from dpdask.references.histogram import NoisyHistograms
-from dpdask.references.statistics import ColumnStatistic
+from dpdask.stats import MarginalCounts
 from dpdask.stats.tables import TableStatistic, domain_of
 from dpdask.streams import Noise
 
@@ -30,10 +29,17 @@ _TV_OF_NOISE = 0.4  # half the mean absolute value of noise, in standard deviati
 class NoisyTables(NoisyCounts):
     """A mechanism that counts contingency tables and adds noise to every cell.
 
+    Attributes
+    ----------
+    found
+        The cells that the first round found; None before, or if there are none to find.
+
     Privacy
     -------
     Unit, sensitivity and events: `MarginalNoise`. Protected: every row counted.
     """
+
+    found: Found | None = None
 
     @property
     @abstractmethod
@@ -45,12 +51,10 @@ class NoisyTables(NoisyCounts):
     def bins(self) -> Bins:
         """How continuous and mixed columns are cut."""
 
-    found: Found | None = None
-
     @property
-    def n_found(self) -> int:
-        """The number of columns whose cells are found."""
-        return len(list_adaptive(self.schema, self.bins))
+    def adaptive(self) -> tuple[str, ...]:
+        """The columns whose cells are found."""
+        return list_adaptive(self.schema, self.bins)
 
     def bins_of(self, columns: Columns) -> dict[str, int | Sequence[float] | FoundBins]:
         """Return how each continuous or mixed column is cut."""
@@ -58,25 +62,18 @@ class NoisyTables(NoisyCounts):
 
     @property
     def search(self) -> CellSearch | None:
-        """What finds the cells of columns, in a first round; None if there are none to find, or they are found."""
-        names = list_adaptive(self.schema, self.bins)
-        if not names or self.found is not None:
-            return None
-        assert self.noise.cells is not None
-        return CellSearch(names=names, event=self.noise.cells, n_rows_public=not self.n_rows_private)
+        """What finds the cells of columns in a first round; see `Mechanism.search`."""
+        event = None if self.found is not None else self.noise.cells
+        return None if event is None else CellSearch(names=self.adaptive, event=event, n_rows_public=not self.n_rows_private)
 
     @property
     @abstractmethod
     def counted(self) -> dict[str, Any]:
         """Which tables are counted: `cliques` and `two_way` of `TableStatistic`."""
 
-    def tables(self, columns: Columns) -> TableStatistic:
-        """Return the tables that are counted."""
+    def statistic(self, columns: Columns) -> TableStatistic:
+        """Return what is counted: the tables."""
         return TableStatistic(cells=self.cells(columns), **self.counted)
-
-    def statistic(self, columns: Columns) -> TableStatistic | ColumnStatistic:
-        """Return what is counted: the fine counts of a first round, or the tables."""
-        return self.tables(columns) if self.search is None else self.search.statistic(columns)
 
     @property
     def event(self) -> Composed:
@@ -87,10 +84,9 @@ class NoisyTables(NoisyCounts):
         """Return the cells of each privatised column; before they are found, as many as there may be."""
         return cut_with_found(columns.codecs, self.bins, self.found)
 
-    def draw(self, counts: Any, columns: Columns, noise: Noise) -> NoisyHistograms | NoisyMarginals:
-        """Draw the noise of every count and return the noisy counts; see `Mechanism.draw`."""
-        if self.search is not None:
-            return self.search.draw(counts, columns, noise)
+    def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
+        """Draw the noise of every table and return the noisy tables; see `Mechanism.draw`."""
+        del columns
         return measure(counts, self.noise, n_rows_public=not self.n_rows_private, rng=noise("marginals/noise"))
 
     @property
@@ -116,22 +112,22 @@ class NoisyTables(NoisyCounts):
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
         """Return what a steward should consider before a run: δ, and tables whose noise is as large as all rows; see `Mechanism.cautions`."""
         found = NoisyCounts.cautions(self, columns, n_rows)
-        return (*found, *list_drowned(self.noise, {name: cells.size for name, cells in self.cells(columns).items()}, n_rows)) if n_rows else found
+        if not n_rows:
+            return found
+        return (*found, *list_noisy_tables(self.noise, {name: cells.size for name, cells in self.cells(columns).items()}, n_rows))
 
-    def refine(self, drawn: Any, columns: Columns) -> Self | None:
-        """Return the mechanism with the cells that the fine counts give; see `Mechanism.refine`."""
-        return None if self.search is None else replace(self, found=self.search.find(drawn, columns))
+    def with_found(self, found: Found) -> Self:
+        """Return the mechanism with the cells that were found; see `Mechanism.with_found`."""
+        return replace(self, found=found)
 
-    def read_drawn(self, data: bytes, columns: Columns) -> NoisyHistograms | NoisyMarginals:
-        """Return the noisy counts that an earlier driver kept; see `Mechanism.read_drawn`."""
-        if self.search is not None:
-            return self.search.read_drawn(data, columns)
+    def read_drawn(self, data: bytes, columns: Columns) -> NoisyMarginals:
+        """Return the noisy tables that an earlier driver kept; see `Mechanism.read_drawn`."""
         found = NoisyMarginals.from_bytes(data, "the run's noisy tables")
         found.check(domain_of(self.cells(columns)), self.noise)
         return found
 
 
-def list_drowned(noise: MarginalNoise, sizes: Mapping[str, int], n_rows: int) -> tuple[str, ...]:
+def list_noisy_tables(noise: MarginalNoise, sizes: Mapping[str, int], n_rows: int) -> tuple[str, ...]:
     """Return a warning that names tables whose noise moves as many rows as there are; none if there are none.
 
     Parameters
@@ -146,9 +142,9 @@ def list_drowned(noise: MarginalNoise, sizes: Mapping[str, int], n_rows: int) ->
     tables = [(clique, event) for clique, event in noise.cliques.items()]
     tables += [((name,), noise.one_way) for name in sizes] if noise.one_way is not None else []
     tables += [(pair, noise.pairs) for pair in itertools.combinations(sizes, 2)] if noise.pairs is not None else []
-    drowned = [table for table, event in tables if _TV_OF_NOISE * deviation(event) * math.prod(sizes[name] for name in table) > n_rows]
-    if not drowned:
+    noisy = [table for table, event in tables if _TV_OF_NOISE * deviation(event) * math.prod(sizes[name] for name in table) > n_rows]
+    if not noisy:
         return ()
-    named = ", ".join(" x ".join(table) for table in drowned[:3]) + (f" and {len(drowned) - 3:,} more" if len(drowned) > 3 else "")
-    what = f"The noise of {len(drowned):,} of {len(tables):,} tables is as large as the table itself: {named}"
+    named = ", ".join(" x ".join(table) for table in noisy[:3]) + (f" and {len(noisy) - 3:,} more" if len(noisy) > 3 else "")
+    what = f"The noise of {len(noisy):,} of {len(tables):,} tables is as large as the table itself: {named}"
     return (f"{what}. Even strong dependence may come out weak there, or not at all. Take fewer cells or columns, or spend more ε.",)
