@@ -96,7 +96,14 @@ MARGINALS: list[dict[str, Any]] = [
     {"weights": [1.0]},
     {"weights": [0.0, 1.0]},
 ]
-COPULA: list[dict[str, Any]] = [*COUNTS, {"weights": {"one_way": -1.0, "two_way": 1.0}}, {"weights": {"one_way": 1.0, "two_way": 0.0}}]
+COPULA: list[dict[str, Any]] = [
+    *COUNTS,
+    {"weights": {"one_way": -1.0, "two_way": 1.0}},
+    {"weights": {"one_way": 1.0, "two_way": 0.0}},
+    {"measured_again": -1},
+    {"measured_again": "most"},
+    {"measured_again": 99},
+]
 INTERVAL: list[dict[str, Any]] = [
     {"columns": {}},
     {"columns": {"x": RANGES["x"]}},

@@ -1,4 +1,4 @@
-"""Weights at which a pool of records meets two-way tables, and records drawn from the pool by their weights.
+"""Weights at which a pool of records meets two- and three-way tables, and records drawn from the pool by their weights.
 
 The arithmetic is additions, multiplications and divisions in a fixed order: the same pool and tables give the same bits on
 every machine, so that a task that runs twice draws the same records.
@@ -14,6 +14,7 @@ from dpdask.kernels.jit import jit
 Codes = NDArray[np.uint8] | NDArray[np.uint16]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Cells = NDArray[np.uint32]
 
 LOWEST, HIGHEST = -4.0, 2.0  # how far the logarithm of a cell's weights may move in one visit
 _STEPS = 50
@@ -66,8 +67,8 @@ def solve_cell(wanted: float, found: float, theta: float, strength: float) -> fl
 
 
 @jit
-def rake(codes: Codes, sizes: Ints, pairs: Ints, starts: Ints, targets: Floats, total: float, strength: float, order: Ints) -> Floats:
-    """Return weights at which the pool's two-way tables are near the wanted ones.
+def rake(codes: Codes, sizes: Ints, tables: Ints, starts: Ints, targets: Floats, total: float, strengths: Floats, order: Ints) -> Floats:
+    """Return weights at which the pool's tables are near the wanted ones.
 
     Parameters
     ----------
@@ -75,16 +76,17 @@ def rake(codes: Codes, sizes: Ints, pairs: Ints, starts: Ints, targets: Floats, 
         uint8 or uint16 array of shape (n_attributes, n): the pool, every code below its attribute's size.
     sizes
         int64 array of shape (n_attributes,).
-    pairs
-        int64 array of shape (n_tables, 2): the attributes of each table.
+    tables
+        int64 array of shape (n_tables, 3): the attributes of each table; the third one is -1 for a two-way table.
     starts
         int64 array of shape (n_tables,): where each table begins in `targets`.
     targets
         float64 array: the wanted counts, table after table.
     total
-        What each table sums to.
-    strength
-        How firmly the tables are believed, per count: a multiple of 1 / σ², for noise of standard deviation σ.
+        What the weights sum to at first.
+    strengths
+        float64 array of shape (n_tables,): how firmly each table is believed, per count: a multiple of 1 / σ², for noise of
+        standard deviation σ.
     order
         int64 array: the tables, in the order of the visits.
 
@@ -101,30 +103,66 @@ def rake(codes: Codes, sizes: Ints, pairs: Ints, starts: Ints, targets: Floats, 
     n = codes.shape[1]
     weights = np.full(n, total / n)
     thetas = np.zeros(len(targets))
-    largest = max(1, sizes[0])
-    for t in range(len(pairs)):
-        largest = max(largest, sizes[pairs[t, 0]] * sizes[pairs[t, 1]])
+    cells = np.zeros(n, dtype=np.uint32)  # of each record in the table that was visited last
+    largest = 1
+    for t in range(len(tables)):
+        largest = max(largest, n_cells_of(tables[t], sizes))
     found = np.zeros((_LANES, largest))
     factors = np.ones(largest)
-    before_a, before_b, before_size = codes[0], codes[0], 0  # no visit yet: every factor is 1
     for visit in range(len(order)):
         t = order[visit]
-        a, b, size = codes[pairs[t, 0]], codes[pairs[t, 1]], sizes[pairs[t, 1]]
-        n_cells = sizes[pairs[t, 0]] * size
+        start, n_cells = starts[t], n_cells_of(tables[t], sizes)
         found[:, :n_cells] = 0.0
-        for i in range(n):  # the last table's factors and this table's sums, in one pass
-            w = weights[i] * factors[before_a[i] * before_size + before_b[i]]
-            weights[i] = w
-            found[i % _LANES, a[i] * size + b[i]] += w
+        if tables[t, 2] < 0:
+            _visit_pair(codes[tables[t, 0]], codes[tables[t, 1]], sizes[tables[t, 1]], weights, cells, factors, found)
+        else:
+            width, depth = sizes[tables[t, 1]], sizes[tables[t, 2]]
+            _visit_triple(codes[tables[t, 0]], codes[tables[t, 1]], codes[tables[t, 2]], width, depth, weights, cells, factors, found)
         for cell in range(n_cells):
             met = ((found[0, cell] + found[1, cell]) + found[2, cell]) + found[3, cell]
-            d = solve_cell(targets[starts[t] + cell], met, thetas[starts[t] + cell], strength) if met > 0.0 else 0.0
-            thetas[starts[t] + cell] += d
+            d = solve_cell(targets[start + cell], met, thetas[start + cell], strengths[t]) if met > 0.0 else 0.0
+            thetas[start + cell] += d
             factors[cell] = exponential(d)
-        before_a, before_b, before_size = a, b, size
     for i in range(n):
-        weights[i] *= factors[before_a[i] * before_size + before_b[i]]
+        weights[i] *= factors[cells[i]]
     return weights
+
+
+@jit
+def n_cells_of(table: Ints, sizes: Ints) -> int:
+    """Return how many cells a table has.
+
+    Parameters
+    ----------
+    table
+        int64 array of shape (3,): its attributes; the third one is -1 for a two-way table.
+    sizes
+        int64 array of shape (n_attributes,).
+    """
+    depth = sizes[table[2]] if table[2] >= 0 else 1
+    return int(sizes[table[0]] * sizes[table[1]] * depth)
+
+
+@jit
+def _visit_pair(a: Codes, b: Codes, width: int, weights: Floats, cells: Cells, factors: Floats, found: Floats) -> None:
+    """Multiply the weights by the last table's factors and sum them up in this table, in one pass."""
+    for i in range(len(weights)):
+        w = weights[i] * factors[cells[i]]
+        weights[i] = w
+        cell = a[i] * width + b[i]
+        cells[i] = cell
+        found[i % _LANES, cell] += w
+
+
+@jit
+def _visit_triple(a: Codes, b: Codes, c: Codes, width: int, depth: int, weights: Floats, cells: Cells, factors: Floats, found: Floats) -> None:
+    """As `_visit_pair`, for a three-way table."""
+    for i in range(len(weights)):
+        w = weights[i] * factors[cells[i]]
+        weights[i] = w
+        cell = (a[i] * width + b[i]) * depth + c[i]
+        cells[i] = cell
+        found[i % _LANES, cell] += w
 
 
 @jit

@@ -32,9 +32,9 @@ from dpdask.kernels import simplex
 from dpdask.kernels.marginals import Codes
 from dpdask.mechanisms.copula.fit import CopulaOptions, Records, fit_copula
 from dpdask.mechanisms.copula.model import CopulaModel
-from dpdask.mechanisms.copula.spec import CopulaSpec
-from dpdask.mechanisms.marginals.denoise import denoise
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, pair_cells, plan_noise
+from dpdask.mechanisms.copula.spec import CopulaSpec, count_measured_again
+from dpdask.mechanisms.marginals.denoise import choose_pairs, denoise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, measure_chosen, pair_cells, plan_noise
 from dpdask.privacy import Budget
 from dpdask.privacy.accountant import scale_events
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
@@ -94,8 +94,8 @@ class Draws:
     key: RunKey
     secure: bool
 
-    def noise(self) -> np.random.Generator | None:
-        return None if self.secure else stream(self.key, "marginals/noise", "")
+    def noise(self, part: str = "") -> np.random.Generator | None:
+        return None if self.secure else stream(self.key, "marginals/noise", part)
 
     def other(self, name: str = "") -> np.random.Generator:
         return stream(self.key, "compare", name)
@@ -132,7 +132,8 @@ def read_case(job: Path, path: str | None, n_queries: int) -> Case:
 def gaussian(case: Case, adjacency: Adjacency) -> MarginalNoise:
     """Return the noise of the job."""
     budget = case.budget.model_copy(update={"adjacency": adjacency})
-    return plan_noise(budget, case.domain.n_attributes, one_way=case.weights[0], pairs=case.weights[1])
+    n_chosen = count_measured_again(case.domain.n_attributes, budget.delta)
+    return plan_noise(budget, case.domain.n_attributes, one_way=case.weights[0], pairs=case.weights[1], n_chosen=n_chosen)
 
 
 def laplace(case: Case, adjacency: Adjacency) -> MarginalNoise:
@@ -149,7 +150,9 @@ def laplace(case: Case, adjacency: Adjacency) -> MarginalNoise:
 
 def drawn(case: Case, planned: MarginalNoise, adjacency: Adjacency, draws: Draws) -> NoisyMarginals:
     counts = MarginalCounts.of_codes(case.domain, case.codes)
-    return measure(counts, planned, n_rows_public=adjacency == "replace-one", rng=draws.noise())
+    noisy = measure(counts, planned, n_rows_public=adjacency == "replace-one", rng=draws.noise())
+    chosen = choose_pairs(noisy, planned.chosen.count) if planned.chosen is not None else ()
+    return measure_chosen(noisy, counts, chosen, rng=draws.noise("again"))
 
 
 def ours(

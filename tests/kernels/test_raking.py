@@ -14,8 +14,9 @@ from dpdask.kernels.marginals import count_clique
 from dpdask.kernels.raking import exponential, rake, resample, solve_cell
 
 SIZES = np.array([3, 4, 2, 5], dtype=np.int64)
-PAIRS = np.array(list(itertools.combinations(range(4), 2)), dtype=np.int64)
-STARTS = np.concatenate([[0], np.cumsum(SIZES[PAIRS[:, 0]] * SIZES[PAIRS[:, 1]])[:-1]]).astype(np.int64)
+TABLES = np.array([*((*pair, -1) for pair in itertools.combinations(range(4), 2)), (0, 1, 2), (1, 2, 3)], dtype=np.int64)
+LENGTHS = np.append(SIZES, 1)[TABLES].prod(axis=1)
+STARTS = np.concatenate([[0], np.cumsum(LENGTHS)[:-1]]).astype(np.int64)
 TOTAL = 10_000.0
 
 
@@ -30,26 +31,30 @@ def drawn(rng: np.random.Generator, n: int, keep: float = 0.0) -> np.ndarray:
 def tables_of(codes: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     n = codes.shape[1]
     weights = np.full(n, TOTAL / n) if weights is None else weights
-    cells = [np.bincount(codes[a].astype(int) * SIZES[b] + codes[b], weights=weights, minlength=SIZES[a] * SIZES[b]) for a, b in PAIRS]
-    return np.concatenate(cells)
+    return np.concatenate([np.bincount(cells_of(codes, table), weights=weights, minlength=LENGTHS[t]) for t, table in enumerate(TABLES)])
+
+
+def cells_of(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Each record's cell in a table of two or three attributes, counted in numpy's own way."""
+    own = [attribute for attribute in table if attribute >= 0]
+    return np.ravel_multi_index(tuple(codes[own].astype(int)), tuple(SIZES[own]))
 
 
 def visits(rng: np.random.Generator, sweeps: int) -> np.ndarray:
-    return np.concatenate([rng.permutation(len(PAIRS)) for _ in range(sweeps)]).astype(np.int64)
+    return np.concatenate([rng.permutation(len(TABLES)) for _ in range(sweeps)]).astype(np.int64)
 
 
-def reference(codes: np.ndarray, targets: np.ndarray, strength: float, order: np.ndarray) -> np.ndarray:
+def reference(codes: np.ndarray, targets: np.ndarray, strengths: np.ndarray, order: np.ndarray) -> np.ndarray:
     """The same in numpy: each cell's equation by bisection."""
     weights = np.full(codes.shape[1], TOTAL / codes.shape[1])
     thetas = np.zeros(len(targets))
     for t in order:
-        a, b = PAIRS[t]
-        cells = STARTS[t] + codes[a].astype(int) * SIZES[b] + codes[b]
-        found = np.bincount(cells, weights=weights, minlength=len(targets))
+        cells = STARTS[t] + cells_of(codes, TABLES[t])
+        found, firmness = np.bincount(cells, weights=weights, minlength=len(targets)), strengths[t]
         low, high = np.full(len(targets), -4.0), np.full(len(targets), 2.0)
         for _ in range(100):
             middle = (low + high) / 2
-            above = thetas + middle > strength * (targets - found * np.exp(middle))
+            above = thetas + middle > firmness * (targets - found * np.exp(middle))
             low, high = np.where(above, low, middle), np.where(above, middle, high)
         weights = weights * np.exp(middle)[cells]
         thetas[cells] = (thetas + middle)[cells]
@@ -79,17 +84,18 @@ def test_a_cell_is_solved_or_at_its_bound(wanted, found, theta, strength):
 def test_weights_are_those_of_plain_numpy(strength, dtype):
     rng = np.random.default_rng(1)
     pool, targets, order = drawn(rng, 997, 0.2), tables_of(drawn(rng, 4000, 0.6)), visits(rng, 3)
-    found = rake(pool.astype(dtype), SIZES, PAIRS, STARTS, targets, TOTAL, strength, order)
-    np.testing.assert_allclose(found, reference(pool, targets, strength, order), rtol=1e-7)
+    strengths = strength * np.linspace(0.5, 2.0, len(TABLES))
+    found = rake(pool.astype(dtype), SIZES, TABLES, STARTS, targets, TOTAL, strengths, order)
+    np.testing.assert_allclose(found, reference(pool, targets, strengths, order), rtol=1e-7)
 
 
 def test_firm_tables_are_met_and_weak_ones_leave_the_pool_alone():
     rng = np.random.default_rng(2)
     pool, targets = drawn(rng, 8000), tables_of(drawn(rng, 100_000, 0.5))
     before = np.abs(tables_of(pool) - targets).sum()
-    firm = rake(pool, SIZES, PAIRS, STARTS, targets, TOTAL, 1.0, visits(rng, 20))
+    firm = rake(pool, SIZES, TABLES, STARTS, targets, TOTAL, np.full(len(TABLES), 1.0), visits(rng, 20))
     assert np.abs(tables_of(pool, firm) - targets).sum() < 0.002 * before
-    weak = rake(pool, SIZES, PAIRS, STARTS, targets, TOTAL, 1e-7, visits(rng, 20))
+    weak = rake(pool, SIZES, TABLES, STARTS, targets, TOTAL, np.full(len(TABLES), 1e-7), visits(rng, 20))
     assert np.abs(tables_of(pool, weak) - targets).sum() > 0.98 * before
     np.testing.assert_allclose(weak, TOTAL / 8000, rtol=0.01)
     assert (firm > 0.0).all()
@@ -98,15 +104,15 @@ def test_firm_tables_are_met_and_weak_ones_leave_the_pool_alone():
 def test_no_visit_and_no_tables_leave_equal_weights():
     pool = drawn(np.random.default_rng(3), 50)
     none = np.zeros(0, dtype=np.int64)
-    assert (rake(pool, SIZES, PAIRS, STARTS, tables_of(pool), TOTAL, 1.0, none) == TOTAL / 50).all()
-    assert (rake(pool, SIZES, PAIRS[:0], STARTS[:0], np.zeros(0), TOTAL, 1.0, none) == TOTAL / 50).all()
+    assert (rake(pool, SIZES, TABLES, STARTS, tables_of(pool), TOTAL, np.ones(len(TABLES)), none) == TOTAL / 50).all()
+    assert (rake(pool, SIZES, TABLES[:0], STARTS[:0], np.zeros(0), TOTAL, np.ones(len(TABLES)), none) == TOTAL / 50).all()
 
 
 def test_a_cell_that_the_pool_lacks_does_no_harm():
     rng = np.random.default_rng(4)
     pool = drawn(rng, 3000)
     pool[0, pool[0] == 2] = 1
-    weights = rake(pool, SIZES, PAIRS, STARTS, tables_of(drawn(rng, 3000)), TOTAL, 1.0, visits(rng, 10))
+    weights = rake(pool, SIZES, TABLES, STARTS, tables_of(drawn(rng, 3000)), TOTAL, np.ones(len(TABLES)), visits(rng, 10))
     assert np.isfinite(weights).all()
     assert weights.sum() == pytest.approx(TOTAL, rel=0.5)
 
@@ -140,9 +146,9 @@ def test_weights_that_are_no_numbers_stay_in_the_pool():
 def test_a_resampled_pool_has_the_tables_that_were_wanted():
     rng = np.random.default_rng(5)
     pool, wanted = drawn(rng, 40_000), drawn(rng, 200_000, 0.4)
-    weights = rake(pool, SIZES, PAIRS, STARTS, tables_of(wanted), TOTAL, 1.0, visits(rng, 10))
+    weights = rake(pool, SIZES, TABLES, STARTS, tables_of(wanted), TOTAL, np.ones(len(TABLES)), visits(rng, 10))
     again = pool[:, resample(weights, np.lexsort(pool[::-1]), 20_000, rng.random())]
-    distance = np.abs(tables_of(again) - tables_of(wanted)).sum() / TOTAL / 2 / len(PAIRS)
-    floor = np.abs(tables_of(wanted[:, rng.integers(0, 200_000, 20_000)]) - tables_of(wanted)).sum() / TOTAL / 2 / len(PAIRS)
+    distance = np.abs(tables_of(again) - tables_of(wanted)).sum() / TOTAL / 2 / len(TABLES)
+    floor = np.abs(tables_of(wanted[:, rng.integers(0, 200_000, 20_000)]) - tables_of(wanted)).sum() / TOTAL / 2 / len(TABLES)
     assert distance < 1.2 * floor
     assert count_clique(np.ascontiguousarray(again), SIZES, [0, 1]).sum() == 20_000

@@ -35,12 +35,12 @@ from dpdask.mechanisms.dip.columns import DipRelease, fit_dip
 from dpdask.mechanisms.dip.spec import DipSpec
 from dpdask.mechanisms.dip.tree import TreeRelease
 from dpdask.mechanisms.dip.tree_fit import fit_tree
-from dpdask.mechanisms.dip.tree_tables import TreeNoise, measure_tree
+from dpdask.mechanisms.dip.tree_tables import measure_tree
 from dpdask.mechanisms.histogram.noise import NoisyHistogram, draw, plan
 from dpdask.mechanisms.histogram.release import FittedHistogram
 from dpdask.mechanisms.interval.release import IntervalRelease
 from dpdask.mechanisms.interval.spec import IntervalSpec
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure, plan_noise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, plan_noise
 from dpdask.mechanisms.marginals.release import MarginalTables
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
@@ -101,7 +101,7 @@ def chain(channel: Any, by: str | None = None) -> ChainRelease:
 def tree() -> TreeRelease:
     one, pairs = (DiscreteLaplace(scale=0.5, sensitivity=2, adjacency="replace-one", count=count) for count in (3, 3))
     edges = DiscreteLaplace(scale=0.5, sensitivity=2, adjacency="replace-one", count=2)
-    noisy = measure_tree(counts(), TreeNoise(one_way=one, choosing=pairs, edges=edges), rng=keyed("tree"))
+    noisy = measure_tree(counts(), MarginalNoise(one_way=one, pairs=pairs, chosen=edges), rng=keyed("tree"))
     return fit_tree(noisy, {name: cells(codec, BINS.get(name, 1)) for name, codec in codecs().items()}, dict.fromkeys("abc", 1.0), "optimal")
 
 
@@ -352,20 +352,25 @@ WRONG_COPULAS: dict[str, Callable[[], dict[str, Any]]] = {
     "a factor of large numbers": lambda: edited("copula", "factor", 0, 1e38),
     "a factor too small": lambda: {"factor": part("copula", "factor")[:-1]},
     "a factor of one number": lambda: {"factor": part("copula", "factor")[:1]},
-    "a pair of attributes that are not there": lambda: edited("copula", "raked_pairs", (0, 1), 2**40),
-    "a pair with a negative attribute": lambda: edited("copula", "raked_pairs", (0, 0), -1),
-    "a pair of one attribute": lambda: edited("copula", "raked_pairs", (0, 1), part("copula", "raked_pairs")[0, 0]),
-    "a pair in the wrong order": lambda: {"raked_pairs": part("copula", "raked_pairs")[:, ::-1]},
-    "a pair twice": lambda: {name: np.concatenate([part("copula", name)] * 2) for name in ("raked_pairs", "raked_counts")},
-    "pairs of three": lambda: {"raked_pairs": np.zeros((1, 3), dtype=np.int64)},
-    "pairs of real numbers": lambda: {"raked_pairs": part("copula", "raked_pairs").astype(np.float64)},
-    "no pair": lambda: {name: part("copula", name)[:0] for name in ("raked_pairs", "raked_counts")},
+    "a pair of attributes that are not there": lambda: edited("copula", "raked_tables", (0, 1), 2**40),
+    "a pair with a negative attribute": lambda: edited("copula", "raked_tables", (0, 0), -1),
+    "a pair of one attribute": lambda: edited("copula", "raked_tables", (0, 1), part("copula", "raked_tables")[0, 0]),
+    "a pair in the wrong order": lambda: {"raked_tables": part("copula", "raked_tables")[:, [1, 0, 2]]},
+    "a pair twice": lambda: {name: np.concatenate([part("copula", name)] * 2) for name in ("raked_tables", "raked_counts", "raked_strengths")},
+    "tables of four": lambda: {"raked_tables": np.zeros((1, 4), dtype=np.int64)},
+    "pairs of real numbers": lambda: {"raked_tables": part("copula", "raked_tables").astype(np.float64)},
+    "no pair": lambda: {name: part("copula", name)[:0] for name in ("raked_tables", "raked_counts", "raked_strengths")},
     "a raked cell too few": lambda: {"raked_counts": part("copula", "raked_counts")[:-1]},
     "raked tables of another type": lambda: {"raked_counts": part("copula", "raked_counts").astype(np.float32)},
     "a raked count that is no number": lambda: edited("copula", "raked_counts", 0, np.nan),
     "a raked count of 1e300": lambda: edited("copula", "raked_counts", 0, 1e300),
     "a negative raked count": lambda: edited("copula", "raked_counts", 0, -1.0),
-    **{f"a strength of {value!r}": lambda value=value: {"header": {"strength": value}} for value in (0.0, -1.0, float("nan"), 1e300, "1", True)},  # type: ignore[misc]
+    "a third attribute before the second": lambda: edited("copula", "raked_tables", (0, 2), 0),
+    "a third attribute that is not there": lambda: edited("copula", "raked_tables", (0, 2), 99),
+    "no third attribute, but -2": lambda: edited("copula", "raked_tables", (0, 2), -2),
+    **{f"a strength of {value!r}": lambda value=value: edited("copula", "raked_strengths", 0, value) for value in (0.0, -1.0, np.nan, 1e300)},  # type: ignore[misc]
+    "a strength too few": lambda: {"raked_strengths": part("copula", "raked_strengths")[:-1]},
+    "strengths of another type": lambda: {"raked_strengths": part("copula", "raked_strengths").astype(np.float32)},
     "a report with no number": lambda: header_part("copula", "report", residual=float("nan")),
     "a report of texts": lambda: header_part("copula", "report", moved="x"),
 }

@@ -204,7 +204,7 @@ def denoised_of(tables: dict[tuple[int, int], np.ndarray], sizes: tuple[int, ...
             tables=table[None],
             significant=np.ones((1, *table.shape), dtype=bool),
             dependent=np.ones(1, dtype=bool),
-            doubt=0.0,
+            sigma=0.0,
         )
         for (a, b), table in tables.items()
     )
@@ -275,7 +275,7 @@ def test_a_correction_takes_away_what_a_sample_shows_too_much_of_within_frechets
         tables=table,
         significant=np.ones((1, 2, 2), dtype=bool),
         dependent=np.ones(1, dtype=bool),
-        doubt=0.0,
+        sigma=0.0,
     )
     scale = 100  # a sample of 100,000: its own chance is small
     shown = np.array([0, 0, 250, 150, 250, 350]) * scale

@@ -113,24 +113,24 @@ def test_less_noise_is_believed_more(fitted):
     noisier = fit_copula(noisy_of(domain, loops(), 200.0), keyed("fit"))[0]
     assert model.targets is not None
     assert noisier.targets is not None
-    assert model.targets.strength == pytest.approx(100 * noisier.targets.strength)
+    assert model.targets.strengths == pytest.approx(100 * noisier.targets.strengths)
 
 
 def test_many_tables_are_raked_where_the_copula_misses_most(monkeypatch, fitted):
     _, noisy, model = fitted
     assert model.targets is not None
-    assert len(model.targets.pairs) == 15
+    assert len(model.targets.tables) == 15
     own = fit_copula(noisy, keyed("fit"), records="copula")[0]
     monkeypatch.setattr(raking, "MOST_TABLES", 4)
     few = fit_copula(noisy, keyed("fit"))[0].targets
     assert few is not None
-    assert len(few.pairs) == 4
+    assert len(few.tables) == 4
     assert len(few.counts) == 4 * 25
     missed = distances(domain_of(5, 5, 5, 5, 5, 5), noisy, own.sample(CHUNK_ROWS, keyed("draw")))
     worst = sorted(np.array(list(itertools.combinations(range(6), 2)))[np.argsort(-missed)[:4]].tolist())
-    assert few.pairs.tolist() == worst
+    assert few.tables[:, :2].tolist() == worst
     cleaned = denoise(noisy)
-    for place, (a, b) in enumerate(few.pairs):
+    for place, (a, b) in enumerate(few.tables[:, :2]):
         np.testing.assert_array_equal(few.counts[25 * place : 25 * place + 25], cleaned.table(int(a), int(b)).ravel())
 
 
@@ -140,7 +140,7 @@ def test_the_pool_and_the_block_are_bounded(fitted):
     targets = model.targets
     assert targets is not None
     for n_latents, n_tables in ((30, 15), (600, 15), (30, 1024)):
-        many = raking.Targets(pairs=np.zeros((n_tables, 2), dtype=np.int64), counts=targets.counts, strength=targets.strength)
+        many = raking.Targets(tables=np.zeros((n_tables, 3), dtype=np.int64), counts=targets.counts, strengths=np.ones(n_tables))
         assert many.n_pool(BLOCK_ROWS, n_latents) * n_tables * raking.SWEEPS <= raking.MOST_VISITS * BLOCK_ROWS
         assert many.n_pool(BLOCK_ROWS, n_latents) == (2 * BLOCK_ROWS if (n_latents, n_tables) == (30, 15) else BLOCK_ROWS)
     assert targets.n_pool(10, 30) == raking.MIN_POOL

@@ -22,7 +22,8 @@ from dpdask.mechanisms.dip.columns import fit_dip
 from dpdask.mechanisms.dip.spec import ChannelKind, DipSpec
 from dpdask.mechanisms.dip.tree import TreeRelease
 from dpdask.mechanisms.dip.tree_fit import MAX_WEIGHTS, TreeMechanism, check_tree, fit_tree
-from dpdask.mechanisms.dip.tree_tables import TreeNoise, clean_tables, compose_events, find_tree, measure_tree, plan_tree_noise
+from dpdask.mechanisms.dip.tree_tables import clean_tables, compose_events, find_tree, measure_tree, plan_tree_noise, scale_noise
+from dpdask.mechanisms.marginals.noise import MarginalNoise
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
 from dpdask.privacy.accountant import epsilon as priced
@@ -37,10 +38,10 @@ from dpdask.streams import RunKey, stream
 KEY = RunKey.insecure(11)
 SIZES = {"a": 3, "b": 2, "c": 4, "d": 3}
 CHANNELS: tuple[ChannelKind, ...] = ("laplace", "laplace-calibrated", "optimal")
-TINY = TreeNoise(
+TINY = MarginalNoise(
     one_way=DiscreteLaplace(scale=0.05, sensitivity=2, adjacency="replace-one", count=4),
-    choosing=DiscreteLaplace(scale=0.05, sensitivity=2, adjacency="replace-one", count=6),
-    edges=DiscreteLaplace(scale=0.05, sensitivity=2, adjacency="replace-one", count=3),
+    pairs=DiscreteLaplace(scale=0.05, sensitivity=2, adjacency="replace-one", count=6),
+    chosen=DiscreteLaplace(scale=0.05, sensitivity=2, adjacency="replace-one", count=3),
 )
 
 
@@ -360,7 +361,7 @@ def test_everything_together_costs_at_most_epsilon(delta: float, unit: object, s
     assert spending.row["c"] == pytest.approx(5 * spending.row["a"])
     tables = mechanism.accounting(fitted())["epsilon_tables"]
     assert Fraction(tables) + rows * sum(map(Fraction, spending.row.values())) <= Fraction(total)
-    cheaper = compose_events(mechanism.noise.scale_by(0.9), mechanism.row_event(mechanism.row_total))
+    cheaper = compose_events(scale_noise(mechanism.noise, 0.9), mechanism.row_event(mechanism.row_total))
     assert priced(cheaper, delta) > total * (1 if delta == 0 else 0.5)
     assert event.unit == ("row" if unit == "row" else "column id")
 
@@ -374,7 +375,7 @@ def test_an_epsilon_of_rows_that_no_delta_can_be_composed_with_is_refused() -> N
 def test_events_say_how_many_tables_there_are() -> None:
     noise = plan_tree_noise(Budget(epsilon=1.0), 14)
     assert [event.count for event in noise.event.events] == [14, 91, 13]
-    assert plan_tree_noise(Budget(epsilon=1.0), 2).choosing is None
+    assert plan_tree_noise(Budget(epsilon=1.0), 2).pairs is None
     assert plan_tree_noise(Budget(epsilon=1.0), 1).event.events == (plan_tree_noise(Budget(epsilon=1.0), 1).one_way,)
 
 

@@ -33,7 +33,7 @@ def copula_section(budget: Budget, fitted: FittedCopula, n_released: int | None)
         "bins": describe_bins(fitted.bins, fitted.cells()),
         "tree": _tree(fitted),
         "latent_variables": report.n_latents,
-        "raked_tables": 0 if fitted.model.targets is None else len(fitted.model.targets.pairs),
+        "raked_tables": 0 if fitted.model.targets is None else len(fitted.model.targets.tables),
         "significant_share": report.kept_share,
         "nearest_correlation": {"rms_distance": report.moved, "iterations": report.n_iterations, "residual": report.residual},
     }

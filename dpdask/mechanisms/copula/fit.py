@@ -21,7 +21,6 @@ from dpdask.mechanisms.copula import raking
 from dpdask.mechanisms.copula.model import CopulaModel, Node, draw_latents, draw_uniforms, n_latents_of
 from dpdask.mechanisms.marginals.denoise import Denoised, denoise, dependence_tree
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
-from dpdask.privacy.noise import deviation
 
 Floats = NDArray[np.float64]
 Records = Literal["raked", "copula"]
@@ -134,7 +133,7 @@ def fit_copula(
         model, report, codes = fit.model(wanted, rng)
     if records == "copula" or noisy.noise.pairs is None:
         return model, report
-    targets = raking.choose_targets(cleaned, deviation(noisy.noise.pairs), marginals_kernel.count_pairs(codes, sizes), codes.shape[1])
+    targets = raking.choose_targets(cleaned, marginals_kernel.count_pairs(codes, sizes), codes.shape[1])
     return replace(model, targets=targets), report
 
 

@@ -1,4 +1,4 @@
-"""Raking: a block's records are weighted to match the denoised two-way tables, and resampled by their weights."""
+"""Raking: a block's records are weighted to match noisy tables, and resampled by their weights."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class Targets:
 
     Attributes
     ----------
-    pairs
-        int64 array of shape (n_tables, 2): the attributes of each table, the lower one first.
+    tables
+        int64 array of shape (n_tables, 3): the attributes of each table, rising; the third one is -1 for a two-way table.
     counts
-        float64 array: the denoised counts, table after table.
-    strength
-        How strongly records are raked to them, per count.
+        float64 array: the denoised counts of two-way tables, and the noisy ones of three-way tables, table after table.
+    strengths
+        float64 array of shape (n_tables,): how strongly records are raked to each, per count.
 
     Privacy
     -------
     A function of the noisy tables and of a sample of the copula that was fitted to them.
     """
 
-    pairs: Ints
+    tables: Ints
     counts: Floats
-    strength: float
+    strengths: Floats
 
     def check(self, domain: Domain) -> None:
         """Check targets from outside: raking indexes by their numbers without a check.
@@ -56,20 +56,24 @@ class Targets:
         Raises
         ------
         ValueError
-            If they are not tables of distinct pairs of the domain's attributes.
+            If they are not tables of two or three of the domain's attributes, none of them twice.
         """
-        pairs, counts = self.pairs, self.counts
-        if pairs.dtype != np.int64 or pairs.ndim != 2 or pairs.shape[1] != 2 or not 1 <= len(pairs) <= MOST_TABLES:
-            raise ValueError("the raked pairs are not pairs, or are too many")
-        if (pairs < 0).any() or (pairs >= domain.n_attributes).any() or (pairs[:, 0] >= pairs[:, 1]).any():
-            raise ValueError("a raked pair is none of the domain's")
-        if len(np.unique(pairs, axis=0)) != len(pairs):
-            raise ValueError("a pair is raked twice")
-        if counts.dtype != np.float64 or counts.shape != (int(_cells(pairs, domain).sum()),):
+        tables, counts, strengths = self.tables, self.counts, self.strengths
+        if tables.dtype != np.int64 or tables.ndim != 2 or tables.shape[1] != 3 or not 1 <= len(tables) <= MOST_TABLES:
+            raise ValueError("the raked tables are not pairs or triples, or are too many")
+        of_three = tables[:, 2] >= 0
+        if (tables[:, :2] < 0).any() or (tables[:, 2] < -1).any() or (tables >= domain.n_attributes).any():
+            raise ValueError("a raked table is none of the domain's")
+        if (tables[:, 0] >= tables[:, 1]).any() or (of_three & (tables[:, 1] >= tables[:, 2])).any():
+            raise ValueError("a raked table's attributes do not rise")
+        if len(np.unique(tables, axis=0)) != len(tables):
+            raise ValueError("a table is raked twice")
+        if counts.dtype != np.float64 or counts.shape != (int(_cells(tables, domain).sum()),):
             raise ValueError("the raked tables have other cells than the domain")
-        if not (np.isfinite(counts) & (counts >= 0.0) & (counts <= noise.MAX_COUNT)).all():
+        least = np.repeat(np.where(of_three, -noise.MAX_COUNT, 0), _cells(tables, domain))
+        if not (np.isfinite(counts) & (counts >= least) & (counts <= noise.MAX_COUNT)).all():
             raise ValueError("a raked table holds something else than counts")
-        if type(self.strength) is not float or not 0.0 < self.strength <= _FIRMNESS:
+        if strengths.dtype != np.float64 or strengths.shape != (len(tables),) or not ((strengths > 0.0) & (strengths <= _FIRMNESS)).all():
             raise ValueError("no noise asks for such raking")
 
     def n_pool(self, n: int, n_latents: int) -> int:
@@ -82,7 +86,7 @@ class Targets:
         n_latents
             The latent variables of the copula.
         """
-        doubled = n_latents <= _FEW_LATENTS and 2 * len(self.pairs) <= MOST_TABLES
+        doubled = n_latents <= _FEW_LATENTS and 2 * len(self.tables) <= MOST_TABLES
         return max(2 * n if doubled else n, MIN_POOL)
 
     def redraw(self, pool: Codes, n: int, domain: Domain, walk: list[int], rng: Generator) -> Codes:
@@ -107,26 +111,24 @@ class Targets:
         The weights hold for this pool alone and are thrown away.
         """
         sizes = np.array(domain.sizes, dtype=np.int64)
-        cells = _cells(self.pairs, domain)
+        cells = _cells(self.tables, domain)
         starts = np.concatenate([[0], np.cumsum(cells)[:-1]]).astype(np.int64)
-        order = np.concatenate([permutation(words(rng, len(self.pairs))) for _ in range(SWEEPS)])
+        order = np.concatenate([permutation(words(rng, len(self.tables))) for _ in range(SWEEPS)])
         total = float(self.counts[: cells[0]].sum())
-        weights = raking_kernel.rake(pool, sizes, self.pairs, starts, self.counts, total, self.strength, order)
+        weights = raking_kernel.rake(pool, sizes, self.tables, starts, self.counts, total, self.strengths, order)
         begin = float(words(rng, 1)[0] >> np.uint64(11)) * 2.0**-53
         chosen = raking_kernel.resample(weights, _order(pool, sizes, walk), n, begin)
         result: Codes = np.take(pool, chosen[permutation(words(rng, n))], axis=1)
         return result
 
 
-def choose_targets(cleaned: Denoised, sigma: float, found: Ints, n_sampled: int) -> Targets | None:
+def choose_targets(cleaned: Denoised, found: Ints, n_sampled: int) -> Targets | None:
     """Return the tables to rake to: all, or of more than 1,024 those that the copula surely misses, 1,024 at most; None without any.
 
     Parameters
     ----------
     cleaned
         The denoised tables.
-    sigma
-        The standard deviation of the noise in a cell.
     found
         int64 array: all two-way tables of a sample of the copula, in the domain's order.
     n_sampled
@@ -148,28 +150,35 @@ def choose_targets(cleaned: Denoised, sigma: float, found: Ints, n_sampled: int)
     best = np.arange(len(pairs))
     if len(pairs) > MOST_TABLES:
         factor = math.sqrt(2.0 * math.log(len(found)))
-        missed = np.concatenate([_missed(group, sigma, found, n_sampled, factor) for group in cleaned.groups])
+        missed = np.concatenate([_missed(group, found, n_sampled, factor) for group in cleaned.groups])
         best = np.argsort(-missed, kind="stable")[: min(MOST_TABLES, np.count_nonzero(missed))]
     if not len(best):
         return None
     best = best[np.lexsort((pairs[best, 1], pairs[best, 0]))]
-    owners = np.repeat(np.arange(len(cleaned.groups)), [len(group.first) for group in cleaned.groups])
-    firsts = np.concatenate([[0], np.cumsum([len(group.first) for group in cleaned.groups])[:-1]])
-    tables = [cleaned.groups[owners[place]].tables[place - firsts[owners[place]]].ravel() for place in best]
-    return Targets(pairs=pairs[best], counts=np.concatenate(tables), strength=_FIRMNESS / max(sigma, 1.0) ** 2)
+    lengths = [len(group.first) for group in cleaned.groups]
+    owners, firsts = np.repeat(np.arange(len(lengths)), lengths), np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    counts = [cleaned.groups[owners[place]].tables[place - firsts[owners[place]]].ravel() for place in best]
+    strengths = np.array([_strength(cleaned.groups[owners[place]].sigma) for place in best])
+    return Targets(tables=np.insert(pairs[best], 2, -1, axis=1), counts=np.concatenate(counts), strengths=strengths)
 
 
-def _missed(group: PairGroup, sigma: float, found: Ints, n_sampled: int, factor: float) -> Floats:
+def _strength(sigma: float) -> float:
+    return _FIRMNESS / max(sigma, 1.0) ** 2
+
+
+def _missed(group: PairGroup, found: Ints, n_sampled: int, factor: float) -> Floats:
     scale = group.tables[0].sum() / n_sampled
     shown = stack_tables(found, group.starts, group.tables.shape[1:])
-    explained = factor * np.sqrt(sigma**2 + scale**2 * shown)
+    explained = factor * np.sqrt(group.sigma**2 + scale**2 * shown)
     missed: Floats = np.maximum(np.abs(scale * shown - group.tables) - explained, 0.0).sum(axis=(1, 2))
     return missed
 
 
-def _cells(pairs: Ints, domain: Domain) -> Ints:
-    sizes = np.array(domain.sizes, dtype=np.int64)
-    return sizes[pairs[:, 0]] * sizes[pairs[:, 1]]
+def _cells(tables: Ints, domain: Domain) -> Ints:
+    """Return how many cells each table has."""
+    sizes = np.array((*domain.sizes, 1), dtype=np.int64)  # the last one stands for no third attribute
+    cells: Ints = sizes[tables].prod(axis=1)
+    return cells
 
 
 def _order(pool: Codes, sizes: Ints, walk: list[int]) -> Ints:

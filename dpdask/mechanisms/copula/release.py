@@ -51,7 +51,7 @@ class FittedCopula(Archived):
         The measures of the fit.
     """
 
-    archive: ClassVar[Archive] = Archive(kind="copula", format=3, noun="fitted copula", is_compressed=True)
+    archive: ClassVar[Archive] = Archive(kind="copula", format=4, noun="fitted copula", is_compressed=True)
 
     schema: Schema
     types: pa.Schema
@@ -124,8 +124,7 @@ class FittedCopula(Archived):
     def _contents(self) -> Contents:
         model = self.model
         targets = model.targets
-        strength = None if targets is None else targets.strength
-        header = {"report": asdict(self.report), "strength": strength, **columns_to_header(self.schema, self.types, self.bins)}
+        header = {"report": asdict(self.report), "raked": targets is not None, **columns_to_header(self.schema, self.types, self.bins)}
         arrays = {
             "noisy": np.frombuffer(self.noisy.to_bytes(), dtype=np.uint8),
             "factor": model.factor[np.tril_indices(model.n_latents)],
@@ -135,7 +134,7 @@ class FittedCopula(Archived):
             "offsets": _join([node.offsets for node in model.nodes], np.float32),
         }
         if targets is not None:
-            arrays |= {"raked_pairs": targets.pairs, "raked_counts": targets.counts}
+            arrays |= {"raked_tables": targets.tables, "raked_counts": targets.counts, "raked_strengths": targets.strengths}
         return header, arrays
 
     @classmethod
@@ -154,8 +153,8 @@ class FittedCopula(Archived):
         factor = np.zeros((n_latents, n_latents), dtype=np.float32)
         factor[np.tril_indices(n_latents)] = arrays["factor"]
         targets = None
-        if header["strength"] is not None:
-            targets = Targets(pairs=arrays["raked_pairs"], counts=arrays["raked_counts"], strength=header["strength"])
+        if header["raked"]:
+            targets = Targets(tables=arrays["raked_tables"], counts=arrays["raked_counts"], strengths=arrays["raked_strengths"])
             targets.check(noisy.domain)
         model = CopulaModel(domain=noisy.domain, n_rows=noisy.n_rows, nodes=nodes, factor=factor, targets=targets)
         return cls(schema=schema, types=types, bins=bins, noisy=noisy, model=model, report=report)

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from dpdask.documents import Document
+from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section
 from dpdask.mechanisms.copula.card import copula_section
 from dpdask.mechanisms.copula.fit import CopulaOptions, Records, fit_copula
 from dpdask.mechanisms.copula.model import check_latents
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.expectations import LITTLE
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, plan_noise
+from dpdask.mechanisms.marginals.denoise import choose_pairs
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure_chosen, plan_noise
 from dpdask.mechanisms.marginals.tables import NoisyTables
 from dpdask.mechanisms.mechanism import Columns, Spec
 from dpdask.mechanisms.noisy_counts import RecordsWanted
 from dpdask.privacy.order import RowOrder
 from dpdask.references.bins import Bins
-from dpdask.streams import RunKey, stream
+from dpdask.stats import MarginalCounts
+from dpdask.streams import Noise, RunKey, stream
+
+_MEASURED_AGAIN = 0.3  # of all pairs
+_MOST_MEASURED_AGAIN = 1024
+
+
+def count_measured_again(n_columns: int, delta: float) -> int:
+    """Return how many pairs are measured a second time by default.
+
+    Parameters
+    ----------
+    n_columns
+        The number of columns.
+    delta
+        The budget's δ. Laplace noise, which is drawn without one, is too large for a first look: its variance is the square of a share.
+    """
+    n_pairs = math.comb(n_columns, 2)
+    return min(round(_MEASURED_AGAIN * n_pairs), _MOST_MEASURED_AGAIN) if n_pairs > 2 and delta > 0 else 0
 
 
 class TableWeights(Document):
@@ -45,6 +66,9 @@ class CopulaSpec(Spec):
         their own. Or a number of cells of one width, or for each column one of these or the first value of each cell.
     weights
         How the budget is shared among the tables.
+    measured_again
+        How many pairs have their table measured a second time, with two fifths of the tables' budget: those whose first, noisy table
+        says that this helps most. `auto`: 3 in 10 of the pairs, 1,024 at most; none with fewer than 3 pairs, or without a δ.
     options
         Which steps of the fit to switch off, to measure their effect.
     """
@@ -54,6 +78,7 @@ class CopulaSpec(Spec):
     records: Records = "raked"
     bins: Bins = "adaptive"
     weights: TableWeights = TableWeights()
+    measured_again: Literal["auto"] | Annotated[int, Field(ge=0, strict=True)] = "auto"
     options: CopulaOptions = CopulaOptions()
 
 
@@ -74,8 +99,33 @@ class CopulaMechanism(NoisyTables):
     @property
     def noise(self) -> MarginalNoise:
         """The noise of every table; it depends on no data."""
-        weights = self.spec.weights
-        return plan_noise(self.budget, len(self.schema.privatised), one_way=weights.one_way, pairs=weights.two_way, n_found=len(self.adaptive))
+        weights, n = self.spec.weights, len(self.schema.privatised)
+        return plan_noise(self.budget, n, one_way=weights.one_way, pairs=weights.two_way, n_chosen=self.n_measured_again, n_found=len(self.adaptive))
+
+    @property
+    def n_measured_again(self) -> int:
+        """How many pairs are measured a second time."""
+        n = self.spec.measured_again
+        return count_measured_again(len(self.schema.privatised), self.budget.delta) if n == "auto" else n
+
+    def check_spec(self) -> None:
+        """Check that there are as many pairs as are to be measured again.
+
+        Raises
+        ------
+        SpecError
+            If there are fewer.
+        """
+        n_pairs = math.comb(len(self.schema.privatised), 2)
+        if self.n_measured_again > n_pairs:
+            what = f"{self.spec.measured_again:,} pairs cannot be chosen, because the columns have {n_pairs:,}"
+            raise SpecError(what, "`measured_again`", f"give at most {n_pairs:,}, or `auto`")
+
+    def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
+        """Draw the noise of every table, and then of the pairs that are measured again; see `Mechanism.draw`."""
+        noisy = NoisyTables.draw(self, counts, columns, noise)
+        chosen = choose_pairs(noisy, self.n_measured_again) if self.n_measured_again else ()
+        return measure_chosen(noisy, counts, chosen, rng=noise("marginals/noise/again"))
 
     @property
     def bins(self) -> Bins:
@@ -122,11 +172,12 @@ class CopulaMechanism(NoisyTables):
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
         """Return what a run does, in words; see `Mechanism.stages`."""
         del columns, uncounted
-        n = len(self.schema.privatised)
+        n, again = len(self.schema.privatised), self.n_measured_again
+        twice = f", of {again:,} chosen pairs twice" if again else ""
         return (
             *self.search_stages,
             f"tabulate: read {n} columns once; count {n} one-way and {n * (n - 1) // 2} two-way tables, merged in a tree",
-            "fit: noise on every table, and the copula of the noisy tables, on the driver, written once",
+            f"fit: noise on every table{twice}, and the copula of the noisy tables, on the driver, written once",
             "write: sample synthetic records and stage their shards",
         )
 

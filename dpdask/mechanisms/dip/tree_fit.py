@@ -19,8 +19,8 @@ from dpdask.kernels.channel import TOTAL_BITS
 from dpdask.mechanisms.cell_search import CellSearch
 from dpdask.mechanisms.dip.spec import ChannelKind, Cost, DipMechanism, check_costs
 from dpdask.mechanisms.dip.tree import TreeColumn, TreeRelease, worst_row
-from dpdask.mechanisms.dip.tree_tables import TreeNoise, clean_tables, compose_events, find_tree, fit_tree_noise, measure_tree
-from dpdask.mechanisms.marginals.noise import NoisyMarginals
+from dpdask.mechanisms.dip.tree_tables import clean_tables, compose_events, find_tree, fit_tree_noise, measure_tree
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals
 from dpdask.mechanisms.mechanism import WHOLE_ROW, Columns
 from dpdask.privacy import delta_warnings
 from dpdask.privacy.accountant import epsilon as least_epsilon
@@ -286,7 +286,7 @@ class TreeMechanism(DipMechanism):
         return f"{DipMechanism.how.fget(self)} along a tree of noisy tables"  # type: ignore[attr-defined]  # a property
 
     @property
-    def noise(self) -> TreeNoise:
+    def noise(self) -> MarginalNoise:
         """The noise of every table.
 
         Raises
@@ -338,7 +338,7 @@ class TreeMechanism(DipMechanism):
     def read_drawn(self, data: bytes, columns: Columns) -> NoisyMarginals:
         """Return the noisy tables that an earlier driver kept; see `Mechanism.read_drawn`."""
         found = NoisyMarginals.from_bytes(data, "the run's noisy tables")
-        found.check(domain_of(self.cells(columns)), self.noise.with_edges(tuple(found.cliques)))
+        found.check(domain_of(self.cells(columns)), self.noise)
         return found
 
     def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> TreeRelease:

@@ -46,7 +46,7 @@ def tables_accounting(noisy: NoisyMarginals, budget: Budget) -> dict[str, Any]:
         What was promised.
     """
     noise = noisy.noise
-    named: dict[str, CentralEvent | None] = {"fine_counts": noise.cells, "one_way": noise.one_way, "two_way": noise.pairs}
+    named: dict[str, CentralEvent | None] = {"fine_counts": noise.cells, "one_way": noise.one_way, "two_way": noise.pairs, "chosen": noise.chosen}
     named |= {" x ".join(clique): event for clique, event in noise.cliques.items()}
     return {
         "composition": "the least of a sum, a concentrated bound and a privacy loss distribution, over all tables",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,17 +12,18 @@ from dpdask.kernels import simplex
 from dpdask.kernels import tables as tables_kernel
 from dpdask.mechanisms.marginals.noise import NoisyMarginals, pair_cells
 from dpdask.privacy.noise import deviation
-from dpdask.stats import Domain
+from dpdask.stats import Clique, Domain
 
 Floats = NDArray[np.float64]
 
 _CHANCE = 2.0  # standard deviations, the usual 95 %
+_MEAN_OF_NOISE = math.sqrt(2.0 / math.pi)  # of the absolute value, in standard deviations
 _DOUBT = 0.5  # standard deviations of a cell's noise: three cells in five are farther off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairGroup:
-    """All pairs of attributes with tables of one shape (m, n).
+    """All pairs of attributes with tables of one shape (m, n) and one size of noise.
 
     Attributes
     ----------
@@ -36,8 +37,8 @@ class PairGroup:
         bool array of that shape: where the departure from independence is more than noise.
     dependent
         bool array of shape (k,): which tables depart from independence by more than noise does.
-    doubt
-        How far, in counts, a table may be moved towards independence without contradicting what was measured.
+    sigma
+        The standard deviation of the noise in a cell of what was measured.
     """
 
     first: NDArray[np.int64]
@@ -46,17 +47,18 @@ class PairGroup:
     tables: Floats
     significant: NDArray[np.bool_]
     dependent: NDArray[np.bool_]
-    doubt: float
+    sigma: float
 
     def shrink_towards_independence(self, wanted: Floats) -> Floats:
-        """Return wanted counts moved towards independence by the doubt, and not beyond: float64 of shape (k, m, n).
+        """Return wanted counts moved towards independence by half of sigma, and not beyond: float64 of shape (k, m, n).
 
-        Next to a Fréchet bound a correlation runs to ±1 for a fraction of a count, and many such cannot hold together.
+        What was measured does not contradict that. Next to a Fréchet bound a correlation runs to ±1 for a fraction of a count,
+        and many such cannot hold together.
         """
         rows, columns = self.tables.sum(axis=2), self.tables.sum(axis=1)
         independent = rows[:, :, None] * columns[:, None, :] / rows.sum(axis=1)[:, None, None]
         departure = wanted - independent
-        moved: Floats = independent + np.sign(departure) * np.maximum(np.abs(departure) - self.doubt, 0.0)
+        moved: Floats = independent + np.sign(departure) * np.maximum(np.abs(departure) - _DOUBT * self.sigma, 0.0)
         return moved
 
     def correct(self, wanted: Floats, found: NDArray[np.int64], n_sampled: int, gain: float) -> Floats:
@@ -157,8 +159,9 @@ def denoise(noisy: NoisyMarginals, *, consistency: bool = True, shrinkage: bool 
 
     Notes
     -----
-    *Consistency*: an attribute's counts are the mean, weighted by inverse variance, of its own table and of the sums of
-    its two-way tables, projected to non-negative ones that sum to the number of rows. *Shrinkage*: `kernels.tables.estimate`
+    A pair that was measured twice is the mean of both, weighted by inverse variance. *Consistency*: an attribute's counts are the
+    mean, weighted in the same way, of its own table and of the sums of its two-way tables, projected to non-negative ones that sum
+    to the number of rows. *Shrinkage*: `kernels.tables.estimate`
     with the known noise: in each table, the mixture of two estimates with the least estimated risk. *Raking* to those margins
     bounds every cell as Fréchet does. *Significance*: a cell's departure from independence is kept where it exceeds the
     standard deviation of a cell's noise: the rule that loses least among those that keep or kill one coefficient at a time
@@ -168,57 +171,117 @@ def denoise(noisy: NoisyMarginals, *, consistency: bool = True, shrinkage: bool 
     ----------
     Donoho and Johnstone, Ideal spatial adaptation by wavelet shrinkage (1994), section 2.1, for the rule.
     """
-    layout = _groups(noisy)
-    one_way = _margins(noisy, layout, consistency=consistency)
-    sigma = deviation(noisy.noise.pairs) if noisy.noise.pairs is not None else 0.0
+    pairs, deviations = average_pairs(noisy)
+    layout = _groups(noisy.domain, deviations)
+    one_way = _margins(noisy, pairs, layout, consistency=consistency)
     groups = []
-    for first, second, starts, shape in layout:
+    for first, second, starts, shape, sigma in layout:
         rows, columns = (np.stack([one_way[a] for a in side]) for side in (first, second))
-        observed = stack_tables(noisy.pairs, starts, shape)
+        observed = stack_tables(pairs, starts, shape)
         believed = tables_kernel.estimate(observed, rows, columns, noisy.n_rows, sigma) if shrinkage else observed
         believed = tables_kernel.rake(believed, rows, columns)
         departure = np.abs(believed - tables_kernel.independence(rows, columns, noisy.n_rows))
         kept = departure > sigma if significance else np.ones(departure.shape, dtype=bool)
         told = tables_kernel.tell_dependence(observed, rows, columns, noisy.n_rows, sigma) if shrinkage else np.ones(len(first), dtype=bool)
-        groups.append(PairGroup(first=first, second=second, starts=starts, tables=believed, significant=kept, dependent=told, doubt=_DOUBT * sigma))
+        groups.append(PairGroup(first=first, second=second, starts=starts, tables=believed, significant=kept, dependent=told, sigma=sigma))
     return Denoised(domain=noisy.domain, n_rows=noisy.n_rows, one_way=one_way, groups=tuple(groups))
 
 
-_Layout = list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], tuple[int, int]]]
+_Layout = list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], tuple[int, int], float]]
 
 
-def _groups(noisy: NoisyMarginals) -> _Layout:
-    """Return the pairs by shape: their attributes and where their tables begin."""
-    if not noisy.pairs.size:
+def average_pairs(noisy: NoisyMarginals) -> tuple[Floats, Floats]:
+    """Return all two-way tables and the noise of each; a pair that was measured twice is averaged.
+
+    Parameters
+    ----------
+    noisy
+        The noisy tables.
+
+    Returns
+    -------
+    tables
+        float64 array: the tables in the domain's order of pairs, one after another; zeros where a pair was not measured.
+    deviations
+        float64 array of shape (n_pairs,): the standard deviation of the noise in a cell; infinite where a pair was not measured.
+    """
+    domain, cells = noisy.domain, pair_cells(noisy.domain)
+    starts, n = np.concatenate([[0], np.cumsum(cells)]), domain.n_attributes
+    measured = noisy.noise.pairs is not None
+    tables = noisy.pairs.astype(np.float64) if measured else np.zeros(starts[-1])
+    precisions = np.full(len(cells), deviation(noisy.noise.pairs) ** -2.0 if noisy.noise.pairs is not None else 0.0)
+    for clique, table in noisy.cliques.items():
+        if len(clique) == 2:
+            a, b = sorted(domain.positions(clique))
+            place = a * n - a * (a + 1) // 2 + b - a - 1
+            again = table if domain.position(clique[0]) == a else table.T
+            part, precision = slice(starts[place], starts[place + 1]), deviation(noisy.noise_of(clique)) ** -2.0
+            tables[part] = (precisions[place] * tables[part] + precision * again.ravel()) / (precisions[place] + precision)
+            precisions[place] += precision
+    with np.errstate(divide="ignore"):
+        deviations: Floats = precisions**-0.5
+    return tables, deviations
+
+
+def _groups(domain: Domain, deviations: Floats) -> _Layout:
+    """Return the measured pairs by shape and noise: their attributes and where their tables begin."""
+    places = np.flatnonzero(np.isfinite(deviations))
+    if not len(places):
         return []
-    sizes = np.array(noisy.domain.sizes, dtype=np.int64)
-    first, second = (side.astype(np.int64) for side in np.triu_indices(len(sizes), k=1))
-    starts = np.concatenate([[0], np.cumsum(pair_cells(noisy.domain))[:-1]])
-    kinds, members = np.unique(np.stack([sizes[first], sizes[second]], axis=1), axis=0, return_inverse=True)
-    places: dict[int, NDArray[np.intp]] = defaultdict(lambda: np.zeros(0, dtype=np.intp))
+    sizes = np.array(domain.sizes, dtype=np.int64)
+    first, second = (side.astype(np.int64)[places] for side in np.triu_indices(len(sizes), k=1))
+    starts = np.concatenate([[0], np.cumsum(pair_cells(domain))[:-1]])[places]
+    noises, of = np.unique(deviations[places], return_inverse=True)
+    kinds, members = np.unique(np.stack([sizes[first], sizes[second], of], axis=1), axis=0, return_inverse=True)
     order = np.argsort(members, kind="stable")
-    for kind, part in zip(np.unique(members), np.split(order, np.flatnonzero(np.diff(members[order])) + 1), strict=True):
-        places[int(kind)] = part
-    return [(first[part], second[part], starts[part], (int(kinds[kind][0]), int(kinds[kind][1]))) for kind, part in places.items()]
+    parts = np.split(order, np.flatnonzero(np.diff(members[order])) + 1)
+    return [
+        (first[part], second[part], starts[part], (int(m), int(n)), float(noises[noise])) for (m, n, noise), part in zip(kinds, parts, strict=True)
+    ]
 
 
-def _margins(noisy: NoisyMarginals, layout: _Layout, *, consistency: bool) -> tuple[Floats, ...]:
+def _margins(noisy: NoisyMarginals, pairs: Floats, layout: _Layout, *, consistency: bool) -> tuple[Floats, ...]:
     sizes = noisy.domain.sizes
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
     total, weight = np.zeros(sum(sizes)), np.zeros(sum(sizes))
     if noisy.noise.one_way is not None:
         weight += deviation(noisy.noise.one_way) ** -2.0
         total += weight * noisy.one_way
-    if noisy.noise.pairs is not None and (consistency or noisy.noise.one_way is None):
-        precision = deviation(noisy.noise.pairs) ** -2.0
-        for first, second, begins, (m, n) in layout:
-            tables = stack_tables(noisy.pairs, begins, (m, n))
-            for side, axis, length, other in ((first, 2, m, n), (second, 1, n, m)):
-                cells = starts[side][:, None] + np.arange(length)
-                np.add.at(total, cells, tables.sum(axis=axis) * (precision / other))
-                np.add.at(weight, cells, precision / other)
+    for first, second, begins, (m, n), sigma in layout if consistency or noisy.noise.one_way is None else ():
+        tables = stack_tables(pairs, begins, (m, n))
+        for side, axis, length, other in ((first, 2, m, n), (second, 1, n, m)):
+            cells = starts[side][:, None] + np.arange(length)
+            np.add.at(total, cells, tables.sum(axis=axis) * (sigma**-2.0 / other))
+            np.add.at(weight, cells, sigma**-2.0 / other)
     means = total / weight
     return tuple(simplex.project(means[start : start + size], noisy.n_rows) for start, size in zip(starts, sizes, strict=True))
+
+
+def choose_pairs(noisy: NoisyMarginals, n: int) -> tuple[Clique, ...]:
+    """Return the pairs that a second measurement helps most, as cliques.
+
+    Parameters
+    ----------
+    noisy
+        Noisy tables of all pairs.
+    n
+        How many.
+
+    Notes
+    -----
+    The believed table is off by about as much as the noise that it was taken from, or by its whole departure from independence if
+    that is less: the sums over cells of |departure|, and of the noise's mean absolute value, whichever is less.
+    """
+    cleaned, names = denoise(noisy), noisy.domain.names
+    gains = []
+    for group in cleaned.groups:
+        independent = tables_kernel.independence(group.tables.sum(axis=2), group.tables.sum(axis=1), cleaned.n_rows)
+        departures = np.abs(group.tables - independent).sum(axis=(1, 2))
+        most = _MEAN_OF_NOISE * group.sigma * group.tables[0].size
+        gains.append(np.minimum(departures, most))
+    first, second = (np.concatenate([getattr(group, side) for group in cleaned.groups]) for side in ("first", "second"))
+    best = np.lexsort((second, first, -np.concatenate(gains)))[:n]
+    return tuple((names[a], names[b]) for a, b in zip(first[best], second[best], strict=True))
 
 
 def dependence_tree(cleaned: Denoised) -> list[tuple[int, int]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents
-from dpdask.errors import InputError, SpecError
+from dpdask.errors import InputError, InternalError, SpecError
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.accountant import epsilon, scale_events
 from dpdask.privacy.events import Adjacency, CentralEvent, Composed, DiscreteGaussian, DiscreteLaplace, central_from_dict, to_dict
@@ -24,6 +24,8 @@ from dpdask.stats import Clique, Domain, MarginalCounts
 Counts = NDArray[np.int64]
 
 _NORMAL_95 = 1.959963984540054
+_SHARE_OF_CHOSEN = 0.4
+_SHARED = ("one_way", "pairs", "chosen", "cells")  # the events of several tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,8 @@ class MarginalNoise:
         The noise of each attribute's own table, and of each two-way table; None if these are not measured.
     cliques
         The noise of each further table.
+    chosen
+        The noise of the tables that are chosen after the others were drawn, `chosen.count` of them at most; None if none are.
     cells
         The noise of the fine counts that cells are found from; None if no cells are found.
 
@@ -43,25 +47,31 @@ class MarginalNoise:
     -------
     Unit and adjacency: the budget's. Sensitivity of one table: a row replaced takes 1 from a cell and adds 1 to another
     (L1 2, L2 √2), a row added or removed changes one by 1; a unit of k rows does so k times, and all may fall on the same
-    cells. Composition over all tables: by `accountant`.
+    cells. Which tables are chosen depends on the noisy ones, but how many and with which noise does not, so the events compose
+    as if it did not. Composition over all tables: by `accountant`.
     """
 
     one_way: CentralEvent | None
     pairs: CentralEvent | None
-    cliques: Mapping[Clique, CentralEvent]
+    cliques: Mapping[Clique, CentralEvent] = field(default_factory=dict)
+    chosen: CentralEvent | None = None
     cells: CentralEvent | None = None
 
     @property
     def event(self) -> Composed:
         """What will happen."""
-        return Composed(events=tuple(event for event in (self.cells, self.one_way, self.pairs, *self.cliques.values()) if event is not None))
+        events = (self.cells, self.one_way, self.pairs, *self.cliques.values(), self.chosen)
+        return Composed(events=tuple(event for event in events if event is not None))
+
+    @property
+    def of_one_chosen(self) -> CentralEvent:
+        """The noise of one chosen table."""
+        assert self.chosen is not None, "no table is chosen"
+        return replace(self.chosen, count=1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the noise as a mapping that JSON can hold."""
-        own = {
-            name: None if event is None else to_dict(event)
-            for name, event in (("one_way", self.one_way), ("pairs", self.pairs), ("cells", self.cells))
-        }
+        own = {name: None if getattr(self, name) is None else to_dict(getattr(self, name)) for name in _SHARED}
         return {**own, "cliques": [[list(clique), to_dict(event)] for clique, event in self.cliques.items()]}
 
     @classmethod
@@ -73,8 +83,8 @@ class MarginalNoise:
         ValueError, TypeError, KeyError, SpecError
             If it holds none.
         """
-        one_way, pairs, cells = (None if data[name] is None else central_from_dict(data[name]) for name in ("one_way", "pairs", "cells"))
-        return cls(one_way=one_way, pairs=pairs, cells=cells, cliques={tuple(clique): central_from_dict(event) for clique, event in data["cliques"]})
+        own = {name: None if data[name] is None else central_from_dict(data[name]) for name in _SHARED}
+        return cls(**own, cliques={tuple(clique): central_from_dict(event) for clique, event in data["cliques"]})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,10 +104,11 @@ class NoisyMarginals(Archived):
     pairs
         int64 array, the two-way tables in the domain's order of pairs; empty if they were not measured.
     cliques
-        The further tables, int64 arrays of their shapes.
+        The further tables, int64 arrays of their shapes: those of `noise.cliques`, and the chosen ones after them. A pair may be among the
+        chosen ones: then it was measured twice.
     """
 
-    archive: ClassVar[Archive] = Archive(kind="noisy-tables", format=3, noun="file of noisy tables", is_compressed=True)
+    archive: ClassVar[Archive] = Archive(kind="noisy-tables", format=4, noun="file of noisy tables", is_compressed=True)
 
     domain: Domain
     n_rows: float
@@ -109,7 +120,8 @@ class NoisyMarginals(Archived):
     def table(self, clique: Clique) -> Counts:
         """Return the noisy table of one measured clique, an int64 array with an axis for each of its attributes; may be negative.
 
-        The clique's attributes may come in any order; the table's axes come in the same.
+        The clique's attributes may come in any order; the table's axes come in the same. Of a pair that was measured twice it is the
+        second measurement.
 
         Raises
         ------
@@ -144,11 +156,20 @@ class NoisyMarginals(Archived):
         self._check(clique)
         chosen = self._find_clique(clique)
         if chosen is not None:
-            return margin_95(self.noise.cliques[chosen])
+            return margin_95(self.noise_of(chosen))
         event = {1: self.noise.one_way, 2: self.noise.pairs}.get(len(clique))
         if event is None:
             raise KeyError(clique)
         return margin_95(event)
+
+    def noise_of(self, clique: Clique) -> CentralEvent:
+        """Return the noise of one of `cliques`, a declared or a chosen one."""
+        return self.noise.cliques.get(clique) or self.noise.of_one_chosen
+
+    @property
+    def chosen(self) -> tuple[Clique, ...]:
+        """The chosen tables, in the order in which they were chosen."""
+        return tuple(clique for clique in self.cliques if clique not in self.noise.cliques)
 
     def check(self, domain: Domain, noise: MarginalNoise) -> None:
         """Check that these are the tables that a run would draw now, and not those of another version.
@@ -171,8 +192,9 @@ class NoisyMarginals(Archived):
             )
 
     def _contents(self) -> Contents:
-        header = {"names": self.domain.names, "sizes": self.domain.sizes, "n_rows": self.n_rows, "noise": self.noise.to_dict()}
-        tables = {f"clique_{place}": self.cliques[clique] for place, clique in enumerate(self.noise.cliques)}
+        header = {"names": self.domain.names, "sizes": self.domain.sizes, "n_rows": self.n_rows, "noise": self.noise.to_dict(), "chosen": self.chosen}
+        cliques = (*self.noise.cliques, *self.chosen)
+        tables = {f"clique_{place}": self.cliques[clique] for place, clique in enumerate(cliques)}
         return header, {"one_way": self.one_way, "pairs": self.pairs, **tables}
 
     @classmethod
@@ -181,9 +203,14 @@ class NoisyMarginals(Archived):
         one_way, pairs = arrays["one_way"], arrays["pairs"]
         _check_table(one_way, (0 if noise.one_way is None else sum(domain.sizes),))
         _check_table(pairs, (0 if noise.pairs is None else int(pair_cells(domain).sum()),))
-        cliques = {clique: arrays[f"clique_{place}"] for place, clique in enumerate(noise.cliques)}
+        chosen = [tuple(clique) for clique in header["chosen"]]
+        if len({frozenset(clique) for clique in chosen}) < len(chosen) or len(chosen) > (0 if noise.chosen is None else noise.chosen.count):
+            raise ValueError("a table is chosen twice, or more tables are chosen than are paid for")
+        cliques = {clique: arrays[f"clique_{place}"] for place, clique in enumerate((*noise.cliques, *chosen))}
         for clique, table in cliques.items():
             _check_table(table, domain.shape_of(clique))
+        if len(cliques) < len(noise.cliques) + len(chosen):
+            raise ValueError("a chosen table is a declared one")
         check_n_rows(header["n_rows"])
         return cls(domain=domain, n_rows=header["n_rows"], noise=noise, one_way=one_way, pairs=pairs, cliques=cliques)
 
@@ -228,6 +255,7 @@ def plan_noise(
     one_way: float = 1.0,
     pairs: float = 1.0,
     cliques: Mapping[Clique, float] | None = None,
+    n_chosen: int = 0,
     n_found: int = 0,
 ) -> MarginalNoise:
     """Return the noise that spends a budget on tables: Gaussian if there is a δ, otherwise Laplace.
@@ -243,6 +271,8 @@ def plan_noise(
         leave them out.
     cliques
         The weight of each further table, positive.
+    n_chosen
+        The number of tables that are chosen after the others were drawn; they have two fifths of the weights of all tables.
     n_found
         The number of columns whose cells are found; their fine counts have a twentieth of all weights, or a tenth for Laplace noise.
 
@@ -256,10 +286,27 @@ def plan_noise(
     counted = ((one_way, n_attributes), (pairs, n_attributes * (n_attributes - 1) // 2), *((weight, 1) for weight in chosen.values()))
     if not any(weight > 0 and count for weight, count in counted):
         raise SpecError("there is no table to measure", "`weights`", "give at least one table a weight above 0")
-    cells = share_of_cells(sum(weight * count for weight, count in counted), n_found, budget.delta)
-    events = _plan(budget.epsilon, budget.delta, budget.adjacency, rows, (cells, *counted))
-    named = {clique: event for clique, event in zip(chosen, events[3:], strict=True) if event is not None}
-    return MarginalNoise(cells=events[0], one_way=events[1], pairs=events[2], cliques=named)
+    others = sum(weight * count for weight, count in counted)
+    further = (weigh(others, _SHARE_OF_CHOSEN, n_chosen), n_chosen)
+    cells = share_of_cells(others + further[0] * n_chosen, n_found, budget.delta)
+    events = _plan(budget.epsilon, budget.delta, budget.adjacency, rows, (cells, further, *counted))
+    named = {clique: event for clique, event in zip(chosen, events[4:], strict=True) if event is not None}
+    return MarginalNoise(cells=events[0], chosen=events[1], one_way=events[2], pairs=events[3], cliques=named)
+
+
+def weigh(others: float, share: float, count: int) -> float:
+    """Return the weight of each of some tables at which all of them together have a share of all weights.
+
+    Parameters
+    ----------
+    others
+        The weights of all other tables together.
+    share
+        In [0, 1).
+    count
+        How many tables; without any, each would weigh nothing.
+    """
+    return others * share / (1.0 - share) / count if count else 0.0
 
 
 def share_of_cells(others: float, n_found: int, delta: float) -> tuple[float, int]:
@@ -274,8 +321,8 @@ def share_of_cells(others: float, n_found: int, delta: float) -> tuple[float, in
     delta
         Above 0 noise is Gaussian, and a weight is a share of the inverse variance; otherwise it is a share of ε.
     """
-    n_vectors, share = n_found * N_LEVELS, 0.05 if delta > 0 else 0.1
-    return (others * share / (1.0 - share) / n_vectors if n_found else 0.0), n_vectors
+    n_vectors = n_found * N_LEVELS
+    return weigh(others, 0.05 if delta > 0 else 0.1, n_vectors), n_vectors
 
 
 @functools.lru_cache(maxsize=64)
@@ -321,7 +368,7 @@ def compute_spent(noise_: MarginalNoise, budget: Budget) -> float:
 
 
 def measure(counts: MarginalCounts, planned: MarginalNoise, *, n_rows_public: bool, rng: Generator | None = None) -> NoisyMarginals:
-    """Return the tables with their noise: on the driver, once, after the ledger was charged.
+    """Return all tables but the chosen ones with their noise: on the driver, once, after the ledger was charged.
 
     Parameters
     ----------
@@ -345,6 +392,35 @@ def measure(counts: MarginalCounts, planned: MarginalNoise, *, n_rows_public: bo
     further = {clique: noise.perturb(counts.table(clique), event, rng=rng) for clique, event in planned.cliques.items()}
     total = float(counts.n_rows) if n_rows_public else _total(domain, planned, noisy_one, noisy_pairs, further)
     return NoisyMarginals(domain=domain, n_rows=total, noise=planned, one_way=noisy_one, pairs=noisy_pairs, cliques=further)
+
+
+def measure_chosen(noisy: NoisyMarginals, counts: MarginalCounts, chosen: Sequence[Clique], rng: Generator | None = None) -> NoisyMarginals:
+    """Return noisy tables with the chosen ones: measured in the same run, on the driver, once.
+
+    Parameters
+    ----------
+    noisy
+        What `measure` returned.
+    counts
+        Exact; they hold the chosen tables.
+    chosen
+        A function of `noisy` alone; `noisy.noise.chosen.count` tables at most.
+    rng
+        As for `measure`.
+
+    Raises
+    ------
+    InternalError
+        If more tables are chosen than are paid for.
+
+    Privacy
+    -------
+    Unit, sensitivity, event: `MarginalNoise`. Protected: every row counted.
+    """
+    if len(chosen) > (0 if noisy.noise.chosen is None else noisy.noise.chosen.count):
+        raise InternalError("more tables are chosen than are paid for", None, "report it")
+    measured = {clique: noise.perturb(counts.table(clique), noisy.noise.of_one_chosen, rng=rng) for clique in chosen}
+    return replace(noisy, cliques={**noisy.cliques, **measured})
 
 
 def _total(domain: Domain, planned: MarginalNoise, one_way: Counts, pairs: Counts, cliques: Mapping[Clique, Counts]) -> float:

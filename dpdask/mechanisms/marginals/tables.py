@@ -97,7 +97,7 @@ class NoisyTables(NoisyCounts):
     def expectations(self, columns: Columns) -> tuple[str, ...]:
         """Return how far the counts of the tables may be off; see `Mechanism.expectations`."""
         noise, sizes = self.noise, {name: cells.size for name, cells in self.cells(columns).items()}
-        named = {"a one-way table": noise.one_way, "a two-way table": noise.pairs}
+        named = {"a one-way table": noise.one_way, "a two-way table": noise.pairs, "a two-way table's second measurement": noise.chosen}
         named |= {
             f"the table {' x '.join(clique)}, of {math.prod(sizes[name] for name in clique):,} cells,": noise.cliques[clique]
             for clique in noise.cliques
