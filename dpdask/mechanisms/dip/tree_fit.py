@@ -20,7 +20,8 @@ from dpdask.mechanisms.cell_search import CellSearch
 from dpdask.mechanisms.dip.spec import ChannelKind, Cost, DipMechanism, check_costs
 from dpdask.mechanisms.dip.tree import TreeColumn, TreeRelease, worst_row
 from dpdask.mechanisms.dip.tree_tables import clean_tables, compose_events, find_tree, fit_tree_noise, measure_tree
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals
+from dpdask.mechanisms.marginals.noise import NoisyMarginals
+from dpdask.mechanisms.marginals.plan import MarginalNoise
 from dpdask.mechanisms.mechanism import WHOLE_ROW, Columns
 from dpdask.privacy import delta_warnings
 from dpdask.privacy.accountant import epsilon as least_epsilon

@@ -12,8 +12,9 @@ from typing import Any, Self
 from dpdask.cells import Cells, FoundBins
 from dpdask.mechanisms.cell_search import CellSearch
 from dpdask.mechanisms.columns import bins_by_column
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, margin_95, measure
-from dpdask.mechanisms.mechanism import Columns
+from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure
+from dpdask.mechanisms.marginals.plan import MarginalNoise, margin_95
+from dpdask.mechanisms.mechanism import Columns, Search
 from dpdask.mechanisms.noisy_counts import NoisyCounts
 from dpdask.privacy.events import Composed
 from dpdask.privacy.noise import deviation
@@ -61,8 +62,13 @@ class NoisyTables(NoisyCounts):
         return bins_by_column(self.bins, self.cells(columns), self.found)
 
     @property
-    def search(self) -> CellSearch | None:
-        """What finds the cells of columns in a first round; see `Mechanism.search`."""
+    def search(self) -> Search | None:
+        """What is measured in a round before the last; see `Mechanism.search`."""
+        return self.cell_search
+
+    @property
+    def cell_search(self) -> CellSearch | None:
+        """What finds the cells of columns in a first round; None if there are none to find, or they are found."""
         event = None if self.found is not None else self.noise.cells
         return None if event is None else CellSearch(names=self.adaptive, event=event, n_rows_public=not self.n_rows_private)
 
@@ -92,12 +98,13 @@ class NoisyTables(NoisyCounts):
     @property
     def search_stages(self) -> tuple[str, ...]:
         """What the first round does, in words; nothing if there is none."""
-        return () if self.search is None else (self.search.stage,)
+        return () if self.cell_search is None else (self.cell_search.stage,)
 
     def expectations(self, columns: Columns) -> tuple[str, ...]:
         """Return how far the counts of the tables may be off; see `Mechanism.expectations`."""
         noise, sizes = self.noise, {name: cells.size for name, cells in self.cells(columns).items()}
-        named = {"a one-way table": noise.one_way, "a two-way table": noise.pairs, "a two-way table's second measurement": noise.chosen}
+        named = {"a one-way table": noise.one_way, "a two-way table": noise.pairs}
+        named |= {"a two-way table's second measurement": noise.chosen, "a chosen three-way table": noise.triples}
         named |= {
             f"the table {' x '.join(clique)}, of {math.prod(sizes[name] for name in clique):,} cells,": noise.cliques[clique]
             for clique in noise.cliques
@@ -107,7 +114,7 @@ class NoisyTables(NoisyCounts):
             for table, event in named.items()
             if event is not None
         ]
-        return (*found, *(() if self.search is None else self.search.expectations))
+        return (*found, *(() if self.cell_search is None else self.cell_search.expectations))
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
         """Return what a steward should consider before a run: δ, and tables whose noise is as large as all rows; see `Mechanism.cautions`."""
