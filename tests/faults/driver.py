@@ -181,5 +181,6 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
+    os.fsync = lambda _: None  # as in conftest
     warm_up()
     serve()
