@@ -129,6 +129,7 @@ def fit(
         measured = search or mechanism
         if counts is None and mechanism.reference_rows == "own":  # the second round
             counts = scan(source, work, measured.statistic(work.columns), "tabulate", progress, released=mechanism.releases_rows).value
+            mechanism.check_counts(counts)
         drawn = measured.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
         _check_drawn(mechanism, drawn)
         if drawn is None:

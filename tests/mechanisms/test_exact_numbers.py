@@ -332,6 +332,8 @@ def test_found_cells_hold_a_part_each() -> None:
     for much, alone in ((98.5, False), (100.5, True)):  # of 500, in five cells
         counts = np.append(much, np.full(400, (500.0 - much) / 400))
         assert (1.0 in find_bins(fine, counts, 5).cuts) == alone
+    exactly = cells(ValueCodec(name="v", type=pa.int64(), bounds=(1.0, 402.0), atoms=(), nulls=False), 402)
+    assert 1.0 in find_bins(exactly, np.concatenate([[100.0, 0.0], np.ones(400)]), 5).cuts
 
 
 # ---- what is said before a run
