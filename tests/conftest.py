@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
 
 import dask
 import pytest
 from distributed import LocalCluster
-from e2e.helpers import processes
+from e2e.helpers import processes, spare_the_disk
 from faults.drivers import Drivers, serving
 from hypothesis import settings
 
@@ -28,9 +27,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
-    """Let no write wait for the disk: tests kill processes, not machines."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
+        spare_the_disk(patch.setattr)
         yield
 
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from dpdask.engine.account import open_ledger
 from dpdask.engine.compute import Progress
 from dpdask.jobs.run import Outcome, run_job
 from dpdask.jobs.spec import Job, load_job
+from dpdask.privacy import ledger_tables
 from dpdask.privacy.ledger_entries import Entry
 
 SEED = 7
@@ -103,6 +104,17 @@ def write_job(folder: Path, input_: Path, output: Path, *, schema: Mapping[str, 
     (folder / "schema.yaml").write_text(yaml.safe_dump({"columns": dict(schema)}, sort_keys=False))
     (folder / "job.yaml").write_text(yaml.safe_dump(job, sort_keys=False))
     return folder / "job.yaml"
+
+
+def spare_the_disk(put: Callable[[Any, str, Any], None]) -> None:
+    """Let no write wait for the disk: tests kill processes, not machines. `put` is `setattr`, or that of a monkeypatch."""
+
+    def on_connect(connection: Any, _: object) -> None:
+        connection.isolation_level = None
+        connection.execute("PRAGMA synchronous=OFF")
+
+    put(os, "fsync", lambda _: None)
+    put(ledger_tables, "_on_connect", on_connect)
 
 
 def load(job: Path, **settings: Any) -> Job:
