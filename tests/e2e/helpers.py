@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import dask
 import numpy as np
@@ -18,6 +21,7 @@ import pyarrow.parquet as pq
 import yaml
 from distributed import LocalCluster
 
+from dpdask.cli import main
 from dpdask.engine.account import open_ledger
 from dpdask.engine.compute import Progress
 from dpdask.jobs.run import Outcome, run_job
@@ -144,6 +148,18 @@ def command(*arguments: str | Path) -> list[str]:
 def run_cli(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run the command line in its own process."""
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout, check=False, env=dict(os.environ))
+
+
+def call_cli(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line in this process: `run_cli` for all that does not depend on the process."""
+    words, out, err = ["dpdask", *map(str, arguments)], io.StringIO(), io.StringIO()
+    code: object = None
+    with mock.patch.object(sys, "argv", words), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as exit_:
+            code = exit_.code
+    return subprocess.CompletedProcess(words, code if isinstance(code, int) else int(code is not None), out.getvalue(), err.getvalue())
 
 
 def charging_entries(url: str, dataset: str) -> list[Entry]:
