@@ -13,13 +13,17 @@ import pytest
 import dpdask
 from dpdask.cells import cells
 from dpdask.codec import ValueCodec
+from dpdask.errors import SpecError
+from dpdask.inference import WeightedSample, noise_error
 from dpdask.kernels import raking as raking_kernel
 from dpdask.kernels import tables as tables_kernel
 from dpdask.mechanisms import expectations
 from dpdask.mechanisms.copula import raking
-from dpdask.mechanisms.dip import tree_tables
+from dpdask.mechanisms.dip import tree_fit, tree_tables
 from dpdask.mechanisms.dip.tree_tables import plan_tree_noise
 from dpdask.mechanisms.histogram import noise as histogram_noise
+from dpdask.mechanisms.histogram import spec as histogram_spec
+from dpdask.mechanisms.histogram.cells import affordable_bins
 from dpdask.mechanisms.marginals.denoise import Denoised, PairGroup, denoise
 from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, _total, draft, margin_95, plan_noise
 from dpdask.mechanisms.marginals.tables import list_noisy_tables
@@ -353,3 +357,52 @@ def test_tables_and_references_that_drown_are_told_at_their_thresholds() -> None
     noise = MarginalNoise(one_way=gaussian(50.0), pairs=None, cliques={})
     for n_rows, warned in ((101, False), (99, True)):
         assert bool(list_noisy_tables(noise, {"v": 5}, n_rows)) == warned  # 0.4 · σ · five cells
+
+
+# ---- perturbed histograms, and what is told of them
+
+
+def told(n_cells: int, n_rows: float) -> list[str]:
+    planned = histogram_noise.plan(Budget(epsilon=1.0))  # of scale 2
+    return histogram_spec.list_warnings(Domain(names=("x",), sizes=(n_cells,)), planned, n_rows)
+
+
+def test_cells_stand_out_at_three_times_the_largest_noise() -> None:
+    enough = 10 * 3.0 * 2.0 * math.log(10)
+    for factor, few, bins in ((0.999, True, 9), (1.001, False, 10)):
+        assert any("few cells stand out" in sentence for sentence in told(10, factor * enough)) == few
+        assert affordable_bins(factor * enough, 1, 1, 2.0) == bins
+
+
+def test_spurious_cells_are_told_from_a_twentieth_of_the_rows() -> None:
+    """The threshold for 1,000 rows is 4; noise reaches it with e⁻²/(1 + e^-½), and goes e^-½/(1 - e^-½) beyond on average."""
+    a = math.exp(-0.5)
+    edge = 0.05 * 1000 / (a**4 / (1 + a) * (4 + a / (1 - a)))
+    assert edge == pytest.approx(107.1, abs=0.1)
+    for n_cells, many in ((107, False), (108, True)):
+        assert any("Noise alone may raise" in sentence for sentence in told(n_cells, 1000)) == many
+
+
+def test_noise_alone_may_leave_no_estimate_in_a_twentieth_of_the_repeats() -> None:
+    sample = WeightedSample(features=np.ones((1, 1)), response=np.ones(1), weights=np.ones(1))
+
+    def estimates(refused: int) -> Any:
+        calls = itertools.count()
+
+        def estimate(_: WeightedSample) -> np.ndarray:
+            if next(calls) < refused:
+                raise SpecError("none", "here", "")
+            return np.ones(1)
+
+        return estimate
+
+    rng = np.random.default_rng(1)
+    assert noise_error(estimates(50), lambda _: sample, repeats=1000, rng=rng).refused == 50
+    with pytest.raises(SpecError, match="often no estimate"):
+        noise_error(estimates(51), lambda _: sample, repeats=1000, rng=rng)
+
+
+def test_programs_are_solved_for_parents_with_a_thousandth_of_the_rows() -> None:
+    for share, solved in ((0.00095, False), (0.00105, True)):
+        tables = {"a": np.array([[1.0 - share, share]]), "b": np.full((2, 2), 0.5)}
+        assert tree_fit._solve([("a", None), ("b", "a")], tables)["b"].tolist() == [True, solved]
