@@ -110,6 +110,9 @@ def write_job(folder: Path, input_: Path, output: Path, *, schema: Mapping[str, 
     return folder / "job.yaml"
 
 
+waits_for_the_disk = ledger_tables._on_connect  # what an SQLite ledger does where tests do not spare the disk
+
+
 def spare_the_disk(put: Callable[[Any, str, Any], None]) -> None:
     """Let no write wait for the disk: tests kill processes, not machines. `put` is `setattr`, or that of a monkeypatch."""
 

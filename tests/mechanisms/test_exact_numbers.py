@@ -19,6 +19,7 @@ from dpdask.kernels import raking as raking_kernel
 from dpdask.kernels import tables as tables_kernel
 from dpdask.mechanisms import expectations
 from dpdask.mechanisms.copula import raking
+from dpdask.mechanisms.copula.fit import CopulaOptions, fit_copula
 from dpdask.mechanisms.dip import tree_fit, tree_tables
 from dpdask.mechanisms.dip.tree_tables import plan_tree_noise
 from dpdask.mechanisms.histogram import noise as histogram_noise
@@ -271,6 +272,19 @@ def test_raking_moves_each_cell_by_the_strength_times_what_is_missing() -> None:
     found = np.bincount(cell, weights=weights, minlength=4)
     assert np.abs(targets - found).max() > 1.0
     np.testing.assert_allclose(np.log(weights * 8 / total), (strength * (targets - found))[cell], atol=1e-9)
+
+
+def test_a_refinement_takes_seven_tenths_of_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    gains: list[float] = []
+    correct = PairGroup.correct
+
+    def spy(group: PairGroup, wanted: Any, found: Any, n_sampled: int, gain: float) -> Any:
+        gains.append(gain)
+        return correct(group, wanted, found, n_sampled, gain)
+
+    monkeypatch.setattr(PairGroup, "correct", spy)
+    fit_copula(noisy_of(1000), np.random.Generator(np.random.PCG64(1)), CopulaOptions(refinements=1), records="copula")
+    assert gains == [0.7]
 
 
 @pytest.mark.parametrize(("sigma", "strength"), [(0.3, 40.0), (1.0, 40.0), (5.0, 1.6), (200.0, 0.001)])
