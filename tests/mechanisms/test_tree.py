@@ -313,7 +313,7 @@ any_tables = given(
 )
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @any_tables
 def test_whatever_the_tables_are_the_channels_keep_their_epsilon(seed: int, n: int, channel: ChannelKind, epsilon: float, delta: float) -> None:
     check_channels(seed, n, channel, epsilon, delta)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from dpdask.cells import Cells, FoundBins
+from dpdask.errors import DataError
 from dpdask.mechanisms.cell_search import CellSearch
 from dpdask.mechanisms.columns import bins_by_column
 from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure
@@ -18,7 +19,7 @@ from dpdask.mechanisms.mechanism import Columns, Search
 from dpdask.mechanisms.noisy_counts import NoisyCounts
 from dpdask.privacy.events import Composed
 from dpdask.privacy.noise import deviation
-from dpdask.references.bins import Bins, Found, cut_with_found, list_adaptive
+from dpdask.references.bins import Bins, Found, cut_with_found, list_adaptive, warn_of_far_cells
 from dpdask.stats import MarginalCounts
 from dpdask.stats.tables import TableStatistic, domain_of
 from dpdask.streams import Noise
@@ -90,6 +91,12 @@ class NoisyTables(NoisyCounts):
         """Return the cells of each privatised column; before they are found, as many as there may be."""
         return cut_with_found(columns.codecs, self.bins, self.found)
 
+    def check_counts(self, counts: Any) -> None:
+        """Check that a table whose rows were there in the search still has some; see `Mechanism.check_counts`."""
+        if isinstance(counts, MarginalCounts) and counts.n_rows == 0 and not self.n_rows_private:
+            hint = "leave its files alone until the run ends; persist a Dask frame before its first use"
+            raise DataError("the table has no rows", "second pass" if self.found is not None else "table", hint)
+
     def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
         """Draw the noise of every table and return the noisy tables; see `Mechanism.draw`."""
         del columns
@@ -117,8 +124,8 @@ class NoisyTables(NoisyCounts):
         return (*found, *(() if self.cell_search is None else self.cell_search.expectations))
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
-        """Return what a steward should consider before a run: δ, and tables whose noise is as large as all rows; see `Mechanism.cautions`."""
-        found = NoisyCounts.cautions(self, columns, n_rows)
+        """Return what a steward should consider before a run: δ, far cells, tables whose noise is as large as all rows; see `Mechanism.cautions`."""
+        found = (*NoisyCounts.cautions(self, columns, n_rows), *warn_of_far_cells(columns.codecs, self.bins))
         if not n_rows:
             return found
         return (*found, *list_noisy_tables(self.noise, {name: cells.size for name, cells in self.cells(columns).items()}, n_rows))
