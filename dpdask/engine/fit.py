@@ -122,7 +122,7 @@ def fit(
     if public is not None:
         counts = scan(public.source, public.work, mechanism.statistic(public.work.columns), "reference", progress, released=True).value
     if number == 0 and drawn is None and counts is not None:
-        mechanism.check_counts(counts)
+        mechanism.check_counts(counts, work.columns if public is None else public.work.columns)
     charge()
     while drawn is None:
         search = mechanism.search

@@ -236,8 +236,9 @@ class ColumnsMechanism(DipMechanism):
         for name, cost in (self.spec.cost or {}).items():
             costs.check_cost(columns.codecs[name], cost)
 
-    def check_counts(self, counts: ColumnCounts) -> None:
+    def check_counts(self, counts: ColumnCounts, columns: Columns) -> None:
         """Check that the reference rows make a distribution of each column; see `Mechanism.check_counts`."""
+        del columns
         self.reference.check_counts(counts)
 
     def draw(self, counts: ColumnCounts, columns: Columns, noise: Noise) -> Archived | None:
