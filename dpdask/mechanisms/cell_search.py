@@ -119,10 +119,10 @@ class CellSearch:
         grids = {name: make_grid(columns.codecs[name]) for name in self.names}
         counts = {name: Hierarchy(grid).estimate(drawn.counts[name], self.event, drawn.n_rows) for name, grid in grids.items()}
 
-        noise = None if self.affords is None else deviation(self.event)
+        noise, tails = deviation(self.event), self.affords is not None
 
         def cut(n_bins: int) -> Found:
-            return {name: find_bins(grid, counts[name], n_bins, noise=noise) for name, grid in grids.items()}
+            return {name: find_bins(grid, counts[name], n_bins, noise, tails=tails) for name, grid in grids.items()}
 
         if self.affords is None:
             return cut(self.n_bins)

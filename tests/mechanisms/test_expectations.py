@@ -78,7 +78,9 @@ def test_rows_of_many_columns_are_warned_of_and_those_of_one_are_not(reference: 
 
 def test_tables_that_drown_are_warned_of_and_others_are_not() -> None:
     schema, frame = wide(14)
-    with pytest.warns(UserWarning, match=r"The noise of 91 of 105 tables is as large as the table itself: c0 x c1, "):
+    with pytest.warns(
+        UserWarning, match=r"The cells of 91 of 105 tables are too fine, with fewer rows on average than the noise of a count: c0 x c1, "
+    ):
         dpdask.GaussianCopula(schema, epsilon=1.0, delta=1e-9).fit(frame)
     planned = dpdask.GaussianCopula(schema, epsilon=100.0, delta=1e-9).plan(frame)
     assert planned.warnings == ()

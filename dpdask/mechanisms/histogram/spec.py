@@ -14,6 +14,7 @@ from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section
 from dpdask.mechanisms.cell_search import CellSearch
 from dpdask.mechanisms.columns import bins_by_column
+from dpdask.mechanisms.expectations import describe_wide_cells
 from dpdask.mechanisms.histogram import noise as histogram
 from dpdask.mechanisms.histogram.card import histogram_section
 from dpdask.mechanisms.histogram.cells import MOST_FOUND, RARE, WELL_ABOVE, affordable_bins, bins_by_rule, count_rest, largest_noise
@@ -318,9 +319,9 @@ class HistogramMechanism(NoisyCounts):
 
     def expectations(self, columns: Columns) -> tuple[str, ...]:
         """Return how far the count of a cell may be off; see `Mechanism.expectations`."""
-        del columns
         count = f"a count of a cell is off by at most {margin_95(self.noise.cells):,.3g} with probability 0.95"
-        return (count, *(() if self.search is None else self.search.expectations))
+        wide = () if self.spec.bins == "rule" else describe_wide_cells(self._cells(columns), self.spec.bins)
+        return (count, *wide, *(() if self.search is None else self.search.expectations))
 
     def n_expected(self, n_rows: int | None) -> int | None:
         """Return how many rows a run writes; None for cells, whose number is not known before."""
