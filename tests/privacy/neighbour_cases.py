@@ -143,8 +143,9 @@ def central_cases() -> Iterator[Case]:
     ]
     for name, mechanism in found:
         schema = {**CENTRAL_SCHEMA, "y": DROPPED, "p": P}
-        yield Case(name=f"{name}-found-add-remove-row", mechanism=mechanism, schema=schema, adjacency="add-remove")
-        yield Case(name=f"{name}-found-replace-one-unit", mechanism=mechanism, schema=schema, unit=WHO)
+        yield Case(name=f"{name}-found-row", mechanism=mechanism, schema=schema)
+        yield Case(name=f"{name}-found-unit", mechanism=mechanism, schema=schema, adjacency="add-remove", unit=WHO)
+    yield Case(name="cells-found-add-remove-row", mechanism=found[2][1], schema={**CENTRAL_SCHEMA, "p": P}, adjacency="add-remove")
     for name, mechanism in (("marginals-delta", mechanisms[0][1]), ("copula-delta", {"kind": "copula", "n_rows": 5})):
         yield Case(name=f"{name}-row", mechanism=mechanism, schema=CENTRAL_SCHEMA, delta=1e-3)
         yield Case(name=f"{name}-unit", mechanism=mechanism, schema=CENTRAL_SCHEMA, delta=1e-3, adjacency="add-remove", unit=WHO)
