@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from fractions import Fraction
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
 import pytest
+from e2e.helpers import run_here, write_job
 from mechanisms.fitting import fit_frame, records_of
 
 import dpdask
@@ -251,6 +255,24 @@ def test_a_saved_release_comes_back_and_its_card_names_the_found_cells(tmp_path:
     assert len(mechanism["bins"]["amount"]) == release.card["columns"]["amount"]["cells"]
     assert set(accounting["noise"]) == {"cells", "fine_counts"}
     assert release.redraw(np.random.default_rng(0)).shape[1] == 4
+
+
+def test_a_job_finds_cells_by_default(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.Table.from_pandas(table()[["amount", "group"]]), tmp_path / "in" / "part.parquet")
+    schema = {name: COLUMNS[name] for name in ("amount", "group")}
+    run_here(
+        write_job(
+            tmp_path / "job", tmp_path / "in", tmp_path / "out", schema=schema, mechanism={"kind": "histogram"}, privacy__epsilon=1.0, insecure_seed=1
+        )
+    )
+    card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
+    assert card["mechanism"]["found"] == ["amount"]
+    assert card["mechanism"]["points"] == "spread"
+    cells_ = pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table().to_pandas()
+    assert cells_["weight"].sum() == pytest.approx(40_000, rel=0.02)
+    median = quantile(cells_["amount"].to_numpy(), cells_["weight"].to_numpy())
+    assert median == pytest.approx(table()["amount"].median(), rel=0.1)
 
 
 def test_kept_noise_of_either_round_is_loaded_and_never_drawn_again(tmp_path: Path) -> None:
