@@ -2,7 +2,8 @@
 
     python pipelines/benchmarks/sheppard.py --input bay_area_house_sales_sample.parquet --json sheppard.json
 
-Prices are regressed on the size, and on the size and the county, from perturbed histograms with 5, 10 and 20 cells of each number (ε = 1). The
+Prices are regressed on the size, and on the size and the county, from perturbed histograms with 5, 10 and 20 cells of each number, and with
+cells that are found (ε = 1): from centres without and with the correction, and from points that are spread in their cells. The
 size is read as a floating-point number: columns of whole numbers are never corrected. The figures are the relative errors of the size's
 slope against least squares on the rows, averaged over repeats.
 """
