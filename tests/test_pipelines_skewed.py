@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from pipelines.benchmarks import skewed
 
@@ -15,9 +16,9 @@ def test_the_script_measures_each_column_and_mechanism(tmp_path: Path) -> None:
     skewed.main(["--input", str(tmp_path / "in.parquet"), "--runs", "1", "--seed", "3", "--json", str(tmp_path / "out.json")])
     found = json.loads((tmp_path / "out.json").read_text())
     assert [(row["column"], row["mechanism"]) for row in found["rows"]] == [
-        (column, mechanism) for mechanism in ("histogram", "copula") for column in ("amount", "visits")
+        (column, mechanism) for mechanism in skewed.MECHANISMS for column in ("amount", "visits")
     ]
-    assert found["bounds"]["amount"][1] > 5000
+    assert found["rows"][0]["bounds"][1] > 5000
     assert all(row["quantiles"] < 0.1 and row["zeros"] < 0.02 for row in found["rows"])
 
 
@@ -27,3 +28,22 @@ def test_a_wrong_release_is_measured_as_wrong() -> None:
     wrong = skewed.measure(own, own * 0 + 500)
     assert wrong["quantiles"] > 0.4
     assert skewed.measure(own, own * 0)["zeros"] > 0.9
+
+
+def test_what_is_asked_for_depends_on_the_rows_and_the_unit() -> None:
+    found = {"quantiles": 0.03, "mean": 0.02, "zeros": 0.0}
+    assert not skewed.is_met(found, None, 100_000)
+    assert skewed.is_met(found, 0.03, 100_000)
+    assert skewed.is_met(found, None, 41_000)
+    assert not skewed.is_met({**found, "zeros": 0.02}, None, 41_000)
+
+
+def test_tables_of_a_folder_are_read_as_far_as_they_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pd.DataFrame({"ArrDelay": [1.0, None], "DepDelay": [2.0, 3.0], "Date": "x"}).to_parquet(tmp_path / "hflights_2011.parquet")
+    monkeypatch.setenv("DPDASK_DATA", str(tmp_path))
+    [(name, frame)] = skewed.read_tables(None, None)
+    assert name == "hflights_2011"
+    assert frame.to_dict("list") == {"ArrDelay": [1], "DepDelay": [2]}
+    assert frame["ArrDelay"].dtype == "int64"
+    monkeypatch.delenv("DPDASK_DATA")
+    assert [name for name, _ in skewed.read_tables(None, None)] == ["simulated"]

@@ -122,14 +122,14 @@ def fit(
     if public is not None:
         counts = scan(public.source, public.work, mechanism.statistic(public.work.columns), "reference", progress, released=True).value
     if number == 0 and drawn is None and counts is not None:
-        mechanism.check_counts(counts)
+        mechanism.check_counts(counts, work.columns if public is None else public.work.columns)
     charge()
     while drawn is None:
         search = mechanism.search
         measured = search or mechanism
         if counts is None and mechanism.reference_rows == "own":  # the second round
             counts = scan(source, work, measured.statistic(work.columns), "tabulate", progress, released=mechanism.releases_rows).value
-            mechanism.check_counts(counts)
+            mechanism.check_counts(counts, work.columns)
         drawn = measured.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
         _check_drawn(mechanism, drawn)
         if drawn is None:

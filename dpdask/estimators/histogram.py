@@ -10,7 +10,6 @@ import pandas as pd
 from numpy.random import Generator
 
 from dpdask.archive import Archived
-from dpdask.cells import DEFAULT_BINS
 from dpdask.estimators.estimator import NoisyCountsEstimator
 from dpdask.estimators.release import Release
 from dpdask.mechanisms.histogram.noise import HistogramPlan, Threshold
@@ -114,8 +113,9 @@ class PerturbedHistogram(NoisyCountsEstimator):
     unit
         What is protected: `row`, or `UnitColumn(column=…, max_rows=…)`.
     bins
-        How continuous and mixed columns are cut: a number of cells of one width, or for each column such a number or the
-        first value of each cell; or `rule`, the paper's rate, which needs replace-one.
+        How continuous and mixed columns are cut. `adaptive`: into cells of equal counts that are found under privacy, in a pass of their
+        own; as many as the rows allow. Or a number of cells of one width, or for each column one of these or the first value of each
+        cell; or `rule`, the paper's rate, which needs replace-one.
     threshold
         Which cells are kept: `none` (all, with negative weights), `positive`, or `enhanced`: those whose noisy count reaches
         factor·log n/ε.
@@ -152,7 +152,7 @@ class PerturbedHistogram(NoisyCountsEstimator):
     """
 
     _: KW_ONLY
-    bins: int | Mapping[str, int | Sequence[float]] | Literal["rule"] = DEFAULT_BINS
+    bins: Literal["adaptive", "rule"] | int | Mapping[str, Literal["adaptive"] | int | Sequence[float]] = "adaptive"
     threshold: Threshold = "enhanced"
     factor: float = 0.5
 

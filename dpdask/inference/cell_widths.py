@@ -36,7 +36,8 @@ def cell_widths(card: Mapping[str, Any], features: pd.DataFrame, weights: Floats
 
     Notes
     -----
-    Columns of whole numbers (whose cells begin one step below the bound) are never corrected: their values sit at few places. Nor is a column
+    Columns of whole numbers (whose cells begin one step below the bound) are never corrected: their values sit at few places. Nor are columns
+    whose cells were found: their points have the cells' means, so their variance is not too large. Nor is a column
     where Σ w h²/12 is below twice the noise's standard deviation of Σ w (x - mean)², as with the threshold `none` at many cells.
     """
     content = Card.read(card, "card").to_dict()
@@ -49,8 +50,8 @@ def cell_widths(card: Mapping[str, Any], features: pd.DataFrame, weights: Floats
     deviation = float(content["accounting"]["noise"]["cells"]["standard_deviation"])
     for place, name in enumerate(map(str, features.columns)):
         column = columns.get(name, {})
-        if not column.get("edges") or column["bounds"] is None or column["edges"][0] < column["bounds"][0]:
-            continue  # levels, indicators, the whole line, whole numbers
+        if name in mechanism["found"] or not column.get("edges") or column["bounds"] is None or column["edges"][0] < column["bounds"][0]:
+            continue  # means of cells that were found, levels, indicators, the whole line, whole numbers
         x, edges = features.iloc[:, place].to_numpy(dtype=np.float64), np.array(column["edges"])
         if (x < edges[0]).any() or (x > edges[-1]).any():
             raise SpecError("holds a number outside the cells of its card", f"column {name!r}", "use the frame that the card was written for")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dpdask.cells import DEFAULT_BINS, cells
@@ -9,7 +10,7 @@ from dpdask.codec import LevelCodec
 from dpdask.mechanisms.expectations import TAILS
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.privacy.events import CentralEvent
-from dpdask.privacy.noise import perturb
+from dpdask.privacy.noise import deviation, perturb
 from dpdask.references.bins import Found
 from dpdask.references.hierarchy import Hierarchy, find_bins, make_grid
 from dpdask.references.histogram import NoisyHistograms
@@ -30,6 +31,10 @@ class CellSearch:
         The noise: one vector for each level of each column.
     n_rows_public
         Whether neighbours have the same number of rows.
+    n_bins
+        Into how many cells of equal counts each column is cut; a fine cell with many rows is a cell of its own.
+    affords
+        Whether so many rows allow these cells: then the most are taken that they allow, up to `n_bins`, and at least one. None: they allow any.
 
     Privacy
     -------
@@ -40,12 +45,14 @@ class CellSearch:
     names: tuple[str, ...]
     event: CentralEvent
     n_rows_public: bool
+    n_bins: int = DEFAULT_BINS
+    affords: Callable[[Columns, Found, float], bool] | None = None
 
     @property
     def stage(self) -> str:
         """What the first round does, in words."""
         names = ", ".join(self.names)
-        cut = f"cut each into about {DEFAULT_BINS} cells of equal counts"
+        cut = f"cut each into about {self.n_bins} cells of equal counts" + ("" if self.affords is None else ", or fewer if the rows are too few")
         return f"search: read all privatised columns once; count {names} in fine cells, add noise, {cut}"
 
     @property
@@ -109,8 +116,19 @@ class CellSearch:
         columns
             The table's columns.
         """
-        found = {}
-        for name in self.names:
-            grid = make_grid(columns.codecs[name])
-            found[name] = find_bins(grid, Hierarchy(grid).estimate(drawn.counts[name], self.event, drawn.n_rows), DEFAULT_BINS)
-        return found
+        grids = {name: make_grid(columns.codecs[name]) for name in self.names}
+        counts = {name: Hierarchy(grid).estimate(drawn.counts[name], self.event, drawn.n_rows) for name, grid in grids.items()}
+
+        noise, tails = deviation(self.event), self.affords is not None
+
+        def cut(n_bins: int) -> Found:
+            return {name: find_bins(grid, counts[name], n_bins, noise, tails=tails) for name, grid in grids.items()}
+
+        if self.affords is None:
+            return cut(self.n_bins)
+        n_rows = sum(float(each.sum()) for each in counts.values()) / len(counts)
+        low, high = 1, self.n_bins + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.affords(columns, cut(middle), n_rows) else (low, middle)
+        return cut(low)

@@ -9,16 +9,19 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from dpdask.cells import Cells
 from dpdask.channels import calibrate, costs, laplace, optimal
 from dpdask.codec import Codec, LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import rank as rank_kernel
 from dpdask.privacy.events import DiscreteLaplace
+from dpdask.references.bins import Bins
 from dpdask.streams import RunKey, stream, words
 
 LITTLE = 0.1
 TAILS = "quantiles and clipped means; the mean of a heavy tail cannot be estimated under wide bounds"
 
+_WIDE = 0.06  # of the bounds
 _MUCH_NOISE = 0.02  # of the rows: then a count of a twentieth of them is off by two fifths
 
 _N_RANKS = 48  # as the optimal channel cuts ranks
@@ -136,6 +139,32 @@ def warn_of_noisy_references(measurements: Mapping[str, DiscreteLaplace], n_rows
         return ()
     what = f"The noise of a count is {100 * max(noisy.values()):.2g} % of all rows in the reference of {_list_names(list(noisy))}"
     return (f"{what}: the distribution will not be kept. Privatise fewer columns, spend more ε, or raise `reference.share`.",)
+
+
+def describe_wide_cells(columns: Mapping[str, Cells], bins: Bins) -> tuple[str, ...]:
+    """Return a sentence that names the columns with few cells of one width; none if there are none.
+
+    Parameters
+    ----------
+    columns
+        The cells of each column.
+    bins
+        How continuous and mixed columns are cut.
+    """
+    wide = {}
+    for name, column in columns.items():
+        declared = bins.get(name) if isinstance(bins, Mapping) else bins
+        if isinstance(declared, int) and not isinstance(column.codec, LevelCodec):
+            width, single = float(np.diff(column.edges).max()), float(column.codec.lattice)
+            share = width / float(np.ptp(column.edges))
+            if width > single and share > _WIDE:
+                wide[name] = share
+    if not wide:
+        return ()
+    what = (
+        f"{_list_names(list(wide))}: cells are up to {100 * max(wide.values()):.2g} % of the bounds wide, and values inside a cell are not told apart"
+    )
+    return (f"{what}; `bins: adaptive` finds cells where the rows are",)
 
 
 def _list_names(names: list[str]) -> str:

@@ -268,15 +268,22 @@ class Mechanism(ABC):
     def statistic(self, columns: Columns) -> Statistic[Any]:
         """Return what is counted; if `reference_rows` is not `own`, what checks the rows where they must be counted."""
 
-    def check_counts(self, counts: Any) -> None:
-        """Check the exact counts before anything is charged.
+    def check_counts(self, counts: Any, columns: Columns) -> None:
+        """Check the exact counts of the first round before anything is charged.
+
+        Parameters
+        ----------
+        counts
+            Exact and private.
+        columns
+            The table's columns.
 
         Raises
         ------
         DataError, SpecError
             If nothing can be released from them.
         """
-        del counts
+        del counts, columns
 
     def draw(self, counts: Any, columns: Columns, noise: Noise) -> Archived | None:
         """Draw the noise on the driver and return the noisy counts, or None if the mechanism adds no central noise.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from dpdask.archive import Archived
-from dpdask.errors import SpecError
+from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms.mechanism import Columns, Mechanism
 from dpdask.privacy import COVERED, UNCOVERED, Budget, delta_warnings, noisy_counts_text
 from dpdask.privacy.order import RowOrder
@@ -24,6 +24,17 @@ def _as_records_wanted(value: object) -> object:
 
 RecordsWanted = Annotated[Literal["input"] | int, BeforeValidator(_as_records_wanted)]
 """How many records are drawn: a number, or `input`: as many as the table has."""
+
+
+def no_rows(where: str) -> DataError:
+    """Return the error of a table that had rows before, or must have some.
+
+    Parameters
+    ----------
+    where
+        In which pass they are missing.
+    """
+    return DataError("the table has no rows", where, "leave its files alone until the run ends; persist a Dask frame before its first use")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,8 +68,6 @@ Bins = Annotated[Literal["adaptive"] | int | dict[str, Literal["adaptive"] | int
 """How continuous and mixed columns are cut: `adaptive` finds the cells of every column under privacy; a number of cells of one width for all; or
 one of these, or the first value of each cell, for each column, those that are not named being adaptive."""
 
-MAX_FOUND = 2 * DEFAULT_BINS + 1
-
 _FAR = 10
 
 Found = Mapping[str, FoundBins]
@@ -115,7 +113,9 @@ def warn_of_far_cells(codecs: Mapping[str, Codec], bins: Mapping[str, str | int 
     return tuple(said)
 
 
-def cut_with_found(codecs: Mapping[str, Codec], bins: Bins, found: Found | None, parameter: str = "bins") -> dict[str, Cells]:
+def cut_with_found(
+    codecs: Mapping[str, Codec], bins: Bins, found: Found | None, parameter: str = "bins", *, n_bins: int = DEFAULT_BINS
+) -> dict[str, Cells]:
     """Return the public cells of each column.
 
     Parameters
@@ -128,6 +128,8 @@ def cut_with_found(codecs: Mapping[str, Codec], bins: Bins, found: Found | None,
         The cells that were found; None: as many as may be found, of one width, which is good for nothing but their number.
     parameter
         The name of the bins among the mechanism's parameters, for messages.
+    n_bins
+        Into how many cells of equal counts columns will be cut; with many rows at single values there may be twice as many, and one.
 
     Raises
     ------
@@ -138,6 +140,6 @@ def cut_with_found(codecs: Mapping[str, Codec], bins: Bins, found: Found | None,
     for name, codec in codecs.items():
         if not isinstance(codec, LevelCodec):
             own = _bins_of(name, bins)
-            most = MAX_FOUND + 2 * len(codec.atoms)  # an atom is a cell, and may cut one
+            most = 2 * n_bins + 1 + 2 * len(codec.atoms)  # an atom is a cell, and may cut one
             given[name] = own if own != "adaptive" else most if found is None else found[name]
     return cut_columns(codecs, given, parameter)

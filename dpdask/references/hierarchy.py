@@ -196,7 +196,7 @@ def _share(masses: Floats, children: Floats, deviations: Floats, n_leaves: Float
     return found
 
 
-def find_bins(grid: Cells, counts: Floats, n_bins: int) -> FoundBins:
+def find_bins(grid: Cells, counts: Floats, n_bins: int, noise: float, *, tails: bool = False) -> FoundBins:
     """Return cells of about equal counts; a fine cell with more than its part shares a cell with empty ones at most.
 
     Parameters
@@ -206,10 +206,17 @@ def find_bins(grid: Cells, counts: Floats, n_bins: int) -> FoundBins:
     counts
         What noisy counts say about each of them: `Hierarchy.estimate`.
     n_bins
-        How many cells there would be without fine cells with more than their part; with them there are at most twice as many, and one.
+        How many cells there would be without fine cells with more than their part; with them there are at most twice as many, and one,
+        and up to four in the tails. A fine cell with more than its part has one cell of these, and the rest is cut into as many as are left,
+        as far as each has more rows than five times the noise.
+    noise
+        The standard deviation of a fine count.
+    tails
+        Whether the outer quarter of the first and of the last cell is cut off, and a quarter of that, unless it has fewer rows than the noise.
+        Then the counts of the cells tell how many rows are far out.
     """
     masses = np.where(grid.possible, counts, 0.0)[grid.n_cells - len(grid.edges) + 1 :].astype(np.float32).astype(np.float64)  # as files hold them
-    part = float(masses.sum()) / n_bins
+    part = _find_part(masses, n_bins, _MANY * noise)
     places, taken = [0], 0.0
     for place in range(1, len(masses)):
         taken += masses[place - 1]
@@ -217,4 +224,23 @@ def find_bins(grid: Cells, counts: Floats, n_bins: int) -> FoundBins:
         if taken > 0.0 and (large or taken + masses[place] > part):
             places.append(place)
             taken = 0.0
-    return FoundBins(cuts=np.append(grid.edges[places], grid.edges[-1]), edges=grid.edges, masses=masses)
+    if tails and n_bins > 1:
+        places += _cut_tails(masses, [outside for outside in (part / 4.0, part / 16.0) if outside > noise])
+    return FoundBins(cuts=np.append(grid.edges[np.unique(places)], grid.edges[-1]), edges=grid.edges, masses=masses)
+
+
+def _find_part(masses: Floats, n_bins: int, least: float) -> float:
+    """Return the part of a cell: of all, or less if fine cells with more than their part leave fewer rows for the other cells."""
+    part = float(masses.sum()) / n_bins
+    while True:
+        large = masses >= part
+        rest = max(float(masses[~large].sum()) / max(1, n_bins - int(large.sum())), least)
+        if not large.any() or rest >= part:
+            return part
+        part = rest
+
+
+def _cut_tails(masses: Floats, outside: list[float]) -> list[int]:
+    """Return where fine cells are cut so that about so many rows lie below, and as many above."""
+    below, above = (np.searchsorted(np.cumsum(each), outside) for each in (masses, masses[::-1]))
+    return [int(place) for place in (*below, *(len(masses) - above)) if 0 < place < len(masses)]

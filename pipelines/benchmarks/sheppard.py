@@ -2,7 +2,8 @@
 
     python pipelines/benchmarks/sheppard.py --input bay_area_house_sales_sample.parquet --json sheppard.json
 
-Prices are regressed on the size, and on the size and the county, from perturbed histograms with 5, 10 and 20 cells of each number (ε = 1). The
+Prices are regressed on the size, and on the size and the county, from perturbed histograms with 5, 10 and 20 cells of each number, and with
+cells that are found (ε = 1): from centres without and with the correction, and from points that are spread in their cells. The
 size is read as a floating-point number: columns of whole numbers are never corrected. The figures are the relative errors of the size's
 slope against least squares on the rows, averaged over repeats.
 """
@@ -35,17 +36,20 @@ def measure(table: pd.DataFrame, repeats: int) -> list[dict[str, Any]]:
             columns["county"] = {"role": "privatise", "kind": "categorical", "levels": levels} if "county" in features else {"role": "drop"}
             schema = dpdask.Schema.from_dict({"columns": columns})
             true = least_squares(WeightedSample.of_frame(kept.assign(weight=1.0), "price", features))[1]
-            for bins in (5, 10, 20):
+            for bins in (5, 10, 20, "adaptive"):
                 for threshold in ("enhanced", "none"):
                     errors = []
                     for seed in range(repeats):
                         release = dpdask.PerturbedHistogram(schema, epsilon=1.0, bins=bins, threshold=threshold, insecure_seed=seed).fit(kept)
                         assert isinstance(release, dpdask.HistogramRelease)
+                        spread = release.with_points("spread")
+                        release = release.with_points("centre")
                         samples = [WeightedSample.of_frame(release.cells, "price", features, card=card) for card in (None, release.card)]
+                        samples.append(WeightedSample.of_frame(spread.cells, "price", features))
                         errors.append([abs(least_squares(sample)[1] / true - 1) for sample in samples])
-                    without, corrected = np.mean(errors, axis=0).tolist()
+                    without, corrected, spread_ = np.mean(errors, axis=0).tolist()
                     where = {"bsqft_up_to": bounds["bsqft"][1], "features": " + ".join(features), "bins": bins, "threshold": threshold}
-                    rows.append({**where, "without": without, "with": corrected})
+                    rows.append({**where, "without": without, "with": corrected, "spread": spread_})
     return rows
 
 

@@ -18,6 +18,7 @@ from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
 from dpdask.mechanisms.dip.chain import BinnedRanks, ChainRelease, LaplaceRanks, RecordsMechanism, fit_chain, group_hashes, rank_mechanisms
 from dpdask.mechanisms.dip.spec import N_BINS, DipSpec
+from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
 from dpdask.privacy.audit import rank_epsilon
@@ -394,9 +395,10 @@ def bound(epsilon: float = 1.0, **given: Any) -> RecordsMechanism:
 
 def test_too_small_a_reference_is_refused() -> None:
     codecs: dict[str, Codec] = {"v": levels("v", 3)}
+    columns = Columns(types=pa.schema([("v", pa.int64())]), codecs=codecs)
     with pytest.raises(DataError, match="fewer than 2 rows"):
-        bound().check_counts(records_of({"v": np.zeros(1, dtype=np.int64)}, codecs))
-    bound().check_counts(records_of({"v": np.zeros(2, dtype=np.int64)}, codecs))
+        bound().check_counts(records_of({"v": np.zeros(1, dtype=np.int64)}, codecs), columns)
+    bound().check_counts(records_of({"v": np.zeros(2, dtype=np.int64)}, codecs), columns)
 
 
 def test_what_the_tables_cannot_resolve_is_refused() -> None:

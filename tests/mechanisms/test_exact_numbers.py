@@ -328,13 +328,13 @@ def test_blocks_of_five_deviations_stay_and_sums_below_two_are_spread() -> None:
 
 def test_found_cells_hold_a_part_each() -> None:
     grid = cells(ValueCodec(name="v", type=pa.int64(), bounds=(1.0, 200.0), atoms=(), nulls=False), 200)
-    assert find_bins(grid, np.ones(200), 5).cuts.tolist() == [0.0, 40.0, 80.0, 120.0, 160.0, 200.0]
+    assert find_bins(grid, np.ones(200), 5, 0.0).cuts.tolist() == [0.0, 40.0, 80.0, 120.0, 160.0, 200.0]
     fine = cells(ValueCodec(name="v", type=pa.int64(), bounds=(1.0, 401.0), atoms=(), nulls=False), 401)
     for much, alone in ((98.5, False), (100.5, True)):  # of 500, in five cells
         counts = np.append(much, np.full(400, (500.0 - much) / 400))
-        assert (1.0 in find_bins(fine, counts, 5).cuts) == alone
+        assert (1.0 in find_bins(fine, counts, 5, 0.0).cuts) == alone
     exactly = cells(ValueCodec(name="v", type=pa.int64(), bounds=(1.0, 402.0), atoms=(), nulls=False), 402)
-    assert 1.0 in find_bins(exactly, np.concatenate([[100.0, 0.0], np.ones(400)]), 5).cuts
+    assert 1.0 in find_bins(exactly, np.concatenate([[100.0, 0.0], np.ones(400)]), 5, 0.0).cuts
 
 
 # ---- what is said before a run
@@ -352,8 +352,8 @@ def test_tables_and_references_that_drown_are_told_at_their_thresholds() -> None
         event = DiscreteLaplace(scale=20.0 / math.sqrt(2.0), sensitivity=1, adjacency="replace-one")
         assert bool(expectations.warn_of_noisy_references({"v": event}, n_rows)) == warned  # two percent of the rows
     noise = MarginalNoise(one_way=gaussian(50.0), pairs=None, cliques={})
-    for n_rows, warned in ((101, False), (99, True)):
-        assert bool(list_noisy_tables(noise, {"v": 5}, n_rows)) == warned  # 0.4 · σ · five cells
+    for n_rows, warned in ((251, False), (249, True)):
+        assert bool(list_noisy_tables(noise, {"v": 5}, n_rows)) == warned  # σ · five cells
 
 
 # ---- perturbed histograms, and what is told of them

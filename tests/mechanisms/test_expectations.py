@@ -78,7 +78,9 @@ def test_rows_of_many_columns_are_warned_of_and_those_of_one_are_not(reference: 
 
 def test_tables_that_drown_are_warned_of_and_others_are_not() -> None:
     schema, frame = wide(14)
-    with pytest.warns(UserWarning, match=r"The noise of 91 of 105 tables is as large as the table itself: c0 x c1, "):
+    with pytest.warns(
+        UserWarning, match=r"The cells of 91 of 105 tables are too fine, with fewer rows on average than the noise of a count: c0 x c1, "
+    ):
         dpdask.GaussianCopula(schema, epsilon=1.0, delta=1e-9).fit(frame)
     planned = dpdask.GaussianCopula(schema, epsilon=100.0, delta=1e-9).plan(frame)
     assert planned.warnings == ()
@@ -90,7 +92,7 @@ def test_tables_of_a_tree_that_drown_are_warned_of() -> None:
     schema, frame = wide(14)
     for epsilon, warned in ((1.0, True), (100.0, False)):
         planned = dpdask.DIP(schema, epsilon=epsilon, reference=dpdask.Tree()).plan(frame)
-        assert any(each.startswith("The noise of 105 of 105 tables is as large") for each in planned.warnings) == warned
+        assert any(each.startswith("The cells of 105 of 105 tables are too fine") for each in planned.warnings) == warned
 
 
 MONEY = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 2_000_000.0], "type": "float64"}

@@ -161,5 +161,8 @@ def test_what_a_run_says_beforehand():
     codecs = {name: codec_for(name, schema().columns[name], pa.string() if name == "sex" else pa.int64()) for name in ("sex", "age", "income")}
     columns = Columns(types=None, codecs=codecs)
     assert asked.cautions(columns, 10**5) == ()
-    assert "The noise of 2 of 3 tables is as large as the table itself: income x age, age x sex x income" in asked.cautions(columns, 300)[0]
+    assert (
+        "The cells of 2 of 3 tables are too fine, with fewer rows on average than the noise of a count: income x age, age x sex x income"
+        in asked.cautions(columns, 300)[0]
+    )
     assert "δ" in asked.cautions(columns, 10**9)[0]

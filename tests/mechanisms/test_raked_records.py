@@ -141,7 +141,7 @@ def test_the_pool_and_the_block_are_bounded(fitted):
     targets = model.targets
     assert targets is not None
     for n_latents, n_tables in ((30, 15), (600, 15), (30, 1024)):
-        many = raking.Targets(tables=np.zeros((n_tables, 3), dtype=np.int64), counts=targets.counts, strengths=np.ones(n_tables))
+        many = raking.Targets(total=1.0, tables=np.zeros((n_tables, 3), dtype=np.int64), counts=targets.counts, strengths=np.ones(n_tables))
         assert many.n_pool(BLOCK_ROWS, n_latents) * n_tables * raking.SWEEPS <= raking.MOST_VISITS * BLOCK_ROWS
         assert many.n_pool(BLOCK_ROWS, n_latents) == (2 * BLOCK_ROWS if (n_latents, n_tables) == (30, 15) else BLOCK_ROWS)
     assert targets.n_pool(10, 30) == raking.MIN_POOL

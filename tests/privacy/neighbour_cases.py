@@ -101,6 +101,7 @@ def dip_cases(public: str) -> Iterator[Case]:
         ("tree", {"kind": "tree"}, {}),
     ]
     yield Case(name="tree-delta", mechanism=_dip({"kind": "tree"}), schema=DIP_SCHEMA, delta=1e-3)
+    yield Case(name="tree-found", mechanism=_dip({"kind": "tree"}), schema={**DIP_SCHEMA, "y": DROPPED, "p": P})
     for unit in ("row", WHO):
         of = "row" if unit == "row" else "unit"
         for name, reference, more in references:
@@ -134,6 +135,17 @@ def central_cases() -> Iterator[Case]:
                 schema = {**CENTRAL_SCHEMA, **more}
                 name_ = f"{name}-{adjacency}-{'row' if unit == 'row' else 'unit'}"
                 yield Case(name=name_, mechanism=mechanism, schema=schema, unit=unit, adjacency=adjacency)
+    found: list[tuple[str, dict[str, Any]]] = [  # the cells of p
+        ("marginals", {"kind": "marginals", "cliques": [["p"], ["p", "x"]]}),
+        ("copula", {"kind": "copula"}),
+        ("cells", {"kind": "histogram", "threshold": "none"}),
+        ("rows", {"kind": "histogram", "output": "rows"}),
+    ]
+    for name, mechanism in found:
+        schema = {**CENTRAL_SCHEMA, "y": DROPPED, "p": P}
+        yield Case(name=f"{name}-found-row", mechanism=mechanism, schema=schema)
+        yield Case(name=f"{name}-found-unit", mechanism=mechanism, schema=schema, adjacency="add-remove", unit=WHO)
+    yield Case(name="cells-found-add-remove-row", mechanism=found[2][1], schema={**CENTRAL_SCHEMA, "p": P}, adjacency="add-remove")
     for name, mechanism in (("marginals-delta", mechanisms[0][1]), ("copula-delta", {"kind": "copula", "n_rows": 5})):
         yield Case(name=f"{name}-row", mechanism=mechanism, schema=CENTRAL_SCHEMA, delta=1e-3)
         yield Case(name=f"{name}-unit", mechanism=mechanism, schema=CENTRAL_SCHEMA, delta=1e-3, adjacency="add-remove", unit=WHO)

@@ -188,16 +188,16 @@ def test_whole_numbers_that_are_few_are_cells_of_their_own():
 # ---- cells that are found
 
 
-@given(st.sampled_from([codec for codec in CODECS if codec.bounds != (7.0, 7.0)]), st.integers(0, 2**32), st.integers(1, 30))
+@given(st.sampled_from([codec for codec in CODECS if codec.bounds != (7.0, 7.0)]), st.integers(0, 2**32), st.integers(1, 30), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_found_cells_are_cuts_of_the_grid_of_about_equal_counts(codec, seed, n_bins):
+def test_found_cells_are_cuts_of_the_grid_of_about_equal_counts(codec, seed, n_bins, tails):
     grid = make_grid(codec)
     rng = np.random.default_rng(seed)
     counts = rng.gamma(0.05, 1.0, grid.n_cells) * 1000.0
-    found = find_bins(grid, counts, n_bins)
+    found = find_bins(grid, counts, n_bins, 1.0, tails=tails)
     assert set(found.cuts) <= set(found.edges)
     assert (found.cuts[0], found.cuts[-1]) == (found.edges[0], found.edges[-1])
-    assert len(found.cuts) - 1 <= 2 * n_bins + 1
+    assert len(found.cuts) - 1 <= 2 * n_bins + (5 if tails and n_bins > 1 else 1)
     part = found.masses.sum() / n_bins
     inside = np.add.reduceat(found.masses, np.searchsorted(found.edges, found.cuts[:-1]))
     several = np.diff(np.searchsorted(found.edges, found.cuts)) > 1
@@ -208,11 +208,37 @@ def test_found_cells_are_cuts_of_the_grid_of_about_equal_counts(codec, seed, n_b
     assert declared.index(values).tolist() == own.index(values).tolist()
 
 
+def test_the_rest_of_a_column_that_is_mostly_zero_is_cut_as_finely_as_noise_allows():
+    grid = make_grid(codec_of((0.0, 1000.0)))
+    counts = np.full(grid.n_cells, 10.0)
+    counts[0] = 400_000.0  # the value 0
+    rest = counts[1:].sum()
+    for noise, part in ((rest / 1e6, rest / 19), (rest / 50, rest / 10), (rest, (rest + 400_000.0) / 20)):
+        found = find_bins(grid, counts, 20, noise)
+        inside = np.add.reduceat(found.masses, np.searchsorted(found.edges, found.cuts[:-1]))
+        assert inside[0] == 400_000.0
+        assert 0.8 * part < np.median(inside[1:]) <= part + 10.0
+
+
+def test_tails_are_cut_off_as_far_as_they_have_more_rows_than_the_noise():
+    grid = make_grid(codec_of((0.0, 1000.0)))
+    counts = np.full(grid.n_cells, 10.0)
+    part = counts.sum() / 20
+    for noise, cuts in ((part / 20, 2), (part / 10, 1), (part / 2, 0)):
+        plain, found = (find_bins(grid, counts, 20, noise, tails=tails) for tails in (False, True))
+        added = sorted(set(found.cuts) - set(plain.cuts))
+        assert len(added) == 2 * cuts
+        if cuts:
+            above = found.masses[np.searchsorted(found.edges, added[-1]) :].sum()
+            assert above == pytest.approx(part / 4**cuts, abs=11.0)
+    assert len(find_bins(grid, counts, 1, 1.0, tails=True).cuts) == 2
+
+
 def test_a_frequent_value_is_a_cell_of_its_own():
     grid = make_grid(codec_of((0.0, 1000.0)))
     counts = np.full(grid.n_cells, 1.0)
     counts[0] = 5000.0  # the value 0
-    own = cells(grid.codec, find_bins(grid, counts, 20))
+    own = cells(grid.codec, find_bins(grid, counts, 20, 1.0))
     assert own.index(pa.array([0.0, 1e-9])).tolist() == [0, 1]
     assert own.labels()[0] == "0.0"
 
@@ -224,7 +250,7 @@ def test_values_inside_a_found_cell_follow_the_fine_counts(codec):
     counts = np.zeros(grid.n_cells)
     fine = np.flatnonzero(grid.possible)[np.linspace(10, grid.size - 10, 60).astype(int)]
     counts[fine] = np.random.default_rng(2).integers(1, 50, len(fine))
-    found = find_bins(grid, counts, 4)
+    found = find_bins(grid, counts, 4, 1.0)
     own = cells(codec, found)
     drawn = np.random.default_rng(3).integers(0, 2**64, 40_000, dtype=np.uint64)
     masses = np.add.reduceat(found.masses, np.searchsorted(found.edges, found.cuts[:-1]))
@@ -265,7 +291,7 @@ def test_no_more_cells_are_found_than_were_planned(atoms, seed, whole):
     codec = codec_of((0.0, 409.0), pa.int32() if whole else FLOAT, atoms=tuple(map(float, sorted(atoms))), nulls=True)
     grid = make_grid(codec)
     counts = np.random.default_rng(seed).gamma(0.05, 1.0, grid.n_cells)
-    found = cut_with_found({"v": codec}, "adaptive", {"v": find_bins(grid, counts, DEFAULT_BINS)})
+    found = cut_with_found({"v": codec}, "adaptive", {"v": find_bins(grid, counts, DEFAULT_BINS, 0.01)})
     assert found["v"].size <= cut_with_found({"v": codec}, "adaptive", None)["v"].size
 
 

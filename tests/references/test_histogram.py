@@ -9,12 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import dpdask
 from dpdask.cells import Cells, cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.documents import validate
@@ -23,7 +25,18 @@ from dpdask.kernels import rank as rank_kernel
 from dpdask.privacy import noise
 from dpdask.privacy.accountant import epsilon as paid
 from dpdask.references import LevelDistribution, RankDistribution
-from dpdask.references.histogram import CellCounts, Histogram, histogram_event, noisy_counts, noisy_distribution
+from dpdask.references.hierarchy import make_grid
+from dpdask.references.histogram import (
+    CellCounts,
+    Histogram,
+    _continuous,
+    _mark_frequent,
+    _simplest,
+    histogram_event,
+    noisy_counts,
+    noisy_distribution,
+)
+from dpdask.schema import Schema
 from dpdask.streams import RunKey, stream
 
 ALPHA = 1e-10
@@ -320,3 +333,53 @@ def test_under_add_remove_the_true_number_of_rows_is_not_used(monkeypatch):
 def test_a_public_number_of_fewer_than_two_rows_is_refused(counts):
     with pytest.raises(DataError, match="fewer than 2"):
         noisy_distribution(cells(level_codec([1, 2]), 2), CellCounts(np.array(counts)), 1.0, "replace-one")
+
+
+# ---- a frequent number inside a fine cell
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "number"), [(2.743, 2.757, 2.75), (9950.0, 10_049.0, 10_000.0), (-0.31, -0.299, -0.3), (0.99, 1.0, 1.0), (-2.5, 3.0, 0.0)]
+)
+def test_the_simplest_number_has_the_fewest_decimals(low: float, high: float, number: float) -> None:
+    assert _simplest(low, high) == number
+
+
+def test_a_price_that_many_rows_have_is_an_atom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows stand for all the ranks of a jump; at one rank, they would change the shares of other values."""
+    rng = np.random.default_rng(4)
+    own = pd.DataFrame({"tip": np.where(rng.random(60_000) < 0.4, 0.0, np.where(rng.random(60_000) < 0.5, 2.75, rng.lognormal(1.0, 0.6, 60_000)))})
+    schema = Schema.from_dict({"columns": {"tip": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1000.0]}}})
+    errors = []
+    for mark in (_mark_frequent, lambda cells, probabilities, found: found):
+        monkeypatch.setattr("dpdask.references.histogram._mark_frequent", mark)
+        with dpdask.DIP(schema, epsilon=1.0, reference=Histogram(), insecure_seed=2).fit(own) as release:
+            found = release.transform(own)["tip"]
+        errors.append(abs(found.quantile(0.5) - own["tip"].quantile(0.5)))
+        if mark is _mark_frequent:
+            assert abs((found == 2.75).mean() - (own["tip"] == 2.75).mean()) < 0.01
+    assert errors[0] < 0.1
+    assert errors[1] > 0.15
+
+
+def test_only_cells_with_far_more_than_their_neighbours_get_a_jump() -> None:
+    codec = value_codec(type=pa.float32(), bounds=(0.0, 1000.0))
+    grid = make_grid(codec)
+    share = np.zeros(grid.n_cells)
+    share[2000:2600] = 1.0  # 0.17 % each
+    share[[2100, 2101, 2300, 2500]] = [9.0, 9.0, 9.0, 3.0]
+    share /= share.sum()
+    before = _continuous(grid, share)
+    after = _mark_frequent(grid, share, before)
+    [jump] = np.setdiff1d(after.x, before.x)
+    assert grid.edges[2300] < jump < grid.edges[2301]
+    assert jump == np.float32(jump)
+    place = np.flatnonzero(after.x == jump)
+    assert np.diff(after.c[place]) == pytest.approx(8.0 / 9.0 * share[2300])
+    assert (np.diff(after.c) >= 0).all()
+    assert (np.diff(after.x) >= 0).all()
+    kept = np.isin(after.x, before.x)
+    np.testing.assert_array_equal(after.c[kept], before.c)
+    whole = make_grid(value_codec(type=pa.int64(), bounds=(0.0, 10_000.0)))
+    same = _continuous(whole, np.full(whole.n_cells, 1.0 / whole.n_cells))
+    assert _mark_frequent(whole, np.eye(1, whole.n_cells)[0], same).x is same.x

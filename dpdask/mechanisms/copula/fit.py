@@ -124,7 +124,8 @@ def fit_copula(
     wanted = [group.tables for group in cleaned.groups]
     model, report, codes = fit.model(wanted, rng)
     sizes, n_refinements = np.array(noisy.domain.sizes, dtype=np.int64), options.refinements
-    raked = records == "raked" and sum(len(group.first) for group in cleaned.groups) <= raking.MOST_TABLES
+    room = raking.MOST_TABLES - sum(len(clique) == 3 for clique in noisy.cliques)
+    raked = records == "raked" and sum(len(group.first) for group in cleaned.groups) <= room
     if raked or all(len(levels) <= 2 for levels in fit.levels) or report.n_latents > _MOST_REFINED:
         n_refinements = 0  # every pair is met already: by raking, or by thresholds of single latent variables
     for _ in range(n_refinements):

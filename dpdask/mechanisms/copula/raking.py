@@ -26,6 +26,7 @@ SWEEPS = 8  # visits of each table
 MOST_VISITS = 2**13  # of tables, for each record that is drawn: about 10 microseconds
 MIN_POOL = 2**14  # records: fewer cannot tell the cells of a table apart
 MOST_TABLES = MOST_VISITS // SWEEPS  # that are raked
+MOST_CELLS = 5_000  # of a three-way table
 _FEW_LATENTS = 512  # so many latent variables cost less than raking: the pool may be larger than what is drawn
 _FIRMNESS = 40.0  # a cell as large as a fortieth of the noise's variance is half believed
 
@@ -36,6 +37,8 @@ class Targets:
 
     Attributes
     ----------
+    total
+        The number of rows, as the noisy tables say.
     tables
         int64 array of shape (n_tables, 3): the attributes of each table, rising; the third one is -1 for a two-way table.
     counts
@@ -48,6 +51,7 @@ class Targets:
     A function of the noisy tables and of a sample of the copula that was fitted to them.
     """
 
+    total: float
     tables: Ints
     counts: Floats
     strengths: Floats
@@ -70,6 +74,10 @@ class Targets:
             raise ValueError("a raked table's attributes do not rise")
         if len(np.unique(tables, axis=0)) != len(tables):
             raise ValueError("a table is raked twice")
+        if not self.total > 0.0:
+            raise ValueError("no rows to rake to")
+        if (_cells(tables[of_three], domain) > MOST_CELLS).any():
+            raise ValueError("a raked three-way table has too many cells")
         if counts.dtype != np.float64 or counts.shape != (int(_cells(tables, domain).sum()),):
             raise ValueError("the raked tables have other cells than the domain")
         least = np.repeat(np.where(of_three, -noise.MAX_COUNT, 0), _cells(tables, domain))
@@ -105,8 +113,7 @@ class Targets:
         cells = _cells(self.tables, domain)
         starts = np.concatenate([[0], np.cumsum(cells)[:-1]]).astype(np.int64)
         order = np.concatenate([permutation(words(rng, len(self.tables))) for _ in range(SWEEPS)])
-        total = float(self.counts[: cells[0]].sum())
-        return raking_kernel.rake(pool, sizes, self.tables, starts, self.counts, total, self.strengths, order)
+        return raking_kernel.rake(pool, sizes, self.tables, starts, self.counts, self.total, self.strengths, order)
 
     def redraw(self, pool: Codes, n: int, domain: Domain, walk: list[int], rng: Generator) -> Codes:
         """Return n records of a pool, drawn by weights at which the pool meets the tables.
@@ -162,17 +169,17 @@ def choose_targets(cleaned: Denoised, found: Ints, n_sampled: int, noisy: NoisyM
     ----------
     Donoho and Johnstone, Ideal spatial adaptation by wavelet shrinkage (1994), for the universal threshold.
     """
+    triples = [(clique, table) for clique, table in noisy.cliques.items() if len(clique) == 3]
     if not cleaned.groups:
         return None
     pairs = np.concatenate([np.stack([group.first, group.second], axis=1) for group in cleaned.groups])
     best = np.arange(len(pairs))
-    triples = [(clique, table) for clique, table in noisy.cliques.items() if len(clique) == 3]
     room = MOST_TABLES - len(triples)
     if len(pairs) > room:
         factor = math.sqrt(2.0 * math.log(len(found)))
         missed = np.concatenate([_missed(group, found, n_sampled, factor) for group in cleaned.groups])
         best = np.argsort(-missed, kind="stable")[: min(room, np.count_nonzero(missed))]
-    if not len(best):
+    if not len(best) and not triples:
         return None
     best = best[np.lexsort((pairs[best, 1], pairs[best, 0]))]
     lengths = [len(group.first) for group in cleaned.groups]
@@ -185,7 +192,7 @@ def choose_targets(cleaned: Denoised, found: Ints, n_sampled: int, noisy: NoisyM
         tables = np.append(tables, np.sort(positions)[None], axis=0)
         counts.append(table.transpose(np.argsort(positions)).ravel().astype(np.float64))
         strengths.append(_strength(deviation(noisy.noise_of(clique))))
-    return Targets(tables=tables, counts=np.concatenate(counts), strengths=np.array(strengths))
+    return Targets(total=cleaned.n_rows, tables=tables, counts=np.concatenate(counts), strengths=np.array(strengths))
 
 
 def _strength(sigma: float) -> float:

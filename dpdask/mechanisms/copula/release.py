@@ -154,7 +154,7 @@ class FittedCopula(Archived):
         factor[np.tril_indices(n_latents)] = arrays["factor"]
         targets = None
         if header["raked"]:
-            targets = Targets(tables=arrays["raked_tables"], counts=arrays["raked_counts"], strengths=arrays["raked_strengths"])
+            targets = Targets(total=noisy.n_rows, tables=arrays["raked_tables"], counts=arrays["raked_counts"], strengths=arrays["raked_strengths"])
             targets.check(noisy.domain)
         model = CopulaModel(domain=noisy.domain, n_rows=noisy.n_rows, nodes=nodes, factor=factor, targets=targets)
         return cls(schema=schema, types=types, bins=bins, noisy=noisy, model=model, report=report)

@@ -14,8 +14,9 @@ from dpdask.mechanisms.card import Section
 from dpdask.mechanisms.copula.card import copula_section
 from dpdask.mechanisms.copula.fit import CopulaOptions, Records, fit_copula
 from dpdask.mechanisms.copula.model import check_latents
+from dpdask.mechanisms.copula.raking import MOST_CELLS
 from dpdask.mechanisms.copula.release import FittedCopula
-from dpdask.mechanisms.copula.triples import choose_triples, count_candidates, list_candidates
+from dpdask.mechanisms.copula.triples import MOST_CANDIDATES, choose_triples, count_candidates, list_candidates
 from dpdask.mechanisms.expectations import LITTLE
 from dpdask.mechanisms.marginals.denoise import choose_pairs
 from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure_chosen
@@ -142,7 +143,7 @@ class CopulaMechanism(NoisyTables):
         n, n_columns = self.spec.triples, len(self.schema.privatised)
         if n != "auto":
             return n
-        wanted = self.spec.target is not None and self.budget.delta > 0
+        wanted = self.spec.target is not None and self.budget.delta > 0 and self.spec.records == "raked"
         return min(n_columns, count_candidates(n_columns, self.spec.target)) if wanted else 0
 
     def check_spec(self) -> None:
@@ -158,6 +159,9 @@ class CopulaMechanism(NoisyTables):
             raise SpecError("is not a privatised column", f"`target` {target!r}", "correct its name, or its role in the schema")
         if triples and self.budget.delta == 0:
             raise SpecError("three-way tables are chosen by scores with Gaussian noise, which needs a δ", "`triples`", "set `delta`, or remove it")
+        if triples and self.spec.records == "copula":
+            what = "the copula's own records are not raked, so three-way tables would be measured for nothing"
+            raise SpecError(what, "`triples`", "remove it, or set `records` to raked")
         n_candidates = count_candidates(len(columns), target)
         if triples > n_candidates:
             what = f"{triples:,} three-way tables cannot be chosen from {n_candidates:,}"
@@ -192,7 +196,7 @@ class CopulaMechanism(NoisyTables):
     def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
         """Draw the noise of every table and of the pairs that are measured again; in the last round of triples, theirs; see `Mechanism.draw`."""
         if self.first is not None:
-            triples = choose_triples(self.first, counts, rng=noise("marginals/noise/scores"))
+            triples = choose_triples(self.first, counts, self.spec.options, rng=noise("marginals/noise/scores"))
             return measure_chosen(self.first, counts, triples, rng=noise("marginals/noise/triples"))
         noisy = NoisyTables.draw(self, counts, columns, noise)
         chosen = choose_pairs(noisy, self.n_measured_again, self.spec.target) if self.n_measured_again else ()
@@ -219,6 +223,21 @@ class CopulaMechanism(NoisyTables):
         statistic = self.statistic(columns)
         statistic.check_size()
         check_latents(statistic.domain)
+        if self.n_triples and not self.cell_search and not list_candidates(statistic.domain, self.spec.target):
+            what = f"no three-way table has at most {MOST_CELLS:,} cells"
+            raise SpecError(what, "`triples`", "set it to 0, or declare fewer levels or `bins`")
+
+    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+        """Return what a steward should consider before a run; see `Mechanism.cautions`."""
+        said, target, n = NoisyTables.cautions(self, columns, n_rows), self.spec.target, len(self.schema.privatised)
+        if target is not None and not self.n_triples:
+            why = "the budget has no δ" if self.budget.delta == 0 else "no three-way tables are measured"
+            said = (*said, f"The target {target} changes little: {why}.")
+        left_out = math.comb(n - 1, 2) if target is not None else math.comb(n, 3)
+        if self.n_triples and left_out > MOST_CANDIDATES:
+            what = f"Only {MOST_CANDIDATES} of {left_out:,} three-way tables can be chosen, those of the columns with the fewest cells"
+            said = (*said, f"{what}. Drop columns, or name a `target`.")
+        return said
 
     def statistic(self, columns: Columns) -> TableStatistic:
         """Return what is counted: the table of each column and of each pair, or in the last round of triples, the candidates."""

@@ -10,16 +10,18 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.errors import InternalError
-from dpdask.mechanisms.copula.fit import fit_copula
+from dpdask.kernels.permutation import permutation
+from dpdask.mechanisms.copula.fit import CopulaOptions, fit_copula
+from dpdask.mechanisms.copula.model import BLOCK_ROWS
+from dpdask.mechanisms.copula.raking import MOST_CELLS
 from dpdask.mechanisms.marginals.denoise import MEAN_OF_NOISE
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.privacy import noise
 from dpdask.privacy.noise import deviation
 from dpdask.stats import Clique, Domain, MarginalCounts
-from dpdask.streams import RunKey, stream
+from dpdask.streams import RunKey, stream, words
 
 MOST_CANDIDATES = 512  # tables that a pass over the rows counts, and whose scores share the noise
-MOST_CELLS = 5_000  # of a candidate
 _POOL_ROWS = 2**17
 
 
@@ -37,7 +39,7 @@ def count_candidates(n_columns: int, target: str | None) -> int:
 
 
 def list_candidates(domain: Domain, target: str | None) -> tuple[Clique, ...]:
-    """Return the three-way tables that may be chosen: public, of at most 5,000 cells, the smallest 512.
+    """Return the three-way tables that may be chosen: public, of at most 5,000 cells, 512 at most.
 
     Parameters
     ----------
@@ -45,13 +47,27 @@ def list_candidates(domain: Domain, target: str | None) -> tuple[Clique, ...]:
         The columns and their cells.
     target
         The column that every candidate has, or None.
+
+    Notes
+    -----
+    Of more than 512, those of the columns with the fewest cells are taken, in a fixed order that mixes columns of one size. So many
+    columns are looked at that their tables are enough, and no more.
     """
-    every = (clique for clique in itertools.combinations(domain.names, 3) if target is None or target in clique)
-    sizes = sorted((domain.size_of(clique), place, clique) for place, clique in enumerate(every))
-    return tuple(clique for size, _, clique in sizes[:MOST_CANDIDATES] if size <= MOST_CELLS)
+    rng = stream(RunKey.insecure(0), "copula/candidates", "")  # public: the same order in every run
+    mixed = permutation(words(rng, domain.n_attributes))
+    columns = [int(place) for place in mixed[np.argsort(np.array(domain.sizes)[mixed], kind="stable")] if domain.names[place] != target]
+    n_looked = next((n for n in range(len(columns)) if math.comb(n, 2 if target else 3) >= 4 * MOST_CANDIDATES), len(columns))
+    fixed = () if target is None else (domain.position(target),)
+    every = [tuple(sorted((*fixed, *others))) for others in itertools.combinations(columns[:n_looked], 3 - len(fixed))]
+    sizes = np.array([math.prod(domain.sizes[place] for place in places) for places in every], dtype=np.int64)
+    order = permutation(words(rng, len(every)))
+    smallest = order[np.argsort(sizes[order], kind="stable")][:MOST_CANDIDATES]
+    return tuple(tuple(domain.names[place] for place in every[found]) for found in sorted(smallest) if sizes[found] <= MOST_CELLS)
 
 
-def choose_triples(first: NoisyMarginals, counts: MarginalCounts, rng: Generator | None = None) -> tuple[Clique, ...]:
+def choose_triples(
+    first: NoisyMarginals, counts: MarginalCounts, options: CopulaOptions | None = None, *, rng: Generator | None = None
+) -> tuple[Clique, ...]:
     """Return the three-way tables to measure: those by which records of the two-way tables are off most, by noisy scores.
 
     Parameters
@@ -60,6 +76,8 @@ def choose_triples(first: NoisyMarginals, counts: MarginalCounts, rng: Generator
         The noisy one- and two-way tables.
     counts
         Exact tables of the candidates.
+    options
+        The steps of the fit that are switched off.
     rng
         None: secure noise. A stream: INSECURE, for runs marked so; see `privacy.noise`.
 
@@ -70,27 +88,32 @@ def choose_triples(first: NoisyMarginals, counts: MarginalCounts, rng: Generator
 
     Notes
     -----
-    A table of noise of standard deviation σ is itself off by √(2/π)·σ in each cell. A table is chosen if its score is larger than
-    that, the largest differences first, as many as the event `triples` counts.
+    A table of noise of standard deviation σ is itself off by √(2/π)·σ in each cell. A table is chosen if its score exceeds that by
+    more than the largest of so many scores' noise, about √(2·log C) standard deviations; the largest differences first, as many as the
+    event `triples` counts.
     """
     planned = first.noise
     if planned.scores is None or planned.triples is None:
         raise InternalError("three-way tables are chosen that nobody pays for", None, "report it")
-    expected = _expect(first, tuple(counts.cliques))
+    if len(counts.cliques) > planned.scores.sensitivity**2 or any(len(clique) == 3 for clique in first.chosen):
+        raise InternalError("more three-way tables have scores than are paid for", None, "report it")
+    expected = _expect(first, tuple(counts.cliques), options)
     exact = np.array([np.abs(table - expected[clique]).sum() for clique, table in counts.cliques.items()], dtype=np.int64)
     scores = noise.perturb(exact, planned.scores, rng=rng)
     explained = MEAN_OF_NOISE * deviation(planned.triples) * np.array([len(table) for table in counts.cliques.values()])
+    explained += math.sqrt(2.0 * math.log(max(len(scores), 1))) * deviation(planned.scores)
     gains = scores - explained
     cliques = list(counts.cliques)
     return tuple(cliques[place] for place in np.argsort(-gains, kind="stable")[: planned.triples.count] if gains[place] > 0.0)
 
 
-def _expect(first: NoisyMarginals, cliques: tuple[Clique, ...]) -> dict[Clique, NDArray[np.int64]]:
+def _expect(first: NoisyMarginals, cliques: tuple[Clique, ...], options: CopulaOptions | None) -> dict[Clique, NDArray[np.int64]]:
     """Return the tables that records of the two-way tables have, in whole rows: a function of the noisy tables alone."""
     rng = stream(RunKey.insecure(0), "copula/expected", "")  # no secret: it decides only which sample stands for the model
-    model, _ = fit_copula(first, rng)
-    pool = model.sample(_POOL_ROWS, rng)
-    weights = np.full(_POOL_ROWS, first.n_rows / _POOL_ROWS) if model.targets is None else model.targets.weigh(pool, first.domain, rng)
+    model, _ = fit_copula(first, rng, options)
+    n = _POOL_ROWS if model.block_rows == BLOCK_ROWS else model.block_rows  # of many columns a pool takes much memory
+    pool = model.sample(n, rng)
+    weights = np.full(n, first.n_rows / n) if model.targets is None else model.targets.weigh(pool, first.domain, rng)
     found = {}
     for clique in cliques:
         cells = np.ravel_multi_index(tuple(pool[list(first.domain.positions(clique))].astype(np.intp)), first.domain.shape_of(clique))

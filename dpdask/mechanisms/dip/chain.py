@@ -391,8 +391,9 @@ class RecordsMechanism(DipMechanism):
             if pa.types.is_nested(columns.types.field(name).type):
                 raise SpecError("the groups' column must be a kept column of plain values", f"`reference.by` {name!r}", "name another, or remove it")
 
-    def check_counts(self, counts: Records) -> None:
+    def check_counts(self, counts: Records, columns: Columns) -> None:
         """Check that there are at least two reference rows; see `Mechanism.check_counts`."""
+        del columns
         if counts.n_rows < 2:
             raise DataError("the reference has fewer than 2 rows", "`reference`", "enlarge its fraction, or the table it comes from")
 

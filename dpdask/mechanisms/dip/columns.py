@@ -258,8 +258,9 @@ class ColumnsMechanism(DipMechanism):
                     what = "an unbiased channel keeps nothing of its values, or the declared distribution has one level only"
                     raise SpecError(what, f"column {name!r}", "take a larger ε, fewer or nearer levels, or the channel optimal")
 
-    def check_counts(self, counts: ColumnCounts) -> None:
+    def check_counts(self, counts: ColumnCounts, columns: Columns) -> None:
         """Check that the reference rows make a distribution of each column; see `Mechanism.check_counts`."""
+        del columns
         self.reference.check_counts(counts)
 
     def draw(self, counts: ColumnCounts, columns: Columns, noise: Noise) -> Archived | None:

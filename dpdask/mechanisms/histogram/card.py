@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpdask.cells import FoundBins
 from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.columns import describe_bins
 from dpdask.mechanisms.histogram.noise import compute_spent
@@ -41,6 +42,7 @@ def histogram_section(budget: Budget, fitted: FittedHistogram, n_released: int |
         "records": n_released if output == "rows" else None,
         "points": None if output == "rows" else fitted.points,
         "bins": describe_bins(fitted.bins, fitted.cells()),
+        "found": [name for name, bins in fitted.bins.items() if isinstance(bins, FoundBins)],
         "threshold": planned.threshold,
         "factor": planned.factor if planned.threshold == "enhanced" else None,
         "cut": histogram.cut,
@@ -48,7 +50,7 @@ def histogram_section(budget: Budget, fitted: FittedHistogram, n_released: int |
         "cells_listed": len(histogram.keys),
         "total_weight": histogram.total,
     }
-    noises = {"cells": planned.cells, "n_rows": planned.total}
+    noises = {"cells": planned.cells, "n_rows": planned.total, "fine_counts": planned.fine}
     accounting = {
         "composition": "the least of a sum, a concentrated bound and a privacy loss distribution, over all counts",
         "epsilon_exact": compute_spent(planned, budget),

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy import special
 
-from dpdask.cells import Cells
+from dpdask.cells import Cells, FoundBins
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.kernels.marginals import MAX_LEVELS
@@ -19,6 +19,12 @@ Floats = NDArray[np.float64]
 
 WELL_ABOVE = 3.0
 """How many times the largest noise the average count should be. Lei's own example, K = 10 at α = 1, has 6."""
+
+MOST_FOUND = 64
+"""Into how many cells of equal counts a column is cut at most, if its cells are found."""
+
+RARE = 0.01
+"""A column with a smaller share of the rows outside its largest cell does not limit how many cells there are."""
 
 
 def bandwidth(n_rows: float, n_continuous: int, *, thresholded: bool) -> float:
@@ -60,7 +66,7 @@ def bins_by_rule(n_rows: float, n_continuous: int, *, thresholded: bool) -> int:
     return min(MAX_LEVELS, max(1, round(1.0 / bandwidth(n_rows, n_continuous, thresholded=thresholded))))
 
 
-def largest_noise(n_cells: int, scale: float) -> float:
+def largest_noise(n_cells: float, scale: float) -> float:
     """Return about the largest of the noises of all cells, in counts: scale · log(cells), which is log(cells)·2/ε under replace-one.
 
     Parameters
@@ -70,7 +76,7 @@ def largest_noise(n_cells: int, scale: float) -> float:
     scale
         The scale of the discrete Laplace noise.
     """
-    return scale * math.log(max(2, n_cells))
+    return scale * math.log(max(2.0, n_cells))
 
 
 def affordable_bins(n_rows: float, n_continuous: int, n_levels: int, scale: float) -> int:
@@ -101,12 +107,63 @@ def affordable_bins(n_rows: float, n_continuous: int, n_levels: int, scale: floa
     return low
 
 
+def count_rest(found: FoundBins, n_rows: float) -> float:
+    """Return how many rows lie outside a column's largest cell; those at null and at declared atoms count as one cell.
+
+    Parameters
+    ----------
+    found
+        The column's cells.
+    n_rows
+        How many rows there are.
+    """
+    inside = np.add.reduceat(found.masses, np.searchsorted(found.edges, found.cuts[:-1]))
+    return n_rows - max(float(inside.max()), n_rows - float(inside.sum()))
+
+
+def line_moments(column: Cells) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return the mean, the mass, the standard deviation and the skewness of what is expected in each cell of the line.
+
+    Parameters
+    ----------
+    column
+        The column's cells, with bounds. Values inside a cell that was found follow its fine cells; inside others they are uniform.
+
+    Returns
+    -------
+    Four float64 arrays. The mass is the cell's width where values are uniform, and where cells were found what the noisy counts say, at least 1.
+    """
+    codec = column.codec
+    assert isinstance(codec, ValueCodec)
+    means, widths, variances = _uniform(column.edges, float(codec.lattice))
+    if column.found is None:
+        return means, widths, np.sqrt(variances), np.zeros(len(means))
+    edges, masses = column.found.edges, column.found.masses
+    starts = np.searchsorted(edges, column.edges[:-1])
+    own = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(masses))))
+    total = np.add.reduceat(masses, starts)
+    known = total > 0.0
+    share = masses / np.where(known, total, 1.0)[own]
+    fine, _, inside = _uniform(edges, float(codec.lattice))
+    means = np.where(known, np.add.reduceat(share * fine, starts), means)
+    apart = fine - means[own]
+    variances = np.where(known, np.add.reduceat(share * (apart**2 + inside), starts), variances)
+    third = np.where(known, np.add.reduceat(share * (apart**3 + 3.0 * apart * inside), starts), 0.0)
+    return means, np.maximum(total, 1.0), np.sqrt(variances), third / np.where(variances > 0.0, variances, np.inf) ** 1.5
+
+
+def _uniform(edges: Floats, step: float) -> tuple[Floats, Floats, Floats]:
+    """Return the mean, the width and the variance of values that are uniform in each cell."""
+    widths = np.diff(edges)
+    return (edges[:-1] + step) / 2.0 + edges[1:] / 2.0, widths, np.maximum(widths * widths - step, 0.0) / 12.0
+
+
 def centres(column: Cells, line: WholeLine | None = None) -> pa.Array:
     """Return the value that stands for each possible cell of a column: Arrow array of length `column.size`.
 
     Levels and atoms stand for themselves, in the column's own type where it is not numeric. A cell of the line is its
     middle as float64; of whole numbers the middle one, or halfway between the middle two; of dates and times the earlier
-    of those. Null is null.
+    of those. A cell that was found is the mean of its fine cells. Null is null.
 
     Parameters
     ----------
@@ -118,8 +175,7 @@ def centres(column: Cells, line: WholeLine | None = None) -> pa.Array:
     codec = column.codec
     if isinstance(codec, LevelCodec):
         return codec.decode(np.arange(codec.n_levels))
-    low, high = column.edges[:-1], column.edges[1:]
-    middle = line.middles(column.edges) if line is not None else (low + codec.lattice) / 2.0 + high / 2.0
+    middle = line.middles(column.edges) if line is not None else line_moments(column)[0]
     values = np.concatenate([np.zeros(int(codec.nulls)), codec.atoms, middle])[column.possible]
     is_null = np.zeros(len(values), dtype=np.bool_)
     is_null[: int(codec.nulls)] = True

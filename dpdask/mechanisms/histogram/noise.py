@@ -19,9 +19,10 @@ from dpdask.kernels.marginals import Codes
 from dpdask.mechanisms.histogram.cells import WholeLine, centres
 from dpdask.mechanisms.histogram.sparse import compute_tail, draw_kept, draw_uniform_below, least_cut
 from dpdask.mechanisms.marginals.noise import check_n_rows
+from dpdask.mechanisms.marginals.plan import draft, share_of_cells
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.accountant import epsilon, scale_events
-from dpdask.privacy.events import CentralEvent, Composed, DiscreteGaussian, DiscreteLaplace, central_from_dict, to_dict
+from dpdask.privacy.events import CentralEvent, Composed, DiscreteLaplace, central_from_dict, to_dict
 from dpdask.stats.joint import JointCounts, codes_of, n_cells
 from dpdask.stats.marginals import Domain
 
@@ -32,6 +33,7 @@ Path = Literal["auto", "dense", "sparse"]
 MAX_DENSE_CELLS = 10_000_000
 DENSE_CELLS = 2**20  # up to so many, every cell is drawn; decided by the public number alone
 MAX_SPARSE = 50_000_000  # empty cells expected above the threshold
+_EVENTS = ("cells", "fine", "total")
 _MAX_TOTAL = 2.0**62  # of the weights: beyond, sums overflow and nothing can be drawn
 TOTAL_SHARE = 0.01  # log n moves by scale/n: a hundredth of ε is plenty
 
@@ -44,6 +46,8 @@ class HistogramPlan:
     ----------
     cells
         The noise of every cell.
+    fine
+        The noise of the fine counts that cells are found from; None if no cells are found.
     total
         The noise of the number of rows, which the enhanced threshold needs; None where that number is public or not needed.
     threshold
@@ -68,6 +72,7 @@ class HistogramPlan:
     factor: float
     epsilon: float
     rows: int
+    fine: CentralEvent | None = None
 
     def __post_init__(self) -> None:
         numbers = (self.factor, self.epsilon)
@@ -78,7 +83,7 @@ class HistogramPlan:
     @property
     def event(self) -> Composed:
         """What will happen."""
-        return Composed(events=tuple(event for event in (self.cells, self.total) if event is not None))
+        return Composed(events=tuple(event for event in (self.fine, self.cells, self.total) if event is not None))
 
     @property
     def n_rows_private(self) -> bool:
@@ -101,7 +106,12 @@ class HistogramPlan:
 
 
 def plan(
-    budget: Budget, *, threshold: Threshold = "enhanced", factor: float = 0.5, distribution: Literal["laplace", "gaussian"] = "laplace"
+    budget: Budget,
+    *,
+    threshold: Threshold = "enhanced",
+    factor: float = 0.5,
+    distribution: Literal["laplace", "gaussian"] = "laplace",
+    n_found: int = 0,
 ) -> HistogramPlan:
     """Return the noise that spends a budget on one joint histogram.
 
@@ -113,6 +123,8 @@ def plan(
         As in `HistogramPlan`.
     distribution
         `gaussian` needs δ > 0. One histogram is better served by `laplace`, which a δ makes no larger.
+    n_found
+        The number of columns whose cells are found; their fine counts have a tenth of ε.
 
     Raises
     ------
@@ -124,20 +136,18 @@ def plan(
     rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
     replaced = budget.adjacency == "replace-one"
     counted = threshold == "enhanced" and not replaced
+    shares = [(1.0, 1), *([(TOTAL_SHARE, 1)] if counted else [])]
+    shares += [share_of_cells(sum(share for share, _ in shares), n_found, 0.0 if distribution == "laplace" else budget.delta)] if n_found else []
     drafts: list[CentralEvent] = []
-    if distribution == "gaussian":
-        sensitivity = rows * (math.nextafter(math.sqrt(2.0), 2.0) if replaced else 1.0)
-        sigmas = [1.0, 1.0 / math.sqrt(TOTAL_SHARE)][: 1 + counted]
-        drafts += [DiscreteGaussian(sigma=sigma, sensitivity=sensitivity, adjacency=budget.adjacency) for sigma in sigmas]
-    else:
-        # under replace-one, what cells lose and what others gain are two vectors, each with noise of its own: see DiscreteLaplace
-        apart = replaced and budget.delta > 0
-        sensitivity_, count = (rows, 2) if apart else (rows * (2 if replaced else 1), 1)
-        scales = [1.0, 1.0 / TOTAL_SHARE][: 1 + counted]
-        drafts += [DiscreteLaplace(scale=scale, sensitivity=sensitivity_, adjacency=budget.adjacency, count=count) for scale in scales]
+    for share, count in shares:
+        if distribution == "laplace" and replaced and budget.delta > 0:
+            # what cells lose and what others gain are two vectors, each with noise of its own: see DiscreteLaplace
+            drafts.append(DiscreteLaplace(scale=1.0 / share, sensitivity=rows, adjacency=budget.adjacency, count=2 * count))
+        else:
+            drafts.append(draft(float(distribution == "gaussian"), budget.adjacency, rows, share, count))
     found = scale_events(drafts, budget.epsilon, budget.delta)
-    total = found[1] if counted else None
-    return HistogramPlan(cells=found[0], total=total, threshold=threshold, factor=factor, epsilon=budget.epsilon, rows=rows)
+    total, fine = found[1] if counted else None, found[-1] if n_found else None
+    return HistogramPlan(cells=found[0], fine=fine, total=total, threshold=threshold, factor=factor, epsilon=budget.epsilon, rows=rows)
 
 
 def compute_spent(planned: HistogramPlan, budget: Budget) -> float:
@@ -174,7 +184,7 @@ class NoisyHistogram(Archived):
         int64 array of that shape: n̂ after the threshold.
     """
 
-    archive: ClassVar[Archive] = Archive(kind="noisy-histogram", format=2, noun="noisy histogram", is_compressed=True)
+    archive: ClassVar[Archive] = Archive(kind="noisy-histogram", format=3, noun="noisy histogram", is_compressed=True)
 
     domain: Domain
     plan: HistogramPlan
@@ -296,15 +306,15 @@ class NoisyHistogram(Archived):
 
     def _contents(self) -> Contents:
         planned = self.plan
-        events = {"cells": to_dict(planned.cells), "total": None if planned.total is None else to_dict(planned.total)}
+        events = {name: None if event is None else to_dict(event) for name in _EVENTS for event in [getattr(planned, name)]}
         plan_ = {"threshold": planned.threshold, "factor": planned.factor, "epsilon": planned.epsilon, "rows": planned.rows}
         header = {"names": self.domain.names, "sizes": self.domain.sizes, "n_rows": self.n_rows, "cut": self.cut, "plan": plan_, **events}
         return header, {"keys": self.keys, "weights": self.weights}
 
     @classmethod
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
-        total = None if header["total"] is None else central_from_dict(header["total"])
-        planned = HistogramPlan(cells=central_from_dict(header["cells"]), total=total, **header["plan"])
+        fine, total = (None if header[name] is None else central_from_dict(header[name]) for name in _EVENTS[1:])
+        planned = HistogramPlan(cells=central_from_dict(header["cells"]), fine=fine, total=total, **header["plan"])
         domain, n_rows, cut, keys, weights = Domain.from_header(header), header["n_rows"], header["cut"], arrays["keys"], arrays["weights"]
         if n_rows is not None:
             check_n_rows(n_rows)

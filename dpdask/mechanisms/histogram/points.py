@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from dpdask.cells import Cells
 from dpdask.codec import ValueCodec
 from dpdask.errors import SpecError
-from dpdask.mechanisms.histogram.cells import centres
+from dpdask.mechanisms.histogram.cells import centres, line_moments
 from dpdask.mechanisms.histogram.noise import NoisyHistogram
 
 Floats = NDArray[np.float64]
@@ -81,6 +82,8 @@ def spread(histogram: NoisyHistogram, cells: Mapping[str, Cells], start: int, st
     the weights n·(1/2 ± h²·f'(c) / (√48·n)), within 0 to n, for a mean that follows the slope f' of the density: that of
     the parabola through the counts per width of the cell and its two neighbours along the column, all other columns being
     the same; at an end of the line, of the nearest three cells. A cell not listed counts as empty. Cut columns multiply.
+    In a cell that was found, the points and their weights have the first three moments of its fine cells, and f is the density relative to
+    the column's own: counts per mass.
     So moments of second order are those of the density, whichever column is explained by which. With centres a density that
     falls off to both ends has a variance too large by h²/12 (Sheppard), and slopes of least squares are attenuated by
     1 + h²/(12·variance). One point at each cell's mean would hint that for the columns that explain, and attenuate what is
@@ -109,8 +112,8 @@ def spread(histogram: NoisyHistogram, cells: Mapping[str, Cells], start: int, st
         place += 1
         upper = (np.arange(len(code)) >> (len(cut) - place)) & 1
         values[name] = _pairs(column).take(pa.array(2 * code + upper))
-        tilt = _tilts(histogram, axis, column, codes[axis].astype(np.int64), start, stop)
-        sides = np.column_stack([0.5 - tilt, 0.5 + tilt])
+        share = _upper_shares(histogram, axis, column, codes[axis].astype(np.int64), start, stop)
+        sides = np.column_stack([1.0 - share, share])
         weights = (weights[:, :, None] * sides[:, None, :]).reshape(len(weights), 2 * weights.shape[1])
     return values, weights.ravel()
 
@@ -119,25 +122,36 @@ def _cut(cells: Mapping[str, Cells]) -> list[str]:
     return [name for name, column in cells.items() if len(column.edges)]
 
 
-def _line(column: Cells) -> tuple[Floats, Floats, Floats]:
-    """Return the middle and the width of each possible cell of the line, and the standard deviation of what is uniform in it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """The two points of each possible cell of the line, where they are in the middle of it, and how they share its weight."""
+
+    means: Floats
+    masses: Floats
+    lower: Floats
+    upper: Floats
+    share: Floats
+    deviations: Floats
+
+
+def _line(column: Cells) -> _Line:
     codec = column.codec
     assert isinstance(codec, ValueCodec)
     if codec.bounds is None:
         raise SpecError("the points of cells on the whole line cannot be spread", f"column {codec.name!r}", "take the centres")
-    possible = column.possible[-(len(column.edges) - 1) :]
-    high, width = column.edges[1:][possible], np.diff(column.edges)[possible]
-    step = float(codec.lattice)
-    return high - (width - step) / 2.0, width, np.sqrt((width * width - step) / 12.0)
+    means, masses, deviations, skewness = (each[column.possible[-len(each) :]] for each in line_moments(column))
+    root = np.sqrt(skewness**2 + 4.0)
+    lower, upper = (means + deviations * (skewness + side * root) / 2.0 for side in (-1.0, 1.0))  # Gauss's two points: never outside the cell
+    return _Line(means=means, masses=masses, lower=lower, upper=upper, share=0.5 - skewness / (2.0 * root), deviations=deviations / root)
 
 
 def _pairs(column: Cells) -> pa.Array:
     """Return the two points of each possible cell, one after the other; of a single value, twice that."""
     codec = column.codec
     assert isinstance(codec, ValueCodec)
-    middle, _, deviation = _line(column)
+    line = _line(column)
     singles = np.repeat(np.concatenate([np.zeros(int(codec.nulls)), codec.atoms]), 2)
-    values = np.concatenate([singles, np.column_stack([middle - deviation, middle + deviation]).ravel()])
+    values = np.concatenate([singles, np.column_stack([line.lower, line.upper]).ravel()])
     is_null = np.zeros(len(values), dtype=np.bool_)
     is_null[: 2 * int(codec.nulls)] = True
     if pa.types.is_integer(codec.type) or pa.types.is_floating(codec.type):
@@ -145,27 +159,29 @@ def _pairs(column: Cells) -> pa.Array:
     return codec.decode(np.rint(values), is_null)
 
 
-def _tilts(histogram: NoisyHistogram, axis: int, column: Cells, codes: NDArray[np.int64], start: int, stop: int) -> Floats:
-    """Return what each cell's upper point along an axis has above half of its weight, within -1/2 to 1/2; 0 for single values."""
-    middle, width, deviation = _line(column)
-    n_line, singles = len(width), column.size - len(width)
+def _upper_shares(histogram: NoisyHistogram, axis: int, column: Cells, codes: NDArray[np.int64], start: int, stop: int) -> Floats:
+    """Return the share of each cell's weight that its upper point along an axis has, within 0 to 1; half of it for single values."""
+    line = _line(column)
+    n_line, singles = len(line.means), column.size - len(line.means)
     inside = np.flatnonzero(codes >= singles)
-    tilt = np.zeros(stop - start)
-    if n_line < 2:
-        return tilt
+    shares = np.full(stop - start, 0.5)
     here = codes[inside] - singles
+    shares[inside] = line.share[here]
+    if n_line < 2:
+        return shares
     stride = math.prod(histogram.domain.sizes[axis + 1 :])
     first = np.clip(here - 1, 0, max(0, n_line - 3))
     neighbours = [first + k for k in range(min(3, n_line))]
     own = histogram.keys[start:stop][inside]
-    x = [middle[cell] for cell in neighbours]
-    density = [_weights_at(histogram, own + (cell - here) * stride) / width[cell] for cell in neighbours]
+    x = [line.means[cell] for cell in neighbours]
+    density = [_weights_at(histogram, own + (cell - here) * stride) / line.masses[cell] for cell in neighbours]
     slope = (density[1] - density[0]) / (x[1] - x[0])
     if n_line > 2:
         bend = ((density[2] - density[1]) / (x[2] - x[1]) - slope) / (x[2] - x[0])
-        slope += bend * (2.0 * middle[here] - x[0] - x[1])
-    tilt[inside] = np.clip(slope * width[here] * deviation[here] / (2.0 * histogram.weights[start:stop][inside]), -0.5, 0.5)
-    return tilt
+        slope += bend * (2.0 * line.means[here] - x[0] - x[1])
+    tilt = slope * line.masses[here] * line.deviations[here] / histogram.weights[start:stop][inside]
+    shares[inside] = np.clip(shares[inside] + tilt, 0.0, 1.0)
+    return shares
 
 
 def _weights_at(histogram: NoisyHistogram, keys: NDArray[np.int64]) -> Floats:

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
-from dpdask.cells import DEFAULT_BINS, Cells, cut_columns
+from dpdask.cells import DEFAULT_BINS, Cells
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section
+from dpdask.mechanisms.cell_search import CellSearch
 from dpdask.mechanisms.columns import bins_by_column
+from dpdask.mechanisms.expectations import describe_wide_cells
 from dpdask.mechanisms.histogram import noise as histogram
 from dpdask.mechanisms.histogram.card import histogram_section
-from dpdask.mechanisms.histogram.cells import WELL_ABOVE, affordable_bins, bins_by_rule, largest_noise
+from dpdask.mechanisms.histogram.cells import MOST_FOUND, RARE, WELL_ABOVE, affordable_bins, bins_by_rule, count_rest, largest_noise
 from dpdask.mechanisms.histogram.noise import MAX_SPARSE, HistogramPlan, NoisyHistogram, Threshold, least_threshold
-from dpdask.mechanisms.histogram.points import Points, points_per_cell
+from dpdask.mechanisms.histogram.points import MAX_CUT, Points, points_per_cell
 from dpdask.mechanisms.histogram.release import WEIGHT, FittedHistogram, Output
 from dpdask.mechanisms.histogram.sparse import compute_excess_mean, compute_tail
+from dpdask.mechanisms.marginals.plan import margin_95
 from dpdask.mechanisms.mechanism import Columns, Spec
-from dpdask.mechanisms.noisy_counts import NoisyCounts, RecordsWanted
+from dpdask.mechanisms.noisy_counts import NoisyCounts, RecordsWanted, no_rows
 from dpdask.privacy.events import CentralEvent, Composed, DiscreteLaplace
 from dpdask.privacy.order import RowOrder
-from dpdask.references.bins import as_fixed_bins, warn_of_far_cells
+from dpdask.references.bins import Bins, Found, as_bins, cut_with_found, list_adaptive, warn_of_far_cells
+from dpdask.references.statistics import ColumnCounts
 from dpdask.stats import Domain
 from dpdask.stats.joint import JointCounts, n_cells
 from dpdask.stats.tables import JointStatistic, domain_of
@@ -35,7 +39,7 @@ _MANY_ROWS = 1e18  # if the number of rows is unknown or private: gives the high
 
 
 def _as_bins(value: object) -> object:
-    return value if value == "rule" else as_fixed_bins(value)
+    return value if value == "rule" else as_bins(value)
 
 
 class HistogramSpec(Spec):
@@ -44,8 +48,9 @@ class HistogramSpec(Spec):
     Attributes
     ----------
     bins
-        How continuous and mixed columns are cut: a number of cells of one width, or for each column such a number or the
-        first value of each cell; or `rule`, the paper's rate, which needs a public number of rows.
+        How continuous and mixed columns are cut. `adaptive`: into cells of equal counts that are found under privacy, in a pass of their
+        own; as many as the rows allow. Or a number of cells of one width, or for each column one of these or the first value of each
+        cell; or `rule`, the paper's rate, which needs a public number of rows.
     threshold
         Which cells are kept: `none` (all, with negative weights), `positive`, or `enhanced`.
     factor
@@ -54,18 +59,19 @@ class HistogramSpec(Spec):
         `cells`: points and weights; `rows`: synthetic rows drawn from the positive weights.
     points
         What stands for each cell if the output is `cells`: its `centre`, or points `spread` in it that keep the moments of a smooth density,
-        two for each column that is cut, multiplied; see `mechanisms.histogram.points.spread`.
+        two for each column that is cut, multiplied; see `mechanisms.histogram.points.spread`. By default they are spread if cells are
+        found, and no more than 6 columns are cut.
     n_rows
         How many rows: a number, or `input` for as many as the table has. Under add-remove, `input` gives the noisy number of
         rows, or 0 if no cell has a positive weight.
     """
 
     kind: Literal["histogram"] = "histogram"
-    bins: Annotated[Literal["rule"] | int | dict[str, int | tuple[float, ...]], BeforeValidator(_as_bins)] = DEFAULT_BINS
+    bins: Annotated[Literal["rule"] | Bins, BeforeValidator(_as_bins)] = "adaptive"
     threshold: Threshold = "enhanced"
     factor: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     output: Output = "cells"
-    points: Points = "centre"
+    points: Points | None = None
     n_rows: RecordsWanted = "input"
 
 
@@ -73,12 +79,18 @@ class HistogramSpec(Spec):
 class HistogramMechanism(NoisyCounts):
     """The perturbed histogram of a schema under a budget.
 
+    Attributes
+    ----------
+    found
+        The cells that the first round found; None before, or if there are none to find.
+
     Privacy
     -------
     Unit, sensitivity and events: `HistogramPlan`. Protected: every row counted. Everything after the noise is post-processing.
     """
 
     spec: HistogramSpec
+    found: Found | None = None
 
     nobody: ClassVar[str] = "the cells of a histogram"
 
@@ -101,7 +113,7 @@ class HistogramMechanism(NoisyCounts):
                     "`n_rows`",
                     "remove it, or set `output` to rows",
                 )
-        elif spec.points != "centre":
+        elif spec.points == "spread":
             what = "synthetic rows lie anywhere in their cells, so `points` does not apply"
             raise SpecError(what, "`points`", "remove it, or set `output` to cells")
         if spec.bins == "rule" and self.n_rows_private:
@@ -111,11 +123,11 @@ class HistogramMechanism(NoisyCounts):
     @property
     def noise(self) -> HistogramPlan:
         """The noise of every cell, and the threshold; it depends on no data."""
-        return histogram.plan(self.budget, threshold=self.spec.threshold, factor=self.spec.factor)
+        return histogram.plan(self.budget, threshold=self.spec.threshold, factor=self.spec.factor, n_found=len(self.adaptive))
 
     @property
     def event(self) -> Composed:
-        """One noisy histogram, and the number of rows where a threshold needs it and it is not public."""
+        """One noisy histogram, the fine counts of columns whose cells are found, and the number of rows where a threshold needs it."""
         return self.noise.event
 
     @property
@@ -158,12 +170,52 @@ class HistogramMechanism(NoisyCounts):
         """Whether bins are still to be computed from the number of rows; only a plan is made without them."""
         return self.spec.bins == "rule" and self._n_cut > 0
 
-    def _bins(self) -> int | Mapping[str, int | Sequence[float]]:
+    @property
+    def adaptive(self) -> tuple[str, ...]:
+        """The columns whose cells are found."""
+        return () if self.spec.bins == "rule" else list_adaptive(self.schema, self.spec.bins)
+
+    @property
+    def points(self) -> Points:
+        """What stands for each cell if the output is `cells`."""
+        return self.spec.points or ("spread" if self.adaptive and self._n_cut <= MAX_CUT else "centre")
+
+    def _bins(self) -> Bins:
         assert not self._awaits_rows, "with_rows comes first"
         return DEFAULT_BINS if self.spec.bins == "rule" else self.spec.bins
 
     def _cells(self, columns: Columns) -> dict[str, Cells]:
-        return cut_columns(columns.codecs, self._bins())
+        """Return the cells of each column; before they are found, as many as there are at least to be room for."""
+        return cut_with_found(columns.codecs, self._bins(), self.found, n_bins=1)
+
+    @property
+    def search(self) -> CellSearch | None:
+        """What finds the cells of columns in a first round; see `Mechanism.search`."""
+        event = None if self.found is not None else self.noise.fine
+        if event is None:
+            return None
+        most = MOST_FOUND if self._n_cut == 1 else DEFAULT_BINS
+        return CellSearch(names=self.adaptive, event=event, n_rows_public=not self.n_rows_private, n_bins=most, affords=self._affords)
+
+    def _affords(self, columns: Columns, found: Found, n_rows: float) -> bool:
+        """Return whether these cells can be drawn, and their average count is well above the largest noise.
+
+        So is that of the cells outside the largest one of each column.
+        """
+        domain, noise = domain_of(cut_with_found(columns.codecs, self._bins(), found)), self.noise
+        try:
+            histogram.check_size(domain, noise, _MANY_ROWS if self.n_rows_private else n_rows)
+        except SpecError:
+            return False
+        n, groups = n_cells(domain), [(n_rows, 1.0)]
+        for name, bins in found.items():
+            rest = count_rest(bins, n_rows)
+            groups += [(rest, 1.0 - 1.0 / domain.shape_of((name,))[0])] if rest > RARE * n_rows else []
+        return all(is_enough(rows, n * share, noise.cells) for rows, share in groups)
+
+    def with_found(self, found: Found) -> Self:
+        """Return the mechanism with the cells that were found; see `Mechanism.with_found`."""
+        return replace(self, found=found)
 
     def check(self, columns: Columns) -> None:
         """Check the bins, the points and, as far as it needs no number of rows, the size.
@@ -173,24 +225,29 @@ class HistogramMechanism(NoisyCounts):
         SpecError
             If they do not fit.
         """
-        cells = cut_columns(columns.codecs, 1 if self.spec.bins == "rule" else self.spec.bins)
-        points_per_cell(cells, self.spec.points)
+        cells = cut_with_found(columns.codecs, 1 if self.spec.bins == "rule" else self.spec.bins, None, n_bins=1)
+        points_per_cell(cells, self.points)
         histogram.check_size(domain_of(cells), self.noise, _MANY_ROWS)
 
     def statistic(self, columns: Columns) -> JointStatistic:
         """Return what is counted: the joint histogram of all columns."""
         return JointStatistic(cells=self._cells(columns))
 
-    def check_counts(self, counts: JointCounts) -> None:
-        """Check that the histogram can be drawn for so many rows, if their number is public.
+    def check_counts(self, counts: JointCounts | ColumnCounts, columns: Columns) -> None:
+        """Check that the histogram can be drawn for so many rows, if their number is public; see `Mechanism.check_counts`.
 
         Raises
         ------
+        DataError
+            If rows that were there in the search are gone.
         SpecError
             If it is too large.
         """
         if not self.n_rows_private:
-            histogram.check_size(counts.domain, self.noise, counts.n_rows)
+            n_rows = counts.n_rows if isinstance(counts, JointCounts) else next(iter(counts.columns.values())).n_rows
+            if n_rows == 0 and self.found is not None:
+                raise no_rows("second pass")
+            histogram.check_size(domain_of(self._cells(columns)), self.noise, n_rows)
 
     def draw(self, counts: JointCounts, columns: Columns, noise: Noise) -> NoisyHistogram:
         """Draw the noise of every cell and return the noisy histogram; see `Mechanism.draw`."""
@@ -206,8 +263,8 @@ class HistogramMechanism(NoisyCounts):
     def fit(self, counts: NoisyHistogram, columns: Columns, key: RunKey) -> FittedHistogram:
         """Return the noisy histogram with the columns that its cells stand for; see `Mechanism.fit`."""
         del key
-        spec, bins = self.spec, bins_by_column(self._bins(), self._cells(columns))
-        return FittedHistogram(schema=self.schema, columns=columns.types, bins=bins, histogram=counts, output=spec.output, points=spec.points)
+        spec, bins = self.spec, bins_by_column(self._bins(), self._cells(columns), self.found)
+        return FittedHistogram(schema=self.schema, columns=columns.types, bins=bins, histogram=counts, output=spec.output, points=self.points)
 
     @property
     def release_type(self) -> type[FittedHistogram]:
@@ -228,8 +285,9 @@ class HistogramMechanism(NoisyCounts):
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
         """Return what a run does, in words; see `Mechanism.stages`."""
         del uncounted
-        size = "" if self._awaits_rows else f" of {n_cells(domain_of(self._cells(columns))):,} cells"
+        size = "" if self._awaits_rows or self.search else f" of {n_cells(domain_of(self._cells(columns))):,} cells"
         return (
+            *(() if self.search is None else (self.search.stage,)),
             f"tabulate: read {len(self.schema.privatised)} columns once; count their joint histogram{size}, merged in a tree",
             f"fit: noise on every cell, threshold {self.spec.threshold}, on the driver, written once",
             "write: draw synthetic rows and stage their shards" if self.spec.output == "rows" else "write: the cells with a weight, one row a point",
@@ -259,9 +317,15 @@ class HistogramMechanism(NoisyCounts):
             found += list_warnings_without_rows(domain, self.noise)
         if n_rows:  # an empty table is refused
             histogram.check_size(domain, self.noise, n_rows)
-            cut = tuple(name for name, column in cells.items() if len(column.edges))
+            cut = tuple(name for name, column in cells.items() if len(column.edges) and name not in self.adaptive)
             found += list_warnings(domain, self.noise, n_rows, cut)
         return tuple(found)
+
+    def expectations(self, columns: Columns) -> tuple[str, ...]:
+        """Return how far the count of a cell may be off; see `Mechanism.expectations`."""
+        count = f"a count of a cell is off by at most {margin_95(self.noise.cells):,.3g} with probability 0.95"
+        wide = () if self.spec.bins == "rule" else describe_wide_cells(self._cells(columns), self.spec.bins)
+        return (count, *wide, *(() if self.search is None else self.search.expectations))
 
     def n_expected(self, n_rows: int | None) -> int | None:
         """Return how many rows a run writes; None for cells, whose number is not known before."""
@@ -300,7 +364,7 @@ def list_warnings(domain: Domain, planned: HistogramPlan, n_rows: float, continu
     scale = event.scale if isinstance(event, DiscreteLaplace) else None
     largest = _largest(n, event)
     said = []
-    if n_rows / n < WELL_ABOVE * largest:
+    if not is_enough(n_rows, n, event):
         sentence = (
             f"A cell holds {n_rows / n:,.3g} rows on average, and the largest noise of {n:,} cells is about {largest:,.3g}: few cells stand out"
         )
@@ -338,5 +402,20 @@ def list_warnings_without_rows(domain: Domain, planned: HistogramPlan) -> list[s
     ]
 
 
-def _largest(n: int, event: CentralEvent) -> float:
-    return largest_noise(n, event.scale) if isinstance(event, DiscreteLaplace) else event.sigma * math.sqrt(2.0 * math.log(max(2, n)))
+def is_enough(n_rows: float, n: float, event: CentralEvent) -> bool:
+    """Return whether the average count of n cells is well above the largest noise.
+
+    Parameters
+    ----------
+    n_rows
+        The number of rows.
+    n
+        The number of cells.
+    event
+        The noise of every cell.
+    """
+    return n_rows / n >= WELL_ABOVE * _largest(n, event)
+
+
+def _largest(n: float, event: CentralEvent) -> float:
+    return largest_noise(n, event.scale) if isinstance(event, DiscreteLaplace) else event.sigma * math.sqrt(2.0 * math.log(max(2.0, n)))

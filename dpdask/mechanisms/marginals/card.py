@@ -48,7 +48,7 @@ def tables_accounting(noisy: NoisyMarginals, budget: Budget) -> dict[str, Any]:
     """
     noise = noisy.noise
     named: dict[str, CentralEvent | None] = {"fine_counts": noise.cells, "one_way": noise.one_way, "two_way": noise.pairs}
-    named |= {"measured_again": noise.chosen, "scores": noise.scores, "three_way": noise.triples}
+    named |= {"measured_again": noise.chosen, "three_way": noise.triples}
     named |= {" x ".join(clique): event for clique, event in noise.cliques.items()}
     return {
         "composition": "the least of a sum, a concentrated bound and a privacy loss distribution, over all tables",

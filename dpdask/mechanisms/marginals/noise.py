@@ -147,8 +147,6 @@ class NoisyMarginals(Archived):
         cliques = {clique: arrays[f"clique_{place}"] for place, clique in enumerate((*noise.cliques, *chosen))}
         for clique, table in cliques.items():
             _check_table(table, domain.shape_of(clique))
-        if len(cliques) < len(noise.cliques) + len(chosen):
-            raise ValueError("a chosen table is a declared one")
         check_n_rows(header["n_rows"])
         return cls(domain=domain, n_rows=header["n_rows"], noise=noise, one_way=one_way, pairs=pairs, cliques=cliques)
 

@@ -63,17 +63,18 @@ class MarginalNoise:
 
     def of_chosen(self, clique: Clique) -> CentralEvent | None:
         """Return the noise of all chosen tables of as many columns as a clique has; None if no such tables are chosen."""
-        return self.triples if len(clique) == 3 else self.chosen
+        return {2: self.chosen, 3: self.triples}.get(len(clique))
 
     def check_paid(self, chosen: Sequence[Clique]) -> None:
-        """Check that chosen tables are distinct, and not more than are paid for.
+        """Check that chosen tables are distinct, none of the declared ones, and not more than are paid for.
 
         Raises
         ------
         ValueError
             If they are.
         """
-        if len({frozenset(clique) for clique in chosen}) < len(chosen):
+        columns = {frozenset(clique) for clique in chosen}
+        if len(columns) < len(chosen) or columns & {frozenset(clique) for clique in self.cliques}:
             raise ValueError("a table is chosen twice")
         for n_columns in {len(clique) for clique in chosen}:
             own = [clique for clique in chosen if len(clique) == n_columns]
@@ -156,9 +157,11 @@ def plan_noise(
     triples = (others * _SHARE_OF_TRIPLES / n_triples if n_triples else 0.0, n_triples)
     scores = (others * _SHARE_OF_SCORES if n_triples else 0.0, n_scores)
     cells = share_of_cells(others, n_found, budget.delta)
-    events = _plan(budget.epsilon, budget.delta, budget.adjacency, rows, scores, (cells, further, triples, *counted))
-    named = {clique: event for clique, event in zip(chosen, events[6:], strict=True) if event is not None}
-    return MarginalNoise(scores=events[0], cells=events[1], chosen=events[2], triples=events[3], one_way=events[4], pairs=events[5], cliques=named)
+    tables = tuple((weight, count, 0) for weight, count in (cells, *counted, further))
+    wanted = (*tables, (scores[0], 1, scores[1]), (*triples, 0))
+    fine, own, two, *named, again, scored, of_three = _plan(budget.epsilon, budget.delta, budget.adjacency, rows, wanted)
+    declared = {clique: event for clique, event in zip(chosen, named, strict=True) if event is not None}
+    return MarginalNoise(cells=fine, one_way=own, pairs=two, cliques=declared, chosen=again, scores=scored, triples=of_three)
 
 
 def weigh(others: float, share: float, count: int) -> float:
@@ -194,11 +197,16 @@ def share_of_cells(others: float, n_found: int, delta: float) -> tuple[float, in
 
 @functools.lru_cache(maxsize=64)
 def _plan(
-    epsilon: float, delta: float, adjacency: Adjacency, rows: int, scores: tuple[float, int], counted: tuple[tuple[float, int], ...]
+    epsilon: float, delta: float, adjacency: Adjacency, rows: int, wanted: tuple[tuple[float, int, int], ...]
 ) -> tuple[CentralEvent | None, ...]:
-    """Return the event of the scores and of each kind of table, or None for those that are left out."""
-    drafts: list[CentralEvent | None] = [draft_scores(adjacency, rows, *scores) if scores[0] > 0 else None]
-    drafts += [draft(delta, adjacency, rows, weight, count) if weight > 0 and count else None for weight, count in counted]
+    """Return the events of (weight, count, number of scores), or None for those that are left out.
+
+    They are wanted in the order of `MarginalNoise.event`: the last digits of a price depend on the order.
+    """
+    drafts = [
+        None if not (weight > 0 and count) else draft_scores(adjacency, rows, weight, n) if n else draft(delta, adjacency, rows, weight, count)
+        for weight, count, n in wanted
+    ]
     found = iter(scale_events([each for each in drafts if each is not None], epsilon, delta))
     return tuple(next(found) if each is not None else None for each in drafts)
 

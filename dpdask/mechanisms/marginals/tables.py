@@ -9,22 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from dpdask.cells import Cells, FoundBins
-from dpdask.errors import DataError
+from dpdask.cells import DEFAULT_BINS, Cells, FoundBins
 from dpdask.mechanisms.cell_search import CellSearch
 from dpdask.mechanisms.columns import bins_by_column
+from dpdask.mechanisms.expectations import describe_wide_cells
 from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure
 from dpdask.mechanisms.marginals.plan import MarginalNoise, margin_95
 from dpdask.mechanisms.mechanism import Columns, Search
-from dpdask.mechanisms.noisy_counts import NoisyCounts
+from dpdask.mechanisms.noisy_counts import NoisyCounts, no_rows
 from dpdask.privacy.events import Composed
 from dpdask.privacy.noise import deviation
 from dpdask.references.bins import Bins, Found, cut_with_found, list_adaptive, warn_of_far_cells
 from dpdask.stats import MarginalCounts
 from dpdask.stats.tables import TableStatistic, domain_of
 from dpdask.streams import Noise
-
-_TV_OF_NOISE = 0.4  # half the mean absolute value of noise, in standard deviations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +89,11 @@ class NoisyTables(NoisyCounts):
         """Return the cells of each privatised column; before they are found, as many as there may be."""
         return cut_with_found(columns.codecs, self.bins, self.found)
 
-    def check_counts(self, counts: Any) -> None:
+    def check_counts(self, counts: Any, columns: Columns) -> None:
         """Check that a table whose rows were there in the search still has some; see `Mechanism.check_counts`."""
+        del columns
         if isinstance(counts, MarginalCounts) and counts.n_rows == 0 and not self.n_rows_private:
-            hint = "leave its files alone until the run ends; persist a Dask frame before its first use"
-            raise DataError("the table has no rows", "second pass" if self.found is not None else "table", hint)
+            raise no_rows("second pass" if self.found is not None else "table")
 
     def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
         """Draw the noise of every table and return the noisy tables; see `Mechanism.draw`."""
@@ -109,7 +107,7 @@ class NoisyTables(NoisyCounts):
 
     def expectations(self, columns: Columns) -> tuple[str, ...]:
         """Return how far the counts of the tables may be off; see `Mechanism.expectations`."""
-        noise, sizes = self.noise, {name: cells.size for name, cells in self.cells(columns).items()}
+        noise, sizes = self.noise, self._sizes(columns)
         named = {"a one-way table": noise.one_way, "a two-way table": noise.pairs}
         named |= {"a two-way table's second measurement": noise.chosen, "a chosen three-way table": noise.triples}
         named |= {
@@ -121,14 +119,20 @@ class NoisyTables(NoisyCounts):
             for table, event in named.items()
             if event is not None
         ]
+        found += describe_wide_cells(self.cells(columns), self.bins)
         return (*found, *(() if self.cell_search is None else self.cell_search.expectations))
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
-        """Return what a steward should consider before a run: δ, far cells, tables whose noise is as large as all rows; see `Mechanism.cautions`."""
+        """Return what a steward should consider before a run: δ, far cells, tables whose cells are too fine; see `Mechanism.cautions`."""
         found = (*NoisyCounts.cautions(self, columns, n_rows), *warn_of_far_cells(columns.codecs, self.bins))
         if not n_rows:
             return found
-        return (*found, *list_noisy_tables(self.noise, {name: cells.size for name, cells in self.cells(columns).items()}, n_rows))
+        return (*found, *list_noisy_tables(self.noise, self._sizes(columns), n_rows))
+
+    def _sizes(self, columns: Columns) -> dict[str, int]:
+        """Return how many cells each column has; of cells that are still to be found, about how many."""
+        unknown = () if self.cell_search is None else self.adaptive
+        return {name: DEFAULT_BINS if name in unknown else cells.size for name, cells in self.cells(columns).items()}
 
     def with_found(self, found: Found) -> Self:
         """Return the mechanism with the cells that were found; see `Mechanism.with_found`."""
@@ -142,7 +146,7 @@ class NoisyTables(NoisyCounts):
 
 
 def list_noisy_tables(noise: MarginalNoise, sizes: Mapping[str, int], n_rows: int) -> tuple[str, ...]:
-    """Return a warning that names tables whose noise moves as many rows as there are; none if there are none.
+    """Return a warning that names tables whose cells have fewer rows on average than the noise's standard deviation; none if there are none.
 
     Parameters
     ----------
@@ -156,9 +160,9 @@ def list_noisy_tables(noise: MarginalNoise, sizes: Mapping[str, int], n_rows: in
     tables = [(clique, event) for clique, event in noise.cliques.items()]
     tables += [((name,), noise.one_way) for name in sizes] if noise.one_way is not None else []
     tables += [(pair, noise.pairs) for pair in itertools.combinations(sizes, 2)] if noise.pairs is not None else []
-    noisy = [table for table, event in tables if _TV_OF_NOISE * deviation(event) * math.prod(sizes[name] for name in table) > n_rows]
+    noisy = [table for table, event in tables if deviation(event) * math.prod(sizes[name] for name in table) > n_rows]
     if not noisy:
         return ()
     named = ", ".join(" x ".join(table) for table in noisy[:3]) + (f" and {len(noisy) - 3:,} more" if len(noisy) > 3 else "")
-    what = f"The noise of {len(noisy):,} of {len(tables):,} tables is as large as the table itself: {named}"
+    what = f"The cells of {len(noisy):,} of {len(tables):,} tables are too fine, with fewer rows on average than the noise of a count: {named}"
     return (f"{what}. Even strong dependence may come out weak there, or not at all. Take fewer cells or columns, or spend more ε.",)
