@@ -166,10 +166,11 @@ class Work:
         coded, domain = self.folder / "coded.parquet", self.folder / "domain.json"
         frame = pd.DataFrame(dict(zip(table.domain.names, table.codes.astype(np.int32), strict=True)))
         said = json.dumps({"sizes": dict(zip(table.domain.names, table.domain.sizes, strict=True)), "delta": table.delta}, indent=1)
-        if coded.exists() and not (domain.read_text(encoding="utf-8") == said and pd.read_parquet(coded).equals(frame)):
+        if not coded.exists():
+            domain.write_text(said, encoding="utf-8")
+            frame.to_parquet(coded)
+        elif domain.read_text(encoding="utf-8") != said or not pd.read_parquet(coded).equals(frame):
             raise SystemExit(f"{self.folder} holds another table; name a new folder")
-        domain.write_text(said, encoding="utf-8")
-        frame.to_parquet(coded)
 
     def place(self, method: str, epsilon: float, number: int, suffix: str) -> Path:
         return self.folder / f"{method}-{epsilon:g}-{number}{suffix}"
