@@ -108,9 +108,6 @@ def dpsynth_with(mechanism: str) -> Callable[[Task], pd.DataFrame]:
     """A mechanism of google's dpsynth in memory, with its own defaults."""
 
     def run(task: Task) -> pd.DataFrame:
-        import jax
-
-        jax.config.update("jax_enable_x64", True)  # dpsynth warns that its fit may stall without it
         from dpsynth import discrete_mechanisms
         from dpsynth.data_generation_v3 import TabularConfig
         from dpsynth.domain import CategoricalAttribute
