@@ -43,10 +43,10 @@ def floor(task: Task) -> pd.DataFrame:
     return task.table.iloc[rows]
 
 
-def schema_of(task: Task) -> Any:
+def schema_of(sizes: Mapping[str, int]) -> Any:
     import dpdask
 
-    columns = {name: {"role": "privatise", "kind": "categorical", "levels": list(range(size))} for name, size in task.sizes.items()}
+    columns = {name: {"role": "privatise", "kind": "categorical", "levels": list(range(size))} for name, size in sizes.items()}
     return dpdask.Schema.from_dict({"columns": columns})
 
 
@@ -59,7 +59,7 @@ def dpdask_copula(task: Task) -> pd.DataFrame:
     """The copula of this project with its defaults."""
     import dpdask
 
-    with dpdask.GaussianCopula(schema_of(task), **promise(task)).fit(task.table) as release:
+    with dpdask.GaussianCopula(schema_of(task.sizes), **promise(task)).fit(task.table) as release:
         return release.sample().compute()
 
 
@@ -69,8 +69,12 @@ def independent(task: Task) -> pd.DataFrame:
     from dpdask.kernels import simplex
 
     rng = np.random.default_rng(task.seed)
-    with dpdask.Marginals(schema_of(task), cliques=[[name] for name in task.sizes], **promise(task)).fit(task.table) as release:
-        noisy = {name: release.table([name]).astype(float) for name in task.sizes}
+    own = {name: f"column-{place}" for place, name in enumerate(task.sizes)}  # released tables have a column `count`, as a table may have
+    marginals = dpdask.Marginals(
+        schema_of({own[name]: size for name, size in task.sizes.items()}), cliques=[[name] for name in own.values()], **promise(task)
+    )
+    with marginals.fit(task.table.rename(columns=own)) as release:
+        noisy = {name: release.table([own[name]]).astype(float) for name in task.sizes}
     n = max(1, round(np.mean([table.sum() for table in noisy.values()])))
     shares = {name: simplex.project(table, 1.0 * n) / n for name, table in noisy.items()}
     return pd.DataFrame({name: rng.choice(len(share), n, p=share / share.sum()) for name, share in shares.items()})
