@@ -6,6 +6,8 @@
 Methods: this project's copula with its defaults (`dpdask`); MST and AIM of private-pgm; AIM, MST and SWIFT of google's dpsynth; MargNet; columns
 drawn on their own, from noisy one-way tables (`independent`); and a resample of the table itself, which is not private (`floor`). Copies of
 the peers' repositories and interpreters that can run them are given by options; a method whose copy is not given is listed as not run.
+private-pgm runs with jax 0.7.0 and pandas below 3; dpsynth with Python 3.12 and with mbi and dp_accounting from their own repositories, not
+from the package index; MargNet with torch and tqdm, on the processor. Their records are sampled (private-pgm) or as they are by default.
 
 Every method sees the same table of whole numbers, cut as the job says, with the same public levels, and promises the same ε and δ under
 add-remove; each converts them as it does by itself. Methods run one after another, each run in a process of its own. Seconds and memory are
