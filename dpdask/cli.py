@@ -19,7 +19,6 @@ from dpdask.version import __version__
 
 if TYPE_CHECKING:
     from dpdask.engine.told import Told
-    from dpdask.jobs.plan import Plan
     from dpdask.jobs.spec import Job
     from dpdask.privacy.ledger_entries import Balance, Summary
 
@@ -108,7 +107,7 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
     warned = check_cluster(loaded.file.cluster)
     planned = plan_job(loaded)
     planned = replace(planned, warnings=(*warned, *planned.warnings))
-    click.echo(json.dumps(planned.to_dict(), ensure_ascii=False) if as_json else _plan_text(planned))
+    click.echo(json.dumps(planned.to_dict(), ensure_ascii=False) if as_json else str(planned))
 
 
 @cli.command()
@@ -354,34 +353,6 @@ def _attacker_lines(balance: Balance) -> list[str]:
         what = "what its other columns were" if coverage.columns else "what it was"
         lines.append(f"  for a row that every run covers, an attacker with all these releases, who tests at the 5 % level {what}, {right}")
     return lines
-
-
-def _plan_text(planned: Plan) -> str:
-    rows = "an unknown number of" if planned.n_rows is None else f"{planned.n_rows:,}"
-    released = "" if planned.released_rows is None else f"about {planned.released_rows:,} rows in at most {planned.n_shards} shards, "
-    lines = [
-        f"{planned.name}" + (" (INSECURE: seeded)" if planned.insecure else ""),
-        f"  input     {rows} rows, {planned.n_bytes / 1e6:,.1f} MB, {planned.n_fragments} fragments",
-        *(f"  stage {number}   {stage}" for number, stage in enumerate(planned.stages, start=1)),
-        *(f"  ε         {name}: {epsilon:.6g}" for name, epsilon in planned.epsilons.items()),
-        *(f"  ε         {name}, noisy histogram: {epsilon:.6g}" for name, epsilon in planned.reference_epsilons.items()),
-        *_ledger_lines(planned.ledger),
-        *(f"  outside   {name}: {outside}" for name, outside in planned.outside.items()),
-        f"  kept      {', '.join(planned.kept) or 'nothing'}; dropped: {', '.join(planned.dropped) or 'nothing'}",
-        f"  output    {released}{planned.output}",
-        f"  promise   {planned.guarantee}",
-        *(f"  expect    {sentence}" for sentence in planned.expectations),
-        *(f"  WARNING   {warning}" for warning in planned.warnings),
-    ]
-    return "\n".join(lines)
-
-
-def _ledger_lines(ledger: dict[str, Any] | None) -> list[str]:
-    if ledger is None:
-        return []
-    verdict = "" if ledger["fits"] else ": THE RUN WILL BE REFUSED"
-    spent = f"  ledger    ε {ledger['before']!r} spent by {ledger['runs']} runs, {ledger['after']!r} after this one, of {ledger['limit']!r}{verdict}"
-    return [spent, *([f"  coverage  after this run, {ledger['coverage']}"] if ledger["coverage"] else [])]
 
 
 def _outcome_text(job: Job, result: dict[str, Any]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import dask
 import pytest
 from distributed import LocalCluster
-from e2e.helpers import processes
+from e2e.helpers import processes, spare_the_disk
 from faults.drivers import Drivers, serving
 from hypothesis import settings
 
@@ -16,6 +17,24 @@ from dpdask.jobs import spec
 # the same examples everywhere, and no deadline on machines that are shared
 settings.register_profile("dpdask", deadline=None, derandomize=True, database=None)
 settings.load_profile("dpdask")
+
+
+def pytest_collection_finish() -> None:
+    """Keep what thousands of tests hold out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter collect all of it at its end: some libraries report what is left."""
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        spare_the_disk(patch.setattr)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from dask.base import get_scheduler
 from distributed import Client, LocalCluster, get_client, get_worker
-from e2e.helpers import lake, run_cli, write_job
+from e2e.helpers import call_cli, lake, run_cli, write_job
 
 from dpdask.connect import check_cluster, open_cluster
 from dpdask.connect.address import is_loopback
@@ -164,15 +164,15 @@ def test_the_command_line_warns_before_it_runs_and_in_its_result(tmp_path):
         address = cluster.scheduler_address
         job = write_job(tmp_path / "job", lake(tmp_path / "in", [400]), tmp_path / "out", cluster={"kind": "address", "address": address})
         [warning] = check_cluster(Cluster(), address)
-        assert f"WARNING   {warning}" in run_cli("plan", job).stdout
+        assert f"WARNING   {warning}" in call_cli("plan", job).stdout
         ended = run_cli("run", job, "--json")
     assert ended.returncode == 0
     assert json.loads(ended.stderr.splitlines()[0]) == {"warning": warning}
     assert json.loads(ended.stdout)["warnings"][0] == warning
     for verb in ("validate", "plan"):
-        refused = run_cli(verb, job, "--set", "cluster.address=tcp://192.0.2.1:8786")
+        refused = call_cli(verb, job, "--set", "cluster.address=tcp://192.0.2.1:8786")
         assert (refused.returncode, "set cluster.insecure: true" in refused.stderr) == (64, True)
-    assert run_cli("validate", job, "--set", "cluster.address=tcp://192.0.2.1:8786", "--set", "cluster.insecure=true").returncode == 0
+    assert call_cli("validate", job, "--set", "cluster.address=tcp://192.0.2.1:8786", "--set", "cluster.insecure=true").returncode == 0
 
 
 @pytest.mark.parametrize("address", ["tls://10.0.0.1:8786", "TLS://scheduler:8786", "wss://10.0.0.1:8786", "inproc://10.0.0.1/1/1"])

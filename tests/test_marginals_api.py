@@ -120,6 +120,15 @@ def test_weights_divide_the_budget(schema: dpdask.Schema, table: pd.DataFrame) -
     assert release.margin(["rating"]) < release.margin(["colour", "price"])
 
 
+def test_a_single_name_is_the_table_of_that_column(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+    release = marginals(schema).fit(table)
+    np.testing.assert_array_equal(release.table("rating"), release.table(["rating"]))
+    assert release.margin("rating") == release.margin(["rating"])
+    pd.testing.assert_frame_equal(release.to_frame("rating"), release.to_frame(["rating"]))
+    with pytest.raises(dpdask.SpecError, match=r"there is no table of the columns \['colour'\]"):
+        release.table("colour")
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

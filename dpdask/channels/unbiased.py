@@ -54,12 +54,13 @@ def optimal_unbiased(probabilities: Floats, epsilon: float, values: Floats) -> L
     Returns
     -------
     LevelChannel
-        With P·T = P, ε* <= epsilon, and the line for every level, also for those that P never saw.
+        With P·T = P, ε* <= epsilon, and the line for every level, also for those that P never saw. Where no c above a millionth can be had,
+        as under a P with a single level, it is 1·Pᵀ, the channel with c = 0: P may be noisy counts that were paid for.
 
     Raises
     ------
     SpecError
-        If a parameter is invalid, there are more than 100 levels or fewer than 2 were seen, or nothing would be kept.
+        If a parameter is invalid, or as `check_values`.
 
     Privacy
     -------
@@ -73,24 +74,39 @@ def optimal_unbiased(probabilities: Floats, epsilon: float, values: Floats) -> L
     var(Z)/c² under P, so the largest c is the best; it is also the correlation of Z and Z̃, and its squared cost is the least.
     """
     check_program(probabilities, None, epsilon)
-    if values.shape != probabilities.shape or not np.isfinite(values).all() or len(np.unique(values)) < len(values):
-        raise SpecError("the levels must have distinct finite values", "channel optimal-unbiased", "correct the levels")
-    if len(values) > MAX_OPTIMAL_LEVELS:
-        what = f"the optimal-unbiased channel is solved for at most {MAX_OPTIMAL_LEVELS} levels, but there are {len(values):,}"
-        raise SpecError(what, "channel optimal-unbiased", "declare fewer levels, or take the channel laplace-calibrated")
+    if values.shape != probabilities.shape:
+        raise SpecError("there must be a value for each level", "channel optimal-unbiased", "correct the levels")
+    check_values(values)
     margins = Margins.of(probabilities, None)
-    if len(margins.rows) < 2:
-        raise SpecError("its reference has one level only, so no mean can be kept", "channel optimal-unbiased", "correct the reference")
-    small = solve_unbiased(probabilities.tobytes(), float(epsilon), values.tobytes())
+    small = solve_unbiased(probabilities.tobytes(), float(epsilon), values.tobytes()) if len(margins.rows) > 1 else None
+    if small is None:
+        return LevelChannel(weights=kernel.integer_weights(np.tile(probabilities, (len(values), 1))), epsilon=0.0)
     weights = np.zeros((len(values), len(values)), dtype=np.uint64)
     weights[:, margins.columns] = small
     bound = float(kernel.exact_epsilon(weights))
     return LevelChannel(weights=weights, epsilon=min(np.nextafter(bound, np.inf), epsilon))
 
 
+def check_values(values: Floats) -> None:
+    """Check the values of the levels, which are public: before anything is charged.
+
+    Raises
+    ------
+    SpecError
+        If they are not distinct and finite, or more than 100.
+    """
+    if not np.isfinite(values).all() or len(np.unique(values)) < len(values):
+        raise SpecError("the levels must have distinct finite values", "channel optimal-unbiased", "correct the levels")
+    if len(values) > MAX_OPTIMAL_LEVELS:
+        what = f"the optimal-unbiased channel is solved for at most {MAX_OPTIMAL_LEVELS} levels, but there are {len(values):,}"
+        raise SpecError(what, "channel optimal-unbiased", "declare fewer levels, or take the channel laplace-calibrated")
+
+
 @lru_cache(maxsize=64)
-def solve_unbiased(probability_bytes: bytes, epsilon: float, value_bytes: bytes) -> NDArray[np.uint64]:
+def solve_unbiased(probability_bytes: bytes, epsilon: float, value_bytes: bytes) -> NDArray[np.uint64] | None:
     """Return the repaired whole-number weights of one linear program, from all levels to the seen ones; cached by its content.
+
+    None if the channel would keep less than a millionth of the values.
 
     Parameters
     ----------
@@ -115,8 +131,7 @@ def solve_unbiased(probability_bytes: bytes, epsilon: float, value_bytes: bytes)
     objective = np.append(np.zeros(m * n + n), -1.0)
     solution = solve_program(objective, equal, private, np.append(np.ones(m + n), np.zeros(m)))
     if solution is None or not solution[-1] > _LEAST_FACTOR:
-        what = f"at ε = {epsilon:g} an unbiased channel keeps nothing of its values"
-        raise SpecError(what, "channel optimal-unbiased", "take a larger ε, fewer or nearer levels, or the channel optimal")
+        return None
     ratios = _project(solution[: m * n].reshape(m, n), source, target, line, margins.rows, float(solution[-1]))
     return kernel.repair_weights(ratios * target, target, epsilon)
 
@@ -132,8 +147,10 @@ def _project(ratios: Floats, source: Floats, target: Floats, line: Floats, seen:
     return ratios
 
 
-def measure_attenuation(weights: NDArray[np.uint64], values: Floats) -> Attenuation:
+def measure_attenuation(weights: NDArray[np.uint64], values: Floats) -> Attenuation | None:
     """Return the line that a channel makes of means, with what is left of its bias, enumerated in exact fractions.
+
+    None if the released values are on average the same, whatever the original ones are.
 
     Parameters
     ----------
@@ -141,18 +158,13 @@ def measure_attenuation(weights: NDArray[np.uint64], values: Floats) -> Attenuat
         uint64 array of shape (s, s), the whole-number channel.
     values
         float64 array of shape (s,).
-
-    Raises
-    ------
-    SpecError
-        If the released values are on average the same, whatever the original ones are.
     """
     v = [Fraction(float(value)) for value in values]
     means = [sum((int(weight) * value for weight, value in zip(row, v, strict=True)), Fraction(0)) / 2**kernel.TOTAL_BITS for row in weights]
     low, high = int(np.argmin(values)), int(np.argmax(values))
     slope = (means[high] - means[low]) / (v[high] - v[low])
     if not _LEAST_FACTOR / 2 < slope < 1:
-        raise SpecError("the channel keeps nothing of its mean", "channel optimal-unbiased", "take a larger ε")
+        return None
     factor, centre = float(slope), float((means[low] - slope * v[low]) / (1 - slope))
     c, m = Fraction(factor), Fraction(centre)
     bias = max(abs(m + (mean - m) / c - value) for mean, value in zip(means, v, strict=True))

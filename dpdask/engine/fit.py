@@ -129,6 +129,7 @@ def fit(
         measured = search or mechanism
         if counts is None and mechanism.reference_rows == "own":  # the second round
             counts = scan(source, work, measured.statistic(work.columns), "tabulate", progress, released=mechanism.releases_rows).value
+            mechanism.check_counts(counts)
         drawn = measured.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
         _check_drawn(mechanism, drawn)
         if drawn is None:
@@ -148,6 +149,11 @@ def _read_rounds(mechanism: Mechanism, work: TableWork) -> tuple[Mechanism, Arch
     """Return the mechanism of the round that is reached, the noise of the last round if it was drawn, and the number of the round.
 
     An earlier driver drew and kept the noise of the rounds before that before it died.
+
+    Privacy
+    -------
+    No digest ties these files to the run, unlike the fitted release, which the state file names: they lie beside the run key in a folder of
+    mode 0700, and whoever can write there can read the key. `read_drawn` checks that their columns and their noise are the mechanism's.
     """
     number = 0
     while work.secrets.exists(noisy_name(number)):

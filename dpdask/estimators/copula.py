@@ -77,6 +77,11 @@ class GaussianCopula(NoisyCountsEstimator):
     measured_again
         How many pairs have their table measured a second time, with two fifths of the tables' budget: those whose first, noisy table
         says that this helps most. `auto`: 3 in 10 of the pairs, 1,024 at most; none with fewer than 3 pairs, or without a δ.
+    target
+        A column that is to be predicted from the others: its pairs are the first to be measured again, and three-way tables hold it.
+    triples
+        How many three-way tables are measured at most, chosen under privacy in a pass of their own; they have 15 % of the tables'
+        budget, and the scores by which they are chosen 5 %. `auto`: with a `target` and a δ as many as there are columns, otherwise none.
     records
         `raked`: records of the copula are weighted so that they match the denoised two-way tables, and resampled by these
         weights. `copula`: records of the copula as they are, the paper's model.
@@ -93,9 +98,9 @@ class GaussianCopula(NoisyCountsEstimator):
     Privacy
     -------
     Unit: a row, or all rows that share a column's value. Protected: every row. Sensitivity of each table: 1 (add-remove), or
-    L2 √2, L1 2 (replace-one), times max_rows. Events: one noisy table of each column and each pair of columns, and a second one of
-    some pairs, composed by the accountant. Everything after the noise is post-processing; any number of records may be drawn. ε is spent again
-    by every new `fit` on the same rows.
+    L2 √2, L1 2 (replace-one), times max_rows. Events: one noisy table of each column and each pair of columns, a second one of
+    some pairs, and the scores and noisy tables of triples, if any, composed by the accountant. Everything after the noise is
+    post-processing; any number of records may be drawn. ε is spent again by every new `fit` on the same rows.
 
     References
     ----------
@@ -118,6 +123,8 @@ class GaussianCopula(NoisyCountsEstimator):
     one_way: float = 1.0
     two_way: float = 1.0
     measured_again: Literal["auto"] | int = "auto"
+    target: str | None = None
+    triples: Literal["auto"] | int = "auto"
     records: Records = "raked"
     options: CopulaOptions = DEFAULT_OPTIONS
 
@@ -129,6 +136,8 @@ class GaussianCopula(NoisyCountsEstimator):
             "bins": self.bins,
             "weights": weights,
             "measured_again": self.measured_again,
+            "target": self.target,
+            "triples": self.triples,
             "records": self.records,
             "options": self.options,
         }

@@ -25,6 +25,7 @@ from dpdask.estimators.release import Release
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.auditing import audit_mechanism
 from dpdask.mechanisms.mechanism import Mechanism
+from dpdask.mechanisms.plan_text import describe_promise, describe_steps
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget, UnitColumn, delta_warnings
 from dpdask.privacy.events import Adjacency
@@ -61,6 +62,9 @@ class FramePlan:
     warnings: tuple[str, ...]
     expectations: tuple[str, ...]
     ledger: Mapping[str, Any] | None
+
+    def __repr__(self) -> str:
+        return "\n".join(["plan", *describe_steps(self), *describe_promise(self)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dpdask.estimators.estimator import NoisyCountsEstimator
 from dpdask.estimators.release import Release
 from dpdask.mechanisms.marginals.release import MarginalTables
 from dpdask.mechanisms.marginals.spec import MarginalsSpec
+from dpdask.stats import Clique
 
 
 class MarginalsRelease(Release):
@@ -43,20 +44,26 @@ class MarginalsRelease(Release):
     def table(self, clique: Sequence[str]) -> NDArray[np.int64]:
         """Return one table as an array with an axis for each column: levels in the schema's order, null first; counts may be negative.
 
+        A single name stands for the table of that column.
+
         Raises
         ------
         SpecError
             If the table was not released.
         """
-        return self.fitted.table(tuple(clique))
+        return self.fitted.table(_as_clique(clique))
 
     def margin(self, clique: Sequence[str]) -> float:
         """Return by how much the noise changes each count of a table at most, with probability 0.95."""
-        return self.fitted.margin(tuple(clique))
+        return self.fitted.margin(_as_clique(clique))
 
     def to_frame(self, clique: Sequence[str]) -> pd.DataFrame:
         """Return one table as a frame: a row for each cell, with its levels, its noisy count and its margin of error."""
-        return self.fitted.to_frame(tuple(clique))
+        return self.fitted.to_frame(_as_clique(clique))
+
+
+def _as_clique(clique: Sequence[str]) -> Clique:
+    return (clique,) if isinstance(clique, str) else tuple(clique)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_footer_warnings
 from dpdask.jobs.spec import Job
 from dpdask.jobs.tables import JobTable, open_table
+from dpdask.mechanisms.plan_text import describe_promise, describe_steps
 
 _COMMIT = "commit: all shards appear at once, with manifest and release card; the run key is destroyed"
 
@@ -77,6 +78,20 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values."""
         return asdict(self)
+
+    def __repr__(self) -> str:
+        rows = "an unknown number of" if self.n_rows is None else f"{self.n_rows:,}"
+        released = "" if self.released_rows is None else f"about {self.released_rows:,} rows in at most {self.n_shards} shards, "
+        lines = [
+            self.name + (" (INSECURE: seeded)" if self.insecure else ""),
+            f"  input     {rows} rows, {self.n_bytes / 1e6:,.1f} MB, {self.n_fragments} fragments",
+            *describe_steps(self),
+            *(f"  outside   {name}: {outside}" for name, outside in self.outside.items()),
+            f"  kept      {', '.join(self.kept) or 'nothing'}; dropped: {', '.join(self.dropped) or 'nothing'}",
+            f"  output    {released}{self.output}",
+            *describe_promise(self),
+        ]
+        return "\n".join(lines)
 
 
 @raises_in_keys

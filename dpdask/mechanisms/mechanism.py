@@ -77,7 +77,7 @@ class Spending:
 
 
 class Search(Protocol):
-    """A first round of counts and noise, which decides in which cells a second one counts."""
+    """A round of counts and noise that decides what the next one counts."""
 
     def statistic(self, columns: Columns) -> Statistic[Any]:
         """Return what is counted; all rows are checked."""
@@ -252,16 +252,16 @@ class Mechanism(ABC):
 
     @property
     def search(self) -> Search | None:
-        """What is counted and drawn in a first round, to find the cells of columns; None if there are none to find, or they are found.
+        """What is counted and drawn in a round before the last, such as to find the cells of columns; None in the last round.
 
         Privacy
         -------
-        The noise of both rounds is fixed before the first one, and `event` lists it.
+        The noise of all rounds is fixed before the first one, and `event` lists it.
         """
         return None
 
     def with_found(self, found: Any) -> Self:
-        """Return the mechanism of the second round, with the cells that `search` found."""
+        """Return the mechanism of the next round, with what `search` found."""
         raise NotImplementedError
 
     @abstractmethod

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import BeforeValidator
 
-from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cut_columns
+from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells, cut_columns
 from dpdask.codec import Codec, LevelCodec
 from dpdask.references.histogram import MAX_BINS
 from dpdask.schema import Schema
@@ -69,6 +70,8 @@ one of these, or the first value of each cell, for each column, those that are n
 
 MAX_FOUND = 2 * DEFAULT_BINS + 1
 
+_FAR = 10
+
 Found = Mapping[str, FoundBins]
 
 
@@ -87,6 +90,29 @@ def list_adaptive(schema: Schema, bins: Bins) -> tuple[str, ...]:
 
 def _bins_of(name: str, bins: Bins) -> Literal["adaptive"] | int | tuple[float, ...]:
     return bins.get(name, "adaptive") if isinstance(bins, dict) else bins
+
+
+def warn_of_far_cells(codecs: Mapping[str, Codec], bins: Mapping[str, str | int | tuple[float, ...]] | str | int) -> tuple[str, ...]:
+    """Return a warning for each column whose first or last declared cell is more than ten times as wide as all its others together.
+
+    Parameters
+    ----------
+    codecs
+        The codec of each column.
+    bins
+        How they are cut.
+    """
+    said = []
+    for name, codec in codecs.items():
+        own = bins.get(name) if isinstance(bins, Mapping) else bins
+        if isinstance(codec, LevelCodec) or not isinstance(own, tuple):
+            continue
+        widths = np.diff(cells(codec, own).edges)
+        for place, width in {"first": widths[0], "last": widths[-1]}.items():
+            if len(widths) > 1 and width > _FAR * (widths.sum() - width):
+                what = f"The {place} declared cell of {name} is more than {_FAR} times as wide as all its others together"
+                said.append(f"{what}. Values in it are spread over its whole width: declare narrower bounds, or more cells.")
+    return tuple(said)
 
 
 def cut_with_found(codecs: Mapping[str, Codec], bins: Bins, found: Found | None, parameter: str = "bins") -> dict[str, Cells]:

@@ -34,7 +34,8 @@ from dpdask.mechanisms.copula.fit import CopulaOptions, Records, fit_copula
 from dpdask.mechanisms.copula.model import CopulaModel
 from dpdask.mechanisms.copula.spec import CopulaSpec, count_measured_again
 from dpdask.mechanisms.marginals.denoise import choose_pairs, denoise
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, measure_chosen, pair_cells, plan_noise
+from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure, measure_chosen, pair_cells
+from dpdask.mechanisms.marginals.plan import MarginalNoise, plan_noise
 from dpdask.privacy import Budget
 from dpdask.privacy.accountant import scale_events
 from dpdask.privacy.events import Adjacency, DiscreteLaplace

@@ -66,6 +66,7 @@ def measure(ratings: pd.DataFrame, repeats: int, seed: int = 0) -> dict[str, Any
             "randomised response": randomised_response(epsilon),
         }
         line = channels.measure_attenuation(unbiased.weights, STARS)
+        assert line is not None
         row: dict[str, Any] = {"epsilon": epsilon, "factor": line.factor, "bias_at_most": line.bias_at_most}
         for name, matrix in matrices.items():
             column = ReleasedColumn(name="rating", levels=tuple(STARS.tolist()), matrix=matrix)

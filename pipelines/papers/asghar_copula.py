@@ -26,7 +26,8 @@ from dpdask.kernels import correlation as correlation_kernel
 from dpdask.kernels import normal as normal_kernel
 from dpdask.mechanisms.columns import CHUNK_ROWS
 from dpdask.mechanisms.copula.model import draw_latents
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure
+from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure
+from dpdask.mechanisms.marginals.plan import MarginalNoise
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
 from dpdask.privacy.noise import laplace_scale
 from dpdask.stats import Domain, MarginalCounts

@@ -82,8 +82,14 @@ def test_other_channels_have_no_line_and_a_changed_weight_is_seen() -> None:
 
 
 def test_a_channel_that_keeps_nothing_has_no_line() -> None:
-    with pytest.raises(SpecError, match="keeps nothing of its mean"):
-        measure_attenuation(np.full((2, 2), 2**62, dtype=np.uint64), np.array([0.0, 1.0]))
+    assert measure_attenuation(np.full((2, 2), 2**62, dtype=np.uint64), np.array([0.0, 1.0])) is None
+
+
+@pytest.mark.parametrize("probabilities", [np.array([1.0, 0.0]), np.array([1.0 - 1e-12, 1e-12])], ids=["one level", "almost one"])
+def test_a_reference_that_leaves_no_mean_is_released_itself(probabilities: np.ndarray) -> None:
+    channel = optimal_unbiased(probabilities, 1.0, np.array([0.0, 1.0]))
+    np.testing.assert_allclose(channel.matrix, [probabilities] * 2, atol=1e-15)
+    assert (channel.epsilon, measure_attenuation(channel.weights, np.array([0.0, 1.0]))) == (0.0, None)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +99,6 @@ def test_a_channel_that_keeps_nothing_has_no_line() -> None:
         (np.array([0.5, 0.5]), 0.0, np.array([0.0, 1.0]), "positive and finite"),
         (np.array([0.5, 0.5]), 1.0, np.array([0.0, 0.0]), "distinct finite values"),
         (np.array([0.5, 0.5]), 1.0, np.array([0.0, np.inf]), "distinct finite values"),
-        (np.array([1.0, 0.0]), 1.0, np.array([0.0, 1.0]), "one level only"),
-        (np.array([1.0 - 1e-12, 1e-12]), 1.0, np.array([0.0, 1.0]), "an unbiased channel keeps nothing"),
         (np.full(101, 1 / 101), 1.0, np.arange(101.0), f"at most {MAX_OPTIMAL_LEVELS} levels"),
     ],
 )

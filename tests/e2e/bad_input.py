@@ -27,8 +27,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from e2e.helpers import call_cli
 
-from dpdask.cli import main
 from dpdask.engine.account import open_ledger
 from dpdask.errors import TemporaryError
 from dpdask.io.fragments import discover
@@ -115,14 +115,8 @@ def _is_json(line: str) -> bool:
 
 def command(*words: str) -> Ended:
     """Run the command line in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    code: object = None
-    with mock.patch.object(sys, "argv", ["dpdask", *words]), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main()
-        except SystemExit as exit_:
-            code = exit_.code
-    return Ended(code=code if isinstance(code, int) else 0 if code is None else 1, out=out.getvalue(), err=err.getvalue())
+    ended = call_cli(*words)
+    return Ended(code=ended.returncode, out=ended.stdout, err=ended.stderr)
 
 
 def files(folder: Path) -> dict[str, str]:

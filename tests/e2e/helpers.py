@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import dask
 import numpy as np
@@ -18,10 +21,12 @@ import pyarrow.parquet as pq
 import yaml
 from distributed import LocalCluster
 
+from dpdask.cli import main
 from dpdask.engine.account import open_ledger
 from dpdask.engine.compute import Progress
 from dpdask.jobs.run import Outcome, run_job
 from dpdask.jobs.spec import Job, load_job
+from dpdask.privacy import ledger_tables
 from dpdask.privacy.ledger_entries import Entry
 
 SEED = 7
@@ -105,6 +110,20 @@ def write_job(folder: Path, input_: Path, output: Path, *, schema: Mapping[str, 
     return folder / "job.yaml"
 
 
+waits_for_the_disk = ledger_tables._on_connect  # what an SQLite ledger does where tests do not spare the disk
+
+
+def spare_the_disk(put: Callable[[Any, str, Any], None]) -> None:
+    """Let no write wait for the disk: tests kill processes, not machines. `put` is `setattr`, or that of a monkeypatch."""
+
+    def on_connect(connection: Any, _: object) -> None:
+        connection.isolation_level = None
+        connection.execute("PRAGMA synchronous=OFF")
+
+    put(os, "fsync", lambda _: None)
+    put(ledger_tables, "_on_connect", on_connect)
+
+
 def load(job: Path, **settings: Any) -> Job:
     """Return the job of a file, with keys changed (`output__path=…`)."""
     return load_job(job, {key.replace("__", "."): str(value) for key, value in settings.items()})
@@ -132,6 +151,18 @@ def command(*arguments: str | Path) -> list[str]:
 def run_cli(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run the command line in its own process."""
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout, check=False, env=dict(os.environ))
+
+
+def call_cli(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line in this process: `run_cli` for all that does not depend on the process."""
+    words, out, err = ["dpdask", *map(str, arguments)], io.StringIO(), io.StringIO()
+    code: object = None
+    with mock.patch.object(sys, "argv", words), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as exit_:
+            code = exit_.code
+    return subprocess.CompletedProcess(words, code if isinstance(code, int) else int(code is not None), out.getvalue(), err.getvalue())
 
 
 def charging_entries(url: str, dataset: str) -> list[Entry]:

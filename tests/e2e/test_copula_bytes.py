@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 from e2e.helpers import MIXED_SCHEMA, digests, hidden, lake, load, processes, run_here, write_job
 
 from dpdask.jobs.run import run_job
@@ -51,15 +51,19 @@ def test_threads(kind: str, source: Path, expected: Any, tmp_path: Path) -> None
     assert digests(tmp_path / kind) == expected[kind]
 
 
-def test_processes(source: Path, expected: Any, tmp_path: Path) -> None:
-    with processes(1) as cluster:
-        for workers in (1, 2):
-            cluster.scale(workers)
-            with Client(cluster) as client:
-                client.wait_for_workers(workers)
-                for kind in MECHANISMS:
-                    run_job(load(job(tmp_path / str(workers), source, kind)))
-                    assert digests(tmp_path / str(workers) / kind) == expected[kind]
+@pytest.mark.parametrize("kind", MECHANISMS)
+def test_two_processes(kind: str, two_workers: LocalCluster, source: Path, expected: Any, tmp_path: Path) -> None:
+    with Client(two_workers):
+        run_job(load(job(tmp_path, source, kind)))
+    assert digests(tmp_path / kind) == expected[kind]
+
+
+@pytest.mark.slow
+def test_one_process(source: Path, expected: Any, tmp_path: Path) -> None:
+    with processes(1) as cluster, Client(cluster):
+        for kind in MECHANISMS:
+            run_job(load(job(tmp_path, source, kind)))
+            assert digests(tmp_path / kind) == expected[kind]
 
 
 def rewritten(folder: Path, source: Path, sizes: list[int], row_group: int) -> Path:

@@ -25,7 +25,7 @@ from dpdask.engine.account import open_ledger
 from dpdask.errors import BudgetError
 from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.plan import plan_job
-from dpdask.mechanisms.marginals.noise import margin_95
+from dpdask.mechanisms.marginals.plan import margin_95
 from dpdask.privacy.accountant import epsilon
 from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace, from_dict, leaves, to_dict
 from dpdask.schema import Schema
@@ -214,7 +214,7 @@ def test_the_card_says_what_was_promised_and_done(source: Path, tmp_path: Path) 
     assert accounting["events"] == to_dict(loaded.mechanism.event)
     event = from_dict(accounting["events"])
     assert isinstance(event, Composed)
-    assert [each.count for each in events(tmp_path)] == [5, 10]  # type: ignore[attr-defined]  # central events have one
+    assert [each.count for each in events(tmp_path)] == [5, 10, 3]  # type: ignore[attr-defined]  # central events have one
     assert accounting["epsilon_exact"] == epsilon(event, DELTA)
     assert found["n_rows"] == {"value": N_ROWS, "exact": True}
     assert list(found["columns"]) == PRIVATISED
@@ -240,10 +240,12 @@ def test_laplace_noise_spends_epsilon_alone(source: Path, tmp_path: Path) -> Non
 
 def test_weights_share_the_budget(source: Path, tmp_path: Path) -> None:
     run(tmp_path, source, {**COPULA, "weights": {"one_way": 4.0, "two_way": 1.0}})
-    one_way, two_way = events(tmp_path)
+    one_way, two_way, again = events(tmp_path)
     assert two_way.sigma / one_way.sigma == pytest.approx(2.0)
+    spent = [event.count / event.sigma**2 for event in (one_way, two_way, again)]
+    assert spent[2] / sum(spent) == pytest.approx(0.4, rel=1e-6)
     assert card(tmp_path)["accounting"]["epsilon_exact"] <= 4.0
-    pairs_alone = load(job(tmp_path / "two", source, {**COPULA, "weights": {"one_way": 0}}))
+    pairs_alone = load(job(tmp_path / "two", source, {**COPULA, "weights": {"one_way": 0}, "measured_again": 0}))
     [only] = leaves(pairs_alone.mechanism.event)
     assert getattr(only, "count", None) == 10
     run_here(tmp_path / "two" / "job" / "job.yaml")
@@ -335,7 +337,7 @@ def test_an_audit_finds_it_sound(mechanism: dict[str, Any], delta: float, source
     found = audit_job(load(made), n_runs=2000)
     assert found["sound"] is True
     assert found["columns"] == {}
-    assert len(found["measurements"]) == (2 if mechanism is COPULA else 3)
+    assert len(found["measurements"]) == (2 if mechanism is COPULA and not delta else 3)
     assert all(0 < one["claimed"] <= 4.0 for one in found["measurements"])
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pytest
-from e2e.helpers import KNOWN, MIXED_SCHEMA, charging_entries, digests, hidden, lake, load, run_cli, run_here, write_job
+from e2e.helpers import KNOWN, MIXED_SCHEMA, call_cli, charging_entries, digests, hidden, lake, load, run_here, write_job
 from faults.drivers import Drivers
 from scipy import stats
 
@@ -175,10 +175,10 @@ def test_plan_run_and_audit_tell_the_same_epsilon(source: Path, tmp_path: Path) 
     for name, claimed in planned.epsilons.items():
         assert audited["columns"][name]["claimed"] == claimed
         assert 0.5 * claimed < audited["columns"][name]["epsilon_exact"] <= claimed
-    result = json.loads(run_cli("run", path, "--json").stdout)
+    result = json.loads(call_cli("run", path, "--json").stdout)
     assert (result["epsilon"], result["delta"], result["rows"]) == (LIMIT, 0, sum(SIZES))
     assert not hidden(tmp_path / "out").exists()
-    assert "rating, price perturbed first" in run_cli("run", path).stdout
+    assert "rating, price perturbed first" in call_cli("run", path).stdout
 
 
 # ---- the ledger

@@ -16,7 +16,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster
-from e2e.helpers import MIXED_SCHEMA, digests, hidden, lake, load, run_cli, run_here, write_job
+from e2e.helpers import MIXED_SCHEMA, call_cli, digests, hidden, lake, load, run_here, write_job
 from faults.drivers import Drivers
 from scipy import stats
 
@@ -133,12 +133,12 @@ def test_plan_run_and_audit_promise_no_epsilon(source: Path, tmp_path: Path) -> 
     assert (planned.epsilons, planned.reference_epsilons, planned.ledger) == ({}, {}, None)
     assert planned.released_rows == sum(SIZES)
     assert audit_job(loaded) == {"name": "test", "columns": {}, "row": None, "measurements": [], "sound": True}
-    outcome = run_cli("run", tmp_path / "job" / "job.yaml", "--json")
+    outcome = call_cli("run", tmp_path / "job" / "job.yaml", "--json")
     result = json.loads(outcome.stdout)
     assert (result["epsilon"], result["delta"], result["rows"]) == (None, None, sum(SIZES))
     assert status((tmp_path / "out").as_uri()).stage == "released"
     assert not hidden(tmp_path / "out").exists()
-    assert "nothing to audit" in run_cli("audit", tmp_path / "job" / "job.yaml").stdout
+    assert "nothing to audit" in call_cli("audit", tmp_path / "job" / "job.yaml").stdout
 
 
 def test_two_runs_without_a_seed_draw_other_anchors(source: Path, tmp_path: Path) -> None:

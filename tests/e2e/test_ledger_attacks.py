@@ -13,7 +13,7 @@ import dask
 import numpy as np
 import pyarrow as pa
 import pytest
-from e2e.helpers import charging_entries, hidden, load, run_cli, run_here, write_job
+from e2e.helpers import call_cli, charging_entries, hidden, load, run_here, write_job
 from pyarrow import parquet as pq
 
 import dpdask
@@ -189,7 +189,7 @@ def test_a_refusal_of_a_strict_dataset_costs_at_least_a_hundredth_of_it(tmp_path
     ledger(url).intend("strict", "rest", load(made, privacy__epsilon=0.965).account.cost())
     with pytest.raises(BudgetError):  # a refusal could not be paid for
         run_here(made)
-    shown = run_cli("ledger", "show", "--url", url, "--dataset", "strict").stdout
+    shown = call_cli("ledger", "show", "--url", url, "--dataset", "strict").stdout
     assert "3 runs read rows and refused them; 3 charged; a refusal reveals an exact answer" in shown
 
 
@@ -219,7 +219,7 @@ def test_columns_without_epsilon_are_named_wherever_an_attacker_is_bounded(tmp_p
     assert planned is not None
     assert "the private columns who were released without ε" in planned["coverage"]
     run_here(made)
-    shown = run_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
+    shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
     assert "the private columns who were released without ε in some run; no bound on an attacker holds for rows or columns without ε" in shown
     assert "what its other columns were, is right with probability at most 5.6 %" in shown
     assert json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())["dataset"]["columns_without_epsilon"] == ["who"]

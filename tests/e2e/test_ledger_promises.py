@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from e2e.helpers import charging_entries, hidden, load, run_cli, run_here, write_job
+from e2e.helpers import call_cli, charging_entries, hidden, load, run_here, write_job
 from pyarrow import parquet as pq
 
 import dpdask
@@ -136,16 +136,16 @@ def test_rows_at_other_places_are_another_sample_and_both_count(tmp_path: Path, 
 
 def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(tmp_path: Path, source: Path, url: str) -> None:
     run_here(job(tmp_path / "first", source, url, mechanism__reference=HISTOGRAM))
-    shown = run_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
+    shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
     assert "an attacker with all these releases, who tests at the 5 % level what a row was, is right with probability at most 13.6 %" in shown
     assert "dataset" not in card(tmp_path / "first")
     chain = job(tmp_path / "chain", source, url, mechanism__reference=CHAIN, privacy__epsilon=0.1)
     planned = plan_job(load(chain)).ledger
     assert planned is not None
     assert (planned["uncovered_before"], planned["uncovered_after"]) == (0.0, 0.25)
-    assert "coverage  after this run, up to about 25 % of the rows had no ε in some run" in run_cli("plan", chain).stdout
+    assert "coverage  after this run, up to about 25 % of the rows had no ε in some run" in call_cli("plan", chain).stdout
     run_here(chain)
-    shown = run_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
+    shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
     assert "about 25 % of the rows had no ε in some run (hold-outs), and the records of up to about 25 % were republished" in shown
     assert "what a row was" not in shown
     assert "for a row that every run covers, an attacker" in shown
@@ -159,7 +159,7 @@ def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(tmp_path: P
 def test_runs_of_an_earlier_version_are_not_vouched_for(tmp_path: Path, source: Path, url: str) -> None:
     old = {"format": 1, "kind": "composed", "unit": "row", "events": [{"format": 1, "kind": "local-release", "epsilon": 1.0, "n": 1, "unit": "row"}]}
     ledger(url).intend("people", "old", Charge(epsilon=1.0, event=old))
-    shown = run_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
+    shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
     assert "1 run does not record which rows it leaves out" in shown
     assert "an attacker" not in shown.replace("no bound on an attacker", "")
 
@@ -188,7 +188,7 @@ def test_a_card_written_again_after_a_crash_is_the_same_whatever_came_between(
 
 def test_a_seed_is_charged_to_no_ledger(tmp_path: Path, source: Path, url: str) -> None:
     made = job(tmp_path, source, url, mechanism__reference=HISTOGRAM, insecure_seed=7)
-    ended = run_cli("run", made)
+    ended = call_cli("run", made)
     assert ended.returncode == 64
     assert "noise from a seed protects nobody, so a job with a seed cannot be charged to a ledger" in ended.stderr
     assert kinds(url) == []
@@ -330,7 +330,7 @@ def test_a_refusal_that_read_rows_is_recorded_and_costs_nothing(reference: dict[
         assert kinds(url) == ["refuse"] * asked
         assert (balance(url).epsilon_spent, balance(url).n_runs, balance(url).n_refused) == (0.0, 0, asked)
         assert not hidden(tmp_path / "out").exists()
-    assert "2 runs read rows and refused them; 0 charged" in run_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
+    assert "2 runs read rows and refused them; 0 charged" in call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
     run_here(job(tmp_path, source, url, mechanism__reference=reference))
     assert balance(url).n_runs == 1
 
@@ -338,7 +338,7 @@ def test_a_refusal_that_read_rows_is_recorded_and_costs_nothing(reference: dict[
 @pytest.mark.parametrize("reference", [HISTOGRAM, HOLDOUT], ids=["histogram", "holdout"])
 def test_a_strict_ledger_charges_refusals_until_the_budget_is_spent(reference: dict[str, Any], tmp_path: Path, source: Path, url: str) -> None:
     place = ["--url", url, "--dataset", "strict"]
-    assert "strict: refusals that read rows are charged" in run_cli("ledger", "init", *place, "--epsilon", "2", "--strict").stdout
+    assert "strict: refusals that read rows are charged" in call_cli("ledger", "init", *place, "--epsilon", "2", "--strict").stdout
     given = {"ledger": {"url": url, "dataset": "strict"}, "mechanism__reference": reference}
     asking = job(tmp_path, bad(tmp_path, source), url, **given)
     for asked in range(1, 3):
@@ -351,7 +351,7 @@ def test_a_strict_ledger_charges_refusals_until_the_budget_is_spent(reference: d
         run_here(asking)
     with pytest.raises(BudgetError):
         run_here(job(tmp_path / "good", source, url, **given))
-    assert "2 runs read rows and refused them; 2 charged; a refusal reveals an exact answer" in run_cli("ledger", "show", *place).stdout
+    assert "2 runs read rows and refused them; 2 charged; a refusal reveals an exact answer" in call_cli("ledger", "show", *place).stdout
 
 
 def test_a_failure_that_may_pass_is_charged_once_by_a_strict_ledger(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

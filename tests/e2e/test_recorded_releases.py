@@ -191,6 +191,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "privacy__delta": 1e-6,
         **CENTRAL,
     },
+    "copula, target": {"mechanism": {"kind": "copula", "bins": 4, "target": "genre"}, "privacy__delta": 1e-6, **CENTRAL},
     "copula, own records": {"mechanism": {"kind": "copula", "bins": 8, "records": "copula"}, **CENTRAL},
     "marginals": {"mechanism": {"kind": "marginals", "cliques": CLIQUES, "bins": 4}, **CENTRAL},
     "marginals, delta, unit, weights": {

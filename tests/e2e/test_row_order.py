@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import LEVELS, digests, hidden, lake, load, run_cli, run_here, write_job
+from e2e.helpers import LEVELS, call_cli, digests, hidden, lake, load, run_here, write_job
 from scipy import stats
 
 from dpdask.errors import TemporaryError
@@ -168,7 +168,7 @@ def test_the_steward_is_warned_of_a_sorted_column(order: str, tmp_path: Path) ->
     job = income_job(tmp_path, source, output__order=order, output__rows_per_shard=2000)
     planned = plan_job(load(job)).warnings
     assert [warning.split(":")[0] for warning in planned] == ["the row groups of the input are sorted by column 'income'"]
-    found = run_cli("run", job)
+    found = call_cli("run", job)
     assert found.returncode == 0, found.stderr
     warnings = [line.strip() for line in found.stdout.splitlines() if "WARNING" in line]
     assert warnings[0].startswith("WARNING   column 'income' is sorted in the input: ")
@@ -253,7 +253,7 @@ def test_shards_hold_no_more_than_is_shuffled_at_a_time(tmp_path: Path, monkeypa
 
 def test_an_order_that_there_is_not(tmp_path: Path) -> None:
     job = income_job(tmp_path, incomes(tmp_path / "in", 10), output__order="sorted")
-    found = run_cli("validate", job)
+    found = call_cli("validate", job)
     assert found.returncode == 64
     assert "output.order" in found.stderr
 

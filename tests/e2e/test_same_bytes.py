@@ -78,18 +78,24 @@ def test_threads(case: tuple[str, str], lakes: dict[str, Path], expected: Any, t
     assert digests(tmp_path / "out") == expected(*case)
 
 
-@pytest.mark.parametrize(
-    ("workers", "cases"),
-    [pytest.param(2, FEW, id="2, few cases"), *(pytest.param(workers, CASES, marks=pytest.mark.slow, id=str(workers)) for workers in (1, 2, 3))],
-)
-def test_processes(workers: int, cases: list[tuple[str, str]], cluster: LocalCluster, lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
-    cluster.scale(workers)
+def check_on(cluster: LocalCluster, workers: int, cases: list[tuple[str, str]], lakes: dict[str, Path], expected: Any, folder: Path) -> None:
     with Client(cluster) as client:
         client.wait_for_workers(workers)
         for case in cases:
-            out = tmp_path / "-".join(case)
-            run_job(load(write_job(tmp_path, lakes[case[0]], out, mechanism__reference=reference(case[1], lakes))))
+            out = folder / "-".join(case)
+            run_job(load(write_job(folder, lakes[case[0]], out, mechanism__reference=reference(case[1], lakes))))
             assert digests(out) == expected(*case)
+
+
+def test_two_processes(two_workers: LocalCluster, lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
+    check_on(two_workers, 2, FEW, lakes, expected, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_any_number_of_processes(workers: int, cluster: LocalCluster, lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
+    cluster.scale(workers)
+    check_on(cluster, workers, CASES, lakes, expected, tmp_path)
 
 
 def test_the_lake_is_cut_and_joined(lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def _drawn(rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("n_jobs", [40, pytest.param(120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_jobs", [20, pytest.param(120, marks=pytest.mark.slow)])
 def test_any_chain_or_tree_is_planned_or_refused_in_one_line(n_jobs: int, tmp_path: Path) -> None:
     source = written(tmp_path / "in", people(900))
     rng = np.random.default_rng(8)

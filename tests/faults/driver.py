@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from e2e.helpers import MIXED_SCHEMA, lake, run_here, write_job
+from e2e.helpers import MIXED_SCHEMA, lake, run_here, spare_the_disk, write_job
 
 from dpdask import cli
 from dpdask.engine import fit, scan, write
@@ -181,5 +181,6 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
+    spare_the_disk(setattr)
     warm_up()
     serve()

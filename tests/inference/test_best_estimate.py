@@ -1,5 +1,7 @@
 """The estimate of least squared bias and variance: better than the unbiased one and than a constant, honest about its bias; cards of trees."""
 
+import math
+
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -46,6 +48,25 @@ def test_the_balance_has_the_least_squared_bias_and_variance(n: float) -> None:
     for factor in (0.9, 1.1):  # too much and too little of the noise's inverse
         assert risk(factor * found, centred, n, directions) > least
     assert least < risk(np.linalg.solve(T, centred), centred, n, directions)
+
+
+def test_no_bias_is_taken_where_it_costs_at_most_a_tenth_of_the_variance() -> None:
+    prior = np.linalg.matrix_power(T, 200)[0]
+    directions, f = Directions.of(T, prior), np.array([0.0, 1.0, 5.0])
+    f = f - prior @ f
+
+    def excess(n: float) -> float:
+        """The variance of the exact inverse over that of the best balance, whose averages are both 0."""
+        soft = (n + 1) * directions.singular / (1 + n * directions.singular**2)
+        g = directions.released[:, 1:] @ (directions.coordinates(f)[1:] * soft[1:])
+        return float(prior @ np.linalg.solve(T, f) ** 2 / (prior @ g**2))
+
+    low, high = 0.1, 1e4
+    while high > low * (1 + 1e-9):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if excess(middle) > 1.1 else (low, middle)
+    for n, unbiased in ((low / 1.01, False), (high * 1.01, True)):
+        assert (balance([directions], f, n * prior[None, :]).bias[0] == 0.0) == unbiased
 
 
 def test_many_rows_are_inverted_exactly_and_groups_nearly() -> None:

@@ -11,6 +11,7 @@ import pytest
 import dpdask
 from dpdask.errors import InputError, SpecError
 from dpdask.inference import WeightedSample, least_squares, make_redraw, noise_error
+from dpdask.inference.cell_widths import cell_widths
 from pipelines.benchmarks import sheppard
 
 N = 60_000
@@ -100,6 +101,24 @@ def test_many_cells_without_a_threshold_are_not_corrected(table: pd.DataFrame) -
         with pytest.warns(UserWarning, match="few cells stand out") if bins == 60 else np.errstate():
             release = released(table[["x", "y"]], bins=bins, threshold=threshold, epsilon=epsilon)
         assert WeightedSample.of_frame(release.cells, "y", ["x"], card=release.card).widths.any() == applied  # type: ignore[union-attr]  # it is an array
+
+
+def test_a_correction_is_made_where_it_is_twice_what_noise_hides(table: pd.DataFrame) -> None:
+    """What noise hides does not depend on the scale of the weights; the correction is in proportion to it."""
+    release = released(table[["x", "y"]])
+    features, weights = release.cells[["x"]], release.cells["weight"].to_numpy(dtype=np.float64)
+    x, deviation = features["x"].to_numpy(), release.card["accounting"]["noise"]["cells"]["standard_deviation"]
+    hidden = deviation * np.sqrt(((x - weights @ x / weights.sum()) ** 4).sum())
+    enough = 2.0 * hidden / (weights.sum() * 0.2**2 / 12)
+    for factor, corrected in ((0.98, False), (1.02, True)):
+        assert cell_widths(release.card, features, factor * enough * weights).any() == corrected
+
+
+def test_a_slope_is_divided_by_the_spread_less_a_twelfth() -> None:
+    x, y = np.array([0.0, 1.0, 2.0, 4.0]), np.array([1.0, 0.0, 2.0, 5.0])
+    sample = WeightedSample(features=x[:, None], response=y, weights=np.ones(4), widths=np.full((4, 1), 1.5))
+    spread, common = ((x - x.mean()) ** 2).sum(), ((x - x.mean()) * (y - y.mean())).sum()
+    assert least_squares(sample)[1] == pytest.approx(common / (spread - 4 * 1.5**2 / 12), rel=1e-12)
 
 
 def test_standard_errors_are_those_of_the_corrected_slopes(table: pd.DataFrame) -> None:

@@ -17,7 +17,7 @@ import pytest
 from e2e.helpers import HOLDOUT, RATINGS_SCHEMA, charging_entries, hidden, lake, load, write_job
 
 from dpdask.archive import Archive, Archived, Contents
-from dpdask.cli import _audit_text, _outcome_text, _plan_text
+from dpdask.cli import _audit_text, _outcome_text
 from dpdask.engine import fit as engine_fit
 from dpdask.engine.account import Account, open_ledger
 from dpdask.engine.fit import Fitted
@@ -298,7 +298,7 @@ def test_the_texts_are_the_mechanisms(tmp_path: Path) -> None:
     assert planned.stages[0] == "nothing: nothing is read"
     assert planned.stages[1].startswith("commit: ")
     assert (planned.released_rows, planned.n_shards, planned.epsilons) == (5, 1, {})
-    text = _plan_text(planned)
+    text = str(planned)
     assert "rating, genre, noisy histogram: 0.1" in text
     assert "about 5 rows in at most 1 shards" in text
     assert "promise   a constant promise" in text

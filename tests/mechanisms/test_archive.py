@@ -40,7 +40,8 @@ from dpdask.mechanisms.histogram.noise import NoisyHistogram, draw, plan
 from dpdask.mechanisms.histogram.release import FittedHistogram
 from dpdask.mechanisms.interval.release import IntervalRelease
 from dpdask.mechanisms.interval.spec import IntervalSpec
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, plan_noise
+from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure
+from dpdask.mechanisms.marginals.plan import MarginalNoise, plan_noise
 from dpdask.mechanisms.marginals.release import MarginalTables
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget

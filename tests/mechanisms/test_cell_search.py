@@ -9,6 +9,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import dask
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,7 +18,7 @@ from mechanisms.fitting import fit_frame, records_of
 
 import dpdask
 from dpdask.cells import FoundBins
-from dpdask.errors import DpdaskError, InputError
+from dpdask.errors import DataError, DpdaskError, InputError
 from dpdask.estimators.estimator import Estimator
 from dpdask.mechanisms.columns import columns_from_header, columns_to_header
 from dpdask.mechanisms.copula.release import FittedCopula
@@ -125,6 +127,21 @@ def test_a_tree_releases_skewed_numbers_inside_their_fine_cells(tmp_path: Path) 
     for share in (0.5, 0.75, 0.95):
         assert abs(found["amount"].quantile(share) - own["amount"].quantile(share)) < 0.05 * scale
     assert abs((found["amount"] == 0.0).mean() - (own["amount"] == 0.0).mean()) < 0.02
+
+
+@pytest.mark.parametrize("kind", ["copula", "marginals"])
+def test_a_frame_that_is_empty_in_the_second_pass_is_refused_in_one_line(kind: str) -> None:
+    reads: list[int] = []
+
+    def part(_: str) -> pd.DataFrame:
+        reads.append(1)
+        return table(600) if len(reads) == 1 else table(600).head(0)
+
+    frame = dd.from_map(part, [kind], meta=table(1).head(0))
+    with dask.config.set(scheduler="synchronous"), pytest.raises(DataError, match="second pass: the table has no rows; ") as refused:
+        estimator_of(kind, delta=0.0).fit(frame)
+    assert len(reads) == 2
+    assert "\n" not in str(refused.value)
 
 
 # ---- a saved file

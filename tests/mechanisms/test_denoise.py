@@ -14,7 +14,8 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 
 from dpdask.kernels.tables import independence, mutual_information
 from dpdask.mechanisms.marginals.denoise import Denoised, PairGroup, denoise, dependence_tree, stack_tables
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure
+from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure
+from dpdask.mechanisms.marginals.plan import MarginalNoise
 from dpdask.privacy.events import DiscreteGaussian
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.streams import RunKey, stream

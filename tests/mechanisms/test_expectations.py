@@ -86,6 +86,50 @@ def test_tables_that_drown_are_warned_of_and_others_are_not() -> None:
     assert [sentence.partition(" is off")[0] for sentence in planned.expectations] == [f"a count of {table}" for table in named]
 
 
+def test_tables_of_a_tree_that_drown_are_warned_of() -> None:
+    schema, frame = wide(14)
+    for epsilon, warned in ((1.0, True), (100.0, False)):
+        planned = dpdask.DIP(schema, epsilon=epsilon, reference=dpdask.Tree()).plan(frame)
+        assert any(each.startswith("The noise of 105 of 105 tables is as large") for each in planned.warnings) == warned
+
+
+MONEY = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 2_000_000.0], "type": "float64"}
+
+
+@pytest.mark.parametrize(
+    ("bins", "said"),
+    [
+        ([0.0, 1000.0, 10_000.0], "The last declared cell of x is more than 10 times as wide"),
+        ([0.0, 1_990_000.0, 1_995_000.0], "The first declared cell of x is more than 10 times as wide"),
+        ([0.0, 100_000.0, 181_000.0], "The last declared cell of x"),
+        ([0.0, 100_000.0, 182_000.0], ""),
+        ([0.0], ""),
+        (20, ""),
+    ],
+)
+def test_declared_cells_that_run_to_a_far_bound_are_warned_of(bins: Any, said: str) -> None:
+    frame = pd.DataFrame({"x": np.linspace(0.0, 9000.0, 100)})
+    schema = dpdask.Schema.from_dict({"columns": {"x": MONEY}})
+    given: dict[str, Any] = {"epsilon": 50.0, "bins": {"x": bins}}
+    estimators: list[Any] = [dpdask.Marginals(schema, cliques=[["x"]], **given), dpdask.PerturbedHistogram(schema, **given)]
+    estimators.append(dpdask.DIP(schema, epsilon=50.0, reference=dpdask.Tree(bins={"x": bins})))
+    for estimator in estimators:
+        far = [each for each in estimator.plan(frame).warnings if "declared cell" in each]
+        assert [each.startswith(said) for each in far] == [True] * bool(said)
+
+
+def test_a_plan_is_printed_line_by_line() -> None:
+    schema, frame = wide(2)
+    planned = dpdask.DIP(schema, epsilon=4.0, reference=dpdask.Histogram()).plan(frame)
+    lines = repr(planned).splitlines()
+    assert str(planned) == repr(planned)
+    assert lines[0] == "plan"
+    assert [line.split()[0] for line in lines[1:]] == ["stage"] * len(planned.stages) + ["ε"] * 4 + ["promise"] + ["expect"] * 2 + ["WARNING"] * len(
+        planned.warnings
+    )
+    assert lines[1] == f"  stage 1   {planned.stages[0]}"
+
+
 def test_wide_bounds_say_that_a_heavy_mean_is_not_to_be_had() -> None:
     schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e9]}}})
     frame = pd.DataFrame({"x": np.linspace(0.0, 9.0, 100)})

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dpdask.codec import codec_for
@@ -189,6 +189,7 @@ def test_a_change_of_one_of_the_two_or_of_both_is_noticed(change: Any, factor: f
     assert not accounted_is_drawn(budget)
 
 
+@settings(max_examples=40)
 @given(budgets, st.sampled_from(["laplace", "laplace-calibrated", "optimal"]))
 def test_a_row_pays_no_more_than_its_event_says(budget: Budget, channel: Any) -> None:
     assume(budget.epsilon / (budget.unit_column.max_rows if budget.unit_column else 1) > 1e-4)

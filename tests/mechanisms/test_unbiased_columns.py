@@ -1,13 +1,16 @@
 """The channel optimal-unbiased in releases: its card, its released means, and the columns and references that it does not take."""
 
 import datetime as dt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from e2e.helpers import charging_entries
 
 import dpdask
+from dpdask.engine.account import open_ledger
 from dpdask.errors import SpecError
 from dpdask.privacy.audit import channel_epsilon, read_weights
 
@@ -43,6 +46,38 @@ def test_dates_count_in_their_own_unit(unit: str) -> None:
     card = dip({"day": DAYS}).fit(pd.DataFrame({"day": np.repeat(days, 50)})).card["columns"]["day"]
     assert card["attenuation"]["centre"] == pytest.approx(days.astype(np.int64).mean(), rel=1e-12)
     assert card["attenuation"]["bias_at_most"] < 1e-10 * float(np.ptp(days.astype(np.int64)))
+
+
+def test_noise_that_leaves_one_level_costs_no_budget_for_nothing(tmp_path: Path) -> None:
+    """In every second fit the noisy count of the level that nobody has is not above 0."""
+    place = dpdask.LedgerPlace(url=f"sqlite:///{tmp_path / 'ledger.db'}", dataset="d")
+    open_ledger(place.url).init("d", 200.0)
+    bits, frame = {**STARS, "levels": [0, 1]}, pd.DataFrame({"bit": [0] * 1000})
+    for _ in range(40):
+        release = dip({"bit": bits}, reference=dpdask.Histogram(), insecure_seed=None).fit(frame, ledger=place)
+        with release:
+            card, released = release.card, release.transform(frame)
+        if "attenuation" not in card["columns"]["bit"]:
+            break
+    else:
+        pytest.fail("every count was above 0")
+    assert card["columns"]["bit"]["channel"] == [[1.0, 0.0]] * 2
+    assert (released["bit"] == 0).all()
+    kinds = [entry.kind for entry in charging_entries(place.url, "d")]
+    assert kinds.count("intend") == kinds.count("commit") == len(kinds) / 2
+
+
+@pytest.mark.parametrize(
+    ("bits", "known", "message"),
+    [
+        ([0, 1], [1.0, 0.0], "column 'bit': an unbiased channel keeps nothing of its values"),
+        (list(range(101)), [1 / 101] * 101, "column 'bit'.*at most 100 levels"),
+    ],
+)
+def test_what_is_declared_is_refused_before_any_row_is_read(bits: list[int], known: list[float], message: str) -> None:
+    columns = {"bit": {**STARS, "levels": bits}}
+    with pytest.raises(SpecError, match=message):
+        dip(columns, reference=dpdask.Known(columns={"bit": {"probabilities": known}})).plan(pd.DataFrame({"bit": [0, 1]}))
 
 
 def test_other_channels_say_nothing_of_a_line() -> None:

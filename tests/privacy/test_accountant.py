@@ -260,7 +260,10 @@ def test_an_event_of_nothing_costs_what_was_declared():
     assert compose([charge(5.0, 0.0, to_dict(Composed(events=())))], 0.0) == 5.0
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(1e-3, 0.3), (1e-3, 0.05), (0.01, 0.3), (2.0, 0.99)])
+LARGE_DELTAS = [(0.01, 0.3), (2.0, 0.99), *(pytest.param(1e-3, delta, marks=pytest.mark.slow) for delta in (0.05, 0.3))]
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), LARGE_DELTAS)
 def test_a_large_delta_that_makes_noise_free_ends_the_search(epsilon: float, delta: float) -> None:
     """Beside a large δ some scales cost nothing, whose logarithm no secant may take."""
     drafts = [DiscreteGaussian(sigma=1.0, sensitivity=1.0, adjacency="add-remove", count=count) for count in (4, 6)]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from e2e.helpers import waits_for_the_disk
 from hypothesis import given
 from hypothesis import strategies as st
 from privacy.ledger_worker import run_phases
@@ -675,7 +676,8 @@ def test_a_ledger_that_stays_busy_is_a_temporary_failure_that_charges_nothing(ur
     assert ledger.intend("ratings", "run-1", HALF).sequence == 1
 
 
-def test_an_answered_charge_is_on_the_disk(url: str, ledger: Ledger) -> None:
+def test_an_answered_charge_is_on_the_disk(url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_tables, "_on_connect", waits_for_the_disk)
     sqlite = url.startswith("sqlite")
     careless = url if sqlite else f"{url}%20-csynchronous_commit%3Doff"
     setting = "PRAGMA synchronous" if sqlite else "SHOW synchronous_commit"

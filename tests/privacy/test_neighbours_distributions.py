@@ -261,7 +261,7 @@ def reference_noise(seeds: range) -> tuple[np.ndarray, float]:
     table = pd.DataFrame({"x": np.arange(3000) % 3})
     differences, scale = [], 0.0
     for seed in seeds:
-        release = dpdask.DIP(schema, epsilon=EPSILON, reference=dpdask.Histogram(share=0.5), channel="optimal", insecure_seed=seed).fit(table)
+        release = dpdask.DIP(schema, epsilon=EPSILON, reference=dpdask.Histogram(share=0.5), insecure_seed=seed).fit(table)
         card = release.card
         release.close()
         values, vectors = np.linalg.eig(np.array(card["columns"]["x"]["channel"]).T)

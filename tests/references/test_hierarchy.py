@@ -283,3 +283,14 @@ def test_a_number_pays_for_every_level_that_is_drawn():
 def test_small_whole_numbers_are_cells_of_their_own_under_any_bounds(high):
     codec = codec_of((0.0, high), pa.int64())
     assert len(set(make_grid(codec).index(pa.array(range(50))).tolist())) == 50
+
+
+@pytest.mark.parametrize(("high", "first_wide"), [(1e6, 410.0), (1e8, 281.0)])
+def test_cells_of_whole_numbers_widen_where_they_always_did(high, first_wide):
+    edges = make_grid(codec_of((0.0, high), pa.int64())).edges
+    assert edges[np.flatnonzero(np.diff(edges) > 1.0)[0]] == first_wide
+
+
+def test_floating_numbers_are_cut_evenly_up_to_a_millionth_of_the_bound():
+    edges = make_grid(codec_of((0.0, 1e6))).edges
+    assert math.asinh(edges[100]) - math.asinh(edges[99]) == pytest.approx(math.asinh(1e6) / (4096 - 4), rel=1e-9)

@@ -32,6 +32,8 @@ def copula_section(budget: Budget, fitted: FittedCopula, n_released: int | None)
         "records": n_released,
         "bins": describe_bins(fitted.bins, fitted.cells()),
         "tree": _tree(fitted),
+        "measured_again": [list(clique) for clique in noisy.chosen if len(clique) == 2],
+        "three_way": [list(clique) for clique in noisy.chosen if len(clique) == 3],
         "latent_variables": report.n_latents,
         "raked_tables": 0 if fitted.model.targets is None else len(fitted.model.targets.tables),
         "significant_share": report.kept_share,

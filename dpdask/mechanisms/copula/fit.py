@@ -133,7 +133,7 @@ def fit_copula(
         model, report, codes = fit.model(wanted, rng)
     if records == "copula" or noisy.noise.pairs is None:
         return model, report
-    targets = raking.choose_targets(cleaned, marginals_kernel.count_pairs(codes, sizes), codes.shape[1])
+    targets = raking.choose_targets(cleaned, marginals_kernel.count_pairs(codes, sizes), codes.shape[1], noisy)
     return replace(model, targets=targets), report
 
 

@@ -201,14 +201,12 @@ def draw_latents(factor: NDArray[np.float32], n: int, rng: Generator) -> NDArray
     rng
         A stream.
     """
-    block = latent_kernel.BLOCK_ROWS
-    n_blocks = -(-n // block)
-    result = np.empty((len(factor), n_blocks * block), dtype=np.float32)
-    part = np.empty((len(factor), block), dtype=np.float32)
-    for index in range(n_blocks if len(factor) else 0):
+    result = np.empty((len(factor), n), dtype=np.float32)  # contiguous for every n: `decode` is compiled for one layout
+    part = np.empty((len(factor), latent_kernel.BLOCK_ROWS), dtype=np.float32)
+    for start in range(0, n if len(factor) else 0, latent_kernel.BLOCK_ROWS):
         latent_kernel.latents(factor, words(rng, latent_kernel.words_per_block(len(factor))), part)
-        result[:, index * block : (index + 1) * block] = part
-    return result[:, :n]
+        result[:, start : start + latent_kernel.BLOCK_ROWS] = part[:, : n - start]
+    return result
 
 
 def draw_uniforms(rng: Generator, n: int) -> NDArray[np.float64]:

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from dpdask.kernels import raking as raking_kernel
 from dpdask.kernels.permutation import permutation
 from dpdask.mechanisms.marginals.denoise import Denoised, PairGroup, stack_tables
+from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.privacy import noise
+from dpdask.privacy.noise import deviation
 from dpdask.stats import Domain
 from dpdask.streams import words
 
@@ -89,6 +91,23 @@ class Targets:
         doubled = n_latents <= _FEW_LATENTS and 2 * len(self.tables) <= MOST_TABLES
         return max(2 * n if doubled else n, MIN_POOL)
 
+    def weigh(self, pool: Codes, domain: Domain, rng: Generator) -> Floats:
+        """Return weights at which a pool meets the tables, float64 of shape (m,); their sum is about the number of rows.
+
+        Parameters
+        ----------
+        pool, domain
+            As for `redraw`.
+        rng
+            A stream: it decides the order in which tables are visited.
+        """
+        sizes = np.array(domain.sizes, dtype=np.int64)
+        cells = _cells(self.tables, domain)
+        starts = np.concatenate([[0], np.cumsum(cells)[:-1]]).astype(np.int64)
+        order = np.concatenate([permutation(words(rng, len(self.tables))) for _ in range(SWEEPS)])
+        total = float(self.counts[: cells[0]].sum())
+        return raking_kernel.rake(pool, sizes, self.tables, starts, self.counts, total, self.strengths, order)
+
     def redraw(self, pool: Codes, n: int, domain: Domain, walk: list[int], rng: Generator) -> Codes:
         """Return n records of a pool, drawn by weights at which the pool meets the tables.
 
@@ -110,20 +129,17 @@ class Targets:
         -----
         The weights hold for this pool alone and are thrown away.
         """
-        sizes = np.array(domain.sizes, dtype=np.int64)
-        cells = _cells(self.tables, domain)
-        starts = np.concatenate([[0], np.cumsum(cells)[:-1]]).astype(np.int64)
-        order = np.concatenate([permutation(words(rng, len(self.tables))) for _ in range(SWEEPS)])
-        total = float(self.counts[: cells[0]].sum())
-        weights = raking_kernel.rake(pool, sizes, self.tables, starts, self.counts, total, self.strengths, order)
+        weights, sizes = self.weigh(pool, domain, rng), np.array(domain.sizes, dtype=np.int64)
         begin = float(words(rng, 1)[0] >> np.uint64(11)) * 2.0**-53
         chosen = raking_kernel.resample(weights, _order(pool, sizes, walk), n, begin)
         result: Codes = np.take(pool, chosen[permutation(words(rng, n))], axis=1)
         return result
 
 
-def choose_targets(cleaned: Denoised, found: Ints, n_sampled: int) -> Targets | None:
+def choose_targets(cleaned: Denoised, found: Ints, n_sampled: int, noisy: NoisyMarginals) -> Targets | None:
     """Return the tables to rake to: all, or of more than 1,024 those that the copula surely misses, 1,024 at most; None without any.
+
+    Three-way tables are always among them.
 
     Parameters
     ----------
@@ -133,6 +149,8 @@ def choose_targets(cleaned: Denoised, found: Ints, n_sampled: int) -> Targets | 
         int64 array: all two-way tables of a sample of the copula, in the domain's order.
     n_sampled
         The sample's records.
+    noisy
+        The noisy tables, for those of three columns.
 
     Notes
     -----
@@ -148,18 +166,26 @@ def choose_targets(cleaned: Denoised, found: Ints, n_sampled: int) -> Targets | 
         return None
     pairs = np.concatenate([np.stack([group.first, group.second], axis=1) for group in cleaned.groups])
     best = np.arange(len(pairs))
-    if len(pairs) > MOST_TABLES:
+    triples = [(clique, table) for clique, table in noisy.cliques.items() if len(clique) == 3]
+    room = MOST_TABLES - len(triples)
+    if len(pairs) > room:
         factor = math.sqrt(2.0 * math.log(len(found)))
         missed = np.concatenate([_missed(group, found, n_sampled, factor) for group in cleaned.groups])
-        best = np.argsort(-missed, kind="stable")[: min(MOST_TABLES, np.count_nonzero(missed))]
+        best = np.argsort(-missed, kind="stable")[: min(room, np.count_nonzero(missed))]
     if not len(best):
         return None
     best = best[np.lexsort((pairs[best, 1], pairs[best, 0]))]
     lengths = [len(group.first) for group in cleaned.groups]
     owners, firsts = np.repeat(np.arange(len(lengths)), lengths), np.concatenate([[0], np.cumsum(lengths)[:-1]])
     counts = [cleaned.groups[owners[place]].tables[place - firsts[owners[place]]].ravel() for place in best]
-    strengths = np.array([_strength(cleaned.groups[owners[place]].sigma) for place in best])
-    return Targets(tables=np.insert(pairs[best], 2, -1, axis=1), counts=np.concatenate(counts), strengths=strengths)
+    strengths = [_strength(cleaned.groups[owners[place]].sigma) for place in best]
+    tables = np.insert(pairs[best], 2, -1, axis=1)
+    for clique, table in triples:
+        positions = np.array(cleaned.domain.positions(clique))
+        tables = np.append(tables, np.sort(positions)[None], axis=0)
+        counts.append(table.transpose(np.argsort(positions)).ravel().astype(np.float64))
+        strengths.append(_strength(deviation(noisy.noise_of(clique))))
+    return Targets(tables=tables, counts=np.concatenate(counts), strengths=np.array(strengths))
 
 
 def _strength(sigma: float) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -15,15 +15,18 @@ from dpdask.mechanisms.copula.card import copula_section
 from dpdask.mechanisms.copula.fit import CopulaOptions, Records, fit_copula
 from dpdask.mechanisms.copula.model import check_latents
 from dpdask.mechanisms.copula.release import FittedCopula
+from dpdask.mechanisms.copula.triples import choose_triples, count_candidates, list_candidates
 from dpdask.mechanisms.expectations import LITTLE
 from dpdask.mechanisms.marginals.denoise import choose_pairs
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure_chosen, plan_noise
+from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure_chosen
+from dpdask.mechanisms.marginals.plan import MarginalNoise, plan_noise
 from dpdask.mechanisms.marginals.tables import NoisyTables
-from dpdask.mechanisms.mechanism import Columns, Spec
+from dpdask.mechanisms.mechanism import Columns, Search, Spec
 from dpdask.mechanisms.noisy_counts import RecordsWanted
 from dpdask.privacy.order import RowOrder
-from dpdask.references.bins import Bins
+from dpdask.references.bins import Bins, Found
 from dpdask.stats import MarginalCounts
+from dpdask.stats.tables import TableStatistic
 from dpdask.streams import Noise, RunKey, stream
 
 _MEASURED_AGAIN = 0.3  # of all pairs
@@ -69,6 +72,11 @@ class CopulaSpec(Spec):
     measured_again
         How many pairs have their table measured a second time, with two fifths of the tables' budget: those whose first, noisy table
         says that this helps most. `auto`: 3 in 10 of the pairs, 1,024 at most; none with fewer than 3 pairs, or without a δ.
+    target
+        A column that is to be predicted from the others: its pairs are the first to be measured again, and three-way tables hold it.
+    triples
+        How many three-way tables are measured at most, chosen under privacy in a pass of their own; they have 15 % of the tables'
+        budget, and the scores by which they are chosen 5 %. `auto`: with a `target` and a δ as many as there are columns, otherwise none.
     options
         Which steps of the fit to switch off, to measure their effect.
     """
@@ -79,12 +87,19 @@ class CopulaSpec(Spec):
     bins: Bins = "adaptive"
     weights: TableWeights = TableWeights()
     measured_again: Literal["auto"] | Annotated[int, Field(ge=0, strict=True)] = "auto"
+    target: str | None = None
+    triples: Literal["auto"] | Annotated[int, Field(ge=0, strict=True)] = "auto"
     options: CopulaOptions = CopulaOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopulaMechanism(NoisyTables):
     """The Gaussian copula of a schema under a budget.
+
+    Attributes
+    ----------
+    first
+        The noisy one- and two-way tables, if three-way tables are still to be chosen; otherwise None.
 
     Privacy
     -------
@@ -93,6 +108,7 @@ class CopulaMechanism(NoisyTables):
     """
 
     spec: CopulaSpec
+    first: NoisyMarginals | None = None
 
     nobody: ClassVar[str] = "synthetic records"
 
@@ -100,31 +116,86 @@ class CopulaMechanism(NoisyTables):
     def noise(self) -> MarginalNoise:
         """The noise of every table; it depends on no data."""
         weights, n = self.spec.weights, len(self.schema.privatised)
-        return plan_noise(self.budget, n, one_way=weights.one_way, pairs=weights.two_way, n_chosen=self.n_measured_again, n_found=len(self.adaptive))
+        return plan_noise(
+            self.budget,
+            n,
+            one_way=weights.one_way,
+            pairs=weights.two_way,
+            n_chosen=self.n_measured_again,
+            n_triples=self.n_triples,
+            n_scores=count_candidates(n, self.spec.target) if self.n_triples else 0,
+            n_found=len(self.adaptive),
+        )
 
     @property
     def n_measured_again(self) -> int:
         """How many pairs are measured a second time."""
-        n = self.spec.measured_again
-        return count_measured_again(len(self.schema.privatised), self.budget.delta) if n == "auto" else n
+        n, n_columns = self.spec.measured_again, len(self.schema.privatised)
+        if n != "auto":
+            return n
+        usual = count_measured_again(n_columns, self.budget.delta)
+        return usual if self.spec.target is None else min(max(usual, n_columns - 1 if usual else 0), _MOST_MEASURED_AGAIN)
+
+    @property
+    def n_triples(self) -> int:
+        """How many three-way tables are measured at most."""
+        n, n_columns = self.spec.triples, len(self.schema.privatised)
+        if n != "auto":
+            return n
+        wanted = self.spec.target is not None and self.budget.delta > 0
+        return min(n_columns, count_candidates(n_columns, self.spec.target)) if wanted else 0
 
     def check_spec(self) -> None:
-        """Check that there are as many pairs as are to be measured again.
+        """Check the target, and that there are as many tables as are to be chosen.
 
         Raises
         ------
         SpecError
-            If there are fewer.
+            If the target is no privatised column, there are fewer pairs or triples, or triples are asked for without a δ.
         """
+        columns, target, triples = self.schema.privatised, self.spec.target, self.n_triples
+        if target is not None and target not in columns:
+            raise SpecError("is not a privatised column", f"`target` {target!r}", "correct its name, or its role in the schema")
+        if triples and self.budget.delta == 0:
+            raise SpecError("three-way tables are chosen by scores with Gaussian noise, which needs a δ", "`triples`", "set `delta`, or remove it")
+        n_candidates = count_candidates(len(columns), target)
+        if triples > n_candidates:
+            what = f"{triples:,} three-way tables cannot be chosen from {n_candidates:,}"
+            raise SpecError(what, "`triples`", f"give at most {n_candidates:,}, or `auto`")
         n_pairs = math.comb(len(self.schema.privatised), 2)
         if self.n_measured_again > n_pairs:
             what = f"{self.spec.measured_again:,} pairs cannot be chosen, because the columns have {n_pairs:,}"
             raise SpecError(what, "`measured_again`", f"give at most {n_pairs:,}, or `auto`")
 
+    @property
+    def search(self) -> Search | None:
+        """The rounds before the last: the cells, and if triples are chosen, the one- and two-way tables."""
+        return self.cell_search or (self if self.n_triples and self.first is None else None)
+
+    def find(self, drawn: NoisyMarginals, columns: Columns) -> NoisyMarginals:
+        """Return the noisy one- and two-way tables, by which triples are chosen.
+
+        Parameters
+        ----------
+        drawn
+            What `draw` returned in the round before the last.
+        columns
+            The table's columns.
+        """
+        del columns
+        return drawn
+
+    def with_found(self, found: Found | NoisyMarginals) -> Self:
+        """Return the mechanism with the cells, or with the noisy tables of the round before the last."""
+        return replace(self, first=found) if isinstance(found, NoisyMarginals) else replace(self, found=found)
+
     def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
-        """Draw the noise of every table, and then of the pairs that are measured again; see `Mechanism.draw`."""
+        """Draw the noise of every table and of the pairs that are measured again; in the last round of triples, theirs; see `Mechanism.draw`."""
+        if self.first is not None:
+            triples = choose_triples(self.first, counts, rng=noise("marginals/noise/scores"))
+            return measure_chosen(self.first, counts, triples, rng=noise("marginals/noise/triples"))
         noisy = NoisyTables.draw(self, counts, columns, noise)
-        chosen = choose_pairs(noisy, self.n_measured_again) if self.n_measured_again else ()
+        chosen = choose_pairs(noisy, self.n_measured_again, self.spec.target) if self.n_measured_again else ()
         return measure_chosen(noisy, counts, chosen, rng=noise("marginals/noise/again"))
 
     @property
@@ -148,6 +219,11 @@ class CopulaMechanism(NoisyTables):
         statistic = self.statistic(columns)
         statistic.check_size()
         check_latents(statistic.domain)
+
+    def statistic(self, columns: Columns) -> TableStatistic:
+        """Return what is counted: the table of each column and of each pair, or in the last round of triples, the candidates."""
+        found = NoisyTables.statistic(self, columns)
+        return found if self.first is None else replace(found, cliques=list_candidates(found.domain, self.spec.target), two_way=False)
 
     @property
     def counted(self) -> dict[str, Any]:
@@ -174,9 +250,13 @@ class CopulaMechanism(NoisyTables):
         del columns, uncounted
         n, again = len(self.schema.privatised), self.n_measured_again
         twice = f", of {again:,} chosen pairs twice" if again else ""
+        n_scores = count_candidates(n, self.spec.target)
+        what = f"choose: read {n} columns once more; count at most {n_scores:,} three-way tables, score them with noise, measure {self.n_triples:,}"
+        chosen = (what,) if self.n_triples else ()
         return (
             *self.search_stages,
             f"tabulate: read {n} columns once; count {n} one-way and {n * (n - 1) // 2} two-way tables, merged in a tree",
+            *chosen,
             f"fit: noise on every table{twice}, and the copula of the noisy tables, on the driver, written once",
             "write: sample synthetic records and stage their shards",
         )

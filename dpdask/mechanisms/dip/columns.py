@@ -12,7 +12,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents
-from dpdask.channels import LevelChannel, calibrate, costs, laplace, measure_attenuation, optimal, optimal_unbiased
+from dpdask.channels import LevelChannel, calibrate, check_values, costs, laplace, measure_attenuation, optimal, optimal_unbiased
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import bins as bins_kernel
@@ -233,8 +233,30 @@ class ColumnsMechanism(DipMechanism):
         """Check the declared distributions, the bins and the costs against the columns; see `Mechanism.check`."""
         self.reference.cells(columns.codecs)
         self.reference.check_codecs(columns.codecs)
+        if self.spec.channel == "optimal-unbiased":
+            self._check_means(columns)
         for name, cost in (self.spec.cost or {}).items():
             costs.check_cost(columns.codecs[name], cost)
+
+    def _check_means(self, columns: Columns) -> None:
+        """Check what decides about means and is public: the levels, and a declared distribution.
+
+        Raises
+        ------
+        SpecError
+            If there are too many levels, or nothing would be kept.
+        """
+        for name, codec in columns.codecs.items():
+            try:
+                check_values(costs.level_values(codec))
+            except SpecError as error:
+                raise error.at(f"column {name!r}") from None
+        if self.reference.rows == "none":
+            fitted = self.fit(None, columns, RunKey.insecure(0))
+            for name, described in self.describe_columns(fitted, columns).items():
+                if "attenuation" not in described:
+                    what = "an unbiased channel keeps nothing of its values, or the declared distribution has one level only"
+                    raise SpecError(what, f"column {name!r}", "take a larger ε, fewer or nearer levels, or the channel optimal")
 
     def check_counts(self, counts: ColumnCounts) -> None:
         """Check that the reference rows make a distribution of each column; see `Mechanism.check_counts`."""
@@ -268,13 +290,15 @@ class ColumnsMechanism(DipMechanism):
         """Return what the card says about each fitted column; see `DipMechanism.describe_columns`.
 
         With the channel optimal-unbiased, `attenuation` gives c, m and the bound on the bias (`channels.Attenuation`): all three are
-        functions of the channel and the public levels, which stand beside them.
+        functions of the channel and the public levels, which stand beside them. It is absent where the reference leaves nothing of the
+        mean, as with a single level.
         """
         found = {name: {"epsilon_exact": mechanism.epsilon, **_describe(mechanism)} for name, mechanism in release.columns.items()}
         if self.spec.channel == "optimal-unbiased":
             for name, mechanism in release.columns.items():
                 assert isinstance(mechanism, LevelMechanism)
-                found[name]["attenuation"] = asdict(measure_attenuation(mechanism.channel.weights, costs.level_values(columns.codecs[name])))
+                line = measure_attenuation(mechanism.channel.weights, costs.level_values(columns.codecs[name]))
+                found[name] |= {} if line is None else {"attenuation": asdict(line)}
         return found
 
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:

@@ -20,14 +20,16 @@ from dpdask.mechanisms.cell_search import CellSearch
 from dpdask.mechanisms.dip.spec import ChannelKind, Cost, DipMechanism, check_costs
 from dpdask.mechanisms.dip.tree import TreeColumn, TreeRelease, worst_row
 from dpdask.mechanisms.dip.tree_tables import clean_tables, compose_events, find_tree, fit_tree_noise, measure_tree
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals
+from dpdask.mechanisms.marginals.noise import NoisyMarginals
+from dpdask.mechanisms.marginals.plan import MarginalNoise
+from dpdask.mechanisms.marginals.tables import list_noisy_tables
 from dpdask.mechanisms.mechanism import WHOLE_ROW, Columns
 from dpdask.privacy import delta_warnings
 from dpdask.privacy.accountant import epsilon as least_epsilon
 from dpdask.privacy.audit import channel_epsilon, read_weights, within_digits
 from dpdask.privacy.events import Composed, to_dict
 from dpdask.references import Tree
-from dpdask.references.bins import Found, list_adaptive
+from dpdask.references.bins import Found, list_adaptive, warn_of_far_cells
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.tables import TableStatistic, domain_of
 from dpdask.streams import Noise, RunKey, stream
@@ -402,7 +404,12 @@ class TreeMechanism(DipMechanism):
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
         """Return what a steward should think of before a run, a δ that is too large for so many rows included; see `Mechanism.cautions`."""
-        return (*delta_warnings(self.budget, n_rows), *DipMechanism.cautions(self, columns, n_rows))
+        far = warn_of_far_cells(columns.codecs, self.reference.bins)
+        found = (*delta_warnings(self.budget, n_rows), *DipMechanism.cautions(self, columns, n_rows), *far)
+        if not n_rows:
+            return found
+        measured = MarginalNoise(one_way=self.noise.one_way, pairs=self.noise.chosen)  # any pair may be an edge
+        return (*found, *list_noisy_tables(measured, {name: cells.size for name, cells in self.cells(columns).items()}, n_rows))
 
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return what is claimed and found, also of a whole row: of the released channels, or those of a simulated table; see `Mechanism.audit`."""

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
 from dpdask.mechanisms.marginals.denoise import denoise, dependence_tree
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, draft, measure, measure_chosen, share_of_cells
+from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure, measure_chosen
+from dpdask.mechanisms.marginals.plan import MarginalNoise, draft, share_of_cells
 from dpdask.privacy import Budget
 from dpdask.privacy.accountant import epsilon as least_epsilon
 from dpdask.privacy.accountant import scale_events

@@ -8,7 +8,7 @@ from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.columns import describe_bins
 from dpdask.mechanisms.histogram.noise import compute_spent
 from dpdask.mechanisms.histogram.release import FittedHistogram
-from dpdask.mechanisms.marginals.noise import margin_95
+from dpdask.mechanisms.marginals.plan import margin_95
 from dpdask.privacy import Budget
 from dpdask.privacy.events import CentralEvent, DiscreteLaplace, to_dict
 from dpdask.privacy.noise import deviation

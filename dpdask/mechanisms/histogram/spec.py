@@ -24,7 +24,7 @@ from dpdask.mechanisms.mechanism import Columns, Spec
 from dpdask.mechanisms.noisy_counts import NoisyCounts, RecordsWanted
 from dpdask.privacy.events import CentralEvent, Composed, DiscreteLaplace
 from dpdask.privacy.order import RowOrder
-from dpdask.references.bins import as_fixed_bins
+from dpdask.references.bins import as_fixed_bins, warn_of_far_cells
 from dpdask.stats import Domain
 from dpdask.stats.joint import JointCounts, n_cells
 from dpdask.stats.tables import JointStatistic, domain_of
@@ -250,7 +250,7 @@ class HistogramMechanism(NoisyCounts):
         SpecError
             If the histogram is too large for so many rows.
         """
-        found = list(NoisyCounts.cautions(self, columns, n_rows))
+        found = [*NoisyCounts.cautions(self, columns, n_rows), *warn_of_far_cells(columns.codecs, self.spec.bins)]
         if self._awaits_rows:
             return (*found, "The bins that the rule gives, and so the number of cells, are known only when the rows are counted.")
         cells = self._cells(columns)

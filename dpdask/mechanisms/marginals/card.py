@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dpdask.mechanisms.card import Section, noisy_counts_section
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, compute_spent, margin_95
+from dpdask.mechanisms.marginals.noise import NoisyMarginals
+from dpdask.mechanisms.marginals.plan import compute_spent, margin_95
 from dpdask.mechanisms.marginals.release import MarginalTables
 from dpdask.privacy import Budget
 from dpdask.privacy.events import CentralEvent, to_dict
@@ -46,7 +47,8 @@ def tables_accounting(noisy: NoisyMarginals, budget: Budget) -> dict[str, Any]:
         What was promised.
     """
     noise = noisy.noise
-    named: dict[str, CentralEvent | None] = {"fine_counts": noise.cells, "one_way": noise.one_way, "two_way": noise.pairs, "chosen": noise.chosen}
+    named: dict[str, CentralEvent | None] = {"fine_counts": noise.cells, "one_way": noise.one_way, "two_way": noise.pairs}
+    named |= {"measured_again": noise.chosen, "scores": noise.scores, "three_way": noise.triples}
     named |= {" x ".join(clique): event for clique, event in noise.cliques.items()}
     return {
         "composition": "the least of a sum, a concentrated bound and a privacy loss distribution, over all tables",

@@ -17,7 +17,7 @@ from dpdask.stats import Clique, Domain
 Floats = NDArray[np.float64]
 
 _CHANCE = 2.0  # standard deviations, the usual 95 %
-_MEAN_OF_NOISE = math.sqrt(2.0 / math.pi)  # of the absolute value, in standard deviations
+MEAN_OF_NOISE = math.sqrt(2.0 / math.pi)  # of the absolute value, in standard deviations
 _DOUBT = 0.5  # standard deviations of a cell's noise: three cells in five are farther off
 
 
@@ -257,7 +257,7 @@ def _margins(noisy: NoisyMarginals, pairs: Floats, layout: _Layout, *, consisten
     return tuple(simplex.project(means[start : start + size], noisy.n_rows) for start, size in zip(starts, sizes, strict=True))
 
 
-def choose_pairs(noisy: NoisyMarginals, n: int) -> tuple[Clique, ...]:
+def choose_pairs(noisy: NoisyMarginals, n: int, target: str | None = None) -> tuple[Clique, ...]:
     """Return the pairs that a second measurement helps most, as cliques.
 
     Parameters
@@ -266,6 +266,8 @@ def choose_pairs(noisy: NoisyMarginals, n: int) -> tuple[Clique, ...]:
         Noisy tables of all pairs.
     n
         How many.
+    target
+        A column whose pairs come before all others.
 
     Notes
     -----
@@ -277,10 +279,11 @@ def choose_pairs(noisy: NoisyMarginals, n: int) -> tuple[Clique, ...]:
     for group in cleaned.groups:
         independent = tables_kernel.independence(group.tables.sum(axis=2), group.tables.sum(axis=1), cleaned.n_rows)
         departures = np.abs(group.tables - independent).sum(axis=(1, 2))
-        most = _MEAN_OF_NOISE * group.sigma * group.tables[0].size
+        most = MEAN_OF_NOISE * group.sigma * group.tables[0].size
         gains.append(np.minimum(departures, most))
     first, second = (np.concatenate([getattr(group, side) for group in cleaned.groups]) for side in ("first", "second"))
-    best = np.lexsort((second, first, -np.concatenate(gains)))[:n]
+    others = np.ones(len(first), dtype=bool) if target is None else (first != names.index(target)) & (second != names.index(target))
+    best = np.lexsort((second, first, -np.concatenate(gains), others))[:n]
     return tuple((names[a], names[b]) for a, b in zip(first[best], second[best], strict=True))
 
 

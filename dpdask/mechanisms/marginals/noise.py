@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,78 +11,14 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents
-from dpdask.errors import InputError, InternalError, SpecError
-from dpdask.privacy import Budget, noise
-from dpdask.privacy.accountant import epsilon, scale_events
-from dpdask.privacy.events import Adjacency, CentralEvent, Composed, DiscreteGaussian, DiscreteLaplace, central_from_dict, to_dict
+from dpdask.errors import InputError, InternalError
+from dpdask.mechanisms.marginals.plan import MarginalNoise, margin_95
+from dpdask.privacy import noise
+from dpdask.privacy.events import CentralEvent
 from dpdask.privacy.noise import deviation
-from dpdask.references.hierarchy import N_LEVELS
 from dpdask.stats import Clique, Domain, MarginalCounts
 
 Counts = NDArray[np.int64]
-
-_NORMAL_95 = 1.959963984540054
-_SHARE_OF_CHOSEN = 0.4
-_SHARED = ("one_way", "pairs", "chosen", "cells")  # the events of several tables
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarginalNoise:
-    """The noise of every table, decided before any is drawn.
-
-    Attributes
-    ----------
-    one_way, pairs
-        The noise of each attribute's own table, and of each two-way table; None if these are not measured.
-    cliques
-        The noise of each further table.
-    chosen
-        The noise of the tables that are chosen after the others were drawn, `chosen.count` of them at most; None if none are.
-    cells
-        The noise of the fine counts that cells are found from; None if no cells are found.
-
-    Privacy
-    -------
-    Unit and adjacency: the budget's. Sensitivity of one table: a row replaced takes 1 from a cell and adds 1 to another
-    (L1 2, L2 √2), a row added or removed changes one by 1; a unit of k rows does so k times, and all may fall on the same
-    cells. Which tables are chosen depends on the noisy ones, but how many and with which noise does not, so the events compose
-    as if it did not. Composition over all tables: by `accountant`.
-    """
-
-    one_way: CentralEvent | None
-    pairs: CentralEvent | None
-    cliques: Mapping[Clique, CentralEvent] = field(default_factory=dict)
-    chosen: CentralEvent | None = None
-    cells: CentralEvent | None = None
-
-    @property
-    def event(self) -> Composed:
-        """What will happen."""
-        events = (self.cells, self.one_way, self.pairs, *self.cliques.values(), self.chosen)
-        return Composed(events=tuple(event for event in events if event is not None))
-
-    @property
-    def of_one_chosen(self) -> CentralEvent:
-        """The noise of one chosen table."""
-        assert self.chosen is not None, "no table is chosen"
-        return replace(self.chosen, count=1)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the noise as a mapping that JSON can hold."""
-        own = {name: None if getattr(self, name) is None else to_dict(getattr(self, name)) for name in _SHARED}
-        return {**own, "cliques": [[list(clique), to_dict(event)] for clique, event in self.cliques.items()]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the noise that a mapping from `to_dict` holds.
-
-        Raises
-        ------
-        ValueError, TypeError, KeyError, SpecError
-            If it holds none.
-        """
-        own = {name: None if data[name] is None else central_from_dict(data[name]) for name in _SHARED}
-        return cls(**own, cliques={tuple(clique): central_from_dict(event) for clique, event in data["cliques"]})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -164,7 +98,12 @@ class NoisyMarginals(Archived):
 
     def noise_of(self, clique: Clique) -> CentralEvent:
         """Return the noise of one of `cliques`, a declared or a chosen one."""
-        return self.noise.cliques.get(clique) or self.noise.of_one_chosen
+        declared = self.noise.cliques.get(clique)
+        if declared is not None:
+            return declared
+        event = self.noise.of_chosen(clique)
+        assert event is not None, "no such table is chosen"
+        return replace(event, count=1)
 
     @property
     def chosen(self) -> tuple[Clique, ...]:
@@ -204,8 +143,7 @@ class NoisyMarginals(Archived):
         _check_table(one_way, (0 if noise.one_way is None else sum(domain.sizes),))
         _check_table(pairs, (0 if noise.pairs is None else int(pair_cells(domain).sum()),))
         chosen = [tuple(clique) for clique in header["chosen"]]
-        if len({frozenset(clique) for clique in chosen}) < len(chosen) or len(chosen) > (0 if noise.chosen is None else noise.chosen.count):
-            raise ValueError("a table is chosen twice, or more tables are chosen than are paid for")
+        noise.check_paid(chosen)
         cliques = {clique: arrays[f"clique_{place}"] for place, clique in enumerate((*noise.cliques, *chosen))}
         for clique, table in cliques.items():
             _check_table(table, domain.shape_of(clique))
@@ -238,133 +176,6 @@ def check_n_rows(n_rows: object) -> None:
     """
     if type(n_rows) not in (int, float) or not abs(n_rows) <= noise.MAX_COUNT:  # type: ignore[arg-type]  # also refuses NaN
         raise ValueError("no table has this number of rows")
-
-
-def margin_95(event: CentralEvent) -> float:
-    """Return m with Pr(|noise| > m) <= 5 %: what a cell's count may be off, in counts."""
-    if isinstance(event, DiscreteGaussian):
-        return _NORMAL_95 * event.sigma + 1.0
-    # Pr(|e| >= j) = 2 α^j / (1 + α), α = exp(-1 / scale)
-    return max(0.0, math.ceil(event.scale * math.log(2.0 / (0.05 * (1.0 + math.exp(-1.0 / event.scale))))) - 1.0)
-
-
-def plan_noise(
-    budget: Budget,
-    n_attributes: int,
-    *,
-    one_way: float = 1.0,
-    pairs: float = 1.0,
-    cliques: Mapping[Clique, float] | None = None,
-    n_chosen: int = 0,
-    n_found: int = 0,
-) -> MarginalNoise:
-    """Return the noise that spends a budget on tables: Gaussian if there is a δ, otherwise Laplace.
-
-    Parameters
-    ----------
-    budget
-        ε, δ, adjacency and unit.
-    n_attributes
-        How many attributes there are. How many levels they have changes no price.
-    one_way, pairs
-        The weight of each one-way and of each two-way table: its share of the budget, relative to the other tables; 0 to
-        leave them out.
-    cliques
-        The weight of each further table, positive.
-    n_chosen
-        The number of tables that are chosen after the others were drawn; they have two fifths of the weights of all tables.
-    n_found
-        The number of columns whose cells are found; their fine counts have a twentieth of all weights, or a tenth for Laplace noise.
-
-    Raises
-    ------
-    SpecError
-        If there is nothing to measure.
-    """
-    chosen = dict(cliques or {})
-    rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
-    counted = ((one_way, n_attributes), (pairs, n_attributes * (n_attributes - 1) // 2), *((weight, 1) for weight in chosen.values()))
-    if not any(weight > 0 and count for weight, count in counted):
-        raise SpecError("there is no table to measure", "`weights`", "give at least one table a weight above 0")
-    others = sum(weight * count for weight, count in counted)
-    further = (weigh(others, _SHARE_OF_CHOSEN, n_chosen), n_chosen)
-    cells = share_of_cells(others + further[0] * n_chosen, n_found, budget.delta)
-    events = _plan(budget.epsilon, budget.delta, budget.adjacency, rows, (cells, further, *counted))
-    named = {clique: event for clique, event in zip(chosen, events[4:], strict=True) if event is not None}
-    return MarginalNoise(cells=events[0], chosen=events[1], one_way=events[2], pairs=events[3], cliques=named)
-
-
-def weigh(others: float, share: float, count: int) -> float:
-    """Return the weight of each of some tables at which all of them together have a share of all weights.
-
-    Parameters
-    ----------
-    others
-        The weights of all other tables together.
-    share
-        In [0, 1).
-    count
-        How many tables; without any, each would weigh nothing.
-    """
-    return others * share / (1.0 - share) / count if count else 0.0
-
-
-def share_of_cells(others: float, n_found: int, delta: float) -> tuple[float, int]:
-    """Return the weight of each vector of fine counts, and how many vectors there are.
-
-    Parameters
-    ----------
-    others
-        The weights of everything else together.
-    n_found
-        The number of columns whose cells are found.
-    delta
-        Above 0 noise is Gaussian, and a weight is a share of the inverse variance; otherwise it is a share of ε.
-    """
-    n_vectors = n_found * N_LEVELS
-    return weigh(others, 0.05 if delta > 0 else 0.1, n_vectors), n_vectors
-
-
-@functools.lru_cache(maxsize=64)
-def _plan(epsilon: float, delta: float, adjacency: Adjacency, rows: int, counted: tuple[tuple[float, int], ...]) -> tuple[CentralEvent | None, ...]:
-    """Return the event of each kind of table, or None for those that are left out."""
-    drafts = [draft(delta, adjacency, rows, weight, count) if weight > 0 and count else None for weight, count in counted]
-    found = iter(scale_events([each for each in drafts if each is not None], epsilon, delta))
-    return tuple(next(found) if each is not None else None for each in drafts)
-
-
-def draft(delta: float, adjacency: Adjacency, rows: int, weight: float, count: int) -> CentralEvent:
-    """Return the event of some tables of one weight, up to the factor that all noise has in common.
-
-    Parameters
-    ----------
-    delta, adjacency
-        As for `Budget`.
-    rows
-        The most rows of a unit.
-    weight
-        The share of each table.
-    count
-        The number of tables.
-    """
-    replaced = adjacency == "replace-one"
-    if delta > 0:
-        sensitivity = rows * (math.nextafter(math.sqrt(2.0), 2.0) if replaced else 1.0)
-        return DiscreteGaussian(sigma=1.0 / math.sqrt(weight), sensitivity=sensitivity, adjacency=adjacency, count=count)
-    return DiscreteLaplace(scale=1.0 / weight, sensitivity=rows * (2 if replaced else 1), adjacency=adjacency, count=count)
-
-
-def compute_spent(noise_: MarginalNoise, budget: Budget) -> float:
-    """Return the ε, at the budget's δ, of what is drawn: never above the budget's.
-
-    Parameters
-    ----------
-    noise_
-        The noise of the tables.
-    budget
-        What is promised.
-    """
-    return epsilon(noise_.event, budget.delta)
 
 
 def measure(counts: MarginalCounts, planned: MarginalNoise, *, n_rows_public: bool, rng: Generator | None = None) -> NoisyMarginals:
@@ -404,22 +215,24 @@ def measure_chosen(noisy: NoisyMarginals, counts: MarginalCounts, chosen: Sequen
     counts
         Exact; they hold the chosen tables.
     chosen
-        A function of `noisy` alone; `noisy.noise.chosen.count` tables at most.
+        A function of noise that was drawn before, alone; no more of two and of three columns than the events `chosen` and `triples` count.
     rng
         As for `measure`.
 
     Raises
     ------
     InternalError
-        If more tables are chosen than are paid for.
+        If a table is chosen twice, or more tables are chosen than are paid for.
 
     Privacy
     -------
     Unit, sensitivity, event: `MarginalNoise`. Protected: every row counted.
     """
-    if len(chosen) > (0 if noisy.noise.chosen is None else noisy.noise.chosen.count):
-        raise InternalError("more tables are chosen than are paid for", None, "report it")
-    measured = {clique: noise.perturb(counts.table(clique), noisy.noise.of_one_chosen, rng=rng) for clique in chosen}
+    try:
+        noisy.noise.check_paid((*noisy.chosen, *chosen))
+    except ValueError as error:
+        raise InternalError(str(error), None, "report it") from None
+    measured = {clique: noise.perturb(counts.table(clique), noisy.noise_of(clique), rng=rng) for clique in chosen}
     return replace(noisy, cliques={**noisy.cliques, **measured})
 
 

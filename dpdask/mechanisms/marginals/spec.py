@@ -10,7 +10,8 @@ from pydantic import BeforeValidator
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section
 from dpdask.mechanisms.marginals.card import marginals_section
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, plan_noise
+from dpdask.mechanisms.marginals.noise import NoisyMarginals
+from dpdask.mechanisms.marginals.plan import MarginalNoise, plan_noise
 from dpdask.mechanisms.marginals.release import COUNT, MARGIN, TABLE, MarginalTables
 from dpdask.mechanisms.marginals.tables import NoisyTables
 from dpdask.mechanisms.mechanism import Columns, Spec

@@ -10,14 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from dpdask.cells import Cells, FoundBins
+from dpdask.errors import DataError
 from dpdask.mechanisms.cell_search import CellSearch
 from dpdask.mechanisms.columns import bins_by_column
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, margin_95, measure
-from dpdask.mechanisms.mechanism import Columns
+from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure
+from dpdask.mechanisms.marginals.plan import MarginalNoise, margin_95
+from dpdask.mechanisms.mechanism import Columns, Search
 from dpdask.mechanisms.noisy_counts import NoisyCounts
 from dpdask.privacy.events import Composed
 from dpdask.privacy.noise import deviation
-from dpdask.references.bins import Bins, Found, cut_with_found, list_adaptive
+from dpdask.references.bins import Bins, Found, cut_with_found, list_adaptive, warn_of_far_cells
 from dpdask.stats import MarginalCounts
 from dpdask.stats.tables import TableStatistic, domain_of
 from dpdask.streams import Noise
@@ -61,8 +63,13 @@ class NoisyTables(NoisyCounts):
         return bins_by_column(self.bins, self.cells(columns), self.found)
 
     @property
-    def search(self) -> CellSearch | None:
-        """What finds the cells of columns in a first round; see `Mechanism.search`."""
+    def search(self) -> Search | None:
+        """What is measured in a round before the last; see `Mechanism.search`."""
+        return self.cell_search
+
+    @property
+    def cell_search(self) -> CellSearch | None:
+        """What finds the cells of columns in a first round; None if there are none to find, or they are found."""
         event = None if self.found is not None else self.noise.cells
         return None if event is None else CellSearch(names=self.adaptive, event=event, n_rows_public=not self.n_rows_private)
 
@@ -84,6 +91,12 @@ class NoisyTables(NoisyCounts):
         """Return the cells of each privatised column; before they are found, as many as there may be."""
         return cut_with_found(columns.codecs, self.bins, self.found)
 
+    def check_counts(self, counts: Any) -> None:
+        """Check that a table whose rows were there in the search still has some; see `Mechanism.check_counts`."""
+        if isinstance(counts, MarginalCounts) and counts.n_rows == 0 and not self.n_rows_private:
+            hint = "leave its files alone until the run ends; persist a Dask frame before its first use"
+            raise DataError("the table has no rows", "second pass" if self.found is not None else "table", hint)
+
     def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
         """Draw the noise of every table and return the noisy tables; see `Mechanism.draw`."""
         del columns
@@ -92,12 +105,13 @@ class NoisyTables(NoisyCounts):
     @property
     def search_stages(self) -> tuple[str, ...]:
         """What the first round does, in words; nothing if there is none."""
-        return () if self.search is None else (self.search.stage,)
+        return () if self.cell_search is None else (self.cell_search.stage,)
 
     def expectations(self, columns: Columns) -> tuple[str, ...]:
         """Return how far the counts of the tables may be off; see `Mechanism.expectations`."""
         noise, sizes = self.noise, {name: cells.size for name, cells in self.cells(columns).items()}
-        named = {"a one-way table": noise.one_way, "a two-way table": noise.pairs, "a two-way table's second measurement": noise.chosen}
+        named = {"a one-way table": noise.one_way, "a two-way table": noise.pairs}
+        named |= {"a two-way table's second measurement": noise.chosen, "a chosen three-way table": noise.triples}
         named |= {
             f"the table {' x '.join(clique)}, of {math.prod(sizes[name] for name in clique):,} cells,": noise.cliques[clique]
             for clique in noise.cliques
@@ -107,11 +121,11 @@ class NoisyTables(NoisyCounts):
             for table, event in named.items()
             if event is not None
         ]
-        return (*found, *(() if self.search is None else self.search.expectations))
+        return (*found, *(() if self.cell_search is None else self.cell_search.expectations))
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
-        """Return what a steward should consider before a run: δ, and tables whose noise is as large as all rows; see `Mechanism.cautions`."""
-        found = NoisyCounts.cautions(self, columns, n_rows)
+        """Return what a steward should consider before a run: δ, far cells, tables whose noise is as large as all rows; see `Mechanism.cautions`."""
+        found = (*NoisyCounts.cautions(self, columns, n_rows), *warn_of_far_cells(columns.codecs, self.bins))
         if not n_rows:
             return found
         return (*found, *list_noisy_tables(self.noise, {name: cells.size for name, cells in self.cells(columns).items()}, n_rows))
