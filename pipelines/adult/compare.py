@@ -39,6 +39,7 @@ from dpdask.mechanisms.marginals.plan import MarginalNoise, plan_noise
 from dpdask.privacy import Budget
 from dpdask.privacy.accountant import scale_events
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
+from dpdask.references.bins import list_adaptive
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.tables import domain_of, encode
 from dpdask.streams import RunKey, stream
@@ -113,7 +114,9 @@ def read_case(job: Path, path: str | None, n_queries: int) -> Case:
         raise SystemExit(f"{job} is no copula job")
     columns = loaded.schema.privatised
     table = pq.read_table(loaded.input_url.removeprefix("file://"), columns=list(columns)).combine_chunks()
-    bins = mechanism.bins if not isinstance(mechanism.bins, int) else dict.fromkeys(columns, mechanism.bins)
+    if adaptive := list_adaptive(loaded.schema, mechanism.bins):
+        raise SystemExit(f"{job} finds the cells of {', '.join(adaptive)} under privacy; name their cells in bins, so that they are public")
+    bins = mechanism.bins if isinstance(mechanism.bins, dict) else dict.fromkeys(columns, mechanism.bins)
     cut = {name: cells(codec_for(name, loaded.schema.columns[name], table.schema.field(name).type), bins.get(name, DEFAULT_BINS)) for name in columns}
     domain = domain_of(cut)
     parts = [encode(batch, cut, domain, None) for batch in table.to_batches()]

@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from dpdask.kernels.marginals import count_clique, count_pairs
+from dpdask.kernels.marginals import Codes, count_clique, count_pairs
 from dpdask.mechanisms.copula.fit import Records, fit_copula
 from dpdask.mechanisms.marginals.denoise import denoise
 from dpdask.mechanisms.marginals.noise import NoisyMarginals, pair_cells
+from dpdask.stats import Domain
 from dpdask.streams import RunKey
 from pipelines.adult.compare import Case, Draws, draw_all, drawn, gaussian, read_case
 
@@ -38,17 +39,17 @@ NAMES = {"raked": "raked records", "copula": "the copula's own records", "tables
 class Truth:
     """The table's own two-way tables, and some three-way ones, as shares."""
 
-    def __init__(self, case: Case) -> None:
-        self.sizes = np.array(case.sizes, dtype=np.int64)
-        self.cells = pair_cells(case.domain)
+    def __init__(self, domain: Domain, codes: Codes) -> None:
+        self.sizes = np.array(domain.sizes, dtype=np.int64)
+        self.cells = pair_cells(domain)
         self.starts = np.concatenate([[0], np.cumsum(self.cells)[:-1]])
-        triples = list(itertools.combinations(range(len(case.sizes)), 3))
+        triples = list(itertools.combinations(range(domain.n_attributes), 3))
         chosen = np.random.default_rng(TRIPLES_SEED).choice(len(triples), min(N_TRIPLES, len(triples)), replace=False)
         self.triples = [triples[place] for place in sorted(chosen)]
-        self.pairs = count_pairs(case.codes, self.sizes) / case.codes.shape[1]
-        self.threes = [self._three(case.codes, triple) for triple in self.triples]
+        self.pairs = count_pairs(codes, self.sizes) / codes.shape[1]
+        self.threes = [self._three(codes, triple) for triple in self.triples]
 
-    def _three(self, codes: np.ndarray, triple: Sequence[int]) -> np.ndarray:
+    def _three(self, codes: Codes, triple: Sequence[int]) -> np.ndarray:
         return count_clique(codes, self.sizes, triple) / codes.shape[1]
 
     def of_pairs(self, pairs: np.ndarray) -> dict[str, float]:
@@ -56,7 +57,7 @@ class Truth:
         variation = np.add.reduceat(np.abs(pairs - self.pairs), self.starts) / 2
         return {"two_way": float(variation.mean()), "worst_pair": float(variation.max())}
 
-    def of_records(self, codes: np.ndarray) -> dict[str, float]:
+    def of_records(self, codes: Codes) -> dict[str, float]:
         """Return the errors of records."""
         threes = [np.abs(self._three(codes, triple) - true).sum() / 2 for triple, true in zip(self.triples, self.threes, strict=True)]
         return {**self.of_pairs(count_pairs(codes, self.sizes) / codes.shape[1]), "three_way": float(np.mean(threes)) if threes else float("nan")}
@@ -106,7 +107,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="a file for the same figures, and those of each run")
     given = parser.parse_args(arguments)
     case = read_case(given.job, given.input, 1)
-    truth = Truth(case)
+    truth = Truth(case.domain, case.codes)
     said: list[dict[str, Any]] = []
     for epsilon in given.epsilon:
         asked = replace(case, budget=case.budget.model_copy(update={"epsilon": epsilon}))

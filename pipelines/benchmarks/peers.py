@@ -1,0 +1,304 @@
+"""The copula beside other private syntheses of the same coded table: for the data's steward only, because it reads private rows.
+
+    python -m pipelines.benchmarks.peers --job pipelines/bank/job.yaml --input bank.parquet --target y=yes --work /path/to/bank \
+        --private-pgm /path/to/private-pgm --private-pgm-python /path/to/python --json peers.json
+
+Methods: this project's copula with its defaults (`dpdask`); MST and AIM of private-pgm; AIM, MST and SWIFT of google's dpsynth; MargNet; columns
+drawn on their own, from noisy one-way tables (`independent`); and a resample of the table itself, which is not private (`floor`). Copies of
+the peers' repositories and interpreters that can run them are given by options; a method whose copy is not given is listed as not run.
+private-pgm runs with jax 0.7.0 and pandas below 3; dpsynth with Python 3.12 and with mbi and dp_accounting from their own repositories, not
+from the package index; MargNet with torch and tqdm, on the processor. Their records are sampled (private-pgm) or as they are by default.
+
+Every method sees the same table of whole numbers, cut as the job says, with the same public levels, and promises the same ε and δ under
+add-remove; each converts them as it does by itself. Methods run one after another, each run in a process of its own. Seconds and memory are
+those of the whole process, its imports and compilation included; CPU seconds are those of all its threads. On a machine that does other
+work, compare CPU seconds. Tables, synthetic records and costs stay in the work folder, so a second call reuses them: methods that
+`--methods` leaves out are reported from it.
+
+Quality, as a median of the runs: mean total variation of all one-way and two-way tables, of the worst pair, and of 100 random three-way
+tables (the same for all); the share of records that hold a pair of levels which no row of the table has; and, with `--target`, the
+area under the ROC curve of gradient boosting (scikit-learn's, extra `inference`) that is fitted to the synthetic records, for the target's
+level against all others. A fifth of the rows, drawn once, is then held out: no method sees it, and the curve is that of these rows. A
+target that the job drops is added to the table as one more column, with the levels that it has there. Noise is secure, and the
+peers' is seeded by the operating system, unless a seed is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.metrics import roc_auc_score
+from threadpoolctl import threadpool_limits
+
+from dpdask.evaluation.utility import one_way_total_variation
+from dpdask.kernels.marginals import Codes
+from dpdask.stats import Domain
+from pipelines.adult.compare import read_case
+from pipelines.benchmarks.records import Truth
+
+HELD_OUT = 0.2
+SPLIT_SEED = 1
+RUNNER = Path(__file__).with_name("peer_runner.py")
+ROOT = Path(__file__).parents[2]
+SOURCES = {"private-pgm": ("src", "mechanisms"), "dpsynth": (".",), "margnet": (".",)}
+METHODS = {
+    "dpdask": None,
+    "aim": "private-pgm",
+    "mst": "private-pgm",
+    "dpsynth-aim": "dpsynth",
+    "dpsynth-mst": "dpsynth",
+    "dpsynth-swift": "dpsynth",
+    "margnet": "margnet",
+    "independent": None,
+    "floor": None,
+}
+MEASURES = ("one_way", "two_way", "worst_pair", "three_way", "impossible", "auc")
+COSTS = ("cpu_seconds", "wall_seconds", "peak_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A level of a column, to be predicted from the others."""
+
+    column: int
+    levels: tuple[int, ...]
+
+    def of(self, codes: Codes) -> tuple[np.ndarray, np.ndarray]:
+        """Return the other columns, a row for each record, and whether the record has the level."""
+        return np.delete(codes, self.column, axis=0).T, np.isin(codes[self.column], self.levels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """What every method sees, and the rows that none does."""
+
+    name: str
+    domain: Domain
+    codes: Codes
+    delta: float
+    held_out: Codes
+    target: Target | None
+
+
+def read_table(job: Path, path: str, target: str | None) -> Table:
+    """Return the job's table in codes; with a target, without the rows held out."""
+    case = read_case(job, path, 1)
+    if target is None:
+        return Table(name=case.name, domain=case.domain, codes=case.codes, delta=case.budget.delta, held_out=case.codes[:, :0], target=None)
+    column, _, level = target.partition("=")
+    names, sizes, codes = list(case.domain.names), list(case.domain.sizes), case.codes
+    values = pq.read_table(path, columns=[column])[column].to_pandas().astype(str).to_numpy()
+    if column not in names:
+        levels, added = np.unique(values, return_inverse=True)
+        names, sizes = [*names, column], [*sizes, len(levels)]
+        codes = np.vstack([codes, added.astype(codes.dtype)])
+    place = names.index(column)
+    wanted = tuple(np.unique(codes[place, values == level]).tolist())
+    if not wanted:
+        raise SystemExit(f"no row of column {column!r} has the level {level!r}; write --target COLUMN=LEVEL")
+    held = np.random.default_rng(SPLIT_SEED).random(codes.shape[1]) < HELD_OUT
+    return Table(
+        name=case.name,
+        domain=Domain(names=tuple(names), sizes=tuple(sizes)),
+        codes=np.ascontiguousarray(codes[:, ~held]),
+        delta=case.budget.delta,
+        held_out=np.ascontiguousarray(codes[:, held]),
+        target=Target(column=place, levels=wanted),
+    )
+
+
+class Judge:
+    """Quality of synthetic records, against the table that the methods saw and the rows that they did not see."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.truth = Truth(table.domain, table.codes)
+
+    def of(self, codes: Codes) -> dict[str, float]:
+        """Return every measure of records."""
+        one_way = float((one_way_total_variation(self.table.codes, codes, self.table.domain.sizes)).mean())
+        return {"one_way": one_way, **self.truth.of_records(codes), "impossible": self.impossible(codes), **self.predicts(codes)}
+
+    def impossible(self, codes: Codes) -> float:
+        """Return the share of records that hold a pair of levels which no row of the table has."""
+        wrong = np.zeros(codes.shape[1], dtype=bool)
+        pairs = [(a, b) for a in range(len(codes)) for b in range(a + 1, len(codes))]
+        for (a, b), start in zip(pairs, self.truth.starts, strict=True):
+            wrong |= self.truth.pairs[start + codes[a].astype(np.intp) * self.truth.sizes[b] + codes[b]] == 0
+        return float(wrong.mean())
+
+    def predicts(self, codes: Codes) -> dict[str, float]:
+        """Return the area under the curve of a model of the records, on the rows held out."""
+        if self.table.target is None:
+            return {}
+        (features, own), (others, true) = self.table.target.of(codes), self.table.target.of(self.table.held_out)
+        if own.all() or not own.any():
+            return {"auc": 0.5}
+        with threadpool_limits(1):  # threads that wait for each other are dear on a busy machine
+            model = HistGradientBoostingClassifier(random_state=0).fit(features, own)
+        return {"auc": float(roc_auc_score(true, model.predict_proba(others)[:, 1]))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The folder of coded table and synthetic records, and how methods are started."""
+
+    folder: Path
+    copies: Mapping[str, Path]
+    pythons: Mapping[str, str]
+    limit: float
+    seed: int | None
+
+    def write(self, table: Table) -> None:
+        """Write what the methods read; a folder serves one table."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        coded, domain = self.folder / "coded.parquet", self.folder / "domain.json"
+        frame = pd.DataFrame(dict(zip(table.domain.names, table.codes.astype(np.int32), strict=True)))
+        said = json.dumps({"sizes": dict(zip(table.domain.names, table.domain.sizes, strict=True)), "delta": table.delta}, indent=1)
+        if not coded.exists():
+            domain.write_text(said, encoding="utf-8")
+            frame.to_parquet(coded)
+        elif domain.read_text(encoding="utf-8") != said or not pd.read_parquet(coded).equals(frame):
+            raise SystemExit(f"{self.folder} holds another table; name a new folder")
+
+    def place(self, method: str, epsilon: float, number: int, suffix: str) -> Path:
+        return self.folder / f"{method}-{epsilon:g}-{number}{suffix}"
+
+    def missing(self, method: str) -> bool:
+        """Whether the method's copy was not given."""
+        return METHODS[method] is not None and METHODS[method] not in self.copies
+
+    def run(self, method: str, epsilon: float, number: int) -> None:
+        """Run a method once, unless it was run; a run that failed, or had a lower limit, is repeated. Its costs lie beside its records."""
+        said = self.found(method, epsilon, number)
+        if said is not None and (said["status"] == "finished" or (said["status"].startswith("did not") and said["limit"] >= self.limit)):
+            return
+        source = METHODS[method]
+        output, copy = self.place(method, epsilon, number, ".parquet"), ROOT if source is None else self.copies[source]
+        python = sys.executable if source is None else self.pythons[source]
+        files = [str(self.folder / "coded.parquet"), str(self.folder / "domain.json"), str(output)]
+        seed = [] if self.seed is None else [f"--seed={self.seed + number}"]
+        command = [python, str(RUNNER), method, *files, f"--epsilon={epsilon!r}", *seed]
+        paths = os.pathsep.join(str(copy / part) for part in SOURCES.get(source or "", (".",)))
+        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore", "OPENBLAS_NUM_THREADS": "1"}
+        log = self.place(method, epsilon, number, ".log")
+        with log.open("w", encoding="utf-8") as file:
+            costs = timed(command, self.limit, cwd=copy, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""]
+        if costs["status"] == "finished":
+            costs |= json.loads(lines[-1])
+        elif costs["status"] == "failed":
+            costs["status"] = f"failed: {lines[-1]}"
+        self.place(method, epsilon, number, ".json").write_text(json.dumps(costs), encoding="utf-8")
+
+    def found(self, method: str, epsilon: float, number: int) -> dict[str, Any] | None:
+        """Return what a run cost, if there was one."""
+        path = self.place(method, epsilon, number, ".json")
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def records(self, method: str, epsilon: float, number: int, domain: Domain) -> Codes:
+        """Return the synthetic records in codes."""
+        frame = pd.read_parquet(self.place(method, epsilon, number, ".parquet"))
+        return np.ascontiguousarray(frame[list(domain.names)].to_numpy().T.astype(domain.code_dtype))
+
+
+def timed(command: list[str], limit: float, **options: Any) -> dict[str, Any]:
+    """Run a command in a process group of its own, to its end or to the limit, and return how it ended and what it cost."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    with subprocess.Popen(command, start_new_session=True, **options) as process:  # noqa: S603 - the interpreters that the caller named
+        try:
+            status = "finished" if process.wait(limit) == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            status = f"did not finish in {limit:g} s"
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"status": status, "limit": limit, "wall_seconds": time.perf_counter() - begin, "cpu_seconds": cpu}
+
+
+def judged(work: Work, judge: Judge, method: str, epsilon: float, n_runs: int) -> dict[str, Any]:
+    """Return the figures of a method's runs, and their medians."""
+    found = {number: costs for number in range(n_runs) if (costs := work.found(method, epsilon, number)) is not None}
+    finished = {number: costs for number, costs in found.items() if costs["status"] == "finished"}
+    if not finished:
+        costs = next(iter(found.values()), {"status": "not run"})
+        return {"status": costs["status"], "costs": costs, "medians": {}, "runs": []}
+    runs = []
+    for number, costs in finished.items():
+        runs.append(judge.of(work.records(method, epsilon, number, judge.table.domain)) | {cost: costs[cost] for cost in COSTS})
+    medians = {measure: float(np.median([run[measure] for run in runs])) for measure in runs[0]}
+    return {"status": "finished", "medians": medians, "runs": runs}
+
+
+def line(method: str, said: Mapping[str, Any]) -> str:
+    """Return a row of the printed table."""
+    medians = said["medians"]
+    if not medians:
+        return f"| {method} | {said['status']} |" + " – |" * (len(MEASURES) + len(COSTS))
+    shown = [f"{medians[measure]:.4f}" if measure in medians else "–" for measure in MEASURES]
+    costs = [f"{medians['cpu_seconds']:.0f}", f"{medians['wall_seconds']:.0f}", f"{medians['peak_bytes'] / 2**20:.0f}"]
+    return f"| {method} | {len(said['runs'])} | {' | '.join(shown + costs)} |"
+
+
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--job", type=Path, default=Path("pipelines/adult/job.yaml"))
+    parser.add_argument("--input", required=True, help="the table, one Parquet file")
+    parser.add_argument("--target", help="COLUMN=LEVEL, to be predicted from the other columns")
+    parser.add_argument("--work", type=Path, required=True, help="a folder for the coded table, the synthetic records and the costs")
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS), help="which methods to run now; all are reported")
+    parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0])
+    parser.add_argument("--seeds", type=int, default=5, help="how many runs")
+    parser.add_argument("--seed", type=int, help="INSECURE: noise from this seed, which protects nobody")
+    parser.add_argument("--limit", type=float, default=3600, help="seconds, by the clock, after which a run is stopped")
+    for peer in SOURCES:
+        parser.add_argument(f"--{peer}", type=Path, help="a copy of its repository")
+        parser.add_argument(f"--{peer}-python", default=sys.executable, help="an interpreter with what it needs")
+    parser.add_argument("--json", type=Path, help="a file for the same figures, and those of each run")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    given = parsed(arguments)
+    options = {peer: vars(given)[peer.replace("-", "_")] for peer in SOURCES}
+    copies = {peer: path.resolve() for peer, path in options.items() if path is not None}
+    pythons = {peer: vars(given)[f"{peer.replace('-', '_')}_python"] for peer in SOURCES}
+    work = Work(folder=given.work.resolve(), copies=copies, pythons=pythons, limit=given.limit, seed=given.seed)
+    table = read_table(given.job, given.input, given.target)
+    work.write(table)
+    judge = Judge(table)
+    head = {"job": table.name, "n_rows": table.codes.shape[1], "n_held_out": table.held_out.shape[1], "target": given.target}
+    said: list[dict[str, Any]] = []
+    for epsilon in given.epsilon:
+        for method in given.methods:
+            for number in range(0 if work.missing(method) else given.seeds):
+                work.run(method, epsilon, number)
+        rows = {method: judged(work, judge, method, epsilon, given.seeds) for method in METHODS}
+        said.append({"epsilon": epsilon, "methods": rows})
+        shape = f"{table.codes.shape[1]:,} rows, {table.domain.n_attributes} columns, {sum(table.domain.sizes)} levels"
+        print(f"{table.name}: {shape}, ε = {epsilon:g}, δ = {table.delta:.3g}, add-remove")
+        print("| | runs | one-way | two-way | worst pair | three-way | impossible | AUC | CPU s | wall s | peak MiB |")
+        print("|" + "---|" * (2 + len(MEASURES) + len(COSTS)))
+        print("\n".join(line(method, row) for method, row in rows.items()), flush=True)
+    if given.json is not None:
+        head |= {"n_levels": sum(table.domain.sizes), "delta": table.delta, "insecure_seed": given.seed, "triples": judge.truth.triples}
+        given.json.write_text(json.dumps({**head, "rows": said}, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
