@@ -127,7 +127,7 @@ def fit(
     while drawn is None:
         search = mechanism.search
         measured = search or mechanism
-        if counts is None and mechanism.reference_rows == "own":  # the second round
+        if counts is None and mechanism.reference_rows == "own":  # a later round
             counts = scan(source, work, measured.statistic(work.columns), "tabulate", progress, released=mechanism.releases_rows).value
             mechanism.check_counts(counts, work.columns)
         drawn = measured.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)

@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"| {order} columns | {name} | {measures} |", flush=True)
     if given.json is not None:
         head = {"rows": given.rows, "epsilon": given.epsilon, "insecure_seed": given.seed}
-        given.json.write_text(json.dumps({**head, "rows_of": said}, indent=1), encoding="utf-8")
+        given.json.write_text(json.dumps({**head, "results": said}, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":
