@@ -146,6 +146,10 @@ def central_cases() -> Iterator[Case]:
         yield Case(name=f"{name}-found-row", mechanism=mechanism, schema=schema)
         yield Case(name=f"{name}-found-unit", mechanism=mechanism, schema=schema, adjacency="add-remove", unit=WHO)
     yield Case(name="cells-found-add-remove-row", mechanism=found[2][1], schema={**CENTRAL_SCHEMA, "p": P}, adjacency="add-remove")
+    for adjacency, unit in (("replace-one", "row"), ("add-remove", "row"), ("add-remove", WHO)):  # pairs that are measured twice, and a triple
+        name = f"copula-target-{adjacency}-{'row' if unit == 'row' else 'unit'}"
+        mechanism = {"kind": "copula", "n_rows": 5, "bins": {"p": 2}, "target": "y"}
+        yield Case(name=name, mechanism=mechanism, schema={**CENTRAL_SCHEMA, "p": P}, adjacency=adjacency, unit=unit, delta=1e-3)
     for name, mechanism in (("marginals-delta", mechanisms[0][1]), ("copula-delta", {"kind": "copula", "n_rows": 5})):
         yield Case(name=f"{name}-row", mechanism=mechanism, schema=CENTRAL_SCHEMA, delta=1e-3)
         yield Case(name=f"{name}-unit", mechanism=mechanism, schema=CENTRAL_SCHEMA, delta=1e-3, adjacency="add-remove", unit=WHO)
