@@ -12,6 +12,8 @@ from dpdask.archive import Archived
 from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms.mechanism import Columns, Mechanism
 from dpdask.privacy import COVERED, UNCOVERED, Budget, delta_warnings, noisy_counts_text
+from dpdask.privacy.events import DiscreteLaplace, LocalRelease, leaves
+from dpdask.privacy.noise import check_scale
 from dpdask.privacy.order import RowOrder
 from dpdask.streams import Noise
 
@@ -58,7 +60,9 @@ class NoisyCounts(Mechanism):
             what = f"{self.nobody} do not correspond to input rows, so no column can have the role keep"
             raise SpecError(what, f"column {self.schema.kept[0]!r}", "give it the role privatise, or drop")
         self.check_spec()
-        _ = self.event  # it cannot be planned for every budget
+        for event in leaves(self.event):  # it cannot be planned for every budget
+            if not isinstance(event, LocalRelease):
+                check_scale(event.scale if isinstance(event, DiscreteLaplace) else event.sigma)
 
     @abstractmethod
     def draw(self, counts: Any, columns: Columns, noise: Noise) -> Archived:

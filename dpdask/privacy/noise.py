@@ -145,11 +145,22 @@ def discrete_gaussian(counts: Counts, sigma: float, *, rng: Generator | None = N
     return _secure(measurements.make_gaussian(_whole_numbers(), metrics.l2_distance(T="f64"), scale=float(sigma)), counts)
 
 
+def check_scale(scale: float) -> None:
+    """Check that noise of a scale can be drawn.
+
+    Raises
+    ------
+    SpecError
+        If the scale is not positive, or above 2**48.
+    """
+    if not 0 < scale <= MAX_SCALE:  # also refuses NaN
+        raise SpecError("the noise's scale must be positive and at most 2**48", "noise", "raise `epsilon`, or a weight")
+
+
 def _check(counts: Counts, scale: float) -> None:
     if counts.dtype != np.int64:
         raise SpecError("noise is added to counts of type int64", "noise", "count in whole numbers")
-    if not 0 < scale <= MAX_SCALE:  # also refuses NaN
-        raise SpecError("the noise's scale must be positive and at most 2**48", "noise", "raise epsilon")
+    check_scale(scale)
     if counts.size and (counts.min() < -MAX_COUNT or counts.max() > MAX_COUNT):
         raise SpecError("a count is beyond ±2**53", "noise", "no table has so many rows: count in whole rows")
 

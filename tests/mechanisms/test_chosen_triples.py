@@ -200,6 +200,7 @@ def test_the_default_follows_from_the_target_and_delta() -> None:
         ({"triples": 221}, None, r"`triples`: 221 three-way tables cannot be chosen from 220; give at most 220"),
         ({"triples": 56, "target": "c0"}, None, r"56 three-way tables cannot be chosen from 55"),
         ({"triples": 5, "records": "copula"}, None, "would be measured for nothing; remove it"),
+        ({"weights": {"one_way": 1e-30, "two_way": 1e30}}, None, "scale must be positive and at most"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused_before_any_row_is_read(given: dict[str, Any], budget: Budget | None, said: str) -> None:
