@@ -268,10 +268,22 @@ def test_a_run_that_is_killed_between_its_three_rounds_draws_nothing_again(kept:
         run_here(job)
     if kept != "noisy.npz":
         monkeypatch.setattr(cell_search, "perturb", lambda *_, **__: pytest.fail("noise that was kept is drawn again"))
-    if kept == "noisy-2.npz":
-        monkeypatch.setattr(noise, "perturb", lambda *_, **__: pytest.fail("noise that was kept is drawn again"))
+    drawn: list[int] = []
+    perturb = noise.perturb
+
+    def count(counts: Any, event: Any, *, rng: Any = None) -> Any:
+        drawn.append(len(np.ravel(counts)))
+        return perturb(counts, event, rng=rng)
+
+    monkeypatch.setattr(noise, "perturb", count)
     run_here(job)
     assert digests(tmp_path / "job-out") == digests(tmp_path / "whole-out")
+    if kept == "noisy-2.npz":
+        assert drawn == []
+    elif kept == "noisy-1.npz":
+        assert drawn[0] <= math.comb(4, 2)  # the scores come first, not the one-way tables
+    else:
+        assert drawn[0] > math.comb(4, 2)
 
 
 # ---- what came out badly once
