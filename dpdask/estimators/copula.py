@@ -75,13 +75,13 @@ class GaussianCopula(NoisyCountsEstimator):
     one_way, two_way
         The share of the budget of each one-way and each two-way table, relative to each other.
     measured_again
-        How many pairs have their table measured a second time, with two fifths of the tables' budget: those whose first, noisy table
-        says that this helps most. `auto`: 3 in 10 of the pairs, 1,024 at most; none with fewer than 3 pairs, or without a δ.
+        How many pairs are measured a second time, with two fifths of the tables' budget: those with the largest expected gain, which is
+        estimated from the first, noisy tables. `auto`: 3 in 10 of the pairs, 1,024 at most; none with fewer than 3 pairs, or without a δ.
     target
-        A column that is to be predicted from the others: its pairs are the first to be measured again, and three-way tables hold it.
+        A column to predict from the others. Its pairs are measured again before all others, and every chosen three-way table contains it.
     triples
-        How many three-way tables are measured at most, chosen under privacy in a pass of their own; they have 15 % of the tables'
-        budget, and the scores by which they are chosen 5 %. `auto`: with a `target` and a δ as many as there are columns, otherwise none.
+        The largest number of three-way tables to measure. They are chosen under privacy in a separate pass, and get 15 % of the tables'
+        budget; the scores that choose them get 5 %. `auto`: with a `target` and a δ as many as there are columns, otherwise none.
     records
         `raked`: records of the copula are weighted so that they match the denoised two-way tables, and resampled by these
         weights. `copula`: records of the copula as they are, the paper's model.
@@ -98,8 +98,8 @@ class GaussianCopula(NoisyCountsEstimator):
     Privacy
     -------
     Unit: a row, or all rows that share a column's value. Protected: every row. Sensitivity of each table: 1 (add-remove), or
-    L2 √2, L1 2 (replace-one), times max_rows. Events: one noisy table of each column and each pair of columns, a second one of
-    some pairs, and the scores and noisy tables of triples, if any, composed by the accountant. Everything after the noise is
+    L2 √2, L1 2 (replace-one), times max_rows. Events, composed by the accountant: one noisy table of each column and of each pair
+    of columns, a second one of some pairs, and the scores and noisy tables of triples, if any. Everything after the noise is
     post-processing; any number of records may be drawn. ε is spent again by every new `fit` on the same rows.
 
     References

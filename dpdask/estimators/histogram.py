@@ -113,9 +113,9 @@ class PerturbedHistogram(NoisyCountsEstimator):
     unit
         What is protected: `row`, or `UnitColumn(column=…, max_rows=…)`.
     bins
-        How continuous and mixed columns are cut. `adaptive`: into cells of equal counts that are found under privacy, in a pass of their
-        own; as many as the rows allow. Or a number of cells of one width, or for each column one of these or the first value of each
-        cell; or `rule`, the paper's rate, which needs replace-one.
+        How continuous and mixed columns are cut. `adaptive`: into as many cells of equal counts as the rows allow; the cells are found
+        under privacy, in a separate pass. A number: into so many cells of one width. A mapping: for each column one of these, or the
+        first value of each cell. `rule`: by the paper's rate, which needs replace-one.
     threshold
         Which cells are kept: `none` (all, with negative weights), `positive`, or `enhanced`: those whose noisy count reaches
         factor·log n/ε.

@@ -1,11 +1,11 @@
-"""Records of a table whose target no pair of columns predicts: the parity of two others, or of three; simulated, so anyone may run it.
+"""Records of a simulated table whose target no single column predicts: it is the parity of two or three other columns.
 
     python -m pipelines.benchmarks.parity --json parity.json
 
-Twelve columns of 0 and 1, independent but for the target, which is the parity of two or three of the others except in one row of
-twenty. Measured for each way of fitting a copula: how often a record's target is the parity that the true rows follow, the
-error of the mean two-way table and of the table of the parity's columns (total variation), and CPU seconds. 0.95 is the truth, 0.5
-is chance. Medians of several runs. Noise is secure unless a seed is given.
+The table has twelve columns of 0 and 1. They are independent, except that the target is the parity of two or three others in 19 of 20 rows.
+Measured for each way of fitting a copula: the share of records whose target equals the parity (0.95 in the true rows, 0.5 by
+chance), the mean total variation of all two-way tables, the total variation of the table of the target and its columns, and CPU
+seconds. Medians of several runs. Noise is secure unless a seed is given.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One method of private synthesis on one coded table, in a process of its own; `peers.py` starts it.
+"""Run one method of private synthesis on one coded table, in a separate process; `peers.py` starts it.
 
     PYTHONPATH=/path/to/private-pgm/src:/path/to/private-pgm/mechanisms python peer_runner.py mst coded.parquet domain.json synthetic.parquet
 
-Reads whole numbers below each column's number of levels, and writes the same; prints the peak of its memory, in bytes, last. Imports
-nothing of this project unless the method is one of its own, so that any interpreter with numpy, pandas and pyarrow runs it.
+It reads a table of whole numbers, each below its column's number of levels, and writes a table of the same form. Its last line is the peak
+of its memory, in bytes. It imports this project only for this project's own methods; otherwise it needs numpy, pandas, pyarrow and the peer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AIM_MAX_CELLS = 10_000
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be synthesised, and the promise: add-remove, whole table."""
+    """The table to synthesise, and the privacy to promise, under add-remove."""
 
     table: pd.DataFrame
     sizes: Mapping[str, int]
@@ -64,7 +64,7 @@ def dpdask_copula(task: Task) -> pd.DataFrame:
 
 
 def independent(task: Task) -> pd.DataFrame:
-    """Columns drawn on their own, from noisy one-way tables that have all of the budget."""
+    """Each column drawn on its own, from noisy one-way tables that share the whole budget."""
     import dpdask
     from dpdask.kernels import simplex
 
@@ -81,7 +81,7 @@ def independent(task: Task) -> pd.DataFrame:
 
 
 def pgm_data(task: Task) -> Any:
-    """The table as private-pgm has it; its records are sampled, because rounding, its default, repeats the same ones."""
+    """The table in private-pgm's form. Its records are sampled, because its default, rounding, repeats the same records."""
     from mbi import Dataset, Domain
     from mbi.markov_random_field import MarkovRandomField
 
@@ -109,7 +109,7 @@ def aim(task: Task) -> pd.DataFrame:
 
 
 def dpsynth_with(mechanism: str) -> Callable[[Task], pd.DataFrame]:
-    """A mechanism of google's dpsynth in memory, with its own defaults."""
+    """A mechanism of Google's dpsynth in memory, with its own defaults."""
 
     def run(task: Task) -> pd.DataFrame:
         from dpsynth import discrete_mechanisms
@@ -125,7 +125,7 @@ def dpsynth_with(mechanism: str) -> Callable[[Task], pd.DataFrame]:
 
 
 def margnet(task: Task) -> pd.DataFrame:
-    """MargNet on the processor, with the settings that its copy holds for Adult and the nearest ε; its working folder is the copy's."""
+    """MargNet on the processor, with its repository's settings for Adult at the nearest ε; it runs in the folder of its copy."""
     import tomllib
 
     import torch

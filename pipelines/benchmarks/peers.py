@@ -1,26 +1,26 @@
-"""The copula beside other private syntheses of the same coded table: for the data's steward only, because it reads private rows.
+"""Compare the copula with other private syntheses of the same coded table: for the data's steward only, because it reads private rows.
 
     python -m pipelines.benchmarks.peers --job pipelines/bank/job.yaml --input bank.parquet --target y=yes --work /path/to/bank \
         --private-pgm /path/to/private-pgm --private-pgm-python /path/to/python --json peers.json
 
-Methods: this project's copula with its defaults (`dpdask`); MST and AIM of private-pgm; AIM, MST and SWIFT of google's dpsynth; MargNet; columns
-drawn on their own, from noisy one-way tables (`independent`); and a resample of the table itself, which is not private (`floor`). Copies of
-the peers' repositories and interpreters that can run them are given by options; a method whose copy is not given is listed as not run.
+Methods: this project's copula with its defaults (`dpdask`); MST and AIM of private-pgm; AIM, MST and SWIFT of Google's dpsynth; MargNet; each
+column drawn on its own from its noisy one-way table (`independent`); and a resample of the table itself, which is not private (`floor`).
+Options name copies of the peers' repositories, and interpreters that can run them. A method without a copy is listed as not run.
 private-pgm runs with jax 0.7.0 and pandas below 3; dpsynth with Python 3.12 and with mbi and dp_accounting from their own repositories, not
-from the package index; MargNet with torch and tqdm, on the processor. Their records are sampled (private-pgm) or as they are by default.
+from the package index; MargNet with torch and tqdm, on the processor. Records of private-pgm are sampled; the others are as by default.
 
-Every method sees the same table of whole numbers, cut as the job says, with the same public levels, and promises the same ε and δ under
-add-remove; each converts them as it does by itself. Methods run one after another, each run in a process of its own. Seconds and memory are
-those of the whole process, its imports and compilation included; CPU seconds are those of all its threads. On a machine that does other
-work, compare CPU seconds. Tables, synthetic records and costs stay in the work folder, so a second call reuses them: methods that
-`--methods` leaves out are reported from it.
+Every method gets the same table of whole numbers, cut as the job says, with the same public levels, and promises the same ε and δ under
+add-remove. Each method converts ε and δ in its own way. Runs follow one another, each in its own process. Seconds and memory are those of
+the whole process, with imports and compilation; CPU seconds are those of all its threads. If the machine does other work, compare CPU
+seconds. Tables, synthetic records and costs stay in the work folder, and a second call reuses them. It also reports the methods that
+`--methods` leaves out from there.
 
-Quality, as a median of the runs: mean total variation of all one-way and two-way tables, of the worst pair, and of 100 random three-way
-tables (the same for all); the share of records that hold a pair of levels which no row of the table has; and, with `--target`, the
-area under the ROC curve of gradient boosting (scikit-learn's, extra `inference`) that is fitted to the synthetic records, for the target's
-level against all others. A fifth of the rows, drawn once, is then held out: no method sees it, and the curve is that of these rows. A
-target that the job drops is added to the table as one more column, with the levels that it has there. Noise is secure, and the
-peers' is seeded by the operating system, unless a seed is given.
+Quality, as a median of the runs: the mean total variation of all one-way tables, of all two-way tables and of 100 random three-way tables
+(the same for all methods), and that of the worst pair; the share of records with a pair of levels that does not occur in the table; and,
+with `--target`, the area under the ROC curve (AUC) of gradient boosting (scikit-learn's, extra `inference`) that is fitted to the synthetic
+records and predicts the target's level against all others. The AUC is measured on a fifth of the rows, drawn once, which no method sees. A
+target that the job drops is added to the table as one more column, with the levels that occur there. Noise is secure, and that of the
+peers is seeded by the operating system, unless a seed is given.
 """
 
 from __future__ import annotations
@@ -73,19 +73,19 @@ COSTS = ("cpu_seconds", "wall_seconds", "peak_bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A level of a column, to be predicted from the others."""
+    """A level of a column, to be predicted from the other columns."""
 
     column: int
     levels: tuple[int, ...]
 
     def of(self, codes: Codes) -> tuple[np.ndarray, np.ndarray]:
-        """Return the other columns, a row for each record, and whether the record has the level."""
+        """Return the other columns, with a row for each record, and whether each record has the level."""
         return np.delete(codes, self.column, axis=0).T, np.isin(codes[self.column], self.levels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What every method sees, and the rows that none does."""
+    """The table that every method sees, and the rows that no method sees."""
 
     name: str
     domain: Domain
@@ -135,7 +135,7 @@ class Judge:
         return {"one_way": one_way, **self.truth.of_records(codes), "impossible": self.impossible(codes), **self.predicts(codes)}
 
     def impossible(self, codes: Codes) -> float:
-        """Return the share of records that hold a pair of levels which no row of the table has."""
+        """Return the share of records with a pair of levels that does not occur in the table."""
         wrong = np.zeros(codes.shape[1], dtype=bool)
         pairs = [(a, b) for a in range(len(codes)) for b in range(a + 1, len(codes))]
         for (a, b), start in zip(pairs, self.truth.starts, strict=True):
@@ -143,7 +143,7 @@ class Judge:
         return float(wrong.mean())
 
     def predicts(self, codes: Codes) -> dict[str, float]:
-        """Return the area under the curve of a model of the records, on the rows held out."""
+        """Return the AUC, on the rows held out, of a model that is fitted to the records."""
         if self.table.target is None:
             return {}
         (features, own), (others, true) = self.table.target.of(codes), self.table.target.of(self.table.held_out)
@@ -156,7 +156,7 @@ class Judge:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The folder of coded table and synthetic records, and how methods are started."""
+    """The folder of the coded table and the synthetic records, and how methods are started."""
 
     folder: Path
     copies: Mapping[str, Path]
@@ -165,7 +165,7 @@ class Work:
     seed: int | None
 
     def write(self, table: Table) -> None:
-        """Write what the methods read; a folder serves one table."""
+        """Write the files that the methods read; a folder holds one table."""
         self.folder.mkdir(parents=True, exist_ok=True)
         coded, domain = self.folder / "coded.parquet", self.folder / "domain.json"
         frame = pd.DataFrame(dict(zip(table.domain.names, table.codes.astype(np.int32), strict=True)))
@@ -184,7 +184,7 @@ class Work:
         return METHODS[method] is not None and METHODS[method] not in self.copies
 
     def run(self, method: str, epsilon: float, number: int) -> None:
-        """Run a method once, unless it was run; a run that failed, or had a lower limit, is repeated. Its costs lie beside its records."""
+        """Run a method once, unless this was done; repeat a run that failed or had a lower limit. Costs are written beside the records."""
         said = self.found(method, epsilon, number)
         if said is not None and (said["status"] == "finished" or (said["status"].startswith("did not") and said["limit"] >= self.limit)):
             return
@@ -207,7 +207,7 @@ class Work:
         self.place(method, epsilon, number, ".json").write_text(json.dumps(costs), encoding="utf-8")
 
     def found(self, method: str, epsilon: float, number: int) -> dict[str, Any] | None:
-        """Return what a run cost, if there was one."""
+        """Return the costs of a run, or None if there was none."""
         path = self.place(method, epsilon, number, ".json")
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
@@ -268,7 +268,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=3600, help="seconds, by the clock, after which a run is stopped")
     for peer in SOURCES:
         parser.add_argument(f"--{peer}", type=Path, help="a copy of its repository")
-        parser.add_argument(f"--{peer}-python", default=sys.executable, help="an interpreter with what it needs")
+        parser.add_argument(f"--{peer}-python", default=sys.executable, help="an interpreter with the packages that it needs")
     parser.add_argument("--json", type=Path, help="a file for the same figures, and those of each run")
     return parser.parse_args(arguments)
 

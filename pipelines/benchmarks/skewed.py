@@ -3,15 +3,16 @@
     python -m pipelines.benchmarks.skewed --input rides.parquet --columns fare_amount tip_amount --factor 100 --json skewed.json
     DPDASK_DATA=folder python -m pipelines.benchmarks.skewed
 
-Releases, with defaults: each column by itself with the reference `histogram` (`histogram`); all together as records of a copula (`copula`); each
-column by itself as rows of a perturbed histogram (`rows`); and all together as rows of a joint histogram (`joint rows`). The bounds are the magnitude
-of the 1 % and 99 % points, times the factor. For each column: the largest error of the quartiles, the median and the 95 % point as a share of
-the range from the 1 % to the 99 % point, the relative error of the mean clipped to that range, the error of the share of zeros, and one natural
-unit (1, for whole numbers) as a share of the range. Medians of several runs. `met` says whether quantiles are within 2 % or one unit, the mean
-within 3 %, and the zeros within 0.01; of tables of fewer than 50,000 rows, within 5 %. Noise is secure unless a seed is given.
+There are four kinds of release, each with defaults: each column by itself with the reference `histogram` (`histogram`); all columns together as
+records of a copula (`copula`); each column by itself as rows of a perturbed histogram (`rows`); and all columns together as rows of a joint histogram
+(`joint rows`). The bounds are the magnitude of the 1 % and 99 % points, times the factor. For each column: the largest error of the quartiles, the
+median and the 95 % point as a share of the range from the 1 % to the 99 % point, the relative error of the mean clipped to that range, the error of
+the share of zeros, and one natural unit (1, for whole numbers) as a share of the range. Medians of several runs. `met` says whether quantiles are
+within 2 % or one unit, the mean within 3 %, and the share of zeros within 0.01; for tables of fewer than 50,000 rows, the limit of quantiles and
+mean is 5 %. Noise is secure unless a seed is given.
 
-Without an input, the tables of the folder DPDASK_DATA: taxi rides, flight delays, network connections, phone calls and house sales, as far as
-they are there; without that folder, 200,000 simulated amounts and counts.
+Without `--input`, it reads the tables that it finds in the folder DPDASK_DATA: taxi rides, flight delays, network connections, phone calls and
+house sales. If DPDASK_DATA is not set, it simulates 200,000 amounts and counts.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def measure(own: pd.Series, released: pd.Series) -> dict[str, float]:
 
 
 def is_met(found: dict[str, float], unit: float | None, n_rows: int) -> bool:
-    """Return whether the errors of one column are within what is asked for."""
+    """Return whether the errors of one column are within the limits of `met`."""
     quantiles, mean = (0.02, 0.03) if n_rows >= FEW_ROWS else (0.05, 0.05)
     return found["quantiles"] <= max(quantiles, 1.0001 * (unit or 0.0)) and found["mean"] <= mean and found["zeros"] <= 0.01
 

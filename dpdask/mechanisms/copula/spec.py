@@ -42,7 +42,7 @@ def count_measured_again(n_columns: int, delta: float) -> int:
     n_columns
         The number of columns.
     delta
-        The budget's δ. Laplace noise, which is drawn without one, is too large for a first look: its variance is the square of a share.
+        The budget's δ. Without one, noise is Laplace, and two measurements cost too much: inverse variance grows with the square of ε.
     """
     n_pairs = math.comb(n_columns, 2)
     return min(round(_MEASURED_AGAIN * n_pairs), _MOST_MEASURED_AGAIN) if n_pairs > 2 and delta > 0 else 0
@@ -71,13 +71,13 @@ class CopulaSpec(Spec):
     weights
         How the budget is shared among the tables.
     measured_again
-        How many pairs have their table measured a second time, with two fifths of the tables' budget: those whose first, noisy table
-        says that this helps most. `auto`: 3 in 10 of the pairs, 1,024 at most; none with fewer than 3 pairs, or without a δ.
+        How many pairs are measured a second time, with two fifths of the tables' budget: those with the largest expected gain, which is
+        estimated from the first, noisy tables. `auto`: 3 in 10 of the pairs, 1,024 at most; none with fewer than 3 pairs, or without a δ.
     target
-        A column that is to be predicted from the others: its pairs are the first to be measured again, and three-way tables hold it.
+        A column to predict from the others. Its pairs are measured again before all others, and every chosen three-way table contains it.
     triples
-        How many three-way tables are measured at most, chosen under privacy in a pass of their own; they have 15 % of the tables'
-        budget, and the scores by which they are chosen 5 %. `auto`: with a `target` and a δ as many as there are columns, otherwise none.
+        The largest number of three-way tables to measure. They are chosen under privacy in a separate pass, and get 15 % of the tables'
+        budget; the scores that choose them get 5 %. `auto`: with a `target` and a δ as many as there are columns, otherwise none.
     options
         Which steps of the fit to switch off, to measure their effect.
     """
@@ -100,7 +100,7 @@ class CopulaMechanism(NoisyTables):
     Attributes
     ----------
     first
-        The noisy one- and two-way tables, if three-way tables are still to be chosen; otherwise None.
+        The noisy one- and two-way tables, in the round that chooses three-way tables; otherwise None.
 
     Privacy
     -------
@@ -147,12 +147,12 @@ class CopulaMechanism(NoisyTables):
         return min(n_columns, count_candidates(n_columns, self.spec.target)) if wanted else 0
 
     def check_spec(self) -> None:
-        """Check the target, and that there are as many tables as are to be chosen.
+        """Check the target, and that there are enough pairs and triples to choose from.
 
         Raises
         ------
         SpecError
-            If the target is no privatised column, there are fewer pairs or triples, or triples are asked for without a δ.
+            If the target is no privatised column, there are too few pairs or triples, or triples are asked for without a δ or without raking.
         """
         columns, target, triples = self.schema.privatised, self.spec.target, self.n_triples
         if target is not None and target not in columns:
@@ -194,7 +194,7 @@ class CopulaMechanism(NoisyTables):
         return replace(self, first=found) if isinstance(found, NoisyMarginals) else replace(self, found=found)
 
     def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
-        """Draw the noise of every table and of the pairs that are measured again; in the last round of triples, theirs; see `Mechanism.draw`."""
+        """Draw the noise of every table and of pairs measured again, or in a last round, that of chosen triples; see `Mechanism.draw`."""
         if self.first is not None:
             triples = choose_triples(self.first, counts, self.spec.options, rng=noise("marginals/noise/scores"))
             return measure_chosen(self.first, counts, triples, rng=noise("marginals/noise/triples"))
@@ -240,7 +240,7 @@ class CopulaMechanism(NoisyTables):
         return said
 
     def statistic(self, columns: Columns) -> TableStatistic:
-        """Return what is counted: the table of each column and of each pair, or in the last round of triples, the candidates."""
+        """Return what is counted: the table of each column and of each pair, or in the round that chooses triples, all candidates."""
         found = NoisyTables.statistic(self, columns)
         return found if self.first is None else replace(found, cliques=list_candidates(found.domain, self.spec.target), two_way=False)
 

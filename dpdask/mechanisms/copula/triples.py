@@ -1,4 +1,4 @@
-"""Three-way tables that are chosen under privacy: those that records of the two-way tables miss most."""
+"""Three-way tables that are chosen under privacy: those in which records of the two-way tables have the largest errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POOL_ROWS = 2**17
 
 
 def count_candidates(n_columns: int, target: str | None) -> int:
-    """Return how many three-way tables have a score, at most: what the noise of the scores is made for.
+    """Return the largest number of three-way tables that get a score; it sets the noise of the scores.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def count_candidates(n_columns: int, target: str | None) -> int:
 
 
 def list_candidates(domain: Domain, target: str | None) -> tuple[Clique, ...]:
-    """Return the three-way tables that may be chosen: public, of at most 5,000 cells, 512 at most.
+    """Return the three-way tables that may be chosen: at most 512, each of at most 5,000 cells; the list is public.
 
     Parameters
     ----------
@@ -50,8 +50,8 @@ def list_candidates(domain: Domain, target: str | None) -> tuple[Clique, ...]:
 
     Notes
     -----
-    Of more than 512, those of the columns with the fewest cells are taken, in a fixed order that mixes columns of one size. So many
-    columns are looked at that their tables are enough, and no more.
+    If there are more than 512, tables of the columns with the fewest cells are taken; a fixed order mixes columns of one size. Only as
+    many columns are considered as are needed for enough tables.
     """
     rng = stream(RunKey.insecure(0), "copula/candidates", "")  # public: the same order in every run
     mixed = permutation(words(rng, domain.n_attributes))
@@ -68,7 +68,7 @@ def list_candidates(domain: Domain, target: str | None) -> tuple[Clique, ...]:
 def choose_triples(
     first: NoisyMarginals, counts: MarginalCounts, options: CopulaOptions | None = None, *, rng: Generator | None = None
 ) -> tuple[Clique, ...]:
-    """Return the three-way tables to measure: those by which records of the two-way tables are off most, by noisy scores.
+    """Return the three-way tables to measure: those with the largest noisy scores, in which records of the two-way tables are most wrong.
 
     Parameters
     ----------
@@ -83,14 +83,14 @@ def choose_triples(
 
     Privacy
     -------
-    Scores: the sum over a table's cells of |count - expected|. What is expected is a function of `first`, so a row added or removed
-    changes each score by at most 1, and a row replaced by at most 2. Unit, event: `scores` of `MarginalNoise`. Exact scores stay here.
+    Score: the sum over a table's cells of |count - expected|. The expected counts are a function of `first`, so a row added or removed
+    changes each score by at most 1, and a row replaced by at most 2. Unit, event: `scores` of `MarginalNoise`. Exact scores are not returned.
 
     Notes
     -----
-    A table of noise of standard deviation σ is itself off by √(2/π)·σ in each cell. A table is chosen if its score exceeds that by
-    more than the largest of so many scores' noise, about √(2·log C) standard deviations; the largest differences first, as many as the
-    event `triples` counts.
+    If a table is measured with noise of standard deviation σ, the mean absolute value of the noise is √(2/π)·σ in each cell. A table is
+    chosen if its score exceeds the sum of this over its cells by more than √(2·log C) standard deviations of the scores' noise, about the
+    largest noise of C scores. The largest differences come first, up to the count of the event `triples`.
     """
     planned = first.noise
     if planned.scores is None or planned.triples is None:
@@ -108,7 +108,7 @@ def choose_triples(
 
 
 def _expect(first: NoisyMarginals, cliques: tuple[Clique, ...], options: CopulaOptions | None) -> dict[Clique, NDArray[np.int64]]:
-    """Return the tables that records of the two-way tables have, in whole rows: a function of the noisy tables alone."""
+    """Return the expected tables, in whole rows, of records that match the two-way tables: a function of the noisy tables alone."""
     rng = stream(RunKey.insecure(0), "copula/expected", "")  # no secret: it decides only which sample stands for the model
     model, _ = fit_copula(first, rng, options)
     n = _POOL_ROWS if model.block_rows == BLOCK_ROWS else model.block_rows  # of many columns a pool takes much memory

@@ -48,9 +48,9 @@ class HistogramSpec(Spec):
     Attributes
     ----------
     bins
-        How continuous and mixed columns are cut. `adaptive`: into cells of equal counts that are found under privacy, in a pass of their
-        own; as many as the rows allow. Or a number of cells of one width, or for each column one of these or the first value of each
-        cell; or `rule`, the paper's rate, which needs a public number of rows.
+        How continuous and mixed columns are cut. `adaptive`: into as many cells of equal counts as the rows allow; the cells are found
+        under privacy, in a separate pass. A number: into so many cells of one width. A mapping: for each column one of these, or the
+        first value of each cell. `rule`: by the paper's rate, which needs a public number of rows.
     threshold
         Which cells are kept: `none` (all, with negative weights), `positive`, or `enhanced`.
     factor
@@ -59,8 +59,8 @@ class HistogramSpec(Spec):
         `cells`: points and weights; `rows`: synthetic rows drawn from the positive weights.
     points
         What stands for each cell if the output is `cells`: its `centre`, or points `spread` in it that keep the moments of a smooth density,
-        two for each column that is cut, multiplied; see `mechanisms.histogram.points.spread`. By default they are spread if cells are
-        found, and no more than 6 columns are cut.
+        two for each column that is cut, multiplied; see `mechanisms.histogram.points.spread`. The default is `spread` if cells are
+        found and at most 6 columns are cut, and `centre` otherwise.
     n_rows
         How many rows: a number, or `input` for as many as the table has. Under add-remove, `input` gives the noisy number of
         rows, or 0 if no cell has a positive weight.
@@ -127,7 +127,7 @@ class HistogramMechanism(NoisyCounts):
 
     @property
     def event(self) -> Composed:
-        """One noisy histogram, the fine counts of columns whose cells are found, and the number of rows where a threshold needs it."""
+        """One noisy histogram, the fine counts of columns whose cells are found, and the number of rows if a threshold needs it."""
         return self.noise.event
 
     @property
@@ -185,7 +185,7 @@ class HistogramMechanism(NoisyCounts):
         return DEFAULT_BINS if self.spec.bins == "rule" else self.spec.bins
 
     def _cells(self, columns: Columns) -> dict[str, Cells]:
-        """Return the cells of each column; before they are found, as many as there are at least to be room for."""
+        """Return the cells of each column; one cell stands for those that are not yet found."""
         return cut_with_found(columns.codecs, self._bins(), self.found, n_bins=1)
 
     @property
@@ -198,9 +198,9 @@ class HistogramMechanism(NoisyCounts):
         return CellSearch(names=self.adaptive, event=event, n_rows_public=not self.n_rows_private, n_bins=most, affords=self._affords)
 
     def _affords(self, columns: Columns, found: Found, n_rows: float) -> bool:
-        """Return whether these cells can be drawn, and their average count is well above the largest noise.
+        """Return whether the histogram of these cells can be drawn, and its average count is well above the largest noise.
 
-        So is that of the cells outside the largest one of each column.
+        The same must hold for the cells outside the largest cell of each column, unless few rows lie outside it.
         """
         domain, noise = domain_of(cut_with_found(columns.codecs, self._bins(), found)), self.noise
         try:
@@ -239,7 +239,7 @@ class HistogramMechanism(NoisyCounts):
         Raises
         ------
         DataError
-            If rows that were there in the search are gone.
+            If the table has no rows in the second pass.
         SpecError
             If it is too large.
         """

@@ -38,7 +38,7 @@ class PairGroup:
     dependent
         bool array of shape (k,): which tables depart from independence by more than noise does.
     sigma
-        The standard deviation of the noise in a cell of what was measured.
+        The standard deviation of the noise in a cell of the noisy tables.
     """
 
     first: NDArray[np.int64]
@@ -52,8 +52,8 @@ class PairGroup:
     def shrink_towards_independence(self, wanted: Floats) -> Floats:
         """Return wanted counts moved towards independence by half of sigma, and not beyond: float64 of shape (k, m, n).
 
-        What was measured does not contradict that. Next to a Fréchet bound a correlation runs to ±1 for a fraction of a count,
-        and many such cannot hold together.
+        The noisy tables do not contradict counts moved by so little. Next to a Fréchet bound a fraction of a count can move a correlation
+        to ±1, and many such correlations are inconsistent with each other.
         """
         rows, columns = self.tables.sum(axis=2), self.tables.sum(axis=1)
         independent = rows[:, :, None] * columns[:, None, :] / rows.sum(axis=1)[:, None, None]
@@ -159,7 +159,7 @@ def denoise(noisy: NoisyMarginals, *, consistency: bool = True, shrinkage: bool 
 
     Notes
     -----
-    A pair that was measured twice is the mean of both, weighted by inverse variance. *Consistency*: an attribute's counts are the
+    The two tables of a pair that was measured twice are averaged, weighted by inverse variance. *Consistency*: an attribute's counts are the
     mean, weighted in the same way, of its own table and of the sums of its two-way tables, projected to non-negative ones that sum
     to the number of rows. *Shrinkage*: `kernels.tables.estimate`
     with the known noise: in each table, the mixture of two estimates with the least estimated risk. *Raking* to those margins
@@ -191,7 +191,7 @@ _Layout = list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], tu
 
 
 def average_pairs(noisy: NoisyMarginals) -> tuple[Floats, Floats]:
-    """Return all two-way tables and the noise of each; a pair that was measured twice is averaged.
+    """Return all two-way tables and their noise; the two tables of a pair that was measured twice are averaged.
 
     Parameters
     ----------
@@ -258,21 +258,21 @@ def _margins(noisy: NoisyMarginals, pairs: Floats, layout: _Layout, *, consisten
 
 
 def choose_pairs(noisy: NoisyMarginals, n: int, target: str | None = None) -> tuple[Clique, ...]:
-    """Return the pairs that a second measurement helps most, as cliques.
+    """Return the pairs with the largest expected gain from a second measurement, as cliques.
 
     Parameters
     ----------
     noisy
         Noisy tables of all pairs.
     n
-        How many.
+        How many pairs to return.
     target
         A column whose pairs come before all others.
 
     Notes
     -----
-    The believed table is off by about as much as the noise that it was taken from, or by its whole departure from independence if
-    that is less: the sums over cells of |departure|, and of the noise's mean absolute value, whichever is less.
+    The error of a denoised table is about as large as the noise, or as its whole departure from independence if that is smaller. The
+    expected gain is the smaller of two sums over cells: of |departure|, and of the mean absolute value of the noise.
     """
     cleaned, names = denoise(noisy), noisy.domain.names
     gains = []

@@ -38,8 +38,8 @@ class NoisyMarginals(Archived):
     pairs
         int64 array, the two-way tables in the domain's order of pairs; empty if they were not measured.
     cliques
-        The further tables, int64 arrays of their shapes: those of `noise.cliques`, and the chosen ones after them. A pair may be among the
-        chosen ones: then it was measured twice.
+        The further tables, int64 arrays of their shapes: first those of `noise.cliques`, then the chosen ones. A pair among the chosen
+        ones was measured twice.
     """
 
     archive: ClassVar[Archive] = Archive(kind="noisy-tables", format=4, noun="file of noisy tables", is_compressed=True)
@@ -54,8 +54,8 @@ class NoisyMarginals(Archived):
     def table(self, clique: Clique) -> Counts:
         """Return the noisy table of one measured clique, an int64 array with an axis for each of its attributes; may be negative.
 
-        The clique's attributes may come in any order; the table's axes come in the same. Of a pair that was measured twice it is the
-        second measurement.
+        The clique's attributes may come in any order; the table's axes come in the same. For a pair that was measured twice, the second
+        measurement is returned.
 
         Raises
         ------
@@ -177,7 +177,7 @@ def check_n_rows(n_rows: object) -> None:
 
 
 def measure(counts: MarginalCounts, planned: MarginalNoise, *, n_rows_public: bool, rng: Generator | None = None) -> NoisyMarginals:
-    """Return all tables but the chosen ones with their noise: on the driver, once, after the ledger was charged.
+    """Return all noisy tables except the chosen ones: drawn on the driver, once, after the ledger was charged.
 
     Parameters
     ----------
@@ -204,16 +204,17 @@ def measure(counts: MarginalCounts, planned: MarginalNoise, *, n_rows_public: bo
 
 
 def measure_chosen(noisy: NoisyMarginals, counts: MarginalCounts, chosen: Sequence[Clique], rng: Generator | None = None) -> NoisyMarginals:
-    """Return noisy tables with the chosen ones: measured in the same run, on the driver, once.
+    """Return noisy tables extended by the chosen ones: drawn in the same run, on the driver, once.
 
     Parameters
     ----------
     noisy
         What `measure` returned.
     counts
-        Exact; they hold the chosen tables.
+        The exact counts, which include the chosen tables.
     chosen
-        A function of noise that was drawn before, alone; no more of two and of three columns than the events `chosen` and `triples` count.
+        The chosen tables, which may depend only on noisy tables and scores drawn before. At most `chosen.count` have two columns, and at
+        most `triples.count` three.
     rng
         As for `measure`.
 

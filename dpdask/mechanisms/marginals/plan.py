@@ -31,20 +31,20 @@ class MarginalNoise:
     cliques
         The noise of each further table.
     chosen
-        The noise of the tables that are chosen after the others were drawn, `chosen.count` of them at most; None if none are.
+        The noise of the tables that are chosen after the others were drawn, at most `chosen.count`; None if none are chosen.
     scores
-        The noise of the scores that three-way tables are chosen by; None if none are chosen.
+        The noise of the scores by which three-way tables are chosen; None if none are chosen.
     triples
-        The noise of the three-way tables that are chosen by their scores, `triples.count` of them at most.
+        The noise of the three-way tables that are chosen by their scores, at most `triples.count`; None if none are chosen.
     cells
-        The noise of the fine counts that cells are found from; None if no cells are found.
+        The noise of the fine counts from which cells are found; None if no cells are found.
 
     Privacy
     -------
     Unit and adjacency: the budget's. Sensitivity of one table: a row replaced takes 1 from a cell and adds 1 to another
     (L1 2, L2 √2), a row added or removed changes one by 1; a unit of k rows does so k times, and all may fall on the same
-    cells. Which tables are chosen depends on the noisy ones, but how many and with which noise does not, so the events compose
-    as if it did not. Composition over all tables: by `accountant`.
+    cells. Which tables are chosen depends on noisy tables, but their number and noise do not, so the events compose as if the
+    tables had been fixed beforehand. Composition over all tables: by `accountant`.
     """
 
     one_way: CentralEvent | None
@@ -57,21 +57,21 @@ class MarginalNoise:
 
     @property
     def event(self) -> Composed:
-        """What will happen."""
+        """All events of the run, composed."""
         events = (self.cells, self.one_way, self.pairs, *self.cliques.values(), self.chosen, self.scores, self.triples)
         return Composed(events=tuple(event for event in events if event is not None))
 
     def of_chosen(self, clique: Clique) -> CentralEvent | None:
-        """Return the noise of all chosen tables of as many columns as a clique has; None if no such tables are chosen."""
+        """Return the noise of all chosen tables with the clique's number of columns; None if no such tables are chosen."""
         return {2: self.chosen, 3: self.triples}.get(len(clique))
 
     def check_paid(self, chosen: Sequence[Clique]) -> None:
-        """Check that chosen tables are distinct, none of the declared ones, and not more than are paid for.
+        """Check that chosen tables are distinct, are not declared ones, and are not more than the events pay for.
 
         Raises
         ------
         ValueError
-            If they are.
+            If a table is chosen twice or declared, or there are too many.
         """
         columns = {frozenset(clique) for clique in chosen}
         if len(columns) < len(chosen) or columns & {frozenset(clique) for clique in self.cliques}:
@@ -134,12 +134,12 @@ def plan_noise(
     cliques
         The weight of each further table, positive.
     n_chosen
-        The number of tables that are chosen after the others were drawn; they have two fifths of the weights of these and the others.
+        The number of tables that are chosen after the tables above were drawn. They get two fifths of the weight of both together.
     n_triples, n_scores
-        The number of three-way tables that are chosen last, with 15 % of the weights of all tables, and of the candidates whose scores
-        decide, with 5 %. Only with a δ.
+        The number of three-way tables that are chosen last, and of the candidates with a score. The chosen tables get 15 % of the weight
+        of all tables, and the scores 5 %. Only with a δ.
     n_found
-        The number of columns whose cells are found; their fine counts have a twentieth of all weights, or a tenth for Laplace noise.
+        The number of columns whose cells are found. Their fine counts get a twentieth of all weight, or a tenth for Laplace noise.
 
     Raises
     ------
@@ -165,16 +165,16 @@ def plan_noise(
 
 
 def weigh(others: float, share: float, count: int) -> float:
-    """Return the weight of each of some tables at which all of them together have a share of all weights.
+    """Return the weight of each of several equal tables, so that together they have a given share of the total weight.
 
     Parameters
     ----------
     others
-        The weights of all other tables together.
+        The weight of all other tables together.
     share
-        In [0, 1).
+        The share of the tables together, in [0, 1).
     count
-        How many tables; without any, each would weigh nothing.
+        The number of tables; if it is 0, the weight is 0.
     """
     return others * share / (1.0 - share) / count if count else 0.0
 
@@ -185,11 +185,11 @@ def share_of_cells(others: float, n_found: int, delta: float) -> tuple[float, in
     Parameters
     ----------
     others
-        The weights of everything else together.
+        The weight of everything else together.
     n_found
         The number of columns whose cells are found.
     delta
-        Above 0 noise is Gaussian, and a weight is a share of the inverse variance; otherwise it is a share of ε.
+        Above 0, noise is Gaussian, and a weight is a share of the inverse variance; at 0, a weight is a share of ε.
     """
     n_vectors = n_found * N_LEVELS
     return weigh(others, 0.05 if delta > 0 else 0.1, n_vectors), n_vectors
@@ -201,7 +201,7 @@ def _plan(
 ) -> tuple[CentralEvent | None, ...]:
     """Return the events of (weight, count, number of scores), or None for those that are left out.
 
-    They are wanted in the order of `MarginalNoise.event`: the last digits of a price depend on the order.
+    `wanted` has the order of `MarginalNoise.event`, because the last digits of a price depend on the order.
     """
     drafts = [
         None if not (weight > 0 and count) else draft_scores(adjacency, rows, weight, n) if n else draft(delta, adjacency, rows, weight, count)
