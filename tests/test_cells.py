@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpdask.cells import Cells, cells
+from dpdask.cells import Cells, FoundBins, cells
 from dpdask.codec import LevelCodec, ValueCodec, codec_for
 from dpdask.errors import SpecError
 from dpdask.schema import Column
@@ -251,3 +251,16 @@ def test_the_schema_gives_the_same_cells():
     days = Column(role="privatise", kind="continuous", bounds=(0, 30))
     found = cells(codec_for("v", days, DAY), [0, 10])
     assert found.codes(pa.array([dt.date(1970, 1, 10), dt.date(1970, 1, 11)])).tolist() == [0, 1]
+
+
+def test_a_found_cell_of_one_floating_number_gives_that_number_alone() -> None:
+    """Between 0 and its neighbour below lies no number: neither that neighbour nor -0.0 may be drawn."""
+    edges = np.array([-1.0, -np.nextafter(0.0, 1.0), 0.0, 1.0])
+    found = FoundBins(cuts=np.array([-1.0, 1.0]), edges=edges, masses=np.array([0.2, 0.6, 0.2]))
+    codec = ValueCodec(name="v", type=pa.float64(), bounds=(-1.0, 1.0), atoms=(), nulls=False)
+    words = np.random.default_rng(1).integers(0, 2**64 - 1, 20_000, dtype=np.uint64)
+    values = cells(codec, found).draw(np.zeros(20_000, dtype=np.int64), words).to_numpy()
+    assert (values == 0.0).mean() == pytest.approx(0.6, abs=0.02)
+    assert not np.signbit(values[values == 0.0]).any()
+    assert not ((values != 0.0) & (np.abs(values) < 1e-300)).any()
+    assert ((values < 0.0).mean(), (values > 0.0).mean()) == (pytest.approx(0.2, abs=0.02), pytest.approx(0.2, abs=0.02))

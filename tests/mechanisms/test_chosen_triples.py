@@ -187,7 +187,7 @@ def test_the_default_follows_from_the_target_and_delta() -> None:
     assert mechanism(5, target="c3").n_measured_again == 4  # every pair of the target
     columns: Any = None
     assert mechanism(target="c3").stages(columns, uncounted=False)[1] == (
-        "choose: read 12 columns once more; count at most 55 three-way tables, score them with noise, measure 12"
+        "choose: read 12 columns once more; count at most 55 three-way tables, score them with noise, measure at most 12 that stand out"
     )
     assert not any(stage.startswith("choose") for stage in mechanism().stages(columns, uncounted=False))
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from dpdask.documents import Document
 from dpdask.errors import SpecError
@@ -29,6 +29,16 @@ from dpdask.references.bins import Bins, Found
 from dpdask.stats import MarginalCounts
 from dpdask.stats.tables import TableStatistic
 from dpdask.streams import Noise, RunKey, stream
+
+
+def _as_how_many(value: object) -> object:
+    if value != "auto" and (type(value) is not int or value < 0):
+        raise ValueError(f"a whole number, at least 0, is expected, or `auto`, not {value!r}")
+    return value
+
+
+HowMany = Annotated[Literal["auto"] | int, BeforeValidator(_as_how_many)]
+"""How many tables are chosen: a number, or `auto`: as many as the rule says."""
 
 _MEASURED_AGAIN = 0.3  # of all pairs
 _MOST_MEASURED_AGAIN = 1024
@@ -87,9 +97,9 @@ class CopulaSpec(Spec):
     records: Records = "raked"
     bins: Bins = "adaptive"
     weights: TableWeights = TableWeights()
-    measured_again: Literal["auto"] | Annotated[int, Field(ge=0, strict=True)] = "auto"
+    measured_again: HowMany = "auto"
     target: str | None = None
-    triples: Literal["auto"] | Annotated[int, Field(ge=0, strict=True)] = "auto"
+    triples: HowMany = "auto"
     options: CopulaOptions = CopulaOptions()
 
 
@@ -270,8 +280,8 @@ class CopulaMechanism(NoisyTables):
         n, again = len(self.schema.privatised), self.n_measured_again
         twice = f", of {again:,} chosen pairs twice" if again else ""
         n_scores = count_candidates(n, self.spec.target)
-        what = f"choose: read {n} columns once more; count at most {n_scores:,} three-way tables, score them with noise, measure {self.n_triples:,}"
-        chosen = (what,) if self.n_triples else ()
+        what = f"choose: read {n} columns once more; count at most {n_scores:,} three-way tables, score them with noise"
+        chosen = (f"{what}, measure at most {self.n_triples:,} that stand out",) if self.n_triples else ()
         return (
             *self.search_stages,
             f"tabulate: read {n} columns once; count {n} one-way and {n * (n - 1) // 2} two-way tables, merged in a tree",
@@ -288,6 +298,9 @@ class CopulaMechanism(NoisyTables):
         """Return how much dependence was told from noise; see `Mechanism.describe_quality`."""
         share = release.report.kept_share
         told = f"{100 * share:.3g} % of the correlations were told from noise"
+        if self.n_triples:
+            chosen = sum(len(clique) == 3 for clique in release.noisy.chosen)
+            told = f"{chosen:,} of at most {self.n_triples:,} three-way tables stood out from noise; {told}"
         return f"{told}: the columns come out nearly independent" if share < LITTLE else told
 
     def section(self, release: FittedCopula, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
