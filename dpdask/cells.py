@@ -133,8 +133,9 @@ class Cells:
             first, last = ends(self.codec, self.edges)
             values = np.clip(_check_type(self.codec, high * (1.0 - share) + low * share), first[line], last[line])
             if self.found is not None:  # a fine cell (low, high] may be one number, such as 0, whose neighbour below is no value of it
-                above = np.minimum(step(self.codec, _check_type(self.codec, low), np.inf), high)
-                values = np.maximum(values, above) + 0.0  # and -0.0 is 0
+                nearest = _check_type(self.codec, low)
+                least = np.where(nearest <= low, step(self.codec, nearest, np.inf), nearest)
+                values = np.where(least <= high, np.maximum(values, least), values) + 0.0  # and -0.0 is 0
         values = np.where(index < singles, np.array([*([0.0] * self.codec.nulls), *self.codec.atoms, 0.0])[np.minimum(index, singles)], values)
         is_null = (index == 0) if self.codec.nulls else np.zeros(len(index), dtype=np.bool_)
         if self.codec.bounds is not None:

@@ -33,8 +33,8 @@ from dpdask.kernels.marginals import Codes
 from dpdask.mechanisms.copula.fit import CopulaOptions, Records, fit_copula
 from dpdask.mechanisms.copula.model import CopulaModel
 from dpdask.mechanisms.copula.spec import CopulaSpec, count_measured_again
-from dpdask.mechanisms.marginals.denoise import choose_pairs, denoise
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure, measure_chosen, pair_cells
+from dpdask.mechanisms.marginals.denoise import denoise, measure_pairs_again
+from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure, pair_cells
 from dpdask.mechanisms.marginals.plan import MarginalNoise, plan_noise
 from dpdask.privacy import Budget
 from dpdask.privacy.accountant import scale_events
@@ -155,8 +155,7 @@ def laplace(case: Case, adjacency: Adjacency) -> MarginalNoise:
 def drawn(case: Case, planned: MarginalNoise, adjacency: Adjacency, draws: Draws) -> NoisyMarginals:
     counts = MarginalCounts.of_codes(case.domain, case.codes)
     noisy = measure(counts, planned, n_rows_public=adjacency == "replace-one", rng=draws.noise())
-    chosen = choose_pairs(noisy, planned.chosen.count) if planned.chosen is not None else ()
-    return measure_chosen(noisy, counts, chosen, rng=draws.noise("again"))
+    return measure_pairs_again(noisy, counts, rng=draws.noise("again"))
 
 
 def ours(

@@ -112,7 +112,7 @@ def test_the_number_can_be_given_and_is_said_in_the_plan() -> None:
 # ---- which pairs
 
 
-def test_dependent_pairs_are_chosen_first_and_by_the_noisy_tables_alone() -> None:
+def test_dependent_pairs_are_chosen_first() -> None:
     noisy = looked()
     chosen = choose_pairs(noisy, 4)
     assert set(chosen[:2]) == {("a", "b"), ("c", "d")}
@@ -179,7 +179,9 @@ def test_the_second_look_has_noise_of_its_own() -> None:
     domain = Domain(names=tuple(f"c{place}" for place in range(6)), sizes=(3,) * 6)
     counts = MarginalCounts.of_codes(domain, rng.integers(0, 3, (6, 5000)).astype(np.uint8))
     columns: Any = Columns(types=None, codecs={})  # type: ignore[arg-type]
-    noisy = spec.draw(counts, columns, lambda name: stream(KEY, name, ""))
+    streams: list[str] = []
+    noisy = spec.draw(counts, columns, lambda name: streams.append(name) or stream(KEY, name, ""))
+    assert streams == ["marginals/noise", "marginals/noise/again"]
     assert len(noisy.chosen) == count_measured_again(6, 1e-9) == 4
     pair = noisy.chosen[0]
     first = replace(noisy, cliques={}).table(pair) - counts.table(pair)

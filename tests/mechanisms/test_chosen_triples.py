@@ -16,6 +16,7 @@ from e2e.helpers import MIXED_SCHEMA, digests, lake, run_here, write_job
 from mechanisms.contract import killed_at
 
 import dpdask
+from dpdask.codec import LevelCodec
 from dpdask.engine import fit as fit_module
 from dpdask.errors import InternalError, SpecError
 from dpdask.mechanisms import cell_search
@@ -313,16 +314,20 @@ def test_only_pairs_and_triples_are_chosen_and_none_that_is_declared() -> None:
 def test_scores_of_more_tables_than_are_paid_for_are_refused() -> None:
     codes = parity(2000)
     first = looked(codes)
-    cheap = replace(first, noise=replace(first.noise, scores=event(50.0, sensitivity=3.0)))
-    with pytest.raises(InternalError, match="more three-way tables have scores than are paid for"):
-        choose_triples(cheap, counted(codes), rng=keyed("scores"))
+    replaced = DiscreteGaussian(sigma=5.0, sensitivity=math.sqrt(2), adjacency="replace-one", count=2)
+    nine = plan_noise(Budget(epsilon=1.0, delta=1e-9), 5, n_triples=2, n_scores=9).scores
+    for scores, triples in ((event(50.0, sensitivity=3.0), first.noise.triples), (nine, replaced)):
+        cheap = replace(first, noise=replace(first.noise, scores=scores, triples=triples))
+        with pytest.raises(InternalError, match="more three-way tables have scores than are paid for"):
+            choose_triples(cheap, counted(codes), rng=keyed("scores"))
     again = measure_chosen(first, counted(codes), [("a", "b", "c")], keyed("triples"))
     with pytest.raises(InternalError, match="paid for"):
         choose_triples(again, counted(codes), rng=keyed("scores"))
 
 
 def test_a_target_that_changes_little_is_said_before_the_budget_is_spent() -> None:
-    columns = Columns(types=pa.schema([]), codecs={})
+    codecs = {f"c{place}": LevelCodec(name=f"c{place}", levels=pa.array([0, 1]), ordered=True) for place in range(60)}
+    columns = Columns(types=pa.schema([]), codecs=codecs)
     without = mechanism(target="c3", budget=Budget(epsilon=1.0))
     assert "The target c3 changes little: the budget has no δ." in without.cautions(columns, None)
     own = mechanism(target="c3", records="copula")
@@ -356,3 +361,13 @@ def test_triples_are_raked_even_where_no_pair_of_many_is_missed() -> None:
     assert sorted([first, second, "c2"]) in [sorted(clique) for clique in found["three_way"]]
     assert ((drawn[first] ^ drawn[second]) == drawn["c2"]).mean() > 0.9
     assert found["raked_tables"] >= len(found["three_way"])
+
+
+def test_adaptive_columns_alone_may_have_no_candidates_and_that_is_said() -> None:
+    column = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]}
+    schema = Schema.from_dict({"columns": dict.fromkeys("abc", column)})
+    frame = pd.DataFrame({name: np.linspace(0.0, 1.0, 100_000) for name in "abc"})
+    copula = dpdask.GaussianCopula(schema, epsilon=10.0, delta=1e-9, target="a")
+    assert any("Probably no three-way table" in said for said in copula.plan(frame).warnings)
+    fewer = dpdask.GaussianCopula(schema, epsilon=10.0, delta=1e-9, target="a", bins={"a": 10})
+    assert not any("three-way" in said for said in fewer.plan(frame).warnings)

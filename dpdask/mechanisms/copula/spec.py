@@ -18,7 +18,7 @@ from dpdask.mechanisms.copula.raking import MOST_CELLS
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.copula.triples import MOST_CANDIDATES, choose_triples, count_candidates, list_candidates
 from dpdask.mechanisms.expectations import LITTLE
-from dpdask.mechanisms.marginals.denoise import choose_pairs
+from dpdask.mechanisms.marginals.denoise import measure_pairs_again
 from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure_chosen
 from dpdask.mechanisms.marginals.plan import MarginalNoise, plan_noise
 from dpdask.mechanisms.marginals.tables import NoisyTables
@@ -26,7 +26,7 @@ from dpdask.mechanisms.mechanism import Columns, Search, Spec
 from dpdask.mechanisms.noisy_counts import RecordsWanted
 from dpdask.privacy.order import RowOrder
 from dpdask.references.bins import Bins, Found
-from dpdask.stats import MarginalCounts
+from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.tables import TableStatistic
 from dpdask.streams import Noise, RunKey, stream
 
@@ -44,7 +44,7 @@ _MEASURED_AGAIN = 0.3  # of all pairs
 _MOST_MEASURED_AGAIN = 1024
 
 
-def count_measured_again(n_columns: int, delta: float) -> int:
+def count_measured_again(n_columns: int, delta: float, target: str | None = None) -> int:
     """Return how many pairs are measured a second time by default.
 
     Parameters
@@ -53,9 +53,12 @@ def count_measured_again(n_columns: int, delta: float) -> int:
         The number of columns.
     delta
         The budget's δ. Without one, noise is Laplace, and two measurements cost too much: inverse variance grows with the square of ε.
+    target
+        A column whose pairs are all measured again, or None.
     """
     n_pairs = math.comb(n_columns, 2)
-    return min(round(_MEASURED_AGAIN * n_pairs), _MOST_MEASURED_AGAIN) if n_pairs > 2 and delta > 0 else 0
+    wanted = max(round(_MEASURED_AGAIN * n_pairs), 0 if target is None else n_columns - 1)
+    return min(wanted, _MOST_MEASURED_AGAIN) if n_pairs > 2 and delta > 0 else 0
 
 
 class TableWeights(Document):
@@ -141,11 +144,8 @@ class CopulaMechanism(NoisyTables):
     @property
     def n_measured_again(self) -> int:
         """How many pairs are measured a second time."""
-        n, n_columns = self.spec.measured_again, len(self.schema.privatised)
-        if n != "auto":
-            return n
-        usual = count_measured_again(n_columns, self.budget.delta)
-        return usual if self.spec.target is None else min(max(usual, n_columns - 1 if usual else 0), _MOST_MEASURED_AGAIN)
+        n = self.spec.measured_again
+        return count_measured_again(len(self.schema.privatised), self.budget.delta, self.spec.target) if n == "auto" else n
 
     @property
     def n_triples(self) -> int:
@@ -209,8 +209,7 @@ class CopulaMechanism(NoisyTables):
             triples = choose_triples(self.first, counts, self.spec.options, rng=noise("marginals/noise/scores"))
             return measure_chosen(self.first, counts, triples, rng=noise("marginals/noise/triples"))
         noisy = NoisyTables.draw(self, counts, columns, noise)
-        chosen = choose_pairs(noisy, self.n_measured_again, self.spec.target) if self.n_measured_again else ()
-        return measure_chosen(noisy, counts, chosen, rng=noise("marginals/noise/again"))
+        return measure_pairs_again(noisy, counts, self.spec.target, rng=noise("marginals/noise/again"))
 
     @property
     def bins(self) -> Bins:
@@ -240,6 +239,10 @@ class CopulaMechanism(NoisyTables):
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
         """Return what a steward should consider before a run; see `Mechanism.cautions`."""
         said, target, n = NoisyTables.cautions(self, columns, n_rows), self.spec.target, len(self.schema.privatised)
+        sizes = self._sizes(columns)
+        if self.n_triples and not list_candidates(Domain(names=tuple(sizes), sizes=tuple(sizes.values())), target):
+            what = f"Probably no three-way table will have at most {MOST_CELLS:,} cells, so the share of `triples` is spent for nothing"
+            said = (*said, f"{what}. Set `triples` to 0, or declare fewer `bins`.")
         if target is not None and not self.n_triples:
             why = "the budget has no δ" if self.budget.delta == 0 else "no three-way tables are measured"
             said = (*said, f"The target {target} changes little: {why}.")

@@ -95,7 +95,8 @@ def choose_triples(
     planned = first.noise
     if planned.scores is None or planned.triples is None:
         raise InternalError("three-way tables are chosen that nobody pays for", None, "report it")
-    if len(counts.cliques) > planned.scores.sensitivity**2 or any(len(clique) == 3 for clique in first.chosen):
+    of_one_table = planned.triples.sensitivity * (math.sqrt(2.0) if planned.scores.adjacency == "replace-one" else 1.0)  # and so of one score
+    if len(counts.cliques) > round((planned.scores.sensitivity / of_one_table) ** 2) or any(len(clique) == 3 for clique in first.chosen):
         raise InternalError("more three-way tables have scores than are paid for", None, "report it")
     expected = _expect(first, tuple(counts.cliques), options)
     exact = np.array([np.abs(table - expected[clique]).sum() for clique, table in counts.cliques.items()], dtype=np.int64)

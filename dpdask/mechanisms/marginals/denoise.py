@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.kernels import simplex
 from dpdask.kernels import tables as tables_kernel
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, pair_cells
+from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure_chosen, pair_cells
 from dpdask.privacy.noise import deviation
-from dpdask.stats import Clique, Domain
+from dpdask.stats import Clique, Domain, MarginalCounts
 
 Floats = NDArray[np.float64]
 
@@ -285,6 +286,25 @@ def choose_pairs(noisy: NoisyMarginals, n: int, target: str | None = None) -> tu
     others = np.ones(len(first), dtype=bool) if target is None else (first != names.index(target)) & (second != names.index(target))
     best = np.lexsort((second, first, -np.concatenate(gains), others))[:n]
     return tuple((names[a], names[b]) for a, b in zip(first[best], second[best], strict=True))
+
+
+def measure_pairs_again(noisy: NoisyMarginals, counts: MarginalCounts, target: str | None = None, *, rng: Generator | None = None) -> NoisyMarginals:
+    """Return noisy tables with a second measurement of as many pairs as are paid for; unchanged if none are.
+
+    Parameters
+    ----------
+    noisy, counts, rng
+        As for `measure_chosen`.
+    target
+        A column whose pairs come before all others.
+
+    Privacy
+    -------
+    Unit, sensitivity, event: `chosen` of `MarginalNoise`. The choice is a function of the first noisy tables.
+    """
+    if noisy.noise.chosen is None:
+        return noisy
+    return measure_chosen(noisy, counts, choose_pairs(noisy, noisy.noise.chosen.count, target), rng=rng)
 
 
 def dependence_tree(cleaned: Denoised) -> list[tuple[int, int]]:
