@@ -16,6 +16,9 @@ from mechanisms.fitting import fit_frame
 import dpdask
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.mechanisms.expectations import LITTLE, estimate_kept
+from dpdask.mechanisms.marginals.plan import plan_noise
+from dpdask.privacy import Budget
+from dpdask.privacy.noise import deviation
 
 N_ROWS = 40_000
 
@@ -197,3 +200,17 @@ def test_a_reference_that_is_mostly_noise_is_warned_of_and_one_that_is_not_is_no
     planned = dpdask.DIP(schema, epsilon=100.0, reference=dpdask.Histogram()).plan(frame)
     assert planned.warnings == ()
     assert "heavy tail" in planned.expectations[-1]
+
+
+def test_with_a_private_number_of_rows_the_plan_says_how_many_the_tables_need() -> None:
+    schema, frame = wide(14)
+    sentences = [
+        dpdask.GaussianCopula(schema, epsilon=epsilon, delta=1e-9, adjacency="add-remove").plan(frame).expectations[-1] for epsilon in (1.0, 100.0)
+    ]
+    needed = [float(sentence.removeprefix("with fewer than about ").partition(" ")[0].replace(",", "")) for sentence in sentences]
+    assert needed[0] > len(frame) > needed[1]
+    noise = plan_noise(Budget(epsilon=1.0, delta=1e-9, adjacency="add-remove"), 14, n_chosen=27)
+    assert noise.pairs is not None
+    assert needed[0] == pytest.approx(64 * deviation(noise.pairs), rel=0.06)  # 8 x 8 cells, in two digits
+    public = dpdask.GaussianCopula(schema, epsilon=1.0, delta=1e-9).plan(frame)
+    assert not any("fewer rows in a cell" in sentence for sentence in public.expectations)

@@ -396,10 +396,9 @@ def list_warnings_without_rows(domain: Domain, planned: HistogramPlan) -> list[s
     if floor <= (planned.cut(0.0) or 1):
         return []
     rows = math.exp((floor - 1) * planned.epsilon / (planned.factor * planned.rows))
-    sentence = f"With fewer than about {rows:,.0f} rows, the threshold is raised to {floor:,}: otherwise noise alone would lift more empty cells "
-    return [
-        sentence + f"of {n_cells(domain):,} above it than the limit of {MAX_SPARSE:,}; fewer cells, or a larger factor of the threshold, avoid this."
-    ]
+    sentence = f"With fewer than about {rows:,.0f} rows, the threshold is raised to {floor:,}, because noise alone would lift more than "
+    sentence += f"{MAX_SPARSE:,} of {n_cells(domain):,} cells above a lower one. Then most of the released weight may be noise."
+    return [f"{sentence} Take fewer cells or columns, or a larger factor of the threshold."]
 
 
 def is_enough(n_rows: float, n: float, event: CentralEvent) -> bool:

@@ -20,7 +20,7 @@ from dpdask.mechanisms.noisy_counts import NoisyCounts, no_rows
 from dpdask.privacy.events import Composed
 from dpdask.privacy.noise import deviation
 from dpdask.references.bins import Bins, Found, cut_with_found, list_adaptive, warn_of_far_cells
-from dpdask.stats import MarginalCounts
+from dpdask.stats import Clique, MarginalCounts
 from dpdask.stats.tables import TableStatistic, domain_of
 from dpdask.streams import Noise
 
@@ -120,6 +120,9 @@ class NoisyTables(NoisyCounts):
             if event is not None
         ]
         found += describe_wide_cells(self.cells(columns), self.bins)
+        if self.n_rows_private:  # then nothing can warn of too few
+            needed = sorted(count_needed_rows(noise, sizes).values())
+            found.append(f"with fewer than about {needed[len(needed) // 2]:,.2g} rows, half of the tables have fewer rows in a cell than its noise")
         return (*found, *(() if self.cell_search is None else self.cell_search.expectations))
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
@@ -145,6 +148,22 @@ class NoisyTables(NoisyCounts):
         return found
 
 
+def count_needed_rows(noise: MarginalNoise, sizes: Mapping[str, int]) -> dict[Clique, float]:
+    """Return for each table the number of rows at which a cell has as many on average as the noise's standard deviation.
+
+    Parameters
+    ----------
+    noise
+        The noise of the tables.
+    sizes
+        The number of cells of each column.
+    """
+    tables = dict(noise.cliques)
+    tables |= {(name,): noise.one_way for name in sizes} if noise.one_way is not None else {}
+    tables |= dict.fromkeys(itertools.combinations(sizes, 2), noise.pairs) if noise.pairs is not None else {}
+    return {table: deviation(event) * math.prod(sizes[name] for name in table) for table, event in tables.items()}
+
+
 def list_noisy_tables(noise: MarginalNoise, sizes: Mapping[str, int], n_rows: int) -> tuple[str, ...]:
     """Return a warning that names tables whose cells have fewer rows on average than the noise's standard deviation; none if there are none.
 
@@ -157,10 +176,8 @@ def list_noisy_tables(noise: MarginalNoise, sizes: Mapping[str, int], n_rows: in
     n_rows
         The public number of rows.
     """
-    tables = [(clique, event) for clique, event in noise.cliques.items()]
-    tables += [((name,), noise.one_way) for name in sizes] if noise.one_way is not None else []
-    tables += [(pair, noise.pairs) for pair in itertools.combinations(sizes, 2)] if noise.pairs is not None else []
-    noisy = [table for table, event in tables if deviation(event) * math.prod(sizes[name] for name in table) > n_rows]
+    tables = count_needed_rows(noise, sizes)
+    noisy = [table for table, needed in tables.items() if needed > n_rows]
     if not noisy:
         return ()
     named = ", ".join(" x ".join(table) for table in noisy[:3]) + (f" and {len(noisy) - 3:,} more" if len(noisy) > 3 else "")
