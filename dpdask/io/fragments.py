@@ -16,14 +16,14 @@ from hashlib import blake2b
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-import fsspec
 import pyarrow as pa
 from fsspec.utils import glob_translate
 
-from dpdask.errors import DataError, InputError, SpecError
+from dpdask.errors import DataError, InputError
 from dpdask.io import csv, parquet
+from dpdask.io.faults import storage_faults
+from dpdask.io.filesystems import open_filesystem
 from dpdask.io.fragment import Fragment
-from dpdask.io.storage import storage_faults
 from dpdask.schema import Schema
 
 BATCH_ROWS = 2**17
@@ -117,7 +117,7 @@ def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> It
     DataError
         If a CSV value cannot be read as its column's type.
     """
-    fs, path = fsspec.core.url_to_fs(fragment.url)
+    fs, path = open_filesystem(fragment.url)
     with storage_faults(fragment.where):
         if fragment.format == "parquet":
             yield from parquet.read_batches(fs, path, fragment, columns, BATCH_ROWS)
@@ -143,10 +143,7 @@ def takes_in(url: str, folder: str) -> bool:
 
 def _files(url: str) -> tuple[Any, list[tuple[str, str, Literal["parquet", "csv"]]]]:
     """Return the file system and, for each file, its path, its name inside the table, and its format."""
-    try:
-        fs, root = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError):
-        raise SpecError("no file system is installed for this URL", url.split("://")[0] + "://", "install the fsspec package for it") from None
+    fs, root = open_filesystem(url)
     with storage_faults(url):
         if any(sign in root for sign in "*?["):
             base = re.split(r"[*?\[]", root)[0].rpartition("/")[0]

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import fsspec
-
 from dpdask.io import parquet
+from dpdask.io.faults import storage_faults
+from dpdask.io.filesystems import open_filesystem
 from dpdask.io.fragments import InputTable
-from dpdask.io.storage import storage_faults
 
 _FOOTER_THREADS = 16
 
@@ -49,7 +48,7 @@ def row_group_ranges(table: InputTable, columns: Iterable[str]) -> Mapping[str, 
 
 
 def _of_file(url: str, name: str, columns: list[str]) -> dict[str, Ranges | None]:
-    fs, path = fsspec.core.url_to_fs(url)
+    fs, path = open_filesystem(url)
     with storage_faults(name):
         _, metadata = parquet.footer(fs, path, name)
     places = {metadata.schema.column(place).path: place for place in range(metadata.num_columns)}

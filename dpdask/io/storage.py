@@ -1,50 +1,27 @@
-"""A folder on any file system that fsspec knows, with atomic writes, and storage failures turned into one line."""
+"""A folder on any file system that fsspec knows, with writes that appear whole or not at all."""
 
 from __future__ import annotations
 
 import errno
+import filecmp
 import io
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, TypeVar
 
-import fsspec
+from dpdask.errors import OutputError
+from dpdask.io.faults import Fault, classify, storage_faults
+from dpdask.io.filesystems import call_storage, create_file, open_filesystem
 
-from dpdask.errors import DpdaskError, InputError, OutputError, TemporaryError
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REMOVALS = 10
+_COMPARED_BYTES = 2**26
 
-
-@contextmanager
-def storage_faults(where: str) -> Iterator[None]:
-    """Turn a file system's exceptions into errors with an exit code; the messages of libraries are not passed on.
-
-    Raises
-    ------
-    InputError
-        If a file is missing or may not be read.
-    TemporaryError
-        If the storage is full, or fails in another way that may pass.
-    """
-    try:
-        yield
-    except DpdaskError:
-        raise
-    except FileNotFoundError:
-        raise InputError("this file is missing", where, "restore it and run again") from None
-    except PermissionError:
-        raise InputError("permission denied", where, "give this user access and run again") from None
-    except OSError as error:
-        if error.errno in _FULL:
-            raise TemporaryError("no space left on the device", where, "free space and run again to resume") from None
-        name = errno.errorcode.get(error.errno or 0, type(error).__name__)
-        raise TemporaryError(f"the storage failed ({name})", where, "run again to resume") from None
+T = TypeVar("T")
 
 
 def absolute_url(path: str, base: Path | None = None) -> str:
@@ -79,13 +56,11 @@ class Folder:
     url: str
 
     def _resolve(self, name: str = "") -> tuple[Any, str]:
-        try:
-            fs, path = fsspec.core.url_to_fs(self.url)
-        except (ValueError, ImportError):
-            raise OutputError(
-                "no file system is installed for this URL", self.url.split("://")[0] + "://", "install the fsspec package for it"
-            ) from None
+        fs, path = open_filesystem(self.url)
         return fs, f"{path.rstrip('/')}/{name}" if name else path
+
+    def _call(self, name: str, call: Callable[[Any, str], T], *, writing: bool = False) -> T:
+        return call_storage(f"{self.url}/{name}" if name else self.url, call, writing=writing)
 
     @property
     def is_local(self) -> bool:
@@ -116,8 +91,8 @@ class Folder:
 
     def exists(self, name: str = "") -> bool:
         """Return whether the folder, or a file in it, exists; a store that does not answer raises."""
-        fs, path = self._resolve(name)
-        with storage_faults(path):
+
+        def look(fs: Any, path: str) -> bool:
             fs.invalidate_cache()
             if self.is_local:
                 return bool(fs.exists(path))
@@ -127,21 +102,32 @@ class Folder:
                 return False
             return True
 
+        return self._call(name, look)
+
     def is_file(self) -> bool:
         """Return whether there is a file where the folder should be."""
-        fs, path = self._resolve()
-        with storage_faults(path):
+
+        def look(fs: Any, path: str) -> bool:
             fs.invalidate_cache()
-            return bool(fs.isfile(path))
+            try:
+                return bool(fs.info(path)["type"] == "file")
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+
+        return self._call("", look)
 
     def names(self) -> list[str]:
         """Return the names of the folder's direct contents, sorted; none if the folder does not exist."""
-        fs, path = self._resolve()
-        with storage_faults(path):
+
+        def look(fs: Any, path: str) -> list[str]:
             fs.invalidate_cache()
-            if not fs.isdir(path):
+            try:
+                found = fs.ls(path, detail=False)
+            except (FileNotFoundError, NotADirectoryError):
                 return []
-            return sorted(str(entry).rstrip("/").rpartition("/")[2] for entry in fs.ls(path, detail=False))
+            return sorted({str(entry).rstrip("/").rpartition("/")[2] for entry in found if str(entry).rstrip("/") != path.rstrip("/")})
+
+        return self._call("", look)
 
     def create(self, *, private: bool = False) -> None:
         """Create the folder and its parents; a private one is for this user alone (mode 0700, where there are modes).
@@ -152,7 +138,7 @@ class Folder:
             If no folder can be made there.
         """
         fs, path = self._resolve()
-        with storage_faults(path):
+        with storage_faults(path, writing=True):
             try:
                 fs.makedirs(path, exist_ok=True)
             except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError):
@@ -168,9 +154,7 @@ class Folder:
         InputError
             If it is missing.
         """
-        fs, path = self._resolve(name)
-        with storage_faults(path):
-            return bytes(fs.cat_file(path))
+        return self._call(name, lambda fs, path: bytes(fs.cat_file(path)))
 
     def write(self, name: str, data: bytes, *, private: bool = False) -> None:
         """Write a file atomically; a private one has mode 0600, where there are modes.
@@ -187,6 +171,32 @@ class Folder:
         with self.open_replacement(name, mode=0o600 if private else 0o666) as file:
             file.write(data)
 
+    def put_new(self, name: str, data: bytes, *, private: bool = False) -> bool:
+        """Write a file, whole, unless it exists, and return whether it holds these bytes now.
+
+        Of callers with different bytes exactly one sees True, wherever they run: put a token in the data to know who wrote it.
+        If the answer of a store is lost, what the file holds decides. Local folders use a hard link; object stores one
+        conditional request.
+
+        Parameters
+        ----------
+        name
+            The file's name in this folder.
+        data
+            Its content.
+        private
+            Whether only the owner may read it, where there are modes.
+
+        Raises
+        ------
+        OutputError
+            If the file system cannot write a file only if it does not exist.
+        TemporaryError
+            If the store does not answer; the file may be there or not.
+        """
+        equal = self._create(name, data, lambda fs, path: _holds(fs, path, data), private=private)
+        return equal is None or equal
+
     def claim(self, name: str, data: bytes) -> bytes:
         """Write a private file unless it exists, and return its content: the first writer decides.
 
@@ -197,23 +207,31 @@ class Folder:
         data
             Its content, if the file does not exist yet.
         """
-        if self.exists(name):
-            return self.read(name)
-        fs, path = self._resolve(name)
-        if not self.is_local:
-            self.write(name, data, private=True)
-            return data
-        with storage_faults(path):
-            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            temporary = Path(f"{path}.{uuid.uuid4().hex}.tmp")
+        found = self._create(name, data, lambda fs, path: bytes(fs.cat_file(path)), private=True)
+        return data if found is None else found
+
+    def _create(self, name: str, data: bytes, look: Callable[[Any, str], T], *, private: bool) -> T | None:
+        """Write a file unless it exists; return None if it was written, otherwise what `look` finds in it."""
+
+        def create(fs: Any, path: str) -> T | None:
             try:
-                with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                    file.write(data)
-                with suppress(FileExistsError):
-                    os.link(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
-        return self.read(name)
+                if self.is_local:
+                    fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+                    with _temporary(path, 0o600 if private else 0o666, os.link) as file:
+                        file.write(data)
+                else:
+                    create_file(fs, path, data)
+            except Exception as error:
+                # the store may have written the file although its answer was lost, also in a library's own second attempt
+                if classify(error) not in (Fault.EXISTS, Fault.BUSY):
+                    raise
+                try:
+                    return look(fs, path)
+                except FileNotFoundError:
+                    raise ConnectionError from error  # to be tried again
+            return None
+
+        return self._call(name, create, writing=True)
 
     @contextmanager
     def open_replacement(self, name: str, mode: int = 0o666) -> Iterator[IO[bytes]]:
@@ -226,26 +244,50 @@ class Folder:
         mode
             Its permissions, where there are modes.
         """
-        fs, path = self._resolve(name)
         if not self.is_local:
             # whole, in one call: an fsspec transaction is its file system's, and of two files open in it one would be lost
             remote = io.BytesIO()
             yield remote
-            with storage_faults(path):
-                fs.pipe_file(path, remote.getvalue())
+            self._call(name, lambda fs, path: fs.pipe_file(path, remote.getvalue()), writing=True)
             return
-        temporary = Path(f"{path}.{uuid.uuid4().hex}.tmp")
-        with storage_faults(path):
+        _, path = self._resolve(name)
+        with storage_faults(path), _temporary(path, mode, os.replace) as file:
+            yield file
+
+    @contextmanager
+    def open_new(self, name: str) -> Iterator[IO[bytes]]:
+        """Open a file to write; it appears under its name when the block succeeds, unless a file is there.
+
+        Nothing happens if that file holds the same bytes. On object stores the file is kept in memory, and written by one request.
+
+        Parameters
+        ----------
+        name
+            The file's name in this folder.
+
+        Raises
+        ------
+        OutputError
+            If a file with other content is there; it stays as it is.
+        """
+        _, path = self._resolve(name)
+        other = OutputError("a file with other content is there", path, "choose another output, or `dpdask abort` the run that wrote it")
+        if not self.is_local:
+            remote = io.BytesIO()
+            yield remote
+            if not self.put_new(name, remote.getvalue()):
+                raise other
+            return
+
+        def publish(temporary: Path, target: str) -> None:
             try:
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-                with os.fdopen(descriptor, "wb") as file:
-                    yield file
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+                os.link(temporary, target)
+            except FileExistsError:
+                if not filecmp.cmp(temporary, target, shallow=False):
+                    raise other from None
+
+        with storage_faults(path), _temporary(path, 0o666, publish) as file:
+            yield file
 
     def open(self, name: str) -> BinaryIO:
         """Open a file to read."""
@@ -255,8 +297,8 @@ class Folder:
 
     def remove(self, name: str = "") -> None:
         """Remove a file, or the folder with its contents; nothing happens if it does not exist."""
-        fs, path = self._resolve(name)
-        with storage_faults(path):
+
+        def remove(fs: Any, path: str) -> None:
             for _ in range(_REMOVALS):
                 fs.invalidate_cache()
                 if not fs.exists(path):
@@ -264,6 +306,8 @@ class Folder:
                 with suppress(FileNotFoundError):  # another driver, or a worker believed lost, uses the same files
                     fs.rm(path, recursive=not name)
                     return
+
+        self._call(name, remove, writing=True)
 
     def level_times(self) -> None:
         """Give all files the same modification time, where it can be set, so that times do not reveal the order of writing."""
@@ -293,3 +337,26 @@ class Folder:
             files = sorted(map(str, fs.find(path)), key=lambda file: (Path(file).name == "_SUCCESS", "/_dpdask/" in file, file))
             for file in files:
                 fs.mv(file, f"{destination.rstrip('/')}/{file[len(path.rstrip('/')) + 1 :]}")
+
+
+@contextmanager
+def _temporary(path: str, mode: int, publish: Callable[[Path, str], None]) -> Iterator[IO[bytes]]:
+    """Open a file beside a local path; when the block succeeds and the file is on the disk, publish it as the path."""
+    temporary = Path(f"{path}.{uuid.uuid4().hex}.tmp")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        publish(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _holds(fs: Any, path: str, data: bytes) -> bool:
+    """Return whether a file holds exactly these bytes."""
+    if fs.info(path)["size"] != len(data):
+        return False
+    view = memoryview(data)
+    places = range(0, len(data), _COMPARED_BYTES)
+    return all(fs.cat_file(path, start=at, end=min(at + _COMPARED_BYTES, len(data))) == view[at : at + _COMPARED_BYTES] for at in places)

@@ -16,8 +16,9 @@ from dpdask.engine.compute import forget_everywhere
 from dpdask.engine.fit import Fitted
 from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME
 from dpdask.errors import InputError, OutputError, TemporaryError
+from dpdask.io.faults import storage_faults
 from dpdask.io.manifest import META
-from dpdask.io.storage import Folder, storage_faults
+from dpdask.io.storage import Folder
 from dpdask.streams import RunKey
 
 STATE_FORMAT = 1

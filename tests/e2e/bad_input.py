@@ -1479,7 +1479,7 @@ CASES: tuple[Case, ...] = (
     Case(name="an empty output folder", code=0, says="", prepare=lambda folder: _output(folder, lambda path: path.mkdir())),
     _case("an output below a file", 73, r"no folder can be made here; check output\.path", output__path="schema.yaml/out"),
     _case("an output where no folder can be made", 73, r"/proc/nowhere/\S+: no folder can be made here", output__path="/proc/nowhere/out"),
-    _case("an output protocol that is not there", 73, r"nosuch://: no file system is installed for this URL", output__path="nosuch://x/out"),
+    _case("an output protocol that is not there", 64, r"nosuch://: no file system is installed for this URL", output__path="nosuch://x/out"),
     _case("an input protocol that is not there", 64, r"nosuch://: no file system is installed for this URL; install", input__path="nosuch://x"),
     _case("an output equal to the input", 64, r"output\.path: the output lies inside the input", output__path="data/"),
     _case(

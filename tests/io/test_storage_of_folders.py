@@ -8,10 +8,12 @@ from threading import Barrier
 import fsspec
 import pytest
 
-from dpdask.errors import DataError, InputError, OutputError, TemporaryError
+from dpdask.errors import DataError, InputError, OutputError, SpecError, TemporaryError
+from dpdask.io import filesystems
+from dpdask.io.faults import storage_faults
 from dpdask.io.manifest import MANIFEST_FORMAT, MANIFEST_NAME, Manifest
 from dpdask.io.shards import Shard
-from dpdask.io.storage import Folder, storage_faults
+from dpdask.io.storage import Folder
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -175,9 +177,124 @@ def test_a_folder_that_cannot_be_made_is_an_output_error(raised, tmp_path, monke
         Folder(f"file://{tmp_path}/out").create()
 
 
-def test_an_unknown_protocol_is_an_output_error():
-    with pytest.raises(OutputError, match="nosuch://: no file system is installed"):
+def test_an_unknown_protocol_is_refused():
+    with pytest.raises(SpecError, match="nosuch://: no file system is installed"):
         Folder("nosuch://x").exists()
+
+
+# ---- files that are written once
+
+
+def test_of_many_writers_one_creates_the_file(folder):
+    folder.create()
+    for race in range(20):
+        barrier = Barrier(4)
+
+        def put(number: int, race: int = race, barrier: Barrier = barrier) -> bool:
+            barrier.wait(10)
+            return folder.put_new(f"{race}", f"writer {number}".encode())
+
+        with ThreadPoolExecutor(4) as pool:
+            won = list(pool.map(put, range(4)))
+        assert won.count(True) == 1
+        assert folder.read(f"{race}") == f"writer {won.index(True)}".encode()
+    assert len(folder.names()) == 20
+
+
+def test_what_is_there_already_counts_as_written(folder):
+    folder.create()
+    assert folder.put_new("a", b"one")
+    assert folder.put_new("a", b"one")
+    assert not folder.put_new("a", b"two")
+    assert not folder.put_new("a", b"")
+    assert folder.read("a") == b"one"
+    assert folder.claim("a", b"three") == b"one"
+    assert folder.claim("b", b"three") == b"three"
+
+
+def test_a_new_file_appears_whole_and_only_once(folder):
+    folder.create()
+    with folder.open_new("a") as file:
+        file.write(b"half")
+        assert not folder.exists("a")
+    with folder.open_new("a") as file:
+        file.write(b"half")
+    with pytest.raises(OutputError, match="a file with other content is there"), folder.open_new("a") as file:
+        file.write(b"other")
+    with pytest.raises(ZeroDivisionError), folder.open_new("b") as file:
+        file.write(b"half" + str(1 / 0).encode())
+    assert folder.names() == ["a"]
+    assert folder.read("a") == b"half"
+
+
+class _Lossy:
+    """A file system that loses answers: it raises after (or before) the call was carried out."""
+
+    def __init__(self, fs, failures):
+        self._fs, self._failures = fs, failures
+
+    def __getattr__(self, name):
+        return getattr(self._fs, name)
+
+    def pipe_file(self, path, data, **options):
+        after, error = self._failures.pop(0) if self._failures else (True, None)
+        if after:
+            self._fs.pipe_file(path, data, **options)
+        if error is not None:
+            raise error
+
+
+@pytest.fixture
+def lossy(monkeypatch):
+    failures = []
+    original = filesystems.open_filesystem
+
+    def open_filesystem(url):
+        fs, path = original(url)
+        return _Lossy(fs, failures), path
+
+    monkeypatch.setattr(filesystems, "open_filesystem", open_filesystem)
+    monkeypatch.setattr(filesystems, "_FIRST_WAIT_SECONDS", 0.0)
+    yield failures
+    fs = fsspec.filesystem("memory")
+    if fs.exists("/storage"):
+        fs.rm("/storage", recursive=True)
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), ConnectionResetError(), ConnectionRefusedError()])
+def test_a_put_whose_answer_is_lost_is_read_back(error, lossy):
+    folder = Folder("memory://storage/out")
+    lossy += [(True, error)]
+    assert folder.put_new("a", b"mine")
+    lossy += [(False, error), (False, error), (True, error)]
+    assert folder.put_new("b", b"mine")
+    lossy += [(False, error)]
+    assert not folder.put_new("a", b"other")
+    lossy += [(True, error)]
+    assert folder.claim("c", b"mine") == b"mine"
+    lossy += [(False, error)] * 5
+    with pytest.raises(TemporaryError):
+        folder.put_new("d", b"mine")
+    assert folder.names() == ["a", "b", "c"]
+
+
+def test_a_refusal_is_an_output_error_and_not_tried_again(lossy):
+    lossy += [(False, OSError("Forbidden: key=Zebulon"))] * 2  # the second file system of a store is asked too
+    with pytest.raises(OutputError, match="permission denied; check the credentials") as caught:
+        Folder("memory://storage/out").put_new("a", b"mine")
+    assert "Zebulon" not in str(caught.value)
+    assert not lossy
+
+
+def test_what_one_request_cannot_write_is_refused(lossy, monkeypatch):
+    monkeypatch.setattr(filesystems, "MAX_PUT_BYTES", 2**20)
+    with pytest.raises(OutputError, match=r"larger than one request can write \(1 MiB\); lower output\.rows_per_shard"):
+        Folder("memory://storage/out").put_new("a", bytes(2**20 + 1))
+
+
+def test_a_file_system_without_such_a_request_is_refused(tmp_path):
+    with pytest.raises(OutputError, match="cannot write a file only if it does not exist"):
+        Folder(f"dir::file://{tmp_path}").put_new("a", b"")
 
 
 # ---- the manifest
