@@ -38,6 +38,14 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _keys_in_tmp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The keys of unfinished runs whose output is in a store lie in the user's own folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _dask_in_tmp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with dask.config.set({"temporary-directory": str(tmp_path_factory.mktemp("dask"))}):
         yield

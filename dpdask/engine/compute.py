@@ -6,8 +6,8 @@ import functools
 import queue
 import traceback
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import dask
@@ -18,6 +18,7 @@ from dask.callbacks import Callback
 from dpdask.channels.optimal import solve_weights
 from dpdask.channels.unbiased import solve_unbiased
 from dpdask.errors import DpdaskError, InternalError, TemporaryError
+from dpdask.io.encrypted import drop_key, hold_key
 from dpdask.stats.statistic import FAN_IN
 
 if TYPE_CHECKING:
@@ -197,6 +198,47 @@ def remember(maxsize: int) -> Callable[[Callable[Args, Result]], Callable[Args, 
         return functools.wraps(function)(cached)  # type: ignore[return-value]  # the cache forgets the types
 
     return remember
+
+
+@contextmanager
+def share_key(run_id: str, secret: bytes) -> Iterator[None]:
+    """Let this process, and every worker of the active cluster, hold a run's key until the block ends.
+
+    Parameters
+    ----------
+    run_id
+        The name of the run.
+    secret
+        Its key. Workers get it over the cluster's own connections, those that join later too; the scheduler and the workers hold it
+        in memory. It is in no graph.
+    """
+    hold_key(run_id, secret)
+    client, name = find_client(), f"dpdask-key-{run_id}"
+    try:
+        if client is not None:
+            client.register_plugin(_make_key_plugin(run_id, secret), name=name)
+        yield
+    finally:
+        if client is not None:
+            with suppress(Exception):  # a cluster that has gone away holds nothing
+                client.unregister_worker_plugin(name)
+        drop_key(run_id)
+
+
+def _make_key_plugin(run_id: str, secret: bytes) -> Any:
+    """Return Dask's plugin by which each worker holds a key; a process without a cluster need not import distributed."""
+    from distributed import WorkerPlugin
+
+    class KeyPlugin(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
+        def setup(self, worker: Any) -> None:
+            del worker
+            hold_key(run_id, secret)
+
+        def teardown(self, worker: Any) -> None:
+            del worker
+            drop_key(run_id)
+
+    return KeyPlugin()
 
 
 def forget_here() -> None:

@@ -17,7 +17,7 @@ from dpdask.engine.units import bound_units
 from dpdask.engine.work import RELEASE_NAME, TableWork, keep, noisy_name, read_kept
 from dpdask.errors import DataError, InternalError
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.mechanism import Mechanism
+from dpdask.mechanisms.mechanism import Mechanism, Search
 from dpdask.privacy.events import LocalRelease, leaves
 from dpdask.streams import stream
 
@@ -134,7 +134,7 @@ def fit(
         _check_drawn(mechanism, drawn)
         if drawn is None:
             break
-        keep(work.secrets, noisy_name(number), drawn.to_bytes())
+        drawn = _keep_drawn(measured, drawn, work, noisy_name(number))
         if search is not None:
             mechanism = mechanism.with_found(search.find(drawn, work.columns))
             drawn, counts, number = None, None, number + 1
@@ -163,6 +163,13 @@ def _read_rounds(mechanism: Mechanism, work: TableWork) -> tuple[Mechanism, Arch
             return mechanism, drawn, number
         mechanism, number = mechanism.with_found(search.find(drawn, work.columns)), number + 1
     return mechanism, None, number
+
+
+def _keep_drawn(mechanism: Search | Mechanism, drawn: Archived, work: TableWork, name: str) -> Archived:
+    """Keep the noise of a round and return it, or what another driver of this run kept before: the first one decides."""
+    data = drawn.to_bytes()
+    kept = work.secrets.claim(name, data)
+    return drawn if kept == data else mechanism.read_drawn(kept, work.columns)
 
 
 def _check_drawn(mechanism: Mechanism, drawn: Archived | None) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from dpdask.codec import Codec, codec_for
 from dpdask.errors import DataError, InputError, SpecError
+from dpdask.io.encrypted import EncryptedFolder
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.mechanism import Columns, Mechanism
 from dpdask.privacy import UnitColumn
@@ -119,12 +120,15 @@ class TableWork:
         return replace(self, kept_holdout=self.fraction is not None and self.secrets.exists(HOLDOUT_NAME))
 
     def key(self) -> RunKey:
-        """Read the run key."""
-        return RunKey(self.secrets.read(KEY_NAME))
+        """Return the run key: from its file, or from the memory of this process if the run's files are encrypted."""
+        return RunKey(self.secrets.key if isinstance(self.secrets, EncryptedFolder) else self.secrets.read(KEY_NAME))
 
     def holdout_key(self) -> RunKey:
         """Read the key that chooses the hold-out: the run key, or the dataset's."""
-        return RunKey(self.secrets.read(HOLDOUT_NAME)) if self.kept_holdout else self.key()
+        if not self.kept_holdout:
+            return self.key()
+        secrets = self.secrets
+        return RunKey(secrets.read_once(HOLDOUT_NAME) if isinstance(secrets, EncryptedFolder) else secrets.read(HOLDOUT_NAME))
 
 
 def keep(folder: Folder, name: str, data: bytes) -> str:

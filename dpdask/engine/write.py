@@ -41,6 +41,29 @@ class Staged:
     told: Told = field(default_factory=Told)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staging:
+    """Where the writing tasks of a run put shards, and their records.
+
+    Attributes
+    ----------
+    shards
+        The folder of the shards: hidden until a rename publishes it, or the output itself, in a store.
+    actions
+        The folder of the tasks' records. Private.
+    run
+        Put into the names of shards that are written where they will stay; empty if they are hidden.
+    """
+
+    shards: Folder
+    actions: Folder
+    run: str = ""
+
+    def place(self, name: str) -> str:
+        """Return the file name of a shard, from the name by which its random streams are known."""
+        return name if not self.run else f"{name.removesuffix('.parquet')}-{self.run}.parquet"
+
+
 class Task(Protocol):
     """What one task of the writing stage writes."""
 
@@ -192,7 +215,7 @@ def randomise_batches(fragment: Fragment, release: RowRelease, work: TableWork, 
 
 
 @guard
-def write_shards(task: Task, work: TableWork, sha256: str, release_type: type[Any], staging: Folder, actions: Folder) -> Staged:
+def write_shards(task: Task, work: TableWork, sha256: str, release_type: type[Any], staging: Staging) -> Staged:
     """Stage a task's shards and record them; if they are staged already, only check them.
 
     Parameters
@@ -203,15 +226,15 @@ def write_shards(task: Task, work: TableWork, sha256: str, release_type: type[An
         The work on the table.
     sha256, release_type
         The fitted release and its class.
-    staging, actions
+    staging
         Where shards and their record go.
     """
-    staged = read_recorded(task.names[0], staging, actions)
+    staged = read_recorded(task.names[0], staging)
     if staged is not None:
         return staged
     teller = Teller(work.columns)
     batches, types, few_valued = task.open(load(work.secrets, sha256, release_type), work, teller)
-    return stage(batches, types, few_valued, task.names, task.rows_per_shard, staging, actions, lambda: teller.told)
+    return stage(batches, types, few_valued, task.names, task.rows_per_shard, staging, lambda: teller.told)
 
 
 def stage(
@@ -220,8 +243,7 @@ def stage(
     few_valued: Collection[str],
     names: Sequence[str],
     rows_per_shard: int,
-    staging: Folder,
-    actions: Folder,
+    staging: Staging,
     told: Callable[[], Told] = Told,
 ) -> Staged:
     """Write batches as shards of at most `rows_per_shard` rows, and record them when all are whole.
@@ -236,13 +258,17 @@ def stage(
         The shards, as many as the rows need, at least one.
     rows_per_shard
         The most rows of a shard.
-    staging, actions
+    staging
         Where shards and their record go.
     told
         Called when all batches are written; returns what to tell the steward about their rows.
     """
     shards: list[Shard] = []
     rest = iter(names)
+
+    def open_shard() -> ShardWriter:
+        return ShardWriter(staging.shards, staging.place(next(rest)), types, few_valued, new=bool(staging.run))
+
     writer: ShardWriter | None = None
     room = 0
     try:
@@ -251,18 +277,18 @@ def stage(
             while start < batch.num_rows:
                 if writer is None or room == 0:
                     shards += [writer.close()] if writer is not None else []
-                    writer, room = ShardWriter(staging, next(rest), types, few_valued), rows_per_shard
+                    writer, room = open_shard(), rows_per_shard
                 taken = min(room, batch.num_rows - start)
                 writer.write(batch.slice(start, taken))
                 start, room = start + taken, room - taken
-        shards.append((writer or ShardWriter(staging, next(rest), types, few_valued)).close())
+        shards.append((writer or open_shard()).close())
     except BaseException as error:
         if writer is not None:
             writer.discard(error)
         raise
     staged = Staged(shards=tuple(shards), told=told())
     record = {"shards": [asdict(shard) for shard in shards], "told": staged.told.to_dict()}
-    actions.write(_record(names[0]), json.dumps(record).encode(), private=True)
+    staging.actions.write(_record(names[0]), json.dumps(record).encode(), private=True)
     return staged
 
 
@@ -270,35 +296,33 @@ def _record(first_name: str) -> str:
     return f"{first_name}.json"
 
 
-def read_recorded(first_name: str, staging: Folder, actions: Folder) -> Staged | None:
+def read_recorded(first_name: str, staging: Staging) -> Staged | None:
     """Return the record of the task whose first shard is named, if each of its shards is staged with the recorded digest.
 
     Parameters
     ----------
     first_name
         The name of the task's first shard.
-    staging, actions
+    staging
         Where shards and their record are.
     """
     record = _record(first_name)
-    if not actions.exists(record):
-        return None
     try:
-        content = json.loads(actions.read(record))
+        content = json.loads(staging.actions.read(record))
         staged = Staged(shards=tuple(Shard(**shard) for shard in content["shards"]), told=Told.from_dict(content["told"]))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (InputError, ValueError, TypeError, KeyError, AttributeError):  # missing, or harmed
         return None
     for shard in staged.shards:
-        if not staging.exists(shard.name):
+        if not staging.shards.exists(shard.name):
             return None
-        with staging.open(shard.name) as file:
+        with staging.shards.open(shard.name) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:  # type: ignore[arg-type]  # fsspec's files have readinto
                 return None
     return staged
 
 
 def write_all(
-    tasks: Sequence[Task], work: TableWork, sha256: str, release_type: type[Any], staging: Folder, actions: Folder, progress: Progress | None = None
+    tasks: Sequence[Task], work: TableWork, sha256: str, release_type: type[Any], staging: Staging, progress: Progress | None = None
 ) -> Staged:
     """Stage every shard of a release and return them by name, with what to tell the steward about all rows.
 
@@ -306,7 +330,7 @@ def write_all(
     ----------
     tasks
         In the order of their shards.
-    work, sha256, release_type, staging, actions
+    work, sha256, release_type, staging
         As for `write_shards`.
     progress
         Called with (stage, done, total).
@@ -318,7 +342,7 @@ def write_all(
     """
     prefix, call = task_prefix("write"), delayed(write_shards, pure=False)
     shared = delayed(work, pure=False, traverse=False, name=task_prefix("work"))
-    calls = [call(task, shared, sha256, release_type, staging, actions, dask_key_name=f"{prefix}-{place}") for place, task in enumerate(tasks)]
+    calls = [call(task, shared, sha256, release_type, staging, dask_key_name=f"{prefix}-{place}") for place, task in enumerate(tasks)]
     found = run_tasks("write", calls, progress)
     in_place = sorted(zip(tasks, found, strict=True), key=lambda pair: pair[0].number)  # orders must be merged in the order of the table
     shards = sorted((shard for staged in found for shard in staged.shards), key=lambda shard: number_key(shard.name))

@@ -12,6 +12,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dpdask.errors import InputError
 from dpdask.io.storage import Folder
 
 ROW_GROUP_ROWS = 2**17
@@ -84,14 +85,17 @@ class ShardWriter:
     few_valued
         The columns with few distinct values, which a dictionary makes smaller; elsewhere it would cost half the time of
         writing and be given up.
+    new
+        Whether the shard is written once, where it will stay: if a file of another content is there already, closing fails.
     """
 
-    def __init__(self, folder: Folder, name: str, schema: pa.Schema, few_valued: Collection[str] = ()) -> None:
-        self._name, self._schema = name, schema
+    def __init__(self, folder: Folder, name: str, schema: pa.Schema, few_valued: Collection[str] = (), *, new: bool = False) -> None:
+        self._folder, self._name, self._schema = folder, name, schema
+        self._whole = io.BytesIO() if new else None
         self._pending: list[pa.RecordBatch] = []
         self._n_pending = self._n_rows = 0
         self._stack = ExitStack()
-        self._sink = _HashingSink(self._stack.enter_context(folder.open_replacement(name)))
+        self._sink = _HashingSink(self._whole or self._stack.enter_context(folder.open_replacement(name)))
         # Parquet writes page by page; a buffer spares as many calls back into Python
         self._file = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _BUFFER_BYTES)
         whole = {field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type) and field.name not in few_valued}
@@ -122,12 +126,21 @@ class ShardWriter:
         self._n_pending -= n_rows
 
     def close(self) -> Shard:
-        """Write the remaining rows and make the shard appear."""
+        """Write the remaining rows and make the shard appear.
+
+        Raises
+        ------
+        InputError
+            If a shard that is written once is there already, with other rows.
+        """
         if self._n_pending:
             self._flush(self._n_pending)
         self._writer.close()
         self._file.close()
         self._stack.close()
+        if self._whole is not None and not self._folder.put_new(self._name, self._whole.getvalue()):
+            what = "this shard was written before, from other rows: the input changed since the run began"
+            raise InputError(what, self._name, "restore the input and run again, or `dpdask abort` the run")
         return Shard(name=self._name, n_rows=self._n_rows, n_bytes=self._sink.n_bytes, sha256=self._sink.digest.hexdigest())
 
     def discard(self, error: BaseException) -> None:

@@ -317,26 +317,23 @@ class Folder:
                 os.utime(path, (now, now))
 
     def move_to(self, target: Folder) -> None:
-        """Make this folder's files appear in `target`: at once where renames are atomic, one by one elsewhere.
+        """Make this local folder's files appear in another one, all at once.
 
-        Elsewhere (object stores), files whose names begin with `_` come last: readers that wait for `_SUCCESS` never
-        see half of a release.
+        Raises
+        ------
+        OutputError
+            If the target cannot be replaced by a renamed folder.
         """
-        fs, path = self._resolve()
-        _, destination = target._resolve()
-        with storage_faults(destination):
-            if self.is_local and target.is_local:
-                Path(destination).parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    Path(path).replace(destination)
-                except OSError as error:
-                    if error.errno in (errno.EBUSY, errno.EXDEV):
-                        raise OutputError("the output is a mount point, which no folder can replace", destination, "choose a folder in it") from None
-                    raise
-                return
-            files = sorted(map(str, fs.find(path)), key=lambda file: (Path(file).name == "_SUCCESS", "/_dpdask/" in file, file))
-            for file in files:
-                fs.mv(file, f"{destination.rstrip('/')}/{file[len(path.rstrip('/')) + 1 :]}")
+        path, destination = self.local_path, target.local_path
+        with storage_faults(str(destination)):
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                path.replace(destination)
+            except OSError as error:
+                if error.errno in (errno.EBUSY, errno.EXDEV):
+                    what = "the output is a mount point, which no folder can replace"
+                    raise OutputError(what, str(destination), "choose a folder in it") from None
+                raise
 
 
 @contextmanager

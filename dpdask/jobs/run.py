@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from dpdask.engine.account import settle
 from dpdask.engine.compute import Progress
@@ -13,9 +13,9 @@ from dpdask.engine.fit import Fitted, fit, load
 from dpdask.engine.shuffle import lay_out_rows
 from dpdask.engine.told import Told
 from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
-from dpdask.engine.write import RowTask, Staged, Task, list_record_tasks, write_all
+from dpdask.engine.write import RowTask, Staged, Staging, Task, list_record_tasks, write_all
 from dpdask.errors import DataError, DpdaskError, InputError, OutputError, SpecError
-from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
+from dpdask.io.manifest import Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_sorted_warnings
@@ -86,7 +86,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     something exact about them that no ε covers: the ledger records it, and charges it if the dataset is strict. Errors and
     warnings are for the steward only.
     """
-    state = RunState(Folder(job.output_url))
+    state = RunState(Folder(job.output_url), job.ledger)
     finished = _find_finished(job, state)
     if finished is not None:
         return finished
@@ -118,13 +118,12 @@ def _find_finished(job: Job, state: RunState) -> Outcome | None:
     """
     manifest = Manifest.read(state.output)
     if manifest is None:
-        if state.output.is_file() or (state.output.names() and not _publishing(state)):
+        if not state.is_free():
             raise OutputError("this output exists and is not this run's", job.file.output.path, "choose another output.path, or remove it")
         return None
     if manifest.job != job.digest:
         raise OutputError("this output holds another job's release", job.file.output.path, "choose another output.path, or remove it")
-    if not state.output.exists(SUCCESS_NAME) and _publishing(state):
-        return None
+    state.finish()
     if state.folder.exists():
         reached = state.read()
         if reached is not None and reached.job == job.digest:
@@ -143,6 +142,8 @@ def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
     """After a failure, keep what a second run can resume from, remove the rest, and update the ledger."""
     if isinstance(error, OutputError) or Manifest.read(state.output) is not None:
         return  # the state belongs to another run; or the release is published, and only the ledger's commit is missing
+    if not state.holds_run():
+        return  # another driver has taken the run over
     drawn = not _nothing_drawn(state, job)
     settlement = settle(error, drawn=drawn, strict=job.account.is_strict)
     if settlement == "keep":
@@ -203,14 +204,6 @@ def _record_draw(job: Job, reached: Progressed) -> None:
         raise _copy_error(job) from None
 
 
-def _publishing(state: RunState) -> bool:
-    """Return whether this run's own publication, file by file on an object store, was interrupted."""
-    if state.folder.is_local:
-        return False
-    reached = state.read()
-    return reached is not None and reached.stage == "staged"
-
-
 def _advance(job: Job, state: RunState, opened: JobTable, progress: Progress | None) -> Outcome:
     table = opened.table
     reached = state.read()
@@ -223,6 +216,12 @@ def _advance(job: Job, state: RunState, opened: JobTable, progress: Progress | N
         raise OutputError("a run of another job is staged for this output", job.file.output.path, "`dpdask abort` it, or choose another output.path")
     if reached.input != table.fingerprint:
         raise InputError("the input changed since the run began", job.file.input.path, "restore it and run again, or `dpdask abort` the run")
+    with state.share_key(reached.run_id):
+        return _release(job, state, replace(opened, work=replace(opened.work, secrets=state.secrets(reached.run_id))), reached, progress)
+
+
+def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, progress: Progress | None) -> Outcome:
+    """Bring a run from where it is to its end."""
     strict = job.account.is_strict
     if reached.stage == "opened":
         if strict:
@@ -231,14 +230,12 @@ def _advance(job: Job, state: RunState, opened: JobTable, progress: Progress | N
     else:
         _charge(job, state, reached)  # already charged, unless the job got its ledger, or another one, since then
     _record_draw(job, reached)
-    publish = state.publish(reached.run_id)
-    staged = _write(job, opened, reached.fitted, publish, state.actions(reached.run_id), progress)
-    manifest = _stage_meta(job, state, opened, reached, staged)
-    quality = opened.mechanism.describe_quality(load(state.folder, reached.release_sha256, opened.mechanism.release_type))
-    state.write(replace(reached, stage="staged"))
-    _sweep(publish, manifest)
-    publish.level_times()
-    publish.move_to(state.output)
+    staged = _write(job, opened, reached.fitted, state.staging(reached.run_id), progress)
+    release = load(opened.work.secrets, reached.release_sha256, opened.mechanism.release_type)
+    card = _make_card(job, opened, reached, release)
+    manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(card).hexdigest())
+    quality = opened.mechanism.describe_quality(release)
+    state.publish(reached, manifest, card)
     job.account.commit(reached.run_id, reached.release_sha256)
     state.remove()
     told = Told() if strict else _told(reached.fitted, staged)  # with a strict ledger, nobody is told
@@ -249,17 +246,6 @@ def _advance(job: Job, state: RunState, opened: JobTable, progress: Progress | N
 def _told(fitted: Fitted, staged: Staged) -> Told:
     """Return what the barrier and the writing tasks tell the steward."""
     return Told(changed={name: count for name, count in fitted.changed.items() if count}).merge(staged.told)
-
-
-def _sweep(publish: Folder, manifest: Manifest) -> None:
-    """Remove what a worker or a driver that was killed left half written, so that only the release is published."""
-    whole = {shard.name for shard in manifest.shards} | {META, SUCCESS_NAME}
-    for name in publish.names():
-        if name not in whole:
-            publish.remove(name)
-    for name in publish.child(META).names():
-        if f"{META}/{name}" not in (CARD_NAME, MANIFEST_NAME):
-            publish.child(META).remove(name)
 
 
 def _fit(job: Job, state: RunState, opened: JobTable, reached: Progressed, progress: Progress | None) -> Progressed:
@@ -278,7 +264,7 @@ def _fit(job: Job, state: RunState, opened: JobTable, reached: Progressed, progr
     return reached
 
 
-def _write(job: Job, opened: JobTable, fitted: Fitted, publish: Folder, actions: Folder, progress: Progress | None) -> Staged:
+def _write(job: Job, opened: JobTable, fitted: Fitted, staging: Staging, progress: Progress | None) -> Staged:
     """Stage every shard and return them by name; doing it twice changes nothing."""
     mechanism, output = opened.mechanism, job.file.output
     work = opened.with_bounds(fitted).with_keys()
@@ -290,26 +276,15 @@ def _write(job: Job, opened: JobTable, fitted: Fitted, publish: Folder, actions:
         tasks = [RowTask(shards) for shards in laid_out]
     else:
         tasks = list_record_tasks(fitted.n_released[0], output.rows_per_shard)
-    return write_all(tasks, work, fitted.release_sha256, mechanism.release_type, publish, actions, progress)
+    return write_all(tasks, work, fitted.release_sha256, mechanism.release_type, staging, progress)
 
 
-def _stage_meta(job: Job, state: RunState, opened: JobTable, reached: Progressed, staged: Staged) -> Manifest:
-    fitted, mechanism = reached.fitted, opened.mechanism
-    section = mechanism.section(
-        load(state.folder, fitted.release_sha256, mechanism.release_type),
-        opened.work.columns,
-        n_rows=opened.public_rows,
-        n_released=sum(fitted.n_released),
-        order=job.file.output.order,
-    )
+def _make_card(job: Job, opened: JobTable, reached: Progressed, release: Any) -> bytes:
+    """Return the release card's bytes."""
+    fitted, order = reached.fitted, job.file.output.order
+    section = opened.mechanism.section(release, opened.work.columns, n_rows=opened.public_rows, n_released=sum(fitted.n_released), order=order)
     card = make_card(section, name=job.file.name, insecure=job.file.insecure_seed is not None)
-    data = card.with_dataset(job.account.coverage_until(reached.run_id)).to_bytes()
-    publish = state.publish(reached.run_id)
-    publish.write(CARD_NAME, data)
-    manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(data).hexdigest())
-    publish.write(MANIFEST_NAME, manifest.to_bytes())
-    publish.write(SUCCESS_NAME, b"")
-    return manifest
+    return card.with_dataset(job.account.coverage_until(reached.run_id)).to_bytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,10 +309,11 @@ def status(output_url: str) -> Status:
     manifest = Manifest.read(state.output)
     if manifest is not None:
         return Status(stage="released", n_shards=len(manifest.shards))
-    reached = state.read()
-    if reached is None:
+    found = state.read_stage()
+    if found is None:
         return Status(stage="absent", n_shards=0)
-    return Status(stage=reached.stage, n_shards=sum(name.endswith(".parquet") for name in state.publish(reached.run_id).names()))
+    run_id, stage = found
+    return Status(stage=stage, n_shards=state.count_staged(run_id))
 
 
 def abort(output_url: str) -> bool:
@@ -346,7 +322,7 @@ def abort(output_url: str) -> bool:
     Raises
     ------
     OutputError
-        If the output is released, or its publication has begun: what is published cannot be taken back.
+        If the output is released: what is published cannot be taken back.
     TemporaryError
         If a driver is at work on it.
     """
@@ -356,7 +332,7 @@ def abort(output_url: str) -> bool:
             raise OutputError("this output is released already", output_url, "remove the folder yourself, if you must")
         return False
     with state.lock():
-        if Manifest.read(state.output) is not None or (_publishing(state) and state.output.names()):
-            raise OutputError("its publication has begun, and what is visible cannot be taken back", output_url, "run the job again to finish it")
+        if Manifest.read(state.output) is not None:
+            raise OutputError("this output is released already", output_url, "run the job again to finish it")
         state.remove()
     return True

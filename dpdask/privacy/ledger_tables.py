@@ -1,4 +1,4 @@
-"""The storage of a ledger: three tables in an SQLite file or a PostgreSQL database, their transactions, and the chain of their rows."""
+"""The storage of a ledger: four tables in an SQLite file or a PostgreSQL database, their transactions, and the chain of their rows."""
 
 from __future__ import annotations
 
@@ -71,6 +71,12 @@ HOLDOUTS = sa.Table(
     sa.Column("dataset", sa.Text, sa.ForeignKey(DATASETS.c.name), primary_key=True),
     sa.Column("key", sa.Text, nullable=False),
     sa.Column("created", sa.Text, nullable=False),
+)
+RUN_KEYS = sa.Table(
+    "dpdask_run_keys",
+    _TABLES,
+    sa.Column("run_id", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, nullable=False),
 )
 
 
@@ -249,6 +255,7 @@ def _engine(url: URL) -> Engine:
 def _on_connect(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # transactions are ours to begin, not the driver's
     connection.execute("PRAGMA synchronous=EXTRA")
+    connection.execute("PRAGMA secure_delete=ON")  # a run's key is gone when it is removed
 
 
 def _on_begin(connection: Connection) -> None:

@@ -25,10 +25,11 @@ from e2e.helpers import MIXED_SCHEMA, lake, run_here, spare_the_disk, write_job
 from dpdask import cli
 from dpdask.engine import fit, scan, write
 from dpdask.engine.account import Account
-from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
+from dpdask.engine.work import RELEASE_NAME
 from dpdask.io import shards
 from dpdask.io.storage import Folder
-from dpdask.jobs import run, spec
+from dpdask.jobs import run, run_keys, spec
+from dpdask.jobs.records import NumberedRecords
 from dpdask.jobs.state import RunState
 from dpdask.mechanisms.copula.spec import CopulaMechanism
 from dpdask.mechanisms.dip.chain import RecordsMechanism
@@ -122,8 +123,13 @@ POINTS: dict[str, Callable[[Strike], None]] = {
 }
 BEFORE_COMMIT = list(POINTS)[: list(POINTS).index("after-move")]
 AFTER_COMMIT = list(POINTS)[list(POINTS).index("after-move") :]
+POINTS["acquired"] = lambda s: at(NumberedRecords, "_acquire", s)  # of jobs whose output is in a store
+POINTS["key-kept"] = lambda s: at(run_keys.HostKeys, "write", s)
+POINTS["recorded"] = lambda s: at(NumberedRecords, "write", s, nth=2)
+POINTS["manifest-created"] = lambda s: at(Folder, "put_new", s, when=named("manifest.json"))
+POINTS["run-cleared"] = lambda s: at(NumberedRecords, "_remove_all_but_chain", s, nth=2)
 POINTS["counted"] = lambda s: at(fit, "scan", s)
-POINTS["noise-kept"] = lambda s: at(fit, "keep", s, when=named(NOISY_NAME))  # of jobs that draw central noise
+POINTS["noise-kept"] = lambda s: at(fit, "_keep_drawn", s)  # of jobs that draw central noise
 POINTS["bounded"] = lambda s: at(fit, "bound_units", s)  # of jobs whose unit is a column
 POINTS["task-staged"] = lambda s: at(write, "stage", s)  # of jobs that have one shard
 
@@ -134,6 +140,7 @@ def obey(request: dict[str, Any]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ["DRIVER_SIGN"] = request.get("sign", "")
+    os.environ.update(request.get("environment", {}))
     spec.check_seed = lambda _: None  # as the fixture `seeded_ledgers` does it here
     if request.get("point"):
         POINTS[request["point"]](STRIKES[request["strike"]])
@@ -141,7 +148,7 @@ def obey(request: dict[str, Any]) -> None:
     cli.main()
 
 
-def answer(content: dict[str, int]) -> None:
+def answer(content: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(content) + "\n")
     sys.stdout.flush()
 
@@ -159,25 +166,32 @@ def warm_up() -> None:
 
 
 def serve() -> None:
-    """Fork for each request; a process with one thread may."""
+    """Fork for each request, as often as it says; a process with one thread may."""
     for line in sys.stdin:
         assert threading.active_count() == 1
-        child = os.fork()
-        if child == 0:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            code = 70
-            try:
-                obey(json.loads(line))
-            except SystemExit as end:
-                code = end.code if isinstance(end.code, int) else 70 * (end.code is not None)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        answer({"pid": child})
-        answer({"code": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])})
+        request = json.loads(line)
+        children = [fork(request) for _ in range(request["times"])]
+        answer({"pid": children[0]})
+        answer({"codes": [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]})
+
+
+def fork(request: dict[str, Any]) -> int:
+    """Obey a request in a child of this process, and return its number."""
+    child = os.fork()
+    if child:
+        return child
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = 70
+    try:
+        obey(request)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 70 * (end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":

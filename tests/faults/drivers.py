@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,37 @@ class Drivers:
     def __init__(self, server: subprocess.Popen[str], log: Path) -> None:
         self._server, self._log = server, log
 
-    def start(self, *arguments: str | Path, point: str | None = None, strike: str = "kill", sign: Path | None = None) -> int:
+    def start(
+        self,
+        *arguments: str | Path,
+        point: str | None = None,
+        strike: str = "kill",
+        sign: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        times: int = 1,
+    ) -> int:
         request = {"arguments": [*map(str, arguments)], "point": point, "strike": strike, "log": str(self._log), "sign": str(sign or "")}
         assert self._server.stdin is not None
-        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.write(json.dumps({**request, "environment": dict(environment or {}), "times": times}) + "\n")
         self._server.stdin.flush()
         return int(self._answer()["pid"])
 
     def wait(self) -> tuple[int, str]:
-        code = self._answer()["code"]
+        [code] = self._answer()["codes"]
         lines = [line for line in self._log.read_text().splitlines() if not line.startswith("{")]
         return code, "\n".join(lines)
 
-    def run(self, *arguments: str | Path, point: str | None = None, strike: str = "kill") -> tuple[int, str]:
-        self.start(*arguments, point=point, strike=strike)
+    def run(
+        self, *arguments: str | Path, point: str | None = None, strike: str = "kill", environment: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
+        self.start(*arguments, point=point, strike=strike, environment=environment)
         return self.wait()
+
+    def race(self, times: int, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> list[int]:
+        """Run the same command in several processes at once, and return their exit codes."""
+        self.start(*arguments, times=times, environment=environment)
+        codes: list[int] = self._answer()["codes"]
+        return codes
 
     def _answer(self) -> dict[str, Any]:
         assert self._server.stdout is not None

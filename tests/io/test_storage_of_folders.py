@@ -132,21 +132,6 @@ def test_moving_at_once(tmp_path):
     assert target.read("a") == b"1"
 
 
-def test_moving_one_by_one_shows_success_last(monkeypatch):
-    fs = fsspec.filesystem("memory")
-    source, target = Folder("memory://storage/source"), Folder("memory://storage/target")
-    for name in ("_SUCCESS", "part-00000.parquet", "_dpdask/manifest.json", "part-00001.parquet", "_dpdask/release.json"):
-        source.write(name, name.encode())
-    moved = []
-    original = type(fs).mv
-    monkeypatch.setattr(type(fs), "mv", lambda self, a, b, **options: (moved.append(b.rpartition("/target/")[2]), original(self, a, b, **options))[1])
-    source.move_to(target)
-    assert moved == ["part-00000.parquet", "part-00001.parquet", "_dpdask/manifest.json", "_dpdask/release.json", "_SUCCESS"]
-    assert target.read("_dpdask/manifest.json") == b"_dpdask/manifest.json"
-    assert not source.names()
-    fs.rm("/storage", recursive=True)
-
-
 @pytest.mark.parametrize(
     ("raised", "error", "says"),
     [

@@ -232,7 +232,7 @@ def test_a_mechanism_that_fails_on_the_data_leaves_nothing(tmp_path: Path) -> No
 
 def test_no_mechanism_draws_without_a_charge_and_noise_is_kept_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order is the engine's: a mechanism has no part in it, so it cannot forget its charge."""
-    intend, keep = Account.intend, engine_fit.keep
+    intend, keep, keep_drawn = Account.intend, engine_fit.keep, engine_fit._keep_drawn
 
     def charging(*given: Any) -> Any:
         SEEN("charge")
@@ -243,7 +243,13 @@ def test_no_mechanism_draws_without_a_charge_and_noise_is_kept_at_once(tmp_path:
         return keep(folder, name, data)
 
     monkeypatch.setattr(Account, "intend", charging)
+
+    def keeping_noise(*given: Any) -> Any:
+        SEEN(f"keep {given[-1]}")
+        return keep_drawn(*given)
+
     monkeypatch.setattr(engine_fit, "keep", keeping)
+    monkeypatch.setattr(engine_fit, "_keep_drawn", keeping_noise)
     SEEN.failing, SEEN.failing_at = BudgetError("too small"), "charge"
     job = constant_job(tmp_path, ledger=ledger(tmp_path, 4.0))
     with pytest.raises(BudgetError):

@@ -1,0 +1,160 @@
+"""Private files in an object store: encrypted with a key that is never there, so that removing the key removes them.
+
+A store may keep old versions of files, and what was deleted, for years. So the files of a run in a store are encrypted with a
+key derived from the run key. The run key stays with the driver (`jobs.keys_of_runs`), and each process that needs it holds it in
+memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NoReturn
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from dpdask.errors import InputError, TemporaryError
+from dpdask.io.storage import Folder
+
+_PERSON, _NONCE_PERSON = b"dpdask files", b"dpdask nonce"
+_NONCE_BYTES = 12
+_held: dict[str, bytes] = {}
+_read: dict[tuple[str, str], bytes] = {}  # by run and place
+
+
+def hold_key(run_id: str, secret: bytes) -> None:
+    """Hold a run's key in the memory of this process.
+
+    Parameters
+    ----------
+    run_id
+        The name of the run.
+    secret
+        Its key, 32 bytes.
+    """
+    _held[run_id] = secret
+
+
+def drop_key(run_id: str) -> None:
+    """Forget a run's key, if it is held, and the files that were read with it."""
+    _held.pop(run_id, None)
+    for kept in [kept for kept in _read if kept[0] == run_id]:
+        _read.pop(kept, None)
+
+
+def encrypt(secret: bytes, place: str, data: bytes) -> bytes:
+    """Return a file's content, encrypted and authenticated by AES-256-GCM; the nonce is a keyed digest of place and content.
+
+    Parameters
+    ----------
+    secret
+        The run's key, 32 bytes.
+    place
+        The file's name: a file under another name is refused.
+    data
+        The content.
+    """
+    nonce = blake2b(f"{len(place)}:{place}".encode() + data, key=secret, person=_NONCE_PERSON, digest_size=_NONCE_BYTES).digest()
+    return nonce + _cipher(secret).encrypt(nonce, data, place.encode())
+
+
+def decrypt(secret: bytes, place: str, data: bytes) -> bytes:
+    """Return what `encrypt` was given.
+
+    Parameters
+    ----------
+    secret, place
+        As for `encrypt`.
+    data
+        What it returned.
+
+    Raises
+    ------
+    InputError
+        If the file was changed, or is of another run.
+    """
+    try:
+        return _cipher(secret).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], place.encode())
+    except (InvalidTag, ValueError):
+        raise InputError("this file of the unfinished run was changed", place, "`dpdask abort` the run and begin again") from None
+
+
+def _cipher(secret: bytes) -> AESGCM:
+    return AESGCM(blake2b(key=secret, person=_PERSON, digest_size=32).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class EncryptedFolder(Folder):
+    """A folder in a store whose files are encrypted with the key of a run; tasks carry its name, never the key.
+
+    Attributes
+    ----------
+    run_id
+        The name of the run whose key this process must hold.
+    """
+
+    run_id: str
+
+    @property
+    def key(self) -> bytes:
+        """The run's key.
+
+        Raises
+        ------
+        TemporaryError
+            If this process does not hold it.
+        """
+        try:
+            return _held[self.run_id]
+        except KeyError:
+            raise TemporaryError("a process does not hold the key of the run", None, "run again to resume") from None
+
+    def child(self, name: str) -> EncryptedFolder:
+        """Return a folder inside this one, with the same key."""
+        return EncryptedFolder(f"{self.url}/{name}", self.run_id)
+
+    def read(self, name: str) -> bytes:
+        """Return a file's content; see `Folder.read`."""
+        return decrypt(self.key, self._place(name), Folder.read(self, name))
+
+    def read_once(self, name: str) -> bytes:
+        """Return the content of a file that never changes; each process reads it once and drops it with the key."""
+        place = (self.run_id, self._place(name))
+        if place not in _read:
+            _read[place] = self.read(name)
+        return _read[place]
+
+    def write(self, name: str, data: bytes, *, private: bool = False) -> None:
+        """Write a file; see `Folder.write`.
+
+        Parameters
+        ----------
+        name
+            The file's name in this folder.
+        data
+            Its content.
+        private
+            Without effect: every file is encrypted.
+        """
+        Folder.write(self, name, encrypt(self.key, self._place(name), data), private=private)
+
+    def claim(self, name: str, data: bytes) -> bytes:
+        """Write a file unless it exists, and return its content; see `Folder.claim`.
+
+        Parameters
+        ----------
+        name
+            The file's name in this folder.
+        data
+            Its content, if the file does not exist yet.
+        """
+        there = Folder.claim(self, name, encrypt(self.key, self._place(name), data))
+        return decrypt(self.key, self._place(name), there)
+
+    def open(self, name: str) -> NoReturn:
+        """Raise: an encrypted file is read as a whole."""
+        raise NotImplementedError(name)
+
+    def _place(self, name: str) -> str:
+        return f"{self.url.rpartition('/')[2]}/{name}"

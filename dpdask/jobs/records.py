@@ -1,0 +1,374 @@
+"""What an unfinished run has reached, and which driver may go on with it: a locked file on a file system, numbered records in a store.
+
+A store has neither locks nor renames, but it can create a file only if it does not exist. So each record of a run is a new file with
+the next number, and names the driver that wrote it. A driver whose number is taken has lost the run to another one, and stops.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from dpdask.errors import DpdaskError, InputError, OutputError, TemporaryError
+from dpdask.io.faults import storage_faults
+from dpdask.io.storage import Folder
+
+STATE_FORMAT = 2
+RECORD = "run.json"
+LOCK = "lock"
+
+BEAT_SECONDS = 5.0
+LEASE_SECONDS = 30.0
+
+Content = dict[str, Any]
+
+
+class RunRecords(Protocol):
+    """The records of one output's unfinished run."""
+
+    def read(self) -> Content | None:
+        """Return the newest record's content, or None.
+
+        Raises
+        ------
+        OutputError
+            If it is of another format.
+        """
+
+    def write(self, content: Content) -> None:
+        """Write the next record.
+
+        Raises
+        ------
+        TemporaryError
+            If another driver has the run.
+        """
+
+    def lock(self) -> Any:
+        """Return a context manager in which this driver alone has the run."""
+
+    def holds(self) -> bool:
+        """Return whether this driver still has the run; False also if a store does not answer."""
+
+    def begin(self) -> None:
+        """Start the records of a new run, after those of an old one were removed."""
+
+    def clear(self) -> None:
+        """Remove the folder with all that is in it."""
+
+
+def busy(output: Folder) -> TemporaryError:
+    """Return the error of a driver that does not have the run, or has it no more."""
+    return TemporaryError("another run is writing this output", output.url, "wait for it to end")
+
+
+class LockedRecord:
+    """One file that is replaced, in a folder whose lock the driver holds.
+
+    Parameters
+    ----------
+    folder
+        The hidden folder of the output.
+    output
+        The output, for messages.
+    """
+
+    def __init__(self, folder: Folder, output: Folder) -> None:
+        self._folder, self._output = folder, output
+
+    def read(self) -> Content | None:
+        """Return the record; see `RunRecords.read`."""
+        return _parse(self._folder, RECORD) if self._folder.exists(RECORD) else None
+
+    def write(self, content: Content) -> None:
+        """Replace the record; see `RunRecords.write`."""
+        self._folder.write(RECORD, _dump(content), private=True)
+
+    def holds(self) -> bool:
+        """Return True: the lock is kept until the process ends."""
+        return True
+
+    def begin(self) -> None:
+        """Remove what an interrupted removal left: it holds the noise of another key."""
+        self._folder.create(private=True)
+        for name in sorted(self._folder.names(), key=lambda name: name != RECORD):
+            if name != LOCK:
+                self._folder.child(name).remove()
+
+    def clear(self) -> None:
+        """Remove the folder."""
+        self._folder.remove()
+
+    def _check_place(self) -> None:
+        path = self._folder.local_path
+        foreign = path.exists() and path.stat().st_uid != os.geteuid()
+        if path.is_symlink() or foreign:
+            what = "the hidden folder of this output is a link or belongs to another user, so the run key would not be safe in it"
+            raise OutputError(what, self._folder.url, "remove it, or choose another output.path")
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other drivers of this file system away from the run.
+
+        Raises
+        ------
+        TemporaryError
+            If another driver holds it.
+        OutputError
+            If the hidden folder is a link, or another user's: its secrets would lie where that user can read or keep them.
+        """
+        self._check_place()
+        self._folder.create(private=True)
+        path = self._folder.local_path / LOCK
+        try:
+            with storage_faults(self._folder.url):
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except InputError:
+            raise busy(self._output) from None  # it ended, and removed the folder, just now
+        try:
+            if not _lock_file(descriptor, path):
+                raise busy(self._output)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _lock_file(descriptor: int, path: Path) -> bool:
+    """Lock a file and return whether that worked, and the file is still the one at its path: a run that ends removes it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Newest:
+    """The newest record of a chain: its number, the chain's name, the driver that wrote it (None: it let go), and the run's content."""
+
+    number: int
+    chain: str
+    owner: Content | None
+    content: Content | None
+
+
+class NumberedRecords:
+    """A chain of files in a store, each created once; the first is `run.json`, and its number is 0.
+
+    A driver has the run from the record in which it says so, as long as it shows a sign of life: a file that it writes again every
+    few seconds. Another driver takes the run over by the next record, after it has seen no sign for `LEASE_SECONDS`, or at once if
+    the owner was a process of its own machine that has ended.
+
+    Parameters
+    ----------
+    folder
+        The hidden folder of the output.
+    output
+        The output, for messages.
+    """
+
+    def __init__(self, folder: Folder, output: Folder) -> None:
+        self._folder, self._output = folder, output
+        self._me = {"id": uuid.uuid4().hex, **_identify_process()}
+        self._held: _Newest | None = None
+
+    def read(self) -> Content | None:
+        """Return the content of the newest record that has one; see `RunRecords.read`."""
+        newest = self._find_newest()
+        return None if newest is None else newest.content
+
+    def write(self, content: Content) -> None:
+        """Create the next record; see `RunRecords.write`."""
+        self._append(content, self._me)
+
+    def holds(self) -> bool:
+        """Return whether the newest record is still this driver's; see `RunRecords.holds`."""
+        held, newest = self._held, None
+        with suppress(DpdaskError):
+            newest = self._find_newest()
+        return held is not None and newest is not None and (newest.chain, newest.number) == (held.chain, held.number)
+
+    def begin(self) -> None:
+        """Remove what an interrupted removal left: it holds the noise of another key."""
+        self._remove_all_but_chain()
+
+    def clear(self) -> None:
+        """Remove all files, `run.json` last: until then no other driver can begin."""
+        self._remove_all_but_chain()
+        newest = self._find_newest()
+        if newest is not None and (self._held is None or newest.chain == self._held.chain):
+            self._held = None
+            self._remove_records(newest.chain)
+            self._folder.remove(RECORD)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Have the run, and show signs of life, until the block ends.
+
+        Raises
+        ------
+        TemporaryError
+            If another driver has it.
+        """
+        self._acquire()
+        ended = threading.Event()
+        beat = threading.Thread(target=self._beat, args=(ended,), daemon=True, name="dpdask-beat")
+        beat.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            beat.join()
+            with suppress(Exception):  # else the next driver waits
+                self._let_go()
+
+    def _acquire(self) -> None:
+        newest = self._find_newest()
+        if newest is None:
+            chain = uuid.uuid4().hex
+            if not self._folder.put_new(RECORD, _dump({"format": STATE_FORMAT, "chain": chain, "owner": self._me, "run": None})):
+                raise busy(self._output)
+            self._held = _Newest(number=0, chain=chain, owner=self._me, content=None)
+            return
+        if newest.owner is not None and not _has_ended(newest.owner) and self._is_alive(str(newest.owner["id"])):
+            raise busy(self._output)
+        self._held = newest
+        self._append(newest.content, self._me)
+
+    def _is_alive(self, owner: str) -> bool:
+        """Return whether a driver shows a sign of life, as soon as it does, or not at all for `LEASE_SECONDS`."""
+        before, deadline = self._read_beat(owner), time.monotonic() + LEASE_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(BEAT_SECONDS / 5)
+            now = self._read_beat(owner)
+            if now != before:
+                return True  # or it ended and removed the file: then running again finds what it left
+        newest = self._find_newest()
+        return newest is None or newest.owner is None or newest.owner["id"] != owner  # another driver was faster
+
+    def _read_beat(self, owner: str) -> bytes | None:
+        try:
+            return self._folder.read(f"beat-{owner}")
+        except InputError:
+            return None
+
+    def _beat(self, ended: threading.Event) -> None:
+        number = 0
+        while not ended.is_set():
+            with suppress(Exception):  # a sign that is missed does no harm unless many are; a run that is lost is noticed when it is written
+                self._folder.write(f"beat-{self._me['id']}", str(number).encode())
+            number += 1
+            ended.wait(BEAT_SECONDS)
+
+    def _let_go(self) -> None:
+        """Let the next driver go on at once, if the run is still this driver's and was not removed."""
+        if self._held is not None:
+            self._append(self._held.content, None)
+        self._held = None
+        self._folder.remove(f"beat-{self._me['id']}")
+
+    def _append(self, content: Content | None, owner: Content | None) -> None:
+        held = self._held
+        if held is None:
+            raise busy(self._output)
+        number = held.number + 1
+        record = {"format": STATE_FORMAT, "chain": held.chain, "owner": owner, "run": content}
+        if not self._folder.put_new(_record_name(held.chain, number), _dump(record)):
+            self._held = None
+            raise busy(self._output)
+        first = _parse(self._folder, RECORD)
+        if first is None or first.get("chain") != held.chain:  # it was removed, and perhaps begun anew, while this driver slept
+            self._held = None
+            self._folder.remove(_record_name(held.chain, number))
+            raise busy(self._output)
+        self._held = _Newest(number=number, chain=held.chain, owner=owner, content=content)
+
+    def _find_newest(self) -> _Newest | None:
+        first = _parse(self._folder, RECORD)
+        if first is None:
+            return None
+        chain = str(first.get("chain"))
+        numbers = [int(name[len(chain) + 5 : -5]) for name in self._folder.names() if name.startswith(f"run-{chain}-")]
+        number = max(numbers, default=0)
+        newest = first if number == 0 else _parse(self._folder, _record_name(chain, number))
+        if newest is None:
+            return None
+        return _Newest(number=number, chain=chain, owner=newest.get("owner"), content=newest.get("run"))
+
+    def _remove_all_but_chain(self) -> None:
+        first = _parse(self._folder, RECORD)
+        chain = None if first is None else f"run-{first.get('chain')}-"
+        for name in self._folder.names():
+            if name != RECORD and not (chain is not None and name.startswith(chain)) and name != f"beat-{self._me['id']}":
+                self._folder.child(name).remove()
+
+    def _remove_records(self, chain: str) -> None:
+        for name in self._folder.names():
+            if name.startswith((f"run-{chain}-", "beat-")):
+                self._folder.remove(name)
+
+
+def _record_name(chain: str, number: int) -> str:
+    return f"run-{chain}-{number:06d}.json"
+
+
+def _dump(content: Content) -> bytes:
+    return json.dumps(content).encode()
+
+
+def _parse(folder: Folder, name: str) -> dict[str, Any] | None:
+    """Return a record, or None if there is none: a run that was just now committed or aborted elsewhere has none."""
+    try:
+        content = json.loads(folder.read(name))
+        if not isinstance(content, dict) or content.get("format") != STATE_FORMAT:
+            raise ValueError
+    except InputError:
+        return None
+    except ValueError:
+        raise unreadable(folder) from None
+    return content
+
+
+def unreadable(folder: Folder) -> OutputError:
+    """Return the error for a run whose record is of another version, or broken."""
+    return OutputError("the state of an unfinished run cannot be read", folder.url, "`dpdask abort` it and run again")
+
+
+def _identify_process() -> dict[str, Any]:
+    """Return what tells this process from all others, where the system tells: the machine's start, its process space, number and start."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return {"machine": f"{boot} {Path('/proc/self/ns/pid').readlink()}", "pid": os.getpid(), "started": _find_start(os.getpid())}
+    except OSError:
+        return {"machine": None}
+
+
+def _find_start(pid: int) -> str:
+    """Return when a process started, in the system's ticks."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def _has_ended(owner: Content) -> bool:
+    """Return whether a driver was a process of this machine and has ended; False if that cannot be told."""
+    mine = _identify_process()
+    if mine["machine"] is None or owner.get("machine") != mine["machine"]:
+        return False
+    try:
+        return _find_start(int(owner["pid"])) != owner["started"] or _is_zombie(int(owner["pid"]))
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except (OSError, ValueError, KeyError, IndexError):
+        return False
+
+
+def _is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")

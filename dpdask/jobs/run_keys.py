@@ -1,0 +1,155 @@
+"""Where the key of an unfinished run is kept: beside a local output, else in the ledger's database or in the user's own folder.
+
+The key never lies in an object store. A store that keeps old versions would keep it after its removal, and whoever reads the
+store could then undo the noise.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Protocol
+
+from dpdask.engine.account import LedgerPlace
+from dpdask.engine.work import KEY_NAME
+from dpdask.errors import OutputError
+from dpdask.io.faults import storage_faults
+from dpdask.io.storage import Folder
+
+_LEDGER = "ledger"
+
+
+class RunKeys(Protocol):
+    """A place for the keys of unfinished runs."""
+
+    @property
+    def place(self) -> str:
+        """The place's name in the record of a run: a run goes on only where its key is."""
+
+    def write(self, run_id: str, secret: bytes) -> None:
+        """Keep a run's key.
+
+        Parameters
+        ----------
+        run_id
+            The name of the run.
+        secret
+            Its key, 32 bytes.
+        """
+
+    def read(self, run_id: str) -> bytes | None:
+        """Return a run's key, or None if it is not here."""
+
+    def remove(self, run_id: str) -> None:
+        """Remove a run's key; nothing happens if it is not here."""
+
+
+class FolderKeys:
+    """The key in the run's own hidden folder, on a file system: mode 0600, and gone when it is removed.
+
+    Parameters
+    ----------
+    folder
+        The hidden folder of the output.
+    """
+
+    place = "folder"
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+
+    def write(self, run_id: str, secret: bytes) -> None:
+        """Write the key; see `RunKeys.write`."""
+        del run_id
+        self._folder.write(KEY_NAME, secret, private=True)
+
+    def read(self, run_id: str) -> bytes | None:
+        """Return the key; see `RunKeys.read`."""
+        del run_id
+        return self._folder.read(KEY_NAME) if self._folder.exists(KEY_NAME) else None
+
+    def remove(self, run_id: str) -> None:
+        """Remove the key; see `RunKeys.remove`."""
+        del run_id
+        self._folder.remove(KEY_NAME)
+
+
+class HostKeys:
+    """The keys in a folder of this user on this machine (mode 0700): `dpdask/keys` in `$XDG_STATE_HOME`, or in `~/.local/state`."""
+
+    def __init__(self) -> None:
+        base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+        self._folder = Folder(f"file://{Path(base).absolute().as_posix()}/dpdask/keys")
+
+    @property
+    def place(self) -> str:
+        """A random name of the folder, made once."""
+        self._make()
+        return f"host {self._folder.claim('name', uuid.uuid4().hex.encode()).decode()}"
+
+    def write(self, run_id: str, secret: bytes) -> None:
+        """Write the key; see `RunKeys.write`."""
+        self._make()
+        self._folder.write(run_id, secret, private=True)
+
+    def read(self, run_id: str) -> bytes | None:
+        """Return the key; see `RunKeys.read`."""
+        return self._folder.read(run_id) if self._folder.exists(run_id) else None
+
+    def remove(self, run_id: str) -> None:
+        """Remove the key; see `RunKeys.remove`."""
+        self._folder.remove(run_id)
+
+    def _make(self) -> None:
+        path = self._folder.local_path
+        with storage_faults(str(path)):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = path.lstat()
+        if path.is_symlink() or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            what = "the folder for the keys of unfinished runs must belong to this user alone (mode 0700)"
+            raise OutputError(what, str(path), "correct it, or set XDG_STATE_HOME to another folder")
+
+
+class LedgerKeys:
+    """The keys in the database of the ledger that the job is charged to, so that any machine can go on with its runs.
+
+    Parameters
+    ----------
+    url
+        The ledger's URL.
+    """
+
+    place = _LEDGER
+
+    def __init__(self, url: str) -> None:
+        from dpdask.privacy.ledger_keys import KeyTable  # SQLAlchemy is for those who have a ledger
+
+        self._table = KeyTable(url)
+
+    def write(self, run_id: str, secret: bytes) -> None:
+        """Write the key; see `RunKeys.write`."""
+        self._table.write(run_id, secret)
+
+    def read(self, run_id: str) -> bytes | None:
+        """Return the key; see `RunKeys.read`."""
+        return self._table.read(run_id)
+
+    def remove(self, run_id: str) -> None:
+        """Remove the key; see `RunKeys.remove`."""
+        self._table.remove(run_id)
+
+
+def find_keys(folder: Folder, ledger: LedgerPlace | None) -> RunKeys:
+    """Return where the keys of an output's runs are kept.
+
+    Parameters
+    ----------
+    folder
+        The hidden folder of the output.
+    ledger
+        The ledger that the job is charged to, if any.
+    """
+    if folder.is_local:
+        return FolderKeys(folder)
+    return HostKeys() if ledger is None else LedgerKeys(ledger.url)

@@ -1,0 +1,235 @@
+"""Runs whose output is in a store: killed at any stage, raced for, taken over, resumed elsewhere; the key is never in the store."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.helpers import charging_entries, lake, run_here, write_job
+from faults.drivers import Drivers
+from fsspec.asyn import sync
+from services.stores import OpenStore, Store
+
+from dpdask.engine.account import open_ledger
+from dpdask.errors import InputError, OutputError, TemporaryError
+from dpdask.io.filesystems import open_filesystem
+from dpdask.io.manifest import Manifest
+from dpdask.io.storage import Folder
+from dpdask.jobs import records, state
+from dpdask.jobs.run import abort, status
+from dpdask.privacy.ledger_keys import KeyTable
+
+BEFORE_COMMIT = (
+    *("acquired", "key-kept", "opened", "surveying", "surveyed", "release-fitted", "release-written", "recorded", "fitted"),
+    *("first-shard-begun", "shard-half-written", "shard-unrecorded", "some-shards", "all-shards", "card-written"),
+)
+AFTER_COMMIT = ("manifest-created", "success-staged", "uncommitted", "committed", "run-cleared", "removed")
+POINTS = (*BEFORE_COMMIT, *AFTER_COMMIT)
+NO_KEY = ("acquired", "committed", "run-cleared", "removed")
+FEW = ("acquired", "fitted", "some-shards", "manifest-created", "run-cleared")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lake(tmp_path_factory.mktemp("source") / "in", [150, 90, 1200])
+
+
+@pytest.fixture(scope="module")
+def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    base = tmp_path_factory.mktemp("quiet")
+    return [shard.sha256 for shard in run_here(write_job(base, source, base / "out")).manifest.shards]
+
+
+@pytest.fixture(params=["versioned radosgw"])
+def store(request: pytest.FixtureRequest, open_store: OpenStore) -> Iterator[Store]:
+    *versioned, name = request.param.split()
+    with open_store(name, versioned=bool(versioned)) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return this test's own folder of keys."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "dpdask" / "keys"
+
+
+def make_ledger(folder: Path) -> dict[str, str]:
+    folder.mkdir(exist_ok=True)
+    url = f"sqlite:///{folder / 'ledger.db'}"
+    open_ledger(url).init("ratings", 4.0)
+    return {"url": url, "dataset": "ratings"}
+
+
+def environment(store: Store, tmp_path: Path) -> dict[str, str]:
+    assert store.server is not None
+    return {**store.server.environment(), "XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+def kept(keys: Path) -> list[bytes]:
+    return [path.read_bytes() for path in keys.iterdir() if path.name != "name"] if keys.exists() else []
+
+
+def everything_ever_written(store: Store) -> bytes:
+    """Return all versions of all files of the bucket, one after the other."""
+    fs, path = open_filesystem(store.folder.url)
+    bucket = path.partition("/")[0]
+    found = fs.call_s3("list_object_versions", Bucket=bucket).get("Versions", [])
+    answers = [fs.call_s3("get_object", Bucket=bucket, Key=each["Key"], VersionId=each["VersionId"])["Body"] for each in found]
+    return b"\n".join(sync(fs.loop, body.read) for body in answers)
+
+
+def check_released(store: Store, quiet: list[str], keys: Path) -> None:
+    manifest = Manifest.read(store.folder)
+    assert manifest is not None
+    assert [shard.sha256 for shard in manifest.shards] == quiet
+    assert set(store.folder.names()) == {shard.name for shard in manifest.shards} | {"_dpdask", "_SUCCESS"}
+    assert store.folder.sibling(".", ".dpdask").names() == []
+    assert kept(keys) == []
+
+
+@pytest.mark.parametrize(
+    "point", [point if point in FEW else pytest.param(point, marks=pytest.mark.slow) for point in (*BEFORE_COMMIT, *AFTER_COMMIT)]
+)
+def test_killed_at_any_stage(point: str, store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    around = environment(store, tmp_path)
+    assert drivers.run("run", job, point=point, environment=around)[0] == -signal.SIGKILL
+    assert (status(store.folder.url).stage == "released") == (point in AFTER_COMMIT)
+    secrets = kept(keys)
+    assert len(secrets) == int(point not in NO_KEY)
+    started = time.monotonic()
+    code, text = drivers.run("run", job, environment=around)
+    assert code == 0
+    assert time.monotonic() - started < records.LEASE_SECONDS  # a driver of this machine that has ended is not waited for
+    assert ("already released" in text) == (point in AFTER_COMMIT)
+    check_released(store, quiet, keys)
+    written = everything_ever_written(store)
+    for secret in secrets:
+        assert not any(form in written for form in (secret, secret.hex().encode(), base64.b64encode(secret)))
+
+
+@pytest.mark.parametrize("races", [1, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("name", ["radosgw", "versioned radosgw", "azurite"])
+def test_drivers_race_for_one_output(races: int, name: str, open_store: OpenStore, drivers: Drivers, source: Path, tmp_path: Path) -> None:
+    *versioned, name = name.split()
+    with open_store(name, versioned=bool(versioned)) as store:
+        for number in range(races):
+            base = tmp_path / str(number)
+            url = f"{store.folder.url}-{number}"
+            place = make_ledger(base)
+            job = write_job(base, source, tmp_path, output__path=url, ledger=place)
+            codes = drivers.race(8, "run", job, environment=environment(store, tmp_path))
+            assert set(codes) <= {0, TemporaryError.exit_code}
+            assert 0 in codes
+            assert [entry.kind for entry in charging_entries(**place)] == ["intend", "commit"]
+            manifest = Manifest.read(Folder(url))
+            assert manifest is not None
+            assert set(Folder(url).names()) == {shard.name for shard in manifest.shards} | {"_dpdask", "_SUCCESS"}
+            assert Folder(url).sibling(".", ".dpdask").names() == []
+
+
+def test_a_driver_at_work_is_not_disturbed(store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    pid = drivers.start("run", job, point="some-shards", strike="pause", sign=tmp_path / "sign", environment=environment(store, tmp_path))
+    while not (tmp_path / "sign").exists():
+        time.sleep(0.02)
+    before = {name: store.folder.sibling(".", ".dpdask").read(name) for name in ("run.json", "release.npz")}
+    for call in (lambda: run_here(job), lambda: abort(store.folder.url)):
+        with pytest.raises(TemporaryError, match="another run is writing this output"):
+            call()
+    assert before == {name: store.folder.sibling(".", ".dpdask").read(name) for name in before}
+    os.kill(pid, signal.SIGKILL)
+    drivers.wait()
+    assert run_here(job).status == "released"
+    check_released(store, quiet, keys)
+
+
+def test_a_driver_that_was_taken_over_stops_and_changes_nothing(
+    store: Store, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It slept longer than others wait for a sign; when it wakes, the other one has the run."""
+    monkeypatch.setattr(records, "BEAT_SECONDS", 3600.0)
+    monkeypatch.setattr(records, "LEASE_SECONDS", 0.1)
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    write, taken = state.RunState.write, []
+
+    def sleeping(self: state.RunState, reached: state.Progressed) -> None:
+        if reached.stage == "fitted" and not taken:
+            taken.append("by another driver")
+            time.sleep(0.5)
+            monkeypatch.setattr(records, "_has_ended", lambda _: True)
+            assert run_here(job).status == "released"
+        write(self, reached)
+
+    monkeypatch.setattr(state.RunState, "write", sleeping)
+    with pytest.raises(TemporaryError, match="another run is writing"):
+        run_here(job)
+    check_released(store, quiet, keys)
+
+
+def test_with_a_ledger_any_machine_goes_on(store: Store, drivers: Drivers, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = make_ledger(tmp_path)
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
+    drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
+    run_id = charging_entries(**place)[-1].run_id
+    table = KeyTable(place["url"])
+    secret = table.read(run_id)
+    assert secret is not None
+    assert not (tmp_path / "state").exists()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
+    assert run_here(job).status == "released"
+    assert table.read(run_id) is None
+    assert secret.hex().encode() not in (tmp_path / "ledger.db").read_bytes()
+    assert [entry.kind for entry in charging_entries(**place)] == ["intend", "commit"]
+    assert open_ledger(place["url"]).verify("ratings")
+
+
+def test_without_a_ledger_the_run_goes_on_where_its_key_is(
+    store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
+    with pytest.raises(InputError, match="on another machine"):
+        run_here(job)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert run_here(job).status == "released"
+    check_released(store, quiet, keys)
+
+
+@pytest.mark.parametrize("point", ["acquired", "opened", "some-shards"])
+def test_abort(point: str, store: Store, drivers: Drivers, source: Path, keys: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    drivers.run("run", job, point=point, environment=environment(store, tmp_path))
+    assert abort(store.folder.url) is True
+    assert store.folder.names() == []
+    assert store.folder.sibling(".", ".dpdask").names() == []
+    assert kept(keys) == []
+    assert abort(store.folder.url) is False
+
+
+def test_a_run_of_another_version_is_left_alone(
+    store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "__version__", "99.0")
+        with pytest.raises(OutputError, match=r"begun by dpdask .*, and this is 99\.0"):
+            run_here(job)
+    assert run_here(job).status == "released"
+    check_released(store, quiet, keys)
+
+
+def test_a_folder_that_is_no_release(store: Store, source: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    store.folder.write("mine.txt", b"keep")
+    with pytest.raises(OutputError, match="not this run's"):
+        run_here(job)
+    assert store.folder.names() == ["mine.txt"]
