@@ -13,10 +13,12 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from dpdask.errors import OutputError, SpecError
+from dpdask.io import versions
 from dpdask.io.faults import Fault, classify, storage_faults
 
 MAX_PUT_BYTES = 5000 * 2**20  # the largest single put: 5 GiB on S3, 5000 MiB on Azure
 
+_SINGLE = 2 * MAX_PUT_BYTES  # s3fs and gcsfs write larger files in parts; S3 gateways check no condition when these are put together
 _TRIES = 5
 _FIRST_WAIT_SECONDS = 0.3
 _EXTRAS = {"s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure", "abfss": "azure", "gs": "gcs", "gcs": "gcs"}
@@ -130,20 +132,96 @@ def create_file(fs: Any, path: str, data: bytes) -> None:
     OutputError
         If the file system has no such request, or the content is too large for one.
     """
-    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+    protocols = _protocols(fs)
     if len(data) > MAX_PUT_BYTES:
         raise OutputError(f"this file is larger than one request can write ({MAX_PUT_BYTES // 2**20} MiB)", path, "lower output.rows_per_shard")
     if "memory" in protocols:
         with _MEMORY:
             fs.pipe_file(path, data, mode="create")
-    elif not protocols & set(_EXTRAS):
+    elif "s3" in protocols:
+        version = fs.pipe_file(path, data, mode="create", chunksize=_SINGLE).get("VersionId")
+        if version is not None and versions.keep_first(fs, path) != version:
+            raise FileExistsError(path)
+    elif "gs" in protocols:
+        fs.pipe_file(path, data, mode="create", chunksize=_SINGLE)
+    elif protocols & set(_EXTRAS):
+        fs.pipe_file(path, data, mode="create")
+    else:
         raise OutputError(
             "this file system cannot write a file only if it does not exist", path, "write to a local folder, or to s3://, az:// or gs://"
         )
-    elif protocols & {"s3", "gs"}:  # below twice the size of a chunk, s3fs does not write in parts, of which S3 gateways check no condition
-        fs.pipe_file(path, data, mode="create", chunksize=2 * MAX_PUT_BYTES)
-    else:
-        fs.pipe_file(path, data, mode="create")
+
+
+def settle_file(fs: Any, path: str) -> None:
+    """Remove what other writers left of a file that is there, where a bucket keeps versions.
+
+    Parameters
+    ----------
+    fs, path
+        The file system and the path in it.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    """
+    if "s3" in _protocols(fs) and versions.keeps_versions(fs, path.partition("/")[0]):
+        versions.keep_first(fs, path)
+
+
+def replace_file(fs: Any, path: str, data: bytes) -> None:
+    """Write a remote file, whole, also if it exists.
+
+    Parameters
+    ----------
+    fs, path
+        The file system and the path in it.
+    data
+        The content.
+    """
+    answer = fs.pipe_file(path, data)
+    if "s3" in _protocols(fs) and answer and answer.get("VersionId"):
+        versions.keep_from(fs, path, answer["VersionId"])
+
+
+def read_file(fs: Any, path: str) -> bytes:
+    """Return a file's content.
+
+    Parameters
+    ----------
+    fs, path
+        The file system and the path in it.
+    """
+    if "s3" not in _protocols(fs):
+        return bytes(fs.cat_file(path))
+    return bytes(fs.cat_file(path, version_id=versions.first_version(fs, path), max_concurrency=1))  # else its size is asked for first
+
+
+def remove_file(fs: Any, path: str, *, recursive: bool) -> None:
+    """Remove a file, or a folder with its contents, with the versions that an S3 bucket keeps.
+
+    Parameters
+    ----------
+    fs, path
+        The file system and the path in it.
+    recursive
+        Whether the path is a folder.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    """
+    if "s3" in _protocols(fs) and versions.keeps_versions(fs, path.partition("/")[0]):
+        versions.remove_versions(fs, path, recursive=recursive)
+        return
+    fs.rm(path, recursive=recursive)
+    if recursive and not is_local(fs) and fs.find(path):  # s3fs passes over files that it may not remove
+        raise PermissionError(path)
+
+
+def _protocols(fs: Any) -> set[str]:
+    return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
 
 
 def is_local(fs: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import IO, Any, BinaryIO, TypeVar
 
 from dpdask.errors import OutputError
 from dpdask.io.faults import Fault, classify, storage_faults
-from dpdask.io.filesystems import call_storage, create_file, open_filesystem
+from dpdask.io.filesystems import call_storage, create_file, open_filesystem, read_file, remove_file, replace_file, settle_file
 
 _REMOVALS = 10
 _COMPARED_BYTES = 2**26
@@ -154,7 +154,7 @@ class Folder:
         InputError
             If it is missing.
         """
-        return self._call(name, lambda fs, path: bytes(fs.cat_file(path)))
+        return self._call(name, read_file)
 
     def write(self, name: str, data: bytes, *, private: bool = False) -> None:
         """Write a file atomically; a private one has mode 0600, where there are modes.
@@ -207,7 +207,7 @@ class Folder:
         data
             Its content, if the file does not exist yet.
         """
-        found = self._create(name, data, lambda fs, path: bytes(fs.cat_file(path)), private=True)
+        found = self._create(name, data, read_file, private=True)
         return data if found is None else found
 
     def _create(self, name: str, data: bytes, look: Callable[[Any, str], T], *, private: bool) -> T | None:
@@ -226,6 +226,7 @@ class Folder:
                 if classify(error) not in (Fault.EXISTS, Fault.BUSY):
                     raise
                 try:
+                    settle_file(fs, path)
                     return look(fs, path)
                 except FileNotFoundError:
                     raise ConnectionError from error  # to be tried again
@@ -248,7 +249,7 @@ class Folder:
             # whole, in one call: an fsspec transaction is its file system's, and of two files open in it one would be lost
             remote = io.BytesIO()
             yield remote
-            self._call(name, lambda fs, path: fs.pipe_file(path, remote.getvalue()), writing=True)
+            self._call(name, lambda fs, path: replace_file(fs, path, remote.getvalue()), writing=True)
             return
         _, path = self._resolve(name)
         with storage_faults(path), _temporary(path, mode, os.replace) as file:
@@ -304,7 +305,7 @@ class Folder:
                 if not fs.exists(path):
                     return
                 with suppress(FileNotFoundError):  # another driver, or a worker believed lost, uses the same files
-                    fs.rm(path, recursive=not name)
+                    remove_file(fs, path, recursive=not name)
                     return
 
         self._call(name, remove, writing=True)
@@ -352,6 +353,8 @@ def _temporary(path: str, mode: int, publish: Callable[[Path, str], None]) -> It
 
 def _holds(fs: Any, path: str, data: bytes) -> bool:
     """Return whether a file holds exactly these bytes."""
+    if len(data) <= _COMPARED_BYTES:
+        return read_file(fs, path) == data
     if fs.info(path)["size"] != len(data):
         return False
     view = memoryview(data)
