@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
 
@@ -213,8 +214,9 @@ def remove_file(fs: Any, path: str, *, recursive: bool) -> None:
         If there is no such file.
     """
     if "s3" in _protocols(fs) and versions.keeps_versions(fs, path.partition("/")[0]):
-        versions.remove_versions(fs, path, recursive=recursive)
-        return
+        with suppress(OutputError):  # who may not remove versions hides them: what is private in them is encrypted
+            versions.remove_versions(fs, path, recursive=recursive)
+            return
     fs.rm(path, recursive=recursive)
     if recursive and not is_local(fs) and fs.find(path):  # s3fs passes over files that it may not remove
         raise PermissionError(path)

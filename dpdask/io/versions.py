@@ -91,7 +91,7 @@ def remove_versions(fs: Any, path: str, *, recursive: bool) -> None:
     fs, path
         The S3 file system and the path in it.
     recursive
-        Whether the path is a folder.
+        Whether the path may be a folder.
 
     Raises
     ------
@@ -99,13 +99,14 @@ def remove_versions(fs: Any, path: str, *, recursive: bool) -> None:
         If this user may not remove versions.
     """
     bucket, _, key = path.partition("/")
-    while True:
-        page = fs.call_s3("list_object_versions", Bucket=bucket, Prefix=f"{key}/" if recursive else key)
-        found = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
-        objects = [{"Key": each["Key"], "VersionId": each["VersionId"]} for each in found if recursive or each["Key"] == key]
-        if not objects:
-            return
-        _delete(fs, bucket, objects)
+    for prefix in (key, f"{key}/") if recursive else (key,):
+        while True:
+            page = fs.call_s3("list_object_versions", Bucket=bucket, Prefix=prefix)
+            found = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
+            objects = [{"Key": each["Key"], "VersionId": each["VersionId"]} for each in found if prefix != key or each["Key"] == key]
+            if not objects:
+                break
+            _delete(fs, bucket, objects)
 
 
 def _live(fs: Any, path: str) -> list[str]:
