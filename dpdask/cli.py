@@ -161,12 +161,13 @@ def status(out: str, as_json: bool) -> None:
 
 @cli.command()
 @_out
-def abort(out: str) -> None:
+@click.option("--ledger", metavar="URL", help="The ledger that keeps the run's key, if the output is in a store.")
+def abort(out: str, ledger: str | None) -> None:
     """Remove an unfinished run: its key and everything staged."""
     from dpdask.io.storage import absolute_url
     from dpdask.jobs import run as runner
 
-    removed = runner.abort(absolute_url(out))
+    removed = runner.abort(absolute_url(out), ledger)
     click.echo(f"{out}: the unfinished run is removed" if removed else f"{out}: there is no unfinished run")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -86,7 +87,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     something exact about them that no ε covers: the ledger records it, and charges it if the dataset is strict. Errors and
     warnings are for the steward only.
     """
-    state = RunState(Folder(job.output_url), job.ledger)
+    state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url)
     finished = _find_finished(job, state)
     if finished is not None:
         return finished
@@ -125,10 +126,11 @@ def _find_finished(job: Job, state: RunState) -> Outcome | None:
         raise OutputError("this output holds another job's release", job.file.output.path, "choose another output.path, or remove it")
     state.finish()
     if state.folder.exists():
-        reached = state.read()
-        if reached is not None and reached.job == job.digest:
-            job.account.commit(reached.run_id, reached.release_sha256)
-        state.remove()
+        with suppress(InputError, OutputError):  # of another version, or its key is elsewhere: the release stands all the same
+            reached = state.read()
+            if reached is not None and reached.job == job.digest:
+                job.account.commit(reached.run_id, reached.release_sha256)
+            state.remove()
     return Outcome(status="already released", output=job.output_url, manifest=manifest)
 
 
@@ -316,17 +318,26 @@ def status(output_url: str) -> Status:
     return Status(stage=stage, n_shards=state.count_staged(run_id))
 
 
-def abort(output_url: str) -> bool:
+def abort(output_url: str, ledger_url: str | None = None) -> bool:
     """Remove an unfinished run: its key, its fitted release, its staged shards. Return whether there was one.
+
+    Parameters
+    ----------
+    output_url
+        The output.
+    ledger_url
+        The ledger that the run is charged to; needed if it keeps the run's key: that of a run whose output is in a store.
 
     Raises
     ------
+    SpecError
+        If a ledger keeps the run's key and is not given.
     OutputError
         If the output is released: what is published cannot be taken back.
     TemporaryError
         If a driver is at work on it.
     """
-    state = RunState(Folder(output_url))
+    state = RunState(Folder(output_url), ledger_url)
     if not state.folder.exists():
         if Manifest.read(state.output) is not None:
             raise OutputError("this output is released already", output_url, "remove the folder yourself, if you must")

@@ -10,17 +10,16 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, cast
 
-from dpdask.engine.account import LedgerPlace
 from dpdask.engine.compute import forget_everywhere, share_key
 from dpdask.engine.fit import Fitted
 from dpdask.engine.work import HOLDOUT_NAME
 from dpdask.engine.write import Staging
-from dpdask.errors import InputError, OutputError
+from dpdask.errors import InputError, OutputError, SpecError
 from dpdask.io.encrypted import EncryptedFolder, decrypt, encrypt
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.records import STATE_FORMAT, LockedRecord, NumberedRecords, RunRecords, busy, unreadable
-from dpdask.jobs.run_keys import find_keys
+from dpdask.jobs.run_keys import LEDGER, find_keys
 from dpdask.streams import STREAM_FORMAT, RunKey
 from dpdask.version import __version__
 
@@ -94,7 +93,7 @@ class RunState:
     ----------
     output
         The output folder.
-    ledger
+    ledger_url
         The ledger that the job is charged to, if any: it keeps the keys of runs whose output is in a store.
 
     Privacy
@@ -103,10 +102,10 @@ class RunState:
     files are encrypted with the run key, which is not in the store.
     """
 
-    def __init__(self, output: Folder, ledger: LedgerPlace | None = None) -> None:
+    def __init__(self, output: Folder, ledger_url: str | None = None) -> None:
         self.output = output
         self.folder = output.sibling(".", ".dpdask")
-        self.keys = find_keys(self.folder, ledger)
+        self.keys = find_keys(self.folder, ledger_url)
         self._records: RunRecords = (LockedRecord if output.is_local else NumberedRecords)(self.folder, output)
 
     def secrets(self, run_id: str) -> Folder:
@@ -139,7 +138,7 @@ class RunState:
             return None
         place = self._check_versions(content)
         if place != self.keys.place:
-            where = "in a ledger" if place == "ledger" else "on another machine, or of another user"
+            where = "in a ledger" if place == LEDGER else "on another machine, or of another user"
             what = f"the key of this output's unfinished run is {where}, so the run cannot go on here"
             raise InputError(what, self.output.url, "run the job there, or `dpdask abort` this output")
         try:
@@ -309,6 +308,8 @@ class RunState:
             found = self.read_stage()
         if found is None:
             return
+        if (self._records.read() or {}).get("key") == LEDGER != self.keys.place:
+            raise SpecError("the key of this run is kept by a ledger", self.output.url, "name it: `dpdask abort OUT --ledger URL`")
         self.keys.remove(found[0])
         if Manifest.read(self.output) is None:
             for name in self.output.names():
