@@ -5,7 +5,7 @@ Environment variables:
 
 - `DPDASK_JOB`: the job's file.
 - `DPDASK`: the command, for instance `/opt/dpdask/bin/dpdask`. By default `dpdask` from the PATH.
-- `DPDASK_RETRY_SECONDS`: the wait before the first retry; each further wait is twice as long.
+- `DPDASK_RETRY_SECONDS`: the wait before the first retry, 60 by default; further waits are longer.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ def run_job(log: Callable[[str], object], job: str = "", *options: str) -> dict[
 
 def _run(command: list[str], out: int, log: Callable[[str], object]) -> tuple[int, str]:
     """Return the exit code and the last line of stderr; if this process is stopped, so is the command."""
-    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}  # the orchestrator's
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}  # the orchestrator's
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
     try:
-        process = subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, text=True, errors="replace")
+        process = subprocess.Popen(command, env=environment, **pipes)  # noqa: S603 - the command that the deployment names
     except OSError as error:
         raise GiveUpError(f"{command[0]} cannot be started ({type(error).__name__}); set DPDASK to the command") from None
     last = ""

@@ -79,7 +79,7 @@ def stopped_driver(job: Path, command: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_second_driver_tries_again_and_finds_the_release(stopped_driver: subprocess.Popen[str], job: Path) -> None:
-    with pytest.raises(TryAgainError, match="exit code 75: .*another run is writing this output"):
+    with pytest.raises(TryAgainError, match=r"exit code 75: .*another run is writing this output"):
         run_job(print, "", *MANY_SHARDS)
     stopped_driver.send_signal(signal.SIGCONT)
     assert stopped_driver.wait(60) == 0
