@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 from urllib.parse import urlsplit
 
 from dpdask.errors import DpdaskError, InternalError, SpecError
@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent
 
 PATIENCE = 5.0  # seconds that the end of a run waits for its events
+_INTERRUPTED = 130
 _PRODUCER = f"pkg:pypi/dpdask@{__version__}"
 _AZURE = ("abfs", "abfss")  # their container stands where other URLs have a user
 _CONFIG = {"facets": {"source_code_location": {"disabled": True}}}  # the URL of a repository may hold a token
 
+Args = ParamSpec("Args")
 State = Literal["START", "COMPLETE", "FAIL", "ABORT"]
 
 
@@ -67,20 +69,20 @@ def report_lineage(job: Job, warn: Callable[[str], None]) -> Iterator[Callable[[
         return
     sender = _Sender()
     events = _Events(job, job.file.lineage.namespace)
-    sender.send(events.make("START"))
+    sender.send(events.make, "START", _now())
     ended = False
 
     def complete(outcome: Outcome) -> Outcome:
         nonlocal ended
         ended = True
-        sender.send(events.make_complete(outcome))
+        sender.send(events.make_complete, outcome, _now())
         return outcome
 
     try:
         yield complete
     except BaseException as error:
         if not ended:
-            sender.send(events.make_failure(error))
+            sender.send(events.make_failure, *_name_failure(error), _now())
         raise
     finally:
         fault = sender.close()
@@ -97,10 +99,8 @@ class _Events:
         self._job, self._namespace = job, namespace
         self._id = str(generate_new_uuid())
 
-    def make(
-        self, state: State, run: dict[str, Any] | None = None, output: dict[str, Any] | None = None, written: dict[str, Any] | None = None
-    ) -> RunEvent:
-        """Return an event, with facets of the run, of the output and of what was written."""
+    def make(self, state: State, at: str, **facets: Any) -> RunEvent:
+        """Return an event, with facets of the run."""
         from openlineage.client import event_v2 as ol
         from openlineage.client.facet_v2 import job_type_job, processing_engine_run
 
@@ -108,42 +108,45 @@ class _Events:
         kind = job_type_job.JobTypeJobFacet(processingType="BATCH", integration="DPDASK", jobType="JOB")
         return ol.RunEvent(
             eventType=ol.RunState[state],
-            eventTime=datetime.now(UTC).isoformat(),
-            run=ol.Run(runId=self._id, facets={"processing_engine": engine, **(run or {})}),
+            eventTime=at,
+            run=ol.Run(runId=self._id, facets={"processing_engine": engine, **facets}),
             job=ol.Job(namespace=self._namespace, name=self._job.file.name, facets={"jobType": kind}),
             inputs=[ol.InputDataset(*name_dataset(self._job.input_url))],
-            outputs=[ol.OutputDataset(*name_dataset(self._job.output_url), facets=output or {}, outputFacets=written or {})],
+            outputs=[ol.OutputDataset(*name_dataset(self._job.output_url))],
             producer=_PRODUCER,
         )
 
-    def make_complete(self, outcome: Outcome) -> RunEvent:
+    def make_complete(self, outcome: Outcome, at: str) -> RunEvent:
         """Return the event of a run that released, or found its release: the card, and the size of what is published."""
-        from openlineage.client.facet_v2 import output_statistics_output_dataset
+        from openlineage.client.facet_v2 import dataset_version_dataset, output_statistics_output_dataset
 
         shards = outcome.manifest.shards
         size = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
             rowCount=outcome.manifest.n_rows, size=sum(shard.n_bytes for shard in shards), fileCount=len(shards)
         )
-        card: dict[str, Any] = {}
-        with suppress(DpdaskError, ValueError):  # the release stands, whether or not its card can be read just now
-            card["dpdask_releaseCard"] = _facet("ReleaseCard", card=json.loads(Folder(outcome.output).read(CARD_NAME)))
-        ended = _facet("Outcome", status=outcome.status, run=outcome.run_id)
-        return self.make("COMPLETE", {"dpdask_outcome": ended}, card, {"outputStatistics": size})
+        event = self.make("COMPLETE", at, dpdask_outcome=_facet("Outcome", status=outcome.status, run=outcome.run_id))
+        assert event.inputs
+        assert event.outputs
+        source, output = event.inputs[0], event.outputs[0]
+        output.outputFacets = {"outputStatistics": size}
+        with suppress(DpdaskError):  # a card that cannot be read just now
+            card = json.loads(Folder(outcome.output).read(CARD_NAME))
+            output.facets = {"dpdask_releaseCard": _facet("ReleaseCard", card=card)}
+            if "input" in card:
+                source.facets = {"version": dataset_version_dataset.DatasetVersionDatasetFacet(str(card["input"]["version"]))}
+        return event
 
-    def make_failure(self, error: BaseException) -> RunEvent:
+    def make_failure(self, name: str, code: int, at: str) -> RunEvent:
         """Return the event of a run that failed, with the exit code and the class of the error."""
         from openlineage.client.facet_v2 import error_message_run
 
-        interrupted = isinstance(error, KeyboardInterrupt)
-        kind = type(error) if isinstance(error, DpdaskError) else InternalError
-        name, code = ("Interrupted", 130) if interrupted else (kind.__name__, kind.exit_code)
         message = error_message_run.ErrorMessageRunFacet(message=f"{name}, exit code {code}", programmingLanguage="PYTHON")
-        facets = {"errorMessage": message, "dpdask_outcome": _facet("Outcome", status="failed", error=name, exitCode=code)}
-        return self.make("ABORT" if interrupted else "FAIL", facets)
+        outcome = _facet("Outcome", status="failed", error=name, exitCode=code)
+        return self.make("ABORT" if code == _INTERRUPTED else "FAIL", at, errorMessage=message, dpdask_outcome=outcome)
 
 
 class _Sender:
-    """Sends events one after the other, in the background: a receiver that is slow or gone delays no run."""
+    """Makes and sends events one after the other, in the background: whatever goes wrong with them, no run fails or waits for long."""
 
     def __init__(self) -> None:
         try:
@@ -151,15 +154,15 @@ class _Sender:
         except ImportError:
             raise SpecError("OpenLineage's client is not installed", "lineage", "install dpdask[openlineage], or remove the key") from None
         logging.getLogger("openlineage").addHandler(logging.NullHandler())  # its messages quote URLs
-        self._events: SimpleQueue[RunEvent | None] = SimpleQueue()
+        self._events: SimpleQueue[Callable[[], RunEvent] | None] = SimpleQueue()
         self._fault = ""
         self._open = partial(OpenLineageClient, config=_CONFIG)
         self._thread = Thread(target=self._send_all, daemon=True)
         self._thread.start()
 
-    def send(self, event: RunEvent) -> None:
-        """Send an event after those before it."""
-        self._events.put(event)
+    def send(self, make: Callable[Args, RunEvent], *args: Args.args, **given: Args.kwargs) -> None:
+        """Make an event and send it, after those before it."""
+        self._events.put(partial(make, *args, **given))
 
     def close(self) -> str:
         """Wait a few seconds for the events, and return what went wrong with the last that failed; empty if all were sent."""
@@ -170,22 +173,35 @@ class _Sender:
     def _send_all(self) -> None:
         try:
             client = self._open()
-            for event in iter(self._events.get, None):
-                self._send(client, event)
+            for make in iter(self._events.get, None):
+                self._send(client, make)
             client.close(PATIENCE)
         except Exception as error:
             self._fault = type(error).__name__
 
-    def _send(self, client: OpenLineageClient, event: RunEvent) -> None:
+    def _send(self, client: OpenLineageClient, make: Callable[[], RunEvent]) -> None:
         from openlineage.client.serde import Serde
 
         try:
+            event = make()
             if client.transport.kind == "console":  # it writes to a logger, which shows nothing in a command
                 sys.stderr.write(f"{Serde.to_json(event)}\n")
             else:
                 client.emit(event)
         except Exception as error:
             self._fault = type(error).__name__
+
+
+def _name_failure(error: BaseException) -> tuple[str, int]:
+    """Return the class of an error of this package, and its exit code; a library's class says nothing more than a defect does."""
+    if isinstance(error, KeyboardInterrupt):
+        return "Interrupted", _INTERRUPTED
+    kind = type(error) if isinstance(error, DpdaskError) else InternalError
+    return kind.__name__, kind.exit_code
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
 
 
 def _facet(name: str, **content: Any) -> dict[str, Any]:
@@ -220,4 +236,6 @@ def name_dataset(url: str) -> tuple[str, str]:
             place = f"{parts.username}@{place}"
     except ValueError:
         return "unknown", "unknown"
+    if not parts.scheme:
+        return "catalog", url  # a table that a catalog knows by its name
     return f"{parts.scheme}://{place}", parts.path.strip("/") or "/"

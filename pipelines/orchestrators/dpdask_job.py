@@ -4,7 +4,7 @@ needs no dpdask, which runs in its own.
 Environment variables:
 
 - `DPDASK_JOB`: the job's file.
-- `DPDASK`: the command, for instance `/opt/dpdask/bin/dpdask`. By default `dpdask` from the PATH.
+- `DPDASK`: the command, for instance `/srv/dpdask/bin/dpdask`. By default `dpdask` from the PATH.
 - `DPDASK_RETRY_SECONDS`: the wait before the first retry, 60 by default; further waits are longer.
 """
 

@@ -73,8 +73,11 @@ def test_a_release_starts_and_completes_with_its_card(job: Path, file: Path, tmp
     assert written["fileCount"] == json.loads(ended.stdout)["shards"]
     assert not SECRETS.search(file.read_text())
 
+    card["input"] = {"format": "delta", "version": 12}
+    (tmp_path / "out" / "_dpdask" / "release.json").write_text(json.dumps(card))
     assert call_cli("run", job).returncode == 0
     again = read(file)[2:]
+    assert again[1]["inputs"][0]["facets"]["version"]["datasetVersion"] == "12"
     assert [event["eventType"] for event in again] == ["START", "COMPLETE"]
     assert again[1]["run"]["facets"]["dpdask_outcome"]["status"] == "already released"
     assert again[0]["run"]["runId"] != start["run"]["runId"]
@@ -203,6 +206,14 @@ def test_a_wrong_configuration_is_one_warning(kind: str, job: Path, monkeypatch:
     assert (ended.returncode, len(warned(ended.stderr))) == (0, 1)
 
 
+def test_an_event_that_cannot_be_made_is_one_warning(job: Path, file: Path, tmp_path: Path) -> None:
+    assert call_cli("run", job).returncode == 0
+    (tmp_path / "out" / "_dpdask" / "release.json").write_text("no card")
+    ended = call_cli("run", job)
+    assert (ended.returncode, warned(ended.stderr)) == (0, ["lineage: OpenLineage events could not be sent (JSONDecodeError)"])
+    assert [event["eventType"] for event in read(file)] == ["START", "COMPLETE", "START"]
+
+
 def test_the_console_is_stderr(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "console")
     ended = call_cli("run", job, "--json")
@@ -230,6 +241,7 @@ def test_without_the_client_nothing_runs(job: Path, tmp_path: Path, monkeypatch:
         ("https://me:hunter2@example.org/people.csv?sig=hunter2#hunter2", ("https://example.org", "people.csv")),
         ("simplecache::s3://key:hunter2@lake/people", ("s3://lake", "people")),
         ("https://[hunter2/people", ("unknown", "unknown")),
+        ("raw.people", ("catalog", "raw.people")),
     ],
 )
 def test_the_name_of_a_dataset_holds_no_secret(url: str, named: tuple[str, str]) -> None:

@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -185,9 +186,9 @@ def absent_database(postgres: str, tmp_path: Path) -> Iterator[tuple[str, Path, 
     [sockets] = parse_qs(urlsplit(postgres).query).get("host", [""])
     if not sockets.startswith("/"):
         pytest.skip("the PostgreSQL server given is not on a local socket")
-    link = Path(f"/tmp/dpdask-{os.getpid()}")  # short: a socket's path has at most 107 characters
-    yield postgres.replace(sockets, str(link)), link, Path(sockets)
-    link.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="dpdask-", dir="/tmp") as folder:  # short: a socket's path has at most 107 characters
+        link = Path(folder) / "sockets"
+        yield postgres.replace(sockets, str(link)), link, Path(sockets)
 
 
 def test_a_75_is_tried_again_until_it_succeeds(
