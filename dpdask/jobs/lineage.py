@@ -204,8 +204,8 @@ def _now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def _facet(name: str, **content: Any) -> dict[str, Any]:
-    """Return a facet of this package's own."""
+def _facet(name: str, **content: Any) -> Any:
+    """Return a facet of this package's own, as plain values."""
     return {"_producer": _PRODUCER, "_schemaURL": f"{_PRODUCER}#{name}", **content}
 
 
