@@ -118,15 +118,16 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
 def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None) -> None:
     """Run a job, or resume it; a finished job is not changed."""
     from dpdask.connect import check_cluster, open_cluster
+    from dpdask.jobs.lineage import report_lineage
     from dpdask.jobs.run import run_job
     from dpdask.jobs.spec import load_job
 
     loaded = load_job(job, settings)
     warned = check_cluster(loaded.file.cluster, scheduler)
     for warning in warned:  # before the run: afterwards would be too late
-        click.echo(f"dpdask: WARNING {warning}" if sys.stderr.isatty() else json.dumps({"warning": warning}, ensure_ascii=False), err=True)
-    with open_cluster(loaded.file.cluster, scheduler), _progress() as report:
-        outcome = run_job(loaded, report)
+        _warn(warning)
+    with report_lineage(loaded, _warn) as complete, open_cluster(loaded.file.cluster, scheduler), _progress() as report:
+        outcome = complete(run_job(loaded, report))
     promised = loaded.file.privacy
     result = {
         "status": outcome.status,
@@ -136,6 +137,7 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
         "bytes": sum(shard.n_bytes for shard in outcome.manifest.shards),
         "epsilon": promised.epsilon if promised is not None else None,
         "delta": promised.delta if promised is not None else None,
+        "balance": _read_balance(loaded),
         "warnings": [*warned, *outcome.warnings],
         "quality": outcome.quality,
         "protected": loaded.mechanism.protected,
@@ -356,6 +358,15 @@ def _attacker_lines(balance: Balance) -> list[str]:
     return lines
 
 
+def _read_balance(job: Job) -> dict[str, Any] | None:
+    """Return the dataset's balance; None without a ledger, or if it cannot be read just now: the release stands."""
+    try:
+        balance = job.account.read_balance()
+    except DpdaskError:
+        return None
+    return None if balance is None else asdict(balance)
+
+
 def _outcome_text(job: Job, result: dict[str, Any]) -> str:
     lines = [
         f"{job.file.name}: {result['status']}" + (" (INSECURE: seeded, protects nobody)" if result["insecure"] else ""),
@@ -374,6 +385,10 @@ def _tell(told: Told) -> None:
     if sys.stderr.isatty():
         for name, count in told.changed.items():
             click.echo(f"  private   column {name!r}: {count:,} values were outside its domain and were changed as the schema says", err=True)
+
+
+def _warn(warning: str) -> None:
+    click.echo(f"dpdask: WARNING {warning}" if sys.stderr.isatty() else json.dumps({"warning": warning}, ensure_ascii=False), err=True)
 
 
 @contextmanager

@@ -45,6 +45,8 @@ class Outcome:
         What is printed on the steward's terminal only: exact, and covered by no ε. Empty if the job was already finished.
     quality
         One line on how good the release is, from the release alone; empty if the job was already finished.
+    run_id
+        The run's name in the ledger; empty if the job was already finished.
     """
 
     status: Literal["released", "already released"]
@@ -53,6 +55,7 @@ class Outcome:
     warnings: tuple[str, ...] = ()
     told: Told = field(default_factory=Told)
     quality: str = ""
+    run_id: str = ""
 
 
 @raises_in_keys
@@ -242,7 +245,7 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
     state.remove()
     told = Told() if strict else _told(reached.fitted, staged)  # with a strict ledger, nobody is told
     warnings = list_sorted_warnings(job, told, len(manifest.shards))
-    return Outcome(status="released", output=job.output_url, manifest=manifest, warnings=warnings, told=told, quality=quality)
+    return Outcome(status="released", output=job.output_url, manifest=manifest, warnings=warnings, told=told, quality=quality, run_id=reached.run_id)
 
 
 def _told(fitted: Fitted, staged: Staged) -> Told:

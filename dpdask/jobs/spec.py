@@ -52,6 +52,12 @@ class Cluster(Document):
     insecure: bool = False
 
 
+class Lineage(Document):
+    """Events of each run for OpenLineage, under the name of a group of jobs; where they go, OpenLineage's own configuration says."""
+
+    namespace: str = Field(default="dpdask", min_length=1)
+
+
 class JobFile(Document):
     """A job as it stands in its file; `privacy` and `ledger` belong to mechanisms that spend a budget."""
 
@@ -63,6 +69,7 @@ class JobFile(Document):
     mechanism: Spec
     ledger: LedgerPlace | None = None
     cluster: Cluster = Cluster()
+    lineage: Lineage | None = None
     insecure_seed: int | None = None
 
 
@@ -140,10 +147,11 @@ class Job:
         """A digest of everything that decides the output's bytes except the input's content.
 
         The cluster is left out, because the same job on another scheduler is the same job. Also left out are the ledger, the
-        output's path, and `order` if it is not `shuffled`.
+        lineage, the output's path, and `order` if it is not `shuffled`.
         """
         place = {"path"} if self.order == "shuffled" else {"path", "order"}
-        content = self.file.model_dump(mode="json", by_alias=True, exclude={"cluster": True, "ledger": True, "output": place, "schema_path": True})
+        left_out: dict[str, Any] = {"cluster": True, "ledger": True, "lineage": True, "output": place, "schema_path": True}
+        content = self.file.model_dump(mode="json", by_alias=True, exclude=left_out)
         whole = {"job": content, "schema": self.schema.model_dump(mode="json"), "input": self.input_url}
         if self._public_urls:
             whole["public"] = self._public_urls
