@@ -346,7 +346,7 @@ def test_it_is_a_verb_of_dask_by_its_name():
     assert cli.name == "dpdask"  # dask takes the group's own name
 
 
-@pytest.mark.parametrize(("given", "code"), [(["run", "nowhere.yaml"], 64), (["rnu"], 2), (["status", "nosuch://x"], 73), (["status", "/tmp"], 0)])
+@pytest.mark.parametrize(("given", "code"), [(["run", "nowhere.yaml"], 64), (["rnu"], 2), (["status", "nosuch://x"], 64), (["status", "/tmp"], 0)])
 def test_dask_dpdask_ends_with_the_same_codes(given, code):
     @click.group()
     def dask_() -> None:
