@@ -6,6 +6,7 @@ Each verb imports its modules when it runs, so that help is fast, and so is `das
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,7 +90,7 @@ def validate(job: str, settings: dict[str, str]) -> None:
     from dpdask.jobs.spec import load_job
 
     checked = load_job(job, settings)
-    check_cluster(checked.file.cluster)
+    check_cluster(checked.cluster)
     click.echo(f"{checked.file.name}: valid; privatises {', '.join(checked.schema.privatised)}")
 
 
@@ -104,7 +105,7 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
     from dpdask.jobs.spec import load_job
 
     loaded = load_job(job, settings)
-    warned = check_cluster(loaded.file.cluster)
+    warned = check_cluster(loaded.cluster)
     planned = plan_job(loaded)
     planned = replace(planned, warnings=(*warned, *planned.warnings))
     click.echo(json.dumps(planned.to_dict(), ensure_ascii=False) if as_json else str(planned))
@@ -123,10 +124,11 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
     from dpdask.jobs.spec import load_job
 
     loaded = load_job(job, settings)
-    warned = check_cluster(loaded.file.cluster, scheduler)
+    warned = check_cluster(loaded.cluster, scheduler)
     for warning in warned:  # before the run: afterwards would be too late
         _warn(warning)
-    with report_lineage(loaded, _warn) as complete, open_cluster(loaded.file.cluster, scheduler), _progress() as report:
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it tells of a lost cluster's coroutines when the process ends
+    with report_lineage(loaded, _warn) as complete, open_cluster(loaded.cluster, scheduler), _progress() as report:
         outcome = complete(run_job(loaded, report))
     promised = loaded.file.privacy
     result = {

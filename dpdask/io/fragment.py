@@ -30,6 +30,8 @@ class Fragment:
         A digest by which a changed file is noticed.
     number
         Its place in the table.
+    n_bytes_decoded
+        How many bytes its columns that are not dropped have when they are decompressed; 0 if no footer tells.
     """
 
     id: str
@@ -41,6 +43,7 @@ class Fragment:
     n_bytes: int
     version: str
     number: int = 0
+    n_bytes_decoded: int = 0
 
     @property
     def where(self) -> str:

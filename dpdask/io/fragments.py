@@ -192,10 +192,18 @@ def _inspect(fs: Any, path: str, name: str, format_: Literal["parquet", "csv"], 
                 n_rows=group.num_rows,
                 n_bytes=sum(group.column(column).total_compressed_size for column in range(group.num_columns)),
                 version=digest,
+                n_bytes_decoded=_decoded(group, schema),
             )
             for index, group in enumerate(groups)
         ]
         return fragments, parquet.plain_schema(metadata)
+
+
+def _decoded(group: Any, schema: Schema) -> int:
+    """Return the decompressed bytes of a row group's columns that are not dropped."""
+    dropped = {column for column, declared in schema.columns.items() if declared.role == "drop"}
+    chunks = (group.column(index) for index in range(group.num_columns))
+    return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] not in dropped)
 
 
 def _id(name: str, digest: str, row_group: int) -> str:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from dpdask.connect.probe import check_workers
 from dpdask.engine.account import settle
 from dpdask.engine.compute import Progress
 from dpdask.engine.fit import Fitted, fit, load
@@ -83,6 +84,8 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     TemporaryError
         If something failed that may pass; what is staged is kept.
 
+    Before a row is read or anything is charged, each worker of a cluster is asked what it has and can do: see `check_workers`.
+
     Privacy
     -------
     Row noise is a function of the run key; central noise is saved beside it as soon as it is drawn. So a second run repeats
@@ -104,12 +107,23 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
         finished = _find_finished(job, state)
         if finished is not None:
             return finished
+        _check_cluster(state, opened)
         try:
             outcome = _advance(job, state, opened, progress)
             return replace(outcome, warnings=(*warnings, *outcome.warnings))
         except DpdaskError as error:
             _fail(job, state, error)
             raise
+
+
+def _check_cluster(state: RunState, opened: JobTable) -> None:
+    """Check the workers; if they cannot do the work, leave no trace of a run that has not begun."""
+    try:
+        check_workers(opened.table.fragments, output=state.folder, secrets=state.folder)
+    except DpdaskError:
+        if state.read() is None:
+            state.remove()
+        raise
 
 
 def _find_finished(job: Job, state: RunState) -> Outcome | None:

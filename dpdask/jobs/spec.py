@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, create_model
 
+from dpdask.connect.spec import ClusterBlock, Threads, place_files
 from dpdask.documents import Document, parse_value, parse_yaml, validate
 from dpdask.engine.account import Account, LedgerPlace
 from dpdask.errors import SpecError
@@ -39,19 +40,6 @@ class Output(Document):
     order: RowOrder = "shuffled"
 
 
-class Cluster(Document):
-    """Where the job runs: `local` processes, `threads`, `synchronous`, or the `address` of a scheduler.
-
-    A scheduler on another machine that does not ask for certificates (`tcp://`) is refused unless `insecure` is true.
-    """
-
-    kind: Literal["local", "threads", "synchronous", "address"] = "threads"
-    workers: int | None = Field(default=None, ge=1)
-    threads_per_worker: int = Field(default=1, ge=1)
-    address: str | None = None
-    insecure: bool = False
-
-
 class Lineage(Document):
     """Events of each run for OpenLineage, under the name of a group of jobs; where they go, OpenLineage's own configuration says."""
 
@@ -68,7 +56,7 @@ class JobFile(Document):
     privacy: Budget | None = None
     mechanism: Spec
     ledger: LedgerPlace | None = None
-    cluster: Cluster = Cluster()
+    cluster: ClusterBlock = Threads()
     lineage: Lineage | None = None
     insecure_seed: int | None = None
 
@@ -94,6 +82,8 @@ class Job:
     ----------
     mechanism
         The mechanism on the schema, under the budget.
+    cluster
+        Where the job runs.
 
     Raises
     ------
@@ -113,6 +103,7 @@ class Job:
         check_seed(file)
         schema.check_privatised(file.schema_path)
         self.ledger = file.ledger and file.ledger.resolve(base)
+        self.cluster = place_files(file.cluster, base)
         self._public_urls: dict[str, str] = {}
         self.mechanism = bind(file.mechanism, schema, file.privacy).place_paths(lambda parameter, path: self._place(parameter, path, base))
 
