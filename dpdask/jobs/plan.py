@@ -11,6 +11,7 @@ from dpdask.io.storage import Folder
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_footer_warnings
 from dpdask.jobs.spec import Job
+from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
 from dpdask.mechanisms.plan_text import describe_promise, describe_steps
 
@@ -95,6 +96,7 @@ class Plan:
 
 
 @raises_in_keys
+@opens_stores
 def plan_job(job: Job) -> Plan:
     """Return the plan of a job; it reads footers, never rows.
 

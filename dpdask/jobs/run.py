@@ -24,6 +24,7 @@ from dpdask.jobs.ordering import list_sorted_warnings
 from dpdask.jobs.plan import expect
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
+from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
 from dpdask.mechanisms.card import make_card
 
@@ -60,6 +61,7 @@ class Outcome:
 
 
 @raises_in_keys
+@opens_stores
 def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     """Run a job, or go on with it, or find it finished.
 

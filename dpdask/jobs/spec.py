@@ -8,13 +8,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, create_model
+from pydantic import Field, create_model, field_validator
 
 from dpdask.connect.spec import ClusterBlock, Threads, place_files
 from dpdask.documents import Document, parse_value, parse_yaml, validate
 from dpdask.engine.account import Account, LedgerPlace
 from dpdask.errors import SpecError
 from dpdask.io.fragments import takes_in
+from dpdask.io.options import Options, by_root, check_options
 from dpdask.io.storage import absolute_url
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.mechanisms.mechanism import Spec
@@ -47,7 +48,10 @@ class Lineage(Document):
 
 
 class JobFile(Document):
-    """A job as it stands in its file; `privacy` and `ledger` belong to mechanisms that spend a budget."""
+    """A job as it stands in its file; `privacy` and `ledger` belong to mechanisms that spend a budget.
+
+    `storage` holds options of file systems by protocol; secrets in it are references such as `{env: LAKE_SECRET}`.
+    """
 
     name: str = Field(min_length=1, max_length=200)
     input: Input
@@ -58,7 +62,10 @@ class JobFile(Document):
     ledger: LedgerPlace | None = None
     cluster: ClusterBlock = Threads()
     lineage: Lineage | None = None
+    storage: dict[str, dict[str, Any]] = Field(default_factory=dict)
     insecure_seed: int | None = None
+
+    _check_storage = field_validator("storage", mode="before")(check_options)
 
 
 def job_file_type() -> type[JobFile]:
@@ -134,15 +141,20 @@ class Job:
         return self.file.output.order if self.mechanism.releases_rows else None
 
     @property
+    def stores(self) -> dict[str, Options]:
+        """The options of the buckets that the job reads and writes; secrets in them are references."""
+        return by_root(self.file.storage, [self.input_url, self.output_url, *self._public_urls.values()])
+
+    @property
     def digest(self) -> str:
         """A digest of everything that decides the output's bytes except the input's content.
 
-        The cluster is left out, because the same job on another scheduler is the same job. Also left out are the ledger, the
-        lineage, the output's path, and `order` if it is not `shuffled`.
+        The cluster and the storage's options are left out, because the same job on another scheduler is the same job. Also left
+        out are the ledger, the lineage, the output's path, and `order` if it is not `shuffled`.
         """
         place = {"path"} if self.order == "shuffled" else {"path", "order"}
-        left_out: dict[str, Any] = {"cluster": True, "ledger": True, "lineage": True, "output": place, "schema_path": True}
-        content = self.file.model_dump(mode="json", by_alias=True, exclude=left_out)
+        elsewhere = ("cluster", "storage", "ledger", "lineage", "schema_path")
+        content = self.file.model_dump(mode="json", by_alias=True, exclude={"output": place, **dict.fromkeys(elsewhere, True)})
         whole = {"job": content, "schema": self.schema.model_dump(mode="json"), "input": self.input_url}
         if self._public_urls:
             whole["public"] = self._public_urls
