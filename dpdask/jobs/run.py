@@ -17,6 +17,7 @@ from dpdask.engine.told import Told
 from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
 from dpdask.engine.write import RowTask, Staged, Staging, Task, list_record_tasks, write_all
 from dpdask.errors import DataError, DpdaskError, InputError, OutputError, SpecError
+from dpdask.io.fragment import Fragment
 from dpdask.io.manifest import Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.keys import raises_in_keys
@@ -136,9 +137,11 @@ def _find_finished(job: Job, state: RunState) -> Outcome | None:
     OutputError
         If the output is something else.
     """
-    manifest = Manifest.read(state.output)
+    manifest, free = Manifest.read(state.output), state.is_free()
+    if manifest is None and not free:  # unless another driver has committed or aborted it since it was read
+        manifest, free = Manifest.read(state.output), state.is_free()
     if manifest is None:
-        if not state.is_free():
+        if not free:
             raise OutputError("this output exists and is not this run's", job.file.output.path, "choose another output.path, or remove it")
         return None
     if manifest.job != job.digest:
@@ -291,13 +294,17 @@ def _write(job: Job, opened: JobTable, fitted: Fitted, staging: Staging, progres
     work = opened.with_bounds(fitted).with_keys()
     tasks: Sequence[Task]
     if mechanism.releases_rows:
-        laid_out = lay_out_rows(
-            opened.table.fragments, fitted.n_released, output.rows_per_shard, mechanism.find_written(work.released), output.order, work.key()
-        )
+        fragments, written = _seal(opened.table.fragments, fitted.seals), mechanism.find_written(work.released)
+        laid_out = lay_out_rows(fragments, fitted.n_released, output.rows_per_shard, written, output.order, work.key())
         tasks = [RowTask(shards) for shards in laid_out]
     else:
         tasks = list_record_tasks(fitted.n_released[0], output.rows_per_shard)
     return write_all(tasks, work, fitted.release_sha256, mechanism.release_type, staging, progress)
+
+
+def _seal(fragments: tuple[Fragment, ...], seals: tuple[bytes, ...]) -> tuple[Fragment, ...]:
+    """Return the fragments with the seals that the pass before left, if it left any."""
+    return tuple(replace(fragment, seal=seal) for fragment, seal in zip(fragments, seals, strict=True)) if seals else fragments
 
 
 def _make_card(job: Job, opened: JobTable, reached: Progressed, release: Any) -> bytes:

@@ -50,6 +50,8 @@ class Progressed:
         SHA-256 of the units' bounds, from the stage `fitted` on, if the unit is not the row.
     n_released
         The released rows of each fragment or writing task, from `fitted` on. Private: never published.
+    seals
+        The seals of the fragments, in hexadecimal digits, from `fitted` on, if they were counted. Private.
     sample
         The name of the draw of the hold-out.
     changed
@@ -63,13 +65,20 @@ class Progressed:
     release_sha256: str = ""
     bounds_sha256: str = ""
     n_released: tuple[int, ...] = field(default=(), repr=False)
+    seals: tuple[str, ...] = field(default=(), repr=False)
     sample: str = ""
     changed: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @property
     def fitted(self) -> Fitted:
         """What the barrier left, from `fitted` on."""
-        return Fitted(release_sha256=self.release_sha256, bounds_sha256=self.bounds_sha256, n_released=self.n_released, changed=self.changed)
+        return Fitted(
+            release_sha256=self.release_sha256,
+            bounds_sha256=self.bounds_sha256,
+            n_released=self.n_released,
+            seals=tuple(map(bytes.fromhex, self.seals)),
+            changed=self.changed,
+        )
 
     def with_fitted(self, fitted: Fitted) -> Progressed:
         """Return the record of a run whose barrier is behind it."""
@@ -79,6 +88,7 @@ class Progressed:
             release_sha256=fitted.release_sha256,
             bounds_sha256=fitted.bounds_sha256,
             n_released=fitted.n_released,
+            seals=tuple(seal.hex() for seal in fitted.seals),
             changed=fitted.changed,
         )
 
@@ -148,7 +158,7 @@ class RunState:
             values = {name: value for name, value in content.items() if name not in _ABOUT}
             if not self.output.is_local:
                 values |= json.loads(decrypt(key, _PRIVATE, base64.b64decode(values.pop(_PRIVATE))))
-            return Progressed(**{**values, "n_released": tuple(values["n_released"])})
+            return Progressed(**{**values, "n_released": tuple(values["n_released"]), "seals": tuple(values["seals"])})
         except (ValueError, KeyError, TypeError, AttributeError):
             raise unreadable(self.folder) from None
 
