@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from connect.processes import python_path
 from e2e.helpers import command, digests, error_line, lake, run_here, write_job
 from services import slurm
-
-from connect.processes import python_path
 
 pytestmark = pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
 

@@ -69,9 +69,10 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
     controller, first, second = _free_ports(3)
     host = socket.gethostname().partition(".")[0]
     configuration.write_text(CONFIGURATION.format(folder=folder, host=host, controller=controller, first=first, second=second))
-    munge = {"key-file": "munge/munge.key", "socket": "munge/munge.sock", "pid-file": "munged.pid", "log-file": "munged.log", "seed-file": "munge/seed"}
+    munge = {"key": "munge/munge.key", "pid": "munged.pid", "log": "munged.log", "seed": "munge/seed"}
+    files = [f"--{name}-file={folder / file}" for name, file in munge.items()]
     try:
-        _start("munged", *(f"--{name}={folder / file}" for name, file in munge.items()), "--force", environment=environment)
+        _start("munged", *files, f"--socket={folder}/munge/munge.sock", "--force", environment=environment)
         _start("slurmctld", "-f", str(configuration), environment=environment)
         for node in ("n1", "n2"):
             _start("slurmd", "-f", str(configuration), "-N", node, environment=environment)
