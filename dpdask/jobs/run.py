@@ -16,7 +16,7 @@ from dpdask.engine.shuffle import lay_out_rows
 from dpdask.engine.told import Told
 from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
 from dpdask.engine.write import RowTask, Staged, Staging, Task, list_record_tasks, write_all
-from dpdask.errors import DataError, DpdaskError, InputError, OutputError, SpecError
+from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError
 from dpdask.io.fragment import Fragment
 from dpdask.io.manifest import Manifest
 from dpdask.io.storage import Folder
@@ -100,8 +100,9 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     finished = _find_finished(job, state)
     if finished is not None:
         return finished
-    unfinished = _find_unfinished(job, state)
-    job.account.check_room(None if unfinished is None else unfinished.run_id)
+    finished = _check_room(job, state)
+    if finished is not None:
+        return finished
     opened = open_table(job, state.folder)
     if opened.public_rows == 0:
         raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
@@ -154,6 +155,27 @@ def _find_finished(job: Job, state: RunState) -> Outcome | None:
                 job.account.commit(reached.run_id, reached.release_sha256)
             state.remove()
     return Outcome(status="already released", output=job.output_url, manifest=manifest)
+
+
+def _check_room(job: Job, state: RunState) -> Outcome | None:
+    """Check that the budget allows the job, or that its unfinished run is charged; return its outcome if another driver has just released it.
+
+    Raises
+    ------
+    BudgetError
+        If the budget does not allow it.
+    """
+    before = _find_unfinished(job, state)
+    try:
+        job.account.check_room(None if before is None else before.run_id)
+    except BudgetError:
+        finished, now = _find_finished(job, state), _find_unfinished(job, state)
+        if finished is not None:
+            return finished
+        if now is None or (before is not None and now.run_id == before.run_id):
+            raise
+        job.account.check_room(now.run_id)  # another driver has charged the job since
+    return None
 
 
 def _find_unfinished(job: Job, state: RunState) -> Progressed | None:
