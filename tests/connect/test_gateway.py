@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from connect.processes import ROOT, python_path
 from e2e.helpers import digests, error_line, lake, load, run_cli, run_here, write_job
 from services import gateway
 
-from connect.processes import ROOT, python_path
 from dpdask.connect.spec import Gateway
 
 

@@ -44,7 +44,7 @@ def running(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
             url = f"http://127.0.0.1:{port}"
             for _ in range(300):
                 with contextlib.suppress(urllib.error.URLError, ConnectionError):
-                    urllib.request.urlopen(f"{url}/api/health")  # noqa: S310 - the loopback
+                    urllib.request.urlopen(f"{url}/api/health")
                     break
                 time.sleep(0.2)
             else:
