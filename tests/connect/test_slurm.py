@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -11,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from connect.processes import python_path
-from e2e.helpers import command, digests, error_line, lake, run_here, write_job
+import yaml
+from connect.processes import ROOT, python_path
+from e2e.helpers import command, digests, error_line, lake, load, run_here, write_job
 from services import slurm
 
-pytestmark = pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
+from dpdask.connect.spec import Slurm
 
-BLOCK = {"kind": "slurm", "workers": 2, "memory": "1GB", "walltime": "00:20:00"}
+needs_slurm = pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
+
+[TEXT] = re.findall(r"```yaml\n(cluster:\n.*?)```", (ROOT / "cluster/slurm/README.md").read_text(), re.DOTALL)
+BLOCK = {**yaml.safe_load(TEXT)["cluster"], "workers": 2, "memory": "1GB"}  # these nodes are small
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +61,7 @@ CASES = [
 ]
 
 
+@needs_slurm
 @pytest.mark.parametrize(("block", "cancelled"), CASES)
 def test_the_same_bytes(block: dict[str, Any], cancelled: int, environment: dict[str, str], tmp_path: Path) -> None:
     source = lake(tmp_path / "in", [3000] * 10, row_group=1000)
@@ -93,6 +99,7 @@ def check_private(folder: Path) -> None:
     assert not any(b"PRIVATE KEY" in words for words in commands)
 
 
+@needs_slurm
 def test_what_slurm_refuses_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
     job = write_job(tmp_path / "job", lake(tmp_path / "in", [40]), tmp_path / "out", cluster={**BLOCK, "partition": "nowhere"})
     ended = run(job, environment)
@@ -103,6 +110,7 @@ def test_what_slurm_refuses_is_one_line(environment: dict[str, str], tmp_path: P
     assert {path.name for path in job.parent.iterdir()} == {"job.yaml", "schema.yaml"}
 
 
+@needs_slurm
 def test_without_sbatch_slurm_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
     job = write_job(tmp_path / "job", lake(tmp_path / "in", [40]), tmp_path / "out", cluster=BLOCK)
     ended = run(job, {**environment, "PATH": ""})
@@ -110,3 +118,8 @@ def test_without_sbatch_slurm_is_one_line(environment: dict[str, str], tmp_path:
         64,
         "dpdask: cluster.kind slurm: there is no sbatch here; run on a machine that submits SLURM jobs",
     )
+
+
+def test_the_block_of_the_readme(tmp_path: Path) -> None:
+    job = load(write_job(tmp_path, lake(tmp_path / "in", [40]), tmp_path / "out", **yaml.safe_load(TEXT)))
+    assert job.cluster == Slurm(workers=8, memory="4GB", walltime="01:00:00", shared_folder=str(tmp_path))
