@@ -33,7 +33,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     SpecError
         If no file system is installed for the URL, or its options are wrong.
     """
-    protocol = url.rpartition("::")[2].partition("://")[0]
+    protocol = url.rpartition("::")[2].partition("://")[0] if "://" in url else "file"
     kind = KINDS.get(protocol)
     try:
         fsspec.get_filesystem_class(protocol)

@@ -18,6 +18,7 @@ from dpdask.errors import OutputError
 from dpdask.io.faults import Fault, classify, storage_faults
 from dpdask.io.filesystems import call_storage, open_filesystem
 from dpdask.io.objects import create_file, read_file, remove_file, replace_file, settle_file
+from dpdask.io.options import KINDS
 from dpdask.io.remote import open_remote
 
 _REMOVALS = 10
@@ -134,11 +135,15 @@ class Folder:
     def create(self, *, private: bool = False) -> None:
         """Create the folder and its parents; a private one is for this user alone (mode 0700, where there are modes).
 
+        Object stores have no folders, so nothing is created there, neither a bucket.
+
         Raises
         ------
         OutputError
             If no folder can be made there.
         """
+        if self.url.partition("://")[0] in KINDS:
+            return
         fs, path = self._resolve()
         with storage_faults(path, writing=True):
             try:

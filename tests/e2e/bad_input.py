@@ -1482,6 +1482,7 @@ CASES: tuple[Case, ...] = (
     _case("an output below a file", 73, r"no folder can be made here; check output\.path", output__path="schema.yaml/out"),
     _case("an output where no folder can be made", 73, r"/proc/nowhere/\S+: no folder can be made here", output__path="/proc/nowhere/out"),
     _case("an output protocol that is not there", 64, r"nosuch://: no file system is installed for this URL", output__path="nosuch://x/out"),
+    _case("a secret in the job", 64, r"storage\.s3\.secret: a secret may not stand in a job; write \{env: NAME\}", storage={"s3": {"secret": "x"}}),
     _case("an input protocol that is not there", 64, r"nosuch://: no file system is installed for this URL; install", input__path="nosuch://x"),
     _case("an output equal to the input", 64, r"output\.path: the output lies inside the input", output__path="data/"),
     _case(
