@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.deletions import pack
+from dpdask.io.delta_options import find_options
 from dpdask.io.faults import storage_faults
 from dpdask.io.files import natural
 from dpdask.io.filesystems import open_filesystem
@@ -91,16 +92,16 @@ class Delta:
 
 
 def _open(url: str, version: int | None) -> DeltaTable:
-    """Open a table at a version; what a store needs beside its URL would be passed here, as `storage_options`."""
+    """Open a table at a version."""
     try:
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
     except ImportError:
         raise SpecError("a Delta table is read by the package deltalake, which is not installed", url, "install dpdask[delta]") from None
-    place = url.removeprefix("file://")
+    place, options = url.removeprefix("file://"), find_options(url)
     with storage_faults(url):
         try:
-            return DeltaTable(place, version=version)
+            return DeltaTable(place, version=version, storage_options=options or None)
         except TableNotFoundError:
             which = "" if version is None else f" with version {version}"
             raise InputError(f"there is no Delta table{which} here", url, "check this path in the job") from None

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dpdask.errors import DataError, InputError, SpecError, TemporaryError
+from dpdask.errors import DataError, DpdaskError, InputError, SpecError, TemporaryError
 from dpdask.io.deletions import pack
 from dpdask.io.faults import classify, storage_faults
 from dpdask.io.files import natural
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import DataScan, FileScanTask, Table
 
 _METADATA = ".metadata.json"
-_ACCESS = {
-    "py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"
-}  # what a store needs beside its URL would be passed here; fsspec reads the data files too
+_ACCESS = {"py-io-impl": "dpdask.io.iceberg_files.StoreFiles"}
 _COPY = "compact the table (rewrite its data files), or write a copy as plain Parquet"
 
 
@@ -102,6 +100,8 @@ def _open_file(url: str) -> Table:
         raise SpecError("this is not a metadata file of an Iceberg table", url, f"name one (…{_METADATA}), or set `input.catalog`")
     try:
         return StaticTable.from_metadata(url, _ACCESS)
+    except DpdaskError:
+        raise
     except Exception as error:
         if classify(error) is not None:
             raise
@@ -119,6 +119,8 @@ def _open_in_catalog(name: str, catalog: Mapping[str, str]) -> Table:
         raise InputError("the catalog has no such table", name, "check input.path") from None
     except (UnauthorizedError, ForbiddenError, OAuthError):
         raise InputError("the catalog denies access", name, "give its credentials as variables of the environment") from None
+    except DpdaskError:
+        raise
     except (ValueError, NotInstalledError):
         what = "the catalog cannot be opened as it is given"
         raise SpecError(what, name, "check input.catalog, and the variables PYICEBERG_CATALOG__… of the environment") from None

@@ -210,7 +210,8 @@ class Job:
     @property
     def stores(self) -> dict[str, Options]:
         """The options of the buckets that the job reads and writes; secrets in them are references."""
-        return by_root(self.file.storage, [self.input_url, self.output_url, *self._public_urls.values()])
+        warehouse = self.file.input.catalog and self.file.input.catalog.warehouse
+        return by_root(self.file.storage, [self.input_url, self.output_url, *self._public_urls.values(), warehouse or ""])
 
     @property
     def digest(self) -> str:
