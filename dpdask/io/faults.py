@@ -112,12 +112,19 @@ def storage_faults(where: str, *, writing: bool = False) -> Iterator[None]:
         raise _line(fault, error, where, writing=writing) from None
 
 
+def mask(name: str) -> str:
+    """Return a file's path without the values in its folders' names, for messages: `sex=…/part-0.parquet`."""
+    *folders, last = name.split("/")
+    return "/".join([*(f"{folder.partition('=')[0]}=…" if "=" in folder else folder for folder in folders), last])
+
+
 def report_change(where: str) -> InputError:
     """Return the error about an input file that is not the one that was found first."""
-    return InputError("this file changed since the run began", where, "restore it and run again, or `dpdask abort` the run")
+    return InputError("this file changed since the run began", mask(where), "restore it and run again, or `dpdask abort` the run")
 
 
 def _line(fault: Fault, error: Exception, where: str, *, writing: bool) -> DpdaskError:
+    where = mask(where)
     if fault is Fault.SHORT:
         return report_change(where)
     if fault is Fault.MISSING and not writing:

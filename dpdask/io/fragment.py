@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +34,15 @@ class Fragment:
     id
         32 hexadecimal digits.
     url
-        The file.
+        The file. Its folders may hold values of a partition column, so it is not shown.
     name
-        The file's path inside the table, for messages.
+        The file's path inside the table, for messages: without the values of partition columns.
     format
         `parquet` or `csv`.
     row_group
         The number of the row group in a Parquet file; 0 for CSV.
     n_rows
-        From the footer; None for CSV, which has none.
+        From the footer, without deleted rows; None for CSV, which has none.
     n_bytes
         What is read, compressed.
     version
@@ -55,10 +55,19 @@ class Fragment:
         How many bytes its columns that are not dropped have when they are decompressed; 0 if no footer tells.
     layout
         Where its columns lie; None for CSV.
+    constants
+        The columns that the file does not hold, each with the value that all its rows have: partition columns, and
+        columns that the table got later.
+    renamed
+        The columns that have another name in the file, each with that name.
+    deleted
+        The rows that the table no longer has, as `deletions.pack` writes them; empty if there are none.
+    is_typed
+        Whether the table has types of its own, to which the file's are converted.
     """
 
     id: str
-    url: str
+    url: str = field(repr=False)
     name: str
     format: Literal["parquet", "csv"]
     row_group: int
@@ -69,6 +78,15 @@ class Fragment:
     seal: bytes = field(default=b"", repr=False)
     n_bytes_decoded: int = 0
     layout: Layout | None = field(default=None, repr=False)
+    constants: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+    renamed: tuple[tuple[str, str], ...] = ()
+    deleted: bytes = field(default=b"", repr=False)
+    is_typed: bool = False
+
+    @property
+    def differs(self) -> bool:
+        """Whether the rows in the file are not those of the table yet; see `rows.complete`."""
+        return self.is_typed or bool(self.constants)
 
     @property
     def where(self) -> str:

@@ -9,12 +9,13 @@ from typing import Any
 from dpdask.engine.shuffle import limit_shard_rows
 from dpdask.io.storage import Folder
 from dpdask.jobs.keys import raises_in_keys
-from dpdask.jobs.ordering import list_footer_warnings
+from dpdask.jobs.ordering import list_footer_warnings, list_partition_warnings
 from dpdask.jobs.spec import Job
 from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
 from dpdask.mechanisms.plan_text import describe_promise, describe_steps
 
+_FORMATS = {"parquet": "Parquet", "csv": "CSV", "delta": "Delta version", "iceberg": "Iceberg snapshot"}
 _COMMIT = "commit: all shards appear at once, with manifest and release card; the run key is destroyed"
 
 
@@ -26,8 +27,10 @@ class Plan:
     ----------
     name
         The job's name.
-    n_fragments, n_rows, n_bytes
+    n_fragments, n_files, n_rows, n_bytes
         The size of the input; the rows are None for files without footers (CSV).
+    input_format, input_version
+        `parquet`, `csv`, `delta` or `iceberg`; the Delta version or the Iceberg snapshot, or None.
     stages
         In order, in words.
     epsilons
@@ -59,8 +62,11 @@ class Plan:
 
     name: str
     n_fragments: int
+    n_files: int
     n_rows: int | None
     n_bytes: int
+    input_format: str
+    input_version: int | None
     stages: tuple[str, ...]
     epsilons: dict[str, float]
     reference_epsilons: dict[str, float]
@@ -85,7 +91,7 @@ class Plan:
         released = "" if self.released_rows is None else f"about {self.released_rows:,} rows in at most {self.n_shards} shards, "
         lines = [
             self.name + (" (INSECURE: seeded)" if self.insecure else ""),
-            f"  input     {rows} rows, {self.n_bytes / 1e6:,.1f} MB, {self.n_fragments} fragments",
+            f"  input     {rows} rows, {self.n_bytes / 1e6:,.1f} MB, {self.n_fragments} fragments, {self._describe_input()}",
             *describe_steps(self),
             *(f"  outside   {name}: {outside}" for name, outside in self.outside.items()),
             f"  kept      {', '.join(self.kept) or 'nothing'}; dropped: {', '.join(self.dropped) or 'nothing'}",
@@ -93,6 +99,10 @@ class Plan:
             *describe_promise(self),
         ]
         return "\n".join(lines)
+
+    def _describe_input(self) -> str:
+        version = "" if self.input_version is None else f" {self.input_version}"
+        return f"{self.n_files:,} file{'' if self.n_files == 1 else 's'} of {_FORMATS[self.input_format]}{version}"
 
 
 @raises_in_keys
@@ -111,8 +121,11 @@ def plan_job(job: Job) -> Plan:
     return Plan(
         name=job.file.name,
         n_fragments=len(table.fragments),
+        n_files=table.n_files,
         n_rows=table.n_rows,
         n_bytes=table.n_bytes,
+        input_format=table.format,
+        input_version=table.version,
         stages=(*expected.stages, _COMMIT),
         epsilons=dict(mechanism.spending.row),
         reference_epsilons=dict(mechanism.spending.reference),
@@ -167,7 +180,8 @@ def expect(job: Job, opened: JobTable) -> Expected:
     mechanism, table, work = opened.mechanism, opened.table, opened.work
     stages = (*work.unit_stages, *mechanism.stages(work.columns, uncounted=table.n_rows is None))
     n_rows, n_shards = _count_rows(job, opened) if mechanism.releases_rows else _count_records(job, opened)
-    return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=mechanism.cautions(opened.work.columns, opened.public_rows))
+    warnings = (*mechanism.cautions(opened.work.columns, opened.public_rows), *list_partition_warnings(job, table))
+    return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=warnings)
 
 
 def _count_records(job: Job, opened: JobTable) -> tuple[int | None, int | None]:

@@ -333,7 +333,7 @@ def _make_card(job: Job, opened: JobTable, reached: Progressed, release: Any) ->
     """Return the release card's bytes."""
     fitted, order = reached.fitted, job.file.output.order
     section = opened.mechanism.section(release, opened.work.columns, n_rows=opened.public_rows, n_released=sum(fitted.n_released), order=order)
-    card = make_card(section, name=job.file.name, insecure=job.file.insecure_seed is not None)
+    card = opened.tell_version(make_card(section, name=job.file.name, insecure=job.file.insecure_seed is not None))
     return card.with_dataset(job.account.coverage_until(reached.run_id)).to_bytes()
 
 

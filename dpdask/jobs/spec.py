@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import Field, create_model, field_validator
+from pydantic import Field, SerializerFunctionWrapHandler, create_model, field_validator, model_serializer, model_validator
 
 from dpdask.connect.spec import ClusterBlock, Threads, place_files
 from dpdask.documents import Document, parse_value, parse_yaml, validate
 from dpdask.engine.account import Account, LedgerPlace
 from dpdask.errors import SpecError
+from dpdask.io.delta import Delta
+from dpdask.io.files import Files
 from dpdask.io.fragments import takes_in
+from dpdask.io.iceberg import Iceberg
+from dpdask.io.listing import TableFormat
 from dpdask.io.options import Options, by_root, check_options
 from dpdask.io.storage import absolute_url
 from dpdask.jobs.keys import raises_in_keys
@@ -27,10 +32,72 @@ from dpdask.schema import Schema
 _BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"}
 
 
+class Catalog(Document):
+    """The catalog that knows an Iceberg table, as pyiceberg opens it.
+
+    A job holds no credentials: pyiceberg reads them, and whatever else is missing here, from the environment, for
+    instance `PYICEBERG_CATALOG__LAKE__TOKEN` for the catalog `lake`.
+    """
+
+    name: str = Field(min_length=1)
+    type: str | None = None
+    uri: str | None = None
+    warehouse: str | None = None
+
+    @model_validator(mode="after")
+    def _without_password(self) -> Self:
+        if re.search(r"//[^/@]*:[^/@]*@", self.uri or ""):
+            raise ValueError(f"a job holds no password; give this `uri` as PYICEBERG_CATALOG__{self.name.upper()}__URI in the environment")
+        return self
+
+
 class Input(Document):
-    """Where the table is: a file, a folder or a glob, as a path or any fsspec URL."""
+    """Where the table is, and in which format.
+
+    Attributes
+    ----------
+    path
+        Of plain files: a file, a folder or a glob, as a path or any fsspec URL. The folder of a Delta table. The name of an
+        Iceberg table in its catalog, or without a catalog the path of its metadata file.
+    format
+        `files` (Parquet or CSV), `delta` or `iceberg`.
+    version
+        The version of a Delta table; the latest if it is not given.
+    snapshot
+        The snapshot of an Iceberg table; the current one if it is not given.
+    catalog
+        The catalog of an Iceberg table.
+    """
 
     path: str = Field(min_length=1)
+    format: Literal["files", "delta", "iceberg"] = "files"
+    version: int | None = Field(default=None, ge=0)
+    snapshot: int | None = None
+    catalog: Catalog | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for key, format_ in (("version", "delta"), ("snapshot", "iceberg"), ("catalog", "iceberg")):
+            if getattr(self, key) is not None and self.format != format_:
+                raise ValueError(f"{key!r} belongs to `format: {format_}`, and this is `format: {self.format}`")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_usual(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out default values, so that the digests of jobs on plain files stay as they are."""
+        written: dict[str, Any] = plain(self)
+        return {key: value for key, value in written.items() if key == "path" or value not in (None, "files")}
+
+    @property
+    def table_format(self) -> TableFormat:
+        """How the table's files are found."""
+        if self.format == "iceberg":
+            return Iceberg(self.snapshot, None if self.catalog is None else self.catalog.model_dump(exclude_none=True))
+        return Delta(self.version) if self.format == "delta" else Files()
+
+    def locate(self, base: Path) -> str:
+        """Return the table's URL, or its name if a catalog knows it; a relative path is relative to the folder `base`."""
+        return self.path if self.catalog is not None else absolute_url(self.path, base)
 
 
 class Output(Document):
@@ -102,7 +169,7 @@ class Job:
     def __init__(self, file: JobFile, schema: Schema, base: Path) -> None:
         check_promise(file, file.name)
         self.file, self.schema = file, schema
-        self.input_url = absolute_url(file.input.path, base)
+        self.input_url = file.input.locate(base)
         self.output_url = absolute_url(file.output.path, base)
         if takes_in(self.input_url, self.output_url):
             raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
@@ -143,7 +210,8 @@ class Job:
     @property
     def stores(self) -> dict[str, Options]:
         """The options of the buckets that the job reads and writes; secrets in them are references."""
-        return by_root(self.file.storage, [self.input_url, self.output_url, *self._public_urls.values()])
+        warehouse = self.file.input.catalog and self.file.input.catalog.warehouse
+        return by_root(self.file.storage, [self.input_url, self.output_url, *self._public_urls.values(), warehouse or ""])
 
     @property
     def digest(self) -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dask
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 from distributed import Client
 from e2e.helpers import RATINGS_SCHEMA, lake, load, processes, run_here, write_job
+from pyiceberg.catalog.sql import SqlCatalog
 from services.stores import in_environment
 
 from dpdask.errors import InputError, SpecError
 from dpdask.io import filesystems
+from dpdask.io.delta_options import find_options
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.fragments import discover, read_batches
 from dpdask.jobs.plan import plan_job
@@ -128,3 +132,40 @@ def test_a_file_that_changed_is_noticed(job, remote_store, change):
     says = "this file is missing" if change == "removed" else "this file changed since the run began"
     with pytest.raises(InputError, match=says):
         list(read_batches(fragment, ["rating"], pa.schema([])))
+
+
+@pytest.mark.parametrize("by", ["environment", "storage"])
+def test_a_delta_table_on_a_store(job, remote_store, by, monkeypatch):
+    url = f"{remote_store.folder.url}/in"
+    rows = pq.read_table(job.parent / "lake")
+    write_deltalake(url, rows.slice(0, 900), storage_options=find_options(url))
+    write_deltalake(url, rows, mode="overwrite", storage_options=find_options(url))
+    settings = {"input__path": url, "output__path": f"{remote_store.folder.url}/out", "input__format": "delta", "input__version": 0}
+    storage, variables = by_reference(remote_store.server)
+    with in_environment(remote_store.server.environment() if by == "environment" else variables):
+        assert run_here(job, **settings, **({"storage": storage} if by == "storage" else {})).status == "released"
+    with in_environment(remote_store.server.environment()):
+        released = [name for name in everything(settings["output__path"]) if name.endswith(".parquet")]
+        assert released
+        with pytest.raises(SpecError, match="this is a Delta table"):
+            run_here(job, **{**settings, "input__format": "files", "input__version": "null", "output__path": f"{remote_store.folder.url}/other"})
+    wrong = {name: "AAAA" if name.endswith(("KEY", "SECRET", "KEY_ID")) else value for name, value in remote_store.server.environment().items()}
+    if remote_store.server.name == "radosgw":
+        with in_environment(wrong), pytest.raises(InputError, match="permission denied"):
+            plan_job(load(job, **settings))
+
+
+def test_an_iceberg_table_on_a_store(job, open_store, tmp_path):
+    with open_store("radosgw") as store:
+        catalog = {"name": "lake", "type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": store.folder.url}
+        writing = {"s3.endpoint": store.server.environment()["AWS_ENDPOINT_URL"], "py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
+        made = SqlCatalog(**catalog, **writing)
+        made.create_namespace("db")
+        rows = pq.read_table(job.parent / "lake")
+        made.create_table("db.t", schema=rows.schema).append(rows)
+        settings = {"output__path": tmp_path / "out", "input__format": "iceberg"}
+        storage, variables = by_reference(store.server)
+        place = made.load_table("db.t").metadata_location
+        with in_environment(variables):
+            assert run_here(job, **settings, storage=storage, input__path="db.t", input__catalog=catalog).status == "released"
+            assert plan_job(load(job, **settings, storage=storage, input__path=place)).n_rows == rows.num_rows
