@@ -15,7 +15,7 @@ from dpdask.engine.told import Told
 from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
 from dpdask.engine.write import RowTask, Staged, Staging, Task, list_record_tasks, write_all
 from dpdask.errors import DataError, DpdaskError, InputError, OutputError, SpecError
-from dpdask.io.manifest import Manifest
+from dpdask.io.manifest import Manifest, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_sorted_warnings
@@ -86,29 +86,32 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     something exact about them that no ε covers: the ledger records it, and charges it if the dataset is strict. Errors and
     warnings are for the steward only.
     """
-    state = RunState(Folder(job.output_url), job.ledger)
-    finished = _find_finished(job, state)
+    state = RunState(Folder(job.output_url), job.ledger, job.file.output.target)
+    opened = open_table(job, state.folder) if job.may_repeat else None
+    release = job.name_release("" if opened is None else opened.table.fingerprint)
+    finished = _find_finished(job, state, release)
     if finished is not None:
         return finished
     unfinished = _find_unfinished(job, state)
     job.account.check_room(None if unfinished is None else unfinished.run_id)
-    opened = open_table(job, state.folder)
+    opened = opened or open_table(job, state.folder)
     if opened.public_rows == 0:
         raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
+    state.publication.check(opened.mechanism.find_written(opened.work.released))
     warnings = expect(job, opened).warnings
     with state.lock():
-        finished = _find_finished(job, state)
+        finished = _find_finished(job, state, release)
         if finished is not None:
             return finished
         try:
-            outcome = _advance(job, state, opened, progress)
+            outcome = _advance(job, state, opened, release, progress)
             return replace(outcome, warnings=(*warnings, *outcome.warnings))
         except DpdaskError as error:
             _fail(job, state, error)
             raise
 
 
-def _find_finished(job: Job, state: RunState) -> Outcome | None:
+def _find_finished(job: Job, state: RunState, release: str) -> Outcome | None:
     """Return the outcome of a committed run of this job, cleaning up what its driver could not.
 
     Raises
@@ -116,15 +119,11 @@ def _find_finished(job: Job, state: RunState) -> Outcome | None:
     OutputError
         If the output is something else.
     """
-    manifest = Manifest.read(state.output)
+    manifest = state.find_release(release)
     if manifest is None:
-        if not state.is_free():
-            raise OutputError("this output exists and is not this run's", job.file.output.path, "choose another output.path, or remove it")
         return None
-    if manifest.job != job.digest:
-        raise OutputError("this output holds another job's release", job.file.output.path, "choose another output.path, or remove it")
-    state.finish()
-    if state.folder.exists():
+    state.publication.finish()
+    if state.is_left_by(release):
         reached = state.read()
         if reached is not None and reached.job == job.digest:
             job.account.commit(reached.run_id, reached.release_sha256)
@@ -140,7 +139,7 @@ def _find_unfinished(job: Job, state: RunState) -> Progressed | None:
 
 def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
     """After a failure, keep what a second run can resume from, remove the rest, and update the ledger."""
-    if isinstance(error, OutputError) or Manifest.read(state.output) is not None:
+    if isinstance(error, OutputError) or state.is_committed():
         return  # the state belongs to another run; or the release is published, and only the ledger's commit is missing
     if not state.holds_run():
         return  # another driver has taken the run over
@@ -204,14 +203,14 @@ def _record_draw(job: Job, reached: Progressed) -> None:
         raise _copy_error(job) from None
 
 
-def _advance(job: Job, state: RunState, opened: JobTable, progress: Progress | None) -> Outcome:
+def _advance(job: Job, state: RunState, opened: JobTable, release: str, progress: Progress | None) -> Outcome:
     table = opened.table
     reached = state.read()
     if reached is not None and reached.job == job.digest and job.account.was_refused(reached.run_id):
         state.remove()  # as the driver that refused its rows was about to do
         reached = None
     if reached is None:
-        reached = state.open(job.digest, table.fingerprint, job.file.insecure_seed, job.account.find_holdout(opened.sample_place))
+        reached = state.open(job.digest, release, table.fingerprint, job.file.insecure_seed, job.account.find_holdout(opened.sample_place))
     if reached.job != job.digest:
         raise OutputError("a run of another job is staged for this output", job.file.output.path, "`dpdask abort` it, or choose another output.path")
     if reached.input != table.fingerprint:
@@ -304,16 +303,13 @@ class Status:
 
 
 def status(output_url: str) -> Status:
-    """Return the state of an output, from its manifest or its unfinished run."""
+    """Return the state of an output: of its unfinished run, or of what was released into it."""
     state = RunState(Folder(output_url))
-    manifest = Manifest.read(state.output)
-    if manifest is not None:
-        return Status(stage="released", n_shards=len(manifest.shards))
-    found = state.read_stage()
-    if found is None:
-        return Status(stage="absent", n_shards=0)
-    run_id, stage = found
-    return Status(stage=stage, n_shards=state.count_staged(run_id))
+    found = state.read_unfinished()
+    if found is not None and not state.is_committed():
+        return Status(stage=found.stage, n_shards=state.count_staged(found.run_id))
+    released = list_manifests(state.output)
+    return Status(stage="released" if released else "absent", n_shards=sum(len(manifest.shards) for manifest in released))
 
 
 def abort(output_url: str) -> bool:
@@ -328,11 +324,11 @@ def abort(output_url: str) -> bool:
     """
     state = RunState(Folder(output_url))
     if not state.folder.exists():
-        if Manifest.read(state.output) is not None:
+        if list_manifests(state.output):
             raise OutputError("this output is released already", output_url, "remove the folder yourself, if you must")
         return False
     with state.lock():
-        if Manifest.read(state.output) is not None:
+        if state.is_committed():
             raise OutputError("this output is released already", output_url, "run the job again to finish it")
         state.remove()
     return True
