@@ -6,6 +6,7 @@ Each verb imports its modules when it runs, so that help is fast, and so is `das
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,7 +90,7 @@ def validate(job: str, settings: dict[str, str]) -> None:
     from dpdask.jobs.spec import load_job
 
     checked = load_job(job, settings)
-    check_cluster(checked.file.cluster)
+    check_cluster(checked.cluster)
     click.echo(f"{checked.file.name}: valid; privatises {', '.join(checked.schema.privatised)}")
 
 
@@ -104,7 +105,7 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
     from dpdask.jobs.spec import load_job
 
     loaded = load_job(job, settings)
-    warned = check_cluster(loaded.file.cluster)
+    warned = check_cluster(loaded.cluster)
     planned = plan_job(loaded)
     planned = replace(planned, warnings=(*warned, *planned.warnings))
     click.echo(json.dumps(planned.to_dict(), ensure_ascii=False) if as_json else str(planned))
@@ -118,15 +119,17 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
 def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None) -> None:
     """Run a job, or resume it; a finished job is not changed."""
     from dpdask.connect import check_cluster, open_cluster
+    from dpdask.jobs.lineage import report_lineage
     from dpdask.jobs.run import run_job
     from dpdask.jobs.spec import load_job
 
     loaded = load_job(job, settings)
-    warned = check_cluster(loaded.file.cluster, scheduler)
+    warned = check_cluster(loaded.cluster, scheduler)
     for warning in warned:  # before the run: afterwards would be too late
-        click.echo(f"dpdask: WARNING {warning}" if sys.stderr.isatty() else json.dumps({"warning": warning}, ensure_ascii=False), err=True)
-    with open_cluster(loaded.file.cluster, scheduler), _progress() as report:
-        outcome = run_job(loaded, report)
+        _warn(warning)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it tells of a lost cluster's coroutines when the process ends
+    with report_lineage(loaded, _warn) as complete, open_cluster(loaded.cluster, scheduler), _progress() as report:
+        outcome = complete(run_job(loaded, report))
     promised = loaded.file.privacy
     result = {
         "status": outcome.status,
@@ -136,6 +139,7 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
         "bytes": sum(shard.n_bytes for shard in outcome.manifest.shards),
         "epsilon": promised.epsilon if promised is not None else None,
         "delta": promised.delta if promised is not None else None,
+        "balance": _read_balance(loaded),
         "warnings": [*warned, *outcome.warnings],
         "quality": outcome.quality,
         "protected": loaded.mechanism.protected,
@@ -161,12 +165,13 @@ def status(out: str, as_json: bool) -> None:
 
 @cli.command()
 @_out
-def abort(out: str) -> None:
+@click.option("--ledger", metavar="URL", help="The ledger that keeps the run's key, if the output is in a store.")
+def abort(out: str, ledger: str | None) -> None:
     """Remove an unfinished run: its key and everything staged."""
     from dpdask.io.storage import absolute_url
     from dpdask.jobs import run as runner
 
-    removed = runner.abort(absolute_url(out))
+    removed = runner.abort(absolute_url(out), ledger)
     click.echo(f"{out}: the unfinished run is removed" if removed else f"{out}: there is no unfinished run")
 
 
@@ -355,6 +360,15 @@ def _attacker_lines(balance: Balance) -> list[str]:
     return lines
 
 
+def _read_balance(job: Job) -> dict[str, Any] | None:
+    """Return the dataset's balance; None without a ledger, or if it cannot be read just now: the release stands."""
+    try:
+        balance = job.account.read_balance()
+    except DpdaskError:
+        return None
+    return None if balance is None else asdict(balance)
+
+
 def _outcome_text(job: Job, result: dict[str, Any]) -> str:
     lines = [
         f"{job.file.name}: {result['status']}" + (" (INSECURE: seeded, protects nobody)" if result["insecure"] else ""),
@@ -373,6 +387,10 @@ def _tell(told: Told) -> None:
     if sys.stderr.isatty():
         for name, count in told.changed.items():
             click.echo(f"  private   column {name!r}: {count:,} values were outside its domain and were changed as the schema says", err=True)
+
+
+def _warn(warning: str) -> None:
+    click.echo(f"dpdask: WARNING {warning}" if sys.stderr.isatty() else json.dumps({"warning": warning}, ensure_ascii=False), err=True)
 
 
 @contextmanager

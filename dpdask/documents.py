@@ -153,12 +153,20 @@ def _one_line(error: ValidationError, model: type[BaseModel], data: Mapping[str,
 def _place(location: Sequence[str | int], data: Any) -> list[str]:
     """Return the keys and positions that lead to an issue, without the names of validators and union members that pydantic puts between."""
     keys: list[str] = []
+    tagged = False
     for part in location:
+        if not tagged and _is_tag(part, data):  # `address` may be the kind of a cluster and one of its keys: the kind comes first
+            tagged = True
+            continue
         inside = part in data if isinstance(data, Mapping) else isinstance(data, list | tuple) and isinstance(part, int) and part < len(data)
         if inside:
             keys.append(str(part))
-            data = data[part]
+            data, tagged = data[part], False
     return keys
+
+
+def _is_tag(part: str | int, data: Any) -> bool:
+    return isinstance(data, Mapping) and part in (data.get("kind"), data.get("design"))
 
 
 def _known_keys(model: type[BaseModel], path: Sequence[str], data: Any) -> list[str]:

@@ -24,7 +24,7 @@ MAX_ENGINE_ARROWS = 30
 MAX_MECHANISM_FILES = 8
 
 # A room is a package or module directly inside dpdask. Everybody may import the base; the base knows only what stands before it.
-BASE = ("version", "errors", "archive", "documents", "schema", "codec", "cells")
+BASE = ("version", "errors", "versions", "archive", "documents", "schema", "codec", "cells")
 MATHS = {"kernels"}
 ROWS = MATHS | {"streams", "privacy", "stats", "channels", "references"}  # among themselves in this order: see SIBLINGS
 MAY_IMPORT: dict[str, set[str]] = {
@@ -39,12 +39,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "io": set(),
     "simulate": set(),
     "engine": ROWS | {"mechanisms", "io"},
-    "jobs": ROWS | {"mechanisms", "io", "engine"},
+    "jobs": ROWS | {"mechanisms", "io", "engine", "connect"},
     "estimators": ROWS | {"mechanisms", "io", "engine"},
     "evaluation": ROWS | {"mechanisms", "engine", "estimators"},
     "local": {"kernels", "mechanisms", "references", "estimators"},
     "survey": ROWS | {"mechanisms"},
-    "connect": {"jobs"},
+    "connect": {"streams", "io", "engine"},
     "cli": ROWS | {"mechanisms", "inference", "io", "engine", "jobs", "connect", "simulate"},
     "__init__": ROWS | {"mechanisms", "engine", "estimators", "evaluation", "local", "survey"},
     "__main__": {"cli"},

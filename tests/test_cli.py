@@ -124,6 +124,7 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     assert [line.split()[2] for line in shown.splitlines()[3:7]] == ["hold-out", "intend", "draw", "commit"]
     summary = json.loads(ledger(tmp_path, "show", "--json").out)
     assert summary["balance"]["epsilon_spent"] == 1.5
+    assert json.loads(command(*with_ledger(tmp_path, "run", "1.5"), "--json").out)["balance"] == summary["balance"]
     assert [entry["kind"] for entry in summary["entries"]] == ["hold-out", "intend", "draw", "commit"]
     assert shown.endswith(f"  head {summary['head']}\n")
     assert ledger(tmp_path, "verify").out == "ratings: 4 entries, and the chain is intact\n"
@@ -196,6 +197,7 @@ def test_run_as_json_and_again(tmp_path):
         "bytes": int,
         "epsilon": float,
         "delta": int,
+        "balance": type(None),
         "protected": str,
         "unprotected": str,
         "insecure": bool,
@@ -344,7 +346,7 @@ def test_it_is_a_verb_of_dask_by_its_name():
     assert cli.name == "dpdask"  # dask takes the group's own name
 
 
-@pytest.mark.parametrize(("given", "code"), [(["run", "nowhere.yaml"], 64), (["rnu"], 2), (["status", "nosuch://x"], 73), (["status", "/tmp"], 0)])
+@pytest.mark.parametrize(("given", "code"), [(["run", "nowhere.yaml"], 64), (["rnu"], 2), (["status", "nosuch://x"], 64), (["status", "/tmp"], 0)])
 def test_dask_dpdask_ends_with_the_same_codes(given, code):
     @click.group()
     def dask_() -> None:

@@ -21,17 +21,17 @@ from e2e.helpers import call_cli, lake, run_cli, write_job
 from dpdask.connect import check_cluster, open_cluster
 from dpdask.connect.address import is_loopback
 from dpdask.connect.private import scratch_folder
+from dpdask.connect.spec import Address, Local, Synchronous, Threads
 from dpdask.errors import OutputError, SpecError, TemporaryError
 from dpdask.io.storage import Folder, absolute_url
-from dpdask.jobs.spec import Cluster
 
 
 def test_synchronous_and_threads_set_the_scheduler_for_the_block_alone():
     before = dask.config.get("scheduler", None)
-    with open_cluster(Cluster(kind="synchronous")) as description:
+    with open_cluster(Synchronous()) as description:
         assert description == "this process"
         assert get_scheduler() is dask.get
-    with open_cluster(Cluster(kind="threads", workers=3)) as description:
+    with open_cluster(Threads(workers=3)) as description:
         assert description == "threads of this process"
         assert get_scheduler() is dask.threaded.get
         assert dask.config.get("num_workers") == 3
@@ -40,14 +40,14 @@ def test_synchronous_and_threads_set_the_scheduler_for_the_block_alone():
 
 
 def test_threads_are_as_many_as_there_are_without_a_number():
-    with open_cluster(Cluster(kind="threads")):
+    with open_cluster(Threads()):
         assert dask.delayed(sum)([1, 2]).compute() == 3
 
 
 def test_local_processes_listen_on_this_machine_alone_and_leave(recwarn):
     me = psutil.Process()
     children, listening = set(me.children(recursive=True)), {connection.laddr for connection in me.net_connections()}
-    with open_cluster(Cluster(kind="local", workers=1)) as description:
+    with open_cluster(Local(workers=1)) as description:
         assert description == "1 local processes"
         client = get_client()
         assert client.submit(lambda: 1 + 1).result() == 2
@@ -78,9 +78,9 @@ def test_an_address_is_taken_from_the_job_or_the_command_line():
     with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0", host="127.0.0.1", protocol="tcp") as cluster:
         address = cluster.scheduler_address
         for block, scheduler in (
-            (Cluster(kind="address", address=address), None),
-            (Cluster(kind="synchronous"), address),
-            (Cluster(kind="address", address="tcp://127.0.0.1:1"), address),
+            (Address(address=address), None),
+            (Synchronous(), address),
+            (Address(address="tcp://127.0.0.1:1"), address),
         ):
             with open_cluster(block, scheduler) as description:
                 assert description == f"the scheduler at {address}"
@@ -97,7 +97,7 @@ def test_an_address_is_taken_from_the_job_or_the_command_line():
 def test_an_address_must_be_given():
     with (
         pytest.raises(SpecError, match=r"cluster: the key 'cluster.address' is missing; give the scheduler's address"),
-        open_cluster(Cluster(kind="address")),
+        open_cluster(Address()),
     ):
         pass
 
@@ -115,7 +115,7 @@ def test_a_scheduler_that_cannot_be_reached_is_temporary(address):
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "300ms"}),
         pytest.raises(TemporaryError, match="the scheduler cannot be reached"),
-        open_cluster(Cluster(kind="threads", insecure=True), address),
+        open_cluster(Address(insecure=True), address),
     ):
         pass
 
@@ -138,24 +138,24 @@ OPEN = [
 
 @pytest.mark.parametrize("address", OPEN)
 def test_a_scheduler_open_to_the_network_is_refused_unless_the_job_says_so(address):
-    says = r"anyone who can reach this scheduler can run code on its workers .*; use tls:// with certificates, or set cluster.insecure: true$"
-    block = Cluster(kind="address", address=address)
-    for cluster, scheduler in ((block, None), (Cluster(), address), (Cluster(kind="local"), address)):
+    says = r"anyone who can reach this scheduler can run code .*; use tls:// with certificates, or a cluster of kind address with insecure: true$"
+    block, shown = Address(address=address), address.replace("127.0.0.1@", "***@")
+    for cluster, scheduler in ((block, None), (Threads(), address), (Local(), address)):
         with pytest.raises(SpecError, match=says) as caught, open_cluster(cluster, scheduler):
             pass
-        assert caught.value.where == address
+        assert caught.value.where == shown
         with pytest.raises(SpecError, match=says):
             check_cluster(cluster, scheduler)
     [warning] = check_cluster(block.model_copy(update={"insecure": True}))
-    assert warning.startswith(f"the scheduler at {address} asks for no certificate: anyone who can reach it over the network can run code")
-    assert check_cluster(Cluster(insecure=True), address) == (warning,)
+    assert warning.startswith(f"the scheduler at {shown} asks for no certificate: anyone who can reach it over the network can run code")
+    assert check_cluster(Address(insecure=True), address) == (warning,)
 
 
 @pytest.mark.parametrize(
     "address", ["tcp://127.0.0.1:8786", "127.3.2.1:8786", "localhost:8786", "tcp://LOCALHOST", "ws://[::1]:8786", "tcp://127.0.0.1"]
 )
 def test_a_scheduler_open_to_this_machine_alone_is_warned_of(address):
-    [warning] = check_cluster(Cluster(kind="address", address=address))
+    [warning] = check_cluster(Address(address=address))
     assert warning.startswith(f"the scheduler at {address} asks for no certificate: every user of this machine can run code")
 
 
@@ -163,7 +163,7 @@ def test_the_command_line_warns_before_it_runs_and_in_its_result(tmp_path):
     with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0", host="127.0.0.1", protocol="tcp") as cluster:
         address = cluster.scheduler_address
         job = write_job(tmp_path / "job", lake(tmp_path / "in", [400]), tmp_path / "out", cluster={"kind": "address", "address": address})
-        [warning] = check_cluster(Cluster(), address)
+        [warning] = check_cluster(Threads(), address)
         assert f"WARNING   {warning}" in call_cli("plan", job).stdout
         ended = run_cli("run", job, "--json")
     assert ended.returncode == 0
@@ -171,27 +171,27 @@ def test_the_command_line_warns_before_it_runs_and_in_its_result(tmp_path):
     assert json.loads(ended.stdout)["warnings"][0] == warning
     for verb in ("validate", "plan"):
         refused = call_cli(verb, job, "--set", "cluster.address=tcp://192.0.2.1:8786")
-        assert (refused.returncode, "set cluster.insecure: true" in refused.stderr) == (64, True)
+        assert (refused.returncode, "with insecure: true" in refused.stderr) == (64, True)
     assert call_cli("validate", job, "--set", "cluster.address=tcp://192.0.2.1:8786", "--set", "cluster.insecure=true").returncode == 0
 
 
 @pytest.mark.parametrize("address", ["tls://10.0.0.1:8786", "TLS://scheduler:8786", "wss://10.0.0.1:8786", "inproc://10.0.0.1/1/1"])
 def test_a_scheduler_that_asks_for_certificates_needs_no_word(address):
-    assert check_cluster(Cluster(kind="address", address=address)) == ()
+    assert check_cluster(Address(address=address)) == ()
 
 
 def test_an_address_without_a_scheme_has_dasks_default():
     with dask.config.set({"distributed.comm.default-scheme": "tls"}):
-        assert check_cluster(Cluster(kind="address", address="10.0.0.1:8786")) == ()
+        assert check_cluster(Address(address="10.0.0.1:8786")) == ()
 
 
-@pytest.mark.parametrize("cluster", [Cluster(), Cluster(kind="local"), Cluster(kind="synchronous"), Cluster(kind="local", insecure=True)])
+@pytest.mark.parametrize("cluster", [Threads(), Local(), Synchronous(), Address(address="tls://h:1", insecure=True)])
 def test_without_an_address_nobody_is_warned(cluster):
     assert check_cluster(cluster) == ()
 
 
 def test_a_tls_address_without_certificates_is_refused():
-    with pytest.raises(SpecError, match="needs certificates"), open_cluster(Cluster(), "tls://127.0.0.1:1"):
+    with pytest.raises(SpecError, match="needs certificates"), open_cluster(Threads(), "tls://127.0.0.1:1"):
         pass
 
 
@@ -215,7 +215,7 @@ def test_what_workers_spill_is_for_this_user_alone_and_leaves(tmp_path):
     settings = {"distributed.worker.memory.target": 1e-9, "temporary-directory": str(tmp_path / "scratch")}
     umask = os.umask(0o022)
     try:
-        with dask.config.set(settings), open_cluster(Cluster(kind="local", workers=1)):
+        with dask.config.set(settings), open_cluster(Local(workers=1)):
             client = get_client()
             futures = client.map(spill, range(3), folder=str(tmp_path / "out"))
             assert [float(values.sum()) for values in client.gather(futures)] == [0.0, 100_000.0, 200_000.0]
@@ -235,9 +235,9 @@ KILLED = """
 import os, sys
 from distributed import get_client
 from dpdask.connect import open_cluster
-from dpdask.jobs.spec import Cluster
+from dpdask.connect.spec import Local
 if __name__ == "__main__":
-    with open_cluster(Cluster(kind="local", workers=1)):
+    with open_cluster(Local(workers=1)):
         future = get_client().submit(bytes, 100_000)
         future.result()
         print("spilled", flush=True)
@@ -253,7 +253,7 @@ def test_what_a_killed_driver_leaves_is_removed_at_the_next_start(tmp_path):
     assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, "spilled\n")
     [left] = (tmp_path / "scratch").rglob("storage")
     assert set(modes(left).values()) == {0o600}
-    with dask.config.set({"temporary-directory": str(tmp_path / "scratch")}), open_cluster(Cluster(kind="local", workers=1)):
+    with dask.config.set({"temporary-directory": str(tmp_path / "scratch")}), open_cluster(Local(workers=1)):
         get_client().wait_for_workers(1)
         assert not left.exists()
 
@@ -268,7 +268,7 @@ def test_the_workers_folder_is_this_users_alone_or_none(tmp_path):
             scratch_folder()
         folder.rmdir()
         folder.symlink_to(tmp_path, target_is_directory=True)
-        with pytest.raises(OutputError, match="need a folder that only this user can read"), open_cluster(Cluster(kind="local")):
+        with pytest.raises(OutputError, match="need a folder that only this user can read"), open_cluster(Local()):
             pass
         folder.unlink()
         folder.mkdir(mode=0o700)
@@ -279,18 +279,3 @@ def test_the_workers_folder_is_this_users_alone_or_none(tmp_path):
     (tmp_path / "file").touch()
     with dask.config.set({"temporary-directory": str(tmp_path / "file")}), pytest.raises(OutputError, match=r"no folder .* can be made here"):
         scratch_folder()
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        {"kind": "slurm"},
-        {"kind": "local", "workers": 0},
-        {"kind": "local", "threads_per_worker": 0},
-        {"kind": "local", "worker": 2},
-        {"insecure": "yes"},
-    ],
-)
-def test_what_is_no_cluster_is_refused(block):
-    with pytest.raises(ValueError, match="validation error"):
-        Cluster.model_validate(block)

@@ -7,6 +7,7 @@ from pathlib import Path
 import cloudpickle
 import dask
 import dask.dataframe as dd
+import fsspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -266,6 +267,13 @@ def test_the_run_key_is_private_never_in_the_graph_and_destroyed_by_close(holdou
     release.close()
     with pytest.raises(dpdask.InputError, match="missing"):
         lazy.compute()
+
+
+def test_the_run_key_may_not_lie_in_a_store(holdout: dpdask.DIP, frame: dd.DataFrame) -> None:
+    for place in ("memory://lake/private", "s3://lake/private"):
+        with pytest.raises(dpdask.SpecError, match="may not lie in one"):
+            holdout.fit(frame, secrets=place)
+    assert not fsspec.filesystem("memory").exists("/lake")
 
 
 def test_values_that_do_not_fit_are_refused_without_being_shown(schema: dpdask.Schema, table: pd.DataFrame) -> None:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import logging
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import dask
 
 from dpdask.connect.address import check_address, replace_scheduler
-from dpdask.errors import SpecError, TemporaryError
-from dpdask.jobs.spec import Cluster
-
-# Dask has workers hand every large array back to the system at once; kernels that need the next one a moment later then
-# spend half their time on page faults. Here up to 128 MiB are kept.
-_MALLOC = {
-    "MALLOC_TRIM_THRESHOLD_": 2**27,
-    "MALLOC_MMAP_THRESHOLD_": 2**26,
-    "OMP_NUM_THREADS": 1,
-    "MKL_NUM_THREADS": 1,
-    "OPENBLAS_NUM_THREADS": 1,
-}
+from dpdask.connect.spec import Cluster, Synchronous, Threads
+from dpdask.engine.compute import PATIENCE_KEY
 
 
 def check_cluster(cluster: Cluster, scheduler: str | None = None) -> tuple[str, ...]:
@@ -54,80 +43,30 @@ def open_cluster(cluster: Cluster, scheduler: str | None = None) -> Iterator[str
     Raises
     ------
     SpecError
-        If an address is needed but not given, or is open to the network without `insecure: true`.
+        If an address is needed but not given, or is open to the network without `insecure: true`; if certificates are missing
+        or not accepted; if a package that the kind needs is not installed; or if what starts workers refuses them.
     OutputError
-        If no folder that only this user can read can be made for local workers' files.
+        If no folder that only this user can read can be made for the workers' files or their certificates.
     TemporaryError
         If the scheduler cannot be reached.
 
     Privacy
     -------
-    Whoever can connect to a scheduler or a worker can run code as the user who started it. Local processes use TLS with
-    certificates made for this run, and serve no HTTP pages. The certificates are kept in memory; Dask writes them for a moment
-    to a folder of mode 0700 each time it builds a TLS context.
+    Whoever can connect to a scheduler or a worker can run code as the user who started it. Local processes and SLURM jobs use
+    TLS with certificates made for this run, and serve no HTTP pages. For local processes the certificates are kept in memory;
+    Dask writes them for a moment to a folder of mode 0700 each time it builds a TLS context. For SLURM jobs they lie in a folder
+    of mode 0700 until the run ends.
     """
     cluster = replace_scheduler(cluster, scheduler)
     check_address(cluster)
-    if cluster.kind == "synchronous":
+    if isinstance(cluster, Synchronous):
         with dask.config.set(scheduler="synchronous"):
             yield "this process"
-    elif cluster.kind == "threads":
+    elif isinstance(cluster, Threads):
         with dask.config.set(scheduler="threads", num_workers=cluster.workers):
             yield "threads of this process"
-    elif cluster.kind == "local":
-        with _local(cluster) as description:
-            yield description
     else:
-        with _address(cluster) as description:
+        opened = importlib.import_module(f"{__name__}.{cluster.kind}").open_workers(cluster)
+        minutes = getattr(cluster, "patience_minutes", None)
+        with dask.config.set({} if minutes is None else {PATIENCE_KEY: 60.0 * minutes}), opened as description:
             yield description
-
-
-@contextmanager
-def _local(cluster: Cluster) -> Iterator[str]:
-    from distributed import Client, LocalCluster
-    from distributed.security import Security
-
-    from dpdask.connect.private import PrivateNanny, scratch_folder
-
-    workers = cluster.workers or dask.system.CPU_COUNT
-    # TLS, because every user of this machine can reach the loopback; no dashboard (None would mean port 8787, and a warning if it is in use)
-    options: dict[str, Any] = {
-        "host": "127.0.0.1",
-        "protocol": "tls",
-        "security": Security.temporary(),
-        "dashboard_address": "127.0.0.1:0",
-        "scheduler_kwargs": {"dashboard": False},
-        "worker_class": PrivateNanny,
-        "silence_logs": logging.CRITICAL,
-    }
-    settings = {
-        # Dask gives a worker that dies up for good unless it is back after 15 s; on a busy machine that ends with no workers
-        "distributed.deploy.lost-worker-timeout": "1h",
-        "distributed.nanny.pre-spawn-environ": _MALLOC,
-        # even without a dashboard, Dask's HTTP servers show everybody what runs
-        "distributed.scheduler.http.routes": [],
-        "distributed.worker.http.routes": [],
-        # scheduler and nannies put their folder first in sys.path
-        "temporary-directory": str(scratch_folder()),
-    }
-    with (
-        dask.config.set(settings),
-        LocalCluster(n_workers=workers, threads_per_worker=cluster.threads_per_worker, **options) as local,
-        Client(local),
-    ):
-        yield f"{workers} local processes"
-
-
-@contextmanager
-def _address(cluster: Cluster) -> Iterator[str]:
-    from distributed import Client
-
-    try:
-        # not the default client of this process: one that could not be reached would stay it
-        client = Client(cluster.address, timeout=dask.config.get("distributed.comm.timeouts.connect"), set_as_default=False)
-    except TypeError:  # what distributed says of a tls:// address without certificates
-        raise SpecError("a tls:// address needs certificates", cluster.address, "set Dask's distributed.comm.tls configuration") from None
-    except (OSError, TimeoutError, ValueError):
-        raise TemporaryError("the scheduler cannot be reached", cluster.address, "check the address, and that it runs") from None
-    with client, dask.config.set(scheduler=client):
-        yield f"the scheduler at {cluster.address}"

@@ -1,16 +1,29 @@
-"""Check a scheduler's address: who else can reach it, and whether a job may run there."""
+"""A scheduler that is named by its address: who else can reach it, whether a job may run there, and the client for it."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import dask
 
-from dpdask.errors import SpecError
-from dpdask.jobs.spec import Cluster
+from dpdask.connect.spec import Address, Cluster, Gateway, Tls
+from dpdask.errors import DpdaskError, SpecError, TemporaryError
 
-_AUTHENTICATED = {"tls", "wss"}  # Dask's TLS asks both sides for a certificate
+if TYPE_CHECKING:
+    from distributed.security import Security
+
+_AUTHENTICATED = {"tls", "wss", "https"}  # Dask's TLS asks both sides for a certificate; a gateway asks for a password or a token
 _IN_PROCESS = "inproc"
+_SECONDS = 15.0
+_LOGGERS = ("distributed", "distributed.client", "tornado", "tornado.application")
 
 
 def replace_scheduler(cluster: Cluster, scheduler: str | None) -> Cluster:
@@ -23,18 +36,20 @@ def replace_scheduler(cluster: Cluster, scheduler: str | None) -> Cluster:
     scheduler
         The address from the command line, or None.
     """
-    return cluster if scheduler is None else cluster.model_copy(update={"kind": "address", "address": scheduler})
+    if scheduler is None:
+        return cluster
+    return cluster.model_copy(update={"address": scheduler}) if isinstance(cluster, Address) else Address(address=scheduler)
 
 
 def check_address(cluster: Cluster) -> tuple[str, ...]:
-    """Return a warning for the steward if a scheduler does not ask for certificates.
+    """Return a warning for the steward if a scheduler does not ask for certificates, or a gateway is not reached by https.
 
     Raises
     ------
     SpecError
         If an address is needed but not given; or if it is open to the network and the block does not say `insecure: true`.
     """
-    if cluster.kind != "address":
+    if not isinstance(cluster, Address | Gateway):
         return ()
     if not cluster.address:
         raise SpecError("the key 'cluster.address' is missing", "cluster", "give the scheduler's address, such as tls://host:8786")
@@ -42,13 +57,18 @@ def check_address(cluster: Cluster) -> tuple[str, ...]:
     scheme = scheme.lower() if mark else dask.config.get("distributed.comm.default-scheme")
     if scheme in _AUTHENTICATED or scheme == _IN_PROCESS:
         return ()
-    local = is_loopback(place)
-    if not local and not cluster.insecure:
+    local, where = is_loopback(place.partition("/")[0]), hide_user(cluster.address)
+    if isinstance(cluster, Gateway):
+        safe, who, what = "https://", "anyone on the way", "without https, {who} can read the password or token for this gateway"
+    else:
+        safe, who = "tls:// with certificates", "every user of this machine" if local else "anyone who can reach it over the network"
         what = "without TLS, anyone who can reach this scheduler can run code on its workers and read what they read"
-        raise SpecError(what, cluster.address, "use tls:// with certificates, or set cluster.insecure: true")
-    who = "every user of this machine" if local else "anyone who can reach it over the network"
-    what = f"the scheduler at {cluster.address} asks for no certificate: {who} can run code on its workers and read what they read"
-    return (f"{what}; use tls:// with certificates",)
+    if not local and not cluster.insecure:
+        raise SpecError(what.format(who=who), where, f"use {safe}, or a cluster of kind {cluster.kind} with insecure: true")
+    if isinstance(cluster, Gateway):
+        return () if local else (f"{where}: {what.format(who=who)}; use {safe}",)
+    what = f"the scheduler at {where} asks for no certificate: {who} can run code on its workers and read what they read"
+    return (f"{what}; use {safe}",)
 
 
 def is_loopback(place: str) -> bool:
@@ -58,3 +78,117 @@ def is_loopback(place: str) -> bool:
         return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def hide_user(address: str) -> str:
+    """Return an address without the user and the password that it may hold."""
+    return re.sub(r"//.*@", "//***@", address)
+
+
+@contextmanager
+def open_workers(cluster: Address) -> Iterator[str]:
+    """Run the block on the scheduler at an address; yield a description of it."""
+    assert cluster.address is not None
+    with open_client(cluster.address, make_security(cluster.tls)):
+        yield f"the scheduler at {hide_user(cluster.address)}"
+
+
+def make_security(tls: Tls | None) -> Security:
+    """Return the certificates of a block, or those of Dask's own configuration.
+
+    Raises
+    ------
+    SpecError
+        If the files cannot be used.
+    """
+    from distributed.security import Security
+
+    try:
+        security = Security(require_encryption=True, tls_ca_file=tls.ca, tls_client_cert=tls.cert, tls_client_key=tls.key) if tls else Security()
+        security.get_connection_args("client")
+    except OSError:  # also ssl.SSLError
+        hint = "give a readable authority, and a certificate with its key, as PEM files"
+        raise SpecError("the certificate's files cannot be used", "cluster.tls", hint) from None
+    return security
+
+
+@contextmanager
+def open_client(address: str, security: Security) -> Iterator[None]:
+    """Run the block on a scheduler.
+
+    Parameters
+    ----------
+    address
+        Its address.
+    security
+        This client's certificates.
+
+    Raises
+    ------
+    SpecError
+        If it needs certificates and there are none, or if either side does not accept the other's.
+    TemporaryError
+        If it cannot be reached.
+    """
+    from distributed import Client
+    from distributed.versions import VersionMismatchWarning
+
+    with silence_dask():
+        # a Client that cannot connect lingers for a minute, and prints a traceback when it is collected: connect without one first
+        with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop of its own
+            thread.submit(lambda: asyncio.run(_reach(address, security))).result()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", VersionMismatchWarning)  # `check_workers` tells of it
+                # not the default client of this process: one that was lost would stay it
+                client = Client(address, timeout=_timeout(), security=security, set_as_default=False)
+        except OSError:
+            raise _unreachable(address) from None
+        with client, dask.config.set(scheduler=client):
+            yield
+
+
+@contextmanager
+def silence_dask() -> Iterator[None]:
+    """Keep the logs of Dask and what is below it from standard error: a lost connection is told in one line."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+async def _reach(address: str, security: Security) -> None:
+    from distributed.comm import CommClosedError, connect
+    from distributed.comm.core import FatalCommClosedError
+
+    refused = SpecError("scheduler and client do not accept each other's certificates", hide_user(address), "let one authority sign both")
+    try:
+        comm = await asyncio.wait_for(connect(address, timeout=_timeout(), **security.get_connection_args("client")), _timeout() + 1)
+        await comm.close()
+    except TypeError:  # what distributed says of a tls:// address without certificates
+        raise SpecError("a tls:// address needs certificates", hide_user(address), "give cluster.tls: {ca, cert, key}") from None
+    except FatalCommClosedError:
+        raise refused from None
+    except CommClosedError:
+        if address.lower().startswith("tls"):  # TLS 1.3 tells a client last that its certificate was refused
+            raise refused from None
+        what = "the scheduler closed the connection"
+        raise TemporaryError(what, hide_user(address), "it may ask for a certificate: use its tls:// address") from None
+    except RuntimeError:  # Dask's configuration wants encryption
+        raise SpecError("Dask's configuration requires encryption, and this address has none", hide_user(address), "use tls://") from None
+    except (OSError, ValueError, OverflowError):
+        raise _unreachable(address) from None
+
+
+def _timeout() -> float:
+    seconds: float = dask.utils.parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
+    return min(seconds, _SECONDS)
+
+
+def _unreachable(address: str) -> DpdaskError:
+    return TemporaryError("the scheduler cannot be reached", hide_user(address), "check the address, and that it runs")

@@ -210,6 +210,16 @@ class Account:
         """Return the rows that a charged run and the dataset's earlier runs together leave without ε; none without a ledger."""
         return Coverage() if self.place is None else open_ledger(self.place.url).coverage_until(self.place.dataset, run_id)
 
+    def read_balance(self) -> Balance | None:
+        """Return what is spent and left of the dataset's budget, or None without a ledger.
+
+        Raises
+        ------
+        SpecError, TemporaryError
+            As `intend`.
+        """
+        return None if self.place is None else open_ledger(self.place.url).read_balance(self.place.dataset)
+
     def compute_balances(self, rows: str) -> tuple[Balance, Balance] | None:
         """Return the dataset's balance before and after the release, or None without a ledger.
 

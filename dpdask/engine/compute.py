@@ -6,7 +6,7 @@ import functools
 import queue
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -19,7 +19,9 @@ from dpdask.channels.optimal import solve_weights
 from dpdask.channels.unbiased import solve_unbiased
 from dpdask.errors import DpdaskError, InternalError, TemporaryError
 from dpdask.io.encrypted import drop_key, hold_key
+from dpdask.io.options import Options, set_options, use_options
 from dpdask.stats.statistic import FAN_IN
+from dpdask.versions import Stamp
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -30,17 +32,24 @@ Progress = Callable[[str, int, int], None]
 
 RETRIES = 3
 LONELY_SECONDS = 120.0  # an adaptive cluster needs a while for its first worker
+PATIENCE_KEY = "dpdask.patience-seconds"  # in Dask's configuration: replaces `LONELY_SECONDS`
 _POLL_SECONDS = 5.0
 _PATIENCE_SECONDS = 10.0
 _CACHES: list[Any] = [solve_weights, solve_unbiased]
 
 
 def guard(function: Callable[Args, Result]) -> Callable[Args, Result]:
-    """Return a task function whose unforeseen failures name only their type and place: library messages quote data."""
+    """Return a task function whose unforeseen failures name only their type and place: library messages quote data.
+
+    A work with a stamp among its arguments is refused by a worker whose versions are not the driver's.
+    """
 
     @functools.wraps(function)
     def task(*args: Args.args, **kwargs: Args.kwargs) -> Result:
         try:
+            for argument in (*args, *kwargs.values()):
+                if isinstance(stamp := getattr(argument, "stamp", None), Stamp):
+                    stamp.check()
             return function(*args, **kwargs)
         except DpdaskError as error:
             failure = error
@@ -75,6 +84,48 @@ def find_client() -> Client | None:
     from distributed import Client
 
     return client if isinstance(client, Client) else None
+
+
+@contextmanager
+def share_options(options: Mapping[str, Options]) -> Iterator[None]:
+    """Open buckets with these options until the block ends, in this process; workers keep them, also those that join later.
+
+    Two jobs that use one bucket on one cluster at the same time must give it the same options.
+
+    Parameters
+    ----------
+    options
+        Options by bucket. Secrets stand in them by the names of environment variables; each worker looks its own up.
+
+    Raises
+    ------
+    TemporaryError
+        If the workers cannot be told.
+    """
+    with use_options(options):
+        client = find_client()
+        if client is not None and options and not client.asynchronous:
+            _tell_workers(client, options)
+        yield
+
+
+def _tell_workers(client: Client, options: Mapping[str, Options]) -> None:
+    from distributed import WorkerPlugin
+
+    class StoreOptions(WorkerPlugin):  # type: ignore[misc]  # distributed ships no types
+        """Sets the options of a bucket on each worker, also on those that join later."""
+
+        def __init__(self, options: Mapping[str, Options]) -> None:
+            self.options = options
+
+        def setup(self, worker: Any) -> None:  # noqa: ARG002 - dask calls it by this name
+            set_options(self.options)
+
+    for place, found in options.items():
+        try:
+            client.register_plugin(StoreOptions({place: found}), name=f"dpdask-store-{place}")
+        except Exception:
+            raise TemporaryError("the workers could not be told how to open the store", place, "check that each has this version of dpdask") from None
 
 
 def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None) -> list[Any]:
@@ -117,25 +168,27 @@ def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None
 
 def _on_cluster(client: Client, stage: str, tasks: Sequence[Any], progress: Progress | None) -> list[Any]:
     from distributed import CancelledError, KilledWorker
+    from distributed.client import ClosedClientError
     from distributed.comm import CommClosedError
 
-    futures = client.compute(list(tasks), retries=RETRIES, optimize_graph=False)
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
     results: dict[Any, Any] = {}
-    for future in futures:
-        future.add_done_callback(ended.put)
+    futures: list[Any] = []
     try:
+        futures = client.compute(list(tasks), retries=RETRIES, optimize_graph=False)
+        for future in futures:
+            future.add_done_callback(ended.put)
         for done in range(1, len(futures) + 1):
             future = _patiently(client, lambda: ended.get(timeout=_POLL_SECONDS))
             if future.status in ("error", "cancelled"):  # not `pending`: its worker may have died since it was done
-                raise future.exception()
+                raise future.exception() or CancelledError
             # one by one: `gather` would wait for ever for a result that was lost with the last worker
             results[future.key] = _patiently(client, functools.partial(future.result, timeout=_POLL_SECONDS))
             if progress is not None:
                 progress(stage, done, len(tasks))
         return [results[future.key] for future in futures]
-    except (KilledWorker, CancelledError, CommClosedError, TimeoutError) as error:
-        raise TemporaryError(f"the cluster lost its workers ({type(error).__name__})", stage, "run again to resume") from None
+    except (KilledWorker, CancelledError, CommClosedError, ClosedClientError, TimeoutError) as error:
+        raise TemporaryError(f"the cluster lost its scheduler or its workers ({type(error).__name__})", stage, "run again to resume") from None
     finally:
         with suppress(Exception):  # a cluster that has gone away has nothing left to cancel
             client.cancel(futures)
@@ -147,10 +200,10 @@ def _patiently(client: Client, step: Callable[[], Any]) -> Any:
     Raises
     ------
     TimeoutError
-        If there was no worker for two minutes.
+        If there was no worker for two minutes, or for what Dask's configuration says.
     """
     alone = 0.0
-    while alone < LONELY_SECONDS:
+    while alone < dask.config.get(PATIENCE_KEY, LONELY_SECONDS):
         try:
             return step()
         except (queue.Empty, TimeoutError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from dpdask.mechanisms.mechanism import Columns, Mechanism
 from dpdask.privacy import UnitColumn
 from dpdask.schema import Schema
 from dpdask.streams import RunKey
+from dpdask.versions import Stamp
 
 KEY_NAME = "run.key"
 HOLDOUT_NAME = "holdout.key"
@@ -73,6 +74,8 @@ class TableWork:
         Whether a key that several runs share, stored beside the run key, chooses the hold-out.
     also_read
         The kept columns that the mechanism reads beside the private ones.
+    stamp
+        A worker with other versions refuses the work.
     """
 
     types: pa.Schema
@@ -83,6 +86,7 @@ class TableWork:
     unit: UnitWork | None = None
     kept_holdout: bool = False
     also_read: tuple[str, ...] = ()
+    stamp: Stamp = field(default_factory=Stamp)
 
     @property
     def unit_columns(self) -> list[str]:

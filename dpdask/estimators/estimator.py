@@ -20,7 +20,7 @@ from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, NOISY_NAME, RELEASE_NAME,
 from dpdask.errors import DataError
 from dpdask.estimators.batches import FITTED, PUBLIC, Batches
 from dpdask.estimators.frame_order import find_order_warning
-from dpdask.estimators.frames import make_frame_work, open_secrets
+from dpdask.estimators.frames import check_secrets, make_frame_work, open_secrets
 from dpdask.estimators.release import Release
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.auditing import audit_mechanism
@@ -111,7 +111,7 @@ class Estimator(ABC):
             The dataset to charge, and the ledger that holds its budget; the charge is made before any noise is drawn.
             Releases of several frames are charged once for each batch, when it is transformed for the first time.
         secrets
-            A private folder, as a path or URL, that every worker can read; by default a new temporary one of this machine
+            A private folder of a file system that every worker can read; by default a new temporary one of this machine
             (mode 0700), removed when Python ends.
 
         Raises
@@ -119,7 +119,7 @@ class Estimator(ABC):
         DataError
             If the frame violates the schema, or has too few rows.
         SpecError
-            If the parameters do not fit the frame, or the ledger has no such dataset.
+            If the parameters do not fit the frame, the ledger has no such dataset, or `secrets` is in an object store.
         BudgetError
             If the dataset's budget does not allow it; nothing is drawn.
 
@@ -129,6 +129,7 @@ class Estimator(ABC):
             What `plan` would have warned of; if a pandas frame that is to be released is sorted by a private column.
         """
         check_can_charge(self.mechanism, ledger, insecure=self.insecure_seed is not None)
+        check_secrets(secrets)
         account = _open_account(self.mechanism, ledger)  # batches are charged later
         account.check_room(None)
         folder = open_secrets(secrets)

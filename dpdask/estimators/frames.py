@@ -11,10 +11,23 @@ import pandas as pd
 
 from dpdask.engine.source import Frame, check_index, find_meta, find_types
 from dpdask.engine.work import TableWork, make_table_work
-from dpdask.errors import DataError
+from dpdask.errors import DataError, SpecError
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.schema import Schema
+
+
+def check_secrets(secrets: str | None) -> None:
+    """Check that a run key may lie in a folder.
+
+    Raises
+    ------
+    SpecError
+        If the folder is in an object store, which may keep what is removed.
+    """
+    if secrets is not None and not Folder(absolute_url(secrets)).is_local:
+        what = "an object store may keep what is removed, so the run key may not lie in one"
+        raise SpecError(what, "`secrets`", "name a folder of a file system that all workers share, or run a job")
 
 
 def open_secrets(secrets: str | None) -> Folder:

@@ -35,6 +35,8 @@ _LAST = "_last_checkpoint"
 _SIDECARS = "_sidecars"
 _CHECKPOINT_INTERVAL = 100
 _TRIES = 20
+_ELSEWHERE = "choose another output.path"
+_RULES = ("delta.invariants", "delta.generationExpression", "delta.identity")
 _PLAIN = {
     *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.date32()),
     *(pa.string(), pa.large_string(), pa.binary(), pa.large_binary()),
@@ -99,21 +101,25 @@ class DeltaLog:
             table = _open(root, self._folder.url)
             if table is not None:
                 self._check_table(table, types, mode)
+            _write_entry(root, table, Transaction("rehearsal", 0), (), types, {}, mode)  # in the copy alone
 
     def _check_table(self, table: DeltaTable, types: pa.Schema, mode: Mode) -> None:
         metadata, url = table.metadata(), self._folder.url
         if metadata.partition_columns:
-            raise OutputError("this table has partition columns, which is not offered", url, "choose another output.path")
+            raise OutputError("this table has partition columns, which is not offered", url, _ELSEWHERE)
         if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
-            raise OutputError("this table maps its columns to other names, which is not offered", url, "choose another output.path")
+            raise OutputError("this table has other names of its columns in its files, which is not offered", url, _ELSEWHERE)
+        fields = table.schema().fields
+        ruled = [key for key in metadata.configuration if key.startswith("delta.constraints.")]
+        ruled += [key for field in fields for key in field.metadata if key.startswith(_RULES)]
+        if ruled:
+            raise OutputError(f"this table has a rule for its rows ({ruled[0]}), which is not checked here", url, _ELSEWHERE)
         if mode == "overwrite" and metadata.configuration.get("delta.appendOnly") == "true":
             raise OutputError("this table takes new rows only", url, "use `mode: append`")
-        there = pa.schema(table.schema().to_arrow())
-        if [(each.name, each.type) for each in there] != [(each.name, each.type) for each in _to_delta(types)] or not all(
-            each.nullable for each in there
-        ):
+        wanted = [(each.name, each.type) for each in _to_delta(types)]
+        if [(each.name, each.type) for each in pa.schema(table.schema().to_arrow())] != wanted or not all(field.nullable for field in fields):
             what = "this table has other columns than the release: their names, types and order must agree, and nulls be allowed"
-            raise OutputError(what, url, "choose another output.path")
+            raise OutputError(what, url, _ELSEWHERE)
 
     def commit(self, transaction: Transaction, shards: Sequence[Shard], types: pa.Schema, about: Mapping[str, str], mode: Mode) -> None:
         """Write the log entry that makes shards the content of the table, or adds them; nothing happens if the release is there.
@@ -144,7 +150,7 @@ class DeltaLog:
                 if table is not None and table.transaction_version(transaction.release) is not None:
                     return
                 if table is not None and mode == "error":
-                    raise OutputError("another writer has made this table", self._folder.url, "choose another output.path")
+                    raise OutputError("another writer has made this table", self._folder.url, _ELSEWHERE)
                 if table is not None:
                     self._check_table(table, types, mode)
                 entry = _write_entry(root, table, transaction, shards, types, about, mode)
@@ -230,7 +236,7 @@ def _write_entry(
         else:
             table.create_write_transaction([*adds], mode, schema, **properties)
     except DeltaError:
-        raise OutputError("this table needs a writer of other features", "output.path", "choose another output.path") from None
+        raise OutputError("this table needs features of a writer that are not supported", "output.path", _ELSEWHERE) from None
     [entry] = [path.name for path in (root / LOG).iterdir() if path.name not in before and _ENTRY.fullmatch(path.name)]
     return entry
 

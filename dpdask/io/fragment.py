@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where the columns of a row group lie in its file, so that a reader need not ask first.
+
+    Attributes
+    ----------
+    n_file_bytes
+        The file's length.
+    footer_start
+        Where its footer begins.
+    columns
+        Each leaf column's path with its start and end.
+    """
+
+    n_file_bytes: int
+    footer_start: int
+    columns: tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +49,10 @@ class Fragment:
         A digest by which a changed file is noticed.
     number
         Its place in the table.
+    n_bytes_decoded
+        How many bytes its columns that are not dropped have when they are decompressed; 0 if no footer tells.
+    layout
+        Where its columns lie; None for CSV.
     """
 
     id: str
@@ -41,6 +64,8 @@ class Fragment:
     n_bytes: int
     version: str
     number: int = 0
+    n_bytes_decoded: int = 0
+    layout: Layout | None = field(default=None, repr=False)
 
     @property
     def where(self) -> str:

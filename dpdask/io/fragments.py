@@ -24,6 +24,7 @@ from dpdask.io import csv, parquet
 from dpdask.io.faults import storage_faults
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.fragment import Fragment
+from dpdask.io.objects import find_files
 from dpdask.schema import Schema
 
 BATCH_ROWS = 2**17
@@ -81,12 +82,12 @@ def discover(url: str, schema: Schema) -> InputTable:
     DataError
         If its columns are not those declared, or two files disagree.
     """
-    fs, files = _files(url)
+    fs, files, sizes = _files(url)
     kind = files[0][2]
     if any(format_ != kind for _, _, format_ in files):
         raise InputError("holds both Parquet and CSV files", url, "name one kind with a glob, such as folder/*.parquet")
     with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-        parts = list(pool.map(lambda file: _inspect(fs, file[0], file[1], file[2], schema), files))
+        parts = list(pool.map(lambda file: _inspect(fs, file[0], file[1], file[2], sizes[file[0]], schema), files))
     first = parts[0][1]
     twice = next((column for column in first.names if first.names.count(column) > 1), None)
     if twice is not None:
@@ -141,17 +142,11 @@ def takes_in(url: str, folder: str) -> bool:
     return f"{folder}/".startswith(f"{url.rstrip('/')}/")
 
 
-def _files(url: str) -> tuple[Any, list[tuple[str, str, Literal["parquet", "csv"]]]]:
-    """Return the file system and, for each file, its path, its name inside the table, and its format."""
-    fs, root = open_filesystem(url)
-    with storage_faults(url):
-        if any(sign in root for sign in "*?["):
-            base = re.split(r"[*?\[]", root)[0].rpartition("/")[0]
-            paths = [path for path in map(str, fs.glob(root)) if not fs.isdir(path)]
-        elif fs.isdir(root):
-            base, paths = root.rstrip("/"), [str(path) for path in fs.find(root)]
-        else:
-            base, paths = root.rpartition("/")[0], [root] if fs.exists(root) else []
+def _files(url: str) -> tuple[Any, list[tuple[str, str, Literal["parquet", "csv"]]], dict[str, int]]:
+    """Return the file system and, for each file, its path, its name inside the table, and its format; and the sizes by path."""
+    fs, _ = open_filesystem(url)
+    base, sizes = find_files(url)
+    paths = list(sizes)
     named = [(path, path[len(base) :].lstrip("/")) for path in paths]
     found = [(path, name, _format(name)) for path, name in named if not any(part[0] in "_." for part in PurePosixPath(name).parts)]
     tables = sorted([(path, name, format_) for path, name, format_ in found if format_ is not None], key=lambda file: _natural(file[1]))
@@ -161,7 +156,7 @@ def _files(url: str) -> tuple[Any, list[tuple[str, str, Literal["parquet", "csv"
     if hive is not None:
         key = next(part.partition("=")[0] for part in hive.split("/") if "=" in part)  # the value is data
         raise InputError("folders named key=value hold a column that this version does not read", f"{key}=…", "write the column into the files")
-    return fs, tables
+    return fs, tables, sizes
 
 
 def _format(name: str) -> Literal["parquet", "csv"] | None:
@@ -172,7 +167,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name)]
 
 
-def _inspect(fs: Any, path: str, name: str, format_: Literal["parquet", "csv"], schema: Schema) -> tuple[list[Fragment], pa.Schema]:
+def _inspect(fs: Any, path: str, name: str, format_: Literal["parquet", "csv"], size: int, schema: Schema) -> tuple[list[Fragment], pa.Schema]:
     url = str(fs.unstrip_protocol(path))
     with storage_faults(name):
         if format_ == "csv":
@@ -180,7 +175,7 @@ def _inspect(fs: Any, path: str, name: str, format_: Literal["parquet", "csv"], 
             return [
                 Fragment(id=_id(name, content, 0), url=url, name=name, format="csv", row_group=0, n_rows=None, n_bytes=n_bytes, version=version)
             ], types
-        digest, metadata = parquet.footer(fs, path, name)
+        digest, metadata = parquet.footer(fs, path, name, size)
         groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
         fragments = [
             Fragment(
@@ -192,10 +187,19 @@ def _inspect(fs: Any, path: str, name: str, format_: Literal["parquet", "csv"], 
                 n_rows=group.num_rows,
                 n_bytes=sum(group.column(column).total_compressed_size for column in range(group.num_columns)),
                 version=digest,
+                n_bytes_decoded=_decoded(group, schema),
+                layout=parquet.lay_out(metadata, index, size),
             )
             for index, group in enumerate(groups)
         ]
         return fragments, parquet.plain_schema(metadata)
+
+
+def _decoded(group: Any, schema: Schema) -> int:
+    """Return the decompressed bytes of a row group's columns that are not dropped."""
+    dropped = {column for column, declared in schema.columns.items() if declared.role == "drop"}
+    chunks = (group.column(index) for index in range(group.num_columns))
+    return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] not in dropped)
 
 
 def _id(name: str, digest: str, row_group: int) -> str:

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TypeVar
+from typing import IO, Any, TypeVar
 
 from dpdask.errors import OutputError
 from dpdask.io.faults import Fault, classify, storage_faults
-from dpdask.io.filesystems import call_storage, create_file, open_filesystem, read_file, remove_file, replace_file, settle_file
+from dpdask.io.filesystems import call_storage, open_filesystem
+from dpdask.io.objects import create_file, read_file, remove_file, replace_file, settle_file
+from dpdask.io.remote import open_remote
 
 _REMOVALS = 10
 _COMPARED_BYTES = 2**26
@@ -290,11 +292,11 @@ class Folder:
         with storage_faults(path), _temporary(path, 0o666, publish) as file:
             yield file
 
-    def open(self, name: str) -> BinaryIO:
+    def open(self, name: str) -> IO[bytes]:
         """Open a file to read."""
-        fs, path = self._resolve(name)
+        _, path = self._resolve(name)
         with storage_faults(path):
-            return fs.open(path, "rb")  # type: ignore[no-any-return]  # fsspec is untyped
+            return open_remote(f"{self.url}/{name}")
 
     def remove(self, name: str = "") -> None:
         """Remove a file, or the folder with its contents; nothing happens if it does not exist."""

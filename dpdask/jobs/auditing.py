@@ -9,12 +9,14 @@ from dpdask.errors import InputError, OutputError
 from dpdask.io.storage import Folder
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.spec import Job
+from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import open_table
 from dpdask.mechanisms.auditing import audit_mechanism
 from dpdask.mechanisms.card import Card
 
 
 @raises_in_keys
+@opens_stores
 def audit_job(job: Job, *, n_runs: int = 20_000) -> dict[str, Any]:
     """Return, for each column and each central measurement of a job, what is claimed and what is found.
 

@@ -11,10 +11,12 @@ from dpdask.io.storage import Folder
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_footer_warnings
 from dpdask.jobs.spec import Job
+from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
 from dpdask.mechanisms.plan_text import describe_promise, describe_steps
 
-_COMMIT = "commit: all shards appear at once, with manifest and release card; the run key is destroyed"
+_TABLES = {"delta": "a Delta table", "iceberg": "an Iceberg table"}
+_MODES = {"error": "as {table}", "append": "appended to {table}", "overwrite": "in place of what {table} holds"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +48,8 @@ class Plan:
         About how many rows are released; None if no footer tells, or if units are bounded.
     n_shards
         At most how many shards, or None.
-    output
-        Where.
+    output, output_format, output_mode
+        Where, as what, and what becomes of what a table holds.
     insecure
         Whether the noise comes from a seed.
     warnings
@@ -71,6 +73,8 @@ class Plan:
     released_rows: int | None
     n_shards: int | None
     output: str
+    output_format: str
+    output_mode: str
     insecure: bool
     warnings: tuple[str, ...]
     expectations: tuple[str, ...]
@@ -88,13 +92,18 @@ class Plan:
             *describe_steps(self),
             *(f"  outside   {name}: {outside}" for name, outside in self.outside.items()),
             f"  kept      {', '.join(self.kept) or 'nothing'}; dropped: {', '.join(self.dropped) or 'nothing'}",
-            f"  output    {released}{self.output}",
+            f"  output    {released}{self.output}{self._describe_table()}",
             *describe_promise(self),
         ]
         return "\n".join(lines)
 
+    def _describe_table(self) -> str:
+        table = _TABLES.get(self.output_format)
+        return "" if table is None else f", {_MODES[self.output_mode].format(table=table)}"
+
 
 @raises_in_keys
+@opens_stores
 def plan_job(job: Job) -> Plan:
     """Return the plan of a job; it reads footers, never rows.
 
@@ -102,16 +111,19 @@ def plan_job(job: Job) -> Plan:
     ------
     InputError, DataError
         If the input cannot be found, or its columns are not those declared.
+    SpecError, OutputError
+        If the output is a table that cannot hold the released columns.
     """
     opened = open_table(job, Folder(job.output_url))
     table, mechanism = opened.table, opened.mechanism
+    job.file.output.target.open(Folder(job.output_url)).check(opened.mechanism.find_written(opened.work.released))
     expected = expect(job, opened)
     return Plan(
         name=job.file.name,
         n_fragments=len(table.fragments),
         n_rows=table.n_rows,
         n_bytes=table.n_bytes,
-        stages=(*expected.stages, _COMMIT),
+        stages=(*expected.stages, _describe_commit(job)),
         epsilons=dict(mechanism.spending.row),
         reference_epsilons=dict(mechanism.spending.reference),
         ledger=job.account.describe_balances(opened.sample_place),
@@ -124,10 +136,18 @@ def plan_job(job: Job) -> Plan:
         released_rows=expected.n_rows,
         n_shards=expected.n_shards,
         output=job.output_url,
+        output_format=job.file.output.format,
+        output_mode=job.file.output.mode,
         insecure=job.file.insecure_seed is not None,
         warnings=(*expected.warnings, *(() if job.account.is_strict else list_footer_warnings(job, table))),
         expectations=mechanism.expectations(opened.work.columns),
     )
+
+
+def _describe_commit(job: Job) -> str:
+    table = _TABLES.get(job.file.output.format)
+    version = "" if table is None else f" in one version of {table}"
+    return f"commit: all shards appear at once{version}, with manifest and release card; the run key is destroyed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

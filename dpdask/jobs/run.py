@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from dpdask.connect.probe import check_workers
 from dpdask.engine.account import settle
 from dpdask.engine.compute import Progress
 from dpdask.engine.fit import Fitted, fit, load
@@ -22,6 +24,7 @@ from dpdask.jobs.ordering import list_sorted_warnings
 from dpdask.jobs.plan import expect
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
+from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
 from dpdask.mechanisms.card import make_card
 
@@ -44,6 +47,10 @@ class Outcome:
         What is printed on the steward's terminal only: exact, and covered by no ε. Empty if the job was already finished.
     quality
         One line on how good the release is, from the release alone; empty if the job was already finished.
+    run_id
+        The run's name in the ledger; empty if the job was already finished.
+    release
+        The name by which the output knows the release.
     """
 
     status: Literal["released", "already released"]
@@ -52,9 +59,12 @@ class Outcome:
     warnings: tuple[str, ...] = ()
     told: Told = field(default_factory=Told)
     quality: str = ""
+    run_id: str = ""
+    release: str = ""
 
 
 @raises_in_keys
+@opens_stores
 def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     """Run a job, or go on with it, or find it finished.
 
@@ -79,6 +89,8 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     TemporaryError
         If something failed that may pass; what is staged is kept.
 
+    Before a row is read or anything is charged, each worker of a cluster is asked what it has and can do: see `check_workers`.
+
     Privacy
     -------
     Row noise is a function of the run key; central noise is saved beside it as soon as it is drawn. So a second run repeats
@@ -86,7 +98,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     something exact about them that no ε covers: the ledger records it, and charges it if the dataset is strict. Errors and
     warnings are for the steward only.
     """
-    state = RunState(Folder(job.output_url), job.ledger, job.file.output.target)
+    state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url, job.file.output.target)
     opened = open_table(job, state.folder) if job.may_repeat else None
     release = job.name_release("" if opened is None else opened.table.fingerprint)
     finished = _find_finished(job, state, release)
@@ -103,12 +115,23 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
         finished = _find_finished(job, state, release)
         if finished is not None:
             return finished
+        _check_cluster(state, opened)
         try:
             outcome = _advance(job, state, opened, release, progress)
             return replace(outcome, warnings=(*warnings, *outcome.warnings))
         except DpdaskError as error:
             _fail(job, state, error)
             raise
+
+
+def _check_cluster(state: RunState, opened: JobTable) -> None:
+    """Check the workers; if they cannot do the work, leave no trace of a run that has not begun."""
+    try:
+        check_workers(opened.table.fragments, output=state.folder, secrets=state.folder)
+    except DpdaskError:
+        if state.read() is None:
+            state.remove()
+        raise
 
 
 def _find_finished(job: Job, state: RunState, release: str) -> Outcome | None:
@@ -124,11 +147,12 @@ def _find_finished(job: Job, state: RunState, release: str) -> Outcome | None:
         return None
     state.publication.finish()
     if state.is_left_by(release):
-        reached = state.read()
-        if reached is not None and reached.job == job.digest:
-            job.account.commit(reached.run_id, reached.release_sha256)
-        state.remove()
-    return Outcome(status="already released", output=job.output_url, manifest=manifest)
+        with suppress(InputError, OutputError):  # of another version, or its key is elsewhere: the release stands all the same
+            reached = state.read()
+            if reached is not None and reached.job == job.digest:
+                job.account.commit(reached.run_id, reached.release_sha256)
+            state.remove()
+    return Outcome(status="already released", output=job.output_url, manifest=manifest, release=release)
 
 
 def _find_unfinished(job: Job, state: RunState) -> Progressed | None:
@@ -239,7 +263,16 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
     state.remove()
     told = Told() if strict else _told(reached.fitted, staged)  # with a strict ledger, nobody is told
     warnings = list_sorted_warnings(job, told, len(manifest.shards))
-    return Outcome(status="released", output=job.output_url, manifest=manifest, warnings=warnings, told=told, quality=quality)
+    return Outcome(
+        status="released",
+        output=job.output_url,
+        manifest=manifest,
+        warnings=warnings,
+        told=told,
+        quality=quality,
+        run_id=reached.run_id,
+        release=reached.release,
+    )
 
 
 def _told(fitted: Fitted, staged: Staged) -> Told:
@@ -312,17 +345,26 @@ def status(output_url: str) -> Status:
     return Status(stage="released" if released else "absent", n_shards=sum(len(manifest.shards) for manifest in released))
 
 
-def abort(output_url: str) -> bool:
+def abort(output_url: str, ledger_url: str | None = None) -> bool:
     """Remove an unfinished run: its key, its fitted release, its staged shards. Return whether there was one.
+
+    Parameters
+    ----------
+    output_url
+        The output.
+    ledger_url
+        The ledger that the run is charged to; needed if it keeps the run's key: that of a run whose output is in a store.
 
     Raises
     ------
+    SpecError
+        If a ledger keeps the run's key and is not given.
     OutputError
         If the output is released: what is published cannot be taken back.
     TemporaryError
         If a driver is at work on it.
     """
-    state = RunState(Folder(output_url))
+    state = RunState(Folder(output_url), ledger_url)
     if not state.folder.exists():
         if list_manifests(state.output):
             raise OutputError("this output is released already", output_url, "remove the folder yourself, if you must")

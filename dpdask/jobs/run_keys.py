@@ -11,13 +11,12 @@ import uuid
 from pathlib import Path
 from typing import Protocol
 
-from dpdask.engine.account import LedgerPlace
 from dpdask.engine.work import KEY_NAME
 from dpdask.errors import OutputError
 from dpdask.io.faults import storage_faults
 from dpdask.io.storage import Folder
 
-_LEDGER = "ledger"
+LEDGER = "ledger"
 
 
 class RunKeys(Protocol):
@@ -120,7 +119,7 @@ class LedgerKeys:
         The ledger's URL.
     """
 
-    place = _LEDGER
+    place = LEDGER
 
     def __init__(self, url: str) -> None:
         from dpdask.privacy.ledger_keys import KeyTable  # SQLAlchemy is for those who have a ledger
@@ -140,16 +139,16 @@ class LedgerKeys:
         self._table.remove(run_id)
 
 
-def find_keys(folder: Folder, ledger: LedgerPlace | None) -> RunKeys:
+def find_keys(folder: Folder, ledger_url: str | None) -> RunKeys:
     """Return where the keys of an output's runs are kept.
 
     Parameters
     ----------
     folder
         The hidden folder of the output.
-    ledger
+    ledger_url
         The ledger that the job is charged to, if any.
     """
     if folder.is_local:
         return FolderKeys(folder)
-    return HostKeys() if ledger is None else LedgerKeys(ledger.url)
+    return HostKeys() if ledger_url is None else LedgerKeys(ledger_url)

@@ -6,14 +6,16 @@ import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, create_model
+from pydantic import Field, create_model, field_validator
 
+from dpdask.connect.spec import ClusterBlock, Threads, place_files
 from dpdask.documents import Document, parse_value, parse_yaml, validate
 from dpdask.engine.account import Account, LedgerPlace
 from dpdask.errors import SpecError
 from dpdask.io.fragments import takes_in
+from dpdask.io.options import Options, by_root, check_options
 from dpdask.io.storage import absolute_url
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.output import Output
@@ -32,21 +34,17 @@ class Input(Document):
     path: str = Field(min_length=1)
 
 
-class Cluster(Document):
-    """Where the job runs: `local` processes, `threads`, `synchronous`, or the `address` of a scheduler.
+class Lineage(Document):
+    """Events of each run for OpenLineage, under the name of a group of jobs; where they go, OpenLineage's own configuration says."""
 
-    A scheduler on another machine that does not ask for certificates (`tcp://`) is refused unless `insecure` is true.
-    """
-
-    kind: Literal["local", "threads", "synchronous", "address"] = "threads"
-    workers: int | None = Field(default=None, ge=1)
-    threads_per_worker: int = Field(default=1, ge=1)
-    address: str | None = None
-    insecure: bool = False
+    namespace: str = Field(default="dpdask", min_length=1)
 
 
 class JobFile(Document):
-    """A job as it stands in its file; `privacy` and `ledger` belong to mechanisms that spend a budget."""
+    """A job as it stands in its file; `privacy` and `ledger` belong to mechanisms that spend a budget.
+
+    `storage` holds options of file systems by protocol; secrets in it are references such as `{env: LAKE_SECRET}`.
+    """
 
     name: str = Field(min_length=1, max_length=200)
     input: Input
@@ -55,8 +53,12 @@ class JobFile(Document):
     privacy: Budget | None = None
     mechanism: Spec
     ledger: LedgerPlace | None = None
-    cluster: Cluster = Cluster()
+    cluster: ClusterBlock = Threads()
+    lineage: Lineage | None = None
+    storage: dict[str, dict[str, Any]] = Field(default_factory=dict)
     insecure_seed: int | None = None
+
+    _check_storage = field_validator("storage", mode="before")(check_options)
 
 
 def job_file_type() -> type[JobFile]:
@@ -80,6 +82,8 @@ class Job:
     ----------
     mechanism
         The mechanism on the schema, under the budget.
+    cluster
+        Where the job runs.
 
     Raises
     ------
@@ -99,6 +103,7 @@ class Job:
         check_seed(file)
         schema.check_privatised(file.schema_path)
         self.ledger = file.ledger and file.ledger.resolve(base)
+        self.cluster = place_files(file.cluster, base)
         self._public_urls: dict[str, str] = {}
         self.mechanism = bind(file.mechanism, schema, file.privacy).place_paths(lambda parameter, path: self._place(parameter, path, base))
 
@@ -129,14 +134,20 @@ class Job:
         return self.file.output.order if self.mechanism.releases_rows else None
 
     @property
+    def stores(self) -> dict[str, Options]:
+        """The options of the buckets that the job reads and writes; secrets in them are references."""
+        return by_root(self.file.storage, [self.input_url, self.output_url, *self._public_urls.values()])
+
+    @property
     def digest(self) -> str:
         """A digest of everything that decides the output's bytes except the input's content.
 
-        The cluster is left out, because the same job on another scheduler is the same job. Also left out are the ledger, the
-        output's path, its catalog, and `order` if it is not `shuffled`.
+        The cluster and the storage's options are left out, because the same job on another scheduler is the same job. Also left
+        out are the ledger, the lineage, the output's path and catalog, and `order` if it is not `shuffled`.
         """
         place = {"path", "catalog"} if self.order == "shuffled" else {"path", "catalog", "order"}
-        content = self.file.model_dump(mode="json", by_alias=True, exclude={"cluster": True, "ledger": True, "output": place, "schema_path": True})
+        elsewhere = ("cluster", "storage", "ledger", "lineage", "schema_path")
+        content = self.file.model_dump(mode="json", by_alias=True, exclude={"output": place, **dict.fromkeys(elsewhere, True)})
         whole = {"job": content, "schema": self.schema.model_dump(mode="json"), "input": self.input_url}
         if self._public_urls:
             whole["public"] = self._public_urls

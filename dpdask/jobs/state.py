@@ -10,18 +10,17 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from dpdask.engine.account import LedgerPlace
 from dpdask.engine.compute import forget_everywhere, share_key
 from dpdask.engine.fit import Fitted
 from dpdask.engine.work import HOLDOUT_NAME
 from dpdask.engine.write import Staging
-from dpdask.errors import InputError, OutputError
+from dpdask.errors import InputError, OutputError, SpecError
 from dpdask.io.encrypted import EncryptedFolder, decrypt, encrypt
 from dpdask.io.manifest import META, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import STATE_FORMAT, LockedRecord, NumberedRecords, RunRecords, busy, unreadable
-from dpdask.jobs.run_keys import find_keys
+from dpdask.jobs.run_keys import LEDGER, find_keys
 from dpdask.streams import STREAM_FORMAT, RunKey
 from dpdask.version import __version__
 
@@ -113,7 +112,7 @@ class RunState:
     ----------
     output
         The output folder.
-    ledger
+    ledger_url
         The ledger that the job is charged to, if any: it keeps the keys of runs whose output is in a store.
     target
         How the output is published; if it is None, as the unfinished run does it, or as plain files.
@@ -124,10 +123,10 @@ class RunState:
     files are encrypted with the run key, which is not in the store.
     """
 
-    def __init__(self, output: Folder, ledger: LedgerPlace | None = None, target: Target | None = None) -> None:
+    def __init__(self, output: Folder, ledger_url: str | None = None, target: Target | None = None) -> None:
         self.output = output
         self.folder = output.sibling(".", ".dpdask")
-        self.keys = find_keys(self.folder, ledger)
+        self.keys = find_keys(self.folder, ledger_url)
         self._records: RunRecords = (LockedRecord if output.is_local else NumberedRecords)(self.folder, output)
         if target is None:
             found = self._read_unfinished()
@@ -158,7 +157,7 @@ class RunState:
             return None
         place = self._check_versions(content)
         if place != self.keys.place:
-            where = "in a ledger" if place == "ledger" else "on another machine, or of another user"
+            where = "in a ledger" if place == LEDGER else "on another machine, or of another user"
             what = f"the key of this output's unfinished run is {where}, so the run cannot go on here"
             raise InputError(what, self.output.url, "run the job there, or `dpdask abort` this output")
         try:
@@ -332,6 +331,8 @@ class RunState:
             self.keys.remove("")
             self.folder.remove(HOLDOUT_NAME)
         elif found is not None:
+            if (self._records.read() or {}).get("key") == LEDGER != self.keys.place:
+                raise SpecError("the key of this run is kept by a ledger", self.output.url, "name it: `dpdask abort OUT --ledger URL`")
             self.keys.remove(found.run_id)
         if found is not None:
             found.target.open(self.output).undo(found.release, found.run_id)

@@ -28,8 +28,9 @@ import psutil
 from distributed import Client, default_client
 
 from dpdask.connect import open_cluster
+from dpdask.connect.spec import Local
 from dpdask.jobs.run import run_job
-from dpdask.jobs.spec import Cluster, load_job
+from dpdask.jobs.spec import load_job
 from dpdask.simulate import simulate_census, simulate_movielens
 
 JOB = Path(__file__).parent.parent / "movielens" / "job.yaml"
@@ -39,7 +40,7 @@ WORKERS = 2
 @contextmanager
 def cluster() -> Iterator[Client]:
     """Start the cluster that a job's `cluster: {kind: local, workers: 2}` starts; both sides run on it."""
-    with open_cluster(Cluster(kind="local", workers=WORKERS)):
+    with open_cluster(Local(workers=WORKERS)):
         yield default_client()
 
 

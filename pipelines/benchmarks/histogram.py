@@ -30,10 +30,11 @@ import pyarrow.parquet as pq
 from distributed import Client, default_client
 
 from dpdask.connect import open_cluster
+from dpdask.connect.spec import Local
 from dpdask.engine.scan import scan
 from dpdask.io.storage import Folder
 from dpdask.jobs.run import run_job
-from dpdask.jobs.spec import Cluster, Job, load_job
+from dpdask.jobs.spec import Job, load_job
 from dpdask.jobs.tables import open_table
 
 WORKERS = 2
@@ -56,7 +57,7 @@ mechanism: {{kind: histogram, bins: {bins}, threshold: enhanced, factor: {factor
 
 @contextmanager
 def cluster() -> Iterator[Client]:
-    with open_cluster(Cluster(kind="local", workers=WORKERS)):
+    with open_cluster(Local(workers=WORKERS)):
         yield default_client()
 
 

@@ -1238,6 +1238,8 @@ CASES: tuple[Case, ...] = (
     _case("an unknown option", 2, r"No such option '?--fast'?", "--fast"),
     Case(name="an unknown option before the verb", code=2, says=r"No such option '?--fast'?", prepare=lambda _: ["--fast", "run"]),
     Case(name="no job named", code=2, says=r"Missing argument 'JOB'", prepare=lambda _: ["run"]),
+    _case("lineage without a namespace", 64, r"job\.yaml, lineage\.namespace: .*", lineage={"namespace": ""}),
+    _case("a misspelt key of lineage", 64, r"unknown key 'lineage\.name_space'; did you mean 'namespace'\?", lineage={"name_space": "lake"}),
     _case("an address that is not given", 64, r"the key 'cluster\.address' is missing", cluster={"kind": "address"}),
     _case(
         "a scheduler without TLS, open to the network",

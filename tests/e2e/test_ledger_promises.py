@@ -359,7 +359,7 @@ def test_a_failure_that_may_pass_is_charged_once_by_a_strict_ledger(tmp_path: Pa
     made = job(tmp_path, source, url, mechanism__reference=HOLDOUT)
 
     def lost(*_: Any, **__: Any) -> Any:
-        raise TemporaryError("the cluster lost its workers")
+        raise TemporaryError("the cluster lost its scheduler or its workers")
 
     with monkeypatch.context() as patched:
         patched.setattr("dpdask.engine.fit.scan", lost)

@@ -16,7 +16,7 @@ from fsspec.asyn import sync
 from services.stores import OpenStore, Store
 
 from dpdask.engine.account import open_ledger
-from dpdask.errors import InputError, OutputError, TemporaryError
+from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.manifest import Manifest
 from dpdask.io.storage import Folder
@@ -188,6 +188,19 @@ def test_with_a_ledger_any_machine_goes_on(store: Store, drivers: Drivers, sourc
     assert secret.hex().encode() not in (tmp_path / "ledger.db").read_bytes()
     assert [entry.kind for entry in charging_entries(**place)] == ["intend", "commit"]
     assert open_ledger(place["url"]).verify("ratings")
+
+
+def test_abort_needs_the_ledger_that_keeps_the_key(store: Store, drivers: Drivers, source: Path, tmp_path: Path) -> None:
+    place = make_ledger(tmp_path)
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
+    drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
+    run_id = charging_entries(**place)[-1].run_id
+    with pytest.raises(SpecError, match="kept by a ledger"):
+        abort(store.folder.url)
+    assert KeyTable(place["url"]).read(run_id) is not None
+    assert abort(store.folder.url, place["url"]) is True
+    assert KeyTable(place["url"]).read(run_id) is None
+    assert store.folder.names() == []
 
 
 def test_without_a_ledger_the_run_goes_on_where_its_key_is(

@@ -1,0 +1,212 @@
+"""What each worker is asked before a run reads a row or is charged: its versions, its memory, and what it can read and write."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import dask
+
+from dpdask.engine.compute import LONELY_SECONDS, PATIENCE_KEY, find_client
+from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
+from dpdask.io.fragment import Fragment
+from dpdask.io.storage import Folder
+from dpdask.versions import LIBRARIES, compare_versions, find_versions, own_versions
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+MEMORY_FACTOR = 2
+_BASE_BYTES = 400 * 2**20  # a worker's Python and its libraries
+_SECONDS = 15.0
+_INSTALL = "install the same versions on every worker, and run again"
+
+
+def check_workers(fragments: Sequence[Fragment], *, output: Folder, secrets: Folder | None = None) -> None:
+    """Check that each worker of the active cluster can do a run's work; threads and this process need no check.
+
+    Parameters
+    ----------
+    fragments
+        The input. The first file is opened; the largest row group must fit into a worker's memory.
+    output
+        A folder into which workers write; it exists. A file `_dpdask-probe-…` is written and removed.
+    secrets
+        The folder of the run's secrets, if workers read one; it exists. The driver writes such a file, and each worker reads it.
+
+    Raises
+    ------
+    SpecError
+        If a worker has no dpdask, or another version of something that decides released bytes; or too little memory.
+    InputError
+        If a worker cannot open the input.
+    OutputError
+        If a worker cannot write the output, or cannot read the secrets.
+    TemporaryError
+        If no worker comes, or none answers.
+    """
+    client = find_client()
+    if client is None or client.asynchronous:
+        return
+    _wait_for_a_worker(client)
+    _check_versions(client)
+    _check_memory(client, max((fragment.n_bytes_decoded for fragment in fragments), default=0))
+    _check_places(client, fragments, output, secrets)
+
+
+def _wait_for_a_worker(client: Client) -> None:
+    """Wait until there is a worker; an adaptive cluster starts one for a task.
+
+    Raises
+    ------
+    TemporaryError
+        If none comes in time.
+    """
+    from distributed import CancelledError
+
+    if client.scheduler_info(n_workers=1)["workers"]:
+        return
+    seconds = dask.config.get(PATIENCE_KEY, LONELY_SECONDS)
+    task = client.submit(abs, -1, key=f"dpdask-probe-{uuid.uuid4().hex[:12]}", pure=False)
+    try:
+        task.result(timeout=seconds)
+    except (TimeoutError, CancelledError, OSError):
+        what = f"no worker came within {seconds:.0f} seconds"
+        raise TemporaryError(what, "cluster", "check that workers start, and run again") from None
+    finally:
+        task.release()
+
+
+def _check_versions(client: Client) -> None:
+    wanted = own_versions()
+    try:
+        # asked without sending code: Python cannot run that of another version
+        pythons = {address: _find_python(found) for address, found in client.get_versions()["workers"].items()}
+    except OSError:
+        raise _no_answer() from None
+    found = {address: {**wanted, "Python": python} for address, python in pythons.items()}
+    if all(python == wanted["Python"] for python in pythons.values()):
+        found = _ask(client, _by_value(find_versions), LIBRARIES)
+    differs = [compare_versions(versions, wanted) for versions in found.values()]
+    if any(differs):
+        raise SpecError(_count(differs), "cluster", _INSTALL)
+
+
+def _find_python(found: Mapping[str, Any]) -> str:
+    return ".".join(found["packages"]["python"].split(".")[:2])
+
+
+def _by_value(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is pickled with its code: one of an installed module is pickled as its name, and imported where it arrives."""
+    assert isinstance(function, FunctionType)
+    copy = FunctionType(function.__code__, {"__builtins__": builtins}, function.__name__, function.__defaults__)
+    copy.__module__ = "__main__"
+    return copy
+
+
+def _check_memory(client: Client, largest: int) -> None:
+    """Check that a worker can hold as many of the largest row group as it has threads.
+
+    Raises
+    ------
+    SpecError
+        If one cannot.
+    """
+    short = []
+    for worker in client.scheduler_info(n_workers=-1)["workers"].values():
+        needed = _BASE_BYTES + MEMORY_FACTOR * largest * worker["nthreads"]
+        if worker["memory_limit"] and worker["memory_limit"] < needed:
+            limit, about = dask.utils.format_bytes(worker["memory_limit"]), dask.utils.format_bytes(needed)
+            short.append(f"a memory limit of {limit}, and the largest row group in {worker['nthreads']} threads needs about {about}")
+        else:
+            short.append("")
+    if any(short):
+        raise SpecError(_count(short), "cluster", "give workers more memory or fewer threads, or write smaller row groups")
+
+
+def _check_places(client: Client, fragments: Sequence[Fragment], output: Folder, secrets: Folder | None) -> None:
+    name = f"_dpdask-probe-{uuid.uuid4().hex}"
+    try:
+        if secrets is not None:
+            secrets.write(name, b"", private=True)
+        answers = _ask(client, try_places, fragments[0] if fragments else None, output, secrets, name)
+    finally:
+        if secrets is not None:
+            secrets.remove(name)
+    hint = "give workers the same paths or URLs, and the rights of the user who runs this"
+    for error in (InputError, OutputError, TemporaryError):
+        wrong = [what if code == error.exit_code else "" for code, what in answers.values()]
+        if any(wrong):
+            raise error(_count(wrong), "cluster", hint)
+
+
+async def try_places(first: Fragment | None, output: Folder, secrets: Folder | None, name: str) -> tuple[int, str]:
+    """Return the exit code of what this worker cannot do, and what that is in words; 0 if it can do all.
+
+    Parameters
+    ----------
+    first, output, secrets
+        The first fragment, and the folders, as for `check_workers`.
+    name
+        The name of a file that is in `secrets`, and that may be written to `output`.
+    """
+    return await asyncio.to_thread(_try_places, first, output, secrets, name)  # not in the event loop: a storage may hang
+
+
+def _try_places(first: Fragment | None, output: Folder, secrets: Folder | None, name: str) -> tuple[int, str]:
+    step, code = "cannot read the first file of the input", InputError.exit_code
+    try:
+        if first is not None:
+            folder, _, file = first.url.rpartition("/")
+            with Folder(folder).open(file) as opened:
+                opened.read(4)
+        step, code = "cannot write into the output's folder", OutputError.exit_code
+        mine = f"{name}-{uuid.uuid4().hex}"
+        output.write(mine, b"", private=True)
+        output.remove(mine)
+        step = "cannot read the folder of the run's secrets"
+        if secrets is not None:
+            secrets.read(name)
+    except TemporaryError as error:
+        return error.exit_code, f"{step}: {error.what}"
+    except Exception:  # a library's message may hold a credential
+        return code, step
+    return 0, ""
+
+
+def _ask(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """Return what each worker answers; those that go away meanwhile are left out.
+
+    Raises
+    ------
+    SpecError
+        If a worker cannot run the function.
+    TemporaryError
+        If none answers in time.
+    """
+    try:
+        answers = client.run(function, *arguments, on_error="return", callback_timeout=_SECONDS)
+    except OSError:  # also TimeoutError
+        raise _no_answer() from None
+    there = {address: answer for address, answer in answers.items() if not isinstance(answer, OSError)}
+    failed = [type(answer).__name__ if isinstance(answer, Exception) else "" for answer in there.values()]
+    if any(failed):
+        raise SpecError(_count(failed), "cluster", _INSTALL)
+    if not there:
+        raise _no_answer()
+    return there
+
+
+def _no_answer() -> TemporaryError:
+    return TemporaryError("no worker answers", "cluster", "check that workers and scheduler run, and run again")
+
+
+def _count(wrong: Sequence[str]) -> str:
+    """Return what is wrong with most of the workers, and with how many: one entry for each worker, empty if nothing is wrong with it."""
+    [(what, number)] = Counter(filter(None, wrong)).most_common(1)
+    return f"{number} of {len(wrong)} workers: {what}"

@@ -1,0 +1,207 @@
+"""What may go wrong with a run, on every store: a fault, what the command line answers, and how the run ends after all.
+
+Each fault is a function of a `Cell`: it disturbs the run, checks the exit codes on the way, and leaves the release to `Cell.check`, which
+compares its bytes with those of a run that nobody disturbed, counts charges and commits, and looks for what is left.
+`python -m faults.matrix`, in the folder `tests`, runs all cells and prints a table.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET  # of pytest's own report
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from distributed import Client, LocalCluster
+from e2e.helpers import charging_entries, load, processes, run_here
+from faults.drivers import Drivers
+from services.stores import Store
+
+from dpdask.engine.account import open_ledger
+from dpdask.errors import InputError, OutputError, TemporaryError
+from dpdask.io.manifest import MANIFEST_NAME, list_manifests
+from dpdask.jobs.run import run_job
+
+FOREVER = 10**6
+STAGES = ("opened", "intended", "drawn", "fitted", "first-shard-begun", "shard-unrecorded", "all-shards", "card-written", "uncommitted", "committed")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A job whose output is in one store, and the drivers that run it."""
+
+    store: Store
+    job: Path
+    ledger: dict[str, str]
+    drivers: Drivers
+    environment: dict[str, str]
+    quiet: list[str]
+    scratch: Path
+    format: str = "parquet"
+
+    @property
+    def commit(self) -> str:
+        """The path of the request that commits a release."""
+        return "_delta_log/" if self.format == "delta" else MANIFEST_NAME
+
+    def run(self, point: str | None = None) -> int:
+        """Run the job in a process of its own, struck at a point, and return its exit code."""
+        return self.drivers.run("run", self.job, point=point, environment=self.environment)[0]
+
+    def end(self) -> None:
+        """Run the job undisturbed, to its end."""
+        assert self.run() == 0
+
+    def check(self) -> None:
+        """Check that there is one release, of the right bytes, for one charge, and nothing else."""
+        [manifest] = list_manifests(self.store.folder)
+        assert [shard.sha256 for shard in manifest.shards] == self.quiet
+        last = "_delta_log" if self.format == "delta" else "_SUCCESS"
+        assert set(self.store.folder.names()) == {shard.name for shard in manifest.shards} | {"_dpdask", last}
+        assert self.format == "parquet" or len(self.store.folder.child(last).names()) == 1
+        assert not self.store.folder.sibling(".", ".dpdask").exists()
+        assert [entry.kind for entry in charging_entries(**self.ledger)] == ["intend", "commit"]
+        assert open_ledger(self.ledger["url"]).verify(self.ledger["dataset"])
+
+
+def kill_the_driver(cell: Cell) -> None:
+    for stage in STAGES:
+        assert cell.run(stage) in (-signal.SIGKILL, 0)  # 0: the stage was behind it already
+    cell.end()
+
+
+def kill_a_worker(cell: Cell) -> None:
+    killed: list[int] = []
+
+    def progress(stage: str, done: int, _: int) -> None:
+        if stage == "write" and done == 1 and not killed:
+            killed.append(_kill_one(cluster))
+
+    with processes(2) as cluster, Client(cluster):
+        run_job(load(cell.job), progress)
+    assert killed
+
+
+def _kill_one(cluster: LocalCluster) -> int:
+    pid = next(nanny.pid for nanny in cluster.workers.values() if nanny.pid)
+    os.kill(pid, signal.SIGKILL)
+    return int(pid)
+
+
+def lose_all_workers(cell: Cell) -> None:
+    """As SLURM does when it cancels a job: the driver ends with 75, or goes on with new workers."""
+    closed: list[bool] = []
+
+    def progress(stage: str, done: int, _: int) -> None:
+        if stage == "write" and done == 1 and not closed:
+            closed.append(True)
+            cluster.close()
+
+    cluster = processes(2)
+    client = Client(cluster)
+    try:
+        with pytest.raises(TemporaryError):
+            run_job(load(cell.job), progress)
+    finally:
+        client.close()
+        cluster.close()
+    cell.end()
+
+
+def start_a_second_driver(cell: Cell) -> None:
+    sign = cell.scratch / "sign"
+    pid = cell.drivers.start("run", cell.job, point="some-shards", strike="pause", sign=sign, environment=cell.environment)
+    while not sign.exists():
+        time.sleep(0.02)
+    with pytest.raises(TemporaryError, match="another run is writing this output"):
+        run_here(cell.job)
+    os.kill(pid, signal.SIGKILL)
+    cell.drivers.wait()
+    cell.end()
+
+
+def refuse_the_commit(cell: Cell) -> None:
+    cell.store.proxy.refuse_next(times=FOREVER, method="PUT", path=cell.commit)
+    assert cell.run() == TemporaryError.exit_code
+    cell.store.proxy.forget()
+    cell.end()
+
+
+def lose_the_answer_of_the_commit(cell: Cell) -> None:
+    cell.store.proxy.cut_response(times=2, method="PUT", path=cell.commit)
+    cell.end()
+
+
+def answer_that_the_store_is_busy(cell: Cell) -> None:
+    cell.store.proxy.answer_next(503, times=2, method="PUT", path="part-0000")
+    cell.store.proxy.answer_next(503, times=2, method="GET", path="part.")
+    cell.end()
+
+
+def let_the_credentials_expire(cell: Cell) -> None:
+    cell.store.proxy.answer_next(403, times=FOREVER, method="PUT", path="part-00001")
+    assert cell.run() in (InputError.exit_code, OutputError.exit_code)
+    cell.store.proxy.forget()
+    cell.end()
+
+
+def fill_the_store(cell: Cell) -> None:
+    cell.store.proxy.answer_next(507, times=FOREVER, method="PUT", path="part-00001")
+    assert cell.run() == TemporaryError.exit_code
+    cell.store.proxy.forget()
+    cell.end()
+
+
+def delay_every_answer(cell: Cell) -> None:
+    cell.store.proxy.delay_seconds = 0.1
+    cell.end()
+
+
+ANYWHERE: dict[str, Callable[[Cell], None]] = {
+    "driver killed": kill_the_driver,
+    "worker killed": kill_a_worker,
+    "cluster lost": lose_all_workers,
+    "second driver": start_a_second_driver,
+}
+IN_STORES: dict[str, Callable[[Cell], None]] = {
+    "commit refused": refuse_the_commit,
+    "commit unanswered": lose_the_answer_of_the_commit,
+    "store busy": answer_that_the_store_is_busy,
+    "credentials expire": let_the_credentials_expire,
+    "store full": fill_the_store,
+    "store slow": delay_every_answer,
+}
+FOLDERS = ("local", "radosgw", "versioned radosgw", "azurite")
+STORES = (*FOLDERS, *(f"{store} delta" for store in FOLDERS))
+CELLS = [(fault, store) for store in STORES for fault in (*ANYWHERE, *(() if store.startswith("local") else IN_STORES))]
+
+
+def main() -> None:
+    """Run every cell and print what became of each."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        words = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-m", "slow or not slow", "faults/test_matrix.py", f"--junitxml={report}"]
+        code = subprocess.run(words, cwd=Path(__file__).parents[1], check=False).returncode
+        found = {str(case.get("name")).partition("[")[2][:-1]: case for case in ET.parse(report).iter("testcase")}
+    sys.stdout.write(f"{'fault':<20}" + "".join(f"{store:<26}" for store in STORES) + "\n")
+    for fault in (*ANYWHERE, *IN_STORES):
+        sys.stdout.write(f"{fault:<20}" + "".join(f"{_describe(found.get(f'{fault}-{store}')):<26}" for store in STORES) + "\n")
+    sys.exit(code)
+
+
+def _describe(case: ET.Element | None) -> str:
+    if case is None:
+        return "–"
+    outcome = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "same bytes")
+    return f"{outcome}, {float(case.get('time', 0)):.0f} s"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""What an orchestrator makes of an exit code: real `dpdask` processes, and no orchestrator."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.helpers import lake, write_job
+
+from dpdask.engine.account import open_ledger
+from pipelines.orchestrators.dpdask_job import GiveUpError, TryAgainError, run_job
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "pipelines" / "orchestrators"
+MANY_SHARDS = ["--set", "output.rows_per_shard=10"]  # so that a driver writes for a while
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This checkout's command line, as `DPDASK` names it."""
+    script = tmp_path / "dpdask"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m dpdask "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("DPDASK", str(script))
+    return script
+
+
+@pytest.fixture
+def job(command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job of ε 4 on a dataset with ε 6."""
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    open_ledger(url).init("people", 6.0)
+    path = write_job(tmp_path, lake(tmp_path / "in", [400, 400]), tmp_path / "out", ledger={"url": url, "dataset": "people"})
+    monkeypatch.setenv("DPDASK_JOB", str(path))
+    return path
+
+
+def test_a_release_says_what_may_be_shown(job: Path, tmp_path: Path) -> None:
+    log: list[str] = []
+    found = run_job(log.append)
+    manifest = json.loads((tmp_path / "out" / "_dpdask" / "manifest.json").read_text())
+    assert found == {
+        "status": "released",
+        "output": f"file://{tmp_path}/out",
+        "rows": manifest["rows"],
+        "epsilon": 4.0,
+        "delta": 0,
+        "epsilon_spent": 4.0,
+        "epsilon_left": 2.0,
+    }
+    assert log[-1] == "dpdask ended with exit code 0"
+    with pytest.raises(GiveUpError, match="exit code 77: dpdask: "):  # 4 + 4 is more than 6
+        run_job(log.append, "", "--set", f"output.path={tmp_path / 'second'}")
+    assert not (tmp_path / "second").exists()
+
+
+@pytest.mark.parametrize(("setting", "code"), [("privacy.epsilon=-1", 64), ("input.path=nowhere", 66)])
+def test_a_wrong_job_is_given_up(setting: str, code: int, job: Path) -> None:
+    with pytest.raises(GiveUpError, match=f"exit code {code}: dpdask: "):
+        run_job(print, "", "--set", setting)
+
+
+@pytest.fixture
+def stopped_driver(job: Path, command: Path) -> Iterator[subprocess.Popen[str]]:
+    """A driver that holds the output's lock, and is stopped in the middle of its work."""
+    with subprocess.Popen([command, "run", job, *MANY_SHARDS], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as driver:
+        assert driver.stderr is not None
+        assert json.loads(driver.stderr.readline())["stage"] == "survey"
+        driver.send_signal(signal.SIGSTOP)
+        yield driver
+        driver.kill()
+
+
+def test_a_second_driver_tries_again_and_finds_the_release(stopped_driver: subprocess.Popen[str], job: Path) -> None:
+    with pytest.raises(TryAgainError, match=r"exit code 75: .*another run is writing this output"):
+        run_job(print, "", *MANY_SHARDS)
+    stopped_driver.send_signal(signal.SIGCONT)
+    assert stopped_driver.wait(60) == 0
+    found = run_job(print, "", *MANY_SHARDS)
+    assert (found["status"], found["epsilon_spent"]) == ("already released", 4.0)
+
+
+def test_a_command_that_is_missing_or_killed_is_given_up(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPDASK", "sh -c 'kill -KILL $$'")
+    with pytest.raises(GiveUpError, match="exit code -9"):
+        run_job(print)
+    monkeypatch.setenv("DPDASK", str(tmp_path / "nowhere"))
+    with pytest.raises(GiveUpError, match="cannot be started"):
+        run_job(print)
+
+
+def test_a_task_that_is_stopped_stops_its_driver(job: Path, tmp_path: Path) -> None:
+    def stop(_: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(stop)
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+    assert run_job(print)["status"] == "released"  # nobody holds the lock
+
+
+def test_the_commands_own_environment_is_not_the_orchestrators(command: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/of/the/orchestrator")
+    monkeypatch.setenv("DPDASK", "sh -c 'echo PYTHONPATH=${PYTHONPATH-none} >&2; exit 64'")
+    with pytest.raises(GiveUpError, match="PYTHONPATH=none"):
+        run_job(print, "job.yaml")
+    assert os.environ["PYTHONPATH"] == "/of/the/orchestrator"
+
+
+def test_the_shared_module_needs_the_standard_library_alone() -> None:
+    names = set()
+    for node in ast.walk(ast.parse((FOLDER / "dpdask_job.py").read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module).split(".")[0])
+    assert names <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("name", ["airflow/release_dag.py", "dagster/release_asset.py", "prefect/release_flow.py"])
+def test_an_example_compiles_and_calls_the_shared_module(name: str) -> None:
+    text = (FOLDER / name).read_text()
+    compile(text, name, "exec")
+    assert "from dpdask_job import" in text
+    assert (FOLDER / name).with_name("requirements.txt").exists()
