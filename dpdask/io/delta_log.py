@@ -13,20 +13,18 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
+from dpdask.io.commits import Mode, Transaction
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-
-Mode = Literal["error", "append", "overwrite"]
 
 LOG = "_delta_log"
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)")
@@ -127,7 +125,7 @@ class DeltaLog:
         Parameters
         ----------
         transaction
-            The release and the run.
+            The release and the run: the entry's application transaction and its version.
         shards
             The files, which are in the table's folder.
         types
@@ -194,22 +192,6 @@ class DeltaLog:
                 log.put_new(name, (copied / name).read_bytes())
                 log.write(_LAST, (copied / _LAST).read_bytes())
         return True
-
-
-@dataclass(frozen=True, slots=True)
-class Transaction:
-    """The application transaction of an entry.
-
-    Attributes
-    ----------
-    release
-        The name of the release.
-    run
-        The number of the run that commits it.
-    """
-
-    release: str
-    run: int
 
 
 def _write_entry(

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from dpdask.engine.write import Staging, add_run
 from dpdask.errors import OutputError
-from dpdask.io.delta_log import Mode, Transaction
+from dpdask.io.commits import Mode, Transaction
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, Manifest
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder

@@ -20,7 +20,8 @@ from e2e.helpers import LEVELS, call_cli, charging_entries, error_line, hidden, 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import OutputError, SpecError
 from dpdask.io import delta_log
-from dpdask.io.delta_log import DeltaLog, Transaction
+from dpdask.io.commits import Transaction
+from dpdask.io.delta_log import DeltaLog
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.jobs.auditing import audit_job
