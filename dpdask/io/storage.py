@@ -317,11 +317,11 @@ class Folder:
 
         self._call(name, remove, writing=True)
 
-    def level_times(self) -> None:
-        """Give all files the same modification time, where it can be set, so that times do not reveal the order of writing."""
+    def level_times(self, ending: str = "") -> None:
+        """Give all files with this ending the same modification time, where it can be set, so that times do not reveal the order of writing."""
         if self.is_local:
             now = time.time()
-            for path in self.local_path.rglob("*"):
+            for path in self.local_path.rglob(f"*{ending}"):
                 os.utime(path, (now, now))
 
     def move_to(self, target: Folder) -> None:

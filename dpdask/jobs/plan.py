@@ -16,7 +16,8 @@ from dpdask.jobs.tables import JobTable, open_table
 from dpdask.mechanisms.plan_text import describe_promise, describe_steps
 
 _FORMATS = {"parquet": "Parquet", "csv": "CSV", "delta": "Delta version", "iceberg": "Iceberg snapshot"}
-_COMMIT = "commit: all shards appear at once, with manifest and release card; the run key is destroyed"
+_TABLES = {"delta": "a Delta table", "iceberg": "an Iceberg table"}
+_MODES = {"error": "as {table}", "append": "appended to {table}", "overwrite": "in place of what {table} holds"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +51,8 @@ class Plan:
         About how many rows are released; None if no footer tells, or if units are bounded.
     n_shards
         At most how many shards, or None.
-    output
-        Where.
+    output, output_format, output_mode
+        Where, as what, and what becomes of what a table holds.
     insecure
         Whether the noise comes from a seed.
     warnings
@@ -78,6 +79,8 @@ class Plan:
     released_rows: int | None
     n_shards: int | None
     output: str
+    output_format: str
+    output_mode: str
     insecure: bool
     warnings: tuple[str, ...]
     expectations: tuple[str, ...]
@@ -95,7 +98,7 @@ class Plan:
             *describe_steps(self),
             *(f"  outside   {name}: {outside}" for name, outside in self.outside.items()),
             f"  kept      {', '.join(self.kept) or 'nothing'}; dropped: {', '.join(self.dropped) or 'nothing'}",
-            f"  output    {released}{self.output}",
+            f"  output    {released}{self.output}{self._describe_table()}",
             *describe_promise(self),
         ]
         return "\n".join(lines)
@@ -103,6 +106,10 @@ class Plan:
     def _describe_input(self) -> str:
         version = "" if self.input_version is None else f" {self.input_version}"
         return f"{self.n_files:,} file{'' if self.n_files == 1 else 's'} of {_FORMATS[self.input_format]}{version}"
+
+    def _describe_table(self) -> str:
+        table = _TABLES.get(self.output_format)
+        return "" if table is None else f", {_MODES[self.output_mode].format(table=table)}"
 
 
 @raises_in_keys
@@ -114,9 +121,12 @@ def plan_job(job: Job) -> Plan:
     ------
     InputError, DataError
         If the input cannot be found, or its columns are not those declared.
+    SpecError, OutputError
+        If the output is a table that cannot hold the released columns.
     """
     opened = open_table(job, Folder(job.output_url))
     table, mechanism = opened.table, opened.mechanism
+    job.file.output.target.open(Folder(job.output_url)).check(opened.mechanism.find_written(opened.work.released))
     expected = expect(job, opened)
     return Plan(
         name=job.file.name,
@@ -126,7 +136,7 @@ def plan_job(job: Job) -> Plan:
         n_bytes=table.n_bytes,
         input_format=table.format,
         input_version=table.version,
-        stages=(*expected.stages, _COMMIT),
+        stages=(*expected.stages, _describe_commit(job)),
         epsilons=dict(mechanism.spending.row),
         reference_epsilons=dict(mechanism.spending.reference),
         ledger=job.account.describe_balances(opened.sample_place),
@@ -139,10 +149,18 @@ def plan_job(job: Job) -> Plan:
         released_rows=expected.n_rows,
         n_shards=expected.n_shards,
         output=job.output_url,
+        output_format=job.file.output.format,
+        output_mode=job.file.output.mode,
         insecure=job.file.insecure_seed is not None,
         warnings=(*expected.warnings, *(() if job.account.is_strict else list_footer_warnings(job, table))),
         expectations=mechanism.expectations(opened.work.columns),
     )
+
+
+def _describe_commit(job: Job) -> str:
+    table = _TABLES.get(job.file.output.format)
+    version = "" if table is None else f" in one version of {table}"
+    return f"commit: all shards appear at once{version}, with manifest and release card; the run key is destroyed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

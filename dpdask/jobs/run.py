@@ -18,7 +18,7 @@ from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
 from dpdask.engine.write import RowTask, Staged, Staging, Task, list_record_tasks, write_all
 from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError
 from dpdask.io.fragment import Fragment
-from dpdask.io.manifest import Manifest
+from dpdask.io.manifest import Manifest, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_sorted_warnings
@@ -50,6 +50,8 @@ class Outcome:
         One line on how good the release is, from the release alone; empty if the job was already finished.
     run_id
         The run's name in the ledger; empty if the job was already finished.
+    release
+        The name by which the output knows the release.
     """
 
     status: Literal["released", "already released"]
@@ -59,6 +61,7 @@ class Outcome:
     told: Told = field(default_factory=Told)
     quality: str = ""
     run_id: str = ""
+    release: str = ""
 
 
 @raises_in_keys
@@ -96,24 +99,27 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     something exact about them that no ε covers: the ledger records it, and charges it if the dataset is strict. Errors and
     warnings are for the steward only.
     """
-    state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url)
-    finished = _find_finished(job, state)
+    state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url, job.file.output.target)
+    opened = open_table(job, state.folder) if job.may_repeat else None
+    release = job.name_release("" if opened is None else opened.table.fingerprint)
+    finished = _find_finished(job, state, release)
     if finished is not None:
         return finished
-    finished = _check_room(job, state)
+    finished = _check_room(job, state, release)
     if finished is not None:
         return finished
-    opened = open_table(job, state.folder)
+    opened = opened or open_table(job, state.folder)
     if opened.public_rows == 0:
         raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
+    state.publication.check(opened.mechanism.find_written(opened.work.released))
     warnings = expect(job, opened).warnings
     with state.lock():
-        finished = _find_finished(job, state)
+        finished = _find_finished(job, state, release)
         if finished is not None:
             return finished
         _check_cluster(state, opened)
         try:
-            outcome = _advance(job, state, opened, progress)
+            outcome = _advance(job, state, opened, release, progress)
             return replace(outcome, warnings=(*warnings, *outcome.warnings))
         except DpdaskError as error:
             _fail(job, state, error)
@@ -130,7 +136,7 @@ def _check_cluster(state: RunState, opened: JobTable) -> None:
         raise
 
 
-def _find_finished(job: Job, state: RunState) -> Outcome | None:
+def _find_finished(job: Job, state: RunState, release: str) -> Outcome | None:
     """Return the outcome of a committed run of this job, cleaning up what its driver could not.
 
     Raises
@@ -138,26 +144,20 @@ def _find_finished(job: Job, state: RunState) -> Outcome | None:
     OutputError
         If the output is something else.
     """
-    manifest, free = Manifest.read(state.output), state.is_free()
-    if manifest is None and not free:  # unless another driver has committed or aborted it since it was read
-        manifest, free = Manifest.read(state.output), state.is_free()
+    manifest = state.find_release(release)
     if manifest is None:
-        if not free:
-            raise OutputError("this output exists and is not this run's", job.file.output.path, "choose another output.path, or remove it")
         return None
-    if manifest.job != job.digest:
-        raise OutputError("this output holds another job's release", job.file.output.path, "choose another output.path, or remove it")
-    state.finish()
-    if state.folder.exists():
+    state.publication.finish()
+    if state.is_left_by(release):
         with suppress(InputError, OutputError):  # of another version, or its key is elsewhere: the release stands all the same
             reached = state.read()
             if reached is not None and reached.job == job.digest:
                 job.account.commit(reached.run_id, reached.release_sha256)
             state.remove()
-    return Outcome(status="already released", output=job.output_url, manifest=manifest)
+    return Outcome(status="already released", output=job.output_url, manifest=manifest, release=release)
 
 
-def _check_room(job: Job, state: RunState) -> Outcome | None:
+def _check_room(job: Job, state: RunState, release: str) -> Outcome | None:
     """Check that the budget allows the job, or that its unfinished run is charged; return its outcome if another driver has just released it.
 
     Raises
@@ -169,7 +169,7 @@ def _check_room(job: Job, state: RunState) -> Outcome | None:
     try:
         job.account.check_room(None if before is None else before.run_id)
     except BudgetError:
-        finished, now = _find_finished(job, state), _find_unfinished(job, state)
+        finished, now = _find_finished(job, state, release), _find_unfinished(job, state)
         if finished is not None:
             return finished
         if now is None or (before is not None and now.run_id == before.run_id):
@@ -186,7 +186,7 @@ def _find_unfinished(job: Job, state: RunState) -> Progressed | None:
 
 def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
     """After a failure, keep what a second run can resume from, remove the rest, and update the ledger."""
-    if isinstance(error, OutputError) or Manifest.read(state.output) is not None:
+    if isinstance(error, OutputError) or state.is_committed():
         return  # the state belongs to another run; or the release is published, and only the ledger's commit is missing
     if not state.holds_run():
         return  # another driver has taken the run over
@@ -250,14 +250,14 @@ def _record_draw(job: Job, reached: Progressed) -> None:
         raise _copy_error(job) from None
 
 
-def _advance(job: Job, state: RunState, opened: JobTable, progress: Progress | None) -> Outcome:
+def _advance(job: Job, state: RunState, opened: JobTable, release: str, progress: Progress | None) -> Outcome:
     table = opened.table
     reached = state.read()
     if reached is not None and reached.job == job.digest and job.account.was_refused(reached.run_id):
         state.remove()  # as the driver that refused its rows was about to do
         reached = None
     if reached is None:
-        reached = state.open(job.digest, table.fingerprint, job.file.insecure_seed, job.account.find_holdout(opened.sample_place))
+        reached = state.open(job.digest, release, table.fingerprint, job.file.insecure_seed, job.account.find_holdout(opened.sample_place))
     if reached.job != job.digest:
         raise OutputError("a run of another job is staged for this output", job.file.output.path, "`dpdask abort` it, or choose another output.path")
     if reached.input != table.fingerprint:
@@ -286,7 +286,16 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
     state.remove()
     told = Told() if strict else _told(reached.fitted, staged)  # with a strict ledger, nobody is told
     warnings = list_sorted_warnings(job, told, len(manifest.shards))
-    return Outcome(status="released", output=job.output_url, manifest=manifest, warnings=warnings, told=told, quality=quality, run_id=reached.run_id)
+    return Outcome(
+        status="released",
+        output=job.output_url,
+        manifest=manifest,
+        warnings=warnings,
+        told=told,
+        quality=quality,
+        run_id=reached.run_id,
+        release=reached.release,
+    )
 
 
 def _told(fitted: Fitted, staged: Staged) -> Told:
@@ -354,16 +363,13 @@ class Status:
 
 
 def status(output_url: str) -> Status:
-    """Return the state of an output, from its manifest or its unfinished run."""
+    """Return the state of an output: of its unfinished run, or of what was released into it."""
     state = RunState(Folder(output_url))
-    manifest = Manifest.read(state.output)
-    if manifest is not None:
-        return Status(stage="released", n_shards=len(manifest.shards))
-    found = state.read_stage()
-    if found is None:
-        return Status(stage="absent", n_shards=0)
-    run_id, stage = found
-    return Status(stage=stage, n_shards=state.count_staged(run_id))
+    found = state.read_unfinished()
+    if found is not None and not state.is_committed():
+        return Status(stage=found.stage, n_shards=state.count_staged(found.run_id))
+    released = list_manifests(state.output)
+    return Status(stage="released" if released else "absent", n_shards=sum(len(manifest.shards) for manifest in released))
 
 
 def abort(output_url: str, ledger_url: str | None = None) -> bool:
@@ -387,11 +393,11 @@ def abort(output_url: str, ledger_url: str | None = None) -> bool:
     """
     state = RunState(Folder(output_url), ledger_url)
     if not state.folder.exists():
-        if Manifest.read(state.output) is not None:
+        if list_manifests(state.output):
             raise OutputError("this output is released already", output_url, "remove the folder yourself, if you must")
         return False
     with state.lock():
-        if Manifest.read(state.output) is not None:
+        if state.is_committed():
             raise OutputError("this output is released already", output_url, "run the job again to finish it")
         state.remove()
     return True

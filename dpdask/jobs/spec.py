@@ -23,6 +23,7 @@ from dpdask.io.listing import TableFormat
 from dpdask.io.options import Options, by_root, check_options
 from dpdask.io.storage import absolute_url
 from dpdask.jobs.keys import raises_in_keys
+from dpdask.jobs.output import Output
 from dpdask.mechanisms.mechanism import Spec
 from dpdask.mechanisms.registry import bind, spec_union
 from dpdask.privacy import Budget
@@ -98,14 +99,6 @@ class Input(Document):
     def locate(self, base: Path) -> str:
         """Return the table's URL, or its name if a catalog knows it; a relative path is relative to the folder `base`."""
         return self.path if self.catalog is not None else absolute_url(self.path, base)
-
-
-class Output(Document):
-    """Where the release goes, the most rows of a shard, and whether rows that are released one by one are shuffled."""
-
-    path: str = Field(min_length=1)
-    rows_per_shard: int = Field(default=1_000_000, ge=1)
-    order: RowOrder = "shuffled"
 
 
 class Lineage(Document):
@@ -218,15 +211,24 @@ class Job:
         """A digest of everything that decides the output's bytes except the input's content.
 
         The cluster and the storage's options are left out, because the same job on another scheduler is the same job. Also left
-        out are the ledger, the lineage, the output's path, and `order` if it is not `shuffled`.
+        out are the ledger, the lineage, the output's path and catalog, and `order` if it is not `shuffled`.
         """
-        place = {"path"} if self.order == "shuffled" else {"path", "order"}
+        place = {"path", "catalog"} if self.order == "shuffled" else {"path", "catalog", "order"}
         elsewhere = ("cluster", "storage", "ledger", "lineage", "schema_path")
         content = self.file.model_dump(mode="json", by_alias=True, exclude={"output": place, **dict.fromkeys(elsewhere, True)})
         whole = {"job": content, "schema": self.schema.model_dump(mode="json"), "input": self.input_url}
         if self._public_urls:
             whole["public"] = self._public_urls
         return blake2b(json.dumps(whole, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether the job, run again on another input, makes another release in the same output."""
+        return self.file.output.mode != "error"
+
+    def name_release(self, fingerprint: str) -> str:
+        """Return the name by which the output knows the release: the job's digest, or one of the job and the input if it may repeat."""
+        return blake2b(f"{self.digest} {fingerprint}".encode(), digest_size=16).hexdigest() if self.may_repeat else self.digest
 
 
 def check_promise(file: JobFile, where: str) -> None:

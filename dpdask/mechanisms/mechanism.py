@@ -352,7 +352,7 @@ class Mechanism(ABC):
         raise NotImplementedError
 
     def find_written(self, released: pa.Schema) -> pa.Schema:
-        """Return the columns that are written, given the released columns of the table; only if rows are released."""
+        """Return the columns that are written, given the released columns of the table; they are those of the fitted release."""
         return released
 
     # what it says

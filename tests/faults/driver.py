@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -89,6 +90,14 @@ def named(suffix: str) -> Callable[..., bool]:
     return lambda _folder, name="", *_: str(name).endswith(suffix)
 
 
+def published(what: str) -> Callable[..., bool]:
+    return lambda _folder, name="", *_: re.fullmatch(rf"_dpdask/{what}(-\w+)?\.json", str(name)) is not None
+
+
+def in_log(folder: Folder, *_: Any) -> bool:
+    return folder.url.endswith("/_delta_log")
+
+
 def reached(stage: str) -> Callable[..., bool]:
     return lambda _state, progressed, *_: progressed.stage == stage
 
@@ -109,8 +118,8 @@ POINTS: dict[str, Callable[[Strike], None]] = {
     "shard-unrecorded": lambda s: at(write.ShardWriter, "close", s, nth=3),
     "some-shards": lambda s: at(write, "write_shards", s, nth=3),
     "all-shards": lambda s: at(run, "write_all", s),
-    "card-written": lambda s: at(Folder, "write", s, when=named("release.json")),
-    "manifest-staged": lambda s: at(Folder, "write", s, when=named("manifest.json")),
+    "card-written": lambda s: at(Folder, "write", s, when=published("release")),
+    "manifest-staged": lambda s: at(Folder, "write", s, when=published("manifest")),
     "success-staged": lambda s: at(Folder, "write", s, when=named("_SUCCESS")),
     "staged": lambda s: at(RunState, "write", s, when=reached("staged")),
     "before-move": lambda s: at(Folder, "move_to", s, after=False),
@@ -127,6 +136,8 @@ POINTS["acquired"] = lambda s: at(NumberedRecords, "_acquire", s)  # of jobs who
 POINTS["key-kept"] = lambda s: at(run_keys.HostKeys, "write", s)
 POINTS["recorded"] = lambda s: at(NumberedRecords, "write", s, nth=2)
 POINTS["manifest-created"] = lambda s: at(Folder, "put_new", s, when=named("manifest.json"))
+POINTS["entry-unwritten"] = lambda s: at(Folder, "put_new", s, when=in_log, after=False)  # of jobs whose output is a Delta table
+POINTS["entry-written"] = lambda s: at(Folder, "put_new", s, when=in_log)
 POINTS["run-cleared"] = lambda s: at(NumberedRecords, "_remove_all_but_chain", s, nth=2)
 POINTS["counted"] = lambda s: at(fit, "scan", s)
 POINTS["noise-kept"] = lambda s: at(fit, "_keep_drawn", s)  # of jobs that draw central noise
