@@ -103,8 +103,8 @@ def share_options(options: Mapping[str, Options]) -> Iterator[None]:
         If the workers cannot be told.
     """
     with use_options(options):
-        client = find_client()
-        if client is not None and options and not client.asynchronous:
+        client = find_client() if options else None  # to look for one imports distributed
+        if client is not None and not client.asynchronous:
             _tell_workers(client, options)
         yield
 

@@ -51,6 +51,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         if kind == "s3":
             settings = options.get("config_kwargs") or fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
             options["config_kwargs"] = {**settings, "retries": {"total_max_attempts": 1}}
+            options.setdefault("max_concurrency", 1)  # else a file's size is asked for before it is read
         fs, path = fsspec.core.url_to_fs(url, **options)
     except (ValueError, TypeError, KeyError):
         hint = "check its credentials, in the environment or in the job's `storage`"

@@ -49,6 +49,8 @@ class Fragment:
         A digest by which a changed file is noticed.
     number
         Its place in the table.
+    seal
+        The digest of its private values when they were counted; empty before. Private.
     n_bytes_decoded
         How many bytes its columns that are not dropped have when they are decompressed; 0 if no footer tells.
     layout
@@ -64,6 +66,7 @@ class Fragment:
     n_bytes: int
     version: str
     number: int = 0
+    seal: bytes = field(default=b"", repr=False)
     n_bytes_decoded: int = 0
     layout: Layout | None = field(default=None, repr=False)
 

@@ -95,7 +95,7 @@ def read_file(fs: Any, path: str) -> bytes:
     """
     if "s3" not in protocols(fs):
         return bytes(fs.cat_file(path))
-    return bytes(fs.cat_file(path, version_id=versions.first_version(fs, path), max_concurrency=1))  # else its size is asked for first
+    return bytes(fs.cat_file(path, version_id=versions.first_version(fs, path)))
 
 
 def remove_file(fs: Any, path: str, *, recursive: bool) -> None:

@@ -16,7 +16,8 @@ from dpdask.engine.shuffle import lay_out_rows
 from dpdask.engine.told import Told
 from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
 from dpdask.engine.write import RowTask, Staged, Staging, Task, list_record_tasks, write_all
-from dpdask.errors import DataError, DpdaskError, InputError, OutputError, SpecError
+from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError
+from dpdask.io.fragment import Fragment
 from dpdask.io.manifest import Manifest, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs.keys import raises_in_keys
@@ -104,8 +105,9 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     finished = _find_finished(job, state, release)
     if finished is not None:
         return finished
-    unfinished = _find_unfinished(job, state)
-    job.account.check_room(None if unfinished is None else unfinished.run_id)
+    finished = _check_room(job, state, release)
+    if finished is not None:
+        return finished
     opened = opened or open_table(job, state.folder)
     if opened.public_rows == 0:
         raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
@@ -153,6 +155,27 @@ def _find_finished(job: Job, state: RunState, release: str) -> Outcome | None:
                 job.account.commit(reached.run_id, reached.release_sha256)
             state.remove()
     return Outcome(status="already released", output=job.output_url, manifest=manifest, release=release)
+
+
+def _check_room(job: Job, state: RunState, release: str) -> Outcome | None:
+    """Check that the budget allows the job, or that its unfinished run is charged; return its outcome if another driver has just released it.
+
+    Raises
+    ------
+    BudgetError
+        If the budget does not allow it.
+    """
+    before = _find_unfinished(job, state)
+    try:
+        job.account.check_room(None if before is None else before.run_id)
+    except BudgetError:
+        finished, now = _find_finished(job, state, release), _find_unfinished(job, state)
+        if finished is not None:
+            return finished
+        if now is None or (before is not None and now.run_id == before.run_id):
+            raise
+        job.account.check_room(now.run_id)  # another driver has charged the job since
+    return None
 
 
 def _find_unfinished(job: Job, state: RunState) -> Progressed | None:
@@ -302,13 +325,17 @@ def _write(job: Job, opened: JobTable, fitted: Fitted, staging: Staging, progres
     work = opened.with_bounds(fitted).with_keys()
     tasks: Sequence[Task]
     if mechanism.releases_rows:
-        laid_out = lay_out_rows(
-            opened.table.fragments, fitted.n_released, output.rows_per_shard, mechanism.find_written(work.released), output.order, work.key()
-        )
+        fragments, written = _seal(opened.table.fragments, fitted.seals), mechanism.find_written(work.released)
+        laid_out = lay_out_rows(fragments, fitted.n_released, output.rows_per_shard, written, output.order, work.key())
         tasks = [RowTask(shards) for shards in laid_out]
     else:
         tasks = list_record_tasks(fitted.n_released[0], output.rows_per_shard)
     return write_all(tasks, work, fitted.release_sha256, mechanism.release_type, staging, progress)
+
+
+def _seal(fragments: tuple[Fragment, ...], seals: tuple[bytes, ...]) -> tuple[Fragment, ...]:
+    """Return the fragments with the seals that the pass before left, if it left any."""
+    return tuple(replace(fragment, seal=seal) for fragment, seal in zip(fragments, seals, strict=True)) if seals else fragments
 
 
 def _make_card(job: Job, opened: JobTable, reached: Progressed, release: Any) -> bytes:

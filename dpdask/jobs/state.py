@@ -52,6 +52,8 @@ class Progressed:
         SHA-256 of the units' bounds, from the stage `fitted` on, if the unit is not the row.
     n_released
         The released rows of each fragment or writing task, from `fitted` on. Private: never published.
+    seals
+        The seals of the fragments, in hexadecimal digits, from `fitted` on, if they were counted. Private.
     sample
         The name of the draw of the hold-out.
     changed
@@ -66,13 +68,20 @@ class Progressed:
     release_sha256: str = ""
     bounds_sha256: str = ""
     n_released: tuple[int, ...] = field(default=(), repr=False)
+    seals: tuple[str, ...] = field(default=(), repr=False)
     sample: str = ""
     changed: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @property
     def fitted(self) -> Fitted:
         """What the barrier left, from `fitted` on."""
-        return Fitted(release_sha256=self.release_sha256, bounds_sha256=self.bounds_sha256, n_released=self.n_released, changed=self.changed)
+        return Fitted(
+            release_sha256=self.release_sha256,
+            bounds_sha256=self.bounds_sha256,
+            n_released=self.n_released,
+            seals=tuple(map(bytes.fromhex, self.seals)),
+            changed=self.changed,
+        )
 
     def with_fitted(self, fitted: Fitted) -> Progressed:
         """Return the record of a run whose barrier is behind it."""
@@ -82,6 +91,7 @@ class Progressed:
             release_sha256=fitted.release_sha256,
             bounds_sha256=fitted.bounds_sha256,
             n_released=fitted.n_released,
+            seals=tuple(seal.hex() for seal in fitted.seals),
             changed=fitted.changed,
         )
 
@@ -167,7 +177,7 @@ class RunState:
             values = {name: value for name, value in content.items() if name not in _ABOUT}
             if not self.output.is_local:
                 values |= json.loads(decrypt(key, _PRIVATE, base64.b64decode(values.pop(_PRIVATE))))
-            return Progressed(**{**values, "n_released": tuple(values["n_released"])})
+            return Progressed(**{**values, "n_released": tuple(values["n_released"]), "seals": tuple(values["seals"])})
         except (ValueError, KeyError, TypeError, AttributeError):
             raise unreadable(self.folder) from None
 
@@ -296,13 +306,12 @@ class RunState:
         OutputError
             If the output holds something else.
         """
-        manifest = self.publication.find(release)
-        if manifest is None:
+        for _ in range(2):  # another driver may commit or abort between the two questions
+            manifest = self.publication.find(release)
             found = self._read_unfinished()
-            if not self.publication.is_free(None if found is None else found.run_id):
-                what = "this output exists and is not this run's"
-                raise OutputError(what, self.output.url, "choose another output.path, or remove it")
-        return manifest
+            if manifest is not None or self.publication.is_free(None if found is None else found.run_id):
+                return manifest
+        raise OutputError("this output exists and is not this run's", self.output.url, "choose another output.path, or remove it")
 
     def is_left_by(self, release: str) -> bool:
         """Return whether a hidden folder is there that a finished run has left: of a table, that of this release."""

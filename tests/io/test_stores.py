@@ -287,3 +287,19 @@ def test_an_answer_that_is_lost_in_a_bucket_with_versions(open_store, impatient)
         assert not store.folder.put_new("a", b"other")
         assert store.folder.read("a") == b"mine"
         assert _versions(store) == ["a"]
+
+
+def test_who_may_not_remove_versions_cannot_replace_a_file_in_silence(open_store):
+    """Else the older version of a sign of life would be read."""
+    with open_store("radosgw", versioned=True) as store:
+        fs, path = open_filesystem(store.folder.url)
+        bucket = path.partition("/")[0]
+        everybody = {"Principal": "*", "Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]}
+        rules = [{"Effect": "Allow", "Action": "s3:*", **everybody}, {"Effect": "Deny", "Action": "s3:DeleteObjectVersion", **everybody}]
+        fs.call_s3("put_bucket_policy", Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": rules}))
+        with in_environment(store.server.environment(user="stranger")):
+            assert store.folder.put_new("a", b"1")
+            assert not store.folder.exists("b")
+            store.folder.write("b", b"1")
+            with pytest.raises(OutputError, match=r"old versions of files cannot be removed; allow s3:DeleteObjectVersion"):
+                store.folder.write("b", b"2")
