@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -12,28 +11,10 @@ from dpdask.io.commits import Mode
 from dpdask.io.delta_log import DeltaLog
 from dpdask.io.iceberg_log import IcebergLog
 from dpdask.io.storage import Folder
+from dpdask.jobs.catalog import Catalog
 from dpdask.jobs.publication import ManifestFolder, Publication, RenamedFolder
 from dpdask.jobs.published_table import PublishedTable
 from dpdask.privacy.order import RowOrder
-
-
-class Catalog(Document):
-    """The catalog that knows an Iceberg table, as pyiceberg opens it.
-
-    A job holds no credentials: pyiceberg reads them, and whatever else is missing here, from the environment, for
-    instance `PYICEBERG_CATALOG__LAKE__TOKEN` for the catalog `lake`.
-    """
-
-    name: str = Field(min_length=1)
-    type: str | None = None
-    uri: str | None = None
-    warehouse: str | None = None
-
-    @model_validator(mode="after")
-    def _without_password(self) -> Self:
-        if re.search(r"//[^/@]*:[^/@]*@", self.uri or ""):
-            raise ValueError(f"a job holds no password; give this `uri` as PYICEBERG_CATALOG__{self.name.upper()}__URI in the environment")
-        return self
 
 
 class Target(Document):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -22,6 +21,7 @@ from dpdask.io.iceberg import Iceberg
 from dpdask.io.listing import TableFormat
 from dpdask.io.options import Options, by_root, check_options
 from dpdask.io.storage import absolute_url
+from dpdask.jobs.catalog import Catalog
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.output import Output
 from dpdask.mechanisms.mechanism import Spec
@@ -31,25 +31,6 @@ from dpdask.privacy.order import RowOrder
 from dpdask.schema import Schema
 
 _BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"}
-
-
-class Catalog(Document):
-    """The catalog that knows an Iceberg table, as pyiceberg opens it.
-
-    A job holds no credentials: pyiceberg reads them, and whatever else is missing here, from the environment, for
-    instance `PYICEBERG_CATALOG__LAKE__TOKEN` for the catalog `lake`.
-    """
-
-    name: str = Field(min_length=1)
-    type: str | None = None
-    uri: str | None = None
-    warehouse: str | None = None
-
-    @model_validator(mode="after")
-    def _without_password(self) -> Self:
-        if re.search(r"//[^/@]*:[^/@]*@", self.uri or ""):
-            raise ValueError(f"a job holds no password; give this `uri` as PYICEBERG_CATALOG__{self.name.upper()}__URI in the environment")
-        return self
 
 
 class Input(Document):

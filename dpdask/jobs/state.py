@@ -306,17 +306,12 @@ class RunState:
         OutputError
             If the output holds something else.
         """
-        manifest, free = self.publication.find(release), self._is_free()
-        if manifest is None and not free:  # unless another driver has committed or aborted it since it was read
-            manifest, free = self.publication.find(release), self._is_free()
-        if manifest is None and not free:
-            what = "this output exists and is not this run's"
-            raise OutputError(what, self.output.url, "choose another output.path, or remove it")
-        return manifest
-
-    def _is_free(self) -> bool:
-        found = self._read_unfinished()
-        return self.publication.is_free(None if found is None else found.run_id)
+        for _ in range(2):  # another driver may commit or abort between the two questions
+            manifest = self.publication.find(release)
+            found = self._read_unfinished()
+            if manifest is not None or self.publication.is_free(None if found is None else found.run_id):
+                return manifest
+        raise OutputError("this output exists and is not this run's", self.output.url, "choose another output.path, or remove it")
 
     def is_left_by(self, release: str) -> bool:
         """Return whether a hidden folder is there that a finished run has left: of a table, that of this release."""
