@@ -78,6 +78,8 @@ def test_plan_as_json(tmp_path):
         "released_rows": int,
         "n_shards": int,
         "output": str,
+        "output_format": str,
+        "output_mode": str,
         "insecure": bool,
         "warnings": list,
         "expectations": list,

@@ -129,7 +129,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
 def _check_cluster(state: RunState, opened: JobTable) -> None:
     """Check the workers; if they cannot do the work, leave no trace of a run that has not begun."""
     try:
-        check_workers(opened.table.fragments, output=state.folder, secrets=state.folder)
+        check_workers(opened.table.fragments, output=state.folder, secrets=state.folder if state.output.is_local else None)
     except DpdaskError:
         if state.read() is None:
             state.remove()
