@@ -1244,7 +1244,7 @@ CASES: tuple[Case, ...] = (
     _case(
         "a scheduler without TLS, open to the network",
         64,
-        r"tcp://192\.0\.2\.1:8786: without TLS, anyone who can reach this scheduler can run code .*; use tls:// .*, or a cluster of kind address with insecure: true",
+        r"tcp://192\.0\.2\.1:8786: without TLS, anyone who can reach this scheduler can run code .*; use tls:// .*, or a .* with insecure: true",
         cluster={"kind": "address", "address": "tcp://192.0.2.1:8786"},
     ),
     _case("a scheduler without a scheme, from the command line", 64, r"192\.0\.2\.1:8786: without TLS, anyone", "--scheduler", "192.0.2.1:8786"),
