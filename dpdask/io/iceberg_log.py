@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table import Transaction as TableTransaction
 
+_ACCESS = {"py-io-impl": "dpdask.io.iceberg_files.StoreFiles"}
 _RETRIES = "commit.retry.num-retries"
 _RELEASE = "dpdask.release."
 _NEWEST_FORMAT = 2
@@ -200,7 +201,7 @@ class IcebergLog:
             ) from None
         with self._faults():
             try:
-                return load_catalog(**self._properties)
+                return load_catalog(**{**_ACCESS, **self._properties})
             except (ValueError, NotInstalledError):
                 what, hint = "the catalog cannot be opened as it is given", "check it, and the variables PYICEBERG_CATALOG__… of the environment"
                 raise SpecError(what, "output.catalog", hint) from None

@@ -104,6 +104,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     release = job.name_release("" if opened is None else opened.table.fingerprint)
     finished = _find_finished(job, state, release)
     if finished is not None:
+        state.sweep()
         return finished
     finished = _check_room(job, state, release)
     if finished is not None:
@@ -116,6 +117,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     with state.lock():
         finished = _find_finished(job, state, release)
         if finished is not None:
+            state.remove_rest()
             return finished
         _check_cluster(state, opened)
         try:

@@ -14,7 +14,7 @@ from dpdask.engine.compute import forget_everywhere, share_key
 from dpdask.engine.fit import Fitted
 from dpdask.engine.work import HOLDOUT_NAME
 from dpdask.engine.write import Staging
-from dpdask.errors import InputError, OutputError, SpecError
+from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.encrypted import EncryptedFolder, decrypt, encrypt
 from dpdask.io.manifest import META, Manifest
 from dpdask.io.storage import Folder
@@ -317,7 +317,7 @@ class RunState:
         """Return whether a hidden folder is there that a finished run has left: of a table, that of this release."""
         if not self.publication.is_shared:
             return self.folder.exists()
-        found = self.read_unfinished()
+        found = self._read_unfinished()
         return found is not None and found.release == release
 
     def is_committed(self) -> bool:
@@ -347,6 +347,18 @@ class RunState:
             found.target.open(self.output).undo(found.release, found.run_id)
         self._records.clear()
         forget_everywhere()
+
+    def remove_rest(self) -> None:
+        """Remove a hidden folder without a record; the caller holds the lock."""
+        if self.folder.exists() and self.read_unfinished() is None:
+            self.remove()
+
+    def sweep(self) -> None:
+        """Remove a hidden folder without a record, as a driver leaves it that is killed while it removes its run; not if one is at work."""
+        with suppress(OutputError, TemporaryError):
+            if self.folder.exists() and self.read_unfinished() is None:
+                with self.lock():
+                    self.remove_rest()
 
     def holds_run(self) -> bool:
         """Return whether the run is still this driver's; see `RunRecords.holds`."""

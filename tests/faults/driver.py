@@ -98,6 +98,10 @@ def in_log(folder: Folder, *_: Any) -> bool:
     return folder.url.endswith("/_delta_log")
 
 
+def hidden_folder(path: object, *_: Any) -> bool:
+    return str(path).endswith(".dpdask")
+
+
 def reached(stage: str) -> Callable[..., bool]:
     return lambda _state, progressed, *_: progressed.stage == stage
 
@@ -127,7 +131,7 @@ POINTS: dict[str, Callable[[Strike], None]] = {
     "uncommitted": lambda s: at(Account, "commit", s, after=False),
     "committed": lambda s: at(Account, "commit", s),
     "key-removed": lambda s: at(Folder, "remove", s, when=named("run.key")),
-    "half-removed": lambda s: at(shutil, "rmtree", lambda: at(os, "unlink", s, nth=2), after=False),
+    "half-removed": lambda s: at(shutil, "rmtree", lambda: at(os, "unlink", s, nth=2), after=False, when=hidden_folder),
     "removed": lambda s: at(RunState, "remove", s),
 }
 BEFORE_COMMIT = list(POINTS)[: list(POINTS).index("after-move")]

@@ -16,6 +16,7 @@ from faults.drivers import Drivers
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
+from services.stores import OpenStore
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import OutputError, SpecError, TemporaryError
@@ -28,6 +29,7 @@ from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort, status
 
 NAME = "db.ratings"
+FSSPEC = "pyiceberg.io.fsspec.FsspecFileIO"
 
 
 @pytest.fixture
@@ -275,3 +277,16 @@ def test_what_cannot_be_asked_for(source: Path, out: Path, place: dict[str, str]
     monkeypatch.setitem(sys.modules, "pyiceberg.catalog", None)
     with pytest.raises(SpecError, match=r"install dpdask\[iceberg\]"):
         run_here(job)
+
+
+@pytest.mark.slow
+def test_a_table_in_a_store(open_store: OpenStore, source: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with open_store("radosgw") as store:
+        job = write_job(
+            tmp_path / "job", source, tmp_path, output__path=store.folder.url, output__format="iceberg", output__table=NAME, output__catalog=place
+        )
+        outcome = run_here(job)
+        assert run_here(job).status == "already released"
+        assert load_catalog(**place, **{"py-io-impl": FSSPEC}).load_table(NAME).scan().to_arrow().num_rows == outcome.manifest.n_rows
+        assert not store.folder.sibling(".", ".dpdask").exists()
