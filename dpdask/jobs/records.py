@@ -266,7 +266,7 @@ class NumberedRecords:
 
     def _read_beat(self, owner: str) -> bytes | None:
         try:
-            return self._folder.read(f"beat-{owner}")
+            return self._folder.read(f"beat-{owner}", replaced=True)
         except MissingError:
             return None
 
