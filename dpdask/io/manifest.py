@@ -46,21 +46,28 @@ class Manifest:
         return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
 
     @classmethod
-    def read(cls, folder: Folder) -> Manifest | None:
+    def read(cls, folder: Folder, name: str = MANIFEST_NAME) -> Manifest | None:
         """Return the manifest of an output folder, or None if there is none.
+
+        Parameters
+        ----------
+        folder
+            The output.
+        name
+            The manifest's name in it: a growing table has one for each release.
 
         Raises
         ------
         OutputError
             If there is one that cannot be read.
         """
-        if not folder.exists(MANIFEST_NAME):
+        if not folder.exists(name):
             return None
         try:
-            content = json.loads(folder.read(MANIFEST_NAME))
+            content = json.loads(folder.read(name))
             if content["format"] != MANIFEST_FORMAT:
                 raise KeyError
             shards = tuple(Shard(**shard) for shard in content["shards"])
             return cls(job=content["job"], shards=shards, card_sha256=content["card_sha256"])
         except (ValueError, KeyError, TypeError):
-            raise OutputError("the manifest cannot be read", MANIFEST_NAME, "choose another output, or remove this one") from None
+            raise OutputError("the manifest cannot be read", name, "choose another output, or remove this one") from None

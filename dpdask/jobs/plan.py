@@ -8,12 +8,17 @@ from typing import Any
 
 from dpdask.engine.shuffle import limit_shard_rows
 from dpdask.io.storage import Folder
+from dpdask.jobs.growing import open_growing
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_footer_warnings
 from dpdask.jobs.spec import Job
 from dpdask.jobs.tables import JobTable, open_table
 from dpdask.mechanisms.plan_text import describe_promise, describe_steps
 
+_CONTINUED = (
+    "survey: read the new rows; check and count them",
+    "write: randomise each new fragment by the fitted release that the series keeps, and stage its shards",
+)
 _COMMIT = "commit: all shards appear at once, with manifest and release card; the run key is destroyed"
 
 
@@ -54,6 +59,9 @@ class Plan:
         What to consider before the run.
     expectations
         How much a released row keeps, or how large noise is.
+    series
+        Of a growing table: its `releases`, `released_rows` and `released_files`, the `new_files` and `new_rows` (None if no footer
+        tells), the `epsilon` of this release for one unit and of the whole `series_epsilon` after it. Else None.
     """
 
     name: str
@@ -74,6 +82,7 @@ class Plan:
     insecure: bool
     warnings: tuple[str, ...]
     expectations: tuple[str, ...]
+    series: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values."""
@@ -84,7 +93,8 @@ class Plan:
         released = "" if self.released_rows is None else f"about {self.released_rows:,} rows in at most {self.n_shards} shards, "
         lines = [
             self.name + (" (INSECURE: seeded)" if self.insecure else ""),
-            f"  input     {rows} rows, {self.n_bytes / 1e6:,.1f} MB, {self.n_fragments} fragments",
+            f"  input     {rows} rows, {self.n_bytes / 1e6:,.1f} MB, {self.n_fragments} fragments" + ("" if self.series is None else ", new"),
+            *_describe_series(self.series),
             *describe_steps(self),
             *(f"  outside   {name}: {outside}" for name, outside in self.outside.items()),
             f"  kept      {', '.join(self.kept) or 'nothing'}; dropped: {', '.join(self.dropped) or 'nothing'}",
@@ -92,6 +102,15 @@ class Plan:
             *describe_promise(self),
         ]
         return "\n".join(lines)
+
+
+def _describe_series(series: dict[str, Any] | None) -> list[str]:
+    if series is None:
+        return []
+    before = f"{series['releases']} releases with {series['released_rows']:,} rows of {series['released_files']} files"
+    new = f"{series['new_files']} new files" if series["new_files"] else "nothing new: a run changes nothing"
+    cost = "" if series["epsilon"] is None else f"; this one costs a unit ε {series['epsilon']:.6g}, all together {series['series_epsilon']:.6g}"
+    return [f"  series    {before}; {new}{cost}"]
 
 
 @raises_in_keys
@@ -103,7 +122,11 @@ def plan_job(job: Job) -> Plan:
     InputError, DataError
         If the input cannot be found, or its columns are not those declared.
     """
-    opened = open_table(job, Folder(job.output_url))
+    series = None
+    if job.file.growing:
+        job, opened, series = open_growing(job)
+    else:
+        opened = open_table(job, Folder(job.output_url))
     table, mechanism = opened.table, opened.mechanism
     expected = expect(job, opened)
     return Plan(
@@ -127,6 +150,7 @@ def plan_job(job: Job) -> Plan:
         insecure=job.file.insecure_seed is not None,
         warnings=(*expected.warnings, *(() if job.account.is_strict else list_footer_warnings(job, table))),
         expectations=mechanism.expectations(opened.work.columns),
+        series=series,
     )
 
 
@@ -163,7 +187,8 @@ def expect(job: Job, opened: JobTable) -> Expected:
         Its input.
     """
     mechanism, table, work = opened.mechanism, opened.table, opened.work
-    stages = (*work.unit_stages, *mechanism.stages(work.columns, uncounted=table.n_rows is None))
+    own = _CONTINUED if mechanism.continued else mechanism.stages(work.columns, uncounted=table.n_rows is None)
+    stages = (*work.unit_stages, *own)
     n_rows, n_shards = _count_rows(job, opened) if mechanism.releases_rows else _count_records(job, opened)
     return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=mechanism.cautions(opened.work.columns, opened.public_rows))
 

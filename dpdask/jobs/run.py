@@ -11,7 +11,7 @@ from typing import Any, Literal
 from dpdask.connect.probe import check_workers
 from dpdask.engine.account import settle
 from dpdask.engine.compute import Progress
-from dpdask.engine.fit import Fitted, fit, load
+from dpdask.engine.fit import Fitted, carry_on, fit, load
 from dpdask.engine.shuffle import lay_out_rows
 from dpdask.engine.told import Told
 from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
@@ -19,9 +19,12 @@ from dpdask.engine.write import RowTask, Staged, Staging, Task, list_record_task
 from dpdask.errors import DataError, DpdaskError, InputError, OutputError, SpecError
 from dpdask.io.manifest import Manifest
 from dpdask.io.storage import Folder
+from dpdask.jobs.growing import GrowingState, open_next, open_state
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_sorted_warnings
 from dpdask.jobs.plan import expect
+from dpdask.jobs.records import busy
+from dpdask.jobs.series import count_manifests, name_manifest
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
 from dpdask.jobs.tables import JobTable, open_table
@@ -35,7 +38,7 @@ class Outcome:
     Attributes
     ----------
     status
-        `released`, or `already released` when a finished job is run again.
+        `released`, or `already released` when a finished job is run again; `nothing new` if a growing table has no new rows.
     output
         The output's URL.
     manifest
@@ -50,7 +53,7 @@ class Outcome:
         The run's name in the ledger; empty if the job was already finished.
     """
 
-    status: Literal["released", "already released"]
+    status: Literal["released", "already released", "nothing new"]
     output: str
     manifest: Manifest
     warnings: tuple[str, ...] = ()
@@ -93,6 +96,8 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     something exact about them that no ε covers: the ledger records it, and charges it if the dataset is strict. Errors and
     warnings are for the steward only.
     """
+    if job.file.growing:
+        return _run_growing(job, progress)
     state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url)
     finished = _find_finished(job, state)
     if finished is not None:
@@ -107,13 +112,55 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
         finished = _find_finished(job, state)
         if finished is not None:
             return finished
-        _check_cluster(state, opened)
-        try:
-            outcome = _advance(job, state, opened, progress)
-            return replace(outcome, warnings=(*warnings, *outcome.warnings))
-        except DpdaskError as error:
-            _fail(job, state, error)
-            raise
+        return _run_locked(job, state, opened, warnings, progress)
+
+
+def _run_locked(job: Job, state: RunState, opened: JobTable, warnings: tuple[str, ...], progress: Progress | None) -> Outcome:
+    """Run a job whose output this driver has for itself."""
+    _check_cluster(state, opened)
+    try:
+        outcome = _advance(job, state, opened, progress)
+        return replace(outcome, warnings=(*warnings, *outcome.warnings))
+    except DpdaskError as error:
+        _fail(job, state, error)
+        raise
+
+
+def _run_growing(job: Job, progress: Progress | None) -> Outcome:
+    """Finish the unfinished release of a growing table, if there is one, and release the rows that are new."""
+    state = GrowingState(Folder(job.output_url), None if job.ledger is None else job.ledger.url)
+    state.check_output(job)
+    if state.folder.exists():
+        with state.lock():
+            _tidy(job, state)
+    number, unfinished = state.number, _find_unfinished(job, state)
+    opened = open_next(job, state, unfinished)
+    if not opened.table.fragments:
+        return Outcome(status="nothing new", output=job.output_url, manifest=Manifest(job=job.digest, shards=(), card_sha256=""))
+    next_ = state.extend(job, opened.table)
+    next_.account.check_room(None if unfinished is None else unfinished.run_id)
+    if opened.public_rows == 0:
+        raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
+    warnings = expect(next_, opened).warnings
+    with state.lock():
+        if (number, unfinished) != (state.number, _find_unfinished(job, state)):
+            raise busy(state.output)
+        outcome = _run_locked(next_, state, opened, warnings, progress)
+    if unfinished is None:
+        return outcome
+    later = _run_growing(job, progress)  # what came since the unfinished release began
+    return outcome if later.status == "nothing new" else later
+
+
+def _tidy(job: Job, state: GrowingState) -> None:
+    """Finish a release that was published, and remove what the removal of a run left."""
+    reached = state.read()
+    if reached is not None and not state.is_released():
+        return
+    if reached is not None:
+        state.finish()
+        job.account.commit(reached.run_id, reached.release_sha256)
+    state.remove()
 
 
 def _check_cluster(state: RunState, opened: JobTable) -> None:
@@ -159,7 +206,7 @@ def _find_unfinished(job: Job, state: RunState) -> Progressed | None:
 
 def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
     """After a failure, keep what a second run can resume from, remove the rest, and update the ledger."""
-    if isinstance(error, OutputError) or Manifest.read(state.output) is not None:
+    if isinstance(error, OutputError) or (state.is_released() and _find_unfinished(job, state) is not None):
         return  # the state belongs to another run; or the release is published, and only the ledger's commit is missing
     if not state.holds_run():
         return  # another driver has taken the run over
@@ -230,11 +277,14 @@ def _advance(job: Job, state: RunState, opened: JobTable, progress: Progress | N
         state.remove()  # as the driver that refused its rows was about to do
         reached = None
     if reached is None:
-        reached = state.open(job.digest, table.fingerprint, job.file.insecure_seed, job.account.find_holdout(opened.sample_place))
+        holdout, ids = job.account.find_holdout(opened.sample_place), tuple(fragment.id for fragment in table.fragments)
+        reached = state.open(job.digest, table.fingerprint, job.file.insecure_seed, holdout, fragments=ids if job.file.growing else ())
     if reached.job != job.digest:
         raise OutputError("a run of another job is staged for this output", job.file.output.path, "`dpdask abort` it, or choose another output.path")
     if reached.input != table.fingerprint:
         raise InputError("the input changed since the run began", job.file.input.path, "restore it and run again, or `dpdask abort` the run")
+    if isinstance(state, GrowingState):
+        job = state.place(job, reached, table)
     with state.share_key(reached.run_id):
         return _release(job, state, replace(opened, work=replace(opened.work, secrets=state.secrets(reached.run_id))), reached, progress)
 
@@ -251,7 +301,7 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
     _record_draw(job, reached)
     staged = _write(job, opened, reached.fitted, state.staging(reached.run_id), progress)
     release = load(opened.work.secrets, reached.release_sha256, opened.mechanism.release_type)
-    card = _make_card(job, opened, reached, release)
+    card = _make_card(job, state, opened, reached, release)
     manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(card).hexdigest())
     quality = opened.mechanism.describe_quality(release)
     state.publish(reached, manifest, card)
@@ -269,15 +319,17 @@ def _told(fitted: Fitted, staged: Staged) -> Told:
 
 def _fit(job: Job, state: RunState, opened: JobTable, reached: Progressed, progress: Progress | None) -> Progressed:
     """Bring a run over its barrier: charged before any noise, and recorded once the fitted release is written."""
-    fitted, _ = fit(
-        opened.mechanism,
-        opened.source,
-        opened.work.with_keys(),
-        lambda: _charge(job, state, reached),  # from here on the run stays charged, unless nobody saw anything of it
-        public=opened.public_table(),
-        insecure=job.file.insecure_seed is not None,
-        progress=progress,
-    )
+    mechanism, work = opened.mechanism, opened.work.with_keys()
+
+    def charge() -> None:  # from here on the run stays charged, unless nobody saw anything of it
+        _charge(job, state, reached)
+
+    kept = state.find_fitted() if isinstance(state, GrowingState) else None
+    if kept is not None:
+        fitted = carry_on(opened.source, work, kept, charge, progress)
+    else:
+        insecure = job.file.insecure_seed is not None
+        fitted, _ = fit(mechanism, opened.source, work, charge, public=opened.public_table(), insecure=insecure, progress=progress)
     reached = reached.with_fitted(fitted)
     state.write(reached)
     return reached
@@ -298,11 +350,13 @@ def _write(job: Job, opened: JobTable, fitted: Fitted, staging: Staging, progres
     return write_all(tasks, work, fitted.release_sha256, mechanism.release_type, staging, progress)
 
 
-def _make_card(job: Job, opened: JobTable, reached: Progressed, release: Any) -> bytes:
+def _make_card(job: Job, state: RunState, opened: JobTable, reached: Progressed, release: Any) -> bytes:
     """Return the release card's bytes."""
     fitted, order = reached.fitted, job.file.output.order
     section = opened.mechanism.section(release, opened.work.columns, n_rows=opened.public_rows, n_released=sum(fitted.n_released), order=order)
     card = make_card(section, name=job.file.name, insecure=job.file.insecure_seed is not None)
+    if isinstance(state, GrowingState):
+        card = state.describe(job, card)
     return card.with_dataset(job.account.coverage_until(reached.run_id)).to_bytes()
 
 
@@ -313,30 +367,36 @@ class Status:
     Attributes
     ----------
     stage
-        `absent`, `opened`, `fitted`, `staged` or `released`.
+        `absent`, `opened`, `fitted`, `staged` or `released`; of a growing table, that of the newest release.
     n_shards
         Shards released, or staged so far.
+    n_releases
+        How many releases there are: more than 1 only of a growing table.
     """
 
     stage: Literal["absent", "opened", "fitted", "staged", "released"]
     n_shards: int
+    n_releases: int = 0
 
 
 def status(output_url: str) -> Status:
-    """Return the state of an output, from its manifest or its unfinished run."""
-    state = RunState(Folder(output_url))
-    manifest = Manifest.read(state.output)
-    if manifest is not None:
-        return Status(stage="released", n_shards=len(manifest.shards))
+    """Return the state of an output, from its manifests or its unfinished run."""
+    state = open_state(Folder(output_url))
+    n_releases = count_manifests(state.output)
     found = state.read_stage()
+    if n_releases and (found is None or state.is_released()):
+        found_all = [Manifest.read(state.output, name_manifest(number)) for number in range(n_releases)]
+        return Status(stage="released", n_shards=sum(len(each.shards) for each in found_all if each is not None), n_releases=n_releases)
     if found is None:
         return Status(stage="absent", n_shards=0)
     run_id, stage = found
-    return Status(stage=stage, n_shards=state.count_staged(run_id))
+    return Status(stage=stage, n_shards=state.count_staged(run_id), n_releases=n_releases)
 
 
 def abort(output_url: str, ledger_url: str | None = None) -> bool:
     """Remove an unfinished run: its key, its fitted release, its staged shards. Return whether there was one.
+
+    What a growing table has released, and what it keeps for its next release, stays.
 
     Parameters
     ----------
@@ -354,13 +414,14 @@ def abort(output_url: str, ledger_url: str | None = None) -> bool:
     TemporaryError
         If a driver is at work on it.
     """
-    state = RunState(Folder(output_url), ledger_url)
+    state = open_state(Folder(output_url), ledger_url)
+    growing = isinstance(state, GrowingState)
     if not state.folder.exists():
-        if Manifest.read(state.output) is not None:
+        if Manifest.read(state.output) is not None and not growing:
             raise OutputError("this output is released already", output_url, "remove the folder yourself, if you must")
         return False
     with state.lock():
-        if Manifest.read(state.output) is not None:
+        if state.is_released() and not (growing and state.read_stage() is None):
             raise OutputError("this output is released already", output_url, "run the job again to finish it")
         state.remove()
     return True

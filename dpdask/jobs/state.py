@@ -25,7 +25,7 @@ from dpdask.version import __version__
 
 Stage = Literal["opened", "fitted", "staged"]
 _ABOUT = ("format", "version", "streams", "key")
-_PUBLIC = ("run_id", "job", "stage")
+_PUBLIC = ("run_id", "job", "stage", "number")
 _PRIVATE = "private"
 _NAME_DIGITS = 12
 
@@ -52,6 +52,10 @@ class Progressed:
         The released rows of each fragment or writing task, from `fitted` on. Private: never published.
     sample
         The name of the draw of the hold-out.
+    number
+        Which release of a growing table this is; 0 for the first, and for other jobs.
+    fragments
+        The ids of the fragments that are released, if the table grows.
     changed
         As in `Fitted`, but only in the process that passed the barrier: the state file does not contain it.
     """
@@ -60,6 +64,8 @@ class Progressed:
     job: str
     input: str
     stage: Stage
+    number: int = 0
+    fragments: tuple[str, ...] = field(default=(), repr=False)
     release_sha256: str = ""
     bounds_sha256: str = ""
     n_released: tuple[int, ...] = field(default=(), repr=False)
@@ -108,6 +114,15 @@ class RunState:
         self.keys = find_keys(self.folder, ledger_url)
         self._records: RunRecords = (LockedRecord if output.is_local else NumberedRecords)(self.folder, output)
 
+    @property
+    def number(self) -> int:
+        """The number of the release of a growing table; 0 for other jobs."""
+        return 0
+
+    def is_released(self) -> bool:
+        """Return whether the release of this run is published."""
+        return Manifest.read(self.output) is not None
+
     def secrets(self, run_id: str) -> Folder:
         """Return the folder of a run's private files, as tasks are told of it."""
         return self.folder if self.output.is_local else EncryptedFolder(self.folder.url, run_id)
@@ -148,7 +163,7 @@ class RunState:
             values = {name: value for name, value in content.items() if name not in _ABOUT}
             if not self.output.is_local:
                 values |= json.loads(decrypt(key, _PRIVATE, base64.b64decode(values.pop(_PRIVATE))))
-            return Progressed(**{**values, "n_released": tuple(values["n_released"])})
+            return Progressed(**values | {name: tuple(values[name]) for name in ("n_released", "fragments")})
         except (ValueError, KeyError, TypeError, AttributeError):
             raise unreadable(self.folder) from None
 
@@ -194,7 +209,15 @@ class RunState:
             content[_PRIVATE] = base64.b64encode(encrypt(key, _PRIVATE, json.dumps(private).encode())).decode()
         self._records.write({"format": STATE_FORMAT, "version": __version__, "streams": STREAM_FORMAT, "key": self.keys.place, **content})
 
-    def open(self, job: str, fingerprint: str, seed: int | None, holdout: tuple[bytes, str] | None = None) -> Progressed:
+    def open(
+        self,
+        job: str,
+        fingerprint: str,
+        seed: int | None,
+        holdout: tuple[bytes, str] | None = None,
+        *,
+        fragments: tuple[str, ...] = (),
+    ) -> Progressed:
         """Begin a run: its folder, its keys, its first record.
 
         Parameters
@@ -205,12 +228,15 @@ class RunState:
             Makes the run key, for tests; None for a fresh one.
         holdout
             The key and the name of a hold-out that several runs share; if None, the run key chooses the run's own hold-out.
+        fragments
+            As in `Progressed`.
 
         A key that an earlier attempt left without a record was never used, and is replaced. What a removal that was
         interrupted left is removed: it holds the noise of another key.
         """
         self._records.begin()
-        key = (RunKey.fresh() if seed is None else RunKey.insecure(seed)).reveal()
+        number = self.number
+        key = (RunKey.fresh() if seed is None else RunKey.insecure(seed, number)).reveal()
         run_id = uuid.uuid4().hex
         self.keys.write(run_id, key)
         with self.share_key(run_id):
@@ -221,7 +247,7 @@ class RunState:
             for folder in (staging.shards, staging.shards.child(META), staging.actions):
                 folder.create()
         sample = f"run {run_id}" if holdout is None else holdout[1]
-        reached = Progressed(run_id=run_id, job=job, input=fingerprint, stage="opened", sample=sample)
+        reached = Progressed(run_id=run_id, job=job, input=fingerprint, stage="opened", sample=sample, number=number, fragments=fragments)
         self.write(reached)
         return reached
 
@@ -311,11 +337,12 @@ class RunState:
         if (self._records.read() or {}).get("key") == LEDGER != self.keys.place:
             raise SpecError("the key of this run is kept by a ledger", self.output.url, "name it: `dpdask abort OUT --ledger URL`")
         self.keys.remove(found[0])
-        if Manifest.read(self.output) is None:
+        if not self.is_released():
             for name in self.output.names():
                 if name.endswith(self.staging(found[0]).place(".parquet")):
                     self.output.remove(name)
-            self.output.remove(CARD_NAME)
+            if not self.number:
+                self.output.remove(CARD_NAME)
 
     def holds_run(self) -> bool:
         """Return whether the run is still this driver's; see `RunRecords.holds`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
 from dpdask.engine.fit import Fitted, PublicTable
@@ -59,9 +60,7 @@ class JobTable:
         if path is None:
             return None
         found = discover(path, self.mechanism.schema)
-        if {each.version for each in found.fragments} & {each.version for each in self.table.fragments}:
-            what = "the public table shares a file with the private one, so protected rows would be their own reference"
-            raise SpecError(what, "`reference.path`", "name another table")
+        check_apart(found, {each.version for each in self.table.fragments})
         return PublicTable(source=FileSource(found.fragments, path), work=make_public_work(self.work, found.schema))
 
     def with_bounds(self, fitted: Fitted) -> TableWork:
@@ -70,7 +69,27 @@ class JobTable:
         return self.work if unit is None else replace(self.work, unit=replace(unit, bounds_sha256=fitted.bounds_sha256))
 
 
-def open_table(job: Job, secrets: Folder) -> JobTable:
+def check_apart(public: InputTable, versions: Set[str]) -> None:
+    """Check that a public table shares no file with the private one.
+
+    Parameters
+    ----------
+    public
+        The public table.
+    versions
+        The versions of the private table's fragments.
+
+    Raises
+    ------
+    SpecError
+        If it does, however its path is written.
+    """
+    if {each.version for each in public.fragments} & versions:
+        what = "the public table shares a file with the private one, so protected rows would be their own reference"
+        raise SpecError(what, "`reference.path`", "name another table")
+
+
+def open_table(job: Job, secrets: Folder, choose: Callable[[InputTable], InputTable] | None = None) -> JobTable:
     """Return a job's input with its mechanism; no row is read.
 
     Parameters
@@ -79,6 +98,8 @@ def open_table(job: Job, secrets: Folder) -> JobTable:
         The job.
     secrets
         The folder of the run key.
+    choose
+        Returns the part of the table that is released; all of it if None.
 
     Raises
     ------
@@ -88,6 +109,8 @@ def open_table(job: Job, secrets: Folder) -> JobTable:
         If its columns do not fit the schema, or the mechanism.
     """
     table = discover(job.input_url, job.schema)
+    if choose is not None:
+        table = choose(table)
     mechanism = job.mechanism.with_rows(lambda: None if job.mechanism.n_rows_private else table.n_rows)
     work = make_table_work(mechanism, table.schema, secrets)
     return JobTable(table=table, mechanism=mechanism, work=work, source=FileSource(table.fragments, job.file.input.path))

@@ -189,8 +189,8 @@ class Card(_Part):
         Whether the noise came from a seed.
     versions
         The versions of dpdask, of the random streams and of the libraries that computed the release.
-    batches, dataset, survey
-        Present for releases of several frames, for datasets with rows that had no ε, and for surveys.
+    batches, dataset, survey, series
+        Present for releases of several frames, for datasets with rows that had no ε, for surveys, and for growing tables.
     sha256
         By file, the digest of what was saved beside the card; present in the folder of a saved release.
     """
@@ -208,6 +208,7 @@ class Card(_Part):
     batches: BatchNames | None = None
     dataset: DatasetCoverage | None = None
     survey: dict[str, Any] | None = None
+    series: dict[str, Any] | None = None
     sha256: dict[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:

@@ -112,6 +112,8 @@ class Mechanism(ABC):
         The declared columns.
     budget
         What is promised; None if the mechanism spends none.
+    continued
+        Whether a release that was fitted before is given further rows, all of them; only of mechanisms that release rows.
 
     Raises
     ------
@@ -122,6 +124,7 @@ class Mechanism(ABC):
     spec: Any
     schema: Schema
     budget: Budget | None
+    continued: bool = False
 
     releases_rows: ClassVar[bool]
 
