@@ -162,7 +162,7 @@ class GrowingState(RunState):
         """Return where a run stages its shards; those of later releases have the release's number in their names."""
         staging = super().staging(run_id)
         number = self.number
-        return replace(staging, run=f"{number:05d}") if self.output.is_local and number else staging
+        return replace(staging, run=_name_release(number)) if self.output.is_local and number else staging
 
     def publish(self, reached: Progressed, manifest: Manifest, card: bytes) -> None:
         """Make a release appear; see `RunState.publish`. A later one appears by renames on a file system, and in place in a store."""
@@ -227,7 +227,7 @@ class GrowingState(RunState):
             return
         if self.output.is_local:
             for name in self.output.names():
-                if name.endswith(f"-{number:05d}.parquet"):
+                if name.endswith(f"-{_name_release(number)}.parquet"):
                     self.output.remove(name)
         self.output.remove(_name_card(number))
 
@@ -284,6 +284,10 @@ def open_growing(job: Job) -> tuple[Job, JobTable, dict[str, Any]]:
         "series_epsilon": sum_series([*(size.epsilon for size in sizes), following.epsilon], unit),
     }
     return following, opened, told
+
+
+def _name_release(number: int) -> str:
+    return f"r{number:05d}"  # the first release's shards end in plain numbers
 
 
 def _name_card(number: int) -> str:
