@@ -14,13 +14,13 @@ from dpdask.io.faults import storage_faults
 from dpdask.io.fragments import InputTable, discover
 from dpdask.io.manifest import CARD_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
-from dpdask.jobs.series import Kept, KeptFolder, Size, choose_new, count_manifests, list_files, name_manifest, select
+from dpdask.jobs.series import Kept, KeptFolder, Size, choose_new, count_manifests, name_manifest, select
 from dpdask.jobs.series_card import describe_release, describe_series, sum_series
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
 from dpdask.jobs.tables import JobTable, check_apart, open_table
 from dpdask.mechanisms.card import Card
-from dpdask.privacy.series import Series, derive_salt, extend_head, name_series
+from dpdask.privacy.series import Series, derive_salt, name_series
 
 SUMMARY_NAME = f"{META}/series.json"
 
@@ -114,8 +114,7 @@ class GrowingState(RunState):
         kept = self.read_kept()
         if kept is None:
             return job
-        head = extend_head(bytes.fromhex(kept.salt), kept.head, (fragment.id for fragment in table.fragments))
-        return job.extend(Series(id=kept.id, release=kept.release, previous=kept.head, head=head))
+        return job.extend(Series(id=kept.id, release=kept.release, previous=kept.head, head=kept.add(table.fragments).head))
 
     def place(self, job: Job, reached: Progressed, table: InputTable) -> Job:
         """Return the job of a release that has begun, with its place in the series; prepare the record that it will leave.
@@ -133,15 +132,11 @@ class GrowingState(RunState):
         if kept is None:
             key = self.keys.read(reached.run_id)
             assert key is not None
-            salt = derive_salt(key)
-            head = extend_head(salt, "", reached.fragments)
-            kept = Kept(id=name_series(job.digest, reached.run_id), head=head, salt=salt.hex(), release="", files=(), sizes=())
-            job = job.extend(Series(id=kept.id, head=head), continued=False)
-        elif job.series is None or not job.mechanism.continued:
+            kept = Kept(id=name_series(job.digest, reached.run_id), salt=derive_salt(key).hex(), release="", files=(), sizes=())
+            job = job.extend(Series(id=kept.id, head=kept.add(table.fragments).head), continued=False)
+        else:
             job = self.extend(job, table)
-        assert job.series is not None
-        self._epsilon = job.epsilon
-        self._next = replace(kept, head=job.series.head, files=(*kept.files, *list_files(table.fragments)))
+        self._epsilon, self._next = job.epsilon, kept.add(table.fragments)
         return job
 
     def describe(self, job: Job, card: Card) -> Card:

@@ -20,6 +20,7 @@ from dpdask.io.manifest import MANIFEST_NAME, META
 from dpdask.io.storage import Folder
 from dpdask.jobs.records import check_place
 from dpdask.jobs.run_keys import LEDGER, HostKeys, LedgerKeys, RunKeys
+from dpdask.privacy.series import extend_head
 
 _ABOUT = "series.json"
 _FORMAT = 1
@@ -41,8 +42,11 @@ class KeptFile:
         Of a Parquet file, the digest of its footer; else empty.
     fragments
         The ids of its fragments.
+    number
+        The number of its release.
     """
 
+    number: int
     name: str
     url: str
     n_bytes: int
@@ -65,7 +69,7 @@ class Kept:
 
     Attributes
     ----------
-    id, head
+    id
         As in `privacy.series.Series`.
     salt
         The key of the series' digests, in hexadecimal digits.
@@ -78,11 +82,23 @@ class Kept:
     """
 
     id: str
-    head: str
     salt: str
     release: str
     files: tuple[KeptFile, ...]
     sizes: tuple[Size, ...]
+
+    @property
+    def head(self) -> str:
+        """The digest of all released fragments, release by release: who changes the list of files leaves the series of the ledger."""
+        head = ""
+        for number in sorted({file.number for file in self.files}):
+            released = [fragment for file in self.files if file.number == number for fragment in file.fragments]
+            head = extend_head(bytes.fromhex(self.salt), head, released)
+        return head
+
+    def add(self, fragments: Iterable[Fragment]) -> Kept:
+        """Return the record with the files of the next release; its size and its fitted release are not known yet."""
+        return dataclasses.replace(self, files=(*self.files, *list_files(fragments, len(self.sizes))))
 
     def to_bytes(self) -> bytes:
         """Return the record as JSON."""
@@ -262,14 +278,23 @@ def count_manifests(output: Folder) -> int:
     return sum(f"{META}/{name}" == MANIFEST_NAME or re.fullmatch(r"manifest-\d{5,}\.json", name) is not None for name in names)
 
 
-def list_files(fragments: Iterable[Fragment]) -> tuple[KeptFile, ...]:
-    """Return the files of some fragments as a record keeps them, without fragments that have no rows."""
+def list_files(fragments: Iterable[Fragment], number: int) -> tuple[KeptFile, ...]:
+    """Return the files of some fragments as a record keeps them, without fragments that have no rows.
+
+    Parameters
+    ----------
+    fragments
+        The fragments.
+    number
+        The number of their release.
+    """
     files: dict[str, list[Fragment]] = {}
     for fragment in fragments:
         if fragment.n_rows != 0:
             files.setdefault(fragment.url, []).append(fragment)
     return tuple(
         KeptFile(
+            number=number,
             name=parts[0].name,
             url=url,
             n_bytes=sum(part.n_bytes for part in parts),
@@ -295,7 +320,7 @@ def choose_new(table: InputTable, kept: Kept) -> InputTable:
     InputError
         If a released file is gone or was rewritten, or a new file is a copy of one.
     """
-    present = {file.url: file for file in list_files(table.fragments)}
+    present = {file.url: file for file in list_files(table.fragments, len(kept.sizes))}
     seen: set[str] = set()
     released = {file.url for file in kept.files}
     for file in kept.files:
