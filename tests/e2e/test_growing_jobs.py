@@ -14,34 +14,22 @@ import dask
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from e2e.growing import BY_USER, HISTOGRAM, HOLDOUT, KNOWN, SCHEMA, N, add_day, at, grow, job, kept, kinds, manifests, released, spent
 from e2e.helpers import call_cli, charging_entries, digests, error_line, hidden, load, run_here, write_job
 
 from dpdask.engine import write
 from dpdask.engine.account import Account, open_ledger
 from dpdask.errors import BudgetError, DataError, InputError, OutputError, SpecError, TemporaryError
-from dpdask.io.manifest import Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs import run
 from dpdask.jobs.growing import GrowingState
 from dpdask.jobs.plan import plan_job
-from dpdask.jobs.run import Outcome, abort, status
-from dpdask.jobs.series import KeptFolder, name_manifest
+from dpdask.jobs.run import abort, status
+from dpdask.jobs.series import KeptFolder
 from dpdask.jobs.state import RunState
 from dpdask.mechanisms.card import Card
-
-SCHEMA: dict[str, Any] = {
-    "day": {"role": "keep"},
-    "user": {"role": "keep"},
-    "r": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]},
-}
-KNOWN = {"kind": "known", "columns": {"r": {"probabilities": [0.2] * 5}}}
-HISTOGRAM = {"kind": "histogram"}
-HOLDOUT = {"kind": "holdout", "fraction": 0.25}
-BY_USER = {"column": "user", "max_rows": 2}
-N = 60
 
 
 @pytest.fixture(autouse=True)
@@ -55,58 +43,6 @@ def url(tmp_path: Path) -> str:
     made = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(made).init("people", 100.0)
     return made
-
-
-def add_day(source: Path, day: int, *, n_rows: int = N, name: str | None = None) -> Path:
-    """Add the file of a day: every day has the same private values."""
-    source.mkdir(exist_ok=True)
-    rng = np.random.default_rng(1)
-    table = pa.table({"day": np.full(n_rows, day), "user": np.arange(n_rows), "r": rng.integers(1, 6, n_rows)})
-    path = source / (name or f"day-{day:02d}.parquet")
-    pq.write_table(table, path)
-    return path
-
-
-def job(folder: Path, source: Path, reference: dict[str, Any] = KNOWN, **changed: Any) -> Path:
-    given = {"privacy__epsilon": 1.0, "mechanism__reference": reference, "schema": SCHEMA, "growing": True, **changed}
-    return write_job(folder, source, folder / "out", **given)
-
-
-def at(url: str) -> dict[str, str]:
-    return {"url": url, "dataset": "people"}
-
-
-def spent(url: str) -> float:
-    return open_ledger(url).read_balance("people").epsilon_spent
-
-
-def kinds(url: str) -> list[str]:
-    return [entry.kind for entry in charging_entries(url, "people")]
-
-
-def kept(output: Path) -> Path:
-    return output.parent / f".{output.name}.dpdask-series"
-
-
-def manifests(output: Path) -> list[Manifest]:
-    number, found = 0, []
-    while (manifest := Manifest.read(Folder(f"file://{output}"), name_manifest(number))) is not None:
-        found.append(manifest)
-        number += 1
-    return found
-
-
-def released(output: Path) -> pa.Table:
-    """Return the table as any reader of Parquet folders sees it."""
-    return ds.dataset(output, format="parquet", exclude_invalid_files=False).to_table().sort_by([("day", "ascending"), ("user", "ascending")])
-
-
-def grow(made: Path, source: Path, days: range) -> list[Outcome]:
-    outcomes = []
-    for day in days:
-        add_day(source, day)
-        outcomes.append(run_here(made))
-    return outcomes
 
 
 @pytest.mark.parametrize("reference", [KNOWN, HISTOGRAM, HOLDOUT], ids=lambda reference: reference["kind"])
