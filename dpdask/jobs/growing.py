@@ -14,6 +14,7 @@ from dpdask.io.faults import storage_faults
 from dpdask.io.fragments import InputTable, discover
 from dpdask.io.manifest import CARD_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
+from dpdask.jobs.records import busy
 from dpdask.jobs.series import Kept, KeptFolder, Size, choose_new, count_manifests, name_manifest, select
 from dpdask.jobs.series_card import describe_release, describe_series, sum_series
 from dpdask.jobs.spec import Job
@@ -169,6 +170,8 @@ class GrowingState(RunState):
             assert key is not None
             self.kept.begin(key, kept.id, self.secrets(reached.run_id).read(RELEASE_NAME))
         self.kept.write(kept, manifest.to_bytes())
+        if not self.holds_run():
+            raise busy(self.output)  # another driver has taken the run over, and perhaps removed it
         if reached.number == 0:
             super().publish(reached, manifest, card)
         else:
@@ -211,15 +214,16 @@ class GrowingState(RunState):
 
     def remove(self) -> None:
         """Remove the run, and what it has put into the output unless that is released; see `RunState.remove`."""
-        if not self.is_released():
-            self._withdraw()
+        if not self.holds_run():
+            return  # it is another driver's now
+        number, released = self.number, self.is_released()
+        if not released and number:
+            self._withdraw(number)
         super().remove()
-
-    def _withdraw(self) -> None:
-        number = self.number
-        if number == 0:
+        if not released and not number:
             self.kept.remove()
-            return
+
+    def _withdraw(self, number: int) -> None:
         if self.output.is_local:
             for name in self.output.names():
                 if name.endswith(f"-{_name_release(number)}.parquet"):

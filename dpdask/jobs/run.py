@@ -419,6 +419,8 @@ def abort(output_url: str, ledger_url: str | None = None) -> bool:
     if not state.folder.exists():
         if Manifest.read(state.output) is not None and not growing:
             raise OutputError("this output is released already", output_url, "remove the folder yourself, if you must")
+        if isinstance(state, GrowingState) and not state.number:
+            state.kept.remove()  # the rest of a first release that was being removed
         return False
     with state.lock():
         if state.is_released() and not (growing and state.read_stage() is None):

@@ -213,9 +213,11 @@ class KeptFolder:
         return data
 
     def sweep(self, manifest: bytes, number: int) -> None:
-        """Remove the records of earlier releases and of releases that were given up; for the parameters see `read`."""
+        """Remove the records of releases before this one, and of attempts at it that were given up; for the parameters see `read`."""
+        newest = _record_name(number, manifest)
         for name in self.folder.names():
-            if name.startswith("released-") and name != _record_name(number, manifest):
+            found = re.fullmatch(r"released-(\d{5,})-.*", name)
+            if found is not None and int(found[1]) <= number and name != newest:
                 self.folder.remove(name)
 
     def remove(self) -> None:
