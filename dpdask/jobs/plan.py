@@ -104,6 +104,15 @@ class Plan:
         return "\n".join(lines)
 
 
+def _warn_of_full_charge(job: Job, ledger: dict[str, Any] | None) -> tuple[str, ...]:
+    """Return a warning if a later release of a growing table is charged although its unit is the row."""
+    budget = job.mechanism.budget
+    if not job.mechanism.continued or ledger is None or budget is None or budget.unit != "row" or ledger["after"] <= ledger["before"]:
+        return ()
+    why = "a release of the series was aborted after its noise was drawn, a copy of it was gone on with, or the ledger does not know it"
+    return (f"this release is charged in full: {why}",)
+
+
 def _describe_series(series: dict[str, Any] | None) -> list[str]:
     if series is None:
         return []
@@ -129,6 +138,7 @@ def plan_job(job: Job) -> Plan:
         opened = open_table(job, Folder(job.output_url))
     table, mechanism = opened.table, opened.mechanism
     expected = expect(job, opened)
+    ledger = job.account.describe_balances(opened.sample_place)
     return Plan(
         name=job.file.name,
         n_fragments=len(table.fragments),
@@ -137,7 +147,7 @@ def plan_job(job: Job) -> Plan:
         stages=(*expected.stages, _COMMIT),
         epsilons=dict(mechanism.spending.row),
         reference_epsilons=dict(mechanism.spending.reference),
-        ledger=job.account.describe_balances(opened.sample_place),
+        ledger=ledger,
         outside={
             name: column.outside_in_words for name, column in job.schema.columns.items() if column.role == "privatise" and column.outside != "refuse"
         },
@@ -148,7 +158,7 @@ def plan_job(job: Job) -> Plan:
         n_shards=expected.n_shards,
         output=job.output_url,
         insecure=job.file.insecure_seed is not None,
-        warnings=(*expected.warnings, *(() if job.account.is_strict else list_footer_warnings(job, table))),
+        warnings=(*_warn_of_full_charge(job, ledger), *expected.warnings, *(() if job.account.is_strict else list_footer_warnings(job, table))),
         expectations=mechanism.expectations(opened.work.columns),
         series=series,
     )

@@ -45,7 +45,10 @@ def url(tmp_path: Path) -> str:
     return made
 
 
-@pytest.mark.parametrize("reference", [KNOWN, HISTOGRAM, HOLDOUT], ids=lambda reference: reference["kind"])
+CHAIN = {"kind": "chain", "fraction": 0.25, "by": "day"}  # the groups of later days are new to it
+
+
+@pytest.mark.parametrize("reference", [KNOWN, HISTOGRAM, HOLDOUT, CHAIN], ids=lambda reference: reference["kind"])
 def test_each_run_releases_the_new_rows_and_leaves_what_was_released(reference: dict[str, Any], tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, reference)
@@ -59,7 +62,7 @@ def test_each_run_releases_the_new_rows_and_leaves_what_was_released(reference: 
         assert not hidden(out).exists()
         assert status(f"file://{out}").n_releases == day + 1
     held_out = N - manifests(out)[0].n_rows
-    assert (held_out > 0) == (reference is HOLDOUT)
+    assert (held_out > 0) == (reference in (HOLDOUT, CHAIN))
     assert [manifest.n_rows for manifest in manifests(out)] == [N - held_out, N, N, N]
     table = released(out)
     assert table.num_rows == 4 * N - held_out
@@ -373,6 +376,7 @@ def test_an_aborted_release_is_charged_and_what_was_released_stays(tmp_path: Pat
     assert spent(url) == 1.0
     plan = plan_job(load(made))
     assert (plan.ledger or {})["after"] == 2.0  # the noise of the aborted release may have been seen
+    assert "charged in full" in plan.warnings[0]
     run_here(made)
     assert spent(url) == 2.0
     grow(made, source, range(3, 5))
@@ -480,6 +484,19 @@ def test_cards_say_what_the_series_is(tmp_path: Path) -> None:
     assert cards[1].columns["r"] == cards[0].columns["r"]
     summary = Card.read((out / "_dpdask" / "series.json").read_bytes(), "series.json")
     assert (summary.series or {})["rows"] == released(out).num_rows
+
+
+def test_the_public_table_is_no_new_file(tmp_path: Path) -> None:
+    source, public = tmp_path / "in", tmp_path / "public"
+    made = job(tmp_path / "job", source, {"kind": "public", "path": str(public)})
+    add_day(public, 9)
+    grow(made, source, range(2))
+    shutil.copy(public / "day-09.parquet", source / "day-02.parquet")
+    with pytest.raises(SpecError, match="public table shares a file"):
+        run_here(made)
+    shutil.rmtree(public)  # it was read once
+    (source / "day-02.parquet").unlink()
+    grow(made, source, range(2, 3))
 
 
 def test_ranges_grow_too(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from faults.test_stores import environment, everything_ever_written
 from services.stores import OpenStore
 
 from dpdask.engine.account import open_ledger
-from dpdask.errors import InputError, TemporaryError
+from dpdask.errors import InputError, SpecError, TemporaryError
 from dpdask.io.manifest import Manifest
 from dpdask.jobs.run import abort, status
 
@@ -121,3 +121,23 @@ def test_days_in_a_store(
         with pytest.raises(InputError, match="the key of this series is on another machine"):
             run_here(struck)
         assert not abort(out.url)
+
+
+@pytest.mark.slow
+def test_a_day_in_a_store_is_aborted(open_store: OpenStore, drivers: Drivers, tmp_path: Path, url: str) -> None:
+    source = tmp_path / "in"
+    with open_store("radosgw") as store:
+        out, around = store.folder, environment(store, tmp_path)
+        made = job(tmp_path / "job", source, output__path=out.url, output__rows_per_shard=25, ledger=at(url))
+        for day in range(3):
+            add_day(source, day)
+            if day:
+                before = [out.names(), out.child("_dpdask").names()]
+                assert drivers.run("run", made, point="task-staged" if day == 1 else "later-carded", environment=around)[0] == -signal.SIGKILL
+                with pytest.raises(SpecError, match="--ledger"):
+                    abort(out.url)
+                assert abort(out.url, url)
+                assert [out.names(), out.child("_dpdask").names()] == before
+            run_here(made)
+        assert spent(url) == 3.0  # the noise of both aborted days may have been seen
+        assert [manifest.n_rows for manifest in manifests(out)] == [N, N, N]
