@@ -74,7 +74,8 @@ class Column(Document):
     other
         The level that replaces every value outside the levels.
     type
-        The Arrow type, by its name in pyarrow (`int32`, `float64`, `string`, `date32`…). Needed only for CSV.
+        The Arrow type, by its name in pyarrow (`int32`, `float64`, `string`, `date32`…). Needed only for CSV, and for columns in
+        the names of folders (`key=value`).
 
     Examples
     --------

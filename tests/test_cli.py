@@ -45,7 +45,7 @@ def test_plan_as_text_names_the_promise_and_the_parts(tmp_path):
     for text in (
         "bad-input\n",
         "400 rows",
-        "4 fragments",
+        "4 fragments, 2 files of Parquet",
         "stage 1",
         "ε         rating: 0.5",
         "kept      userId; dropped: note",
@@ -62,6 +62,9 @@ def test_plan_as_json(tmp_path):
     assert {key: type(value) for key, value in found.items()} == {
         "name": str,
         "n_fragments": int,
+        "n_files": int,
+        "input_format": str,
+        "input_version": type(None),
         "n_rows": int,
         "n_bytes": int,
         "stages": list,
@@ -75,6 +78,8 @@ def test_plan_as_json(tmp_path):
         "released_rows": int,
         "n_shards": int,
         "output": str,
+        "output_format": str,
+        "output_mode": str,
         "insecure": bool,
         "warnings": list,
         "expectations": list,

@@ -240,7 +240,8 @@ EXAMPLES = [(document, text) for document in EXPLANATIONS for text in blocks("py
 
 
 @pytest.mark.parametrize(("document", "text"), EXAMPLES, ids=[f"{document} {number}" for number, (document, _) in enumerate(EXAMPLES)])
-def test_examples_of_the_explanations_run(document, text):
+def test_examples_of_the_explanations_run(document, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     exec(compile(text, document, "exec"), {"__name__": "example"})
 
 

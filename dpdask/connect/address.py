@@ -179,8 +179,8 @@ async def _reach(address: str, security: Security) -> None:
             raise refused from None
         what = "the scheduler closed the connection"
         raise TemporaryError(what, hide_user(address), "it may ask for a certificate: use its tls:// address") from None
-    except RuntimeError:  # Dask's configuration wants encryption
-        raise SpecError("Dask's configuration requires encryption, and this address has none", hide_user(address), "use tls://") from None
+    except RuntimeError:  # what distributed says of another address if cluster.tls or its configuration asks for encryption
+        raise SpecError("certificates are for a tls:// address, and this is none", hide_user(address), "write tls://") from None
     except (OSError, ValueError, OverflowError):
         raise _unreachable(address) from None
 

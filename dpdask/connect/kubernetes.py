@@ -38,7 +38,7 @@ def open_workers(cluster: Kubernetes) -> Iterator[str]:
     objects = import_extra("dask_kubernetes.operator._objects", "kubernetes")
     kr8s = import_extra("kr8s", "kubernetes")
     security = make_security(cluster.tls)
-    address = f"tls://{resource['metadata']['name']}-scheduler.{cluster.namespace}:{_PORT}"
+    address = _address(resource["metadata"]["name"], cluster.namespace)
     with silence_dask():
         try:
             asyncio.run(_create(objects, resource, cluster.namespace))
@@ -66,8 +66,13 @@ def make_resource(cluster: Kubernetes) -> dict[str, Any]:
         resource = parse_yaml(Path(cluster.manifest).read_text(encoding="utf-8"), "cluster.manifest")
         if resource["kind"] != "DaskCluster" or not isinstance(resource["metadata"]["name"], str):
             raise KeyError
-        resource["metadata"]["name"] += f"-{uuid.uuid4().hex[:5]}"  # several runs may be at work in one namespace
+        name = f"{resource['metadata']['name']}-{uuid.uuid4().hex[:5]}"  # several runs may be at work in one namespace
+        resource["metadata"]["name"] = name
         resource["spec"]["worker"]["replicas"] = cluster.workers
+        resource["spec"]["scheduler"]["service"]["selector"] = {"dask.org/cluster-name": name, "dask.org/component": "scheduler"}
+        for container in resource["spec"]["worker"]["spec"]["containers"]:
+            # the operator would name a tcp:// address
+            container["env"] = [*container.get("env", []), {"name": "DASK_SCHEDULER_ADDRESS", "value": _address(name, cluster.namespace)}]
     except (OSError, UnicodeDecodeError):
         raise SpecError("the manifest cannot be read", cluster.manifest, "check cluster.manifest") from None
     except (KeyError, TypeError):
@@ -102,6 +107,10 @@ def open_scheduler(address: str, security: Any, seconds: float) -> Iterator[None
                     raise
             time.sleep(_POLL_SECONDS)
         yield
+
+
+def _address(name: str, namespace: str) -> str:
+    return f"tls://{name}-scheduler.{namespace}:{_PORT}"
 
 
 async def _create(objects: Any, resource: dict[str, Any], namespace: str) -> None:

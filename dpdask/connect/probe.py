@@ -194,7 +194,7 @@ def _ask(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[
     except OSError:  # also TimeoutError
         raise _no_answer() from None
     there = {address: answer for address, answer in answers.items() if not isinstance(answer, OSError)}
-    failed = [type(answer).__name__ if isinstance(answer, Exception) else "" for answer in there.values()]
+    failed = [f"a failure when asked ({type(answer).__name__})" if isinstance(answer, Exception) else "" for answer in there.values()]
     if any(failed):
         raise SpecError(_count(failed), "cluster", _INSTALL)
     if not there:

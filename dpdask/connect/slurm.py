@@ -6,14 +6,14 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dask
 
 from dpdask.connect.address import silence_dask
-from dpdask.connect.private import worker_settings
+from dpdask.connect.private import scratch_folder, worker_settings
 from dpdask.connect.spec import Slurm
 from dpdask.connect.starting import import_extra
 from dpdask.errors import OutputError, SpecError
@@ -41,10 +41,12 @@ def open_workers(cluster: Slurm) -> Iterator[str]:
     jobqueue = import_extra("dask_jobqueue", "slurm")
     if shutil.which("sbatch") is None:
         raise SpecError("there is no sbatch here", "cluster.kind slurm", "run on a machine that submits SLURM jobs")
+    # the scheduler puts its folder first in sys.path
+    settings = {"distributed.scheduler.http.routes": [], "temporary-directory": str(scratch_folder())}
     with (
         _shared_folder(cluster.shared_folder) as folder,
         silence_dask(),
-        dask.config.set({"distributed.scheduler.http.routes": []}),
+        dask.config.set(settings),
         jobqueue.SLURMCluster(**_options(cluster, folder)) as started,
         Client(started, set_as_default=False) as client,
         dask.config.set(scheduler=client),
@@ -144,16 +146,27 @@ def _scale(cluster: Slurm, started: Any) -> None:
         started.adapt(minimum=cluster.adaptive.minimum, maximum=cluster.adaptive.maximum)
     else:
         started.scale(cluster.workers)
-        try:
+        with suppress(RuntimeError):  # sbatch's own words may hold paths
             started.sync(started._correct_state)
-        except RuntimeError:  # sbatch's own words may hold paths
-            raise SpecError("SLURM refuses the workers' jobs", "cluster", "check partition, account, memory and walltime") from None
+        if _forget_refused(started):
+            raise SpecError("SLURM refuses the workers' jobs", "cluster", "check partition, account, memory and walltime")
 
     async def replace() -> None:
         if started.status.name == "running":
+            _forget_refused(started)
             await started._correct_state()
 
     async def start() -> None:
         PeriodicCallback(replace, _REPLACE_EVERY).start()
 
     started.sync(start)
+
+
+def _forget_refused(started: Any) -> bool:
+    """Remove the workers that SLURM gave no job, so that they are asked for again; return whether there was one."""
+    from distributed.core import Status
+
+    refused = [name for name, job in started.workers.items() if job.job_id is None]
+    for name in refused:
+        started.workers.pop(name).status = Status.failed  # or the cluster could not be closed
+    return bool(refused)

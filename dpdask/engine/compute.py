@@ -6,7 +6,7 @@ import functools
 import queue
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -19,6 +19,7 @@ from dpdask.channels.optimal import solve_weights
 from dpdask.channels.unbiased import solve_unbiased
 from dpdask.errors import DpdaskError, InternalError, TemporaryError
 from dpdask.io.encrypted import drop_key, hold_key
+from dpdask.io.options import Options, set_options, use_options
 from dpdask.stats.statistic import FAN_IN
 from dpdask.versions import Stamp
 
@@ -83,6 +84,48 @@ def find_client() -> Client | None:
     from distributed import Client
 
     return client if isinstance(client, Client) else None
+
+
+@contextmanager
+def share_options(options: Mapping[str, Options]) -> Iterator[None]:
+    """Open buckets with these options until the block ends, in this process; workers keep them, also those that join later.
+
+    Two jobs that use one bucket on one cluster at the same time must give it the same options.
+
+    Parameters
+    ----------
+    options
+        Options by bucket. Secrets stand in them by the names of environment variables; each worker looks its own up.
+
+    Raises
+    ------
+    TemporaryError
+        If the workers cannot be told.
+    """
+    with use_options(options):
+        client = find_client() if options else None  # to look for one imports distributed
+        if client is not None and not client.asynchronous:
+            _tell_workers(client, options)
+        yield
+
+
+def _tell_workers(client: Client, options: Mapping[str, Options]) -> None:
+    from distributed import WorkerPlugin
+
+    class StoreOptions(WorkerPlugin):  # type: ignore[misc]  # distributed ships no types
+        """Sets the options of a bucket on each worker, also on those that join later."""
+
+        def __init__(self, options: Mapping[str, Options]) -> None:
+            self.options = options
+
+        def setup(self, worker: Any) -> None:  # noqa: ARG002 - dask calls it by this name
+            set_options(self.options)
+
+    for place, found in options.items():
+        try:
+            client.register_plugin(StoreOptions({place: found}), name=f"dpdask-store-{place}")
+        except Exception:
+            raise TemporaryError("the workers could not be told how to open the store", place, "check that each has this version of dpdask") from None
 
 
 def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None) -> list[Any]:

@@ -38,6 +38,8 @@ class Fitted:
     n_released
         The released rows of each part of the table, or how many records are written. Private unless the mechanism says
         otherwise.
+    seals
+        The seal of each part, as in `Scanned`. Private.
     changed
         For each column, how many values were outside its domain and were changed, if the barrier makes the only pass over the
         rows. Private: only for the steward's terminal, so it is not written to a file, and it is empty if a run is resumed
@@ -47,6 +49,7 @@ class Fitted:
     release_sha256: str
     bounds_sha256: str = ""
     n_released: tuple[int, ...] = field(repr=False)
+    seals: tuple[bytes, ...] = field(default=(), repr=False)
     changed: Mapping[str, int] = field(default_factory=dict, repr=False)
 
 
@@ -143,7 +146,7 @@ def fit(
     sha256 = keep(work.secrets, RELEASE_NAME, release.to_bytes())
     n_released = counted.n_released if mechanism.releases_rows else (mechanism.n_records(release),)
     bounds_sha256 = work.unit.bounds_sha256 if work.unit is not None and mechanism.releases_rows else ""
-    return Fitted(release_sha256=sha256, bounds_sha256=bounds_sha256, n_released=n_released, changed=counted.changed), work
+    return Fitted(release_sha256=sha256, bounds_sha256=bounds_sha256, n_released=n_released, seals=counted.seals, changed=counted.changed), work
 
 
 def carry_on(source: Source, work: TableWork, release: bytes, charge: Callable[[], None], progress: Progress | None = None) -> Fitted:
@@ -174,8 +177,12 @@ def carry_on(source: Source, work: TableWork, release: bytes, charge: Callable[[
     if sum(counted.n_released) == 0:
         raise DataError("the new files have no rows", source.where, source.hint)
     charge()
-    sha256 = keep(work.secrets, RELEASE_NAME, release)
-    return Fitted(release_sha256=sha256, bounds_sha256=work.unit.bounds_sha256 if work.unit is not None else "", n_released=counted.n_released)
+    return Fitted(
+        release_sha256=keep(work.secrets, RELEASE_NAME, release),
+        bounds_sha256=work.unit.bounds_sha256 if work.unit is not None else "",
+        n_released=counted.n_released,
+        seals=counted.seals,
+    )
 
 
 def _read_rounds(mechanism: Mechanism, work: TableWork) -> tuple[Mechanism, Archived | None, int]:
@@ -237,7 +244,7 @@ def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Prog
         if mechanism.fraction is None:
             raise DataError("the table has no rows", source.where, source.hint)
         raise DataError("no row would be released", source.where, f"lower `reference.fraction`, or {source.hint}")
-    return found if own else Scanned(value=None, n_released=found.n_released)
+    return found if own else Scanned(value=None, n_released=found.n_released, seals=found.seals)
 
 
 def load(secrets: Folder, sha256: str, release_type: type[Loaded]) -> Loaded:

@@ -47,6 +47,8 @@ class Scanned(Generic[Value]):
         The statistic.
     n_released
         For each part, in order, how many of its rows are released: those within their units' bounds that are not held out.
+    seals
+        The seal of each part, if the parts are files whose rows are released, and the unit is the row.
     changed
         For each column, how many values were outside its domain and were changed. It lists only columns with such values, and
         is empty if the rows are released later: the writing stage counts them.
@@ -54,6 +56,7 @@ class Scanned(Generic[Value]):
 
     value: Value
     n_released: tuple[int, ...]
+    seals: tuple[bytes, ...] = ()
     changed: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -112,11 +115,11 @@ def scan_parts(parts: list[Part], rows: list[Any], shared: Scan) -> Scanned[Any]
         What all tasks of the scan share.
     """
     work, counter = shared.work, shared.statistic.counter()
-    n_released, changed = [], Counter[str]()
+    n_released, seals, changed = [], list[bytes](), Counter[str]()
     for part, own in zip(parts, rows, strict=True):
         chooser, streams = Chooser(work, part.id, part.number), Streams(work.key, part.id)
         n_rows = 0
-        for batch in part.read(own, work, released=shared.released):
+        for batch in part.read(own, work, released=shared.released, seals=seals):
             released, chosen = chooser.split(batch)
             n_rows += int(released.sum())
             counter.add(batch, chosen, streams)
@@ -124,7 +127,7 @@ def scan_parts(parts: list[Part], rows: list[Any], shared: Scan) -> Scanned[Any]
         n_released.append(n_rows)
         if shared.released:
             chooser.keep()
-    return Scanned(value=counter.result(), n_released=tuple(n_released), changed=dict(changed))
+    return Scanned(value=counter.result(), n_released=tuple(n_released), seals=tuple(seals), changed=dict(changed))
 
 
 @guard
@@ -133,7 +136,8 @@ def merge_scanned(parts: list[Scanned[Any]]) -> Scanned[Any]:
     first, *others = (part.value for part in parts)
     changed = sum((Counter(part.changed) for part in parts), Counter[str]())
     n_released = tuple(n for part in parts for n in part.n_released)
-    return Scanned(value=first.merge(*others), n_released=n_released, changed=dict(changed))
+    seals = tuple(seal for part in parts for seal in part.seals)
+    return Scanned(value=first.merge(*others), n_released=n_released, seals=seals, changed=dict(changed))
 
 
 def _count_changed(batch: pa.RecordBatch, work: TableWork) -> Counter[str]:

@@ -3,6 +3,10 @@
 A stream is named by its fragment, not by the fragment's content. If the content changed between two passes, two attempts
 or two computations of a lazy frame, the same noise would be added to other values, and the difference of the two outputs would
 reveal them, which no ε covers. So the first task that reads a fragment seals it, and every later task compares.
+
+Seals of files go with the results of the pass that counts them, and with the tasks that write; a job without such a pass reads
+each fragment once, and what is staged is replaced, or in a store written once. Seals of units' rows and of a frame's partitions are files
+beside the run key, since several passes, or whoever computes a frame, read them.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from dpdask.errors import DataError, InputError
 from dpdask.io.storage import Folder
 
 _SEALS = "seals"
+_SEAL_BYTES = 16
 
 
 class Seal:
@@ -38,6 +43,10 @@ class Seal:
         plain = [array.dictionary_decode() if pa.types.is_dictionary(array.type) else array for array in arrays]
         self._digest.update(pa.RecordBatch.from_arrays(plain, names=self._columns).serialize())
 
+    def digest(self) -> bytes:
+        """Return the digest of the batches so far, 16 bytes."""
+        return self._digest.digest()[:_SEAL_BYTES]
+
     def check(self, secrets: Folder, fragment_id: str, where: str) -> None:
         """Seal the fragment, or compare it with its seal.
 
@@ -56,7 +65,12 @@ class Seal:
             If it held something else before.
         """
         if not _same(secrets, fragment_id, self._digest.digest()):
-            raise InputError("this file changed since the run began", where, "restore it and run again, or `dpdask abort` the run")
+            raise make_change_error(where)
+
+
+def make_change_error(where: str) -> InputError:
+    """Return the error for a fragment that holds something else than before."""
+    return InputError("this file changed since the run began", where, "restore it and run again, or `dpdask abort` the run")
 
 
 def check_part(part: pd.DataFrame, sealed: Collection[str], secrets: Folder, fragment_id: str) -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 from dask.base import tokenize
 
-from dpdask.engine.seal import Seal, check_part
+from dpdask.engine.seal import Seal, check_part, make_change_error
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
 from dpdask.io.fragment import Fragment
@@ -35,7 +35,7 @@ class Part(Protocol):
     def n_rows(self) -> int | None:
         """How many rows it has, if that is known before they are read."""
 
-    def read(self, rows: Any, work: TableWork, *, released: bool) -> Iterator[pa.RecordBatch]:
+    def read(self, rows: Any, work: TableWork, *, released: bool, seals: list[bytes] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows with the columns that the work seals.
 
         Parameters
@@ -47,6 +47,8 @@ class Part(Protocol):
         released
             Whether rows are read that are released later. Then, and if units are bounded, another pass sees the same rows, so
             they are sealed: see `seal`.
+        seals
+            Takes the seal of a file whose rows are released, if the unit is the row.
 
         Raises
         ------
@@ -95,11 +97,17 @@ class FilePart:
         """How many rows the footer tells."""
         return self.fragment.n_rows
 
-    def read(self, rows: None, work: TableWork, *, released: bool) -> Iterator[pa.RecordBatch]:
-        """Yield the rows; see `Part.read`. They are compared with the seal at the end."""
+    def read(self, rows: None, work: TableWork, *, released: bool, seals: list[bytes] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows; see `Part.read`. Those of units are compared with their seal at the end."""
         assert rows is None
-        if released or work.unit is not None:
+        if work.unit is not None:
             yield from self._read_sealed(work.sealed, work)
+        elif released and seals is not None:
+            seal = Seal(work.sealed)
+            for batch in read_batches(self.fragment, work.sealed, work.types):
+                seal.add(batch)
+                yield batch
+            seals.append(seal.digest())
         else:  # nothing of a row is released, and each pass is an event of its own
             yield from read_batches(self.fragment, work.sealed, work.types)
 
@@ -108,11 +116,17 @@ class FilePart:
         return self._read_sealed(list(dict.fromkeys([*work.released.names, *work.unit_columns])), work)
 
     def _read_sealed(self, columns: Sequence[str], work: TableWork) -> Iterator[pa.RecordBatch]:
+        if work.unit is None and not self.fragment.seal:  # no earlier pass has read it
+            yield from read_batches(self.fragment, list(columns), work.types)
+            return
         seal = Seal(work.sealed)
         for batch in read_batches(self.fragment, list(columns), work.types):
             seal.add(batch)
             yield batch
-        seal.check(work.secrets, self.fragment.id, self.fragment.where)
+        if work.unit is not None:
+            seal.check(work.secrets, self.fragment.id, self.fragment.where)
+        elif seal.digest() != self.fragment.seal:
+            raise make_change_error(self.fragment.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +171,9 @@ class FramePart:
     def n_rows(self) -> None:
         """None: nothing is known of a partition before it is computed."""
 
-    def read(self, rows: pd.DataFrame, work: TableWork, *, released: bool) -> Iterator[pa.RecordBatch]:
+    def read(self, rows: pd.DataFrame, work: TableWork, *, released: bool, seals: list[bytes] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows; see `Part.read`. They are compared with the seal first."""
+        del seals
         if released:
             check_index(rows.index, rows.index.names)  # before ε is spent on a frame that could not be released
         if released or work.unit is not None:

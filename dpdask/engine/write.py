@@ -52,7 +52,7 @@ class Staging:
     actions
         The folder of the tasks' records. Private.
     run
-        Put into the names of shards that are written where they will stay; empty if they are hidden.
+        Put into the names of files that are written where they will stay; empty if they are hidden.
     """
 
     shards: Folder
@@ -60,8 +60,22 @@ class Staging:
     run: str = ""
 
     def place(self, name: str) -> str:
-        """Return the file name of a shard, from the name by which its random streams are known."""
-        return name if not self.run else f"{name.removesuffix('.parquet')}-{self.run}.parquet"
+        """Return the name under which a file is written: of a shard, given the name by which its random streams are known."""
+        return add_run(name, self.run) if self.run else name
+
+
+def add_run(name: str, run: str) -> str:
+    """Return a file's name with that of a run in it.
+
+    Parameters
+    ----------
+    name
+        The file's name.
+    run
+        Put before the last dot.
+    """
+    stem, _, suffix = name.rpartition(".")
+    return f"{stem}-{run}.{suffix}"
 
 
 class Task(Protocol):

@@ -90,7 +90,7 @@ class DIP(Estimator):
 
     def __post_init__(self) -> None:
         Estimator.__post_init__(self)
-        if self.mechanism.public_path is not None:
+        if self.mechanism.public_table is not None:
             raise SpecError("a path is for jobs only", "`reference.path`", "remove it, and hand the public table to fit")
         if self.unit != "row" and self.mechanism.reference_rows == "public":
             what = "a public reference is fitted on a table that has no units to bound"

@@ -10,13 +10,16 @@ import re
 import zlib
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from dpdask.errors import DataError, InputError
+from dpdask.io.faults import report_change
+from dpdask.io.filesystems import call_storage
 from dpdask.io.fragment import Fragment
+from dpdask.io.remote import open_remote
 from dpdask.schema import Column, Schema, arrow_type
 
 _SAMPLE_BYTES = 2**16
@@ -48,16 +51,16 @@ def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[str, str, in
     DataError
         If its first line names no declared column; the line is not shown, because it may be a row.
     """
-    content, version = _versions(fs, path)
+    content, version, n_bytes = _versions(fs, path)
     try:
-        with fs.open(path, "rb", compression="infer") as file:
+        with _open(fs, path) as file:
             header = file.readline(_SAMPLE_BYTES)
         names = next(standard_csv.reader(io.StringIO(header.decode("utf-8-sig"))))
     except (StopIteration, UnicodeDecodeError, standard_csv.Error, *_BAD_GZIP):
         raise InputError("this CSV file has no readable header line", name, "write it in UTF-8 with its column names first") from None
     if not set(names) & set(schema.columns):
         raise DataError("its first line names no declared column", name, "begin the file with the names of its columns")
-    return content, version, int(fs.size(path)), pa.schema([pa.field(column, _type_of(column, schema)) for column in names])
+    return content, version, n_bytes, pa.schema([pa.field(column, _type_of(column, schema)) for column in names])
 
 
 def _type_of(name: str, schema: Schema) -> pa.DataType:
@@ -102,7 +105,7 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
         About how many rows a batch has.
     """
     if _versions(fs, path)[1] != fragment.version:
-        raise InputError("this file changed since the run began", fragment.name, "restore it and run again, or `dpdask abort` the run")
+        raise report_change(fragment.name)
     convert = pa_csv.ConvertOptions(
         column_types={field.name: field.type for field in types},
         include_columns=columns,
@@ -112,7 +115,7 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
     )
     read = pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)
     try:
-        with fs.open(path, "rb", compression="infer") as file, pa_csv.open_csv(file, read_options=read, convert_options=convert) as reader:
+        with _open(fs, path) as file, pa_csv.open_csv(file, read_options=read, convert_options=convert) as reader:
             for batch in reader:
                 for start in range(0, batch.num_rows, batch_rows):
                     yield batch.slice(start, batch_rows)
@@ -124,12 +127,22 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
         raise DataError("a line or a value cannot be read as its declared type", column, "correct the file, or the schema's `type`") from None
 
 
-def _versions(fs: Any, path: str) -> tuple[str, str]:
-    """Return the content digest and the version of a file, as `inspect` describes them."""
-    fs.invalidate_cache()
-    info = fs.info(path)
-    size = int(info["size"])
-    head, tail = fs.cat_file(path, start=0, end=min(size, _SAMPLE_BYTES)), fs.cat_file(path, start=max(0, size - _SAMPLE_BYTES), end=size)
-    content = blake2b(size.to_bytes(8, "little") + head + tail, digest_size=16).hexdigest()
-    stamp = [str(info.get(key)) for key in ("ETag", "etag", "mtime", "updated", "last_modified", "LastModified") if key in info]
-    return content, blake2b(f"{content} {stamp}".encode(), digest_size=16).hexdigest()
+def _open(fs: Any, path: str) -> IO[bytes]:
+    """Open a file to read, decompressed if its name says so."""
+    file = open_remote(str(fs.unstrip_protocol(path)))
+    return gzip.GzipFile(fileobj=file) if path.endswith(".gz") else file  # type: ignore[return-value]  # it is one in all but name
+
+
+def _versions(fs: Any, path: str) -> tuple[str, str, int]:
+    """Return the content digest and the version of a file, as `inspect` describes them, and its size."""
+
+    def look(fs: Any, path: str) -> tuple[str, str, int]:
+        fs.invalidate_cache()
+        info = fs.info(path)
+        size = int(info["size"])
+        head, tail = fs.cat_file(path, start=0, end=min(size, _SAMPLE_BYTES)), fs.cat_file(path, start=max(0, size - _SAMPLE_BYTES), end=size)
+        content = blake2b(size.to_bytes(8, "little") + head + tail, digest_size=16).hexdigest()
+        stamp = [str(info.get(key)) for key in ("ETag", "etag", "mtime", "updated", "last_modified", "LastModified") if key in info]
+        return content, blake2b(f"{content} {stamp}".encode(), digest_size=16).hexdigest(), size
+
+    return call_storage(str(fs.unstrip_protocol(path)), look)

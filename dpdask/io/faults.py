@@ -17,9 +17,10 @@ _BUSY = {408, 425, 429}
 
 
 class Fault(Enum):
-    """Kinds of failures of a storage: what is missing, there already, refused, full, busy (it may answer in a moment), or another."""
+    """Kinds of failures of a storage: what is missing, shorter than asked for, there already, refused, full, busy, or another."""
 
     MISSING = "missing"
+    SHORT = "short"
     EXISTS = "exists"
     REFUSED = "refused"
     FULL = "full"
@@ -39,6 +40,8 @@ def classify(error: BaseException) -> Fault | None:
         return Fault.MISSING
     if isinstance(error, FileExistsError) or status in (409, 412):
         return Fault.EXISTS
+    if status == 416:
+        return Fault.SHORT
     if status in (401, 403) or any(_is_refusal(link) for link in chain):
         return Fault.REFUSED
     if status is not None:
@@ -109,7 +112,21 @@ def storage_faults(where: str, *, writing: bool = False) -> Iterator[None]:
         raise _line(fault, error, where, writing=writing) from None
 
 
+def mask(name: str) -> str:
+    """Return a file's path without the values in its folders' names, for messages: `sex=…/part-0.parquet`."""
+    *folders, last = name.split("/")
+    return "/".join([*(f"{folder.partition('=')[0]}=…" if "=" in folder else folder for folder in folders), last])
+
+
+def report_change(where: str) -> InputError:
+    """Return the error about an input file that is not the one that was found first."""
+    return InputError("this file changed since the run began", mask(where), "restore it and run again, or `dpdask abort` the run")
+
+
 def _line(fault: Fault, error: Exception, where: str, *, writing: bool) -> DpdaskError:
+    where = mask(where)
+    if fault is Fault.SHORT:
+        return report_change(where)
     if fault is Fault.MISSING and not writing:
         return InputError("this file is missing", where, "restore it and run again")
     if fault is Fault.MISSING:

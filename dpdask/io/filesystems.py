@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from dpdask.errors import OutputError, SpecError
-from dpdask.io import versions
+from dpdask.errors import SpecError
 from dpdask.io.faults import Fault, classify, storage_faults
+from dpdask.io.options import KINDS, resolve_options
 
 MAX_PUT_BYTES = 5000 * 2**20  # the largest single put: 5 GiB on S3, 5000 MiB on Azure
-
-_SINGLE = 2 * MAX_PUT_BYTES  # s3fs and gcsfs write larger files in parts; S3 gateways check no condition when these are put together
+_GET_BYTES = 2**28
 _TRIES = 5
 _FIRST_WAIT_SECONDS = 0.3
-_EXTRAS = {"s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure", "abfss": "azure", "gs": "gcs", "gcs": "gcs"}
-
-_MEMORY = threading.Lock()
 
 T = TypeVar("T")
 
@@ -39,26 +33,29 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     SpecError
         If no file system is installed for the URL, or its options are wrong.
     """
-    protocol = url.partition("://")[0]
-    extra = _EXTRAS.get(protocol)
+    protocol = url.rpartition("::")[2].partition("://")[0] if "://" in url else "file"
+    kind = KINDS.get(protocol)
     try:
-        fsspec.get_filesystem_class(protocol.rpartition("::")[2])
+        fsspec.get_filesystem_class(protocol)
     except (ValueError, ImportError):
-        hint = f"install dpdask[{extra}]" if extra else "install the fsspec package for it"
+        hint = f"install dpdask[{kind}]" if kind else "install the fsspec package for it"
         raise SpecError("no file system is installed for this URL", f"{protocol}://", hint) from None
+    options = resolve_options(url)
     try:
-        if extra is None:
-            return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]  # fsspec is untyped
-        if extra == "azure":
+        if kind is None or "::" in url:
+            return fsspec.core.url_to_fs(url, **options)  # type: ignore[no-any-return]  # fsspec is untyped
+        options["use_listings_cache"] = False
+        if kind == "azure":
             azure = _azure()
-            return azure(**azure._get_kwargs_from_urls(url), use_listings_cache=False), azure._strip_protocol(url)
-        options: dict[str, Any] = {"use_listings_cache": False}
-        if extra == "s3":
-            settings = fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
+            return azure(**{**azure._get_kwargs_from_urls(url), **options}), azure._strip_protocol(url)
+        if kind == "s3":
+            settings = options.get("config_kwargs") or fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
             options["config_kwargs"] = {**settings, "retries": {"total_max_attempts": 1}}
+            options.setdefault("max_concurrency", 1)  # else a file's size is asked for before it is read
         fs, path = fsspec.core.url_to_fs(url, **options)
     except (ValueError, TypeError, KeyError):
-        raise SpecError("the store cannot be opened with these options", f"{protocol}://", "check its credentials in the environment") from None
+        hint = "check its credentials, in the environment or in the job's `storage`"
+        raise SpecError("the store cannot be opened with these options", f"{protocol}://", hint) from None
     fs.retries = 1
     return fs, path
 
@@ -73,7 +70,8 @@ def _azure() -> Any:
         def do_connect(self) -> None:
             super().do_connect()
             found: Any = self.service_client
-            self.service_client: Any = BlobServiceClient(found.url, credential=found.credential, max_single_put_size=MAX_PUT_BYTES, retry_total=0)
+            sizes: Any = {"max_single_put_size": MAX_PUT_BYTES, "max_single_get_size": _GET_BYTES, "max_chunk_get_size": _GET_BYTES}
+            self.service_client: Any = BlobServiceClient(found.url, credential=found.credential, retry_total=0, **sizes)
 
     return AzureFileSystem
 
@@ -118,111 +116,8 @@ def _wait(attempt: int) -> None:
     time.sleep(_FIRST_WAIT_SECONDS * 2**attempt * (0.5 + jitter))
 
 
-def create_file(fs: Any, path: str, data: bytes) -> None:
-    """Write a remote file by one request, which fails if the file exists.
-
-    Parameters
-    ----------
-    fs, path
-        The file system and the path in it.
-    data
-        The content, at most `MAX_PUT_BYTES`.
-
-    Raises
-    ------
-    OutputError
-        If the file system has no such request, or the content is too large for one.
-    """
-    protocols = _protocols(fs)
-    if len(data) > MAX_PUT_BYTES:
-        raise OutputError(f"this file is larger than one request can write ({MAX_PUT_BYTES // 2**20} MiB)", path, "lower output.rows_per_shard")
-    if "memory" in protocols:
-        with _MEMORY:
-            fs.pipe_file(path, data, mode="create")
-    elif "s3" in protocols:
-        version = fs.pipe_file(path, data, mode="create", chunksize=_SINGLE).get("VersionId")
-        if version is not None and versions.keep_first(fs, path) != version:
-            raise FileExistsError(path)
-    elif "gs" in protocols:
-        fs.pipe_file(path, data, mode="create", chunksize=_SINGLE)
-    elif protocols & set(_EXTRAS):
-        fs.pipe_file(path, data, mode="create")
-    else:
-        raise OutputError(
-            "this file system cannot write a file only if it does not exist", path, "write to a local folder, or to s3://, az:// or gs://"
-        )
-
-
-def settle_file(fs: Any, path: str) -> None:
-    """Remove what other writers left of a file that is there, where a bucket keeps versions.
-
-    Parameters
-    ----------
-    fs, path
-        The file system and the path in it.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    """
-    if "s3" in _protocols(fs) and versions.keeps_versions(fs, path.partition("/")[0]):
-        versions.keep_first(fs, path)
-
-
-def replace_file(fs: Any, path: str, data: bytes) -> None:
-    """Write a remote file, whole, also if it exists.
-
-    Parameters
-    ----------
-    fs, path
-        The file system and the path in it.
-    data
-        The content.
-    """
-    answer = fs.pipe_file(path, data)
-    if "s3" in _protocols(fs) and answer and answer.get("VersionId"):
-        versions.keep_from(fs, path, answer["VersionId"])
-
-
-def read_file(fs: Any, path: str) -> bytes:
-    """Return a file's content.
-
-    Parameters
-    ----------
-    fs, path
-        The file system and the path in it.
-    """
-    if "s3" not in _protocols(fs):
-        return bytes(fs.cat_file(path))
-    return bytes(fs.cat_file(path, version_id=versions.first_version(fs, path), max_concurrency=1))  # else its size is asked for first
-
-
-def remove_file(fs: Any, path: str, *, recursive: bool) -> None:
-    """Remove a file, or a folder with its contents, with the versions that an S3 bucket keeps.
-
-    Parameters
-    ----------
-    fs, path
-        The file system and the path in it.
-    recursive
-        Whether the path is a folder.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    """
-    if "s3" in _protocols(fs) and versions.keeps_versions(fs, path.partition("/")[0]):
-        with suppress(OutputError):  # who may not remove versions hides them: what is private in them is encrypted
-            versions.remove_versions(fs, path, recursive=recursive)
-            return
-    fs.rm(path, recursive=recursive)
-    if recursive and not is_local(fs) and fs.find(path):  # s3fs passes over files that it may not remove
-        raise PermissionError(path)
-
-
-def _protocols(fs: Any) -> set[str]:
+def protocols(fs: Any) -> set[str]:
+    """Return the protocols of a file system."""
     return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
 
 

@@ -2,32 +2,35 @@
 
 A fragment's id names its random stream, its shard and its place in a resumed run. It is made of the file's path inside
 the table, the file's own digest and the row group, so it does not depend on schedulers, partition numbers, or where the
-table lies.
+table lies. The version of a Delta or Iceberg table, the values of its partition columns and the deleted rows enter it too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import PurePosixPath
 from typing import Any, Literal
 
 import pyarrow as pa
 from fsspec.utils import glob_translate
 
 from dpdask.errors import DataError, InputError
-from dpdask.io import csv, parquet
-from dpdask.io.faults import storage_faults
-from dpdask.io.filesystems import open_filesystem
+from dpdask.io import csv, hive, parquet
+from dpdask.io.deletions import count_deleted, pack, unpack
+from dpdask.io.faults import mask, storage_faults
+from dpdask.io.files import Files, is_glob
+from dpdask.io.filesystems import call_storage, open_filesystem
 from dpdask.io.fragment import Fragment
+from dpdask.io.listing import DataFile, Listing, TableFormat, find_columns, fits
+from dpdask.io.rows import complete, find_stored
 from dpdask.schema import Schema
 
 BATCH_ROWS = 2**17
-_SUFFIXES: dict[str, Literal["parquet", "csv"]] = {".parquet": "parquet", ".parq": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv"}
 _FOOTER_THREADS = 16
 
 
@@ -41,15 +44,29 @@ class InputTable:
         In the order of the rows.
     schema
         The Arrow schema, without metadata.
+    format
+        `parquet`, `csv`, `delta` or `iceberg`.
+    version
+        The Delta version or the Iceberg snapshot; None for plain files.
+    n_files
+        How many files the table has.
+    location
+        The URL of the table's folder.
     """
 
     fragments: tuple[Fragment, ...]
     schema: pa.Schema
+    format: Literal["parquet", "csv", "delta", "iceberg"] = "parquet"
+    version: int | None = None
+    n_files: int = 0
+    location: str = ""
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the whole input: equal if and only if no file was added, removed or changed."""
-        return blake2b("\n".join(f"{fragment.id} {fragment.version}" for fragment in self.fragments).encode(), digest_size=16).hexdigest()
+        """A digest of the whole input: equal if and only if no file was added, removed or changed, and it is the same version."""
+        version = [] if self.version is None else [f"{self.format} {self.version}"]
+        lines = [*version, *(f"{fragment.id} {fragment.version}" for fragment in self.fragments)]
+        return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
     @property
     def n_bytes(self) -> int:
@@ -63,16 +80,17 @@ class InputTable:
         return None if None in rows else sum(n for n in rows if n is not None)
 
 
-def discover(url: str, schema: Schema) -> InputTable:
-    """Return the table at a URL, from its file names and footers alone.
+def discover(url: str, schema: Schema, table_format: TableFormat | None = None) -> InputTable:
+    """Return the table at a URL, from its file names, footers and metadata alone.
 
     Parameters
     ----------
     url
-        A file, a folder, or a glob. In a folder, names that begin with `_` or `.` are passed over; files are taken in
-        natural order (`part.2` before `part.10`).
+        The table: for plain files, a file, a folder, or a glob.
     schema
         The declared columns.
+    table_format
+        How its files are found; None for plain files.
 
     Raises
     ------
@@ -80,22 +98,23 @@ def discover(url: str, schema: Schema) -> InputTable:
         If there is no such table, or a file is unreadable.
     DataError
         If its columns are not those declared, or two files disagree.
+    SpecError
+        If it is of another format.
     """
-    fs, files = _files(url)
-    kind = files[0][2]
-    if any(format_ != kind for _, _, format_ in files):
-        raise InputError("holds both Parquet and CSV files", url, "name one kind with a glob, such as folder/*.parquet")
+    listing = (table_format or Files()).list_files(url, schema)
     with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-        parts = list(pool.map(lambda file: _inspect(fs, file[0], file[1], file[2], schema), files))
-    first = parts[0][1]
-    twice = next((column for column in first.names if first.names.count(column) > 1), None)
-    if twice is not None:
-        raise DataError("this column appears twice in the table", f"column {twice!r}", "rename one of the two")
-    dropped = {column for column, declared in schema.columns.items() if declared.role == "drop"}  # never read: of any type
-    for fragments, found in parts:
-        _check_same(first, found, dropped, fragments[0].name if fragments else "a file without row groups")
+        parts = list(pool.map(lambda file: _inspect(file, listing, schema), listing.files))
     found = [fragment for fragments, _ in parts for fragment in fragments]
-    return InputTable(fragments=tuple(dataclasses.replace(fragment, number=number) for number, fragment in enumerate(found)), schema=first)
+    if len({fragment.id for fragment in found}) < len(found):
+        raise DataError("the table lists a file twice", url, "list it once, or each of its rows would be released twice")
+    return InputTable(
+        fragments=tuple(dataclasses.replace(fragment, number=number) for number, fragment in enumerate(found)),
+        schema=_join_types([types for _, types in parts], [mask(file.name) for file in listing.files], listing, schema),
+        format=listing.files[0].format if listing.format == "files" else listing.format,
+        version=listing.version,
+        n_files=len(listing.files),
+        location=listing.location,
+    )
 
 
 def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -118,11 +137,13 @@ def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> It
         If a CSV value cannot be read as its column's type.
     """
     fs, path = open_filesystem(fragment.url)
+    stored = find_stored(fragment, columns)
     with storage_faults(fragment.where):
         if fragment.format == "parquet":
-            yield from parquet.read_batches(fs, path, fragment, columns, BATCH_ROWS)
+            batches = parquet.read_batches(fs, path, fragment, stored, BATCH_ROWS)
         else:
-            yield from csv.read_batches(fs, path, fragment, columns, types, BATCH_ROWS)
+            batches = csv.read_batches(fs, path, fragment, stored or types.names[:1], types, BATCH_ROWS)
+        yield from complete(batches, fragment, columns, types) if fragment.differs else batches
 
 
 def takes_in(url: str, folder: str) -> bool:
@@ -135,79 +156,92 @@ def takes_in(url: str, folder: str) -> bool:
     folder
         The URL of the folder that is written.
     """
-    if any(sign in url for sign in "*?["):
+    if is_glob(url):
         written = f"{folder}/part-00000.parquet"
         return re.fullmatch(glob_translate(url.partition("://")[2]), written.partition("://")[2]) is not None
     return f"{folder}/".startswith(f"{url.rstrip('/')}/")
 
 
-def _files(url: str) -> tuple[Any, list[tuple[str, str, Literal["parquet", "csv"]]]]:
-    """Return the file system and, for each file, its path, its name inside the table, and its format."""
-    fs, root = open_filesystem(url)
-    with storage_faults(url):
-        if any(sign in root for sign in "*?["):
-            base = re.split(r"[*?\[]", root)[0].rpartition("/")[0]
-            paths = [path for path in map(str, fs.glob(root)) if not fs.isdir(path)]
-        elif fs.isdir(root):
-            base, paths = root.rstrip("/"), [str(path) for path in fs.find(root)]
-        else:
-            base, paths = root.rpartition("/")[0], [root] if fs.exists(root) else []
-    named = [(path, path[len(base) :].lstrip("/")) for path in paths]
-    found = [(path, name, _format(name)) for path, name in named if not any(part[0] in "_." for part in PurePosixPath(name).parts)]
-    tables = sorted([(path, name, format_) for path, name, format_ in found if format_ is not None], key=lambda file: _natural(file[1]))
-    if not tables:
-        raise InputError("there is no Parquet or CSV file here", url, "check this path in the job")
-    hive = next((name for _, name, _ in tables if "=" in name.rpartition("/")[0]), None)
-    if hive is not None:
-        key = next(part.partition("=")[0] for part in hive.split("/") if "=" in part)  # the value is data
-        raise InputError("folders named key=value hold a column that this version does not read", f"{key}=…", "write the column into the files")
-    return fs, tables
-
-
-def _format(name: str) -> Literal["parquet", "csv"] | None:
-    return next((format_ for suffix, format_ in _SUFFIXES.items() if name.lower().endswith(suffix)), None)
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name)]
-
-
-def _inspect(fs: Any, path: str, name: str, format_: Literal["parquet", "csv"], schema: Schema) -> tuple[list[Fragment], pa.Schema]:
-    url = str(fs.unstrip_protocol(path))
-    with storage_faults(name):
-        if format_ == "csv":
-            content, version, n_bytes, types = csv.inspect(fs, path, name, schema)
-            return [
-                Fragment(id=_id(name, content, 0), url=url, name=name, format="csv", row_group=0, n_rows=None, n_bytes=n_bytes, version=version)
-            ], types
-        digest, metadata = parquet.footer(fs, path, name)
-        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-        fragments = [
+def _inspect(file: DataFile, listing: Listing, schema: Schema) -> tuple[list[Fragment], pa.Schema]:
+    """Return the fragments of a file, and the columns that it holds."""
+    shown = mask(file.name)
+    common: dict[str, Any] = {"url": file.url, "name": shown, "format": file.format, "is_typed": listing.fields is not None}
+    with storage_faults(shown):
+        fs, path = open_filesystem(file.url)
+        if file.format == "csv":
+            content, version, n_bytes, types = csv.inspect(fs, path, shown, schema)
+            hive.check_agreement(types, hive.split_folders(file.name), None, shown)
+            common |= {"version": version, "constants": tuple(file.constants.items())}
+            return [Fragment(id=_id(file, listing, content), row_group=0, n_rows=None, n_bytes=n_bytes, **common)], types
+        size = file.n_bytes if file.n_bytes is not None else int(call_storage(file.url, lambda fs, path: fs.info(path)["size"]))
+        digest, metadata = parquet.footer(fs, path, shown, size)
+    types = parquet.plain_schema(metadata)
+    constants, renamed = _place_columns(file, listing, metadata, schema)
+    common |= {"version": digest, "constants": tuple(constants.items()), "renamed": tuple(renamed.items())}
+    if file.deleted and count_deleted(file.deleted) > int(unpack(file.deleted, 0, metadata.num_rows).sum()):
+        raise InputError("the table deletes rows that this file does not have", shown, "restore the table")
+    fragments, start = [], 0
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        gone = unpack(file.deleted, start, group.num_rows if file.deleted else 0)
+        start += group.num_rows
+        if gone.size and gone.all():
+            continue
+        fragments.append(
             Fragment(
-                id=_id(name, digest, index),
-                url=url,
-                name=name,
-                format="parquet",
+                id=_id(file, listing, digest, index, gone.tobytes()),
                 row_group=index,
-                n_rows=group.num_rows,
+                n_rows=group.num_rows - int(gone.sum()),
                 n_bytes=sum(group.column(column).total_compressed_size for column in range(group.num_columns)),
-                version=digest,
-                n_bytes_decoded=_decoded(group, schema),
+                deleted=pack(gone),
+                n_bytes_decoded=_decoded(group, schema, renamed),
+                layout=parquet.lay_out(metadata, index, size),
+                **common,
             )
-            for index, group in enumerate(groups)
-        ]
-        return fragments, parquet.plain_schema(metadata)
+        )
+    return fragments, types
 
 
-def _decoded(group: Any, schema: Schema) -> int:
+def _decoded(group: Any, schema: Schema, renamed: Mapping[str, str]) -> int:
     """Return the decompressed bytes of a row group's columns that are not dropped."""
-    dropped = {column for column, declared in schema.columns.items() if declared.role == "drop"}
+    dropped = {renamed.get(column, column) for column, declared in schema.columns.items() if declared.role == "drop"}
     chunks = (group.column(index) for index in range(group.num_columns))
     return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] not in dropped)
 
 
-def _id(name: str, digest: str, row_group: int) -> str:
-    return blake2b(f"{len(name)}:{name}:{digest}:{row_group}".encode(), digest_size=16).hexdigest()
+def _place_columns(file: DataFile, listing: Listing, metadata: Any, schema: Schema) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the columns that a Parquet file does not hold with their values, and those that have another name in it with that name."""
+    types, shown = parquet.plain_schema(metadata), mask(file.name)
+    if listing.fields is None:
+        hive.check_agreement(types, hive.split_folders(file.name), metadata, shown)
+        return {column: value for column, value in file.constants.items() if column not in types.names}, {}
+    names, constants = find_columns(listing.fields, metadata.schema.to_arrow_schema(), file.constants, shown)
+    for wanted in listing.fields:
+        dropped = wanted.name in schema.columns and schema.columns[wanted.name].role == "drop"  # never read: of any type
+        if wanted.name in names and not dropped and not fits(types.field(names[wanted.name]).type, wanted.type):
+            raise DataError("its type in this file is not the table's", f"{shown}, column {wanted.name!r}", "write the file again")
+    return constants, {column: name for column, name in names.items() if column != name}
+
+
+def _id(file: DataFile, listing: Listing, digest: str, row_group: int = 0, deleted: bytes = b"") -> str:
+    place = f"{len(file.name)}:{file.name}:{digest}:{row_group}"
+    if listing.format != "files":  # the folders' names tell nothing here: the values stand in the metadata
+        place += f":{listing.format}:{listing.version}:{sorted(file.constants.items())!r}:{blake2b(deleted, digest_size=16).hexdigest()}"
+    return blake2b(place.encode(), digest_size=16).hexdigest()
+
+
+def _join_types(parts: list[pa.Schema], names: list[str], listing: Listing, schema: Schema) -> pa.Schema:
+    """Return the table's columns: its own, or those of its first file and of the folders."""
+    if listing.fields is not None:
+        return pa.schema([(each.name, each.type) for each in listing.fields])
+    first = parts[0]
+    twice = next((column for column, count in Counter(first.names).items() if count > 1), None)
+    if twice is not None:
+        raise DataError("this column appears twice in the table", f"column {twice!r}", "rename one of the two")
+    dropped = {column for column, declared in schema.columns.items() if declared.role == "drop"}  # never read: of any type
+    for found, name in zip(parts, names, strict=True):
+        _check_same(first, found, dropped, name)
+    return pa.schema([*first, *(pa.field(column, type_) for column, type_ in listing.partitions.items() if column not in first.names)])
 
 
 def _check_same(first: pa.Schema, found: pa.Schema, dropped: set[str], name: str) -> None:

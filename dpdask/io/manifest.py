@@ -52,9 +52,9 @@ class Manifest:
         Parameters
         ----------
         folder
-            The output.
+            The output folder.
         name
-            The manifest's name in it: a growing table has one for each release.
+            The name of the manifest in it.
 
         Raises
         ------
@@ -71,3 +71,15 @@ class Manifest:
             return cls(job=content["job"], shards=shards, card_sha256=content["card_sha256"])
         except (ValueError, KeyError, TypeError):
             raise OutputError("the manifest cannot be read", name, "choose another output, or remove this one") from None
+
+
+def list_manifests(folder: Folder) -> list[Manifest]:
+    """Return the manifests of all releases in an output folder.
+
+    Raises
+    ------
+    OutputError
+        If one of them cannot be read.
+    """
+    names = (f"{META}/{name}" for name in folder.child(META).names() if name.startswith("manifest"))
+    return [found for found in (Manifest.read(folder, name) for name in names) if found is not None]

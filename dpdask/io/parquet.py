@@ -1,8 +1,9 @@
-"""Reading Parquet: a footer by one ranged read, a row group by streamed batches."""
+"""Reading Parquet: a footer by one ranged read, a row group by streamed batches; a remote one's needed columns and footer together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
@@ -11,13 +12,16 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from dpdask.errors import InputError
-from dpdask.io.fragment import Fragment
+from dpdask.io.faults import report_change
+from dpdask.io.filesystems import call_storage
+from dpdask.io.fragment import Fragment, Layout
+from dpdask.io.remote import RemoteFile, open_remote, read_ranges
 
 _TAIL_BYTES = 2**16
 _MAGIC = b"PAR1"
 
 
-def footer(fs: Any, path: str, name: str) -> tuple[str, Any]:
+def footer(fs: Any, path: str, name: str, size: int | None = None) -> tuple[str, Any]:
     """Return a digest of the file's size and footer, and the parsed footer.
 
     The footer holds every column chunk's place and size, so a rewritten file has another digest.
@@ -30,25 +34,50 @@ def footer(fs: Any, path: str, name: str) -> tuple[str, Any]:
         The file's path in it.
     name
         The file's name, for messages.
+    size
+        The file's length, if it was listed.
 
     Raises
     ------
     InputError
         If the file is truncated or no Parquet file.
     """
-    size = int(fs.size(path))
-    raw = fs.cat_file(path, start=max(0, size - _TAIL_BYTES), end=size)
+    url = str(fs.unstrip_protocol(path))
+    if size is None:
+        size = int(call_storage(url, lambda fs, path: fs.info(path)["size"]))
+    raw = read_ranges(url, [(max(0, size - _TAIL_BYTES), size)], size)[0]
     length = int.from_bytes(raw[-8:-4], "little") if len(raw) >= 12 and raw[-4:] == _MAGIC else size
     if length + 12 > size:
         raise InputError("this is not a complete Parquet file: it is truncated or corrupt", name, "write it again")
     if length + 8 > len(raw):
-        raw = fs.cat_file(path, start=size - length - 8, end=size)
-    thrift = raw[-length - 8 :]
+        raw = read_ranges(url, [(size - length - 8, size)], size)[0]
     try:
-        metadata = pq.read_metadata(pa.BufferReader(_MAGIC + thrift))
+        return _digest(size, raw[-length - 8 :]), pq.read_metadata(pa.BufferReader(_MAGIC + raw[-length - 8 :]))
     except (pa.ArrowException, OSError):
         raise InputError("its Parquet footer cannot be read: it is corrupt or encrypted", name, "write it again") from None
-    return blake2b(size.to_bytes(8, "little") + thrift, digest_size=16).hexdigest(), metadata
+
+
+def _digest(size: int, raw: bytes) -> str:
+    return blake2b(size.to_bytes(8, "little") + raw, digest_size=16).hexdigest()
+
+
+def lay_out(metadata: Any, row_group: int, size: int) -> Layout:
+    """Return where the columns of a row group lie.
+
+    Parameters
+    ----------
+    metadata
+        The parsed footer.
+    row_group
+        The row group's number.
+    size
+        The file's length.
+    """
+    group = metadata.row_group(row_group)
+    chunks = [group.column(number) for number in range(group.num_columns)]
+    starts = [min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset))) for chunk in chunks]
+    columns = tuple((chunk.path_in_schema, start, start + chunk.total_compressed_size) for chunk, start in zip(chunks, starts, strict=True))
+    return Layout(n_file_bytes=size, footer_start=size - metadata.serialized_size - 8, columns=columns)
 
 
 def plain_schema(metadata: Any) -> pa.Schema:
@@ -73,11 +102,8 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], bat
     batch_rows
         The most rows of a batch.
     """
-    digest, metadata = footer(fs, path, fragment.name)
-    if digest != fragment.version:
-        raise InputError("this file changed since the run began", fragment.name, "restore it and run again, or `dpdask abort` the run")
     try:
-        with pa.OSFile(path) if isinstance(fs, LocalFileSystem) else pa.PythonFile(fs.open(path, "rb"), mode="r") as source:
+        with _open(fs, path, fragment, columns) as (source, metadata):
             file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
             for batch in file.iter_batches(batch_size=batch_rows, row_groups=[fragment.row_group], columns=columns, use_threads=False):
                 yield batch.select(columns)
@@ -85,3 +111,24 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], bat
         if isinstance(error, OSError) and error.errno:
             raise
         raise InputError("this row group cannot be read: it is truncated or corrupt", fragment.where, "write the file again") from None
+
+
+@contextmanager
+def _open(fs: Any, path: str, fragment: Fragment, columns: list[str]) -> Iterator[tuple[Any, Any]]:
+    """Open a row group's file, and yield it with its footer, after checking that the footer is the one that was read first."""
+    layout = fragment.layout
+    if isinstance(fs, LocalFileSystem) or layout is None:
+        digest, metadata = footer(fs, path, fragment.name)
+        if digest != fragment.version:
+            raise report_change(fragment.name)
+        with pa.OSFile(path) if isinstance(fs, LocalFileSystem) else pa.PythonFile(open_remote(fragment.url), mode="r") as source:
+            yield source, metadata
+        return
+    needed = [(start, end) for name, start, end in layout.columns if any(f"{name}.".startswith(f"{column}.") for column in columns)]
+    file = RemoteFile(fragment.url, layout.n_file_bytes, [*needed, (layout.footer_start, layout.n_file_bytes)])
+    file.seek(layout.footer_start)
+    raw = file.read()
+    if _digest(layout.n_file_bytes, raw) != fragment.version:
+        raise report_change(fragment.name)
+    with pa.PythonFile(file, mode="r") as source:
+        yield source, pq.read_metadata(pa.BufferReader(_MAGIC + raw))

@@ -9,6 +9,7 @@ from typing import Any
 from dpdask.io import parquet
 from dpdask.io.faults import storage_faults
 from dpdask.io.filesystems import open_filesystem
+from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
 
 _FOOTER_THREADS = 16
@@ -19,7 +20,8 @@ Ranges = list[tuple[Any, Any]]
 def row_group_ranges(table: InputTable, columns: Iterable[str]) -> Mapping[str, Ranges]:
     """Return the range of values in each row group, in the order of the table, for the columns whose range every footer holds.
 
-    Row groups that hold only nulls have no range. Only footers are read; CSV files have none.
+    Row groups that hold only nulls have no range. Only footers are read; CSV files have none. Partition columns have
+    none either, and no column has one if rows are deleted, because footers count these too.
 
     Parameters
     ----------
@@ -37,22 +39,29 @@ def row_group_ranges(table: InputTable, columns: Iterable[str]) -> Mapping[str, 
     -------
     The ranges are exact values of the private table. Compare them and discard them: never put them in a message, file or graph.
     """
-    files = {fragment.url: fragment.name for fragment in table.fragments}
+    files = {fragment.url: fragment for fragment in table.fragments}
     columns = list(columns)
-    if any(fragment.format != "parquet" for fragment in table.fragments):
+    if any(fragment.format != "parquet" or fragment.deleted for fragment in table.fragments):
         return {}
     with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-        found = list(pool.map(lambda file: _of_file(file[0], file[1], columns), files.items()))
+        found = list(pool.map(lambda file: _of_file(file, columns), files.values()))
     whole = [name for name in columns if all(ranges[name] is not None for ranges in found)]
-    return {name: [pair for ranges in found for pair in ranges[name] or ()] for name in whole}
+    joined = {name: [pair for ranges in found for pair in ranges[name] or ()] for name in whole}
+    return {name: ranges for name, ranges in joined.items() if len({_kind(low) for low, _ in ranges}) <= 1}
 
 
-def _of_file(url: str, name: str, columns: list[str]) -> dict[str, Ranges | None]:
-    fs, path = open_filesystem(url)
-    with storage_faults(name):
-        _, metadata = parquet.footer(fs, path, name)
+def _kind(value: Any) -> Any:
+    """Return what two values must share to be compared: files of one Delta table may hold one column in several types."""
+    return float if isinstance(value, int | float) else (type(value), getattr(value, "tzinfo", None) is None)
+
+
+def _of_file(file: Fragment, columns: list[str]) -> dict[str, Ranges | None]:
+    fs, path = open_filesystem(file.url)
+    with storage_faults(file.name):
+        _, metadata = parquet.footer(fs, path, file.name)
     places = {metadata.schema.column(place).path: place for place in range(metadata.num_columns)}
-    return {column: _of_column(metadata, places.get(column)) for column in columns}
+    constants, renamed = dict(file.constants), dict(file.renamed)
+    return {column: None if column in constants else _of_column(metadata, places.get(renamed.get(column, column))) for column in columns}
 
 
 def _of_column(metadata: Any, place: int | None) -> Ranges | None:

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TypeVar
+from typing import IO, Any, TypeVar
 
 from dpdask.errors import OutputError
 from dpdask.io.faults import Fault, classify, storage_faults
-from dpdask.io.filesystems import call_storage, create_file, open_filesystem, read_file, remove_file, replace_file, settle_file
+from dpdask.io.filesystems import call_storage, open_filesystem
+from dpdask.io.objects import create_file, read_file, remove_file, replace_file, settle_file
+from dpdask.io.options import KINDS
+from dpdask.io.remote import open_remote
 
 _REMOVALS = 10
 _COMPARED_BYTES = 2**26
@@ -132,11 +135,15 @@ class Folder:
     def create(self, *, private: bool = False) -> None:
         """Create the folder and its parents; a private one is for this user alone (mode 0700, where there are modes).
 
+        Object stores have no folders, so nothing is created there, neither a bucket.
+
         Raises
         ------
         OutputError
             If no folder can be made there.
         """
+        if self.url.partition("://")[0] in KINDS:
+            return
         fs, path = self._resolve()
         with storage_faults(path, writing=True):
             try:
@@ -290,11 +297,11 @@ class Folder:
         with storage_faults(path), _temporary(path, 0o666, publish) as file:
             yield file
 
-    def open(self, name: str) -> BinaryIO:
+    def open(self, name: str) -> IO[bytes]:
         """Open a file to read."""
-        fs, path = self._resolve(name)
+        _, path = self._resolve(name)
         with storage_faults(path):
-            return fs.open(path, "rb")  # type: ignore[no-any-return]  # fsspec is untyped
+            return open_remote(f"{self.url}/{name}")
 
     def remove(self, name: str = "") -> None:
         """Remove a file, or the folder with its contents; nothing happens if it does not exist."""
@@ -310,11 +317,11 @@ class Folder:
 
         self._call(name, remove, writing=True)
 
-    def level_times(self) -> None:
-        """Give all files the same modification time, where it can be set, so that times do not reveal the order of writing."""
+    def level_times(self, ending: str = "") -> None:
+        """Give all files with this ending the same modification time, where it can be set, so that times do not reveal the order of writing."""
         if self.is_local:
             now = time.time()
-            for path in self.local_path.rglob("*"):
+            for path in self.local_path.rglob(f"*{ending}"):
                 os.utime(path, (now, now))
 
     def move_to(self, target: Folder) -> None:

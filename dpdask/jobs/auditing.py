@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from dpdask.errors import InputError
-from dpdask.io.manifest import CARD_NAME, Manifest
+from dpdask.errors import InputError, OutputError
 from dpdask.io.storage import Folder
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.spec import Job
+from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import open_table
 from dpdask.mechanisms.auditing import audit_mechanism
 from dpdask.mechanisms.card import Card
 
 
 @raises_in_keys
+@opens_stores
 def audit_job(job: Job, *, n_runs: int = 20_000) -> dict[str, Any]:
     """Return, for each column and each central measurement of a job, what is claimed and what is found.
 
@@ -36,17 +37,16 @@ def audit_job(job: Job, *, n_runs: int = 20_000) -> dict[str, Any]:
         If the input cannot be found, or does not fit the schema.
     """
     opened = open_table(job, Folder(job.output_url))
-    return {"name": job.file.name, **audit_mechanism(opened.mechanism, opened.work.columns, _card(job), n_runs=n_runs)}
+    card = _card(job, job.name_release(opened.table.fingerprint))
+    return {"name": job.file.name, **audit_mechanism(opened.mechanism, opened.work.columns, card, n_runs=n_runs)}
 
 
-def _card(job: Job) -> dict[str, Any] | None:
+def _card(job: Job, release: str) -> dict[str, Any] | None:
     """Return the card of a finished job's own release, or None if there is none or it was changed."""
-    output = Folder(job.output_url)
-    manifest = Manifest.read(output)
-    if manifest is None or manifest.job != job.digest:
-        return None
+    publication = job.file.output.target.open(Folder(job.output_url))
     try:
-        data = output.read(CARD_NAME)
-        return Card.read(data, CARD_NAME).to_dict() if hashlib.sha256(data).hexdigest() == manifest.card_sha256 else None
-    except InputError:
+        manifest = publication.find(release)
+        data = b"" if manifest is None else publication.read_card(release)
+        return Card.read(data, "the card").to_dict() if manifest is not None and hashlib.sha256(data).hexdigest() == manifest.card_sha256 else None
+    except (InputError, OutputError):
         return None

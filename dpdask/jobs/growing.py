@@ -1,29 +1,32 @@
-"""The state and the publication of a growing table: its first release like any other's, each later one as further shards in place."""
+"""The state of a growing table's output, and the run of its next release (docs/explanation/design.md, Growing tables)."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from dpdask.engine.work import RELEASE_NAME
-from dpdask.engine.write import Staging
-from dpdask.errors import InputError, OutputError
-from dpdask.io.faults import storage_faults
-from dpdask.io.fragments import InputTable, discover
+from dpdask.errors import DataError, InputError, OutputError
+from dpdask.io.fragments import InputTable
 from dpdask.io.manifest import CARD_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
+from dpdask.jobs.growing_folder import GrowingFolder, name_manifest, name_release, read_number
+from dpdask.jobs.output import Target
 from dpdask.jobs.records import busy
-from dpdask.jobs.series import Kept, KeptFolder, Size, choose_new, count_manifests, name_manifest, select
+from dpdask.jobs.series import Kept, KeptFolder, Size, choose_new, select
 from dpdask.jobs.series_card import describe_release, describe_series, sum_series
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
-from dpdask.jobs.tables import JobTable, check_apart, open_table
+from dpdask.jobs.tables import JobTable, check_apart, discover_public, open_table
 from dpdask.mechanisms.card import Card
 from dpdask.privacy.series import Series, derive_salt, name_series
 
 SUMMARY_NAME = f"{META}/series.json"
+
+Ended = TypeVar("Ended")
 
 
 class GrowingState(RunState):
@@ -36,7 +39,8 @@ class GrowingState(RunState):
     """
 
     def __init__(self, output: Folder, ledger_url: str | None = None) -> None:
-        super().__init__(output, ledger_url)
+        super().__init__(output, ledger_url, Target())
+        self.publication: GrowingFolder = GrowingFolder(output)
         self.kept = KeptFolder(output, ledger_url)
         self._next: Kept | None = None
         self._epsilon: float | None = None
@@ -44,12 +48,7 @@ class GrowingState(RunState):
     @property
     def number(self) -> int:
         """The number of the next release: how many there are."""
-        return count_manifests(self.output)
-
-    def is_released(self) -> bool:
-        """Return whether the unfinished run has published its release; without one, whether there is a release."""
-        content = self._records.read()
-        return self.number > (0 if content is None else int(content.get("number", 0)))
+        return self.publication.count()
 
     def check_output(self, job: Job) -> None:
         """Check that the output is this job's.
@@ -59,12 +58,17 @@ class GrowingState(RunState):
         OutputError
             If it is something else.
         """
-        manifest = Manifest.read(self.output)
-        if manifest is None and not self.is_free():
-            raise OutputError("this output exists and is not this run's", job.file.output.path, "choose another output.path, or remove it")
+        manifest, found = Manifest.read(self.output), self._read_unfinished()
+        if manifest is None and not self.publication.is_free(None if found is None else found.run_id):
+            raise OutputError("this output exists and is not this run's", self.output.url, "choose another output.path, or remove it")
         if manifest is not None and manifest.job != job.digest:
             what = "this output holds another job's release; a growing table keeps its input, schema, privacy and mechanism"
             raise OutputError(what, job.file.output.path, "start a new output: choose another output.path")
+
+    def find_unfinished(self, job: Job) -> Progressed | None:
+        """Return the state of this job's unfinished run, or None."""
+        reached = self.read()
+        return reached if reached is not None and reached.job == job.digest else None
 
     def read_kept(self) -> Kept | None:
         """Return the record of the newest release; None before the first.
@@ -154,46 +158,22 @@ class GrowingState(RunState):
         costs = [*(size.epsilon for size in self._next.sizes), self._epsilon]
         return card.model_copy(update={"series": describe_release(len(costs) - 1, costs, job.file.privacy)})
 
-    def staging(self, run_id: str) -> Staging:
-        """Return where a run stages its shards; those of later releases have the release's number in their names."""
-        staging = super().staging(run_id)
-        number = self.number
-        return replace(staging, run=_name_release(number)) if self.output.is_local and number else staging
-
     def publish(self, reached: Progressed, manifest: Manifest, card: bytes) -> None:
-        """Make a release appear; see `RunState.publish`. A later one appears by renames on a file system, and in place in a store."""
+        """Keep the record that the release leaves, and make the release appear; see `RunState.publish`."""
         assert self._next is not None
         size = Size(n_rows=manifest.n_rows, n_shards=len(manifest.shards), epsilon=self._epsilon)
         kept = replace(self._next, release=reached.release_sha256, sizes=(*self._next.sizes, size))
-        if reached.number == 0:
+        if read_number(reached.release) == 0:
             key = self.keys.read(reached.run_id)
             assert key is not None
             self.kept.begin(key, kept.id, self.secrets(reached.run_id).read(RELEASE_NAME))
         self.kept.write(kept, manifest.to_bytes())
-        if not self.holds_run():
-            raise busy(self.output)  # another driver has taken the run over, and perhaps removed it
-        if reached.number == 0:
-            super().publish(reached, manifest, card)
-        else:
-            self._publish_later(reached, manifest, card)
+        super().publish(reached, manifest, card)
         self.finish()
-
-    def _publish_later(self, reached: Progressed, manifest: Manifest, card: bytes) -> None:
-        staged = self.staging(reached.run_id).shards
-        if self.output.is_local:
-            self.write(replace(reached, stage="staged"))
-            staged.level_times()
-            with storage_faults(self.output.url, writing=True):
-                for shard in manifest.shards:
-                    (staged.local_path / shard.name).replace(self.output.local_path / shard.name)
-        self.output.write(_name_card(reached.number), card)
-        if not self.output.put_new(name_manifest(reached.number), manifest.to_bytes()):
-            raise OutputError("another run has released these rows into this output", self.output.url, "run the job again")
-        self.output.write(SUCCESS_NAME, b"")
 
     def finish(self) -> None:
         """Write what an interrupted publication left out after its manifest: `_SUCCESS` and the card that sums up the series."""
-        super().finish()
+        self.publication.finish()
         number = self.number
         if not number or self._read_summary() == number:
             return
@@ -216,19 +196,28 @@ class GrowingState(RunState):
         """Remove the run, and what it has put into the output unless that is released; see `RunState.remove`."""
         if not self.holds_run():
             return  # it is another driver's now
-        number, released = self.number, self.is_released()
-        if not released and number:
-            self._withdraw(number)
+        found = self._read_unfinished()
+        if found is not None:
+            self.publication.undo(found.release, found.run_id)
         super().remove()
-        if not released and not number:
+        if not self.number:
             self.kept.remove()
 
-    def _withdraw(self, number: int) -> None:
-        if self.output.is_local:
-            for name in self.output.names():
-                if name.endswith(f"-{_name_release(number)}.parquet"):
-                    self.output.remove(name)
-        self.output.remove(_name_card(number))
+    def remove_rest(self) -> None:
+        """Remove a hidden folder without a record, and what the removal of a first release left."""
+        super().remove_rest()
+        if not self.number and not self.folder.exists():
+            self.kept.remove()
+
+    def tidy(self, job: Job) -> None:
+        """Finish a release that was published, and remove what the removal of a run left; the caller holds the lock."""
+        reached = self.read()
+        if reached is not None and not self.is_committed():
+            return
+        if reached is not None:
+            self.finish()
+            job.account.commit(reached.run_id, reached.release_sha256)
+        self.remove()
 
 
 def open_next(job: Job, state: GrowingState, unfinished: Progressed | None) -> JobTable:
@@ -252,13 +241,50 @@ def open_next(job: Job, state: GrowingState, unfinished: Progressed | None) -> J
         return chosen
 
     opened = open_table(job.extend(None) if continued else job, state.folder, choose)
-    if continued and job.mechanism.public_path is not None and versions:
+    if continued and job.mechanism.public_table is not None and versions:
         with suppress(InputError):  # the public table was read by the first release, and may be gone
-            check_apart(discover(job.mechanism.public_path, job.schema), versions)
+            check_apart(discover_public(job.mechanism.public_table, job.schema), versions)
     return opened
 
 
-def open_growing(job: Job) -> tuple[Job, JobTable, dict[str, Any]]:
+def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, str], Ended]) -> Ended | None:
+    """Finish the unfinished release of a growing table, if there is one, and release the rows that are new; None if none are.
+
+    Parameters
+    ----------
+    job
+        The job.
+    run_locked
+        Runs a release, given its job, the state, the rows, and its name; this driver then has the output for itself.
+
+    Raises
+    ------
+    TemporaryError
+        If another driver is at work, or has released rows in the meantime.
+    """
+    state = GrowingState(Folder(job.output_url), None if job.ledger is None else job.ledger.url)
+    state.check_output(job)
+    if state.folder.exists():
+        with state.lock():
+            state.tidy(job)
+    number, unfinished = state.number, state.find_unfinished(job)
+    opened = open_next(job, state, unfinished)
+    if not opened.table.fragments:
+        return None
+    following = state.extend(job, opened.table)
+    following.account.check_room(None if unfinished is None else unfinished.run_id)
+    if opened.public_rows == 0:
+        raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
+    with state.lock():
+        if (number, unfinished) != (state.number, state.find_unfinished(job)):
+            raise busy(state.output)
+        ended = run_locked(following, state, opened, name_release(job.digest, number))
+    if unfinished is None:
+        return ended
+    return run_growing(job, run_locked) or ended  # what came since the unfinished release began
+
+
+def plan_growing(job: Job) -> tuple[Job, JobTable, dict[str, Any]]:
     """Return the next release of a growing table for its plan: its job, what it holds, and what `Plan.series` says.
 
     Raises
@@ -268,8 +294,7 @@ def open_growing(job: Job) -> tuple[Job, JobTable, dict[str, Any]]:
     """
     state = GrowingState(Folder(job.output_url), None if job.ledger is None else job.ledger.url)
     state.check_output(job)
-    reached = state.read()
-    opened = open_next(job, state, reached if reached is not None and not state.is_released() else None)
+    opened = open_next(job, state, None if state.is_committed() else state.find_unfinished(job))
     kept, following = state.read_kept(), state.extend(job, opened.table)
     sizes = () if kept is None else kept.sizes
     unit = "row" if job.file.privacy is None else job.file.privacy.unit
@@ -285,26 +310,14 @@ def open_growing(job: Job) -> tuple[Job, JobTable, dict[str, Any]]:
     return following, opened, told
 
 
-def _name_release(number: int) -> str:
-    return f"r{number:05d}"  # the first release's shards end in plain numbers
-
-
-def _name_card(number: int) -> str:
-    return CARD_NAME if number == 0 else f"{META}/release-{number:05d}.json"
-
-
-def open_state(output: Folder, ledger_url: str | None = None, *, growing: bool | None = None) -> RunState:
-    """Return the state of an output.
+def open_state(output: Folder, ledger_url: str | None = None) -> RunState:
+    """Return the state of an output whose job is not known.
 
     Parameters
     ----------
     output
         The output.
     ledger_url
-        The ledger that its job is charged to, if it is known.
-    growing
-        Whether the table grows; None if only the output can tell.
+        The ledger that its job is charged to, if that is known.
     """
-    if growing is None:
-        growing = KeptFolder(output, ledger_url).exists()
-    return (GrowingState if growing else RunState)(output, ledger_url)
+    return (GrowingState if KeptFolder(output, ledger_url).exists() else RunState)(output, ledger_url)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 from urllib.parse import urlsplit
 
 from dpdask.errors import DpdaskError, InternalError, SpecError
-from dpdask.io.manifest import CARD_NAME
 from dpdask.io.storage import Folder
 from dpdask.jobs.run import Outcome
 from dpdask.jobs.spec import Job
@@ -130,7 +129,7 @@ class _Events:
         source, output = event.inputs[0], event.outputs[0]
         output.outputFacets = {"outputStatistics": size}
         with suppress(DpdaskError):  # a card that cannot be read just now
-            card = json.loads(Folder(outcome.output).read(CARD_NAME))
+            card = json.loads(self._job.file.output.target.open(Folder(outcome.output)).read_card(outcome.release))
             output.facets = {"dpdask_releaseCard": _facet("ReleaseCard", card=card)}
             if "input" in card:
                 source.facets = {"version": dataset_version_dataset.DatasetVersionDatasetFacet(str(card["input"]["version"]))}

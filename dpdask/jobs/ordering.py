@@ -59,6 +59,24 @@ def list_footer_warnings(job: Job, table: InputTable) -> tuple[str, ...]:
     return tuple(f"the row groups of the input are sorted by column {name!r}: {_place(job)}" for name in in_order)
 
 
+def list_partition_warnings(job: Job, table: InputTable) -> tuple[str, ...]:
+    """Return the warnings about private columns by which the input is partitioned: all rows of a file have the same value.
+
+    Parameters
+    ----------
+    job
+        The job.
+    table
+        Its input.
+    """
+    if job.order is None or len(table.fragments) < 2:
+        return ()
+    constant = {name for fragment in table.fragments for name, _ in fragment.constants}
+    return tuple(
+        f"the files of the input hold one value of column {name!r} each: {_place(job)}" for name in job.schema.privatised if name in constant
+    )
+
+
 def _place(job: Job) -> str:
     """Return what the order of the rows reveals about a sorted column, and the hint."""
     if job.order == "keep":

@@ -8,10 +8,11 @@ from typing import Any
 
 from dpdask.engine.shuffle import limit_shard_rows
 from dpdask.io.storage import Folder
-from dpdask.jobs.growing import open_growing
+from dpdask.jobs.growing import plan_growing
 from dpdask.jobs.keys import raises_in_keys
-from dpdask.jobs.ordering import list_footer_warnings
+from dpdask.jobs.ordering import list_footer_warnings, list_partition_warnings
 from dpdask.jobs.spec import Job
+from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
 from dpdask.mechanisms.plan_text import describe_promise, describe_steps
 
@@ -19,7 +20,9 @@ _CONTINUED = (
     "survey: read the new rows; check and count them",
     "write: randomise each new fragment by the fitted release that the series keeps, and stage its shards",
 )
-_COMMIT = "commit: all shards appear at once, with manifest and release card; the run key is destroyed"
+_FORMATS = {"parquet": "Parquet", "csv": "CSV", "delta": "Delta version", "iceberg": "Iceberg snapshot"}
+_TABLES = {"delta": "a Delta table", "iceberg": "an Iceberg table"}
+_MODES = {"error": "as {table}", "append": "appended to {table}", "overwrite": "in place of what {table} holds"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +33,10 @@ class Plan:
     ----------
     name
         The job's name.
-    n_fragments, n_rows, n_bytes
+    n_fragments, n_files, n_rows, n_bytes
         The size of the input; the rows are None for files without footers (CSV).
+    input_format, input_version
+        `parquet`, `csv`, `delta` or `iceberg`; the Delta version or the Iceberg snapshot, or None.
     stages
         In order, in words.
     epsilons
@@ -51,8 +56,8 @@ class Plan:
         About how many rows are released; None if no footer tells, or if units are bounded.
     n_shards
         At most how many shards, or None.
-    output
-        Where.
+    output, output_format, output_mode
+        Where, as what, and what becomes of what a table holds.
     insecure
         Whether the noise comes from a seed.
     warnings
@@ -66,8 +71,11 @@ class Plan:
 
     name: str
     n_fragments: int
+    n_files: int
     n_rows: int | None
     n_bytes: int
+    input_format: str
+    input_version: int | None
     stages: tuple[str, ...]
     epsilons: dict[str, float]
     reference_epsilons: dict[str, float]
@@ -79,6 +87,8 @@ class Plan:
     released_rows: int | None
     n_shards: int | None
     output: str
+    output_format: str
+    output_mode: str
     insecure: bool
     warnings: tuple[str, ...]
     expectations: tuple[str, ...]
@@ -93,15 +103,23 @@ class Plan:
         released = "" if self.released_rows is None else f"about {self.released_rows:,} rows in at most {self.n_shards} shards, "
         lines = [
             self.name + (" (INSECURE: seeded)" if self.insecure else ""),
-            f"  input     {rows} rows, {self.n_bytes / 1e6:,.1f} MB, {self.n_fragments} fragments" + ("" if self.series is None else ", new"),
+            f"  input     {rows} rows, {self.n_bytes / 1e6:,.1f} MB, {self.n_fragments} fragments, {self._describe_input()}",
             *_describe_series(self.series),
             *describe_steps(self),
             *(f"  outside   {name}: {outside}" for name, outside in self.outside.items()),
             f"  kept      {', '.join(self.kept) or 'nothing'}; dropped: {', '.join(self.dropped) or 'nothing'}",
-            f"  output    {released}{self.output}",
+            f"  output    {released}{self.output}{self._describe_table()}",
             *describe_promise(self),
         ]
         return "\n".join(lines)
+
+    def _describe_input(self) -> str:
+        version = "" if self.input_version is None else f" {self.input_version}"
+        return f"{self.n_files:,} file{'' if self.n_files == 1 else 's'} of {_FORMATS[self.input_format]}{version}"
+
+    def _describe_table(self) -> str:
+        table = _TABLES.get(self.output_format)
+        return "" if table is None else f", {_MODES[self.output_mode].format(table=table)}"
 
 
 def _warn_of_full_charge(job: Job, ledger: dict[str, Any] | None) -> tuple[str, ...]:
@@ -123,6 +141,7 @@ def _describe_series(series: dict[str, Any] | None) -> list[str]:
 
 
 @raises_in_keys
+@opens_stores
 def plan_job(job: Job) -> Plan:
     """Return the plan of a job; it reads footers, never rows.
 
@@ -130,21 +149,27 @@ def plan_job(job: Job) -> Plan:
     ------
     InputError, DataError
         If the input cannot be found, or its columns are not those declared.
+    SpecError, OutputError
+        If the output is a table that cannot hold the released columns.
     """
     series = None
     if job.file.growing:
-        job, opened, series = open_growing(job)
+        job, opened, series = plan_growing(job)
     else:
         opened = open_table(job, Folder(job.output_url))
     table, mechanism = opened.table, opened.mechanism
+    job.file.output.target.open(Folder(job.output_url)).check(opened.mechanism.find_written(opened.work.released))
     expected = expect(job, opened)
     ledger = job.account.describe_balances(opened.sample_place)
     return Plan(
         name=job.file.name,
         n_fragments=len(table.fragments),
+        n_files=table.n_files,
         n_rows=table.n_rows,
         n_bytes=table.n_bytes,
-        stages=(*expected.stages, _COMMIT),
+        input_format=table.format,
+        input_version=table.version,
+        stages=(*expected.stages, _describe_commit(job)),
         epsilons=dict(mechanism.spending.row),
         reference_epsilons=dict(mechanism.spending.reference),
         ledger=ledger,
@@ -157,11 +182,19 @@ def plan_job(job: Job) -> Plan:
         released_rows=expected.n_rows,
         n_shards=expected.n_shards,
         output=job.output_url,
+        output_format=job.file.output.format,
+        output_mode=job.file.output.mode,
         insecure=job.file.insecure_seed is not None,
         warnings=(*_warn_of_full_charge(job, ledger), *expected.warnings, *(() if job.account.is_strict else list_footer_warnings(job, table))),
         expectations=mechanism.expectations(opened.work.columns),
         series=series,
     )
+
+
+def _describe_commit(job: Job) -> str:
+    table = _TABLES.get(job.file.output.format)
+    version = "" if table is None else f" in one version of {table}"
+    return f"commit: all shards appear at once{version}, with manifest and release card; the run key is destroyed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +233,8 @@ def expect(job: Job, opened: JobTable) -> Expected:
     own = _CONTINUED if mechanism.continued else mechanism.stages(work.columns, uncounted=table.n_rows is None)
     stages = (*work.unit_stages, *own)
     n_rows, n_shards = _count_rows(job, opened) if mechanism.releases_rows else _count_records(job, opened)
-    return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=mechanism.cautions(opened.work.columns, opened.public_rows))
+    warnings = (*mechanism.cautions(opened.work.columns, opened.public_rows), *list_partition_warnings(job, table))
+    return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=warnings)
 
 
 def _count_records(job: Job, opened: JobTable) -> tuple[int | None, int | None]:

@@ -16,17 +16,17 @@ from dpdask.engine.shuffle import lay_out_rows
 from dpdask.engine.told import Told
 from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
 from dpdask.engine.write import RowTask, Staged, Staging, Task, list_record_tasks, write_all
-from dpdask.errors import DataError, DpdaskError, InputError, OutputError, SpecError
-from dpdask.io.manifest import Manifest
+from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError
+from dpdask.io.fragment import Fragment
+from dpdask.io.manifest import Manifest, list_manifests
 from dpdask.io.storage import Folder
-from dpdask.jobs.growing import GrowingState, open_next, open_state
+from dpdask.jobs.growing import GrowingState, open_state, run_growing
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_sorted_warnings
 from dpdask.jobs.plan import expect
-from dpdask.jobs.records import busy
-from dpdask.jobs.series import count_manifests, name_manifest
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
+from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
 from dpdask.mechanisms.card import make_card
 
@@ -51,6 +51,8 @@ class Outcome:
         One line on how good the release is, from the release alone; empty if the job was already finished.
     run_id
         The run's name in the ledger; empty if the job was already finished.
+    release
+        The name by which the output knows the release.
     """
 
     status: Literal["released", "already released", "nothing new"]
@@ -60,9 +62,11 @@ class Outcome:
     told: Told = field(default_factory=Told)
     quality: str = ""
     run_id: str = ""
+    release: str = ""
 
 
 @raises_in_keys
+@opens_stores
 def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     """Run a job, or go on with it, or find it finished.
 
@@ -97,83 +101,54 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     warnings are for the steward only.
     """
     if job.file.growing:
-        return _run_growing(job, progress)
-    state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url)
-    finished = _find_finished(job, state)
+        grown = run_growing(job, lambda *release: _run_locked(*release, progress=progress))
+        nothing = Manifest(job=job.digest, shards=(), card_sha256="")
+        return grown or Outcome(status="nothing new", output=job.output_url, manifest=nothing)
+    state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url, job.file.output.target)
+    opened = open_table(job, state.folder) if job.may_repeat else None
+    release = job.name_release("" if opened is None else opened.table.fingerprint)
+    finished = _find_finished(job, state, release)
+    if finished is not None:
+        state.sweep()
+        return finished
+    finished = _check_room(job, state, release)
     if finished is not None:
         return finished
-    unfinished = _find_unfinished(job, state)
-    job.account.check_room(None if unfinished is None else unfinished.run_id)
-    opened = open_table(job, state.folder)
+    opened = opened or open_table(job, state.folder)
     if opened.public_rows == 0:
         raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
-    warnings = expect(job, opened).warnings
+    state.publication.check(opened.mechanism.find_written(opened.work.released))
     with state.lock():
-        finished = _find_finished(job, state)
+        finished = _find_finished(job, state, release)
         if finished is not None:
+            state.remove_rest()
             return finished
-        return _run_locked(job, state, opened, warnings, progress)
+        return _run_locked(job, state, opened, release, progress=progress)
 
 
-def _run_locked(job: Job, state: RunState, opened: JobTable, warnings: tuple[str, ...], progress: Progress | None) -> Outcome:
+def _run_locked(job: Job, state: RunState, opened: JobTable, release: str, *, progress: Progress | None) -> Outcome:
     """Run a job whose output this driver has for itself."""
+    warnings = expect(job, opened).warnings
     _check_cluster(state, opened)
     try:
-        outcome = _advance(job, state, opened, progress)
+        outcome = _advance(job, state, opened, release, progress)
         return replace(outcome, warnings=(*warnings, *outcome.warnings))
     except DpdaskError as error:
         _fail(job, state, error)
         raise
 
 
-def _run_growing(job: Job, progress: Progress | None) -> Outcome:
-    """Finish the unfinished release of a growing table, if there is one, and release the rows that are new."""
-    state = GrowingState(Folder(job.output_url), None if job.ledger is None else job.ledger.url)
-    state.check_output(job)
-    if state.folder.exists():
-        with state.lock():
-            _tidy(job, state)
-    number, unfinished = state.number, _find_unfinished(job, state)
-    opened = open_next(job, state, unfinished)
-    if not opened.table.fragments:
-        return Outcome(status="nothing new", output=job.output_url, manifest=Manifest(job=job.digest, shards=(), card_sha256=""))
-    next_ = state.extend(job, opened.table)
-    next_.account.check_room(None if unfinished is None else unfinished.run_id)
-    if opened.public_rows == 0:
-        raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
-    warnings = expect(next_, opened).warnings
-    with state.lock():
-        if (number, unfinished) != (state.number, _find_unfinished(job, state)):
-            raise busy(state.output)
-        outcome = _run_locked(next_, state, opened, warnings, progress)
-    if unfinished is None:
-        return outcome
-    later = _run_growing(job, progress)  # what came since the unfinished release began
-    return outcome if later.status == "nothing new" else later
-
-
-def _tidy(job: Job, state: GrowingState) -> None:
-    """Finish a release that was published, and remove what the removal of a run left."""
-    reached = state.read()
-    if reached is not None and not state.is_released():
-        return
-    if reached is not None:
-        state.finish()
-        job.account.commit(reached.run_id, reached.release_sha256)
-    state.remove()
-
-
 def _check_cluster(state: RunState, opened: JobTable) -> None:
     """Check the workers; if they cannot do the work, leave no trace of a run that has not begun."""
     try:
-        check_workers(opened.table.fragments, output=state.folder, secrets=state.folder)
+        check_workers(opened.table.fragments, output=state.folder, secrets=state.folder if state.output.is_local else None)
     except DpdaskError:
         if state.read() is None:
             state.remove()
         raise
 
 
-def _find_finished(job: Job, state: RunState) -> Outcome | None:
+def _find_finished(job: Job, state: RunState, release: str) -> Outcome | None:
     """Return the outcome of a committed run of this job, cleaning up what its driver could not.
 
     Raises
@@ -181,21 +156,38 @@ def _find_finished(job: Job, state: RunState) -> Outcome | None:
     OutputError
         If the output is something else.
     """
-    manifest = Manifest.read(state.output)
+    manifest = state.find_release(release)
     if manifest is None:
-        if not state.is_free():
-            raise OutputError("this output exists and is not this run's", job.file.output.path, "choose another output.path, or remove it")
         return None
-    if manifest.job != job.digest:
-        raise OutputError("this output holds another job's release", job.file.output.path, "choose another output.path, or remove it")
-    state.finish()
-    if state.folder.exists():
+    state.publication.finish()
+    if state.is_left_by(release):
         with suppress(InputError, OutputError):  # of another version, or its key is elsewhere: the release stands all the same
             reached = state.read()
             if reached is not None and reached.job == job.digest:
                 job.account.commit(reached.run_id, reached.release_sha256)
             state.remove()
-    return Outcome(status="already released", output=job.output_url, manifest=manifest)
+    return Outcome(status="already released", output=job.output_url, manifest=manifest, release=release)
+
+
+def _check_room(job: Job, state: RunState, release: str) -> Outcome | None:
+    """Check that the budget allows the job, or that its unfinished run is charged; return its outcome if another driver has just released it.
+
+    Raises
+    ------
+    BudgetError
+        If the budget does not allow it.
+    """
+    before = _find_unfinished(job, state)
+    try:
+        job.account.check_room(None if before is None else before.run_id)
+    except BudgetError:
+        finished, now = _find_finished(job, state, release), _find_unfinished(job, state)
+        if finished is not None:
+            return finished
+        if now is None or (before is not None and now.run_id == before.run_id):
+            raise
+        job.account.check_room(now.run_id)  # another driver has charged the job since
+    return None
 
 
 def _find_unfinished(job: Job, state: RunState) -> Progressed | None:
@@ -206,7 +198,7 @@ def _find_unfinished(job: Job, state: RunState) -> Progressed | None:
 
 def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
     """After a failure, keep what a second run can resume from, remove the rest, and update the ledger."""
-    if isinstance(error, OutputError) or (state.is_released() and _find_unfinished(job, state) is not None):
+    if isinstance(error, OutputError) or state.is_committed():
         return  # the state belongs to another run; or the release is published, and only the ledger's commit is missing
     if not state.holds_run():
         return  # another driver has taken the run over
@@ -270,15 +262,16 @@ def _record_draw(job: Job, reached: Progressed) -> None:
         raise _copy_error(job) from None
 
 
-def _advance(job: Job, state: RunState, opened: JobTable, progress: Progress | None) -> Outcome:
+def _advance(job: Job, state: RunState, opened: JobTable, release: str, progress: Progress | None) -> Outcome:
     table = opened.table
     reached = state.read()
     if reached is not None and reached.job == job.digest and job.account.was_refused(reached.run_id):
         state.remove()  # as the driver that refused its rows was about to do
         reached = None
     if reached is None:
-        holdout, ids = job.account.find_holdout(opened.sample_place), tuple(fragment.id for fragment in table.fragments)
-        reached = state.open(job.digest, table.fingerprint, job.file.insecure_seed, holdout, fragments=ids if job.file.growing else ())
+        ids = tuple(fragment.id for fragment in table.fragments) if job.file.growing else ()
+        holdout = job.account.find_holdout(opened.sample_place)
+        reached = state.open(job.digest, release, table.fingerprint, job.file.insecure_seed, holdout, fragments=ids)
     if reached.job != job.digest:
         raise OutputError("a run of another job is staged for this output", job.file.output.path, "`dpdask abort` it, or choose another output.path")
     if reached.input != table.fingerprint:
@@ -309,7 +302,16 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
     state.remove()
     told = Told() if strict else _told(reached.fitted, staged)  # with a strict ledger, nobody is told
     warnings = list_sorted_warnings(job, told, len(manifest.shards))
-    return Outcome(status="released", output=job.output_url, manifest=manifest, warnings=warnings, told=told, quality=quality, run_id=reached.run_id)
+    return Outcome(
+        status="released",
+        output=job.output_url,
+        manifest=manifest,
+        warnings=warnings,
+        told=told,
+        quality=quality,
+        run_id=reached.run_id,
+        release=reached.release,
+    )
 
 
 def _told(fitted: Fitted, staged: Staged) -> Told:
@@ -341,20 +343,24 @@ def _write(job: Job, opened: JobTable, fitted: Fitted, staging: Staging, progres
     work = opened.with_bounds(fitted).with_keys()
     tasks: Sequence[Task]
     if mechanism.releases_rows:
-        laid_out = lay_out_rows(
-            opened.table.fragments, fitted.n_released, output.rows_per_shard, mechanism.find_written(work.released), output.order, work.key()
-        )
+        fragments, written = _seal(opened.table.fragments, fitted.seals), mechanism.find_written(work.released)
+        laid_out = lay_out_rows(fragments, fitted.n_released, output.rows_per_shard, written, output.order, work.key())
         tasks = [RowTask(shards) for shards in laid_out]
     else:
         tasks = list_record_tasks(fitted.n_released[0], output.rows_per_shard)
     return write_all(tasks, work, fitted.release_sha256, mechanism.release_type, staging, progress)
 
 
+def _seal(fragments: tuple[Fragment, ...], seals: tuple[bytes, ...]) -> tuple[Fragment, ...]:
+    """Return the fragments with the seals that the pass before left, if it left any."""
+    return tuple(replace(fragment, seal=seal) for fragment, seal in zip(fragments, seals, strict=True)) if seals else fragments
+
+
 def _make_card(job: Job, state: RunState, opened: JobTable, reached: Progressed, release: Any) -> bytes:
     """Return the release card's bytes."""
     fitted, order = reached.fitted, job.file.output.order
     section = opened.mechanism.section(release, opened.work.columns, n_rows=opened.public_rows, n_released=sum(fitted.n_released), order=order)
-    card = make_card(section, name=job.file.name, insecure=job.file.insecure_seed is not None)
+    card = opened.tell_version(make_card(section, name=job.file.name, insecure=job.file.insecure_seed is not None))
     if isinstance(state, GrowingState):
         card = state.describe(job, card)
     return card.with_dataset(job.account.coverage_until(reached.run_id)).to_bytes()
@@ -367,11 +373,11 @@ class Status:
     Attributes
     ----------
     stage
-        `absent`, `opened`, `fitted`, `staged` or `released`; of a growing table, that of the newest release.
+        `absent`, `opened`, `fitted`, `staged` or `released`.
     n_shards
         Shards released, or staged so far.
     n_releases
-        How many releases there are: more than 1 only of a growing table.
+        How many releases there are.
     """
 
     stage: Literal["absent", "opened", "fitted", "staged", "released"]
@@ -380,17 +386,13 @@ class Status:
 
 
 def status(output_url: str) -> Status:
-    """Return the state of an output, from its manifests or its unfinished run."""
+    """Return the state of an output: of its unfinished run, or of what was released into it."""
     state = open_state(Folder(output_url))
-    n_releases = count_manifests(state.output)
-    found = state.read_stage()
-    if n_releases and (found is None or state.is_released()):
-        found_all = [Manifest.read(state.output, name_manifest(number)) for number in range(n_releases)]
-        return Status(stage="released", n_shards=sum(len(each.shards) for each in found_all if each is not None), n_releases=n_releases)
-    if found is None:
-        return Status(stage="absent", n_shards=0)
-    run_id, stage = found
-    return Status(stage=stage, n_shards=state.count_staged(run_id), n_releases=n_releases)
+    found, released = state.read_unfinished(), list_manifests(state.output)
+    if found is not None and not state.is_committed():
+        return Status(stage=found.stage, n_shards=state.count_staged(found.run_id), n_releases=len(released))
+    n_shards = sum(len(manifest.shards) for manifest in released)
+    return Status(stage="released" if released else "absent", n_shards=n_shards, n_releases=len(released))
 
 
 def abort(output_url: str, ledger_url: str | None = None) -> bool:
@@ -415,15 +417,14 @@ def abort(output_url: str, ledger_url: str | None = None) -> bool:
         If a driver is at work on it.
     """
     state = open_state(Folder(output_url), ledger_url)
-    growing = isinstance(state, GrowingState)
     if not state.folder.exists():
-        if Manifest.read(state.output) is not None and not growing:
+        if isinstance(state, GrowingState):
+            state.remove_rest()
+        elif list_manifests(state.output):
             raise OutputError("this output is released already", output_url, "remove the folder yourself, if you must")
-        if isinstance(state, GrowingState) and not state.number:
-            state.kept.remove()  # the rest of a first release that was being removed
         return False
     with state.lock():
-        if state.is_released() and not (growing and state.read_stage() is None):
+        if state.is_committed():
             raise OutputError("this output is released already", output_url, "run the job again to finish it")
         state.remove()
     return True

@@ -16,7 +16,6 @@ from dpdask.errors import InputError, OutputError
 from dpdask.io.encrypted import decrypt, encrypt
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
-from dpdask.io.manifest import MANIFEST_NAME, META
 from dpdask.io.storage import Folder
 from dpdask.jobs.records import check_place
 from dpdask.jobs.run_keys import LEDGER, HostKeys, LedgerKeys, RunKeys
@@ -269,17 +268,6 @@ def _record_name(number: int, manifest: bytes) -> str:
     return f"released-{number:05d}-{hashlib.sha256(manifest).hexdigest()[:16]}.json"
 
 
-def name_manifest(number: int) -> str:
-    """Return the name of a release's manifest in the output."""
-    return MANIFEST_NAME if number == 0 else f"{META}/manifest-{number:05d}.json"
-
-
-def count_manifests(output: Folder) -> int:
-    """Return how many releases an output holds."""
-    names = output.child(META).names()
-    return sum(f"{META}/{name}" == MANIFEST_NAME or re.fullmatch(r"manifest-\d{5,}\.json", name) is not None for name in names)
-
-
 def list_files(fragments: Iterable[Fragment], number: int) -> tuple[KeptFile, ...]:
     """Return the files of some fragments as a record keeps them, without fragments that have no rows.
 
@@ -373,4 +361,5 @@ def select(table: InputTable, ids: Sequence[str]) -> InputTable:
     chosen = [fragment for fragment in table.fragments if fragment.id in wanted]
     if len(chosen) != len(wanted):
         raise InputError("the input changed since the run began", None, "restore it and run again, or `dpdask abort` the run")
-    return dataclasses.replace(table, fragments=tuple(dataclasses.replace(fragment, number=number) for number, fragment in enumerate(chosen)))
+    numbered = tuple(dataclasses.replace(fragment, number=number) for number, fragment in enumerate(chosen))
+    return dataclasses.replace(table, fragments=numbered, n_files=len({fragment.url for fragment in chosen}))

@@ -8,17 +8,24 @@ from copy import copy
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import Field, create_model
+from pydantic import Field, SerializerFunctionWrapHandler, create_model, field_validator, model_serializer, model_validator
 
 from dpdask.connect.spec import ClusterBlock, Threads, place_files
 from dpdask.documents import Document, parse_value, parse_yaml, validate
 from dpdask.engine.account import Account, LedgerPlace
 from dpdask.errors import SpecError
+from dpdask.io.delta import Delta
+from dpdask.io.files import Files
 from dpdask.io.fragments import takes_in
+from dpdask.io.iceberg import Iceberg
+from dpdask.io.listing import TableFormat
+from dpdask.io.options import Options, by_root, check_options
 from dpdask.io.storage import absolute_url
+from dpdask.jobs.catalog import Catalog
 from dpdask.jobs.keys import raises_in_keys
+from dpdask.jobs.output import Output
 from dpdask.mechanisms.mechanism import Spec
 from dpdask.mechanisms.registry import bind, spec_union
 from dpdask.privacy import Budget
@@ -30,17 +37,52 @@ _BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"}
 
 
 class Input(Document):
-    """Where the table is: a file, a folder or a glob, as a path or any fsspec URL."""
+    """Where the table is, and in which format.
+
+    Attributes
+    ----------
+    path
+        Of plain files: a file, a folder or a glob, as a path or any fsspec URL. The folder of a Delta table. The name of an
+        Iceberg table in its catalog, or without a catalog the path of its metadata file.
+    format
+        `files` (Parquet or CSV), `delta` or `iceberg`.
+    version
+        The version of a Delta table; the latest if it is not given.
+    snapshot
+        The snapshot of an Iceberg table; the current one if it is not given.
+    catalog
+        The catalog of an Iceberg table.
+    """
 
     path: str = Field(min_length=1)
+    format: Literal["files", "delta", "iceberg"] = "files"
+    version: int | None = Field(default=None, ge=0)
+    snapshot: int | None = None
+    catalog: Catalog | None = None
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for key, format_ in (("version", "delta"), ("snapshot", "iceberg"), ("catalog", "iceberg")):
+            if getattr(self, key) is not None and self.format != format_:
+                raise ValueError(f"{key!r} belongs to `format: {format_}`, and this is `format: {self.format}`")
+        return self
 
-class Output(Document):
-    """Where the release goes, the most rows of a shard, and whether rows that are released one by one are shuffled."""
+    @model_serializer(mode="wrap")
+    def _without_usual(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out default values, so that the digests of jobs on plain files stay as they are."""
+        written: dict[str, Any] = plain(self)
+        return {key: value for key, value in written.items() if key == "path" or value not in (None, "files")}
 
-    path: str = Field(min_length=1)
-    rows_per_shard: int = Field(default=1_000_000, ge=1)
-    order: RowOrder = "shuffled"
+    @property
+    def table_format(self) -> TableFormat:
+        """How the table's files are found."""
+        if self.format == "iceberg":
+            return Iceberg(self.snapshot, None if self.catalog is None else self.catalog.model_dump(exclude_none=True))
+        return Delta(self.version) if self.format == "delta" else Files()
+
+    def locate(self, base: Path) -> str:
+        """Return the table's URL, or its name if a catalog knows it; a relative path is relative to the folder `base`."""
+        return self.path if self.catalog is not None else absolute_url(self.path, base)
 
 
 class Lineage(Document):
@@ -53,6 +95,7 @@ class JobFile(Document):
     """A job as it stands in its file; `privacy` and `ledger` belong to mechanisms that spend a budget.
 
     If it is `growing`, each further run releases the rows of the files that were added since.
+    `storage` holds options of file systems by protocol; secrets in it are references such as `{env: LAKE_SECRET}`.
     """
 
     name: str = Field(min_length=1, max_length=200)
@@ -65,7 +108,10 @@ class JobFile(Document):
     growing: bool = False
     cluster: ClusterBlock = Threads()
     lineage: Lineage | None = None
+    storage: dict[str, dict[str, Any]] = Field(default_factory=dict)
     insecure_seed: int | None = None
+
+    _check_storage = field_validator("storage", mode="before")(check_options)
 
 
 def job_file_type() -> type[JobFile]:
@@ -104,7 +150,7 @@ class Job:
     def __init__(self, file: JobFile, schema: Schema, base: Path) -> None:
         check_promise(file, file.name)
         self.file, self.schema = file, schema
-        self.input_url = absolute_url(file.input.path, base)
+        self.input_url = file.input.locate(base)
         self.output_url = absolute_url(file.output.path, base)
         if takes_in(self.input_url, self.output_url):
             raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
@@ -116,9 +162,16 @@ class Job:
         self.series: Series | None = None
         self._public_urls: dict[str, str] = {}
         self.mechanism = bind(file.mechanism, schema, file.privacy).place_paths(lambda parameter, path: self._place(parameter, path, base))
-        if file.growing and not self.mechanism.releases_rows:
+        if file.growing:
+            self._check_growing()
+
+    def _check_growing(self) -> None:
+        if not self.mechanism.releases_rows:
             what = "this mechanism releases a table as a whole, so its release cannot grow"
             raise SpecError(what, "growing", "remove the key, or take the mechanism dip or interval")
+        tables = {"delta", "iceberg"} & {self.file.input.format, self.file.output.format}
+        if tables:  # a table's version is in the identity of its fragments, so every row would be new in each version
+            raise SpecError(f"a growing table is read from plain files and written to plain files, not {min(tables)}", "growing", "remove it")
 
     def extend(self, series: Series | None, *, continued: bool = True) -> Job:
         """Return the job of one release of a growing table.
@@ -166,21 +219,36 @@ class Job:
         return self.file.output.order if self.mechanism.releases_rows else None
 
     @property
+    def stores(self) -> dict[str, Options]:
+        """The options of the buckets that the job reads and writes; secrets in them are references."""
+        warehouse = self.file.input.catalog and self.file.input.catalog.warehouse
+        return by_root(self.file.storage, [self.input_url, self.output_url, *self._public_urls.values(), warehouse or ""])
+
+    @property
     def digest(self) -> str:
         """A digest of everything that decides the output's bytes except the input's content.
 
-        The cluster is left out, because the same job on another scheduler is the same job. Also left out are the ledger, the
-        lineage, the output's path, and `order` if it is not `shuffled`.
+        The cluster and the storage's options are left out, because the same job on another scheduler is the same job. Also left
+        out are the ledger, the lineage, the output's path and catalog, and `order` if it is not `shuffled`.
         """
-        place = {"path"} if self.order == "shuffled" else {"path", "order"}
-        left_out: dict[str, Any] = {"cluster": True, "ledger": True, "lineage": True, "output": place, "schema_path": True}
+        place = {"path", "catalog"} if self.order == "shuffled" else {"path", "catalog", "order"}
+        elsewhere = ["cluster", "storage", "ledger", "lineage", "schema_path"]
         if not self.file.growing:
-            left_out["growing"] = True
-        content = self.file.model_dump(mode="json", by_alias=True, exclude=left_out)
+            elsewhere.append("growing")
+        content = self.file.model_dump(mode="json", by_alias=True, exclude={"output": place, **dict.fromkeys(elsewhere, True)})
         whole = {"job": content, "schema": self.schema.model_dump(mode="json"), "input": self.input_url}
         if self._public_urls:
             whole["public"] = self._public_urls
         return blake2b(json.dumps(whole, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether the job, run again on another input, makes another release in the same output."""
+        return self.file.output.mode != "error"
+
+    def name_release(self, fingerprint: str) -> str:
+        """Return the name by which the output knows the release: the job's digest, or one of the job and the input if it may repeat."""
+        return blake2b(f"{self.digest} {fingerprint}".encode(), digest_size=16).hexdigest() if self.may_repeat else self.digest
 
 
 def check_promise(file: JobFile, where: str) -> None:

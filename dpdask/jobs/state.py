@@ -8,26 +8,26 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from dpdask.engine.compute import forget_everywhere, share_key
 from dpdask.engine.fit import Fitted
 from dpdask.engine.work import HOLDOUT_NAME
 from dpdask.engine.write import Staging
-from dpdask.errors import InputError, OutputError, SpecError
+from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.encrypted import EncryptedFolder, decrypt, encrypt
-from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
+from dpdask.io.manifest import META, Manifest
 from dpdask.io.storage import Folder
+from dpdask.jobs.output import Target
 from dpdask.jobs.records import STATE_FORMAT, LockedRecord, NumberedRecords, RunRecords, busy, unreadable
 from dpdask.jobs.run_keys import LEDGER, find_keys
 from dpdask.streams import STREAM_FORMAT, RunKey
 from dpdask.version import __version__
 
 Stage = Literal["opened", "fitted", "staged"]
-_ABOUT = ("format", "version", "streams", "key")
-_PUBLIC = ("run_id", "job", "stage", "number")
+_ABOUT = ("format", "version", "streams", "key", "target")
+_PUBLIC = ("run_id", "job", "release", "stage")
 _PRIVATE = "private"
-_NAME_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,8 @@ class Progressed:
         Names the run in a ledger; random, and reveals nothing about the key.
     job
         The job's digest.
+    release
+        The name of the release in its output.
     input
         The input's fingerprint.
     stage
@@ -50,10 +52,10 @@ class Progressed:
         SHA-256 of the units' bounds, from the stage `fitted` on, if the unit is not the row.
     n_released
         The released rows of each fragment or writing task, from `fitted` on. Private: never published.
+    seals
+        The seals of the fragments, in hexadecimal digits, from `fitted` on, if they were counted. Private.
     sample
         The name of the draw of the hold-out.
-    number
-        Which release of a growing table this is; 0 for the first, and for other jobs.
     fragments
         The ids of the fragments that are released, if the table grows.
     changed
@@ -62,20 +64,27 @@ class Progressed:
 
     run_id: str
     job: str
+    release: str
     input: str
     stage: Stage
-    number: int = 0
-    fragments: tuple[str, ...] = field(default=(), repr=False)
     release_sha256: str = ""
     bounds_sha256: str = ""
     n_released: tuple[int, ...] = field(default=(), repr=False)
+    seals: tuple[str, ...] = field(default=(), repr=False)
     sample: str = ""
+    fragments: tuple[str, ...] = field(default=(), repr=False)
     changed: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @property
     def fitted(self) -> Fitted:
         """What the barrier left, from `fitted` on."""
-        return Fitted(release_sha256=self.release_sha256, bounds_sha256=self.bounds_sha256, n_released=self.n_released, changed=self.changed)
+        return Fitted(
+            release_sha256=self.release_sha256,
+            bounds_sha256=self.bounds_sha256,
+            n_released=self.n_released,
+            seals=tuple(map(bytes.fromhex, self.seals)),
+            changed=self.changed,
+        )
 
     def with_fitted(self, fitted: Fitted) -> Progressed:
         """Return the record of a run whose barrier is behind it."""
@@ -85,15 +94,32 @@ class Progressed:
             release_sha256=fitted.release_sha256,
             bounds_sha256=fitted.bounds_sha256,
             n_released=fitted.n_released,
+            seals=tuple(seal.hex() for seal in fitted.seals),
             changed=fitted.changed,
         )
 
 
-class RunState:
-    """The hidden folder beside an output that holds its run until the commit.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """What the record of an unfinished run tells without the run's key.
 
-    On a file system, shards are staged in this folder, and a rename publishes them all at once. In an object store they are written
-    once, under names of the run's own, where they will stay; the manifest, which is created only if it does not exist, commits them.
+    Attributes
+    ----------
+    run_id, job, release, stage
+        As in `Progressed`.
+    target
+        How the run publishes.
+    """
+
+    run_id: str
+    job: str
+    release: str
+    stage: Stage
+    target: Target
+
+
+class RunState:
+    """The hidden folder beside an output that holds its run until the commit: records, keys, and what is private.
 
     Parameters
     ----------
@@ -101,6 +127,8 @@ class RunState:
         The output folder.
     ledger_url
         The ledger that the job is charged to, if any: it keeps the keys of runs whose output is in a store.
+    target
+        How the output is published; if it is None, as the unfinished run does it, or as plain files.
 
     Privacy
     -------
@@ -108,35 +136,24 @@ class RunState:
     files are encrypted with the run key, which is not in the store.
     """
 
-    def __init__(self, output: Folder, ledger_url: str | None = None) -> None:
+    def __init__(self, output: Folder, ledger_url: str | None = None, target: Target | None = None) -> None:
         self.output = output
         self.folder = output.sibling(".", ".dpdask")
         self.keys = find_keys(self.folder, ledger_url)
         self._records: RunRecords = (LockedRecord if output.is_local else NumberedRecords)(self.folder, output)
-
-    @property
-    def number(self) -> int:
-        """The number of the release of a growing table; 0 for other jobs."""
-        return 0
-
-    def is_released(self) -> bool:
-        """Return whether the release of this run is published."""
-        return Manifest.read(self.output) is not None
+        if target is None:
+            found = self._read_unfinished()
+            target = Target() if found is None else found.target
+        self._target = target
+        self.publication = target.open(output)
 
     def secrets(self, run_id: str) -> Folder:
         """Return the folder of a run's private files, as tasks are told of it."""
         return self.folder if self.output.is_local else EncryptedFolder(self.folder.url, run_id)
 
     def staging(self, run_id: str) -> Staging:
-        """Return where a run stages what it will publish, and where it records what is staged.
-
-        Names or folders are the run's own: a task of an aborted run that is still at work somewhere can never write into another
-        run's release.
-        """
-        actions = self.secrets(run_id).child(f"actions-{run_id}")
-        if self.output.is_local:
-            return Staging(shards=self.folder.child(f"publish-{run_id}"), actions=actions)
-        return Staging(shards=self.output, actions=actions, run=run_id[:_NAME_DIGITS])
+        """Return where a run stages what it will publish, and where it records what is staged."""
+        return self.publication.make_staging(run_id, self.folder, self.secrets(run_id).child(f"actions-{run_id}"))
 
     def read(self) -> Progressed | None:
         """Return what the run has reached, or None if there is no run.
@@ -163,7 +180,7 @@ class RunState:
             values = {name: value for name, value in content.items() if name not in _ABOUT}
             if not self.output.is_local:
                 values |= json.loads(decrypt(key, _PRIVATE, base64.b64decode(values.pop(_PRIVATE))))
-            return Progressed(**values | {name: tuple(values[name]) for name in ("n_released", "fragments")})
+            return Progressed(**{**values, **{name: tuple(values[name]) for name in ("n_released", "seals", "fragments")}})
         except (ValueError, KeyError, TypeError, AttributeError):
             raise unreadable(self.folder) from None
 
@@ -176,8 +193,8 @@ class RunState:
             raise OutputError(what, self.folder.url, "go on with that version, or `dpdask abort` it and run again")
         return str(content["key"])
 
-    def read_stage(self) -> tuple[str, Stage] | None:
-        """Return the name of the unfinished run and its stage, for which no key is needed; None if there is no run.
+    def read_unfinished(self) -> Unfinished | None:
+        """Return what the record of the unfinished run tells, for which no key is needed; None if there is no run.
 
         Raises
         ------
@@ -187,9 +204,16 @@ class RunState:
         content = self._records.read()
         if content is None:
             return None
-        if not set(_PUBLIC) <= set(content):
-            raise unreadable(self.folder)
-        return str(content["run_id"]), cast("Stage", content["stage"])
+        try:
+            return Unfinished(**{name: content[name] for name in _PUBLIC}, target=Target.model_validate(content["target"]))
+        except (KeyError, ValueError):
+            raise unreadable(self.folder) from None
+
+    def _read_unfinished(self) -> Unfinished | None:
+        """Return the same; None also if the record cannot be read."""
+        with suppress(OutputError):
+            return self.read_unfinished()
+        return None
 
     def write(self, reached: Progressed) -> None:
         """Record what the run has reached.
@@ -207,11 +231,18 @@ class RunState:
                 raise busy(self.output)  # another driver took the run over, and ended it
             private = {name: content.pop(name) for name in list(content) if name not in _PUBLIC}
             content[_PRIVATE] = base64.b64encode(encrypt(key, _PRIVATE, json.dumps(private).encode())).decode()
-        self._records.write({"format": STATE_FORMAT, "version": __version__, "streams": STREAM_FORMAT, "key": self.keys.place, **content})
+        about = {"format": STATE_FORMAT, "version": __version__, "streams": STREAM_FORMAT, "key": self.keys.place}
+        self._records.write({**about, "target": self._target.model_dump(mode="json"), **content})
+
+    @property
+    def number(self) -> int:
+        """The number of the next release of a growing table; 0 for other jobs."""
+        return 0
 
     def open(
         self,
         job: str,
+        release: str,
         fingerprint: str,
         seed: int | None,
         holdout: tuple[bytes, str] | None = None,
@@ -222,12 +253,13 @@ class RunState:
 
         Parameters
         ----------
-        job, fingerprint
-            The job's digest, and the input's.
+        job, release, fingerprint
+            The job's digest, the name of the release, and the input's fingerprint.
         seed
             Makes the run key, for tests; None for a fresh one.
         holdout
             The key and the name of a hold-out that several runs share; if None, the run key chooses the run's own hold-out.
+
         fragments
             As in `Progressed`.
 
@@ -235,8 +267,7 @@ class RunState:
         interrupted left is removed: it holds the noise of another key.
         """
         self._records.begin()
-        number = self.number
-        key = (RunKey.fresh() if seed is None else RunKey.insecure(seed, number)).reveal()
+        key = (RunKey.fresh() if seed is None else RunKey.insecure(seed, self.number)).reveal()
         run_id = uuid.uuid4().hex
         self.keys.write(run_id, key)
         with self.share_key(run_id):
@@ -247,7 +278,7 @@ class RunState:
             for folder in (staging.shards, staging.shards.child(META), staging.actions):
                 folder.create()
         sample = f"run {run_id}" if holdout is None else holdout[1]
-        reached = Progressed(run_id=run_id, job=job, input=fingerprint, stage="opened", sample=sample, number=number, fragments=fragments)
+        reached = Progressed(run_id=run_id, job=job, release=release, input=fingerprint, stage="opened", sample=sample, fragments=fragments)
         self.write(reached)
         return reached
 
@@ -264,7 +295,7 @@ class RunState:
             yield
 
     def publish(self, reached: Progressed, manifest: Manifest, card: bytes) -> None:
-        """Make a release appear: by one rename, or by the creation of its manifest.
+        """Stage the rest of a release, record that all is staged, and make it appear by one atomic act.
 
         Parameters
         ----------
@@ -279,70 +310,75 @@ class RunState:
         ------
         OutputError
             If another run has published here.
+        TemporaryError
+            If another driver has taken the run over.
         """
-        shards = self.staging(reached.run_id).shards
-        if not self.output.is_local:
-            shards.write(CARD_NAME, card)
-            if not shards.put_new(MANIFEST_NAME, manifest.to_bytes()):
-                raise OutputError("another run has released into this output", self.output.url, "choose another output.path")
-            shards.write(SUCCESS_NAME, b"")
-            return
-        for name, data in ((CARD_NAME, card), (MANIFEST_NAME, manifest.to_bytes()), (SUCCESS_NAME, b"")):
-            shards.write(name, data)
+        staging = self.staging(reached.run_id)
+        self.publication.stage(staging, manifest, card)
         self.write(replace(reached, stage="staged"))
-        _sweep(shards, manifest)
-        shards.level_times()
-        shards.move_to(self.output)
+        self.publication.commit(reached.release, staging, manifest)
 
-    def finish(self) -> None:
-        """Write what an interrupted publication left out after the manifest."""
-        if not self.output.is_local and not self.output.exists(SUCCESS_NAME):
-            self.output.write(SUCCESS_NAME, b"")
+    def find_release(self, release: str) -> Manifest | None:
+        """Return the manifest of a release that is committed in this output, or None if it can be made here.
+
+        Raises
+        ------
+        OutputError
+            If the output holds something else.
+        """
+        for _ in range(2):  # another driver may commit or abort between the two questions
+            manifest = self.publication.find(release)
+            found = self._read_unfinished()
+            if manifest is not None or self.publication.is_free(None if found is None else found.run_id):
+                return manifest
+        raise OutputError("this output exists and is not this run's", self.output.url, "choose another output.path, or remove it")
+
+    def is_left_by(self, release: str) -> bool:
+        """Return whether a hidden folder is there that a finished run has left: of a table, that of this release."""
+        if not self.publication.is_shared:
+            return self.folder.exists()
+        found = self._read_unfinished()
+        return found is not None and found.release == release
+
+    def is_committed(self) -> bool:
+        """Return whether what the unfinished run was to release is released."""
+        found = self._read_unfinished()
+        return found is not None and self.publication.find(found.release) is not None
 
     def count_staged(self, run_id: str) -> int:
         """Return how many shards a run has staged."""
         staging = self.staging(run_id)
         return sum(name.endswith(staging.place(".parquet")) for name in staging.shards.names())
 
-    def is_free(self) -> bool:
-        """Return whether nothing lies in the output but what this output's unfinished run put there."""
-        if self.output.is_file():
-            return False
-        names = self.output.names()
-        if not names or self.output.is_local:
-            return not names
-        found = self.read_stage()
-        return found is not None and all(name == META or name.endswith(self.staging(found[0]).place(".parquet")) for name in names)
-
     def remove(self) -> None:
         """Remove the run: the key first, so that anything left behind is useless; then clear the memory of the driver and the workers.
 
         What the run has written into the output is removed too, unless it is released.
         """
+        found = self._read_unfinished()  # a record that cannot be read names no key of a store
         if self.output.is_local:
             self.keys.remove("")
             self.folder.remove(HOLDOUT_NAME)
-        else:
-            self._remove_from_store()
+        elif found is not None:
+            if (self._records.read() or {}).get("key") == LEDGER != self.keys.place:
+                raise SpecError("the key of this run is kept by a ledger", self.output.url, "name it: `dpdask abort OUT --ledger URL`")
+            self.keys.remove(found.run_id)
+        if found is not None:
+            found.target.open(self.output).undo(found.release, found.run_id)
         self._records.clear()
         forget_everywhere()
 
-    def _remove_from_store(self) -> None:
-        """Remove the key, and what the run has written into the output, unless it is released."""
-        found = None
-        with suppress(OutputError):  # a record that cannot be read names no key
-            found = self.read_stage()
-        if found is None:
-            return
-        if (self._records.read() or {}).get("key") == LEDGER != self.keys.place:
-            raise SpecError("the key of this run is kept by a ledger", self.output.url, "name it: `dpdask abort OUT --ledger URL`")
-        self.keys.remove(found[0])
-        if not self.is_released():
-            for name in self.output.names():
-                if name.endswith(self.staging(found[0]).place(".parquet")):
-                    self.output.remove(name)
-            if not self.number:
-                self.output.remove(CARD_NAME)
+    def remove_rest(self) -> None:
+        """Remove a hidden folder without a record; the caller holds the lock."""
+        if self.folder.exists() and self.read_unfinished() is None:
+            self.remove()
+
+    def sweep(self) -> None:
+        """Remove a hidden folder without a record, as a driver leaves it that is killed while it removes its run; not if one is at work."""
+        with suppress(OutputError, TemporaryError):
+            if self.folder.exists() and self.read_unfinished() is None:
+                with self.lock():
+                    self.remove_rest()
 
     def holds_run(self) -> bool:
         """Return whether the run is still this driver's; see `RunRecords.holds`."""
@@ -351,14 +387,3 @@ class RunState:
     def lock(self) -> AbstractContextManager[None]:
         """Keep other drivers away from the run; see `RunRecords.lock`."""
         return self._records.lock()  # type: ignore[no-any-return]  # of either class
-
-
-def _sweep(publish: Folder, manifest: Manifest) -> None:
-    """Remove what a worker or a driver that was killed left half written, so that only the release is published."""
-    whole = {shard.name for shard in manifest.shards} | {META, SUCCESS_NAME}
-    for name in publish.names():
-        if name not in whole:
-            publish.remove(name)
-    for name in publish.child(META).names():
-        if f"{META}/{name}" not in (CARD_NAME, MANIFEST_NAME):
-            publish.child(META).remove(name)

@@ -9,10 +9,15 @@ from dpdask.engine.fit import Fitted, PublicTable
 from dpdask.engine.source import FileSource
 from dpdask.engine.work import TableWork, make_public_work, make_table_work
 from dpdask.errors import SpecError
-from dpdask.io.fragments import InputTable, discover
+from dpdask.io.delta import Delta
+from dpdask.io.files import Files
+from dpdask.io.fragments import InputTable, discover, takes_in
 from dpdask.io.storage import Folder
 from dpdask.jobs.spec import Job
+from dpdask.mechanisms.card import Card, InputVersion
 from dpdask.mechanisms.mechanism import Mechanism
+from dpdask.references.reference import TableReference
+from dpdask.schema import Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +61,38 @@ class JobTable:
         SpecError
             If it shares a file with the private table, however its path is written.
         """
-        path = self.mechanism.public_path
-        if path is None:
+        public = self.mechanism.public_table
+        if public is None:
             return None
-        found = discover(path, self.mechanism.schema)
+        path = str(public.path)
+        found = discover_public(public, self.mechanism.schema)
         check_apart(found, {each.version for each in self.table.fragments})
         return PublicTable(source=FileSource(found.fragments, path), work=make_public_work(self.work, found.schema))
+
+    def tell_version(self, card: Card) -> Card:
+        """Return the card with the input's version, if the input is a Delta or Iceberg table."""
+        table = self.table
+        if table.version is None:
+            return card
+        return card.model_copy(update={"input": InputVersion.model_validate({"format": table.format, "version": table.version})})
 
     def with_bounds(self, fitted: Fitted) -> TableWork:
         """Return the work with the units' bounds that the barrier left."""
         unit = self.work.unit
         return self.work if unit is None else replace(self.work, unit=replace(unit, bounds_sha256=fitted.bounds_sha256))
+
+
+def discover_public(public: TableReference, schema: Schema) -> InputTable:
+    """Return a public table, from its file names, footers and metadata alone.
+
+    Parameters
+    ----------
+    public
+        Where it is, and of which format.
+    schema
+        The declared columns.
+    """
+    return discover(str(public.path), schema, Delta(public.version) if public.format == "delta" else Files())
 
 
 def check_apart(public: InputTable, versions: Set[str]) -> None:
@@ -106,9 +132,11 @@ def open_table(job: Job, secrets: Folder, choose: Callable[[InputTable], InputTa
     InputError
         If the input cannot be found.
     DataError, SpecError
-        If its columns do not fit the schema, or the mechanism.
+        If its columns do not fit the schema, or the mechanism; if it is of another format; if it contains the output.
     """
-    table = discover(job.input_url, job.schema)
+    table = discover(job.input_url, job.schema, job.file.input.table_format)
+    if takes_in(table.location, job.output_url):  # only its catalog knows where an Iceberg table lies
+        raise SpecError("the output lies inside the input", "output.path", "choose another folder")
     if choose is not None:
         table = choose(table)
     mechanism = job.mechanism.with_rows(lambda: None if job.mechanism.n_rows_private else table.n_rows)

@@ -170,6 +170,13 @@ class DatasetCoverage(_Part):
     columns_without_epsilon: list[str]
 
 
+class InputVersion(_Part):
+    """Which version of a Delta table, or which snapshot of an Iceberg table, was released."""
+
+    format: Literal["delta", "iceberg"]
+    version: int
+
+
 class Card(_Part):
     """The release card.
 
@@ -189,8 +196,8 @@ class Card(_Part):
         Whether the noise came from a seed.
     versions
         The versions of dpdask, of the random streams and of the libraries that computed the release.
-    batches, dataset, survey, series
-        Present for releases of several frames, for datasets with rows that had no ε, for surveys, and for growing tables.
+    batches, dataset, survey, input, series
+        Present for releases of several frames, for datasets with rows that had no ε, surveys, Delta and Iceberg tables, and growing tables.
     sha256
         By file, the digest of what was saved beside the card; present in the folder of a saved release.
     """
@@ -208,6 +215,7 @@ class Card(_Part):
     batches: BatchNames | None = None
     dataset: DatasetCoverage | None = None
     survey: dict[str, Any] | None = None
+    input: InputVersion | None = None
     series: dict[str, Any] | None = None
     sha256: dict[str, str] | None = None
 

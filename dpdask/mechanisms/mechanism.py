@@ -23,6 +23,7 @@ from dpdask.privacy import Budget
 from dpdask.privacy.coverage import Uncovered
 from dpdask.privacy.events import Composed
 from dpdask.privacy.order import RowOrder
+from dpdask.references.reference import TableReference
 from dpdask.schema import Schema
 from dpdask.stats.statistic import Statistic
 from dpdask.streams import Noise, RunKey
@@ -226,8 +227,8 @@ class Mechanism(ABC):
         return self
 
     @property
-    def public_path(self) -> str | None:
-        """Where the public table is, if its rows are counted; None if it is given otherwise."""
+    def public_table(self) -> TableReference | None:
+        """The public table that a job names, if its rows are counted; None if it is given otherwise."""
         return None
 
     def with_rows(self, count: Callable[[], int | None]) -> Self:
@@ -354,7 +355,7 @@ class Mechanism(ABC):
         raise NotImplementedError
 
     def find_written(self, released: pa.Schema) -> pa.Schema:
-        """Return the columns that are written, given the released columns of the table; only if rows are released."""
+        """Return the columns that are written, given the released columns of the table; they are those of the fitted release."""
         return released
 
     # what it says

@@ -13,7 +13,7 @@ from dpdask.codec import Codec
 from dpdask.errors import SpecError
 from dpdask.privacy import UnitColumn
 from dpdask.privacy.coverage import Uncovered
-from dpdask.references.reference import ReferenceBase, Structure
+from dpdask.references.reference import Structure, TableReference
 from dpdask.schema import Schema
 from dpdask.stats.records import MAX_RECORDS, RecordStatistic
 from dpdask.streams import RunKey, stream, words
@@ -23,14 +23,14 @@ ORDER_ID = "chain/order"
 Order = tuple[str, ...] | Literal["random"]
 
 
-class Chain(ReferenceBase):
+class Chain(TableReference):
     """The joint empirical distribution of a random part of the rows, or of a public table (Bi & Shen, (2) and (7)-(10)).
 
     Attributes
     ----------
     fraction
         The probability, in (0, 1), with which each row is held out.
-    path
+    path, format, version
         The place of a public table that replaces the hold-out. Exactly one of `fraction` and `path` is given; in Python,
         neither means that the public table is handed to `fit`.
     order
@@ -74,7 +74,6 @@ class Chain(ReferenceBase):
 
     kind: Literal["chain"] = "chain"
     fraction: float | None = Field(default=None, gt=0, lt=1)
-    path: str | None = None
     order: Annotated[Order | None, BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)] = None
     by: str | None = None
     min_rows: int = Field(default=10, ge=2)
@@ -178,7 +177,7 @@ class Chain(ReferenceBase):
     def check(self, schema: Schema, unit: UnitColumn | None) -> None:
         """Check the columns that are named here against the schema.
 
-        For the parameters see `ReferenceBase.check`.
+        For the parameters see `TableReference.check`.
 
         Raises
         ------

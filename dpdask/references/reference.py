@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from dpdask.archive import Archived
 from dpdask.cells import Cells
@@ -187,3 +189,33 @@ class ReferenceBase(Document):
     def warnings(self) -> tuple[str, ...]:
         """Return warnings for the steward before a release."""
         return ()
+
+
+class TableReference(ReferenceBase):
+    """The base of references that may count the rows of a public table.
+
+    Attributes
+    ----------
+    path
+        Where the table is, in a job; in Python, hand the table to `fit`.
+    format, version
+        `files` (Parquet or CSV) or `delta`; the version of a Delta table, the latest if it is not given.
+    """
+
+    path: str | None = None
+    format: Literal["files", "delta"] = "files"
+    version: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _is_table(self) -> Self:
+        if self.format != "files" and self.path is None:
+            raise ValueError("`format` belongs to a public table: give its `path`")
+        if self.version is not None and self.format != "delta":
+            raise ValueError("`version` belongs to `format: delta`")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_usual(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the defaults of plain files, so that the digests of jobs stay as they are."""
+        written: dict[str, Any] = plain(self)
+        return {key: value for key, value in written.items() if (key, value) not in (("format", "files"), ("version", None))}

@@ -15,7 +15,7 @@ from dpdask.documents import Document
 from dpdask.errors import SpecError
 from dpdask.privacy import UnitColumn
 from dpdask.references.distribution import Distribution, check_levels, make_continuous
-from dpdask.references.reference import FIT, ReferenceBase
+from dpdask.references.reference import FIT, ReferenceBase, TableReference
 from dpdask.schema import Schema
 
 _GRID = 2**15
@@ -68,13 +68,13 @@ class Holdout(ReferenceBase):
         return (f"survey: read {columns}; choose the hold-out; its distribution, merged in a tree", FIT)
 
 
-class Public(ReferenceBase):
+class Public(TableReference):
     """The empirical distribution of another, public table of the same population.
 
     Attributes
     ----------
-    path
-        Where the table is, in a job; in Python, hand the table to `fit`.
+    path, format, version
+        Where the table is, and in which format, in a job; in Python, hand the table to `fit`.
 
     Privacy
     -------
@@ -88,7 +88,6 @@ class Public(ReferenceBase):
     """
 
     kind: Literal["public"] = "public"
-    path: str | None = None
 
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "the rows of the public reference table, which is taken to be public already"

@@ -94,7 +94,7 @@ def test_paths_are_relative_to_the_jobs_folder(source: Path, tmp_path: Path) -> 
 def test_a_package_that_is_not_installed_is_one_line(kind: str, package: str, block: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, package, None)  # as if it were not installed
     manifest = tmp_path / "cluster.yaml"
-    manifest.write_text("{kind: DaskCluster, metadata: {name: a}, spec: {worker: {}}}")
+    manifest.write_text("{kind: DaskCluster, metadata: {name: a}, spec: {worker: {spec: {containers: []}}, scheduler: {service: {}}}}")
     block = block or Kubernetes(manifest=str(manifest), namespace="n", workers=1, tls=Tls(**TLS))
     with pytest.raises(SpecError, match=rf"is not installed; install dpdask\[{kind}\]"), open_cluster(block):
         pass

@@ -1244,7 +1244,7 @@ CASES: tuple[Case, ...] = (
     _case(
         "a scheduler without TLS, open to the network",
         64,
-        r"tcp://192\.0\.2\.1:8786: without TLS, anyone who can reach this scheduler can run code .*; use tls:// .*, or set cluster\.insecure: true",
+        r"tcp://192\.0\.2\.1:8786: without TLS, anyone who can reach this scheduler can run code .*; use tls:// .*, or a .* with insecure: true",
         cluster={"kind": "address", "address": "tcp://192.0.2.1:8786"},
     ),
     _case("a scheduler without a scheme, from the command line", 64, r"192\.0\.2\.1:8786: without TLS, anyone", "--scheduler", "192.0.2.1:8786"),
@@ -1385,7 +1385,33 @@ CASES: tuple[Case, ...] = (
         r"part-1\.parquet, column 'more': its type, or its presence, differs",
         parts={**_BAD, "part-1.parquet": table(more=pa.array([1] * N_ROWS))},
     ),
-    _case("folders named key=value", 66, r"note=…: folders named key=value hold a column", parts={f"note={TEXT}/a.parquet": table(note=None)}),
+    _case(
+        "a folder with another value than its file",
+        65,
+        r"note=…/a\.parquet, column 'note': the file holds this column as well as its folder, and they could disagree",
+        parts={f"note={TEXT}/a.parquet": table(note=pa.array(["n"] * N_ROWS))},
+    ),
+    _case(
+        "a folder with a column that is not declared", 65, r"column 'more': this column is not declared", parts={f"more={TEXT}/a.parquet": table()}
+    ),
+    _case(
+        "a folder that is no number",
+        65,
+        r"column 'userId': the name of a folder cannot be read as this column's declared type",
+        parts={f"userId={TEXT}/a.parquet": table(userId=None)},
+        columns=_columns(userId={"role": "keep", "type": "int64"}),
+    ),
+    _case("a Delta table as plain files", 64, r"this is a Delta table.*`format: delta` beside `path`", parts={"_delta_log/0.json": table(), **_BAD}),
+    _case("a folder that is no Delta table", 66, r"data: there is no Delta table here", input__format="delta"),
+    _case("a version of plain files", 64, r"input: 'version' belongs to `format: delta`, and this is `format: files`", input__version=3),
+    _case("a format that is not known", 64, r"input\.format: Input should be 'files', 'delta' or 'iceberg', not 'hudi'", input__format="hudi"),
+    _case("an Iceberg table without a metadata file", 64, r"this is not a metadata file of an Iceberg table", input__format="iceberg"),
+    _case(
+        "a password in a catalog's URI",
+        64,
+        r"input\.catalog: a job holds no password; give this `uri` as PYICEBERG_CATALOG__LAKE__URI",
+        input={"path": "db.t", "format": "iceberg", "catalog": {"name": "lake", "uri": f"postgresql://me:{TEXT}@host/db"}},
+    ),
     Case(name="Parquet and CSV in one folder", code=66, says=r"holds both Parquet and CSV files", prepare=_mixed_kinds),
     # ---- CSV
     Case(
@@ -1482,6 +1508,7 @@ CASES: tuple[Case, ...] = (
     _case("an output below a file", 73, r"no folder can be made here; check output\.path", output__path="schema.yaml/out"),
     _case("an output where no folder can be made", 73, r"/proc/nowhere/\S+: no folder can be made here", output__path="/proc/nowhere/out"),
     _case("an output protocol that is not there", 64, r"nosuch://: no file system is installed for this URL", output__path="nosuch://x/out"),
+    _case("a secret in the job", 64, r"storage\.s3\.secret: a secret may not stand in a job; write \{env: NAME\}", storage={"s3": {"secret": "x"}}),
     _case("an input protocol that is not there", 64, r"nosuch://: no file system is installed for this URL; install", input__path="nosuch://x"),
     _case("an output equal to the input", 64, r"output\.path: the output lies inside the input", output__path="data/"),
     _case(

@@ -14,8 +14,8 @@ from e2e.helpers import charging_entries, run_here, write_job
 from dpdask.engine.account import open_ledger
 from dpdask.io.manifest import Manifest
 from dpdask.io.storage import Folder
+from dpdask.jobs.growing_folder import name_manifest
 from dpdask.jobs.run import Outcome
-from dpdask.jobs.series import name_manifest
 
 SCHEMA: dict[str, Any] = {
     "day": {"role": "keep"},

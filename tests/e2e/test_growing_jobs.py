@@ -23,8 +23,8 @@ from dpdask.engine import write
 from dpdask.engine.account import Account, open_ledger
 from dpdask.errors import BudgetError, DataError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.storage import Folder
-from dpdask.jobs import run
 from dpdask.jobs.growing import GrowingState
+from dpdask.jobs.growing_folder import GrowingFolder
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort, status
 from dpdask.jobs.series import KeptFolder
@@ -158,7 +158,7 @@ POINTS: dict[str, tuple[tuple[Any, str], bool, int]] = {
     "fitted": ((RunState, "write"), True, 2),
     "some-shards": ((write, "write_shards"), True, 1),
     "kept": ((KeptFolder, "write"), True, 1),
-    "before-manifest": ((GrowingState, "_publish_later"), False, 1),
+    "before-commit": ((GrowingFolder, "commit"), False, 1),
     "half-moved": ((Path, "replace"), True, 2),
     "card-written": ((Folder, "put_new"), False, 1),
     "manifest-written": ((Folder, "put_new"), True, 1),
@@ -229,15 +229,15 @@ def test_a_release_that_another_driver_made_in_between_is_not_made_again(tmp_pat
     made = job(tmp_path / "job", source)
     grow(made, source, range(1))
     add_day(source, 1)
-    expect, ran = run.expect, []
+    check_room, ran = Account.check_room, []
 
     def slow(*args: Any) -> Any:
         if not ran:
             ran.append(True)
             ran.append(run_here(made))
-        return expect(*args)
+        return check_room(*args)
 
-    monkeypatch.setattr(run, "expect", slow)
+    monkeypatch.setattr(Account, "check_room", slow)
     with pytest.raises(TemporaryError):
         run_here(made)
     assert run_here(made).status == "nothing new"

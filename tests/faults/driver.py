@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -90,6 +91,18 @@ def named(suffix: str) -> Callable[..., bool]:
     return lambda _folder, name="", *_: str(name).endswith(suffix)
 
 
+def published(what: str) -> Callable[..., bool]:
+    return lambda _folder, name="", *_: re.fullmatch(rf"_dpdask/{what}(-\w+)?\.json", str(name)) is not None
+
+
+def in_log(folder: Folder, *_: Any) -> bool:
+    return folder.url.endswith("/_delta_log")
+
+
+def hidden_folder(path: object, *_: Any) -> bool:
+    return str(path).endswith(".dpdask")
+
+
 def reached(stage: str) -> Callable[..., bool]:
     return lambda _state, progressed, *_: progressed.stage == stage
 
@@ -114,8 +127,8 @@ POINTS: dict[str, Callable[[Strike], None]] = {
     "shard-unrecorded": lambda s: at(write.ShardWriter, "close", s, nth=3),
     "some-shards": lambda s: at(write, "write_shards", s, nth=3),
     "all-shards": lambda s: at(run, "write_all", s),
-    "card-written": lambda s: at(Folder, "write", s, when=named("release.json")),
-    "manifest-staged": lambda s: at(Folder, "write", s, when=named("manifest.json")),
+    "card-written": lambda s: at(Folder, "write", s, when=published("release")),
+    "manifest-staged": lambda s: at(Folder, "write", s, when=published("manifest")),
     "success-staged": lambda s: at(Folder, "write", s, when=named("_SUCCESS")),
     "staged": lambda s: at(RunState, "write", s, when=reached("staged")),
     "before-move": lambda s: at(Folder, "move_to", s, after=False),
@@ -123,7 +136,7 @@ POINTS: dict[str, Callable[[Strike], None]] = {
     "uncommitted": lambda s: at(Account, "commit", s, after=False),
     "committed": lambda s: at(Account, "commit", s),
     "key-removed": lambda s: at(Folder, "remove", s, when=named("run.key")),
-    "half-removed": lambda s: at(shutil, "rmtree", lambda: at(os, "unlink", s, nth=2), after=False),
+    "half-removed": lambda s: at(shutil, "rmtree", lambda: at(os, "unlink", s, nth=2), after=False, when=hidden_folder),
     "removed": lambda s: at(RunState, "remove", s),
 }
 BEFORE_COMMIT = list(POINTS)[: list(POINTS).index("after-move")]
@@ -132,6 +145,8 @@ POINTS["acquired"] = lambda s: at(NumberedRecords, "_acquire", s)  # of jobs who
 POINTS["key-kept"] = lambda s: at(run_keys.HostKeys, "write", s)
 POINTS["recorded"] = lambda s: at(NumberedRecords, "write", s, nth=2)
 POINTS["manifest-created"] = lambda s: at(Folder, "put_new", s, when=named("manifest.json"))
+POINTS["entry-unwritten"] = lambda s: at(Folder, "put_new", s, when=in_log, after=False)  # of jobs whose output is a Delta table
+POINTS["entry-written"] = lambda s: at(Folder, "put_new", s, when=in_log)
 POINTS["run-cleared"] = lambda s: at(NumberedRecords, "_remove_all_but_chain", s, nth=2)
 POINTS["later-kept"] = lambda s: at(KeptFolder, "write", s)  # of growing tables
 POINTS["later-half-moved"] = lambda s: at(Path, "replace", s, nth=2)

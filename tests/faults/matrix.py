@@ -26,7 +26,7 @@ from services.stores import Store
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, OutputError, TemporaryError
-from dpdask.io.manifest import MANIFEST_NAME, Manifest
+from dpdask.io.manifest import MANIFEST_NAME, list_manifests
 from dpdask.jobs.run import run_job
 
 FOREVER = 10**6
@@ -44,6 +44,12 @@ class Cell:
     environment: dict[str, str]
     quiet: list[str]
     scratch: Path
+    format: str = "parquet"
+
+    @property
+    def commit(self) -> str:
+        """The path of the request that commits a release."""
+        return "_delta_log/" if self.format == "delta" else MANIFEST_NAME
 
     def run(self, point: str | None = None) -> int:
         """Run the job in a process of its own, struck at a point, and return its exit code."""
@@ -55,10 +61,11 @@ class Cell:
 
     def check(self) -> None:
         """Check that there is one release, of the right bytes, for one charge, and nothing else."""
-        manifest = Manifest.read(self.store.folder)
-        assert manifest is not None
+        [manifest] = list_manifests(self.store.folder)
         assert [shard.sha256 for shard in manifest.shards] == self.quiet
-        assert set(self.store.folder.names()) == {shard.name for shard in manifest.shards} | {"_dpdask", "_SUCCESS"}
+        last = "_delta_log" if self.format == "delta" else "_SUCCESS"
+        assert set(self.store.folder.names()) == {shard.name for shard in manifest.shards} | {"_dpdask", last}
+        assert self.format == "parquet" or len(self.store.folder.child(last).names()) == 1
         assert not self.store.folder.sibling(".", ".dpdask").exists()
         assert [entry.kind for entry in charging_entries(**self.ledger)] == ["intend", "commit"]
         assert open_ledger(self.ledger["url"]).verify(self.ledger["dataset"])
@@ -121,14 +128,14 @@ def start_a_second_driver(cell: Cell) -> None:
 
 
 def refuse_the_commit(cell: Cell) -> None:
-    cell.store.proxy.refuse_next(times=FOREVER, method="PUT", path=MANIFEST_NAME)
+    cell.store.proxy.refuse_next(times=FOREVER, method="PUT", path=cell.commit)
     assert cell.run() == TemporaryError.exit_code
     cell.store.proxy.forget()
     cell.end()
 
 
 def lose_the_answer_of_the_commit(cell: Cell) -> None:
-    cell.store.proxy.cut_response(times=2, method="PUT", path=MANIFEST_NAME)
+    cell.store.proxy.cut_response(times=2, method="PUT", path=cell.commit)
     cell.end()
 
 
@@ -171,8 +178,9 @@ IN_STORES: dict[str, Callable[[Cell], None]] = {
     "store full": fill_the_store,
     "store slow": delay_every_answer,
 }
-STORES = ("local", "radosgw", "versioned radosgw", "azurite")
-CELLS = [(fault, store) for store in STORES for fault in (*ANYWHERE, *(() if store == "local" else IN_STORES))]
+FOLDERS = ("local", "radosgw", "versioned radosgw", "azurite")
+STORES = (*FOLDERS, *(f"{store} delta" for store in FOLDERS))
+CELLS = [(fault, store) for store in STORES for fault in (*ANYWHERE, *(() if store.startswith("local") else IN_STORES))]
 
 
 def main() -> None:
@@ -182,9 +190,9 @@ def main() -> None:
         words = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-m", "slow or not slow", "faults/test_matrix.py", f"--junitxml={report}"]
         code = subprocess.run(words, cwd=Path(__file__).parents[1], check=False).returncode
         found = {str(case.get("name")).partition("[")[2][:-1]: case for case in ET.parse(report).iter("testcase")}
-    sys.stdout.write(f"{'fault':<20}" + "".join(f"{store:<20}" for store in STORES) + "\n")
+    sys.stdout.write(f"{'fault':<20}" + "".join(f"{store:<26}" for store in STORES) + "\n")
     for fault in (*ANYWHERE, *IN_STORES):
-        sys.stdout.write(f"{fault:<20}" + "".join(f"{_describe(found.get(f'{fault}-{store}')):<20}" for store in STORES) + "\n")
+        sys.stdout.write(f"{fault:<20}" + "".join(f"{_describe(found.get(f'{fault}-{store}')):<26}" for store in STORES) + "\n")
     sys.exit(code)
 
 

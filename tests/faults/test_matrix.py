@@ -15,6 +15,7 @@ from dpdask.io import filesystems
 
 MECHANISM = {"kind": "dip", "reference": {"kind": "histogram"}, "channel": "laplace"}  # a hold-out would be the ledger's own
 SMALL = {("worker killed", "radosgw"), ("commit refused", "radosgw"), ("commit unanswered", "versioned radosgw"), ("store busy", "azurite")}
+SMALL |= {("commit refused", "versioned radosgw delta"), ("commit unanswered", "radosgw delta"), ("second driver", "local delta")}
 SMALL |= {("credentials expire", "radosgw"), ("store full", "azurite"), ("cluster lost", "local")}
 
 
@@ -47,10 +48,12 @@ def test_a_fault_changes_no_byte(
     monkeypatch.setattr(filesystems, "_FIRST_WAIT_SECONDS", 0.05)
     ledger = {"url": f"sqlite:///{tmp_path / 'ledger.db'}", "dataset": "ratings"}
     open_ledger(ledger["url"]).init("ratings", 4.0)
-    *versioned, name = name.split()
+    format_ = "delta" if name.endswith(" delta") else "parquet"
+    *versioned, name = name.removesuffix(" delta").split()
     with open_store(name, versioned=bool(versioned)) as store:
-        job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=ledger, insecure_seed=SEED, mechanism=MECHANISM)
+        output = {"output__path": store.folder.url, "output__format": format_}
+        job = write_job(tmp_path / "job", source, tmp_path, ledger=ledger, insecure_seed=SEED, mechanism=MECHANISM, **output)
         around = {"XDG_STATE_HOME": str(tmp_path / "state"), **(store.server.environment() if store.server else {})}
-        cell = Cell(store=store, job=job, ledger=ledger, drivers=drivers, environment=around, quiet=quiet, scratch=tmp_path)
+        cell = Cell(store=store, job=job, ledger=ledger, drivers=drivers, environment=around, quiet=quiet, scratch=tmp_path, format=format_)
         {**ANYWHERE, **IN_STORES}[fault](cell)
         cell.check()

@@ -21,12 +21,14 @@ from dpdask.engine import fit as fit_module
 from dpdask.engine.account import Account, LedgerPlace, open_ledger
 from dpdask.errors import BudgetError, DataError, SpecError
 from dpdask.estimators.estimator import Estimator
+from dpdask.io.storage import Folder
 from dpdask.jobs import run as run_module
 from dpdask.jobs import spec
 from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
 from dpdask.jobs.state import RunState
+from dpdask.jobs.tables import open_table
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.privacy.events import LocalRelease, leaves
@@ -238,6 +240,13 @@ class MechanismContract:
         assert card.mechanism.kind == self.mechanism["kind"]
         assert card.guarantee.epsilon == (None if self.privacy is None else self.privacy["epsilon"])
         assert set(card.columns) >= set(self.schema)
+
+    def test_the_columns_that_are_written_are_known_before(self, job: Path, tmp_path: Path) -> None:
+        loaded = load(job)
+        opened = open_table(loaded, Folder(loaded.output_url))
+        expected = opened.mechanism.find_written(opened.work.released)
+        shard = run_here(job).manifest.shards[0].name
+        assert pq.read_schema(Path(loaded.output_url.removeprefix("file://")) / shard).equals(expected)
 
     def test_a_plan_and_an_audit_read_no_rows(self, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("dpdask.io.fragments.read_batches", lambda *_: pytest.fail("rows were read"))

@@ -74,6 +74,9 @@ class ToyMechanism(NoisyCounts):
     def how(self) -> str:
         return "the noisy number of rows"
 
+    def find_written(self, released: pa.Schema) -> pa.Schema:
+        return ToyRelease.types
+
     def check(self, columns: Columns) -> None: ...
 
     def statistic(self, columns: Columns) -> ColumnStatistic:

@@ -15,7 +15,10 @@ from pathlib import Path
 from services.supervisor import CannotServeError, free_port, wait_for_port
 
 PROGRAMS = ("ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
-KEYS = {"lake": ("AK", "SK"), "stranger": ("BK", "TK")}  # the second user has no rights on the first one's buckets
+KEYS = {
+    "lake": ("lake-key-5d1c", "lake-secret-93af"),
+    "stranger": ("other-key-77b0", "other-secret-1ee4"),
+}  # the second user has no rights on the first one's buckets
 
 _CONFIGURATION = """
 [global]

@@ -23,6 +23,7 @@ from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease, to_di
 from dpdask.privacy.order import RowOrder
 from dpdask.privacy.rounding import round_down, round_up, round_up_sum
 from dpdask.references import Chain, Histogram, Holdout, Known, Public, Tree
+from dpdask.references.reference import TableReference
 from dpdask.stats.statistic import Statistic
 
 N_BINS = 48  # of ranks, for the optimal channel
@@ -239,17 +240,18 @@ class DipMechanism(Mechanism):
         return "none" if self.continued else self.reference.rows
 
     @property
-    def public_path(self) -> str | None:
-        """Where the public table is, if a job names one."""
-        return getattr(self.reference, "path", None) if self.reference_rows == "public" else None
+    def public_table(self) -> TableReference | None:
+        """The public table, if a job names one."""
+        reference = self.reference
+        return reference if isinstance(reference, TableReference) and reference.rows == "public" and reference.path is not None else None
 
     def place_paths(self, place: Callable[[str, str], str]) -> Self:
         """Return the mechanism with the path of its public table made absolute; see `Mechanism.place_paths`."""
         if self.reference_rows != "public":
             return self
-        if self.public_path is None:
+        if self.public_table is None:
             raise SpecError("the reference rows come from a public table, and no path is given", "`reference.path`", self.reference.path_hint)
-        reference = self.reference.model_copy(update={"path": place("reference.path", self.public_path)})
+        reference = self.public_table.model_copy(update={"path": place("reference.path", str(self.public_table.path))})
         return replace(self, spec=self.spec.model_copy(update={"reference": reference}))
 
     def statistic(self, columns: Columns) -> Statistic[Any]:

@@ -31,6 +31,21 @@ WEIGHT = "weight"
 _RECORDS = "histogram/records"
 
 
+def type_points(released: pa.Schema, schema: Schema) -> pa.Schema:
+    """Return the columns in which points with weights are written; numbers of cells of the line are middles, as float64.
+
+    Parameters
+    ----------
+    released
+        The released columns of the table.
+    schema
+        The declared columns.
+    """
+    numbers = {each.name for each in released if pa.types.is_integer(each.type) or pa.types.is_floating(each.type)}
+    cut = {name for name in numbers if not schema.columns[name].has_levels}
+    return pa.schema([*((each.name, pa.float64() if each.name in cut else each.type) for each in released), (WEIGHT, pa.float64())])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedHistogram(Archived):
     """A noisy histogram with the columns that its cells stand for: what a job writes, and what Python lists and samples.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, Self
 
+import pyarrow as pa
 from pydantic import BeforeValidator, Field
 
 from dpdask.cells import DEFAULT_BINS, Cells
@@ -20,7 +21,7 @@ from dpdask.mechanisms.histogram.card import histogram_section
 from dpdask.mechanisms.histogram.cells import MOST_FOUND, RARE, WELL_ABOVE, affordable_bins, bins_by_rule, count_rest, largest_noise
 from dpdask.mechanisms.histogram.noise import MAX_SPARSE, HistogramPlan, NoisyHistogram, Threshold, least_threshold
 from dpdask.mechanisms.histogram.points import MAX_CUT, Points, points_per_cell
-from dpdask.mechanisms.histogram.release import WEIGHT, FittedHistogram, Output
+from dpdask.mechanisms.histogram.release import WEIGHT, FittedHistogram, Output, type_points
 from dpdask.mechanisms.histogram.sparse import compute_excess_mean, compute_tail
 from dpdask.mechanisms.marginals.plan import margin_95
 from dpdask.mechanisms.mechanism import Columns, Spec
@@ -259,6 +260,10 @@ class HistogramMechanism(NoisyCounts):
         found = NoisyHistogram.from_bytes(data, "the run's noisy histogram")
         found.check(domain_of(self._cells(columns)), self.noise)
         return found
+
+    def find_written(self, released: pa.Schema) -> pa.Schema:
+        """Return the columns that are written: rows as they were declared, or points with their weights."""
+        return released if self.spec.output == "rows" else type_points(released, self.schema)
 
     def fit(self, counts: NoisyHistogram, columns: Columns, key: RunKey) -> FittedHistogram:
         """Return the noisy histogram with the columns that its cells stand for; see `Mechanism.fit`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 TABLE = "table"
 COUNT = "count"
 MARGIN = "margin_95"
+
+
+def make_types(cliques: Iterable[tuple[str, ...]]) -> pa.Schema:
+    """Return the columns in which tables are written."""
+    names = dict.fromkeys(name for clique in cliques for name in clique)
+    return pa.schema([(TABLE, pa.string()), *((name, pa.string()) for name in names), (COUNT, pa.int64()), (MARGIN, pa.float64())])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,8 +108,7 @@ class MarginalTables(Archived):
     @property
     def types(self) -> pa.Schema:
         """The columns that are written: `table`, one text for each column of any table, `count`, `margin_95`."""
-        names = dict.fromkeys(name for clique in self.noisy.cliques for name in clique)
-        return pa.schema([(TABLE, pa.string()), *((name, pa.string()) for name in names), (COUNT, pa.int64()), (MARGIN, pa.float64())])
+        return make_types(self.noisy.cliques)
 
     @property
     def few_valued(self) -> list[str]:

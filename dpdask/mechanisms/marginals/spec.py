@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
+import pyarrow as pa
 from pydantic import BeforeValidator
 
 from dpdask.errors import SpecError
@@ -12,7 +13,7 @@ from dpdask.mechanisms.card import Section
 from dpdask.mechanisms.marginals.card import marginals_section
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.mechanisms.marginals.plan import MarginalNoise, plan_noise
-from dpdask.mechanisms.marginals.release import COUNT, MARGIN, TABLE, MarginalTables
+from dpdask.mechanisms.marginals.release import COUNT, MARGIN, TABLE, MarginalTables, make_types
 from dpdask.mechanisms.marginals.tables import NoisyTables
 from dpdask.mechanisms.mechanism import Columns, Spec
 from dpdask.privacy.order import RowOrder
@@ -125,6 +126,11 @@ class MarginalsMechanism(NoisyTables):
     def counted(self) -> dict[str, Any]:
         """The tables."""
         return {"cliques": self.spec.cliques, "two_way": False}
+
+    def find_written(self, released: pa.Schema) -> pa.Schema:
+        """Return the columns that are written: those of the tables, whatever the types of the table's own."""
+        del released
+        return make_types(self.spec.cliques)
 
     def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> MarginalTables:
         """Return the noisy tables with the columns that their cells stand for; see `Mechanism.fit`."""

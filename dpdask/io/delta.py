@@ -1,0 +1,171 @@
+"""Delta tables: the files of one version, with the partition values, column names and deletion vectors that the log holds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+
+from dpdask.errors import DataError, InputError, SpecError
+from dpdask.io.deletions import pack
+from dpdask.io.delta_options import find_options
+from dpdask.io.faults import storage_faults
+from dpdask.io.files import natural
+from dpdask.io.filesystems import open_filesystem
+from dpdask.io.listing import DataFile, Listing, TableField
+from dpdask.schema import Schema
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+# `typeWidening` is not here: no reader at hand was tested with it. A `variantType` column is refused by its type, unless it is dropped.
+_FEATURES = {"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "variantType", "variantType-preview"}
+_READER = 3
+_WRITE_WITHOUT = "write the table without it, or a copy as plain Parquet"
+_OUTSIDE = re.compile(r"[A-Za-z][\w+.-]*:/|/")
+_ID = b"delta.columnMapping.id"
+_NAME = b"delta.columnMapping.physicalName"
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The format of a Delta table.
+
+    Attributes
+    ----------
+    version
+        The version to read; None for the latest.
+    """
+
+    version: int | None = None
+
+    def list_files(self, url: str, schema: Schema) -> Listing:
+        """Return the files of one version of the table at a URL; see `TableFormat.list_files`.
+
+        Parameters
+        ----------
+        url
+            The table's folder.
+        schema
+            The declared columns; they do not matter, because the log has types.
+
+        Raises
+        ------
+        InputError
+            If there is no such table or version, or its log cannot be read.
+        DataError
+            If it needs a reader feature that is not supported.
+        SpecError
+            If the package deltalake is not installed.
+        """
+        del schema
+        table = _open(url, self.version)
+        version = int(table.version())
+        where = f"{url}, version {version}"
+        _check_features(table, where)
+        fs, root = open_filesystem(url)
+        deleted = _read_deleted(table, where)
+        columns = list(table.metadata().partition_columns)
+        files = []
+        for action in _read_actions(table, where):
+            path = unquote(action["path"])
+            if _OUTSIDE.match(path) or ".." in path.split("/"):
+                raise DataError("this version has files outside the table's folder (a shallow clone)", where, "name the table that they belong to")
+            files.append(
+                DataFile(
+                    url=str(fs.unstrip_protocol(f"{root.rstrip('/')}/{path}")),
+                    name=path,
+                    format="parquet",
+                    constants={column: action[f"partition.{column}"] for column in columns},
+                    deleted=deleted.pop(path, b""),
+                )
+            )
+        if deleted:
+            raise InputError("its log deletes rows of a file that it does not list", where, "repair the table")
+        return Listing(
+            files=tuple(sorted(files, key=lambda file: natural(file.name))), format="delta", version=version, location=url, fields=_fields(table)
+        )
+
+
+def _open(url: str, version: int | None) -> DeltaTable:
+    """Open a table at a version."""
+    try:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+    except ImportError:
+        raise SpecError("a Delta table is read by the package deltalake, which is not installed", url, "install dpdask[delta]") from None
+    place, options = url.removeprefix("file://"), find_options(url)
+    with storage_faults(url):
+        try:
+            return DeltaTable(place, version=version, storage_options=options or None)
+        except TableNotFoundError:
+            which = "" if version is None else f" with version {version}"
+            raise InputError(f"there is no Delta table{which} here", url, "check this path in the job") from None
+        except (DeltaError, ValueError) as error:
+            if "unsupported" in str(error).lower():
+                raise DataError("this table needs a reader feature that is not supported", url, _WRITE_WITHOUT) from None
+            which = "its log cannot be read" if version is None else f"version {version} cannot be read"
+            raise InputError(which, url, "name a version that the table still has") from None
+        except OSError as error:
+            raise _name_failure(error) from None
+
+
+def _name_failure(error: OSError) -> OSError:
+    """Return the kind of a store's failure; deltalake tells it by the HTTP status in its message alone."""
+    status = re.search(r"(401 Unauthorized|403 Forbidden|404 Not Found)", str(error))
+    return error if status is None else FileNotFoundError() if status[1].startswith("404") else PermissionError()
+
+
+def _check_features(table: DeltaTable, where: str) -> None:
+    protocol = table.protocol()
+    unknown = sorted(set(protocol.reader_features or ()) - _FEATURES)
+    if protocol.min_reader_version > _READER:
+        raise DataError(f"this table needs version {protocol.min_reader_version} of the reader protocol", where, _WRITE_WITHOUT)
+    if unknown:
+        raise DataError(f"this table needs the reader feature {unknown[0]!r}, which is not supported", where, _WRITE_WITHOUT)
+
+
+def _read_actions(table: DeltaTable, where: str) -> list[dict[str, Any]]:
+    """Return what the log tells of each file: its path, and its partition values in the columns' types."""
+    from deltalake.exceptions import DeltaError
+
+    with storage_faults(where):
+        try:
+            actions = pa.table(table.get_add_actions(flatten=True))
+        except (DeltaError, pa.ArrowException, ValueError):
+            raise InputError("its log cannot be read", where, "repair the table, or name another version") from None
+    wanted = [name for name in actions.column_names if name == "path" or name.startswith("partition.")]
+    return list(actions.select(wanted).to_pylist())
+
+
+def _read_deleted(table: DeltaTable, where: str) -> dict[str, bytes]:
+    """Return the deleted rows of each file that has some, by the file's path in the table."""
+    from deltalake.exceptions import DeltaError
+
+    found: dict[str, bytes] = {}
+    with storage_faults(where):
+        try:
+            for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
+                for uri, keep in zip(batch.column("filepath").to_pylist(), batch.column("selection_vector"), strict=True):
+                    found[unquote(uri.removeprefix(table.table_uri))] = pack(~np.asarray(keep.values.to_numpy(zero_copy_only=False), dtype=bool))
+        except (DeltaError, pa.ArrowException, ValueError):
+            raise InputError("a deletion vector cannot be read: it is missing or corrupt", where, "restore it, or name another version") from None
+    return found
+
+
+def _fields(table: DeltaTable) -> tuple[TableField, ...]:
+    """Return the table's columns, with the names or numbers that they have in files; partition columns are in the log alone."""
+    metadata = table.metadata()
+    mode = metadata.configuration.get("delta.columnMapping.mode", "none")
+    fields = []
+    for column in pa.schema(table.schema().to_arrow()):
+        if column.name in metadata.partition_columns:
+            fields.append(TableField(name=column.name, type=column.type, names=()))
+            continue
+        names = (column.name if mode == "none" else column.metadata[_NAME].decode(),)
+        fields.append(TableField(name=column.name, type=column.type, names=names, field_id=int(column.metadata[_ID]) if mode == "id" else None))
+    return tuple(fields)

@@ -1,0 +1,198 @@
+"""The files of a table, whatever its format: where they are, what they hold, and which of their rows are deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import pyarrow as pa
+
+from dpdask.errors import DataError
+from dpdask.schema import Schema
+
+_ID = b"PARQUET:field_id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """One file of a table.
+
+    Attributes
+    ----------
+    url
+        Where it is.
+    name
+        Its path inside the table, which names its fragments; folders may hold values.
+    format
+        `parquet` or `csv`.
+    constants
+        The partition columns with their values in this file.
+    deleted
+        Its deleted rows, as `deletions.pack` writes them.
+    n_bytes
+        Its length, if a listing told it.
+    """
+
+    url: str = field(repr=False)
+    name: str = field(repr=False)
+    format: Literal["parquet", "csv"]
+    constants: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    deleted: bytes = field(default=b"", repr=False)
+    n_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableField:
+    """One column of a table that keeps its own schema: Delta or Iceberg.
+
+    Attributes
+    ----------
+    name, type
+        Its name and Arrow type in the table.
+    names
+        The names that it may have in a file that has no field ids.
+    field_id
+        Its number in files that have field ids; None if columns are found by name alone.
+    default
+        Its value in files that were written before the table got it.
+    optional
+        Whether a file may lack it.
+    """
+
+    name: str
+    type: pa.DataType
+    names: tuple[str, ...]
+    field_id: int | None = None
+    default: Any = None
+    optional: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The files of a table.
+
+    Attributes
+    ----------
+    files
+        In the order of the rows.
+    format
+        `files`, `delta` or `iceberg`.
+    version
+        The Delta version or the Iceberg snapshot; None for plain files, and for an Iceberg table without a snapshot.
+    location
+        The URL of the table's folder.
+    fields
+        The table's own columns; None if the files decide.
+    partitions
+        The types of the partition columns of plain files.
+    """
+
+    files: tuple[DataFile, ...]
+    format: Literal["files", "delta", "iceberg"] = "files"
+    version: int | None = None
+    location: str = ""
+    fields: tuple[TableField, ...] | None = None
+    partitions: Mapping[str, pa.DataType] = field(default_factory=dict)
+
+
+class TableFormat(Protocol):
+    """How the files of a table are found."""
+
+    def list_files(self, url: str, schema: Schema) -> Listing:
+        """Return the files of the table at a URL.
+
+        Parameters
+        ----------
+        url
+            The table.
+        schema
+            The declared columns.
+
+        Raises
+        ------
+        InputError
+            If there is no such table or version.
+        DataError
+            If it uses something that is not supported.
+        """
+
+
+def find_columns(fields: tuple[TableField, ...], found: pa.Schema, given: Mapping[str, Any], where: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the name in a file of each of a table's columns, and the values of those that the file does not hold.
+
+    Parameters
+    ----------
+    fields
+        The table's columns.
+    found
+        The file's columns, with their metadata.
+    given
+        The values of partition columns, which count if the file does not hold them.
+    where
+        The file's name, for messages.
+
+    Raises
+    ------
+    DataError
+        If a column cannot be found in the file.
+    """
+    by_id = {int(column.metadata[_ID]): column.name for column in found if column.metadata and _ID in column.metadata}
+    names: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    for wanted in fields:
+        if wanted.field_id is not None and by_id:
+            name = by_id.get(wanted.field_id)
+        elif wanted.field_id is not None and not wanted.names:
+            raise DataError("the file has no field ids, and the table no names for its columns", where, "write the file again with field ids")
+        else:
+            name = next((each for each in wanted.names if each in found.names), None)
+        if name is not None:
+            names[wanted.name] = name
+        elif wanted.name in given:
+            constants[wanted.name] = given[wanted.name]
+        elif wanted.optional or wanted.default is not None:
+            constants[wanted.name] = wanted.default
+        else:
+            raise DataError("the file lacks this column, which has no default", f"{where}, column {wanted.name!r}", "write the file again")
+    return names, constants
+
+
+def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether every value of a file's type is a value of the table's type.
+
+    Parameters
+    ----------
+    found
+        The type in the file.
+    wanted
+        The type in the table. Times in nanoseconds are cut to the microseconds that tables have.
+    """
+    if pa.types.is_dictionary(found):
+        found = found.value_type
+    if found == wanted:
+        return True
+    if pa.types.is_integer(found) and pa.types.is_signed_integer(wanted):
+        return bool(found.bit_width < wanted.bit_width)
+    if pa.types.is_floating(found) and pa.types.is_floating(wanted):
+        return bool(found.bit_width <= wanted.bit_width)
+    if pa.types.is_decimal(found) and pa.types.is_decimal(wanted):
+        return bool(found.scale == wanted.scale and found.precision <= wanted.precision)
+    if pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted):
+        return bool(wanted.unit == "us" and (found.tz is None or found.tz in ("UTC", "+00:00")))
+    return _shape(found) == _shape(wanted)
+
+
+def _shape(type_: pa.DataType) -> object:
+    """Return a type without what does not change its values: the width of offsets, and the names of list items."""
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return "list", _shape(type_.value_type)
+    if pa.types.is_map(type_):
+        return "map", _shape(type_.key_type), _shape(type_.item_type)
+    if pa.types.is_struct(type_):
+        return "struct", tuple((inner.name, _shape(inner.type)) for inner in type_)
+    if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
+        return "string"
+    if pa.types.is_large_binary(type_) or pa.types.is_binary_view(type_):
+        return "binary"
+    return str(type_)

@@ -1,0 +1,171 @@
+"""Jobs whose tables lie in object stores: the same bytes as on the local disk, with credentials by reference and few requests."""
+
+from __future__ import annotations
+
+import dask
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+from distributed import Client
+from e2e.helpers import RATINGS_SCHEMA, lake, load, processes, run_here, write_job
+from pyiceberg.catalog.sql import SqlCatalog
+from services.stores import in_environment
+
+from dpdask.errors import InputError, SpecError
+from dpdask.io import filesystems
+from dpdask.io.delta_options import find_options
+from dpdask.io.filesystems import open_filesystem
+from dpdask.io.fragments import discover, read_batches
+from dpdask.jobs.plan import plan_job
+from dpdask.jobs.run import run_job
+
+N_FRAGMENTS = 6
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A job on the local disk, and the folder of its input."""
+    folder = lake(tmp_path / "lake", [300] * N_FRAGMENTS, row_group=300, schema=RATINGS_SCHEMA)
+    return write_job(tmp_path, folder, tmp_path / "local", schema=RATINGS_SCHEMA)
+
+
+def upload(job, store):
+    """Put the job's input on a store, and return the settings that make the job read and write there."""
+    url = store.folder.url
+    fs, path = open_filesystem(url)
+    for file in sorted((job.parent / "lake").iterdir()):
+        fs.pipe_file(f"{path}/in/{file.name}", file.read_bytes())
+    store.proxy.forget()
+    return {"input__path": f"{url}/in", "output__path": f"{url}/out"}
+
+
+def everything(url):
+    """Return all files below a URL, by their place in it."""
+    fs, path = open_filesystem(url)
+    return {file.removeprefix(path): fs.cat_file(file) for file in fs.find(path)}
+
+
+def test_a_job_on_a_store_releases_the_bytes_of_the_local_disk(job, remote_store):
+    run_here(job)
+    settings = upload(job, remote_store)
+    assert run_here(job, **settings).status == "released"
+    local, remote = everything(f"file://{job.parent}/local"), everything(settings["output__path"])
+    shards = [[found[name] for name in sorted(found) if name.endswith(".parquet")] for found in (local, remote)]
+    assert shards[0]
+    assert shards[0] == shards[1]
+    assert [name for name in everything(remote_store.folder.url) if not name.startswith(("/in/", "/out/"))] == []  # nothing private is left
+    assert run_here(job, **settings).status == "already released"
+
+
+def by_reference(server):
+    """A `storage:` block for a server, and the variables that it names."""
+    found = server.environment()
+    if server.name == "azurite":
+        return {"az": {"connection_string": {"env": "LAKE_STRING"}}}, {"LAKE_STRING": found["AZURE_STORAGE_CONNECTION_STRING"]}
+    block = {"endpoint_url": found["AWS_ENDPOINT_URL"], "key": {"env": "LAKE_KEY"}, "secret": {"env": "LAKE_SECRET"}}
+    return {"s3": block}, {"LAKE_KEY": found["AWS_ACCESS_KEY_ID"], "LAKE_SECRET": found["AWS_SECRET_ACCESS_KEY"], "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+def test_every_process_looks_its_own_secrets_up(job, remote_store, caplog):
+    settings = upload(job, remote_store)
+    storage, variables = by_reference(remote_store.server)
+    settings["storage"] = storage
+    loaded = load(job, **settings)
+    with in_environment(variables), processes(1) as cluster, Client(cluster) as client:
+        with dask.config.set(scheduler=client):
+            assert run_job(loaded).status == "released"
+        cluster.scale(2)
+        client.wait_for_workers(2, timeout=60)
+        told = client.run(lambda: __import__("dpdask.io.options").io.options._ACTIVE)
+        assert len(told) == 2
+        assert all(found == loaded.stores for found in told.values())
+    released = everything(settings["output__path"])
+    for secret in variables.values():
+        if secret != "true":
+            assert not any(secret.encode() in content for content in released.values())
+            assert secret not in f"{loaded.file!r}{loaded.stores!r}{caplog.text}"
+    assert load(job, **settings).digest == load(job, **{**settings, "storage": "{}"}).digest
+
+
+def test_a_variable_that_is_not_set_is_named(job, remote_store):
+    settings = upload(job, remote_store)
+    storage, variables = by_reference(remote_store.server)
+    settings["storage"] = storage
+    first = next(iter(variables))
+    says = f"the environment variable {first} is not set in this process; set it for the driver and for every worker"
+    others = {name: value for name, value in variables.items() if name != first}
+    with in_environment(others), pytest.raises(SpecError, match=says):
+        plan_job(load(job, **settings))
+
+
+def test_a_fragment_is_read_by_three_requests(job, remote_store):
+    """Its footer when the table is found, and its columns with the footer in each of two passes; sizes come from listings."""
+    settings = upload(job, remote_store)
+    run_here(job, **settings)
+    asked = [request for request in remote_store.proxy.requests if "/in/" in request.path.partition("?")[0]]
+    assert {request.method for request in asked} == {"GET"}
+    assert len(asked) <= 3 * N_FRAGMENTS
+
+
+def test_reading_goes_on_when_requests_fail(job, remote_store, monkeypatch):
+    monkeypatch.setattr(filesystems, "_FIRST_WAIT_SECONDS", 0.01)
+    settings = upload(job, remote_store)
+    remote_store.proxy.refuse_next(3)
+    remote_store.proxy.answer_next(503, 3, path="/in/part.1")
+    remote_store.proxy.cut_response(3, path="/in/part.2")
+    remote_store.proxy.answer_next(429, 2, path="out")
+    assert run_here(job, **settings).status == "released"
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "footer", "removed"])
+def test_a_file_that_changed_is_noticed(job, remote_store, change):
+    settings = upload(job, remote_store)
+    loaded = load(job, **settings)
+    fragment = discover(loaded.input_url, loaded.schema).fragments[0]
+    fs, path = open_filesystem(fragment.url)
+    data = fs.cat_file(path)
+    if change == "removed":
+        fs.rm(path)
+    else:
+        fs.pipe_file(path, {"longer": data + b"x", "shorter": data[:-1], "footer": data[:-9] + b"x" + data[-8:]}[change])
+    says = "this file is missing" if change == "removed" else "this file changed since the run began"
+    with pytest.raises(InputError, match=says):
+        list(read_batches(fragment, ["rating"], pa.schema([])))
+
+
+@pytest.mark.parametrize("by", ["environment", "storage"])
+def test_a_delta_table_on_a_store(job, remote_store, by, monkeypatch):
+    url = f"{remote_store.folder.url}/in"
+    rows = pq.read_table(job.parent / "lake")
+    write_deltalake(url, rows.slice(0, 900), storage_options=find_options(url))
+    write_deltalake(url, rows, mode="overwrite", storage_options=find_options(url))
+    settings = {"input__path": url, "output__path": f"{remote_store.folder.url}/out", "input__format": "delta", "input__version": 0}
+    storage, variables = by_reference(remote_store.server)
+    with in_environment(remote_store.server.environment() if by == "environment" else variables):
+        assert run_here(job, **settings, **({"storage": storage} if by == "storage" else {})).status == "released"
+    with in_environment(remote_store.server.environment()):
+        released = [name for name in everything(settings["output__path"]) if name.endswith(".parquet")]
+        assert released
+        with pytest.raises(SpecError, match="this is a Delta table"):
+            run_here(job, **{**settings, "input__format": "files", "input__version": "null", "output__path": f"{remote_store.folder.url}/other"})
+    wrong = {name: "AAAA" if name.endswith(("KEY", "SECRET", "KEY_ID")) else value for name, value in remote_store.server.environment().items()}
+    if remote_store.server.name == "radosgw":
+        with in_environment(wrong), pytest.raises(InputError, match="permission denied"):
+            plan_job(load(job, **settings))
+
+
+def test_an_iceberg_table_on_a_store(job, open_store, tmp_path):
+    with open_store("radosgw") as store:
+        catalog = {"name": "lake", "type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": store.folder.url}
+        writing = {"s3.endpoint": store.server.environment()["AWS_ENDPOINT_URL"], "py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
+        made = SqlCatalog(**catalog, **writing)
+        made.create_namespace("db")
+        rows = pq.read_table(job.parent / "lake")
+        made.create_table("db.t", schema=rows.schema).append(rows)
+        settings = {"output__path": tmp_path / "out", "input__format": "iceberg"}
+        storage, variables = by_reference(store.server)
+        place = made.load_table("db.t").metadata_location
+        with in_environment(variables):
+            assert run_here(job, **settings, storage=storage, input__path="db.t", input__catalog=catalog).status == "released"
+            assert plan_job(load(job, **settings, storage=storage, input__path=place)).n_rows == rows.num_rows

@@ -1,0 +1,58 @@
+"""A job's `storage:` block: options by protocol and bucket, with secrets named by environment variables and never written."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpdask.errors import SpecError
+from dpdask.io import options
+from dpdask.io.options import by_root, check_options, resolve_options, use_options
+
+SECRET = "Zebulon-93af"
+
+
+@pytest.mark.parametrize(
+    ("storage", "says"),
+    [
+        (SECRET, "storage: a mapping of protocols to options is expected"),
+        ({"s3": SECRET}, r"storage\.s3: a mapping of options is expected"),
+        ({"s4": {}}, r"storage\.s4: no file system has this protocol; name one such as s3"),
+        ({"s3": {"secret": SECRET}}, r"storage\.s3\.secret: a secret may not stand in a job; write \{env: NAME\}"),
+        ({"s3": {"client_kwargs": {"aws_secret_access_key": SECRET}}}, r"storage\.s3\.client_kwargs\.aws_secret_access_key: a secret may not"),
+        ({"s3": {"s3_additional_kwargs": {"SSECustomerKey": SECRET}}}, "SSECustomerKey: a secret may not"),
+        ({"az": {"connection_string": SECRET}}, "connection_string: a secret may not"),
+        ({"az": {"account_key": SECRET}}, "account_key: a secret may not"),
+        ({"gs": {"token": {"private": SECRET}}}, r"token\.private: a secret may not"),
+        ({"s3": {"key": [SECRET]}}, "key: a secret may not"),
+        ({"s3": {"secret": {"env": "A", "default": SECRET}}}, "secret: a reference has one key"),
+        ({"s3": {"secret": {"env": ""}}}, "secret: a reference has one key"),
+        ({"s3": {"endpoint_url": f"https://me:{SECRET}@lake"}}, "endpoint_url: a URL with a user or password"),
+    ],
+)
+def test_what_is_wrong_is_refused_without_its_value(storage, says):
+    with pytest.raises(SpecError, match=says) as caught:
+        check_options(storage)
+    assert SECRET not in str(caught.value)
+
+
+LAKE = {"endpoint_url": "http://lake", "key": {"env": "LAKE_KEY"}, "config_kwargs": {"proxies": [{"env": "LAKE_PROXY"}]}}
+STORAGE = {"s3": LAKE, "az": {"anon": True}}
+
+
+def test_options_belong_to_the_buckets_of_a_job():
+    assert check_options(STORAGE) is STORAGE
+    found = by_root(STORAGE, ["s3://in/a", "s3a://out/b/c", "abfs://box/x", "gs://free/y", "file:///z", "memory://m"])
+    assert found == {"s3://in": STORAGE["s3"], "s3://out": STORAGE["s3"], "azure://box": STORAGE["az"], "gcs://free": {}}
+
+
+def test_each_process_looks_its_variables_up(monkeypatch):
+    monkeypatch.setenv("LAKE_KEY", SECRET)
+    with use_options(by_root(STORAGE, ["s3://in/a"])):
+        with pytest.raises(SpecError, match=r"storage, config_kwargs\.proxies: the environment variable LAKE_PROXY is not set in this process"):
+            resolve_options("s3://in/a/b")
+        monkeypatch.setenv("LAKE_PROXY", "p")
+        assert resolve_options("s3://in/a/b") == {"endpoint_url": "http://lake", "key": SECRET, "config_kwargs": {"proxies": ["p"]}}
+        assert resolve_options("s3://other/a/b") == {}
+        assert resolve_options("file:///in") == {}
+        assert SECRET not in repr(options._ACTIVE)
+    assert resolve_options("s3://in/a/b") == {}
