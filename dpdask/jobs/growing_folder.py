@@ -37,7 +37,7 @@ class GrowingFolder:
         return sum(f"{META}/{name}" == MANIFEST_NAME or re.fullmatch(r"manifest-\d{5,}\.json", name) is not None for name in names)
 
     def make_staging(self, run_id: str, folder: Folder, actions: Folder) -> Staging:
-        """Return where a run stages; shards of later releases on a file system have the release's number in their names."""
+        """Return where a run stages; see `Publication.make_staging`. Later shards on a file system have the release's number in their names."""
         staging = self._first.make_staging(run_id, folder, actions)
         number = self.count()
         if not number or not self.output.is_local:
