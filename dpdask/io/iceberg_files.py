@@ -67,6 +67,7 @@ class _Writing(io.BytesIO):
         if not self.closed:
             folder, name = _split(self._location)
             if self._overwrite:
+                folder.create()
                 folder.write(name, self.getvalue())
             elif not folder.put_new(name, self.getvalue()):
                 raise FileExistsError(self._location)
