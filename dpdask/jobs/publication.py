@@ -144,7 +144,7 @@ class RenamedFolder:
     def read_card(self, release: str) -> bytes:
         """Return the card; see `Publication.read_card`."""
         del release
-        return self.output.read(CARD_NAME)
+        return self.output.read(CARD_NAME, replaced=True)
 
     def is_free(self, run_id: str | None) -> bool:
         """Return whether there is nothing; see `Publication.is_free`."""
@@ -199,7 +199,7 @@ class ManifestFolder:
     def read_card(self, release: str) -> bytes:
         """Return the card; see `Publication.read_card`."""
         del release
-        return self.output.read(CARD_NAME)
+        return self.output.read(CARD_NAME, replaced=True)
 
     def is_free(self, run_id: str | None) -> bool:
         """Return whether there is nothing but the run's shards and card; see `Publication.is_free`."""

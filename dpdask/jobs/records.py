@@ -257,7 +257,7 @@ class NumberedRecords:
 
     def _read_beat(self, owner: str) -> bytes | None:
         try:
-            return self._folder.read(f"beat-{owner}")
+            return self._folder.read(f"beat-{owner}", replaced=True)
         except InputError:
             return None
 
