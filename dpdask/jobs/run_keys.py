@@ -144,14 +144,14 @@ class LedgerKeys:
 
 
 def check_run_id(run_id: str) -> str:
-    """Return the name of a run, after checking that it is one: it comes from a file of the store, and names a file here.
+    """Return the name of a run or of a series, after checking that it is one: it comes from a file of the store, and names a file here.
 
     Raises
     ------
     OutputError
         If it is not.
     """
-    if re.fullmatch("[0-9a-f]{32}", run_id) is None:
+    if re.fullmatch("(series-)?[0-9a-f]{32,64}", run_id) is None:
         raise OutputError("the record of an unfinished run names no run: somebody has changed it", None, "remove the hidden folder beside the output")
     return run_id
 
