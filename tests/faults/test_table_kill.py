@@ -32,7 +32,7 @@ CASES = [(point, store) for store in STORES for point in (*BEFORE, *AFTER) if st
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lake(tmp_path_factory.mktemp("source") / "in", [150, 90, 1700, 40, 300, 700])
+    return lake(tmp_path_factory.mktemp("source") / "in", [150, 90, 1200])
 
 
 @pytest.fixture(scope="module")
