@@ -160,7 +160,8 @@ def status(out: str, as_json: bool) -> None:
     from dpdask.jobs import run as runner
 
     found = runner.status(absolute_url(out))
-    click.echo(json.dumps(asdict(found)) if as_json else f"{out}: {found.stage}" + (f", {found.n_shards} shards" if found.n_shards else ""))
+    sizes = [f", {n} {what}" for n, what in ((found.n_shards, "shards"), (found.n_releases, "releases")) if n > (what == "releases")]
+    click.echo(json.dumps(asdict(found)) if as_json else f"{out}: {found.stage}" + "".join(sizes))
 
 
 @cli.command()
@@ -330,6 +331,7 @@ def _ledger_text(summary: Summary) -> str:
     spent = f"ε {balance.epsilon_spent!r} of {balance.epsilon_limit!r} spent by {balance.n_runs} runs, {balance.epsilon_left!r} left"
     entries = (
         f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6} ε {entry.charge.epsilon!r} δ {entry.charge.delta!r} {entry.run_id}"
+        + (f", series {entry.charge.event['series']['id']}" if "series" in entry.charge.event else "")
         for entry in summary.entries
     )
     lines = [
@@ -376,6 +378,8 @@ def _read_balance(job: Job) -> dict[str, Any] | None:
 
 
 def _outcome_text(job: Job, result: dict[str, Any]) -> str:
+    if result["status"] == "nothing new":
+        return f"{job.file.name}: nothing new\n  where     {result['output']}"
     lines = [
         f"{job.file.name}: {result['status']}" + (" (INSECURE: seeded, protects nobody)" if result["insecure"] else ""),
         f"  where     {result['output']}",

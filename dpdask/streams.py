@@ -48,9 +48,18 @@ class RunKey:
         return cls(secrets.token_bytes(32))
 
     @classmethod
-    def insecure(cls, seed: int) -> RunKey:
-        """Return the key of a seed: reproducible, guessable, and therefore for tests only."""
-        return cls(blake2b(str(seed).encode(), digest_size=32, person=b"dpdask insecure").digest())
+    def insecure(cls, seed: int, release: int = 0) -> RunKey:
+        """Return the key of a seed: reproducible, guessable, and therefore for tests only.
+
+        Parameters
+        ----------
+        seed
+            The seed.
+        release
+            The number of the release in its series: each has another key.
+        """
+        text = f"{seed} release {release}" if release else str(seed)
+        return cls(blake2b(text.encode(), digest_size=32, person=b"dpdask insecure").digest())
 
     def reveal(self) -> bytes:
         """Return the 32 secret bytes, for the key file alone."""

@@ -83,6 +83,7 @@ def test_plan_as_json(tmp_path):
         "insecure": bool,
         "warnings": list,
         "expectations": list,
+        "series": type(None),
     }
     assert found["outside"] == {"price": "clip"}
     assert found["output"] == f"file://{tmp_path}/out"
@@ -259,17 +260,17 @@ def test_status_and_abort(tmp_path):
     def state() -> dict[str, Any]:
         return json.loads(command("status", out, "--json").out)
 
-    assert state() == {"stage": "absent", "n_shards": 0}
+    assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0}
     assert command("abort", out).out == f"{out}: there is no unfinished run\n"
     with mock.patch("dpdask.jobs.run.make_card", side_effect=TemporaryError("crash", None, "run again to resume")):
         ended = command(*given)
     assert (ended.code, ended.lines) == (75, ["dpdask: crash; run again to resume"])
-    assert state() == {"stage": "fitted", "n_shards": 1}
+    assert state() == {"stage": "fitted", "n_shards": 1, "n_releases": 0}
     assert command("status", out).out == f"{out}: fitted, 1 shards\n"
     assert command("abort", out).out == f"{out}: the unfinished run is removed\n"
-    assert state() == {"stage": "absent", "n_shards": 0}
+    assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0}
     assert command(*given).code == 0
-    assert state() == {"stage": "released", "n_shards": 1}
+    assert state() == {"stage": "released", "n_shards": 1, "n_releases": 1}
     refused = command("abort", out)
     assert (refused.code, len(refused.lines)) == (73, 1)
     assert "released already" in refused.err

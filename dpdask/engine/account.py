@@ -13,10 +13,11 @@ from pydantic import Field
 
 from dpdask.documents import Document
 from dpdask.errors import BudgetError, DataError, DpdaskError, InternalError, SpecError
-from dpdask.privacy.accountant import compose
+from dpdask.privacy.accountant import compose, epsilon
 from dpdask.privacy.coverage import Coverage
 from dpdask.privacy.events import to_dict
 from dpdask.privacy.ledger_entries import FREE, Balance, Charge, Entry
+from dpdask.privacy.series import Series
 
 if TYPE_CHECKING:  # SQLAlchemy is for those who have a ledger; a ledger is shown without any mechanism
     from dpdask.mechanisms.mechanism import Mechanism
@@ -81,10 +82,13 @@ class Account:
         What is released.
     place
         The ledger and the dataset, or None.
+    series
+        Where the release stands in a series, if it is in one.
     """
 
     mechanism: Mechanism
     place: LedgerPlace | None
+    series: Series | None = None
 
     def cost(self, sample: str = "") -> Charge:
         """Return what the release costs: its ε and δ, the events that the accountant composes, and the rows that they do not cover.
@@ -97,7 +101,9 @@ class Account:
         budget = self.mechanism.budget
         assert budget is not None
         uncovered = tuple(replace(each, sample=sample) for each in self.mechanism.uncovered)
-        event = replace(self.mechanism.event, unit=budget.unit_name, uncovered=uncovered)
+        event = replace(self.mechanism.event, unit=budget.unit_name, uncovered=uncovered, series=self.series)
+        if self.mechanism.continued:  # its rows alone: the reference was paid for by the first release
+            return Charge(epsilon=epsilon(event, 0.0), event=to_dict(event))
         return Charge(epsilon=budget.epsilon, delta=budget.delta, event=to_dict(event))
 
     def check_room(self, run_id: str | None) -> None:

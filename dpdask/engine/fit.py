@@ -19,6 +19,7 @@ from dpdask.errors import DataError, InternalError
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.mechanism import Mechanism, Search
 from dpdask.privacy.events import LocalRelease, leaves
+from dpdask.references.statistics import ColumnStatistic
 from dpdask.streams import stream
 
 Loaded = TypeVar("Loaded", bound=Archived)
@@ -146,6 +147,42 @@ def fit(
     n_released = counted.n_released if mechanism.releases_rows else (mechanism.n_records(release),)
     bounds_sha256 = work.unit.bounds_sha256 if work.unit is not None and mechanism.releases_rows else ""
     return Fitted(release_sha256=sha256, bounds_sha256=bounds_sha256, n_released=n_released, seals=counted.seals, changed=counted.changed), work
+
+
+def carry_on(source: Source, work: TableWork, release: bytes, charge: Callable[[], None], progress: Progress | None = None) -> Fitted:
+    """Write a release that was fitted before beside the run key, to release further rows with it.
+
+    Parameters
+    ----------
+    source, work
+        The further rows, and the work on them, of a mechanism that is `continued`: no row is held out.
+    release
+        The fitted release.
+    charge
+        Called after the rows were checked: from then on the run is charged.
+    progress
+        Called with (stage, done, total).
+
+    Raises
+    ------
+    DataError
+        If the rows are wrong, or there are none.
+    BudgetError
+        From `charge`.
+    InputError
+        If a file changed.
+    """
+    work = bound_units(source, work, progress)
+    counted = scan(source, work, ColumnStatistic(codecs=work.codecs), "survey", progress, released=True)
+    if sum(counted.n_released) == 0:
+        raise DataError("the new files have no rows", source.where, source.hint)
+    charge()
+    return Fitted(
+        release_sha256=keep(work.secrets, RELEASE_NAME, release),
+        bounds_sha256=work.unit.bounds_sha256 if work.unit is not None else "",
+        n_released=counted.n_released,
+        seals=counted.seals,
+    )
 
 
 def _read_rounds(mechanism: Mechanism, work: TableWork) -> tuple[Mechanism, Archived | None, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dpdask.engine.shuffle import limit_shard_rows
 from dpdask.io.storage import Folder
+from dpdask.jobs.growing import plan_growing
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_footer_warnings, list_partition_warnings
 from dpdask.jobs.spec import Job
@@ -15,6 +16,10 @@ from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
 from dpdask.mechanisms.plan_text import describe_promise, describe_steps
 
+_CONTINUED = (
+    "survey: read the new rows; check and count them",
+    "write: randomise each new fragment by the fitted release that the series keeps, and stage its shards",
+)
 _FORMATS = {"parquet": "Parquet", "csv": "CSV", "delta": "Delta version", "iceberg": "Iceberg snapshot"}
 _TABLES = {"delta": "a Delta table", "iceberg": "an Iceberg table"}
 _MODES = {"error": "as {table}", "append": "appended to {table}", "overwrite": "in place of what {table} holds"}
@@ -59,6 +64,9 @@ class Plan:
         What to consider before the run.
     expectations
         How much a released row keeps, or how large noise is.
+    series
+        Of a growing table: its `releases`, `released_rows` and `released_files`, the `new_files` and `new_rows` (None if no footer
+        tells), the `epsilon` of this release for one unit and of the whole `series_epsilon` after it. Else None.
     """
 
     name: str
@@ -84,6 +92,7 @@ class Plan:
     insecure: bool
     warnings: tuple[str, ...]
     expectations: tuple[str, ...]
+    series: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values."""
@@ -95,6 +104,7 @@ class Plan:
         lines = [
             self.name + (" (INSECURE: seeded)" if self.insecure else ""),
             f"  input     {rows} rows, {self.n_bytes / 1e6:,.1f} MB, {self.n_fragments} fragments, {self._describe_input()}",
+            *_describe_series(self.series),
             *describe_steps(self),
             *(f"  outside   {name}: {outside}" for name, outside in self.outside.items()),
             f"  kept      {', '.join(self.kept) or 'nothing'}; dropped: {', '.join(self.dropped) or 'nothing'}",
@@ -112,6 +122,24 @@ class Plan:
         return "" if table is None else f", {_MODES[self.output_mode].format(table=table)}"
 
 
+def _warn_of_full_charge(job: Job, ledger: dict[str, Any] | None) -> tuple[str, ...]:
+    """Return a warning if a later release of a growing table is charged although its unit is the row."""
+    budget = job.mechanism.budget
+    if not job.mechanism.continued or ledger is None or budget is None or budget.unit != "row" or ledger["after"] <= ledger["before"]:
+        return ()
+    why = "a release of the series was aborted after its noise was drawn, a copy of it was gone on with, or the ledger does not know it"
+    return (f"this release is charged in full: {why}",)
+
+
+def _describe_series(series: dict[str, Any] | None) -> list[str]:
+    if series is None:
+        return []
+    before = f"{series['releases']} releases with {series['released_rows']:,} rows of {series['released_files']} files"
+    new = f"{series['new_files']} new files" if series["new_files"] else "nothing new: a run changes nothing"
+    cost = "" if series["epsilon"] is None else f"; this one costs a unit ε {series['epsilon']:.6g}, all together {series['series_epsilon']:.6g}"
+    return [f"  series    {before}; {new}{cost}"]
+
+
 @raises_in_keys
 @opens_stores
 def plan_job(job: Job) -> Plan:
@@ -124,10 +152,15 @@ def plan_job(job: Job) -> Plan:
     SpecError, OutputError
         If the output is a table that cannot hold the released columns.
     """
-    opened = open_table(job, Folder(job.output_url))
+    series = None
+    if job.file.growing:
+        job, opened, series = plan_growing(job)
+    else:
+        opened = open_table(job, Folder(job.output_url))
     table, mechanism = opened.table, opened.mechanism
     job.file.output.target.open(Folder(job.output_url)).check(opened.mechanism.find_written(opened.work.released))
     expected = expect(job, opened)
+    ledger = job.account.describe_balances(opened.sample_place)
     return Plan(
         name=job.file.name,
         n_fragments=len(table.fragments),
@@ -139,7 +172,7 @@ def plan_job(job: Job) -> Plan:
         stages=(*expected.stages, _describe_commit(job)),
         epsilons=dict(mechanism.spending.row),
         reference_epsilons=dict(mechanism.spending.reference),
-        ledger=job.account.describe_balances(opened.sample_place),
+        ledger=ledger,
         outside={
             name: column.outside_in_words for name, column in job.schema.columns.items() if column.role == "privatise" and column.outside != "refuse"
         },
@@ -152,8 +185,9 @@ def plan_job(job: Job) -> Plan:
         output_format=job.file.output.format,
         output_mode=job.file.output.mode,
         insecure=job.file.insecure_seed is not None,
-        warnings=(*expected.warnings, *(() if job.account.is_strict else list_footer_warnings(job, table))),
+        warnings=(*_warn_of_full_charge(job, ledger), *expected.warnings, *(() if job.account.is_strict else list_footer_warnings(job, table))),
         expectations=mechanism.expectations(opened.work.columns),
+        series=series,
     )
 
 
@@ -196,7 +230,8 @@ def expect(job: Job, opened: JobTable) -> Expected:
         Its input.
     """
     mechanism, table, work = opened.mechanism, opened.table, opened.work
-    stages = (*work.unit_stages, *mechanism.stages(work.columns, uncounted=table.n_rows is None))
+    own = _CONTINUED if mechanism.continued else mechanism.stages(work.columns, uncounted=table.n_rows is None)
+    stages = (*work.unit_stages, *own)
     n_rows, n_shards = _count_rows(job, opened) if mechanism.releases_rows else _count_records(job, opened)
     warnings = (*mechanism.cautions(opened.work.columns, opened.public_rows), *list_partition_warnings(job, table))
     return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=warnings)

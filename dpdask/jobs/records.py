@@ -110,13 +110,6 @@ class LockedRecord:
         """Remove the folder."""
         self._folder.remove()
 
-    def _check_place(self) -> None:
-        path = self._folder.local_path
-        foreign = path.exists() and path.stat().st_uid != os.geteuid()
-        if path.is_symlink() or foreign:
-            what = "the hidden folder of this output is a link or belongs to another user, so the run key would not be safe in it"
-            raise OutputError(what, self._folder.url, "remove it, or choose another output.path")
-
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other drivers of this file system away from the run.
@@ -128,7 +121,7 @@ class LockedRecord:
         OutputError
             If the hidden folder is a link, or another user's: its secrets would lie where that user can read or keep them.
         """
-        self._check_place()
+        check_place(self._folder)
         self._folder.create(private=True)
         path = self._folder.local_path / LOCK
         try:
@@ -142,6 +135,21 @@ class LockedRecord:
             yield
         finally:
             os.close(descriptor)
+
+
+def check_place(folder: Folder) -> None:
+    """Check that a hidden folder, if it exists, is this user's and no link.
+
+    Raises
+    ------
+    OutputError
+        If its secrets would lie where another user can read or keep them.
+    """
+    path = folder.local_path
+    foreign = path.exists() and path.stat().st_uid != os.geteuid()
+    if path.is_symlink() or foreign:
+        what = "the hidden folder of this output is a link or belongs to another user, so the run key would not be safe in it"
+        raise OutputError(what, folder.url, "remove it, or choose another output.path")
 
 
 def _lock_file(descriptor: int, path: Path) -> bool:

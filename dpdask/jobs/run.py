@@ -11,7 +11,7 @@ from typing import Any, Literal
 from dpdask.connect.probe import check_workers
 from dpdask.engine.account import settle
 from dpdask.engine.compute import Progress
-from dpdask.engine.fit import Fitted, fit, load
+from dpdask.engine.fit import Fitted, carry_on, fit, load
 from dpdask.engine.shuffle import lay_out_rows
 from dpdask.engine.told import Told
 from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
@@ -20,6 +20,7 @@ from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, Outpu
 from dpdask.io.fragment import Fragment
 from dpdask.io.manifest import Manifest, list_manifests
 from dpdask.io.storage import Folder
+from dpdask.jobs.growing import GrowingState, open_state, run_growing
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_sorted_warnings
 from dpdask.jobs.plan import expect
@@ -37,7 +38,7 @@ class Outcome:
     Attributes
     ----------
     status
-        `released`, or `already released` when a finished job is run again.
+        `released`, or `already released` when a finished job is run again; `nothing new` if a growing table has no new rows.
     output
         The output's URL.
     manifest
@@ -54,7 +55,7 @@ class Outcome:
         The name by which the output knows the release.
     """
 
-    status: Literal["released", "already released"]
+    status: Literal["released", "already released", "nothing new"]
     output: str
     manifest: Manifest
     warnings: tuple[str, ...] = ()
@@ -99,6 +100,10 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     something exact about them that no ε covers: the ledger records it, and charges it if the dataset is strict. Errors and
     warnings are for the steward only.
     """
+    if job.file.growing:
+        grown = run_growing(job, lambda *release: _run_locked(*release, progress=progress))
+        nothing = Manifest(job=job.digest, shards=(), card_sha256="")
+        return grown or Outcome(status="nothing new", output=job.output_url, manifest=nothing)
     state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url, job.file.output.target)
     opened = open_table(job, state.folder) if job.may_repeat else None
     release = job.name_release("" if opened is None else opened.table.fingerprint)
@@ -113,19 +118,24 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     if opened.public_rows == 0:
         raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
     state.publication.check(opened.mechanism.find_written(opened.work.released))
-    warnings = expect(job, opened).warnings
     with state.lock():
         finished = _find_finished(job, state, release)
         if finished is not None:
             state.remove_rest()
             return finished
-        _check_cluster(state, opened)
-        try:
-            outcome = _advance(job, state, opened, release, progress)
-            return replace(outcome, warnings=(*warnings, *outcome.warnings))
-        except DpdaskError as error:
-            _fail(job, state, error)
-            raise
+        return _run_locked(job, state, opened, release, progress=progress)
+
+
+def _run_locked(job: Job, state: RunState, opened: JobTable, release: str, *, progress: Progress | None) -> Outcome:
+    """Run a job whose output this driver has for itself."""
+    warnings = expect(job, opened).warnings
+    _check_cluster(state, opened)
+    try:
+        outcome = _advance(job, state, opened, release, progress)
+        return replace(outcome, warnings=(*warnings, *outcome.warnings))
+    except DpdaskError as error:
+        _fail(job, state, error)
+        raise
 
 
 def _check_cluster(state: RunState, opened: JobTable) -> None:
@@ -261,11 +271,15 @@ def _advance(job: Job, state: RunState, opened: JobTable, release: str, progress
         state.remove()  # as the driver that refused its rows was about to do
         reached = None
     if reached is None:
-        reached = state.open(job.digest, release, table.fingerprint, job.file.insecure_seed, job.account.find_holdout(opened.sample_place))
+        ids = tuple(fragment.id for fragment in table.fragments) if job.file.growing else ()
+        holdout = job.account.find_holdout(opened.sample_place)
+        reached = state.open(job.digest, release, table.fingerprint, job.file.insecure_seed, holdout, fragments=ids)
     if reached.job != job.digest:
         raise OutputError("a run of another job is staged for this output", job.file.output.path, "`dpdask abort` it, or choose another output.path")
     if reached.input != table.fingerprint:
         raise InputError("the input changed since the run began", job.file.input.path, "restore it and run again, or `dpdask abort` the run")
+    if isinstance(state, GrowingState):
+        job = state.place(job, reached, table)
     with state.share_key(reached.run_id):
         return _release(job, state, replace(opened, work=replace(opened.work, secrets=state.secrets(reached.run_id))), reached, progress)
 
@@ -282,7 +296,7 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
     _record_draw(job, reached)
     staged = _write(job, opened, reached.fitted, state.staging(reached.run_id), progress)
     release = load(opened.work.secrets, reached.release_sha256, opened.mechanism.release_type)
-    card = _make_card(job, opened, reached, release)
+    card = _make_card(job, state, opened, reached, release)
     manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(card).hexdigest())
     quality = opened.mechanism.describe_quality(release)
     state.publish(reached, manifest, card)
@@ -309,15 +323,17 @@ def _told(fitted: Fitted, staged: Staged) -> Told:
 
 def _fit(job: Job, state: RunState, opened: JobTable, reached: Progressed, progress: Progress | None) -> Progressed:
     """Bring a run over its barrier: charged before any noise, and recorded once the fitted release is written."""
-    fitted, _ = fit(
-        opened.mechanism,
-        opened.source,
-        opened.work.with_keys(),
-        lambda: _charge(job, state, reached),  # from here on the run stays charged, unless nobody saw anything of it
-        public=opened.public_table(),
-        insecure=job.file.insecure_seed is not None,
-        progress=progress,
-    )
+    mechanism, work = opened.mechanism, opened.work.with_keys()
+
+    def charge() -> None:  # from here on the run stays charged, unless nobody saw anything of it
+        _charge(job, state, reached)
+
+    kept = state.find_fitted() if isinstance(state, GrowingState) else None
+    if kept is not None:
+        fitted = carry_on(opened.source, work, kept, charge, progress)
+    else:
+        insecure = job.file.insecure_seed is not None
+        fitted, _ = fit(mechanism, opened.source, work, charge, public=opened.public_table(), insecure=insecure, progress=progress)
     reached = reached.with_fitted(fitted)
     state.write(reached)
     return reached
@@ -342,11 +358,13 @@ def _seal(fragments: tuple[Fragment, ...], seals: tuple[bytes, ...]) -> tuple[Fr
     return tuple(replace(fragment, seal=seal) for fragment, seal in zip(fragments, seals, strict=True)) if seals else fragments
 
 
-def _make_card(job: Job, opened: JobTable, reached: Progressed, release: Any) -> bytes:
+def _make_card(job: Job, state: RunState, opened: JobTable, reached: Progressed, release: Any) -> bytes:
     """Return the release card's bytes."""
     fitted, order = reached.fitted, job.file.output.order
     section = opened.mechanism.section(release, opened.work.columns, n_rows=opened.public_rows, n_released=sum(fitted.n_released), order=order)
     card = opened.tell_version(make_card(section, name=job.file.name, insecure=job.file.insecure_seed is not None))
+    if isinstance(state, GrowingState):
+        card = state.describe(job, card)
     return card.with_dataset(job.account.coverage_until(reached.run_id)).to_bytes()
 
 
@@ -360,24 +378,29 @@ class Status:
         `absent`, `opened`, `fitted`, `staged` or `released`.
     n_shards
         Shards released, or staged so far.
+    n_releases
+        How many releases there are.
     """
 
     stage: Literal["absent", "opened", "fitted", "staged", "released"]
     n_shards: int
+    n_releases: int = 0
 
 
 def status(output_url: str) -> Status:
     """Return the state of an output: of its unfinished run, or of what was released into it."""
-    state = RunState(Folder(output_url))
-    found = state.read_unfinished()
+    state = open_state(Folder(output_url))
+    found, released = state.read_unfinished(), list_manifests(state.output)
     if found is not None and not state.is_committed():
-        return Status(stage=found.stage, n_shards=state.count_staged(found.run_id))
-    released = list_manifests(state.output)
-    return Status(stage="released" if released else "absent", n_shards=sum(len(manifest.shards) for manifest in released))
+        return Status(stage=found.stage, n_shards=state.count_staged(found.run_id), n_releases=len(released))
+    n_shards = sum(len(manifest.shards) for manifest in released)
+    return Status(stage="released" if released else "absent", n_shards=n_shards, n_releases=len(released))
 
 
 def abort(output_url: str, ledger_url: str | None = None) -> bool:
     """Remove an unfinished run: its key, its fitted release, its staged shards. Return whether there was one.
+
+    What a growing table has released, and what it keeps for its next release, stays.
 
     Parameters
     ----------
@@ -395,9 +418,11 @@ def abort(output_url: str, ledger_url: str | None = None) -> bool:
     TemporaryError
         If a driver is at work on it.
     """
-    state = RunState(Folder(output_url), ledger_url)
+    state = open_state(Folder(output_url), ledger_url)
     if not state.folder.exists():
-        if list_manifests(state.output):
+        if isinstance(state, GrowingState):
+            state.remove_rest()
+        elif list_manifests(state.output):
             raise OutputError("this output is released already", output_url, "remove the folder yourself, if you must")
         return False
     if state.is_broken():

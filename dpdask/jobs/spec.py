@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -28,6 +30,7 @@ from dpdask.mechanisms.mechanism import Spec
 from dpdask.mechanisms.registry import bind, spec_union
 from dpdask.privacy import Budget
 from dpdask.privacy.order import RowOrder
+from dpdask.privacy.series import Series
 from dpdask.schema import Schema
 
 _BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"}
@@ -91,6 +94,7 @@ class Lineage(Document):
 class JobFile(Document):
     """A job as it stands in its file; `privacy` and `ledger` belong to mechanisms that spend a budget.
 
+    If it is `growing`, each further run releases the rows of the files that were added since.
     `storage` holds options of file systems by protocol; secrets in it are references such as `{env: LAKE_SECRET}`.
     """
 
@@ -101,6 +105,7 @@ class JobFile(Document):
     privacy: Budget | None = None
     mechanism: Spec
     ledger: LedgerPlace | None = None
+    growing: bool = False
     cluster: ClusterBlock = Threads()
     lineage: Lineage | None = None
     storage: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -132,6 +137,8 @@ class Job:
         The mechanism on the schema, under the budget.
     cluster
         Where the job runs.
+    series
+        Where the release stands in the series of a growing table, once it has a place there.
 
     Raises
     ------
@@ -152,8 +159,33 @@ class Job:
         schema.check_privatised(file.schema_path)
         self.ledger = file.ledger and file.ledger.resolve(base)
         self.cluster = place_files(file.cluster, base)
+        self.series: Series | None = None
         self._public_urls: dict[str, str] = {}
         self.mechanism = bind(file.mechanism, schema, file.privacy).place_paths(lambda parameter, path: self._place(parameter, path, base))
+        if file.growing:
+            self._check_growing()
+
+    def _check_growing(self) -> None:
+        if not self.mechanism.releases_rows:
+            what = "this mechanism releases a table as a whole, so its release cannot grow"
+            raise SpecError(what, "growing", "remove the key, or take the mechanism dip or interval")
+        tables = {"delta", "iceberg"} & {self.file.input.format, self.file.output.format}
+        if tables:  # a table's version is in the identity of its fragments, so every row would be new in each version
+            raise SpecError(f"a growing table is read from plain files and written to plain files, not {min(tables)}", "growing", "remove it")
+
+    def extend(self, series: Series | None, *, continued: bool = True) -> Job:
+        """Return the job of one release of a growing table.
+
+        Parameters
+        ----------
+        series
+            Where the release stands in its series, if that is known.
+        continued
+            Whether its mechanism goes on with what the first release fitted.
+        """
+        job = copy(self)
+        job.series, job.mechanism = series, replace(self.mechanism, continued=continued)
+        return job
 
     def _check_bucket(self) -> None:
         place, _, rest = self.output_url.partition("://")
@@ -174,7 +206,12 @@ class Job:
     @property
     def account(self) -> Account:
         """The mechanism with the dataset that it is charged to."""
-        return Account(mechanism=self.mechanism, place=self.ledger)
+        return Account(mechanism=self.mechanism, place=self.ledger, series=self.series)
+
+    @property
+    def epsilon(self) -> float | None:
+        """What the release costs a unit; None if no ε is promised."""
+        return None if self.mechanism.budget is None else self.account.cost().epsilon
 
     @property
     def order(self) -> RowOrder | None:
@@ -195,7 +232,9 @@ class Job:
         out are the ledger, the lineage, the output's path and catalog, and `order` if it is not `shuffled`.
         """
         place = {"path", "catalog"} if self.order == "shuffled" else {"path", "catalog", "order"}
-        elsewhere = ("cluster", "storage", "ledger", "lineage", "schema_path")
+        elsewhere = ["cluster", "storage", "ledger", "lineage", "schema_path"]
+        if not self.file.growing:
+            elsewhere.append("growing")
         content = self.file.model_dump(mode="json", by_alias=True, exclude={"output": place, **dict.fromkeys(elsewhere, True)})
         whole = {"job": content, "schema": self.schema.model_dump(mode="json"), "input": self.input_url}
         if self._public_urls:

@@ -57,6 +57,8 @@ class Progressed:
         The seals of the fragments, in hexadecimal digits, from `fitted` on, if they were counted. Private.
     sample
         The name of the draw of the hold-out.
+    fragments
+        The ids of the fragments that are released, if the table grows.
     changed
         As in `Fitted`, but only in the process that passed the barrier: the state file does not contain it.
     """
@@ -71,6 +73,7 @@ class Progressed:
     n_released: tuple[int, ...] = field(default=(), repr=False)
     seals: tuple[str, ...] = field(default=(), repr=False)
     sample: str = ""
+    fragments: tuple[str, ...] = field(default=(), repr=False)
     changed: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @property
@@ -177,7 +180,7 @@ class RunState:
             values = {name: value for name, value in content.items() if name not in _ABOUT}
             if not self.output.is_local:
                 values |= json.loads(decrypt(key, _PRIVATE, base64.b64decode(values.pop(_PRIVATE))))
-            return Progressed(**{**values, "n_released": tuple(values["n_released"]), "seals": tuple(values["seals"])})
+            return Progressed(**{**values, **{name: tuple(values[name]) for name in ("n_released", "seals", "fragments")}})
         except (ValueError, KeyError, TypeError, AttributeError):
             raise unreadable(self.folder) from None
 
@@ -237,7 +240,21 @@ class RunState:
         about = {"format": STATE_FORMAT, "version": __version__, "streams": STREAM_FORMAT, "key": self.keys.place}
         self._records.write({**about, "target": self._target.model_dump(mode="json"), **content})
 
-    def open(self, job: str, release: str, fingerprint: str, seed: int | None, holdout: tuple[bytes, str] | None = None) -> Progressed:
+    @property
+    def number(self) -> int:
+        """The number of the next release of a growing table; 0 for other jobs."""
+        return 0
+
+    def open(
+        self,
+        job: str,
+        release: str,
+        fingerprint: str,
+        seed: int | None,
+        holdout: tuple[bytes, str] | None = None,
+        *,
+        fragments: tuple[str, ...] = (),
+    ) -> Progressed:
         """Begin a run: its folder, its keys, its first record.
 
         Parameters
@@ -249,6 +266,9 @@ class RunState:
         holdout
             The key and the name of a hold-out that several runs share; if None, the run key chooses the run's own hold-out.
 
+        fragments
+            As in `Progressed`.
+
         A key that an earlier attempt left was never used, and is removed. What a removal that was interrupted left is removed: it holds
         the noise of another key.
         """
@@ -256,7 +276,7 @@ class RunState:
         if before is not None:
             self.keys.remove(before.run_id)
         self._records.begin()
-        key = (RunKey.fresh() if seed is None else RunKey.insecure(seed)).reveal()
+        key = (RunKey.fresh() if seed is None else RunKey.insecure(seed, self.number)).reveal()
         run_id = uuid.uuid4().hex
         if not self.output.is_local:  # the name before the key, so that no key is left that nothing names
             self._write({"run_id": run_id, "job": job, "release": release, "stage": "opened", _PRIVATE: None})
@@ -269,7 +289,7 @@ class RunState:
             for folder in (staging.shards, staging.shards.child(META), staging.actions):
                 folder.create()
         sample = f"run {run_id}" if holdout is None else holdout[1]
-        reached = Progressed(run_id=run_id, job=job, release=release, input=fingerprint, stage="opened", sample=sample)
+        reached = Progressed(run_id=run_id, job=job, release=release, input=fingerprint, stage="opened", sample=sample, fragments=fragments)
         self.write(reached)
         return reached
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
 from dpdask.engine.fit import Fitted, PublicTable
@@ -15,6 +16,8 @@ from dpdask.io.storage import Folder
 from dpdask.jobs.spec import Job
 from dpdask.mechanisms.card import Card, InputVersion
 from dpdask.mechanisms.mechanism import Mechanism
+from dpdask.references.reference import TableReference
+from dpdask.schema import Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +65,8 @@ class JobTable:
         if public is None:
             return None
         path = str(public.path)
-        found = discover(path, self.mechanism.schema, Delta(public.version) if public.format == "delta" else Files())
-        if {each.version for each in found.fragments} & {each.version for each in self.table.fragments}:
-            what = "the public table shares a file with the private one, so protected rows would be their own reference"
-            raise SpecError(what, "`reference.path`", "name another table")
+        found = discover_public(public, self.mechanism.schema)
+        check_apart(found, {each.version for each in self.table.fragments})
         return PublicTable(source=FileSource(found.fragments, path), work=make_public_work(self.work, found.schema))
 
     def tell_version(self, card: Card) -> Card:
@@ -81,7 +82,40 @@ class JobTable:
         return self.work if unit is None else replace(self.work, unit=replace(unit, bounds_sha256=fitted.bounds_sha256))
 
 
-def open_table(job: Job, secrets: Folder) -> JobTable:
+def discover_public(public: TableReference, schema: Schema) -> InputTable:
+    """Return a public table, from its file names, footers and metadata alone.
+
+    Parameters
+    ----------
+    public
+        Where it is, and of which format.
+    schema
+        The declared columns.
+    """
+    return discover(str(public.path), schema, Delta(public.version) if public.format == "delta" else Files())
+
+
+def check_apart(public: InputTable, versions: Set[str]) -> None:
+    """Check that a public table shares no file with the private one.
+
+    Parameters
+    ----------
+    public
+        The public table.
+    versions
+        The versions of the private table's fragments.
+
+    Raises
+    ------
+    SpecError
+        If it does, however its path is written.
+    """
+    if {each.version for each in public.fragments} & versions:
+        what = "the public table shares a file with the private one, so protected rows would be their own reference"
+        raise SpecError(what, "`reference.path`", "name another table")
+
+
+def open_table(job: Job, secrets: Folder, choose: Callable[[InputTable], InputTable] | None = None) -> JobTable:
     """Return a job's input with its mechanism; no row is read.
 
     Parameters
@@ -90,6 +124,8 @@ def open_table(job: Job, secrets: Folder) -> JobTable:
         The job.
     secrets
         The folder of the run key.
+    choose
+        Returns the part of the table that is released; all of it if None.
 
     Raises
     ------
@@ -101,6 +137,8 @@ def open_table(job: Job, secrets: Folder) -> JobTable:
     table = discover(job.input_url, job.schema, job.file.input.table_format)
     if takes_in(table.location, job.output_url):  # only its catalog knows where an Iceberg table lies
         raise SpecError("the output lies inside the input", "output.path", "choose another folder")
+    if choose is not None:
+        table = choose(table)
     mechanism = job.mechanism.with_rows(lambda: None if job.mechanism.n_rows_private else table.n_rows)
     work = make_table_work(mechanism, table.schema, secrets)
     return JobTable(table=table, mechanism=mechanism, work=work, source=FileSource(table.fragments, job.file.input.path))

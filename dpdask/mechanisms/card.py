@@ -196,8 +196,8 @@ class Card(_Part):
         Whether the noise came from a seed.
     versions
         The versions of dpdask, of the random streams and of the libraries that computed the release.
-    batches, dataset, survey, input
-        Present for releases of several frames, for datasets with rows that had no ε, for surveys, and for Delta and Iceberg tables.
+    batches, dataset, survey, input, series
+        Present for releases of several frames, for datasets with rows that had no ε, surveys, Delta and Iceberg tables, and growing tables.
     sha256
         By file, the digest of what was saved beside the card; present in the folder of a saved release.
     """
@@ -216,6 +216,7 @@ class Card(_Part):
     dataset: DatasetCoverage | None = None
     survey: dict[str, Any] | None = None
     input: InputVersion | None = None
+    series: dict[str, Any] | None = None
     sha256: dict[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:

@@ -113,6 +113,8 @@ class Mechanism(ABC):
         The declared columns.
     budget
         What is promised; None if the mechanism spends none.
+    continued
+        Whether a release that was fitted before is given further rows, all of them; only of mechanisms that release rows.
 
     Raises
     ------
@@ -123,6 +125,7 @@ class Mechanism(ABC):
     spec: Any
     schema: Schema
     budget: Budget | None
+    continued: bool = False
 
     releases_rows: ClassVar[bool]
 

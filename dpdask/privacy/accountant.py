@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Literal, Protocol, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from dpdask.errors import SpecError
 from dpdask.privacy.events import Adjacency, CentralEvent, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, from_dict, leaves, units
 from dpdask.privacy.rounding import round_down, round_up
+from dpdask.privacy.series import Charged
 
 _GRID = 1e-4  # the PLD's step relative to ε: connected dots err by its square
 _MIN_STEP = 1e-7
@@ -31,22 +32,6 @@ _MAX_ROUGH = 1e3  # too little noise for a distribution
 _TOLERANCE = 1e-7
 
 Atom = LocalRelease | DiscreteLaplace | DiscreteGaussian
-
-
-class Charged(Protocol):
-    """A release in the ledger; the event is empty where only epsilon and delta are known."""
-
-    @property
-    def epsilon(self) -> float:
-        """The ε charged."""
-
-    @property
-    def delta(self) -> float:
-        """The δ charged."""
-
-    @property
-    def event(self) -> Mapping[str, Any]:
-        """The event, as `events.to_dict` gives it."""
 
 
 def epsilon(events: Event | Iterable[Event], delta: float) -> float:

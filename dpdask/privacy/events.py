@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from dpdask.errors import SpecError
 from dpdask.privacy.coverage import Uncovered
+from dpdask.privacy.series import KEY, Series
 
 FORMAT = 1
 
@@ -126,12 +127,15 @@ class Composed:
         The samples of rows that are not covered: empty if every row is covered; None if this is not recorded.
     without_epsilon
         The private columns that were released beside these events with no ε of their own, such as true ranges.
+    series
+        Where the release stands in a series of releases of disjoint rows, if it is in one.
     """
 
     events: tuple[Event, ...]
     unit: str | None = None
     uncovered: tuple[Uncovered, ...] | None = None
     without_epsilon: tuple[str, ...] = ()
+    series: Series | None = None
 
     def __post_init__(self) -> None:
         if not all(isinstance(name, str) for name in self.without_epsilon):
@@ -199,6 +203,8 @@ def to_dict(event: Event) -> dict[str, Any]:
             rest["uncovered"] = [each.to_dict() for each in event.uncovered]
         if event.without_epsilon:
             rest["without_epsilon"] = list(event.without_epsilon)
+        if event.series is not None:
+            rest[KEY] = event.series.to_dict()
         return {"format": FORMAT, "kind": _COMPOSED, "events": [to_dict(inner) for inner in event.events], **rest}
     return {"format": FORMAT, "kind": _NAMES[type(event)], **{field.name: getattr(event, field.name) for field in fields(event)}}
 
@@ -221,14 +227,20 @@ def from_dict(data: Mapping[str, Any]) -> Event:
     if (
         kind == _COMPOSED
         and "events" in values
-        and set(values) <= {"events", "unit", "uncovered", "without_epsilon"}
+        and set(values) <= {"events", "unit", "uncovered", "without_epsilon", KEY}
         and isinstance(values["events"], list | tuple)
     ):
         events = tuple(from_dict(inner) for inner in values["events"])
         columns = values.get("without_epsilon", ())
         if not isinstance(columns, list | tuple):
             raise _wrong("without_epsilon", "a list of columns")
-        return Composed(events=events, unit=values.get("unit"), uncovered=_read_uncovered(values.get("uncovered")), without_epsilon=tuple(columns))
+        return Composed(
+            events=events,
+            unit=values.get("unit"),
+            uncovered=_read_uncovered(values.get("uncovered")),
+            without_epsilon=tuple(columns),
+            series=Series.from_dict(values.get(KEY)),
+        )
     known = _KINDS.get(kind) if isinstance(kind, str) else None
     if known is None and kind != _COMPOSED:
         raise SpecError("the event's kind is unknown", "event", "read it with the version of dpdask that wrote it, or a later one")

@@ -148,7 +148,7 @@ class Ledger:
             latest = book.standing.get(run_id)
             price = book.price_refusal(charge) if unread and book.strict else charge
             if latest is None:
-                self._require_room(book, price)
+                self._require_room(book, price.alone if book.strict else price)  # a refusal is no release of a series
                 return _append(connection, book, "intend", run_id, price)
             if latest.kind == "refuse":
                 raise SpecError(f"the run {run_id!r} is {_ENDED[latest.kind]}", self._store.place, "a new run is charged again")
@@ -172,7 +172,7 @@ class Ledger:
         if run_id is None or run_id not in book.standing:
             self._require_room(book, charge)
             if book.strict:
-                self._require_room(book, book.price_refusal(charge))
+                self._require_room(book, book.price_refusal(charge.alone))
 
     def draw(self, dataset: str, run_id: str, release: str) -> Entry:
         """Record that a run drew its noise, and return the run's newest entry. It is idempotent.
@@ -245,9 +245,8 @@ class Ledger:
             least = latest.charge if latest is not None and latest.kind == "draw" else charge
             if run_id not in book.standing and least != FREE:
                 self._require_room(book, least)
-            price = book.price_refusal(least) if book.strict and least != FREE else least
-            rest = [entry.charge for other, entry in book.standing.items() if other != run_id]
-            fits = self._compose([*rest, price], book.delta) <= book.epsilon
+            price = book.price_refusal(least.alone) if book.strict and least != FREE else least
+            fits = self._compose([*book.count(without=run_id), price], book.delta) <= book.epsilon
             return _append(connection, book, "refuse", run_id, price if fits else least)
 
         return self._store.write(work)
@@ -398,7 +397,7 @@ class Ledger:
 
     def _require_room(self, book: Book, charge: Charge) -> None:
         """Refuse a charge that does not fit; a composer's NaN does not fit."""
-        if self._compose([*book.charges, charge], book.delta) <= book.epsilon:
+        if self._compose(book.count([charge]), book.delta) <= book.epsilon:
             return
         balance = book.compute_balance(self._compose)
         asked = f"the run asks for ε {charge.epsilon!r} and δ {charge.delta!r}"

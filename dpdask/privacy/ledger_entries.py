@@ -14,6 +14,7 @@ from dpdask.errors import DataError, SpecError
 from dpdask.privacy.coverage import Coverage, coverage_of
 from dpdask.privacy.events import add_cost
 from dpdask.privacy.rounding import round_down, round_up, round_up_sum
+from dpdask.privacy.series import count_series, leave_series
 
 Kind = Literal["intend", "draw", "commit", "void", "refuse", "strict", "hold-out"]
 NO_RUN = ("strict", "hold-out")
@@ -96,6 +97,11 @@ class Charge:
         object.__setattr__(self, "epsilon", check_number(self.epsilon, "epsilon", sys.float_info.max))
         object.__setattr__(self, "delta", check_number(self.delta, "delta", 1.0))
         object.__setattr__(self, "event", json.loads(event_text(self.event)))  # a copy, equal to what the ledger returns
+
+    @property
+    def alone(self) -> Charge:
+        """The same charge outside any series: it always counts in full."""
+        return Charge(epsilon=self.epsilon, delta=self.delta, event=leave_series(self.event))
 
 
 FREE = Charge(epsilon=0.0)
@@ -258,10 +264,18 @@ class Book:
         """The newest entry of each run that counts as spent: all except those voided, or refused without a charge."""
         return {run_id: entry for run_id, entry in self.latest.items() if entry.counts}
 
-    @property
-    def charges(self) -> list[Charge]:
-        """The charges that count as spent."""
-        return [entry.charge for entry in self.standing.values()]
+    def count(self, plus: Sequence[Charge] = (), *, without: str = "") -> list[Charge]:
+        """Return the charges that are composed: those that count as spent, except of releases that go on with a series.
+
+        Parameters
+        ----------
+        plus
+            Further charges to count in.
+        without
+            A run to leave out.
+        """
+        spent = [(entry.charge, entry.release) for run_id, entry in self.standing.items() if run_id != without]
+        return count_series([*spent, *((charge, "") for charge in plus)])
 
     @property
     def n_refusals_charged(self) -> int:
@@ -275,7 +289,7 @@ class Book:
 
     def coverage(self, plus: Iterable[Charge] = ()) -> Coverage:
         """Return the rows without ε: those of the runs that count and of further charges, together."""
-        return coverage_of(charge.event for charge in [*self.charges, *plus])
+        return coverage_of(charge.event for charge in [*(entry.charge for entry in self.standing.values()), *plus])
 
     def coverage_until(self, run_id: str) -> Coverage:
         """Return the rows without ε: those of a run and the runs intended before it, together; later runs do not change it."""
@@ -301,7 +315,7 @@ class Book:
         plus
             Further charges to count in.
         """
-        charges = [*self.charges, *plus]
+        charges = self.count(plus)
         composed = compose(charges, self.delta) if charges else 0.0
         epsilon = math.inf if math.isnan(composed) else composed
         delta = round_up_sum(charge.delta for charge in charges)
@@ -312,7 +326,7 @@ class Book:
             delta_spent=delta,
             epsilon_left=_left(self.epsilon, epsilon),
             delta_left=_left(self.delta, delta),
-            n_runs=len(charges),
+            n_runs=len(self.standing) + len(plus),
             n_refused=self.n_refused,
             n_refusals_charged=self.n_refusals_charged,
             coverage=self.coverage(plus),

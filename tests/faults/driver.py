@@ -31,6 +31,7 @@ from dpdask.io import shards
 from dpdask.io.storage import Folder
 from dpdask.jobs import run, run_keys, spec
 from dpdask.jobs.records import NumberedRecords
+from dpdask.jobs.series import KeptFolder
 from dpdask.jobs.state import RunState
 from dpdask.mechanisms.copula.spec import CopulaMechanism
 from dpdask.mechanisms.dip.chain import RecordsMechanism
@@ -106,6 +107,10 @@ def reached(stage: str) -> Callable[..., bool]:
     return lambda _state, progressed, *_: progressed.stage == stage
 
 
+def later_manifest(_folder: Folder, name: str = "", *_: Any) -> bool:
+    return "manifest-" in str(name)
+
+
 POINTS: dict[str, Callable[[Strike], None]] = {
     "locked": lambda s: at(RunState, "open", s, after=False),
     "key-written": lambda s: at(Folder, "write", s, when=named("run.key")),
@@ -143,6 +148,10 @@ POINTS["manifest-created"] = lambda s: at(Folder, "put_new", s, when=named("mani
 POINTS["entry-unwritten"] = lambda s: at(Folder, "put_new", s, when=in_log, after=False)  # of jobs whose output is a Delta table
 POINTS["entry-written"] = lambda s: at(Folder, "put_new", s, when=in_log)
 POINTS["run-cleared"] = lambda s: at(NumberedRecords, "_remove_all_but_chain", s, nth=2)
+POINTS["later-kept"] = lambda s: at(KeptFolder, "write", s)  # of growing tables
+POINTS["later-half-moved"] = lambda s: at(Path, "replace", s, nth=2)
+POINTS["later-carded"] = lambda s: at(Folder, "put_new", s, after=False, when=later_manifest)
+POINTS["later-manifest"] = lambda s: at(Folder, "put_new", s, when=later_manifest)
 POINTS["counted"] = lambda s: at(fit, "scan", s)
 POINTS["noise-kept"] = lambda s: at(fit, "_keep_drawn", s)  # of jobs that draw central noise
 POINTS["bounded"] = lambda s: at(fit, "bound_units", s)  # of jobs whose unit is a column

@@ -17,6 +17,8 @@ def dip_section(
     *,
     budget: Budget,
     reference: Reference,
+    covered: tuple[str, str],
+    unreleased: float = 0.0,
     channel: str,
     joint: Mapping[str, Any],
     columns: Mapping[str, Mapping[str, Any]],
@@ -31,6 +33,10 @@ def dip_section(
     ----------
     budget, reference, channel
         What was promised, and how.
+    covered
+        Who is covered, and who is not, in words.
+    unreleased
+        Which fraction of the rows, or of the units, is held out.
     joint
         What is promised of the columns' joint distribution.
     columns
@@ -50,7 +56,6 @@ def dip_section(
     hold-out's frequencies (P·T = P), and the card says so. Knots of a continuous reference are never in it: with a
     hold-out they are rows' values. Along a tree all channels are functions of noisy tables, which have their own ε.
     """
-    unreleased = reference.held_out or 0.0
     of = "rows" if budget.unit_column is None else "units; of each, the rows beyond the bound are not released"
     guarantee = {}
     if budget.unit_column is not None and released_share is not None:
@@ -59,9 +64,9 @@ def dip_section(
     shown = reference.model_dump(mode="json", exclude_none=True, exclude={"path"})
     return Section(
         budget=budget,
-        text=guarantee_text(budget, reference.protected, reference.unprotected, order, everyone=not unreleased),
-        protected=CoveredRows(who=reference.protected, fraction=1.0 - unreleased, of=of),
-        unprotected=CoveredRows(who=reference.unprotected, fraction=unreleased, of=of),
+        text=guarantee_text(budget, *covered, order, everyone=not unreleased),
+        protected=CoveredRows(who=covered[0], fraction=1.0 - unreleased, of=of),
+        unprotected=CoveredRows(who=covered[1], fraction=unreleased, of=of),
         mechanism={"kind": "dip", "channel": channel, **joint, "reference": shown},
         columns=columns,
         accounting=accounting,

@@ -28,6 +28,8 @@ from dpdask.stats.statistic import Statistic
 
 N_BINS = 48  # of ranks, for the optimal channel
 
+_CONTINUED = "the rows of earlier releases, to which the reference was fitted, are protected as their own cards say"
+
 ChannelKind = Literal["laplace", "laplace-calibrated", "optimal", "optimal-unbiased"]
 
 
@@ -171,7 +173,7 @@ class DipMechanism(Mechanism):
         columns, weights = self.schema.privatised, self.spec.weights
         of_reference, of_rows = self.reference.split(self.budget.epsilon)
         row = round_down(Fraction(of_rows) / self.rows_per_unit)
-        measured = split_epsilon(of_reference, columns, weights) if self.reference.is_measured_by_column else {}
+        measured = split_epsilon(of_reference, columns, weights) if self.reference.is_measured_by_column and not self.continued else {}
         return Spending(reference=measured, row=split_epsilon(row, columns, weights), rows_per_unit=self.rows_per_unit)
 
     @property
@@ -201,17 +203,17 @@ class DipMechanism(Mechanism):
     @property
     def uncovered(self) -> tuple[Uncovered, ...]:
         """The hold-out, if there is one."""
-        return self.reference.uncovered
+        return () if self.continued else self.reference.uncovered
 
     @property
     def protected(self) -> str:
         """Who is covered, in words: the reference decides."""
-        return self.reference.protected
+        return "the values of all rows of this release" if self.continued else self.reference.protected
 
     @property
     def unprotected(self) -> str:
         """Who is not, in words."""
-        return self.reference.unprotected
+        return f"nobody in this release; {_CONTINUED}" if self.continued else self.reference.unprotected
 
     def guarantee(self, order: RowOrder) -> str:
         """Return the promise in words."""
@@ -225,7 +227,7 @@ class DipMechanism(Mechanism):
     @property
     def fraction(self) -> float | None:
         """The probability with which a row is held out, or None."""
-        return self.reference.held_out
+        return None if self.continued else self.reference.held_out
 
     @property
     def also_read(self) -> tuple[str, ...]:
@@ -235,7 +237,7 @@ class DipMechanism(Mechanism):
     @property
     def reference_rows(self) -> Literal["own", "public", "none"]:
         """Which rows are counted for the reference."""
-        return self.reference.rows
+        return "none" if self.continued else self.reference.rows
 
     @property
     def public_table(self) -> TableReference | None:
@@ -278,6 +280,8 @@ class DipMechanism(Mechanism):
         return dip_section(
             budget=self.budget,
             reference=self.reference,
+            covered=(self.protected, self.unprotected),
+            unreleased=self.fraction or 0.0,
             channel=self.spec.channel,
             joint=self.describe_joint(release),
             columns=self._describe_all(release, columns),

@@ -316,7 +316,8 @@ class TreeMechanism(DipMechanism):
     @property
     def event(self) -> Composed:
         """The noise of every table, and the rows' own releases."""
-        return compose_events(self.noise, self.row_event(self.row_total))
+        rows = self.row_event(self.row_total)
+        return Composed(events=(rows,)) if self.continued else compose_events(self.noise, rows)
 
     def check(self, columns: Columns) -> None:
         """Check the bins, and the sizes of tables and channels; see `Mechanism.check`."""
@@ -373,6 +374,8 @@ class TreeMechanism(DipMechanism):
 
     def accounting(self, release: TreeRelease) -> dict[str, Any]:
         """Return what was spent, for the card: never more than was promised."""
+        if self.continued:
+            return DipMechanism.accounting(self, release)
         rows = self.row_event(release.epsilon) if release.epsilon else None  # 0 where every column has one level
         return {
             "composition": "noisy tables of all rows, and the rows of a unit; a row's ε* is the worst over all released rows",
@@ -406,7 +409,7 @@ class TreeMechanism(DipMechanism):
         """Return what a steward should think of before a run, a δ that is too large for so many rows included; see `Mechanism.cautions`."""
         far = warn_of_far_cells(columns.codecs, self.reference.bins)
         found = (*delta_warnings(self.budget, n_rows), *DipMechanism.cautions(self, columns, n_rows), *far)
-        if not n_rows:
+        if not n_rows or self.continued:
             return found
         measured = MarginalNoise(one_way=self.noise.one_way, pairs=self.noise.chosen)  # any pair may be an edge
         return (*found, *list_noisy_tables(measured, {name: cells.size for name, cells in self.cells(columns).items()}, n_rows))

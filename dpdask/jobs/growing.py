@@ -1,0 +1,323 @@
+"""The state of a growing table's output, and the run of its next release (docs/explanation/design.md, Growing tables)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from dpdask.engine.work import RELEASE_NAME
+from dpdask.errors import DataError, InputError, OutputError
+from dpdask.io.fragments import InputTable
+from dpdask.io.manifest import CARD_NAME, META, SUCCESS_NAME, Manifest
+from dpdask.io.storage import Folder
+from dpdask.jobs.growing_folder import GrowingFolder, name_manifest, name_release, read_number
+from dpdask.jobs.output import Target
+from dpdask.jobs.records import busy
+from dpdask.jobs.series import Kept, KeptFolder, Size, choose_new, select
+from dpdask.jobs.series_card import describe_release, describe_series, sum_series
+from dpdask.jobs.spec import Job
+from dpdask.jobs.state import Progressed, RunState
+from dpdask.jobs.tables import JobTable, check_apart, discover_public, open_table
+from dpdask.mechanisms.card import Card
+from dpdask.privacy.series import Series, derive_salt, name_series
+
+SUMMARY_NAME = f"{META}/series.json"
+
+Ended = TypeVar("Ended")
+
+
+class GrowingState(RunState):
+    """The hidden folder of a growing output's unfinished run, and what the series keeps.
+
+    Parameters
+    ----------
+    output, ledger_url
+        As for `RunState`.
+    """
+
+    def __init__(self, output: Folder, ledger_url: str | None = None) -> None:
+        super().__init__(output, ledger_url, Target())
+        self.publication: GrowingFolder = GrowingFolder(output)
+        self.kept = KeptFolder(output, ledger_url)
+        self._next: Kept | None = None
+        self._epsilon: float | None = None
+
+    @property
+    def number(self) -> int:
+        """The number of the next release: how many there are."""
+        return self.publication.count()
+
+    def check_output(self, job: Job) -> None:
+        """Check that the output is this job's.
+
+        Raises
+        ------
+        OutputError
+            If it is something else.
+        """
+        manifest, found = Manifest.read(self.output), self._read_unfinished()
+        if manifest is None and not self.publication.is_free(None if found is None else found.run_id):
+            raise OutputError("this output exists and is not this run's", self.output.url, "choose another output.path, or remove it")
+        if manifest is not None and manifest.job != job.digest:
+            what = "this output holds another job's release; a growing table keeps its input, schema, privacy and mechanism"
+            raise OutputError(what, job.file.output.path, "start a new output: choose another output.path")
+
+    def find_unfinished(self, job: Job) -> Progressed | None:
+        """Return the state of this job's unfinished run, or None."""
+        reached = self.read()
+        return reached if reached is not None and reached.job == job.digest else None
+
+    def read_kept(self) -> Kept | None:
+        """Return the record of the newest release; None before the first.
+
+        Raises
+        ------
+        InputError
+            If it is missing, or its key is elsewhere.
+        """
+        number = self.number
+        return self.kept.read(self.output.read(name_manifest(number - 1)), number - 1) if number else None
+
+    def find_fitted(self) -> bytes | None:
+        """Return the fitted release of the series; None before the first release."""
+        kept = self.read_kept()
+        return None if kept is None else self.kept.load_release(kept)
+
+    def choose(self, table: InputTable, unfinished: Progressed | None) -> InputTable:
+        """Return the part of the table that the next release holds.
+
+        Parameters
+        ----------
+        table
+            The whole table.
+        unfinished
+            The unfinished release, if any: it goes on with the files that it began with.
+
+        Raises
+        ------
+        InputError
+            If a released file is gone, rewritten or copied, or a file of the unfinished release changed.
+        """
+        if unfinished is not None:
+            return select(table, unfinished.fragments)
+        kept = self.read_kept()
+        return table if kept is None else choose_new(table, kept)
+
+    def extend(self, job: Job, table: InputTable) -> Job:
+        """Return the job of the next release; before the first release, the job itself.
+
+        Parameters
+        ----------
+        job
+            The job.
+        table
+            What is released.
+        """
+        kept = self.read_kept()
+        if kept is None:
+            return job
+        return job.extend(Series(id=kept.id, release=kept.release, previous=kept.head, head=kept.add(table.fragments).head))
+
+    def place(self, job: Job, reached: Progressed, table: InputTable) -> Job:
+        """Return the job of a release that has begun, with its place in the series; prepare the record that it will leave.
+
+        Parameters
+        ----------
+        job
+            The job.
+        reached
+            The run of the release.
+        table
+            What is released.
+        """
+        kept = self.read_kept()
+        if kept is None:
+            key = self.keys.read(reached.run_id)
+            assert key is not None
+            kept = Kept(id=name_series(job.digest, reached.run_id), salt=derive_salt(key).hex(), release="", files=(), sizes=())
+            job = job.extend(Series(id=kept.id, head=kept.add(table.fragments).head), continued=False)
+        else:
+            job = self.extend(job, table)
+        self._epsilon, self._next = job.epsilon, kept.add(table.fragments)
+        return job
+
+    def describe(self, job: Job, card: Card) -> Card:
+        """Return the card of a release with its place in the series.
+
+        Parameters
+        ----------
+        job
+            The job of the release.
+        card
+            The card as any job has it.
+        """
+        assert self._next is not None
+        costs = [*(size.epsilon for size in self._next.sizes), self._epsilon]
+        return card.model_copy(update={"series": describe_release(len(costs) - 1, costs, job.file.privacy)})
+
+    def publish(self, reached: Progressed, manifest: Manifest, card: bytes) -> None:
+        """Keep the record that the release leaves, and make the release appear; see `RunState.publish`."""
+        assert self._next is not None
+        size = Size(n_rows=manifest.n_rows, n_shards=len(manifest.shards), epsilon=self._epsilon)
+        kept = replace(self._next, release=reached.release_sha256, sizes=(*self._next.sizes, size))
+        if read_number(reached.release) == 0:
+            key = self.keys.read(reached.run_id)
+            assert key is not None
+            self.kept.begin(key, kept.id, self.secrets(reached.run_id).read(RELEASE_NAME))
+        self.kept.write(kept, manifest.to_bytes())
+        super().publish(reached, manifest, card)
+        self.finish()
+
+    def finish(self) -> None:
+        """Write what an interrupted publication left out after its manifest: `_SUCCESS` and the card that sums up the series."""
+        self.publication.finish()
+        number = self.number
+        if not number or self._read_summary() == number:
+            return
+        manifest = self.output.read(name_manifest(number - 1))
+        kept = self.kept.read(manifest, number - 1)
+        first = Card.read(self.output.read(CARD_NAME), CARD_NAME)
+        self.output.write(SUCCESS_NAME, b"")
+        self.output.write(SUMMARY_NAME, first.model_copy(update={"series": describe_series(kept.sizes, first)}).to_bytes())
+        self.kept.sweep(manifest, number - 1)
+
+    def _read_summary(self) -> int | None:
+        """Return how many releases the summary knows; None if there is none."""
+        if not self.output.exists(SUMMARY_NAME):
+            return None
+        with suppress(ValueError, KeyError, TypeError):
+            return int(json.loads(self.output.read(SUMMARY_NAME))["series"]["releases"])
+        return None
+
+    def remove(self) -> None:
+        """Remove the run, and what it has put into the output unless that is released; see `RunState.remove`."""
+        if not self.holds_run():
+            return  # it is another driver's now
+        found = self._read_unfinished()
+        if found is not None:
+            self.publication.undo(found.release, found.run_id)
+        super().remove()
+        if not self.number:
+            self.kept.remove()
+
+    def remove_rest(self) -> None:
+        """Remove a hidden folder without a record, and what the removal of a first release left."""
+        super().remove_rest()
+        if not self.number and not self.folder.exists():
+            self.kept.remove()
+
+    def tidy(self, job: Job) -> None:
+        """Finish a release that was published, and remove what the removal of a run left; the caller holds the lock."""
+        reached = self.read()
+        if reached is not None and not self.is_committed():
+            return
+        if reached is not None:
+            self.finish()
+            job.account.commit(reached.run_id, reached.release_sha256)
+        self.remove()
+
+
+def open_next(job: Job, state: GrowingState, unfinished: Progressed | None) -> JobTable:
+    """Return what the next release holds, with the mechanism that releases it; a table without fragments if nothing is new.
+
+    Parameters
+    ----------
+    job
+        The job.
+    state
+        Its state.
+    unfinished
+        The unfinished release, if any.
+    """
+    continued = state.number > 0
+    versions: set[str] = set()
+
+    def choose(table: InputTable) -> InputTable:
+        chosen = state.choose(table, unfinished)
+        versions.update(fragment.version for fragment in chosen.fragments)
+        return chosen
+
+    opened = open_table(job.extend(None) if continued else job, state.folder, choose)
+    if continued and job.mechanism.public_table is not None and versions:
+        with suppress(InputError):  # the public table was read by the first release, and may be gone
+            check_apart(discover_public(job.mechanism.public_table, job.schema), versions)
+    return opened
+
+
+def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, str], Ended]) -> Ended | None:
+    """Finish the unfinished release of a growing table, if there is one, and release the rows that are new; None if none are.
+
+    Parameters
+    ----------
+    job
+        The job.
+    run_locked
+        Runs a release, given its job, the state, the rows, and its name; this driver then has the output for itself.
+
+    Raises
+    ------
+    TemporaryError
+        If another driver is at work, or has released rows in the meantime.
+    """
+    state = GrowingState(Folder(job.output_url), None if job.ledger is None else job.ledger.url)
+    state.check_output(job)
+    if state.folder.exists():
+        with state.lock():
+            state.tidy(job)
+    number, unfinished = state.number, state.find_unfinished(job)
+    opened = open_next(job, state, unfinished)
+    if not opened.table.fragments:
+        return None
+    following = state.extend(job, opened.table)
+    following.account.check_room(None if unfinished is None else unfinished.run_id)
+    if opened.public_rows == 0:
+        raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
+    with state.lock():
+        if (number, unfinished) != (state.number, state.find_unfinished(job)):
+            raise busy(state.output)
+        ended = run_locked(following, state, opened, name_release(job.digest, number))
+    if unfinished is None:
+        return ended
+    return run_growing(job, run_locked) or ended  # what came since the unfinished release began
+
+
+def plan_growing(job: Job) -> tuple[Job, JobTable, dict[str, Any]]:
+    """Return the next release of a growing table for its plan: its job, what it holds, and what `Plan.series` says.
+
+    Raises
+    ------
+    OutputError
+        If the output is another job's.
+    """
+    state = GrowingState(Folder(job.output_url), None if job.ledger is None else job.ledger.url)
+    state.check_output(job)
+    opened = open_next(job, state, None if state.is_committed() else state.find_unfinished(job))
+    kept, following = state.read_kept(), state.extend(job, opened.table)
+    sizes = () if kept is None else kept.sizes
+    unit = "row" if job.file.privacy is None else job.file.privacy.unit
+    told: dict[str, Any] = {
+        "releases": len(sizes),
+        "released_rows": sum(size.n_rows for size in sizes),
+        "released_files": 0 if kept is None else len(kept.files),
+        "new_files": len({fragment.url for fragment in opened.table.fragments}),
+        "new_rows": opened.table.n_rows,
+        "epsilon": following.epsilon,
+        "series_epsilon": sum_series([*(size.epsilon for size in sizes), following.epsilon], unit),
+    }
+    return following, opened, told
+
+
+def open_state(output: Folder, ledger_url: str | None = None) -> RunState:
+    """Return the state of an output whose job is not known.
+
+    Parameters
+    ----------
+    output
+        The output.
+    ledger_url
+        The ledger that its job is charged to, if that is known.
+    """
+    return (GrowingState if KeptFolder(output, ledger_url).exists() else RunState)(output, ledger_url)

@@ -1,0 +1,132 @@
+"""How the releases of a growing table appear in one folder: the first like any other job's, each later one as further shards."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+
+from dpdask.engine.write import Staging
+from dpdask.errors import OutputError
+from dpdask.io.faults import storage_faults
+from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
+from dpdask.io.storage import Folder
+from dpdask.jobs.publication import ManifestFolder, Publication, RenamedFolder, remove_shards
+
+
+class GrowingFolder:
+    """A folder that several releases fill, each committed by the creation of its own manifest; see `Publication`.
+
+    The name of a release is the job's digest and the release's number.
+
+    Parameters
+    ----------
+    output
+        The output folder.
+    """
+
+    is_shared = False
+
+    def __init__(self, output: Folder) -> None:
+        self.output = output
+        self._first: Publication = RenamedFolder(output) if output.is_local else ManifestFolder(output)
+
+    def count(self) -> int:
+        """Return how many releases there are, which is the number of the next one."""
+        names = self.output.child(META).names()
+        return sum(f"{META}/{name}" == MANIFEST_NAME or re.fullmatch(r"manifest-\d{5,}\.json", name) is not None for name in names)
+
+    def make_staging(self, run_id: str, folder: Folder, actions: Folder) -> Staging:
+        """Return where a run stages; see `Publication.make_staging`. Later shards on a file system have the release's number in their names."""
+        staging = self._first.make_staging(run_id, folder, actions)
+        number = self.count()
+        if not number or not self.output.is_local:
+            return staging
+        return Staging(shards=staging.shards, actions=actions, run=_name_shards(number))
+
+    def check(self, types: pa.Schema) -> None:
+        """Accept all types; see `Publication.check`."""
+
+    def find(self, release: str) -> Manifest | None:
+        """Return the manifest of a release; see `Publication.find`."""
+        return Manifest.read(self.output, name_manifest(read_number(release)))
+
+    def read_card(self, release: str) -> bytes:
+        """Return the card of a release; see `Publication.read_card`."""
+        return self.output.read(_name_card(read_number(release)))
+
+    def is_free(self, run_id: str | None) -> bool:
+        """Return whether there is a release already, or nothing else; see `Publication.is_free`."""
+        return bool(self.count()) or self._first.is_free(run_id)
+
+    def stage(self, staging: Staging, manifest: Manifest, card: bytes) -> None:
+        """Write the card, where nobody sees it or takes it for a release; see `Publication.stage`."""
+        number = self.count()
+        if number:
+            staging.shards.write(_name_card(number), card)
+        else:
+            self._first.stage(staging, manifest, card)
+
+    def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
+        """Rename the shards into place, if they are hidden, and create the manifest; see `Publication.commit`."""
+        number = read_number(release)
+        if number == 0:
+            self._first.commit(release, staging, manifest)
+            return
+        if self.output.is_local:
+            staging.shards.level_times()
+            with storage_faults(self.output.url, writing=True):
+                for name in (*(shard.name for shard in manifest.shards), _name_card(number)):
+                    (staging.shards.local_path / name).replace(self.output.local_path / name)
+        if not self.output.put_new(name_manifest(number), manifest.to_bytes()):
+            raise OutputError("another run has released these rows into this output", self.output.url, "run the job again")
+        self.output.write(SUCCESS_NAME, b"")
+
+    def finish(self) -> None:
+        """Write the file that comes after the manifest."""
+        self._first.finish()
+
+    def undo(self, release: str, run_id: str) -> None:
+        """Remove the run's shards and its card, unless its manifest is there; see `Publication.undo`."""
+        number = read_number(release)
+        if number == 0:
+            self._first.undo(release, run_id)
+        elif self.find(release) is None:
+            if self.output.is_local:
+                for name in self.output.names():
+                    if name.endswith(f"-{_name_shards(number)}.parquet"):
+                        self.output.remove(name)
+            else:
+                remove_shards(self.output, run_id)
+            self.output.remove(_name_card(number))
+
+
+def name_release(job: str, number: int) -> str:
+    """Return the name of a release of a growing table.
+
+    Parameters
+    ----------
+    job
+        The job's digest.
+    number
+        The release's number.
+    """
+    return f"{job} {number}"
+
+
+def read_number(release: str) -> int:
+    """Return the number in the name of a release; 0 if it is not of a growing table."""
+    return int(release.partition(" ")[2] or 0)
+
+
+def name_manifest(number: int) -> str:
+    """Return the name of a release's manifest in the output."""
+    return MANIFEST_NAME if number == 0 else f"{META}/manifest-{number:05d}.json"
+
+
+def _name_shards(number: int) -> str:
+    return f"r{number:05d}"  # the first release's shards end in plain numbers
+
+
+def _name_card(number: int) -> str:
+    return CARD_NAME if number == 0 else f"{META}/release-{number:05d}.json"

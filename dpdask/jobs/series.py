@@ -1,0 +1,365 @@
+"""What a growing table keeps between its releases, and which rows are new (docs/explanation/design.md, Growing tables)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+
+from dpdask.engine.work import RELEASE_NAME
+from dpdask.errors import InputError, OutputError
+from dpdask.io.encrypted import decrypt, encrypt
+from dpdask.io.fragment import Fragment
+from dpdask.io.fragments import InputTable
+from dpdask.io.storage import Folder
+from dpdask.jobs.records import check_place
+from dpdask.jobs.run_keys import LEDGER, HostKeys, LedgerKeys, RunKeys
+from dpdask.privacy.series import extend_head
+
+_ABOUT = "series.json"
+_FORMAT = 1
+_PERSON = b"dpdask kept"
+_HINT = "restore it from a backup, or start a new output, which is charged anew"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptFile:
+    """A released file.
+
+    Attributes
+    ----------
+    name, url
+        As in its fragments.
+    n_bytes
+        What is read of it, compressed.
+    version
+        Of a Parquet file, the digest of its footer; else empty.
+    fragments
+        The ids of its fragments.
+    number
+        The number of its release.
+    """
+
+    number: int
+    name: str
+    url: str
+    n_bytes: int
+    version: str
+    fragments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What one release published: its rows and shards, and the ε of one unit; None if it has no ε."""
+
+    n_rows: int
+    n_shards: int
+    epsilon: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Kept:
+    """The record of a series after one of its releases.
+
+    Attributes
+    ----------
+    id
+        As in `privacy.series.Series`.
+    salt
+        The key of the series' digests, in hexadecimal digits.
+    release
+        SHA-256 of the fitted release.
+    files
+        All files that were released.
+    sizes
+        What each release published, in order.
+    """
+
+    id: str
+    salt: str
+    release: str
+    files: tuple[KeptFile, ...]
+    sizes: tuple[Size, ...]
+
+    @property
+    def head(self) -> str:
+        """The digest of all released fragments, release by release: who changes the list of files leaves the series of the ledger."""
+        head = ""
+        for number in sorted({file.number for file in self.files}):
+            released = [fragment for file in self.files if file.number == number for fragment in file.fragments]
+            head = extend_head(bytes.fromhex(self.salt), head, released)
+        return head
+
+    def add(self, fragments: Iterable[Fragment]) -> Kept:
+        """Return the record with the files of the next release; its size and its fitted release are not known yet."""
+        return dataclasses.replace(self, files=(*self.files, *list_files(fragments, len(self.sizes))))
+
+    def to_bytes(self) -> bytes:
+        """Return the record as JSON."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Kept:
+        """Return the record that `to_bytes` gave.
+
+        Raises
+        ------
+        ValueError, KeyError, TypeError
+            If it is something else.
+        """
+        content = json.loads(data)
+        if content.pop("format") != _FORMAT:
+            raise ValueError
+        files = tuple(KeptFile(**{**file, "fragments": tuple(file["fragments"])}) for file in content["files"])
+        return cls(**{**content, "files": files, "sizes": tuple(Size(**size) for size in content["sizes"])})
+
+
+class KeptFolder:
+    """The hidden folder beside a growing output that holds its fitted release and its newest record.
+
+    Parameters
+    ----------
+    output
+        The output.
+    ledger_url
+        The ledger that the job is charged to, if any: it keeps the key of what lies in a store.
+
+    Privacy
+    -------
+    The fitted release may hold values of held-out rows. On a file system the folder is for this user alone. In a store its files are
+    encrypted with a key that is derived from the first run's key and is not in the store.
+    """
+
+    def __init__(self, output: Folder, ledger_url: str | None) -> None:
+        self.folder = output.sibling(".", ".dpdask-series")
+        self._output, self._ledger_url = output, ledger_url
+
+    def exists(self) -> bool:
+        """Return whether a series was begun here."""
+        return self.folder.exists(_ABOUT)
+
+    def begin(self, run_key: bytes, series_id: str, release: bytes) -> None:
+        """Keep the fitted release of the first run. Doing it twice writes the same bytes.
+
+        Parameters
+        ----------
+        run_key
+            The key of the first run.
+        series_id
+            The id of the series.
+        release
+            The fitted release.
+        """
+        place = ""
+        if self._output.is_local:
+            check_place(self.folder)
+        else:
+            keys = self._find_keys()
+            place = keys.place
+            keys.write(f"series-{series_id}", blake2b(run_key, digest_size=32, person=_PERSON).digest())
+        self.folder.create(private=True)
+        self.folder.write(_ABOUT, json.dumps({"format": _FORMAT, "id": series_id, "key": place}).encode(), private=True)
+        self._write(RELEASE_NAME, release)
+
+    def write(self, kept: Kept, manifest: bytes) -> None:
+        """Keep the record that is valid as soon as its manifest is there.
+
+        Parameters
+        ----------
+        kept
+            The record after the release.
+        manifest
+            The release's manifest.
+        """
+        self._write(_record_name(len(kept.sizes) - 1, manifest), kept.to_bytes())
+
+    def read(self, manifest: bytes, number: int) -> Kept:
+        """Return the record of the newest release.
+
+        Parameters
+        ----------
+        manifest
+            The release's manifest.
+        number
+            The release's number.
+
+        Raises
+        ------
+        InputError
+            If it is missing or broken, or its key is elsewhere.
+        """
+        try:
+            return Kept.from_bytes(self._read(_record_name(number, manifest)))
+        except (ValueError, KeyError, TypeError):
+            raise self._lost() from None
+
+    def load_release(self, kept: Kept) -> bytes:
+        """Return the fitted release.
+
+        Raises
+        ------
+        InputError
+            If it is missing, or not the one that was written.
+        """
+        data = self._read(RELEASE_NAME)
+        if hashlib.sha256(data).hexdigest() != kept.release:
+            raise self._lost()
+        return data
+
+    def sweep(self, manifest: bytes, number: int) -> None:
+        """Remove the records of releases before this one, and of attempts at it that were given up; for the parameters see `read`."""
+        newest = _record_name(number, manifest)
+        for name in self.folder.names():
+            found = re.fullmatch(r"released-(\d{5,})-.*", name)
+            if found is not None and int(found[1]) <= number and name != newest:
+                self.folder.remove(name)
+
+    def remove(self) -> None:
+        """Remove the folder, and the key of what lies in a store."""
+        if not self._output.is_local:
+            with suppress(InputError):
+                self._find_keys().remove(self._key_name())
+        self.folder.remove()
+
+    def _find_keys(self) -> RunKeys:
+        return HostKeys() if self._ledger_url is None else LedgerKeys(self._ledger_url)
+
+    def _key_name(self) -> str:
+        try:
+            about = json.loads(self.folder.read(_ABOUT))
+            if about["format"] != _FORMAT:
+                raise ValueError
+        except InputError:
+            raise self._lost() from None
+        except (ValueError, KeyError, TypeError):
+            raise OutputError("what this series keeps is of another version", self.folder.url, "use the dpdask that wrote it") from None
+        if about["key"] != self._find_keys().place:
+            where = "in a ledger" if about["key"] == LEDGER else "on another machine, or of another user"
+            raise InputError(f"the key of this series is {where}, so it cannot go on here", self._output.url, "run the job there")
+        return f"series-{about['id']}"
+
+    def _write(self, name: str, data: bytes) -> None:
+        self.folder.write(name, data if self._output.is_local else encrypt(self._read_key(), name, data), private=True)
+
+    def _read(self, name: str) -> bytes:
+        key = None if self._output.is_local else self._read_key()
+        try:
+            data = self.folder.read(name)
+            return data if key is None else decrypt(key, name, data)
+        except InputError:
+            raise self._lost() from None
+
+    def _read_key(self) -> bytes:
+        key = self._find_keys().read(self._key_name())
+        if key is None:
+            raise self._lost()
+        return key
+
+    def _lost(self) -> InputError:
+        return InputError("what this series keeps between its releases is missing or was changed, so it cannot go on", self.folder.url, _HINT)
+
+
+def _record_name(number: int, manifest: bytes) -> str:
+    return f"released-{number:05d}-{hashlib.sha256(manifest).hexdigest()[:16]}.json"
+
+
+def list_files(fragments: Iterable[Fragment], number: int) -> tuple[KeptFile, ...]:
+    """Return the files of some fragments as a record keeps them, without fragments that have no rows.
+
+    Parameters
+    ----------
+    fragments
+        The fragments.
+    number
+        The number of their release.
+    """
+    files: dict[str, list[Fragment]] = {}
+    for fragment in fragments:
+        if fragment.n_rows != 0:
+            files.setdefault(fragment.url, []).append(fragment)
+    return tuple(
+        KeptFile(
+            number=number,
+            name=parts[0].name,
+            url=url,
+            n_bytes=sum(part.n_bytes for part in parts),
+            version=parts[0].version if parts[0].format == "parquet" else "",
+            fragments=tuple(part.id for part in parts),
+        )
+        for url, parts in files.items()
+    )
+
+
+def choose_new(table: InputTable, kept: Kept) -> InputTable:
+    """Return the part of a table that is in no release yet.
+
+    Parameters
+    ----------
+    table
+        The table as it is now.
+    kept
+        The record of the newest release.
+
+    Raises
+    ------
+    InputError
+        If a released file is gone or was rewritten, or a new file is a copy of one.
+    """
+    present = {file.url: file for file in list_files(table.fragments, len(kept.sizes))}
+    seen: set[str] = set()
+    released = {file.url for file in kept.files}
+    for file in kept.files:
+        now = present.get(file.url)
+        if now is None:
+            what = "this file was released and is gone; if its rows are in another file now, they would be released twice"
+            raise InputError(what, file.name, "restore it, or start a new output")
+        if now.fragments != file.fragments:
+            what = "rows seen again: this file was released and has been rewritten since, so its rows would be released twice"
+            raise InputError(what, file.name, "restore it, and put new rows into new files; or start a new output")
+        seen.update(file.fragments)
+    for file in present.values():
+        if file.url not in released:
+            _check_copy(file, kept.files)
+    return select(table, [fragment.id for fragment in table.fragments if fragment.id not in seen and fragment.n_rows != 0])
+
+
+def _check_copy(file: KeptFile, released: Sequence[KeptFile]) -> None:
+    """Check that a new file does not hold the bytes of a released one; they are compared only if size and footer agree."""
+    for other in released:
+        if (file.n_bytes, file.version) == (other.n_bytes, other.version) and _digest_file(file.url) == _digest_file(other.url):
+            what = f"rows seen again: this file is a copy of {other.name}, which was released"
+            raise InputError(what, file.name, "remove it")
+
+
+def _digest_file(url: str) -> bytes:
+    folder, _, name = url.rpartition("/")
+    with Folder(folder).open(name) as file:
+        return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]  # fsspec's files have readinto
+
+
+def select(table: InputTable, ids: Sequence[str]) -> InputTable:
+    """Return the fragments with some ids as a table of their own.
+
+    Parameters
+    ----------
+    table
+        The whole table.
+    ids
+        The ids of its fragments that are wanted.
+
+    Raises
+    ------
+    InputError
+        If one of them is not there.
+    """
+    wanted = set(ids)
+    chosen = [fragment for fragment in table.fragments if fragment.id in wanted]
+    if len(chosen) != len(wanted):
+        raise InputError("the input changed since the run began", None, "restore it and run again, or `dpdask abort` the run")
+    numbered = tuple(dataclasses.replace(fragment, number=number) for number, fragment in enumerate(chosen))
+    return dataclasses.replace(table, fragments=numbered, n_files=len({fragment.url for fragment in chosen}))

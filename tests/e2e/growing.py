@@ -1,0 +1,82 @@
+"""Small growing tables: a file a day, jobs that release them, and what they left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from e2e.helpers import charging_entries, run_here, write_job
+
+from dpdask.engine.account import open_ledger
+from dpdask.io.manifest import Manifest
+from dpdask.io.storage import Folder
+from dpdask.jobs.growing_folder import name_manifest
+from dpdask.jobs.run import Outcome
+
+SCHEMA: dict[str, Any] = {
+    "day": {"role": "keep"},
+    "user": {"role": "keep"},
+    "r": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]},
+}
+KNOWN = {"kind": "known", "columns": {"r": {"probabilities": [0.2] * 5}}}
+HISTOGRAM = {"kind": "histogram"}
+HOLDOUT = {"kind": "holdout", "fraction": 0.25}
+BY_USER = {"column": "user", "max_rows": 2}
+N = 60
+
+
+def add_day(source: Path, day: int, *, n_rows: int = N, name: str | None = None) -> Path:
+    """Add the file of a day: every day has the same private values."""
+    source.mkdir(exist_ok=True)
+    rng = np.random.default_rng(1)
+    table = pa.table({"day": np.full(n_rows, day), "user": np.arange(n_rows), "r": rng.integers(1, 6, n_rows)})
+    path = source / (name or f"day-{day:02d}.parquet")
+    pq.write_table(table, path)
+    return path
+
+
+def job(folder: Path, source: Path, reference: dict[str, Any] = KNOWN, **changed: Any) -> Path:
+    given = {"privacy__epsilon": 1.0, "mechanism__reference": reference, "schema": SCHEMA, "growing": True, **changed}
+    return write_job(folder, source, folder / "out", **given)
+
+
+def at(url: str) -> dict[str, str]:
+    return {"url": url, "dataset": "people"}
+
+
+def spent(url: str) -> float:
+    return open_ledger(url).read_balance("people").epsilon_spent
+
+
+def kinds(url: str) -> list[str]:
+    return [entry.kind for entry in charging_entries(url, "people")]
+
+
+def kept(output: Path) -> Path:
+    return output.parent / f".{output.name}.dpdask-series"
+
+
+def manifests(output: Path | Folder) -> list[Manifest]:
+    folder = output if isinstance(output, Folder) else Folder(f"file://{output}")
+    number, found = 0, []
+    while (manifest := Manifest.read(folder, name_manifest(number))) is not None:
+        found.append(manifest)
+        number += 1
+    return found
+
+
+def released(output: Path) -> pa.Table:
+    """Return the table as any reader of Parquet folders sees it."""
+    return ds.dataset(output, format="parquet", exclude_invalid_files=False).to_table().sort_by([("day", "ascending"), ("user", "ascending")])
+
+
+def grow(made: Path, source: Path, days: range) -> list[Outcome]:
+    outcomes = []
+    for day in days:
+        add_day(source, day)
+        outcomes.append(run_here(made))
+    return outcomes

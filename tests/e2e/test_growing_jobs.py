@@ -1,0 +1,519 @@
+"""Growing tables: a series of releases, killed and resumed, repeated, copied and tampered with; what the ledger counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+from e2e.growing import BY_USER, HISTOGRAM, HOLDOUT, KNOWN, SCHEMA, N, add_day, at, grow, job, kept, kinds, manifests, released, spent
+from e2e.helpers import call_cli, charging_entries, digests, error_line, hidden, load, run_here, write_job
+
+from dpdask.engine import write
+from dpdask.engine.account import Account, open_ledger
+from dpdask.errors import BudgetError, DataError, InputError, OutputError, SpecError, TemporaryError
+from dpdask.io.storage import Folder
+from dpdask.jobs.growing import GrowingState
+from dpdask.jobs.growing_folder import GrowingFolder
+from dpdask.jobs.plan import plan_job
+from dpdask.jobs.run import abort, status
+from dpdask.jobs.series import KeptFolder
+from dpdask.jobs.state import RunState
+from dpdask.mechanisms.card import Card
+
+
+@pytest.fixture(autouse=True)
+def _here() -> Iterator[None]:
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    made = f"sqlite:///{tmp_path / 'ledger.db'}"
+    open_ledger(made).init("people", 100.0)
+    return made
+
+
+CHAIN = {"kind": "chain", "fraction": 0.25, "by": "day"}  # the groups of later days are new to it
+
+
+@pytest.mark.parametrize("reference", [KNOWN, HISTOGRAM, HOLDOUT, CHAIN], ids=lambda reference: reference["kind"])
+def test_each_run_releases_the_new_rows_and_leaves_what_was_released(reference: dict[str, Any], tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, reference)
+    before: dict[str, str] = {}
+    for day in range(4):
+        add_day(source, day)
+        assert run_here(made).status == "released"
+        now = digests(out)
+        assert {name: now[name] for name in before} == before
+        before = {name: digest for name, digest in now.items() if name != "_dpdask/series.json"}
+        assert not hidden(out).exists()
+        assert status(f"file://{out}").n_releases == day + 1
+    held_out = N - manifests(out)[0].n_rows
+    assert (held_out > 0) == (reference in (HOLDOUT, CHAIN))
+    assert [manifest.n_rows for manifest in manifests(out)] == [N - held_out, N, N, N]
+    table = released(out)
+    assert table.num_rows == 4 * N - held_out
+    assert table.column_names == ["day", "user", "r"]
+
+
+def test_without_new_rows_nothing_changes(tmp_path: Path, url: str) -> None:
+    source = tmp_path / "in"
+    made = job(tmp_path / "job", source, ledger=at(url))
+    grow(made, source, range(2))
+    before, entries = digests(tmp_path / "job"), len(open_ledger(url).show("people").entries)
+    result = call_cli("run", made)
+    assert (result.returncode, result.stdout.splitlines()[0]) == (0, "test: nothing new")
+    assert digests(tmp_path / "job") == before
+    assert len(open_ledger(url).show("people").entries) == entries
+
+
+def test_each_release_has_noise_of_its_own(tmp_path: Path) -> None:
+    """The private values of all days are the same, and so is the seed."""
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, output__order="keep")
+    grow(made, source, range(4))
+    values = released(out).column("r").to_numpy().reshape(4, N)
+    for first in range(4):
+        for second in range(first):
+            assert 0.05 < np.mean(values[first] == values[second]) < 0.6
+
+
+def test_the_same_seed_gives_the_same_series(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        grow(job(tmp_path / name, tmp_path / "in"), tmp_path / "in", range(3))
+        if name == "a":
+            shutil.rmtree(tmp_path / "in")
+    assert digests(tmp_path / "a" / "out") == digests(tmp_path / "b" / "out")
+
+
+@pytest.mark.parametrize(("unit", "expected"), [("row", 1.0), (BY_USER, 6.0)])
+@pytest.mark.parametrize("reference", [KNOWN, HOLDOUT], ids=lambda reference: reference["kind"])
+def test_a_series_spends_once_for_a_row_and_each_time_for_a_person(
+    unit: Any, expected: float, reference: dict[str, Any], tmp_path: Path, url: str
+) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, reference, ledger=at(url), privacy__unit=unit)
+    grow(made, source, range(6))
+    assert spent(url) == expected
+    assert kinds(url) == ["intend", "commit"] * 6
+    assert open_ledger(url).verify("people")
+    summary = json.loads((out / "_dpdask" / "series.json").read_text())["series"]
+    assert (summary["releases"], summary["epsilon"]) == (6, expected)
+    other = job(tmp_path / "other", source, reference, ledger=at(url), privacy__unit=unit, growing=False)
+    run_here(other)
+    assert spent(url) == expected + 1.0
+
+
+def test_a_reference_that_counts_is_charged_once(tmp_path: Path, url: str) -> None:
+    """A person pays for the histogram on the first day, and for the rows alone on the others."""
+    source = tmp_path / "in"
+    made = job(tmp_path / "job", source, HISTOGRAM, ledger=at(url), privacy__unit=BY_USER)
+    grow(made, source, range(1))
+    assert spent(url) == 1.0
+    [row] = [event for event in charging_entries(url, "people")[0].charge.event["events"] if event["kind"] == "local-release"]
+    grow(made, source, range(1, 3))
+    assert spent(url) == pytest.approx(1.0 + 2 * row["n"] * row["epsilon"])
+    assert spent(url) < 2.9
+
+
+@contextmanager
+def dying(point: str) -> Iterator[None]:
+    """Let the driver die once, before or after the n-th call of a function, and expect it to."""
+    (owner, name), after, nth = POINTS[point]
+    function, calls = getattr(owner, name), [0]
+
+    def struck(*args: Any, **kwargs: Any) -> Any:
+        if name == "put_new" and "manifest" not in args[1]:
+            return function(*args, **kwargs)
+        calls[0] += 1
+        if calls[0] == nth and not after:
+            raise KeyboardInterrupt
+        result = function(*args, **kwargs)
+        if calls[0] == nth:
+            raise KeyboardInterrupt
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, struck)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+POINTS: dict[str, tuple[tuple[Any, str], bool, int]] = {
+    "opened": ((GrowingState, "open"), True, 1),
+    "intended": ((Account, "intend"), True, 1),
+    "fitted": ((RunState, "write"), True, 2),
+    "some-shards": ((write, "write_shards"), True, 1),
+    "kept": ((KeptFolder, "write"), True, 1),
+    "before-commit": ((GrowingFolder, "commit"), False, 1),
+    "half-moved": ((Path, "replace"), True, 2),
+    "card-written": ((Folder, "put_new"), False, 1),
+    "manifest-written": ((Folder, "put_new"), True, 1),
+    "uncommitted": ((Account, "commit"), False, 1),
+    "committed": ((Account, "commit"), True, 1),
+    "removed": ((GrowingState, "remove"), True, 1),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_release_that_was_killed_goes_on_with_the_same_bytes_and_one_charge(point: str, tmp_path: Path, url: str, seeded_ledgers: None) -> None:
+    source, out = tmp_path / "in", tmp_path / "struck" / "out"
+    quiet = job(tmp_path / "quiet", source, output__rows_per_shard=25)
+    made = job(tmp_path / "struck", source, output__rows_per_shard=25, ledger=at(url), insecure_seed=7)
+    for each in (quiet, made):
+        add_day(source, 0)
+        run_here(each)
+    add_day(source, 1)
+    run_here(quiet)
+    with dying(point):
+        run_here(made)
+    published = point in ("manifest-written", "uncommitted", "committed", "removed")
+    assert status(f"file://{out}").n_releases == 1 + published
+    assert call_cli("status", out).returncode == 0
+    add_day(source, 2)  # it came while the release of day 1 was unfinished
+    run_here(quiet)
+    run_here(made)
+    assert run_here(made).status == "nothing new"
+    assert digests(out) == digests(tmp_path / "quiet" / "out") | {"_dpdask/series.json": digests(out)["_dpdask/series.json"]}
+    assert kinds(url) == ["intend", "commit"] * 3
+    assert spent(url) == 1.0
+    assert not hidden(out).exists()
+    assert sorted(path.name for path in kept(out).iterdir() if not path.name.startswith("released-00002-")) == ["release.npz", "series.json"]
+
+
+@pytest.mark.parametrize("point", ["opened", "fitted", "kept"])
+def test_the_first_release_goes_on_with_the_files_that_it_began_with(point: str, tmp_path: Path, url: str) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, HISTOGRAM, ledger=at(url))
+    add_day(source, 0)
+    with dying(point):
+        run_here(made)
+    add_day(source, 1)
+    run_here(made)
+    assert [manifest.n_rows for manifest in manifests(out)] == [N, N]
+    assert spent(url) == 1.0
+
+
+def test_of_two_drivers_on_one_day_one_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source)
+    grow(made, source, range(1))
+    add_day(source, 1)
+    write_shards, codes = write.write_shards, []
+
+    def beside(*args: Any) -> Any:
+        codes.append((call_cli("run", made).returncode, call_cli("abort", out).returncode))
+        return write_shards(*args)
+
+    monkeypatch.setattr(write, "write_shards", beside)
+    run_here(made)
+    assert codes == [(75, 75)]
+    assert [manifest.n_rows for manifest in manifests(out)] == [N, N]
+
+
+def test_a_release_that_another_driver_made_in_between_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source)
+    grow(made, source, range(1))
+    add_day(source, 1)
+    check_room, ran = Account.check_room, []
+
+    def slow(*args: Any) -> Any:
+        if not ran:
+            ran.append(True)
+            ran.append(run_here(made))
+        return check_room(*args)
+
+    monkeypatch.setattr(Account, "check_room", slow)
+    with pytest.raises(TemporaryError):
+        run_here(made)
+    assert run_here(made).status == "nothing new"
+    assert [manifest.n_rows for manifest in manifests(out)] == [N, N]
+
+
+def test_files_are_checked_against_those_that_were_released(tmp_path: Path, url: str) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, ledger=at(url))
+    grow(made, source, range(3))
+    before, entries = digests(out), len(open_ledger(url).show("people").entries)
+
+    def refuse(match: str, error: type[Exception] = InputError) -> None:
+        with pytest.raises(error, match=match):
+            run_here(made)
+        with pytest.raises(error, match=match):
+            plan_job(load(made))
+        assert digests(out) == before
+        assert len(open_ledger(url).show("people").entries) == entries
+        assert not hidden(out).exists()
+
+    shutil.copy(source / "day-01.parquet", source / "copy.parquet")
+    refuse(r"copy.parquet: rows seen again: this file is a copy of day-01.parquet")
+    (source / "copy.parquet").rename(tmp_path / "aside")
+    (source / "day-01.parquet").rename(source / "moved.parquet")
+    refuse(r"day-01.parquet: this file was released and is gone")
+    add_day(source, 1, n_rows=N + 1)
+    (source / "moved.parquet").unlink()
+    refuse(r"day-01.parquet: rows seen again: this file was released and has been rewritten")
+    (tmp_path / "aside").rename(source / "day-01.parquet")
+    assert run_here(made).status == "nothing new"
+    table = pq.read_table(source / "day-00.parquet")
+    pq.write_table(table.append_column("more", table.column("r")), source / "day-03.parquet")
+    refuse("one schema", DataError)
+    pq.write_table(pa.concat_tables([pq.read_table(path) for path in sorted(source.glob("day-0[0-2]*"))]), source / "compacted.parquet")
+    for path in source.glob("day-*"):
+        path.unlink()
+    refuse("day-00.parquet: this file was released and is gone; if its rows are in another file now")
+
+
+def test_late_files_and_files_of_equal_footers_are_new(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source)
+    grow(made, source, range(1, 3))
+    add_day(source, 0)  # before the others by its name
+    assert run_here(made).manifest.n_rows == N
+    values = np.tile([1, 5], N // 2)
+    for name, each in (("same-a", values), ("same-b", values[::-1])):
+        table = pa.table({"day": np.full(N, 9), "user": np.full(N, 9), "r": each})
+        pq.write_table(table, source / f"{name}.parquet", use_dictionary=False, compression="none")
+        assert run_here(made).manifest.n_rows == N
+    assert [manifest.n_rows for manifest in manifests(out)] == [2 * N - N, N, N, N, N]
+
+
+def test_files_without_rows_are_nothing_new(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    made = job(tmp_path / "job", source)
+    grow(made, source, range(1))
+    for name in ("a", "b"):
+        add_day(source, 5, n_rows=0, name=f"{name}.parquet")
+        assert run_here(made).status == "nothing new"
+    add_day(source, 5, name="a.parquet")
+    assert run_here(made).manifest.n_rows == N
+
+
+def test_files_of_text_grow_too(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    schema = {name: {**column, "type": "int64"} for name, column in SCHEMA.items()}
+    made = job(tmp_path / "job", source, schema=schema)
+    for day in range(3):
+        pa_csv.write_csv(pa.table({"day": np.full(N, day), "user": np.arange(N), "r": np.arange(N) % 5 + 1}), source / f"{day}.csv")
+        assert run_here(made).manifest.n_rows == N
+    os.utime(source / "0.csv", (1, 1))  # only touched
+    assert run_here(made).status == "nothing new"
+    shutil.copy(source / "0.csv", source / "9.csv")
+    with pytest.raises(InputError, match=r"is a copy of 0\.csv"):
+        run_here(made)
+
+
+@pytest.mark.parametrize("change", [{"privacy__epsilon": 2.0}, {"mechanism__channel": "laplace-calibrated"}, {"growing": False}], ids=str)
+def test_another_job_needs_another_output(change: dict[str, Any], tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    grow(job(tmp_path / "job", source), source, range(1))
+    add_day(source, 1)
+    with pytest.raises(OutputError, match="another job's release"):
+        run_here(job(tmp_path / "job", source, **change))
+
+
+def test_a_table_that_is_released_as_a_whole_cannot_grow(tmp_path: Path) -> None:
+    copula = {"kind": "copula", "n_rows": 20}
+    schema = {**SCHEMA, "day": {"role": "drop"}, "user": {"role": "drop"}}
+    made = write_job(tmp_path, tmp_path / "in", tmp_path / "out", schema=schema, mechanism=copula, growing=True)
+    result = call_cli("validate", made)
+    assert result.returncode == SpecError.exit_code
+    assert "growing: this mechanism releases a table as a whole" in error_line(result)
+
+
+@pytest.mark.parametrize("gone", ["series.json", "release.npz", "released-", ""], ids=repr)
+def test_without_what_the_series_keeps_it_cannot_go_on(gone: str, tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source)
+    grow(made, source, range(2))
+    for path in kept(out).iterdir():
+        if path.name.startswith(gone) and gone != "series.json":
+            path.unlink()
+    add_day(source, 2)
+    if gone == "series.json":
+        kept(out).joinpath("release.npz").write_bytes(b"another")
+    with pytest.raises(InputError, match="missing or was changed"):
+        run_here(made)
+    assert len(manifests(out)) == 2
+    assert [path for path in out.parent.glob(".out.dpdask/*") if path.name != "lock"] == []
+
+
+def test_what_is_kept_is_for_this_user_alone(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    grow(job(tmp_path / "job", source, HOLDOUT), source, range(2))
+    assert kept(out).stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in kept(out).iterdir()} == {0o600}
+    assert not list(tmp_path.rglob("run.key"))
+
+
+def test_an_aborted_release_is_charged_and_what_was_released_stays(tmp_path: Path, url: str) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, ledger=at(url), output__rows_per_shard=25)
+    grow(made, source, range(2))
+    before = digests(out)
+    add_day(source, 2)
+    with dying("half-moved"):
+        run_here(made)
+    assert digests(out) != before
+    assert abort(f"file://{out}")
+    assert digests(out) == before
+    assert not abort(f"file://{out}")
+    assert spent(url) == 1.0
+    plan = plan_job(load(made))
+    assert (plan.ledger or {})["after"] == 2.0  # the noise of the aborted release may have been seen
+    assert "charged in full" in plan.warnings[0]
+    run_here(made)
+    assert spent(url) == 2.0
+    grow(made, source, range(3, 5))
+    assert spent(url) == 2.0
+
+
+def test_a_copy_of_the_series_pays_for_what_it_releases_again(tmp_path: Path, url: str) -> None:
+    """The hidden folder of day 1 is taken to another output, which releases days 2 and 3 once more."""
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, ledger=at(url))
+    grow(made, source, range(2))
+    shutil.copytree(tmp_path / "job", tmp_path / "copy")
+    copied = job(tmp_path / "copy", source, ledger=at(url))
+    grow(made, source, range(2, 3))
+    assert spent(url) == 1.0
+    run_here(copied)  # day 2 for a second time
+    assert spent(url) == 2.0
+    grow(made, source, range(3, 4))  # covered by what the copy paid
+    assert spent(url) == 2.0
+    run_here(copied)
+    assert spent(url) == 3.0
+    assert len(manifests(out)) == 4
+
+
+def test_an_old_record_is_not_taken_for_the_newest(tmp_path: Path) -> None:
+    """Whoever restores the record of day 1 would release day 2 again."""
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source)
+    grow(made, source, range(2))
+    shutil.copytree(kept(out), tmp_path / "old")
+    grow(made, source, range(2, 3))
+    shutil.rmtree(kept(out))
+    shutil.copytree(tmp_path / "old", kept(out))
+    with pytest.raises(InputError, match="missing or was changed"):
+        run_here(made)
+
+
+def test_another_output_begins_a_series_of_its_own(tmp_path: Path, url: str) -> None:
+    source = tmp_path / "in"
+    grow(job(tmp_path / "a", source, ledger=at(url)), source, range(2))
+    run_here(job(tmp_path / "b", source, ledger=at(url)))
+    assert spent(url) == 2.0
+
+
+def test_a_strict_ledger_needs_room_for_a_refusal(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    open_ledger(url).init("people", 2.5, strict=True)
+    source = tmp_path / "in"
+    made = job(tmp_path / "job", source, ledger=at(url))
+    grow(made, source, range(3))
+    assert spent(url) == 1.0
+    pq.write_table(pa.table({"day": [3], "user": [1], "r": [9]}), source / "day-03.parquet")
+    with pytest.raises(DataError):
+        run_here(made)
+    assert spent(url) == 2.0
+    add_day(source, 3)
+    with pytest.raises(BudgetError):
+        run_here(made)
+    assert spent(url) == 2.0
+
+
+def test_bad_rows_are_refused_before_anything_is_charged(tmp_path: Path, url: str) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, ledger=at(url))
+    grow(made, source, range(1))
+    pq.write_table(pa.table({"day": [1], "user": [1], "r": [9]}), source / "day-01.parquet")
+    with pytest.raises(DataError):
+        run_here(made)
+    assert kinds(url) == ["intend", "commit", "refuse"]
+    add_day(source, 1)
+    run_here(made)
+    assert (len(manifests(out)), spent(url)) == (2, 1.0)
+
+
+def test_plan_shows_what_is_new_and_what_it_costs(tmp_path: Path, url: str) -> None:
+    source = tmp_path / "in"
+    made = job(tmp_path / "job", source, HOLDOUT, ledger=at(url), privacy__unit=BY_USER)
+    add_day(source, 0)
+    assert (plan_job(load(made)).series or {})["releases"] == 0
+    run_here(made)
+    for day in (1, 2):
+        add_day(source, day)
+    planned = plan_job(load(made))
+    assert planned.series is not None
+    assert {name: planned.series[name] for name in ("releases", "released_files", "new_files", "new_rows", "series_epsilon")} == {
+        "releases": 1,
+        "released_files": 1,
+        "new_files": 2,
+        "new_rows": 2 * N,
+        "series_epsilon": 2.0,
+    }
+    assert "1 releases with" in str(planned)
+    assert "held-out" not in planned.guarantee
+    run_here(made)
+    assert "nothing new" in call_cli("plan", made).stdout
+
+
+def test_cards_say_what_the_series_is(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    grow(job(tmp_path / "job", source, HOLDOUT), source, range(3))
+    cards = [Card.read((out / "_dpdask" / name).read_bytes(), name) for name in ("release.json", "release-00001.json", "release-00002.json")]
+    assert [card.guarantee.unprotected.fraction for card in cards] == [0.25, 0.0, 0.0]  # type: ignore[union-attr]
+    assert [(card.series or {})["release"] for card in cards] == [0, 1, 2]
+    assert [(card.series or {})["epsilon"] for card in cards] == [1.0, 1.0, 1.0]
+    assert cards[1].columns["r"] == cards[0].columns["r"]
+    summary = Card.read((out / "_dpdask" / "series.json").read_bytes(), "series.json")
+    assert (summary.series or {})["rows"] == released(out).num_rows
+
+
+def test_the_public_table_is_no_new_file(tmp_path: Path) -> None:
+    source, public = tmp_path / "in", tmp_path / "public"
+    made = job(tmp_path / "job", source, {"kind": "public", "path": str(public)})
+    add_day(public, 9)
+    grow(made, source, range(2))
+    shutil.copy(public / "day-09.parquet", source / "day-02.parquet")
+    with pytest.raises(SpecError, match="public table shares a file"):
+        run_here(made)
+    shutil.rmtree(public)  # it was read once
+    (source / "day-02.parquet").unlink()
+    grow(made, source, range(2, 3))
+
+
+def test_ranges_grow_too(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    ranges = {"kind": "interval", "columns": {"r": {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}}}}
+    schema = SCHEMA | {"r": {"role": "privatise", "kind": "continuous", "bounds": [0, 6]}}
+    grow(write_job(tmp_path / "job", source, out, schema=schema, mechanism=ranges, privacy=None, growing=True), source, range(3))
+    assert [manifest.n_rows for manifest in manifests(out)] == [N, N, N]
+    summary = Card.read((out / "_dpdask" / "series.json").read_bytes(), "series.json")
+    assert (summary.series or {})["epsilon"] is None
+
+
+def test_a_tree_with_a_delta_grows_at_the_cost_of_its_first_release(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    open_ledger(url).init("people", 1.0, 2e-6)
+    source = tmp_path / "in"
+    schema = SCHEMA | {"user": {"role": "privatise", "kind": "discrete", "levels": list(range(N))}}
+    changed = {"schema": schema, "ledger": at(url), "privacy__delta": 1e-6, "mechanism__channel": "laplace-calibrated"}
+    grow(job(tmp_path / "job", source, {"kind": "tree"}, **changed), source, range(3))
+    assert spent(url) == 1.0

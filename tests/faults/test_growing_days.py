@@ -1,0 +1,143 @@
+"""A table that grows by a file a day: days that are killed and resumed, or repeated, end with the bytes and the charges of quiet ones."""
+
+from __future__ import annotations
+
+import base64
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from e2e.growing import BY_USER, HOLDOUT, N, add_day, at, job, kept, kinds, manifests, spent
+from e2e.helpers import digests, hidden, run_here
+from faults.drivers import Drivers
+from faults.test_stores import environment, everything_ever_written
+from services.stores import OpenStore
+
+from dpdask.engine.account import open_ledger
+from dpdask.errors import InputError, SpecError, TemporaryError
+from dpdask.io.manifest import Manifest
+from dpdask.jobs.run import abort, status
+
+SUMMARY = "_dpdask/series.json"  # with a ledger too, its cards are the same: no row of the days after the first is held out
+
+
+@pytest.fixture(autouse=True)
+def _here() -> Iterator[None]:
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    made = f"sqlite:///{tmp_path / 'ledger.db'}"
+    open_ledger(made).init("people", 100.0)
+    return made
+
+
+@pytest.mark.parametrize(("unit", "cost"), [("row", 0), (BY_USER, 1)], ids=["row", "person"])
+@pytest.mark.parametrize("n_days", [6, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_days_that_are_killed_and_repeated(
+    n_days: int, unit: Any, cost: int, drivers: Drivers, tmp_path: Path, url: str, seeded_ledgers: None
+) -> None:
+    source, out = tmp_path / "in", tmp_path / "struck" / "out"
+    changed = {"output__rows_per_shard": 25, "privacy__unit": unit}
+    quiet = job(tmp_path / "quiet", source, **changed)
+    struck = job(tmp_path / "struck", source, ledger=at(url), insecure_seed=7, **changed)
+    killed = {2: "task-staged", 4: "later-manifest", 7: "later-half-moved", 19: "fitted"}
+    for day in range(n_days):
+        add_day(source, day)
+        run_here(quiet)
+        if day in killed:
+            assert drivers.run("run", struck, point=killed[day])[0] == -signal.SIGKILL
+            assert status(f"file://{out}").n_releases == day + (killed[day] == "later-manifest")
+        run_here(struck)
+        if day in (3, 12):
+            assert run_here(struck).status == "nothing new"
+    assert {name: digest for name, digest in digests(out).items() if name != SUMMARY} == {
+        name: digest for name, digest in digests(tmp_path / "quiet" / "out").items() if name != SUMMARY
+    }
+    assert len(manifests(out)) == n_days
+    assert kinds(url) == ["intend", "commit"] * n_days
+    assert spent(url) == 1.0 + cost * (n_days - 1)
+    assert not hidden(out).exists()
+
+
+def test_drivers_race_for_a_day(drivers: Drivers, tmp_path: Path, url: str) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, ledger=at(url))
+    add_day(source, 0)
+    run_here(made)
+    add_day(source, 1)
+    codes = drivers.race(4, "run", made)
+    assert set(codes) <= {0, TemporaryError.exit_code}
+    assert 0 in codes
+    assert [manifest.n_rows for manifest in manifests(out)] == [N, N]
+    assert kinds(url) == ["intend", "commit"] * 2
+    assert spent(url) == 1.0
+
+
+def list_digests(found: list[Manifest]) -> list[list[str]]:
+    return [[shard.sha256 for shard in each.shards] for each in found]
+
+
+@pytest.mark.parametrize("ledger", [True, False])
+def test_days_in_a_store(
+    ledger: bool, open_store: OpenStore, drivers: Drivers, tmp_path: Path, url: str, seeded_ledgers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a versioned bucket; the fitted release of the hold-out and the keys are never in it as they are."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    source = tmp_path / "in"
+    quiet = job(tmp_path / "quiet", source, HOLDOUT, output__rows_per_shard=25)
+    with open_store("radosgw", versioned=True) as store:
+        out, charged = store.folder, {"ledger": at(url), "insecure_seed": 7} if ledger else {}
+        struck = job(tmp_path / "struck", source, HOLDOUT, output__path=out.url, output__rows_per_shard=25, **charged)
+        around = environment(store, tmp_path)
+        for day, point in enumerate([None, "task-staged", "later-manifest"]):
+            add_day(source, day)
+            run_here(quiet)
+            if point is not None:
+                assert drivers.run("run", struck, point=point, environment=around)[0] == -signal.SIGKILL
+            run_here(struck)
+        assert run_here(struck).status == "nothing new"
+        found = manifests(out)
+        if not ledger:  # which has a hold-out of its own
+            assert list_digests(found) == list_digests(manifests(tmp_path / "quiet" / "out"))
+        assert {shard.name for each in found for shard in each.shards} | {"_dpdask", "_SUCCESS"} == set(out.names())
+        assert out.sibling(".", ".dpdask").names() == []
+        assert len(out.sibling(".", ".dpdask-series").names()) == 3
+        written = everything_ever_written(store)
+        assert (kept(tmp_path / "quiet" / "out") / "release.npz").read_bytes()[:4] not in written
+        for path in (tmp_path / "state").rglob("series-*"):
+            secret = path.read_bytes()
+            assert not any(form in written for form in (secret, secret.hex().encode(), base64.b64encode(secret)))
+        if ledger:
+            assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * 3)
+            return
+        add_day(source, 3)
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
+        with pytest.raises(InputError, match="the key of this series is on another machine"):
+            run_here(struck)
+        assert not abort(out.url)
+
+
+@pytest.mark.slow
+def test_a_day_in_a_store_is_aborted(open_store: OpenStore, drivers: Drivers, tmp_path: Path, url: str) -> None:
+    source = tmp_path / "in"
+    with open_store("radosgw") as store:
+        out, around = store.folder, environment(store, tmp_path)
+        made = job(tmp_path / "job", source, output__path=out.url, output__rows_per_shard=25, ledger=at(url))
+        for day in range(3):
+            add_day(source, day)
+            if day:
+                before = [out.names(), out.child("_dpdask").names()]
+                assert drivers.run("run", made, point="task-staged" if day == 1 else "later-carded", environment=around)[0] == -signal.SIGKILL
+                with pytest.raises(SpecError, match="--ledger"):
+                    abort(out.url)
+                assert abort(out.url, url)
+                assert [out.names(), out.child("_dpdask").names()] == before
+            run_here(made)
+        assert spent(url) == 3.0  # the noise of both aborted days may have been seen
+        assert [manifest.n_rows for manifest in manifests(out)] == [N, N, N]
