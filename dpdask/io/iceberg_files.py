@@ -69,6 +69,7 @@ class _Writing(io.BytesIO):
             if folder.is_local:
                 folder.create()
             if self._overwrite:
+                folder.create()
                 folder.write(name, self.getvalue())
             elif not folder.put_new(name, self.getvalue()):
                 raise FileExistsError(self._location)

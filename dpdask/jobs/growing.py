@@ -192,14 +192,14 @@ class GrowingState(RunState):
             return int(json.loads(self.output.read(SUMMARY_NAME))["series"]["releases"])
         return None
 
-    def remove(self) -> None:
+    def remove(self, run_id: str | None = None) -> None:
         """Remove the run, and what it has put into the output unless that is released; see `RunState.remove`."""
         if not self.holds_run():
             return  # it is another driver's now
         found = self._read_unfinished()
         if found is not None:
             self.publication.undo(found.release, found.run_id)
-        super().remove()
+        super().remove(run_id)
         if not self.number:
             self.kept.remove()
 
