@@ -66,6 +66,8 @@ class _Writing(io.BytesIO):
     def close(self) -> None:
         if not self.closed:
             folder, name = _split(self._location)
+            if folder.is_local:
+                folder.create()
             if self._overwrite:
                 folder.create()
                 folder.write(name, self.getvalue())

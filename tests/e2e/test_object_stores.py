@@ -17,6 +17,8 @@ from dpdask.io import filesystems
 from dpdask.io.delta_options import find_options
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.fragments import discover, read_batches
+from dpdask.io.manifest import list_manifests
+from dpdask.io.storage import Folder
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
 
@@ -86,6 +88,22 @@ def test_every_process_looks_its_own_secrets_up(job, remote_store, caplog):
             assert not any(secret.encode() in content for content in released.values())
             assert secret not in f"{loaded.file!r}{loaded.stores!r}{caplog.text}"
     assert load(job, **settings).digest == load(job, **{**settings, "storage": "{}"}).digest
+
+
+@pytest.mark.parametrize("table", ["delta", "iceberg"])
+def test_tables_are_written_with_the_options_of_the_job(table, job, remote_store, tmp_path):
+    settings = upload(job, remote_store) | {"output__format": table}
+    storage, variables = by_reference(remote_store.server)
+    settings["storage"] = storage
+    if table == "iceberg":
+        catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db")
+        catalog.create_namespace("db")
+        settings |= {"output__table": "db.ratings", "output__catalog": {"name": "lake", "type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}}
+    with in_environment(variables):
+        outcome = run_here(job, **settings)
+        assert run_here(job, **settings).status == "already released"
+    [manifest] = list_manifests(Folder(settings["output__path"]))
+    assert manifest == outcome.manifest
 
 
 def test_a_variable_that_is_not_set_is_named(job, remote_store):

@@ -123,7 +123,7 @@ POINTS: dict[str, Callable[[Strike], None]] = {
     "release-written": lambda s: at(fit, "keep", s, when=named(RELEASE_NAME)),
     "fitted": lambda s: at(RunState, "write", s, when=reached("fitted")),
     "first-shard-begun": lambda s: at(shards.ShardWriter, "write", s, nth=1),
-    "shard-half-written": lambda s: at(shards.ShardWriter, "_flush", s, nth=4),
+    "shard-half-written": lambda s: at(shards.ShardWriter, "_flush", s, nth=3),
     "shard-unrecorded": lambda s: at(write.ShardWriter, "close", s, nth=3),
     "some-shards": lambda s: at(write, "write_shards", s, nth=3),
     "all-shards": lambda s: at(run, "write_all", s),

@@ -16,6 +16,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 from e2e.helpers import LEVELS, call_cli, charging_entries, error_line, hidden, lake, load, run_here, write_job
+from services.stores import OpenStore
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import OutputError, SpecError
@@ -49,10 +50,10 @@ def read_log(out: Path) -> list[list[dict[str, Any]]]:
     return [[json.loads(line) for line in entry.read_text().splitlines()] for entry in sorted((out / "_delta_log").glob("*.json"))]
 
 
-def commit_shards(out: Path, release: str = "r", n_shards: int = 1, mode: Any = "append", rows: int = 10) -> None:
+def commit_shards(folder: Folder, release: str = "r", n_shards: int = 1, mode: Any = "append", rows: int = 10) -> None:
     """Commit files that may not exist: the log does not care."""
     shards = [Shard(name=f"part-{place:05d}-{release}.parquet", n_rows=rows, n_bytes=100, sha256="") for place in range(n_shards)]
-    DeltaLog(Folder(out.as_uri())).commit(Transaction(release, 7), shards, TYPES, {}, mode)
+    DeltaLog(folder).commit(Transaction(release, 7), shards, TYPES, {}, mode)
 
 
 def test_other_engines_read_the_bytes_of_a_folder(source: Path, out: Path, tmp_path: Path) -> None:
@@ -292,32 +293,44 @@ def test_types_that_delta_knows_come_back(out: Path, tmp_path: Path) -> None:
     assert pl.read_delta(str(out)).width == len(types) + 1
 
 
-@pytest.mark.parametrize(("n_shards", "limit"), [(1000, 10.0)])
-def test_many_shards_are_one_entry(n_shards: int, limit: float, out: Path) -> None:
-    started = time.monotonic()
-    commit_shards(out, n_shards=n_shards)
-    assert time.monotonic() - started < limit
-    [entry] = read_log(out)
-    assert sum("add" in action for action in entry) == n_shards
-    assert len(deltalake.DeltaTable(out).file_uris()) == n_shards
+@pytest.mark.parametrize("name", ["local", pytest.param("radosgw", marks=pytest.mark.slow)])
+def test_a_thousand_shards_are_one_entry(name: str, open_store: OpenStore) -> None:
+    with open_store(name) as store:
+        started = time.monotonic()
+        commit_shards(store.folder, n_shards=1000)
+        assert time.monotonic() - started < 10
+        [entry] = store.folder.child("_delta_log").names()
+        actions = [json.loads(line) for line in store.folder.child("_delta_log").read(entry).splitlines()]
+        assert sum("add" in action for action in actions) == 1000
+        if store.server is not None:
+            assert sum(request.method == "PUT" for request in store.proxy.requests) == 1
+
+
+@pytest.mark.slow
+def test_a_job_of_a_thousand_shards(out: Path, tmp_path: Path) -> None:
+    source = lake(tmp_path / "in", [1500])
+    outcome = run_here(write_delta(tmp_path / "job", source, out, output__rows_per_shard=1))
+    assert len(outcome.manifest.shards) >= 1000
+    assert len(read_log(out)) == 1
+    assert deltalake.DeltaTable(out).to_pyarrow_table().num_rows == outcome.manifest.n_rows
 
 
 def test_a_checkpoint_follows_many_entries_and_is_read(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_log, "_CHECKPOINT_INTERVAL", 3)
     for number in range(5):
-        commit_shards(out, f"r{number}", mode="append")
+        commit_shards(Folder(out.as_uri()), f"r{number}", mode="append")
     log = out / "_delta_log"
     assert (log / f"{3:020}.checkpoint.parquet").exists()
     for version in range(3):
         (log / f"{version:020}.json").unlink()
     assert DeltaLog(Folder(out.as_uri())).find("r0") == 7
-    commit_shards(out, "r5", mode="overwrite")
+    commit_shards(Folder(out.as_uri()), "r5", mode="overwrite")
     assert len(deltalake.DeltaTable(out).file_uris()) == 1
 
 
 def test_a_release_is_committed_once(out: Path) -> None:
     for _ in range(2):
-        commit_shards(out, "r", mode="append")
+        commit_shards(Folder(out.as_uri()), "r", mode="append")
     assert len(read_log(out)) == 1
 
 
