@@ -269,7 +269,7 @@ def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, str
             state.tidy(job)
     number, unfinished = state.number, state.find_unfinished(job)
     opened = open_next(job, state, unfinished)
-    if not opened.table.fragments:
+    if number and not opened.table.fragments:
         return None
     following = state.extend(job, opened.table)
     following.account.check_room(None if unfinished is None else unfinished.run_id)
