@@ -165,14 +165,20 @@ def status(out: str, as_json: bool) -> None:
 
 
 @cli.command()
-@_out
-@click.option("--ledger", metavar="URL", help="The ledger that keeps the run's key, if the output is in a store.")
-def abort(out: str, ledger: str | None) -> None:
+@click.argument("out", required=False)
+@click.option("--job", metavar="JOB", help="The job, in place of OUT, if a ledger keeps the key of its run, or it has options of a store.")
+def abort(out: str | None, job: str | None) -> None:
     """Remove an unfinished run: its key and everything staged."""
     from dpdask.io.storage import absolute_url
     from dpdask.jobs import run as runner
+    from dpdask.jobs.spec import load_job
 
-    removed = runner.abort(absolute_url(out), ledger)
+    if (out is None) == (job is None):
+        raise UsageError("either an output or a job is needed", "OUT", "dpdask abort OUT, or dpdask abort --job JOB")
+    if job is None:
+        removed = runner.abort(absolute_url(str(out)))
+    else:
+        removed, out = runner.abort_job(load_job(job)), job
     click.echo(f"{out}: the unfinished run is removed" if removed else f"{out}: there is no unfinished run")
 
 

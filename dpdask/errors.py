@@ -75,6 +75,10 @@ class InputError(DpdaskError):
     exit_code = 66
 
 
+class MissingError(InputError):
+    """A file is not there (exit code 66): a store that refuses or does not answer raises something else."""
+
+
 class InternalError(DpdaskError):
     """A defect of dpdask, or of a library under it (exit code 70); the message names only the type of the failure."""
 

@@ -168,7 +168,7 @@ def read_kept(folder: Folder, name: str, sha256: str, what: str) -> bytes:
     InputError
         If the file is missing or another; `what` says so.
     """
-    data = folder.read(name)
+    data = folder.read(name, replaced=True)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise InputError(what, name, "abort the run and begin again")
     return data

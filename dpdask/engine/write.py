@@ -322,7 +322,7 @@ def read_recorded(first_name: str, staging: Staging) -> Staged | None:
     """
     record = _record(first_name)
     try:
-        content = json.loads(staging.actions.read(record))
+        content = json.loads(staging.actions.read(record, replaced=True))
         staged = Staged(shards=tuple(Shard(**shard) for shard in content["shards"]), told=Told.from_dict(content["told"]))
     except (InputError, ValueError, TypeError, KeyError, AttributeError):  # missing, or harmed
         return None

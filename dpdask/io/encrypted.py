@@ -19,6 +19,7 @@ from dpdask.io.storage import Folder
 
 _PERSON, _NONCE_PERSON = b"dpdask files", b"dpdask nonce"
 _NONCE_BYTES = 12
+_LENGTH_BYTES, _LEAST_BYTES = 8, 2**12
 _held: dict[str, bytes] = {}
 _read: dict[tuple[str, str], bytes] = {}  # by run and place
 
@@ -44,7 +45,9 @@ def drop_key(run_id: str) -> None:
 
 
 def encrypt(secret: bytes, place: str, data: bytes) -> bytes:
-    """Return a file's content, encrypted and authenticated by AES-256-GCM; the nonce is a keyed digest of place and content.
+    """Return a file's content, padded, encrypted and authenticated by AES-256-GCM; the nonce is a keyed digest of place and content.
+
+    The length tells no count: it is a power of two, at least 4 KiB, and some bytes for nonce and tag.
 
     Parameters
     ----------
@@ -56,7 +59,9 @@ def encrypt(secret: bytes, place: str, data: bytes) -> bytes:
         The content.
     """
     nonce = blake2b(f"{len(place)}:{place}".encode() + data, key=secret, person=_NONCE_PERSON, digest_size=_NONCE_BYTES).digest()
-    return nonce + _cipher(secret).encrypt(nonce, data, place.encode())
+    length = len(data).to_bytes(_LENGTH_BYTES, "big")
+    padded = (length + data).ljust(max(_LEAST_BYTES, 1 << (_LENGTH_BYTES + len(data) - 1).bit_length()), b"\0")
+    return nonce + _cipher(secret).encrypt(nonce, padded, place.encode())
 
 
 def decrypt(secret: bytes, place: str, data: bytes) -> bytes:
@@ -75,9 +80,10 @@ def decrypt(secret: bytes, place: str, data: bytes) -> bytes:
         If the file was changed, or is of another run.
     """
     try:
-        return _cipher(secret).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], place.encode())
+        padded = _cipher(secret).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], place.encode())
     except (InvalidTag, ValueError):
         raise InputError("this file of the unfinished run was changed", place, "`dpdask abort` the run and begin again") from None
+    return padded[_LENGTH_BYTES : _LENGTH_BYTES + int.from_bytes(padded[:_LENGTH_BYTES], "big")]
 
 
 def _cipher(secret: bytes) -> AESGCM:
@@ -114,15 +120,21 @@ class EncryptedFolder(Folder):
         """Return a folder inside this one, with the same key."""
         return EncryptedFolder(f"{self.url}/{name}", self.run_id)
 
-    def read(self, name: str) -> bytes:
-        """Return a file's content; see `Folder.read`."""
-        return decrypt(self.key, self._place(name), Folder.read(self, name))
+    def read(self, name: str, *, replaced: bool = False) -> bytes:
+        """Return a file's content; see `Folder.read`.
+
+        Parameters
+        ----------
+        name, replaced
+            As there.
+        """
+        return decrypt(self.key, self._place(name), Folder.read(self, name, replaced=replaced))
 
     def read_once(self, name: str) -> bytes:
-        """Return the content of a file that never changes; each process reads it once and drops it with the key."""
+        """Return what a run has written by `write`, once and for all; each process reads it once and drops it with the key."""
         place = (self.run_id, self._place(name))
         if place not in _read:
-            _read[place] = self.read(name)
+            _read[place] = self.read(name, replaced=True)
         return _read[place]
 
     def write(self, name: str, data: bytes, *, private: bool = False) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
-from dpdask.errors import DpdaskError, InputError, OutputError, TemporaryError
+from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _LIBRARIES = {"botocore", "aiobotocore", "s3fs", "aiohttp", "azure", "adlfs", "google", "gcsfs", "requests", "urllib3"}
@@ -128,7 +128,7 @@ def _line(fault: Fault, error: Exception, where: str, *, writing: bool) -> Dpdas
     if fault is Fault.SHORT:
         return report_change(where)
     if fault is Fault.MISSING and not writing:
-        return InputError("this file is missing", where, "restore it and run again")
+        return MissingError("this file is missing", where, "restore it and run again")
     if fault is Fault.MISSING:
         return OutputError("its folder, bucket or container does not exist", where, "create it and run again")
     if fault is Fault.REFUSED:

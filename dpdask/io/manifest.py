@@ -64,7 +64,7 @@ class Manifest:
         if not folder.exists(name):
             return None
         try:
-            content = json.loads(folder.read(name))
+            content = json.loads(folder.read(name, replaced=name != MANIFEST_NAME))  # that of a folder is created once
             if content["format"] != MANIFEST_FORMAT:
                 raise KeyError
             shards = tuple(Shard(**shard) for shard in content["shards"])

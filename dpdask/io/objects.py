@@ -82,18 +82,21 @@ def replace_file(fs: Any, path: str, data: bytes) -> None:
     """
     answer = fs.pipe_file(path, data)
     if "s3" in protocols(fs) and answer and answer.get("VersionId"):
-        versions.keep_from(fs, path, answer["VersionId"])
+        with suppress(OutputError):  # who may not remove versions keeps them: the newest is read, and what is private in them is encrypted
+            versions.remove_older(fs, path, answer["VersionId"])
 
 
-def read_file(fs: Any, path: str) -> bytes:
+def read_file(fs: Any, path: str, *, replaced: bool = False) -> bytes:
     """Return a file's content.
 
     Parameters
     ----------
     fs, path
         The file system and the path in it.
+    replaced
+        Whether `replace_file` writes the file, so that its newest version counts; of a file that `create_file` writes it is the oldest.
     """
-    if "s3" not in protocols(fs):
+    if replaced or "s3" not in protocols(fs):
         return bytes(fs.cat_file(path))
     return bytes(fs.cat_file(path, version_id=versions.first_version(fs, path)))
 

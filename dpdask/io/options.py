@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import fsspec
 
@@ -16,7 +15,13 @@ from dpdask.errors import SpecError
 Options = Mapping[str, Any]
 
 KINDS = {"s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure", "abfss": "azure", "gs": "gcs", "gcs": "gcs"}  # also the names of extras
-_SECRET = re.compile(r"(^|_)(key|secret|token|password|passwd|credentials?|connection_string|sas)($|_)")
+_SECRET = re.compile(
+    r"(^|_)([a-z]*(key|secret|token|credential|cookie|pwd|pass(wd|word|phrase|code))s?|pass|pw|[a-z]*sas|sig|jwt|bearer|[a-z]*authorization"
+    r"|connection_string)($|_)|(^|_)([a-z]*auth|signature)$"
+)
+_NAMED = re.compile(r"([\w.-]+)\s*[=:]")  # in a value: of a connection string, a header's line
+_USER, _QUERY = re.compile(r"(:|//).*@", re.DOTALL), re.compile(r"\?.")
+_BY_NAME = "write {env: NAME} with the name of an environment variable that holds it"
 _ACTIVE: dict[str, Options] = {}  # by root, in this process; secrets stand in it by the names of variables alone
 
 
@@ -36,12 +41,12 @@ def check_options(storage: object) -> dict[str, dict[str, Any]]:
         if not isinstance(options, dict):
             raise SpecError("a mapping of options is expected", f"storage.{protocol}", "write endpoint_url: … or the like below it")
         for name, value in options.items():
-            _check_value(value, f"storage.{protocol}.{name}", secret=_is_secret(name))
+            _check_value(value, f"storage.{protocol}.{name}", secret=_is_secret(str(name)))
     return storage
 
 
 def _is_secret(name: str) -> bool:
-    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", "_", name)
     return _SECRET.search(snake.lower()) is not None
 
 
@@ -52,14 +57,18 @@ def _check_value(value: object, place: str, *, secret: bool) -> None:
                 raise SpecError("a reference has one key, the name of an environment variable", place, "write {env: NAME}")
             return
         for name, inner in value.items():
-            _check_value(inner, f"{place}.{name}", secret=secret or _is_secret(name))
-    elif isinstance(value, list):
+            _check_value(inner, f"{place}.{name}", secret=secret or _is_secret(str(name)))
+    elif isinstance(value, list | tuple):
         for inner in value:
             _check_value(inner, place, secret=secret)
     elif secret and value is not None:
-        raise SpecError("a secret may not stand in a job", place, "write {env: NAME} with the name of an environment variable that holds it")
-    elif isinstance(value, str) and "@" in urlsplit(value).netloc:
-        raise SpecError("a URL with a user or password may not stand in a job", place, "write {env: NAME} with the name of a variable that holds it")
+        raise SpecError("a secret may not stand in a job", place, _BY_NAME)
+    elif isinstance(value, str) and _USER.search(value):
+        raise SpecError("a URL with a user or password may not stand in a job", place, _BY_NAME)
+    elif isinstance(value, str) and _QUERY.search(value):
+        raise SpecError("a URL with a query may not stand in a job", place, _BY_NAME)
+    elif isinstance(value, str) and any(map(_is_secret, _NAMED.findall(value))):
+        raise SpecError("a secret may not stand in a job", place, _BY_NAME)
 
 
 def root(url: str) -> str | None:

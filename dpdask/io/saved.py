@@ -56,9 +56,9 @@ def load_release(place: Folder, name: str) -> tuple[bytes, dict[str, Any]]:
     InputError
         If either is missing, or the card is invalid or of another release.
     """
-    data = place.read(name)
+    data = place.read(name, replaced=True)
     try:
-        card = json.loads(place.read(CARD))
+        card = json.loads(place.read(CARD, replaced=True))
         digest = card.pop(_DIGEST)[name]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"this is not a card of {name!r}", CARD, "save the release again") from None

@@ -153,15 +153,23 @@ class Folder:
             if private and self.is_local:
                 Path(path).chmod(0o700)
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, *, replaced: bool = False) -> bytes:
         """Return a file's bytes.
+
+        Parameters
+        ----------
+        name
+            The file's name in this folder.
+        replaced
+            Whether it is a file that `write` replaces: where a store keeps versions, its newest counts. Of a file that is created
+            once (`put_new`, `claim`) the oldest counts.
 
         Raises
         ------
         InputError
             If it is missing.
         """
-        return self._call(name, read_file)
+        return self._call(name, lambda fs, path: read_file(fs, path, replaced=replaced))
 
     def write(self, name: str, data: bytes, *, private: bool = False) -> None:
         """Write a file atomically; a private one has mode 0600, where there are modes.

@@ -1,7 +1,7 @@
-"""S3 buckets that keep versions: of a file written once the oldest version counts, and what is removed is removed with all versions.
+"""S3 buckets that keep versions: of a file created once the oldest version counts, of a replaced one the newest; removal removes all versions.
 
 Some gateways (radosgw 16 to date) accept a put in such a bucket although its condition (`If-None-Match: *`) fails. The order of the versions is
-the same for all, so the first writer still wins.
+the same for all, so the first writer still wins. The order is that of the listing: times are whole seconds in many stores.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from functools import lru_cache
 from typing import Any
 
 from dpdask.errors import OutputError
+
+_PAGE = 1000  # what S3 lists or removes by one request
+
+Entries = list[dict[str, Any]]
 
 
 @lru_cache(maxsize=64)
@@ -30,7 +34,7 @@ def keeps_versions(fs: Any, bucket: str) -> bool:
 
 
 def first_version(fs: Any, path: str) -> str | None:
-    """Return the version that is a file's content; None if its bucket keeps no versions.
+    """Return the version that is the content of a file that is created once; None if its bucket keeps no versions.
 
     Parameters
     ----------
@@ -48,7 +52,7 @@ def first_version(fs: Any, path: str) -> str | None:
     versions = _live(fs, path)
     if not versions:
         raise FileNotFoundError(path)
-    return versions[-1]
+    return str(versions[-1]["VersionId"])
 
 
 def keep_first(fs: Any, path: str) -> str:
@@ -58,17 +62,23 @@ def keep_first(fs: Any, path: str) -> str:
     ----------
     fs, path
         The S3 file system and the path in it.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    OutputError
+        If there are others, and this user may not remove versions.
     """
     versions = _live(fs, path)
     if not versions:
         raise FileNotFoundError(path)
-    bucket, _, key = path.partition("/")
-    _delete(fs, bucket, [{"Key": key, "VersionId": version} for version in versions[:-1]])
-    return versions[-1]
+    _delete(fs, path, versions[:-1])
+    return str(versions[-1]["VersionId"])
 
 
-def keep_from(fs: Any, path: str, version: str) -> None:
-    """Remove all versions of a file that are older than one.
+def remove_older(fs: Any, path: str, version: str) -> None:
+    """Remove the versions of a file that are older than one, at most `_PAGE`.
 
     Parameters
     ----------
@@ -76,15 +86,19 @@ def keep_from(fs: Any, path: str, version: str) -> None:
         The S3 file system and the path in it.
     version
         The oldest version that stays.
+
+    Raises
+    ------
+    OutputError
+        If this user may not remove versions.
     """
-    versions = _live(fs, path)
     bucket, _, key = path.partition("/")
-    older = versions[versions.index(version) + 1 :] if version in versions else []
-    _delete(fs, bucket, [{"Key": key, "VersionId": each} for each in older])
+    page = fs.call_s3("list_object_versions", Bucket=bucket, Prefix=key, MaxKeys=_PAGE, KeyMarker=key, VersionIdMarker=version)
+    _delete(fs, path, [each for each in page.get("Versions", ()) if each["Key"] == key and each["VersionId"] != version])
 
 
 def remove_versions(fs: Any, path: str, *, recursive: bool) -> None:
-    """Remove a file, or a folder with its contents, with all versions; nothing happens if there is none.
+    """Remove a file, or a folder with its contents, with all versions that are there now, and none that is written meanwhile.
 
     Parameters
     ----------
@@ -98,27 +112,42 @@ def remove_versions(fs: Any, path: str, *, recursive: bool) -> None:
     OutputError
         If this user may not remove versions.
     """
-    bucket, _, key = path.partition("/")
-    for prefix in (key, f"{key}/") if recursive else (key,):
-        while True:
-            page = fs.call_s3("list_object_versions", Bucket=bucket, Prefix=prefix)
-            found = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
-            objects = [{"Key": each["Key"], "VersionId": each["VersionId"]} for each in found if prefix != key or each["Key"] == key]
-            if not objects:
-                break
-            _delete(fs, bucket, objects)
+    found = [_list(fs, path), *([_list(fs, f"{path}/", exact=False)] if recursive else [])]
+    for versions, markers in found:
+        _delete(fs, path, [*versions, *markers])  # a version whose marker went first would be there again
 
 
-def _live(fs: Any, path: str) -> list[str]:
+def _live(fs: Any, path: str) -> Entries:
     """Return a file's versions since it was last removed, the newest first."""
+    versions, markers = _list(fs, path)
+    if not markers:
+        return versions
+    removed = {each["VersionId"] for each in _list(fs, path, after=markers[0]["VersionId"])[0]}
+    return [each for each in versions if each["VersionId"] not in removed]
+
+
+def _list(fs: Any, path: str, *, exact: bool = True, after: str | None = None) -> tuple[Entries, Entries]:
+    """Return the versions and the delete markers of one file, or of all whose path begins so; of each file the newest first.
+
+    With `after`, only what is older than this version or marker of the file.
+    """
     bucket, _, key = path.partition("/")
-    page = fs.call_s3("list_object_versions", Bucket=bucket, Prefix=key)
-    removed = [marker["LastModified"] for marker in page.get("DeleteMarkers", ()) if marker["Key"] == key]
-    versions = [version for version in page.get("Versions", ()) if version["Key"] == key]
-    return [version["VersionId"] for version in versions if not removed or version["LastModified"] > max(removed)]
+    place = {} if after is None else {"KeyMarker": key, "VersionIdMarker": after}
+    versions: Entries = []
+    markers: Entries = []
+    while True:
+        page = fs.call_s3("list_object_versions", Bucket=bucket, Prefix=key, MaxKeys=_PAGE, **place)
+        for kind, found in (("Versions", versions), ("DeleteMarkers", markers)):
+            found += [each for each in page.get(kind, ()) if each["Key"] == key or not exact]
+        if not page.get("IsTruncated") or (exact and page["NextKeyMarker"] != key):
+            return versions, markers
+        place = {name: page[f"Next{name}"] for name in ("KeyMarker", "VersionIdMarker") if page.get(f"Next{name}")}
 
 
-def _delete(fs: Any, bucket: str, objects: list[dict[str, str]]) -> None:
-    if objects and fs.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True}).get("Errors"):
-        hint = "allow s3:DeleteObjectVersion, or use a bucket without versions"
-        raise OutputError("old versions of files cannot be removed", f"s3://{bucket}", hint)
+def _delete(fs: Any, path: str, entries: Entries) -> None:
+    bucket = path.partition("/")[0]
+    objects = [{"Key": each["Key"], "VersionId": each["VersionId"]} for each in entries]
+    for start in range(0, len(objects), _PAGE):
+        if fs.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects[start : start + _PAGE], "Quiet": True}).get("Errors"):
+            hint = "allow s3:DeleteObjectVersion, or use a bucket without versions"
+            raise OutputError("old versions of files cannot be removed", f"s3://{bucket}", hint)

@@ -10,6 +10,7 @@ from dpdask.engine.write import Staging
 from dpdask.errors import OutputError
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
+from dpdask.jobs.records import busy
 
 NAME_DIGITS = 12
 
@@ -144,7 +145,7 @@ class RenamedFolder:
     def read_card(self, release: str) -> bytes:
         """Return the card; see `Publication.read_card`."""
         del release
-        return self.output.read(CARD_NAME)
+        return self.output.read(CARD_NAME, replaced=True)
 
     def is_free(self, run_id: str | None) -> bool:
         """Return whether there is nothing; see `Publication.is_free`."""
@@ -199,22 +200,29 @@ class ManifestFolder:
     def read_card(self, release: str) -> bytes:
         """Return the card; see `Publication.read_card`."""
         del release
-        return self.output.read(CARD_NAME)
+        return self.output.read(CARD_NAME, replaced=True)
 
     def is_free(self, run_id: str | None) -> bool:
         """Return whether there is nothing but the run's shards and card; see `Publication.is_free`."""
         return not self.output.is_file() and all(name == META or is_shard_of(run_id, name) for name in self.output.names())
 
     def stage(self, staging: Staging, manifest: Manifest, card: bytes) -> None:
-        """Write the card; see `Publication.stage`."""
+        """Write the card, unless a release is here; see `Publication.stage`."""
         del manifest
-        staging.shards.write(CARD_NAME, card)
+        if staging.shards.put_new(CARD_NAME, card):
+            return
+        if Manifest.read(self.output) is not None:
+            raise _other_release(self.output)
+        staging.shards.write(CARD_NAME, card)  # in place of one that a run left which was aborted
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
         """Create the manifest; see `Publication.commit`."""
         del release, staging
         if not self.output.put_new(MANIFEST_NAME, manifest.to_bytes()):
-            raise OutputError("another run has released into this output", self.output.url, "choose another output.path")
+            raise _other_release(self.output)
+        if not {shard.name for shard in manifest.shards} <= set(self.output.names()):  # aborted while this driver slept
+            self.output.remove(MANIFEST_NAME)
+            raise busy(self.output)
         self.output.write(SUCCESS_NAME, b"")
 
     def finish(self) -> None:
@@ -228,6 +236,10 @@ class ManifestFolder:
         if Manifest.read(self.output) is None:
             remove_shards(self.output, run_id)
             self.output.remove(CARD_NAME)
+
+
+def _other_release(output: Folder) -> OutputError:
+    return OutputError("another run has released into this output", output.url, "choose another output.path")
 
 
 def stage_in_place(output: Folder, actions: Folder, run_id: str) -> Staging:

@@ -104,7 +104,7 @@ class PublishedTable:
     def read_card(self, release: str) -> bytes:
         """Return the card; see `Publication.read_card`."""
         run = self._log.find(release)
-        return self.output.read(_name(CARD_NAME, run or 0))
+        return self.output.read(_name(CARD_NAME, run or 0), replaced=True)
 
     def is_free(self, run_id: str | None) -> bool:
         """Return whether there is no table, or one that may be changed; see `Publication.is_free`."""

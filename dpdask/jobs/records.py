@@ -9,16 +9,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpdask.errors import DpdaskError, InputError, OutputError, TemporaryError
+from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
 from dpdask.io.faults import storage_faults
 from dpdask.io.storage import Folder
 
@@ -207,15 +209,22 @@ class NumberedRecords:
 
     def begin(self) -> None:
         """Remove what an interrupted removal left: it holds the noise of another key."""
+        if self._held is None:
+            self._acquire()  # an earlier run was removed within this lock
+        elif not self.holds():
+            raise busy(self._output)
         self._remove_all_but_chain()
 
     def clear(self) -> None:
-        """Remove all files, `run.json` last: until then no other driver can begin."""
+        """Remove all files, `run.json` last: until then no other driver can begin. Files of a run that began since are left alone."""
+        first = _parse(self._folder, RECORD)
+        if first is None or (self._held is not None and first.get("chain") != self._held.chain):
+            return
+        self._held = None
         self._remove_all_but_chain()
-        newest = self._find_newest()
-        if newest is not None and (self._held is None or newest.chain == self._held.chain):
-            self._held = None
-            self._remove_records(newest.chain)
+        self._remove_records(str(first.get("chain")))
+        again = _parse(self._folder, RECORD)
+        if again is not None and again.get("chain") == first.get("chain"):
             self._folder.remove(RECORD)
 
     @contextmanager
@@ -265,8 +274,8 @@ class NumberedRecords:
 
     def _read_beat(self, owner: str) -> bytes | None:
         try:
-            return self._folder.read(f"beat-{owner}")
-        except InputError:
+            return self._folder.read(f"beat-{owner}", replaced=True)
+        except MissingError:
             return None
 
     def _beat(self, ended: threading.Event) -> None:
@@ -305,7 +314,8 @@ class NumberedRecords:
         if first is None:
             return None
         chain = str(first.get("chain"))
-        numbers = [int(name[len(chain) + 5 : -5]) for name in self._folder.names() if name.startswith(f"run-{chain}-")]
+        found = (re.fullmatch(rf"run-{re.escape(chain)}-(\d{{6,9}})\.json", name) for name in self._folder.names())
+        numbers = [int(match[1]) for match in found if match]
         number = max(numbers, default=0)
         newest = first if number == 0 else _parse(self._folder, _record_name(chain, number))
         if newest is None:
@@ -339,7 +349,7 @@ def _parse(folder: Folder, name: str) -> dict[str, Any] | None:
         content = json.loads(folder.read(name))
         if not isinstance(content, dict) or content.get("format") != STATE_FORMAT:
             raise ValueError
-    except InputError:
+    except MissingError:
         return None
     except ValueError:
         raise unreadable(folder) from None
@@ -355,7 +365,9 @@ def _identify_process() -> dict[str, Any]:
     """Return what tells this process from all others, where the system tells: the machine's start, its process space, number and start."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return {"machine": f"{boot} {Path('/proc/self/ns/pid').readlink()}", "pid": os.getpid(), "started": _find_start(os.getpid())}
+        # the user too, since a hardened system tells nothing of another user's processes
+        place = f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.getuid()}"
+        return {"machine": blake2b(place.encode(), digest_size=16).hexdigest(), "pid": os.getpid(), "started": _find_start(os.getpid())}
     except OSError:
         return {"machine": None}
 
@@ -366,7 +378,7 @@ def _find_start(pid: int) -> str:
 
 
 def _has_ended(owner: Content) -> bool:
-    """Return whether a driver was a process of this machine and has ended; False if that cannot be told."""
+    """Return whether a driver was a process of this user on this machine and has ended; False if that cannot be told."""
     mine = _identify_process()
     if mine["machine"] is None or owner.get("machine") != mine["machine"]:
         return False

@@ -165,7 +165,7 @@ def _find_finished(job: Job, state: RunState, release: str) -> Outcome | None:
             reached = state.read()
             if reached is not None and reached.job == job.digest:
                 job.account.commit(reached.run_id, reached.release_sha256)
-            state.remove()
+            state.remove(None if reached is None else reached.run_id)
     return Outcome(status="already released", output=job.output_url, manifest=manifest, release=release)
 
 
@@ -211,14 +211,16 @@ def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
         job.account.refuse(reached.run_id, reached.sample, drawn=drawn)
     elif reached is not None and settlement == "void":
         job.account.void(reached.run_id)
-    state.remove()
+    state.remove(None if reached is None else reached.run_id)
 
 
 def _nothing_drawn(state: RunState, job: Job) -> bool:
     """Return whether this job's run holds no noise yet, so that nothing is lost with it, and nobody can have seen any."""
     reached = state.read()
-    drawn = any(state.folder.exists(name) for name in (NOISY_NAME, RELEASE_NAME))
-    return reached is None or (reached.stage == "opened" and reached.job == job.digest and not drawn)
+    if reached is None:
+        return True
+    drawn = any(state.secrets(reached.run_id).exists(name) for name in (NOISY_NAME, RELEASE_NAME))
+    return reached.stage == "opened" and reached.job == job.digest and not drawn
 
 
 def _charge(job: Job, state: RunState, reached: Progressed) -> None:
@@ -299,7 +301,7 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
     quality = opened.mechanism.describe_quality(release)
     state.publish(reached, manifest, card)
     job.account.commit(reached.run_id, reached.release_sha256)
-    state.remove()
+    state.remove(reached.run_id)
     told = Told() if strict else _told(reached.fitted, staged)  # with a strict ledger, nobody is told
     warnings = list_sorted_warnings(job, told, len(manifest.shards))
     return Outcome(
@@ -410,7 +412,7 @@ def abort(output_url: str, ledger_url: str | None = None) -> bool:
     Raises
     ------
     SpecError
-        If a ledger keeps the run's key and is not given.
+        If the run's key is elsewhere: in a ledger that is not given, or on another machine.
     OutputError
         If the output is released: what is published cannot be taken back.
     TemporaryError
@@ -423,8 +425,17 @@ def abort(output_url: str, ledger_url: str | None = None) -> bool:
         elif list_manifests(state.output):
             raise OutputError("this output is released already", output_url, "remove the folder yourself, if you must")
         return False
+    if state.is_broken():
+        state.remove_broken()
+        return True
     with state.lock():
         if state.is_committed():
             raise OutputError("this output is released already", output_url, "run the job again to finish it")
         state.remove()
     return True
+
+
+@opens_stores
+def abort_job(job: Job) -> bool:
+    """Remove a job's unfinished run, with the key that its ledger keeps; see `abort`."""
+    return abort(job.output_url, None if job.ledger is None else job.ledger.url)

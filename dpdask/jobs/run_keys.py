@@ -7,6 +7,7 @@ store could then undo the noise.
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from pathlib import Path
 from typing import Protocol
@@ -90,15 +91,15 @@ class HostKeys:
     def write(self, run_id: str, secret: bytes) -> None:
         """Write the key; see `RunKeys.write`."""
         self._make()
-        self._folder.write(run_id, secret, private=True)
+        self._folder.write(check_run_id(run_id), secret, private=True)
 
     def read(self, run_id: str) -> bytes | None:
         """Return the key; see `RunKeys.read`."""
-        return self._folder.read(run_id) if self._folder.exists(run_id) else None
+        return self._folder.read(run_id) if self._folder.exists(check_run_id(run_id)) else None
 
     def remove(self, run_id: str) -> None:
         """Remove the key; see `RunKeys.remove`."""
-        self._folder.remove(run_id)
+        self._folder.remove(check_run_id(run_id))
 
     def _make(self) -> None:
         path = self._folder.local_path
@@ -119,12 +120,15 @@ class LedgerKeys:
         The ledger's URL.
     """
 
-    place = LEDGER
-
     def __init__(self, url: str) -> None:
         from dpdask.privacy.ledger_keys import KeyTable  # SQLAlchemy is for those who have a ledger
 
         self._table = KeyTable(url)
+
+    @property
+    def place(self) -> str:
+        """A random name of the table, made once."""
+        return f"{LEDGER} {self._table.find_name()}"
 
     def write(self, run_id: str, secret: bytes) -> None:
         """Write the key; see `RunKeys.write`."""
@@ -137,6 +141,19 @@ class LedgerKeys:
     def remove(self, run_id: str) -> None:
         """Remove the key; see `RunKeys.remove`."""
         self._table.remove(run_id)
+
+
+def check_run_id(run_id: str) -> str:
+    """Return the name of a run, after checking that it is one: it comes from a file of the store, and names a file here.
+
+    Raises
+    ------
+    OutputError
+        If it is not.
+    """
+    if re.fullmatch("[0-9a-f]{32}", run_id) is None:
+        raise OutputError("the record of an unfinished run names no run: somebody has changed it", None, "remove the hidden folder beside the output")
+    return run_id
 
 
 def find_keys(folder: Folder, ledger_url: str | None) -> RunKeys:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dpdask.engine.compute import forget_everywhere, share_key
 from dpdask.engine.fit import Fitted
@@ -20,7 +21,7 @@ from dpdask.io.manifest import META, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import STATE_FORMAT, LockedRecord, NumberedRecords, RunRecords, busy, unreadable
-from dpdask.jobs.run_keys import LEDGER, find_keys
+from dpdask.jobs.run_keys import LEDGER, check_run_id, find_keys
 from dpdask.streams import STREAM_FORMAT, RunKey
 from dpdask.version import __version__
 
@@ -149,7 +150,7 @@ class RunState:
 
     def secrets(self, run_id: str) -> Folder:
         """Return the folder of a run's private files, as tasks are told of it."""
-        return self.folder if self.output.is_local else EncryptedFolder(self.folder.url, run_id)
+        return self.folder if self.output.is_local else EncryptedFolder(f"{self.folder.url}/{run_id}", run_id)
 
     def staging(self, run_id: str) -> Staging:
         """Return where a run stages what it will publish, and where it records what is staged."""
@@ -170,13 +171,12 @@ class RunState:
             return None
         place = self._check_versions(content)
         if place != self.keys.place:
-            where = "in a ledger" if place == LEDGER else "on another machine, or of another user"
-            what = f"the key of this output's unfinished run is {where}, so the run cannot go on here"
-            raise InputError(what, self.output.url, "run the job there, or `dpdask abort` this output")
+            what = f"the key of this output's unfinished run is {_say_place(place)}"
+            raise InputError(what, self.output.url, "run the job there, or abort it there")
         try:
-            key = self.keys.read(str(content["run_id"]))
-            if key is None:
-                return None  # the rest of a run that was being removed
+            key = self.keys.read(check_run_id(str(content["run_id"])))
+            if key is None or content.get(_PRIVATE, "") is None:
+                return None  # the rest of a run that was being removed, or one that had only a name
             values = {name: value for name, value in content.items() if name not in _ABOUT}
             if not self.output.is_local:
                 values |= json.loads(decrypt(key, _PRIVATE, base64.b64decode(values.pop(_PRIVATE))))
@@ -205,6 +205,9 @@ class RunState:
         if content is None:
             return None
         try:
+            check_run_id(str(content["run_id"]))
+            if content["stage"] not in get_args(Stage):
+                raise ValueError
             return Unfinished(**{name: content[name] for name in _PUBLIC}, target=Target.model_validate(content["target"]))
         except (KeyError, ValueError):
             raise unreadable(self.folder) from None
@@ -231,6 +234,9 @@ class RunState:
                 raise busy(self.output)  # another driver took the run over, and ended it
             private = {name: content.pop(name) for name in list(content) if name not in _PUBLIC}
             content[_PRIVATE] = base64.b64encode(encrypt(key, _PRIVATE, json.dumps(private).encode())).decode()
+        self._write(content)
+
+    def _write(self, content: Mapping[str, Any]) -> None:
         about = {"format": STATE_FORMAT, "version": __version__, "streams": STREAM_FORMAT, "key": self.keys.place}
         self._records.write({**about, "target": self._target.model_dump(mode="json"), **content})
 
@@ -263,12 +269,17 @@ class RunState:
         fragments
             As in `Progressed`.
 
-        A key that an earlier attempt left without a record was never used, and is replaced. What a removal that was
-        interrupted left is removed: it holds the noise of another key.
+        A key that an earlier attempt left was never used, and is removed. What a removal that was interrupted left is removed: it holds
+        the noise of another key.
         """
+        before = None if self.output.is_local else self._read_unfinished()
+        if before is not None:
+            self.keys.remove(before.run_id)
         self._records.begin()
         key = (RunKey.fresh() if seed is None else RunKey.insecure(seed, self.number)).reveal()
         run_id = uuid.uuid4().hex
+        if not self.output.is_local:  # the name before the key, so that no key is left that nothing names
+            self._write({"run_id": run_id, "job": job, "release": release, "stage": "opened", _PRIVATE: None})
         self.keys.write(run_id, key)
         with self.share_key(run_id):
             if holdout is not None:
@@ -313,9 +324,12 @@ class RunState:
         TemporaryError
             If another driver has taken the run over.
         """
-        staging = self.staging(reached.run_id)
+        staging, staged = self.staging(reached.run_id), replace(reached, stage="staged")
+        if not self.output.is_local:
+            self.write(staged)  # first: a driver that lost the run while it slept writes nothing into the output
         self.publication.stage(staging, manifest, card)
-        self.write(replace(reached, stage="staged"))
+        if self.output.is_local:
+            self.write(staged)
         self.publication.commit(reached.release, staging, manifest)
 
     def find_release(self, release: str) -> Manifest | None:
@@ -331,6 +345,8 @@ class RunState:
             found = self._read_unfinished()
             if manifest is not None or self.publication.is_free(None if found is None else found.run_id):
                 return manifest
+        if self.is_broken():
+            raise unreadable(self.folder)
         raise OutputError("this output exists and is not this run's", self.output.url, "choose another output.path, or remove it")
 
     def is_left_by(self, release: str) -> bool:
@@ -350,27 +366,53 @@ class RunState:
         staging = self.staging(run_id)
         return sum(name.endswith(staging.place(".parquet")) for name in staging.shards.names())
 
-    def remove(self) -> None:
+    def remove(self, run_id: str | None = None) -> None:
         """Remove the run: the key first, so that anything left behind is useless; then clear the memory of the driver and the workers.
 
         What the run has written into the output is removed too, unless it is released.
+
+        Parameters
+        ----------
+        run_id
+            The name of the run: if another one is there by now, in a store, it is left alone. None for any.
         """
         found = self._read_unfinished()  # a record that cannot be read names no key of a store
+        if not self.output.is_local and run_id is not None and (found is None or found.run_id != run_id):
+            forget_everywhere()
+            return
         if self.output.is_local:
             self.keys.remove("")
             self.folder.remove(HOLDOUT_NAME)
         elif found is not None:
-            if (self._records.read() or {}).get("key") == LEDGER != self.keys.place:
-                raise SpecError("the key of this run is kept by a ledger", self.output.url, "name it: `dpdask abort OUT --ledger URL`")
+            place = str((self._records.read() or {}).get("key"))
+            if place != self.keys.place:
+                hint = "abort it there, or name the job: `dpdask abort --job JOB`"
+                raise SpecError(f"the key of this run is {_say_place(place)}", self.output.url, hint)
             self.keys.remove(found.run_id)
         if found is not None:
             found.target.open(self.output).undo(found.release, found.run_id)
         self._records.clear()
         forget_everywhere()
 
+    def is_broken(self) -> bool:
+        """Return whether the records of a run in a store cannot be read: they are of another version, or somebody has changed them."""
+        try:
+            self.read_unfinished()
+        except OutputError:
+            return not self.output.is_local
+        return False
+
+    def remove_broken(self) -> None:
+        """Remove a run in a store whose records cannot be read, with every key that they name and that is here."""
+        for name in self.folder.names():
+            if name.startswith("run"):
+                for run_id in re.findall(rb'"run_id": "([0-9a-f]{32})"', self.folder.read(name)):
+                    self.keys.remove(run_id.decode())
+        self.folder.remove()
+
     def remove_rest(self) -> None:
-        """Remove a hidden folder without a record; the caller holds the lock."""
-        if self.folder.exists() and self.read_unfinished() is None:
+        """Remove a hidden folder without a record; the caller holds the lock. In a store, a run that begins does so."""
+        if self.output.is_local and self.folder.exists() and self.read_unfinished() is None:
             self.remove()
 
     def sweep(self) -> None:
@@ -387,3 +429,8 @@ class RunState:
     def lock(self) -> AbstractContextManager[None]:
         """Keep other drivers away from the run; see `RunRecords.lock`."""
         return self._records.lock()  # type: ignore[no-any-return]  # of either class
+
+
+def _say_place(place: str) -> str:
+    """Return where the key of a run is that is not here, for messages."""
+    return "in a ledger that is not named here" if place.startswith(LEDGER) else "on another machine, or of another user"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
+
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from dpdask.privacy.ledger_tables import RUN_KEYS, LedgerStore
+
+_NAME = "name"
 
 
 class KeyTable:
@@ -41,6 +45,19 @@ class KeyTable:
             connection.execute(sa.insert(RUN_KEYS), {"run_id": run_id, "key": secret.hex()})
 
         self._store.create(insert)
+
+    def find_name(self) -> str:
+        """Return the random name of this table, which tells it from that of another ledger; it is made once."""
+
+        def find(connection: Connection) -> str:
+            query = sa.select(RUN_KEYS.c.key).where(RUN_KEYS.c.run_id == _NAME)
+            found: str | None = connection.execute(query).scalar()
+            if found is None:
+                found = uuid.uuid4().hex
+                connection.execute(sa.insert(RUN_KEYS), {"run_id": _NAME, "key": found})
+            return found
+
+        return self._store.create(find)
 
     def read(self, run_id: str) -> bytes | None:
         """Return a run's key, or None."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import signal
 import time
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.helpers import charging_entries, lake, run_here, write_job
+from e2e.helpers import charging_entries, lake, load, run_here, write_job
 from faults.drivers import Drivers
 from fsspec.asyn import sync
 from services.stores import OpenStore, Store
@@ -21,7 +22,8 @@ from dpdask.io.filesystems import open_filesystem
 from dpdask.io.manifest import Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs import records, state
-from dpdask.jobs.run import abort, status
+from dpdask.jobs.publication import ManifestFolder
+from dpdask.jobs.run import abort, abort_job, status
 from dpdask.privacy.ledger_keys import KeyTable
 
 BEFORE_COMMIT = (
@@ -139,11 +141,13 @@ def test_a_driver_at_work_is_not_disturbed(store: Store, drivers: Drivers, sourc
     pid = drivers.start("run", job, point="some-shards", strike="pause", sign=tmp_path / "sign", environment=environment(store, tmp_path))
     while not (tmp_path / "sign").exists():
         time.sleep(0.02)
-    before = {name: store.folder.sibling(".", ".dpdask").read(name) for name in ("run.json", "release.npz")}
+    hidden = store.folder.sibling(".", ".dpdask")
+    [run_id] = [name for name in hidden.names() if len(name) == 32]
+    before = {name: hidden.read(name) for name in ("run.json", f"{run_id}/release.npz")}
     for call in (lambda: run_here(job), lambda: abort(store.folder.url)):
         with pytest.raises(TemporaryError, match="another run is writing this output"):
             call()
-    assert before == {name: store.folder.sibling(".", ".dpdask").read(name) for name in before}
+    assert before == {name: hidden.read(name) for name in before}
     os.kill(pid, signal.SIGKILL)
     drivers.wait()
     assert run_here(job).status == "released"
@@ -195,10 +199,12 @@ def test_abort_needs_the_ledger_that_keeps_the_key(store: Store, drivers: Driver
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
     drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
     run_id = charging_entries(**place)[-1].run_id
-    with pytest.raises(SpecError, match="kept by a ledger"):
-        abort(store.folder.url)
+    other = make_ledger(tmp_path / "other")
+    for url in (None, other["url"]):
+        with pytest.raises(SpecError, match="in a ledger that is not named"):
+            abort(store.folder.url, url)
     assert KeyTable(place["url"]).read(run_id) is not None
-    assert abort(store.folder.url, place["url"]) is True
+    assert abort_job(load(job)) is True
     assert KeyTable(place["url"]).read(run_id) is None
     assert store.folder.names() == []
 
@@ -211,6 +217,8 @@ def test_without_a_ledger_the_run_goes_on_where_its_key_is(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
     with pytest.raises(InputError, match="on another machine"):
         run_here(job)
+    with pytest.raises(SpecError, match="on another machine"):
+        abort(store.folder.url)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert run_here(job).status == "released"
     check_released(store, quiet, keys)
@@ -246,3 +254,110 @@ def test_a_folder_that_is_no_release(store: Store, source: Path, tmp_path: Path)
     with pytest.raises(OutputError, match="not this run's"):
         run_here(job)
     assert store.folder.names() == ["mine.txt"]
+
+
+@pytest.fixture
+def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every driver that was not just now at work be taken for one that sleeps."""
+    monkeypatch.setattr(records, "BEAT_SECONDS", 3600.0)
+    monkeypatch.setattr(records, "LEASE_SECONDS", 0.1)
+    monkeypatch.setattr(records, "_has_ended", lambda _: True)
+
+
+MOMENTS = {"before it publishes": (state.RunState, "publish"), "before the card": (ManifestFolder, "stage")}
+MOMENTS["before the manifest"] = (ManifestFolder, "commit")
+
+
+@pytest.mark.parametrize("meanwhile", ["aborted", "another release"])
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.usefixtures("short_lease")
+def test_a_driver_that_wakes_up_publishes_nothing(
+    meanwhile: str, moment: str, store: Store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    slept: list[bytes] = []
+
+    def sleep() -> None:
+        if not slept:
+            slept.append(b"")
+            assert abort(store.folder.url)
+            if meanwhile == "another release":
+                run_here(job, privacy__epsilon=20.0)
+                slept[0] = store.folder.read("_dpdask/release.json")
+
+    owner, name = MOMENTS[moment]
+    original = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda self, *given: (sleep(), original(self, *given))[1])
+    with pytest.raises((TemporaryError, OutputError)):
+        run_here(job)
+    manifest = Manifest.read(store.folder)
+    if meanwhile == "aborted":
+        assert manifest is None
+    else:
+        assert manifest is not None
+        assert store.folder.read("_dpdask/release.json") == slept[0]
+        assert set(store.folder.names()) >= {shard.name for shard in manifest.shards}
+
+
+def test_a_store_that_refuses_for_a_moment_is_not_one_without_a_run(
+    store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    drivers.run("run", job, point="all-shards", environment=environment(store, tmp_path))
+    read, left = Folder.read, [0]
+
+    def refusing(self: Folder, name: str) -> bytes:
+        if name == "run.json":
+            left[0] -= 1
+            if left[0] == 0:
+                raise InputError("permission denied", name)
+        return read(self, name)
+
+    monkeypatch.setattr(Folder, "read", refusing)
+    for nth in (1, 2, 3, 5):
+        left[0] = nth
+        with pytest.raises(InputError, match="permission denied"):
+            run_here(job)
+    assert run_here(job).status == "released"
+    check_released(store, quiet, keys)
+
+
+@pytest.mark.parametrize("run_id", ["../../../victim", "", "f" * 31])
+def test_a_record_that_names_no_run_harms_nothing(run_id: str, store: Store, source: Path, keys: Path, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("keep")
+    keys.mkdir(parents=True, mode=0o700)
+    (keys / ("a" * 32)).write_bytes(bytes(32))
+    content = {"run_id": run_id, "job": "j", "release": "r", "stage": "opened", "key": "host x", "target": {}, "version": "0", "streams": 1}
+    record = {"format": records.STATE_FORMAT, "chain": "c", "owner": None, "run": {"format": records.STATE_FORMAT, **content}}
+    store.folder.sibling(".", ".dpdask").write("run.json", json.dumps(record).encode())
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    with pytest.raises(OutputError):
+        run_here(job)
+    abort(store.folder.url)
+    assert (tmp_path / "victim").read_text() == "keep"
+    assert (keys / ("a" * 32)).exists()
+    assert run_here(job).status == "released"
+
+
+@pytest.mark.parametrize("harm", ["another format", "no JSON"])
+def test_a_run_whose_records_cannot_be_read_is_aborted(harm: str, store: Store, drivers: Drivers, source: Path, keys: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
+    hidden = store.folder.sibling(".", ".dpdask")
+    hidden.write("run.json", hidden.read("run.json").replace(b'"format": 2', b'"format": 3') if harm == "another format" else b"{")
+    with pytest.raises(OutputError, match="abort"):
+        run_here(job)
+    assert abort(store.folder.url) is True
+    assert kept(keys) == []
+    assert hidden.names() == []
+
+
+def test_a_driver_removes_its_own_run_alone(store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    drivers.run("run", job, point="all-shards", environment=environment(store, tmp_path))
+    before = store.folder.sibling(".", ".dpdask").names()
+    state.RunState(store.folder).remove("0" * 32)  # as a driver does that removed another run before, and comes late
+    assert store.folder.sibling(".", ".dpdask").names() == before
+    assert len(kept(keys)) == 1
+    assert run_here(job).status == "released"
+    check_released(store, quiet, keys)

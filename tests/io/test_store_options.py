@@ -27,12 +27,36 @@ SECRET = "Zebulon-93af"
         ({"s3": {"secret": {"env": "A", "default": SECRET}}}, "secret: a reference has one key"),
         ({"s3": {"secret": {"env": ""}}}, "secret: a reference has one key"),
         ({"s3": {"endpoint_url": f"https://me:{SECRET}@lake"}}, "endpoint_url: a URL with a user or password"),
+        ({"s3": {"config_kwargs": {"proxies": {"http": f"me:{SECRET}/@proxy:80"}}}}, r"proxies\.http: a URL with a user or password"),
+        ({"s3": {"endpoint_url": f"https://[{SECRET}@lake"}}, "endpoint_url: a URL with a user or password"),
+        ({"https": {"client_kwargs": {"headers": {"Authorization": f"Bearer {SECRET}"}}}}, r"headers\.Authorization: a secret may not"),
+        ({"https": {"headers": {"X-Api-Key": SECRET}}}, "X-Api-Key: a secret may not"),
+        ({"https": {"headers": [f"Authorization: {SECRET}"]}}, "headers: a secret may not"),
+        ({"https": {"headers": {"Cookie": SECRET}}}, "Cookie: a secret may not"),
+        ({"https": {"client_kwargs": {"cookies": {"session": SECRET}}}}, r"cookies\.session: a secret may not"),
+        ({"sftp": {"passphrase": SECRET}}, "passphrase: a secret may not"),
+        ({"sftp": {"pwd": SECRET}}, "pwd: a secret may not"),
+        ({"s3": {"apikey": SECRET}}, "apikey: a secret may not"),
+        ({"s3": {"client_kwargs": {"auth": ["me", SECRET]}}}, "auth: a secret may not"),
+        ({"s3": {"client_kwargs": {"auth": ("me", SECRET)}}}, "auth: a secret may not"),
+        ({"az": {"account_host": f"x/?sv=1&sig={SECRET}"}}, "account_host: a URL with a query"),
+        ({"az": {"account_host": f"sv=1&sig={SECRET}"}}, "account_host: a secret may not"),
+        ({"az": {"account_host": f"AccountName=a;AccountKey={SECRET}"}}, "account_host: a secret may not"),
+        ({"s3": {1: {"secretKey": SECRET}}}, "secretKey: a secret may not"),
     ],
 )
 def test_what_is_wrong_is_refused_without_its_value(storage, says):
     with pytest.raises(SpecError, match=says) as caught:
         check_options(storage)
     assert SECRET not in str(caught.value)
+
+
+def test_what_is_no_secret_is_accepted():
+    client = {"region_name": "eu-1", "verify": "/etc/ssl/lake.pem"}
+    config = {"signature_version": "s3v4", "proxies": {"https": "http://proxy:3128"}, "s3": {"addressing_style": "path"}}
+    s3 = {"endpoint_url": "https://lake.example.org:9000", "anon": False, "profile": "me@lake", "client_kwargs": client, "config_kwargs": config}
+    storage = {"s3": s3, "az": {"account_name": "lake", "account_host": "127.0.0.1:10000"}, "gs": {"project": "p", "requester_pays": True}}
+    assert check_options(storage) is storage
 
 
 LAKE = {"endpoint_url": "http://lake", "key": {"env": "LAKE_KEY"}, "config_kwargs": {"proxies": [{"env": "LAKE_PROXY"}]}}

@@ -6,15 +6,17 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Barrier
 
 import pytest
 from services.stores import in_environment
 
 from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
-from dpdask.io import filesystems
+from dpdask.io import filesystems, versions
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.storage import Folder
+from dpdask.jobs import records
 
 RACES = 20
 
@@ -290,17 +292,105 @@ def test_an_answer_that_is_lost_in_a_bucket_with_versions(open_store, impatient)
         assert _versions(store) == ["a"]
 
 
-def test_who_may_not_remove_versions_cannot_replace_a_file_in_silence(open_store):
-    """Else the older version of a sign of life would be read."""
+@pytest.fixture
+def whole_seconds(monkeypatch):
+    """Have an S3 file system tell times as most stores do."""
+
+    def have(fs):
+        call = fs.call_s3
+
+        def call_s3(method, **words):
+            answer = call(method, **words)
+            for entry in (*answer.get("Versions", ()), *answer.get("DeleteMarkers", ())):
+                entry["LastModified"] = entry["LastModified"].replace(microsecond=0)
+            return answer
+
+        monkeypatch.setattr(fs, "call_s3", call_s3)
+
+    return have
+
+
+def test_the_order_of_versions_decides_also_within_a_second(open_store, whole_seconds):
     with open_store("radosgw", versioned=True) as store:
         fs, path = open_filesystem(store.folder.url)
-        bucket = path.partition("/")[0]
-        everybody = {"Principal": "*", "Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]}
-        rules = [{"Effect": "Allow", "Action": "s3:*", **everybody}, {"Effect": "Deny", "Action": "s3:DeleteObjectVersion", **everybody}]
-        fs.call_s3("put_bucket_policy", Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": rules}))
-        with in_environment(store.server.environment(user="stranger")):
-            assert store.folder.put_new("a", b"1")
-            assert not store.folder.exists("b")
-            store.folder.write("b", b"1")
-            with pytest.raises(OutputError, match=r"old versions of files cannot be removed; allow s3:DeleteObjectVersion"):
-                store.folder.write("b", b"2")
+        whole_seconds(fs)
+        for number in range(3):
+            assert store.folder.put_new("a", f"{number}".encode())
+            assert store.folder.read("a") == f"{number}".encode()
+            fs.rm(f"{path}/a")  # by somebody who leaves the version
+            with pytest.raises(InputError, match="missing"):
+                store.folder.read("a")
+
+
+def test_versions_on_many_pages(open_store, monkeypatch):
+    monkeypatch.setattr(versions, "_PAGE", 2)
+    with open_store("radosgw", versioned=True) as store:
+        fs, path = open_filesystem(store.folder.url)
+        for name in ("a", "a", "a", "a", "a", "ab", "b/c", "b/c", "b/c", "b/d", "bc"):
+            fs.pipe_file(f"{path}/{name}", f"{len(_versions(store))}".encode())
+        assert store.folder.read("a") == b"0"
+        assert store.folder.read("a", replaced=True) == b"4"
+        assert store.folder.claim("a", b"late") == b"0"
+        assert _versions(store) == ["a", "ab", "bc", "c", "c", "c", "d"]
+        store.folder.remove("b")
+        assert _versions(store) == ["a", "ab", "bc", "c", "c", "c", "d"]
+        store.folder.child("b").remove()
+        assert _versions(store) == ["a", "ab", "bc"]
+        store.folder.remove()
+        assert _versions(store) == []
+
+
+def test_what_another_driver_creates_while_a_file_is_removed_stays(open_store, monkeypatch):
+    with open_store("radosgw", versioned=True) as store:
+        store.folder.put_new("a", b"1")
+        delete = versions._delete
+
+        def be_late(*words):
+            delete(*words)
+            monkeypatch.setattr(versions, "_delete", delete)
+            assert store.folder.put_new("a", b"2")
+
+        monkeypatch.setattr(versions, "_delete", be_late)
+        store.folder.remove("a")
+        assert store.folder.read("a") == b"2"
+
+
+@contextmanager
+def _without_the_right_to_remove_versions(store):
+    fs, path = open_filesystem(store.folder.url)
+    bucket = path.partition("/")[0]
+    everybody = {"Principal": "*", "Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]}
+    rules = [{"Effect": "Allow", "Action": "s3:*", **everybody}, {"Effect": "Deny", "Action": "s3:DeleteObjectVersion", **everybody}]
+    fs.call_s3("put_bucket_policy", Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": rules}))
+    with in_environment(store.server.environment(user="stranger")):
+        yield
+
+
+def test_who_may_not_remove_versions_reads_the_newest_of_what_is_replaced(open_store):
+    with open_store("radosgw", versioned=True) as store, _without_the_right_to_remove_versions(store):
+        assert store.folder.put_new("a", b"1")
+        assert not store.folder.exists("b")
+        for content in (b"1", b"2"):
+            store.folder.write("b", content)
+            assert store.folder.read("b", replaced=True) == content
+        store.folder.remove("b")
+        with pytest.raises(InputError, match="missing"):
+            store.folder.read("b", replaced=True)
+        store.folder.write("a", b"2")
+        with pytest.raises(OutputError, match=r"old versions of files cannot be removed; allow s3:DeleteObjectVersion"):
+            store.folder.claim("a", b"3")  # what its first writer decided is not decided by chance
+
+
+def test_a_driver_that_may_not_remove_versions_is_seen_alive(open_store, monkeypatch):
+    monkeypatch.setattr(records, "BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(records, "LEASE_SECONDS", 3.0)
+    with open_store("radosgw", versioned=True) as store, _without_the_right_to_remove_versions(store):
+        hidden = store.folder.sibling(".", ".dpdask")
+        mine, other = (records.NumberedRecords(hidden, store.folder) for _ in range(2))
+        monkeypatch.setattr(records, "_has_ended", lambda _: False)
+        with mine.lock():
+            mine.write({"run_id": "r"})
+            time.sleep(0.5)
+            with pytest.raises(TemporaryError, match="another run is writing"), other.lock():
+                pass
+            assert mine.holds()
