@@ -179,7 +179,7 @@ class GrowingState(RunState):
             return
         manifest = self.output.read(name_manifest(number - 1))
         kept = self.kept.read(manifest, number - 1)
-        first = Card.read(self.output.read(CARD_NAME), CARD_NAME)
+        first = Card.read(self.output.read(CARD_NAME, replaced=True), CARD_NAME)
         self.output.write(SUCCESS_NAME, b"")
         self.output.write(SUMMARY_NAME, first.model_copy(update={"series": describe_series(kept.sizes, first)}).to_bytes())
         self.kept.sweep(manifest, number - 1)
@@ -189,7 +189,7 @@ class GrowingState(RunState):
         if not self.output.exists(SUMMARY_NAME):
             return None
         with suppress(ValueError, KeyError, TypeError):
-            return int(json.loads(self.output.read(SUMMARY_NAME))["series"]["releases"])
+            return int(json.loads(self.output.read(SUMMARY_NAME, replaced=True))["series"]["releases"])
         return None
 
     def remove(self, run_id: str | None = None) -> None:
@@ -197,7 +197,7 @@ class GrowingState(RunState):
         if not self.holds_run():
             return  # it is another driver's now
         found = self._read_unfinished()
-        if found is not None:
+        if found is not None and run_id in (None, found.run_id):
             self.publication.undo(found.release, found.run_id)
         super().remove(run_id)
         if not self.number:
@@ -269,7 +269,7 @@ def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, str
             state.tidy(job)
     number, unfinished = state.number, state.find_unfinished(job)
     opened = open_next(job, state, unfinished)
-    if not opened.table.fragments:
+    if number and not opened.table.fragments:
         return None
     following = state.extend(job, opened.table)
     following.account.check_room(None if unfinished is None else unfinished.run_id)

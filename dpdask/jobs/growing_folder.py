@@ -12,6 +12,7 @@ from dpdask.io.faults import storage_faults
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.publication import ManifestFolder, Publication, RenamedFolder, remove_shards
+from dpdask.jobs.records import busy
 
 
 class GrowingFolder:
@@ -53,7 +54,7 @@ class GrowingFolder:
 
     def read_card(self, release: str) -> bytes:
         """Return the card of a release; see `Publication.read_card`."""
-        return self.output.read(_name_card(read_number(release)))
+        return self.output.read(_name_card(read_number(release)), replaced=True)
 
     def is_free(self, run_id: str | None) -> bool:
         """Return whether there is a release already, or nothing else; see `Publication.is_free`."""
@@ -80,6 +81,9 @@ class GrowingFolder:
                     (staging.shards.local_path / name).replace(self.output.local_path / name)
         if not self.output.put_new(name_manifest(number), manifest.to_bytes()):
             raise OutputError("another run has released these rows into this output", self.output.url, "run the job again")
+        if not {shard.name for shard in manifest.shards} <= set(self.output.names()):  # aborted while this driver slept
+            self.output.remove(name_manifest(number))
+            raise busy(self.output)
         self.output.write(SUCCESS_NAME, b"")
 
     def finish(self) -> None:

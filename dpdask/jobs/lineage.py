@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from dpdask.errors import DpdaskError, InternalError, SpecError
 from dpdask.io.storage import Folder
+from dpdask.jobs.growing_folder import GrowingFolder
 from dpdask.jobs.run import Outcome
 from dpdask.jobs.spec import Job
 from dpdask.version import __version__
@@ -129,7 +130,9 @@ class _Events:
         source, output = event.inputs[0], event.outputs[0]
         output.outputFacets = {"outputStatistics": size}
         with suppress(DpdaskError):  # a card that cannot be read just now
-            card = json.loads(self._job.file.output.target.open(Folder(outcome.output)).read_card(outcome.release))
+            folder = Folder(outcome.output)
+            publication = GrowingFolder(folder) if self._job.file.growing else self._job.file.output.target.open(folder)
+            card = json.loads(publication.read_card(outcome.release))
             output.facets = {"dpdask_releaseCard": _facet("ReleaseCard", card=card)}
             if "input" in card:
                 source.facets = {"version": dataset_version_dataset.DatasetVersionDatasetFacet(str(card["input"]["version"]))}

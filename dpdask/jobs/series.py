@@ -18,7 +18,7 @@ from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
 from dpdask.io.storage import Folder
 from dpdask.jobs.records import check_place
-from dpdask.jobs.run_keys import LEDGER, HostKeys, LedgerKeys, RunKeys
+from dpdask.jobs.run_keys import LEDGER, HostKeys, LedgerKeys, RunKeys, check_run_id
 from dpdask.privacy.series import extend_head
 
 _ABOUT = "series.json"
@@ -161,7 +161,7 @@ class KeptFolder:
         else:
             keys = self._find_keys()
             place = keys.place
-            keys.write(f"series-{series_id}", blake2b(run_key, digest_size=32, person=_PERSON).digest())
+            keys.write(series_id, blake2b(run_key, digest_size=32, person=_PERSON).digest())
         self.folder.create(private=True)
         self.folder.write(_ABOUT, json.dumps({"format": _FORMAT, "id": series_id, "key": place}).encode(), private=True)
         self._write(RELEASE_NAME, release)
@@ -231,7 +231,7 @@ class KeptFolder:
 
     def _key_name(self) -> str:
         try:
-            about = json.loads(self.folder.read(_ABOUT))
+            about = json.loads(self.folder.read(_ABOUT, replaced=True))
             if about["format"] != _FORMAT:
                 raise ValueError
         except InputError:
@@ -239,9 +239,9 @@ class KeptFolder:
         except (ValueError, KeyError, TypeError):
             raise OutputError("what this series keeps is of another version", self.folder.url, "use the dpdask that wrote it") from None
         if about["key"] != self._find_keys().place:
-            where = "in a ledger" if about["key"] == LEDGER else "on another machine, or of another user"
+            where = "in a ledger" if str(about["key"]).startswith(LEDGER) else "on another machine, or of another user"
             raise InputError(f"the key of this series is {where}, so it cannot go on here", self._output.url, "run the job there")
-        return f"series-{about['id']}"
+        return check_run_id(str(about["id"]))
 
     def _write(self, name: str, data: bytes) -> None:
         self.folder.write(name, data if self._output.is_local else encrypt(self._read_key(), name, data), private=True)
@@ -249,7 +249,7 @@ class KeptFolder:
     def _read(self, name: str) -> bytes:
         key = None if self._output.is_local else self._read_key()
         try:
-            data = self.folder.read(name)
+            data = self.folder.read(name, replaced=True)
             return data if key is None else decrypt(key, name, data)
         except InputError:
             raise self._lost() from None

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from e2e.growing import BY_USER, HISTOGRAM, HOLDOUT, KNOWN, SCHEMA, N, add_day, at, grow, job, kept, kinds, manifests, released, spent
 from e2e.helpers import call_cli, charging_entries, digests, error_line, hidden, load, run_here, write_job
 
@@ -334,6 +335,29 @@ def test_a_table_that_is_released_as_a_whole_cannot_grow(tmp_path: Path) -> None
     result = call_cli("validate", made)
     assert result.returncode == SpecError.exit_code
     assert "growing: this mechanism releases a table as a whole" in error_line(result)
+
+
+@pytest.mark.parametrize("change", [{"output__format": "delta"}, {"input": {"path": "in", "format": "delta"}}], ids=["output", "input"])
+def test_delta_tables_do_not_grow(change: dict[str, Any], tmp_path: Path) -> None:
+    made = job(tmp_path, tmp_path / "in")
+    content = yaml.safe_load(made.read_text())
+    for key, value in change.items():
+        if key == "input":
+            content["input"] = {**value, "path": str(tmp_path / "in")}
+        else:
+            content["output"]["format"] = value
+    made.write_text(yaml.safe_dump(content))
+    result = call_cli("validate", made)
+    assert result.returncode == SpecError.exit_code
+    assert "growing: a growing table is read from plain files and written to plain files, not delta" in error_line(result)
+
+
+def test_an_empty_table_is_refused_as_ever(tmp_path: Path) -> None:
+    made = job(tmp_path / "job", tmp_path / "in")
+    add_day(tmp_path / "in", 0, n_rows=0)
+    with pytest.raises(DataError, match="the table has no rows"):
+        run_here(made)
+    assert not list(tmp_path.glob("job/.out*"))
 
 
 @pytest.mark.parametrize("gone", ["series.json", "release.npz", "released-", ""], ids=repr)
