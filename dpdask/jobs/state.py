@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from dpdask.engine.compute import forget_everywhere, share_key
+from dpdask.engine.compute import forget_everywhere, share_key, withdraw_key
 from dpdask.engine.fit import Fitted
 from dpdask.engine.work import HOLDOUT_NAME
 from dpdask.engine.write import Staging
@@ -343,6 +343,7 @@ class RunState:
             if (self._records.read() or {}).get("key") == LEDGER != self.keys.place:
                 raise SpecError("the key of this run is kept by a ledger", self.output.url, "name it: `dpdask abort OUT --ledger URL`")
             self.keys.remove(found.run_id)
+            withdraw_key(found.run_id)  # a driver that was killed may have left it with the cluster
         if found is not None:
             found.target.open(self.output).undo(found.release, found.run_id)
         self._records.clear()
