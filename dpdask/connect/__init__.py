@@ -10,7 +10,7 @@ import dask
 
 from dpdask.connect.address import check_address, replace_scheduler
 from dpdask.connect.spec import Cluster, Synchronous, Threads
-from dpdask.engine.compute import PATIENCE_KEY
+from dpdask.engine.compute import INSECURE_KEY, PATIENCE_KEY
 
 
 def check_cluster(cluster: Cluster, scheduler: str | None = None) -> tuple[str, ...]:
@@ -68,5 +68,6 @@ def open_cluster(cluster: Cluster, scheduler: str | None = None) -> Iterator[str
     else:
         opened = importlib.import_module(f"{__name__}.{cluster.kind}").open_workers(cluster)
         minutes = getattr(cluster, "patience_minutes", None)
-        with dask.config.set({} if minutes is None else {PATIENCE_KEY: 60.0 * minutes}), opened as description:
+        settings = {INSECURE_KEY: getattr(cluster, "insecure", False), **({} if minutes is None else {PATIENCE_KEY: 60.0 * minutes})}
+        with dask.config.set(settings), opened as description:
             yield description

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from distributed.security import Security
 
 _AUTHENTICATED = {"tls", "wss", "https"}  # Dask's TLS asks both sides for a certificate; a gateway asks for a password or a token
+_GATEWAY = "gateway"  # a gateway's proxy of a scheduler: TLS with certificates of that cluster
 _IN_PROCESS = "inproc"
 _SECONDS = 15.0
 _LOGGERS = ("distributed", "distributed.client", "tornado", "tornado.application")
@@ -53,11 +54,10 @@ def check_address(cluster: Cluster) -> tuple[str, ...]:
         return ()
     if not cluster.address:
         raise SpecError("the key 'cluster.address' is missing", "cluster", "give the scheduler's address, such as tls://host:8786")
-    scheme, mark, place = cluster.address.rpartition("://")
-    scheme = scheme.lower() if mark else dask.config.get("distributed.comm.default-scheme")
+    scheme, place = _split(cluster.address)
     if scheme in _AUTHENTICATED or scheme == _IN_PROCESS:
         return ()
-    local, where = is_loopback(place.partition("/")[0]), hide_user(cluster.address)
+    local, where = is_loopback(place), hide_user(cluster.address)
     if isinstance(cluster, Gateway):
         safe, who, what = "https://", "anyone on the way", "without https, {who} can read the password or token for this gateway"
     else:
@@ -68,7 +68,21 @@ def check_address(cluster: Cluster) -> tuple[str, ...]:
     if isinstance(cluster, Gateway):
         return () if local else (f"{where}: {what.format(who=who)}; use {safe}",)
     what = f"the scheduler at {where} asks for no certificate: {who} can run code on its workers and read what they read"
+    if not local:
+        what += ", and anyone on the way can read what is sent: exact counts, and the key of a run whose output is in a store"
     return (f"{what}; use {safe}",)
+
+
+def is_exposed(address: str) -> bool:
+    """Return whether anyone on the way can read what is sent to a scheduler or a worker: it is on a network, and does not use TLS."""
+    scheme, place = _split(address)
+    return scheme not in {*_AUTHENTICATED, _GATEWAY, _IN_PROCESS} and not is_loopback(place)
+
+
+def _split(address: str) -> tuple[str, str]:
+    """Return an address's scheme, or Dask's default one, and its `host:port`."""
+    scheme, mark, place = address.rpartition("://")
+    return scheme.lower() if mark else dask.config.get("distributed.comm.default-scheme"), place.partition("/")[0]
 
 
 def is_loopback(place: str) -> bool:

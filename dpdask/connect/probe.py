@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import dask
 
-from dpdask.engine.compute import LONELY_SECONDS, PATIENCE_KEY, find_client
+from dpdask.connect.address import hide_user, is_exposed
+from dpdask.engine.compute import INSECURE_KEY, LONELY_SECONDS, PATIENCE_KEY, find_client
 from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.fragment import Fragment
 from dpdask.io.storage import Folder
@@ -38,11 +39,13 @@ def check_workers(fragments: Sequence[Fragment], *, output: Folder, secrets: Fol
         A folder into which workers write; it exists. A file `_dpdask-probe-…` is written and removed.
     secrets
         The folder of the run's secrets, if workers read one; it exists. The driver writes such a file, and each worker reads it.
+        If it is None, the run's key is sent to them.
 
     Raises
     ------
     SpecError
-        If a worker has no dpdask, or another version of something that decides released bytes; or too little memory.
+        If a worker or the scheduler has no dpdask, or another version of something that decides released bytes; or a worker too little
+        memory; or if the run's key would be sent over a network without TLS.
     InputError
         If a worker cannot open the input.
     OutputError
@@ -54,6 +57,8 @@ def check_workers(fragments: Sequence[Fragment], *, output: Folder, secrets: Fol
     if client is None or client.asynchronous:
         return
     _wait_for_a_worker(client)
+    if secrets is None:
+        _check_encryption(client)
     _check_versions(client)
     _check_memory(client, max((fragment.n_bytes_decoded for fragment in fragments), default=0))
     _check_places(client, fragments, output, secrets)
@@ -82,19 +87,40 @@ def _wait_for_a_worker(client: Client) -> None:
         task.release()
 
 
+def _check_encryption(client: Client) -> None:
+    """Check that nobody on the way can read a key that is sent to the workers, unless the steward allows it.
+
+    Raises
+    ------
+    SpecError
+        If somebody can.
+    """
+    exposed = [address for address in (client.scheduler.address, *client.scheduler_info(n_workers=-1)["workers"]) if is_exposed(address)]
+    if exposed and not dask.config.get(INSECURE_KEY, False):
+        what = "the output is in a store, so workers need the run's key, and without TLS anyone on the way can read it"
+        raise SpecError(what, hide_user(exposed[0]), "use tls:// with certificates, or a cluster of kind address with insecure: true")
+
+
 def _check_versions(client: Client) -> None:
+    """Check the versions of the workers, and of the scheduler: it unpickles each task, and pickles it again for its worker."""
     wanted = own_versions()
     try:
         # asked without sending code: Python cannot run that of another version
-        pythons = {address: _find_python(found) for address, found in client.get_versions()["workers"].items()}
+        asked = client.get_versions()
+        pythons = {address: _find_python(found) for address, found in asked["workers"].items()}
+        scheduler = {**wanted, "Python": _find_python(asked["scheduler"])}
+        if scheduler == wanted:
+            scheduler = client.run_on_scheduler(_by_value(find_versions), LIBRARIES)
     except OSError:
         raise _no_answer() from None
+    if differs := compare_versions(scheduler, wanted):
+        raise SpecError(f"the scheduler: {differs}", "cluster", "install the same versions there as here, and run again")
     found = {address: {**wanted, "Python": python} for address, python in pythons.items()}
     if all(python == wanted["Python"] for python in pythons.values()):
         found = _ask(client, _by_value(find_versions), LIBRARIES)
-    differs = [compare_versions(versions, wanted) for versions in found.values()]
-    if any(differs):
-        raise SpecError(_count(differs), "cluster", _INSTALL)
+    wrong = [compare_versions(versions, wanted) for versions in found.values()]
+    if any(wrong):
+        raise SpecError(_count(wrong), "cluster", _INSTALL)
 
 
 def _find_python(found: Mapping[str, Any]) -> str:

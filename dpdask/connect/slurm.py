@@ -104,7 +104,7 @@ def _options(cluster: Slurm, folder: Path) -> dict[str, Any]:
     settings = {**worker_settings(), "distributed.comm.require-encryption": True}
     environment = [f"export DASK_{key.replace('-', '_').replace('.', '__').upper()}={shlex.quote(repr(value))}" for key, value in settings.items()]
     # `mktemp -d` gives mode 0700
-    private = [f'export DPDASK_SCRATCH=$(mktemp -d "{scratch}/dpdask-XXXXXX")', "trap 'rm -rf \"$DPDASK_SCRATCH\"' EXIT"]
+    private = [f'DPDASK_SCRATCH=$(mktemp -d "{scratch}/dpdask-XXXXXX") || exit 1', "trap 'rm -rf \"$DPDASK_SCRATCH\"' EXIT"]
     worker = ["--worker-class", "dpdask.connect.private.PrivateWorker", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
     return {
         "cores": cluster.threads_per_worker,

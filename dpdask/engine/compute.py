@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import queue
+import sys
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from dask.callbacks import Callback
 from dpdask.channels.optimal import solve_weights
 from dpdask.channels.unbiased import solve_unbiased
 from dpdask.errors import DpdaskError, InternalError, TemporaryError
-from dpdask.io.encrypted import drop_key, hold_key
+from dpdask.io.encrypted import ask_for_keys, drop_key, hold_key
 from dpdask.io.options import Options, set_options, use_options
 from dpdask.stats.statistic import FAN_IN
 from dpdask.versions import Stamp
@@ -33,6 +34,7 @@ Progress = Callable[[str, int, int], None]
 RETRIES = 3
 LONELY_SECONDS = 120.0  # an adaptive cluster needs a while for its first worker
 PATIENCE_KEY = "dpdask.patience-seconds"  # in Dask's configuration: replaces `LONELY_SECONDS`
+INSECURE_KEY = "dpdask.insecure"  # in Dask's configuration: whether a run's key may be sent over connections without TLS
 _POLL_SECONDS = 5.0
 _PATIENCE_SECONDS = 10.0
 _CACHES: list[Any] = [solve_weights, solve_unbiased]
@@ -255,43 +257,71 @@ def remember(maxsize: int) -> Callable[[Callable[Args, Result]], Callable[Args, 
 
 @contextmanager
 def share_key(run_id: str, secret: bytes) -> Iterator[None]:
-    """Let this process, and every worker of the active cluster, hold a run's key until the block ends.
+    """Let this process, and every worker of the active cluster, get a run's key until the block ends.
 
     Parameters
     ----------
     run_id
         The name of the run.
     secret
-        Its key. Workers get it over the cluster's own connections, those that join later too; the scheduler and the workers hold it
-        in memory. It is in no graph.
+        Its key. It is in no graph and in no pickle, which a worker that cannot load it would log. The scheduler holds it as plain
+        bytes in memory; a worker asks for it when a task first needs it, and holds it in memory.
+
+    Raises
+    ------
+    TemporaryError
+        If the scheduler cannot be given the key.
     """
     hold_key(run_id, secret)
-    client, name = find_client(), f"dpdask-key-{run_id}"
+    client = find_client()
     try:
-        if client is not None:
-            client.register_plugin(_make_key_plugin(run_id, secret), name=name)
+        if client is not None and not client.asynchronous:
+            try:
+                _set_key(client, run_id, secret)
+            except Exception:
+                raise TemporaryError("the scheduler could not be given the key of the run", "cluster", "run again to resume") from None
         yield
     finally:
-        if client is not None:
-            with suppress(Exception):  # a cluster that has gone away holds nothing
-                client.unregister_worker_plugin(name)
-        drop_key(run_id)
+        withdraw_key(run_id)
 
 
-def _make_key_plugin(run_id: str, secret: bytes) -> Any:
-    """Return Dask's plugin by which each worker holds a key; a process without a cluster need not import distributed."""
-    from distributed import WorkerPlugin
+def withdraw_key(run_id: str) -> None:
+    """Drop a run's key in this process, and in the scheduler and each worker of the active cluster, whoever shared it."""
+    drop_key(run_id)
+    client = find_client()
+    if client is not None and not client.asynchronous:
+        with suppress(Exception):  # a cluster that has gone away holds nothing
+            _set_key(client, run_id, None)
+        _run_on_workers(client, drop_key, run_id)
 
-    class KeyPlugin(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
-        def setup(self, worker: Any) -> None:
-            del worker
-            hold_key(run_id, secret)
 
-        def teardown(self, worker: Any) -> None:
-            del worker
-            drop_key(run_id)
+def _set_key(client: Client, run_id: str, secret: bytes | None) -> None:
+    from distributed.protocol import to_serialize
 
-    return KeyPlugin()
+    # as a message that the scheduler does not open: it would log others, if it logs at the level DEBUG
+    value = None if secret is None else to_serialize(secret)
+    client.sync(client.scheduler.set_metadata, keys=[_name_key(run_id)], value=value, callback_timeout=_PATIENCE_SECONDS)
+
+
+def _name_key(run_id: str) -> str:
+    return f"dpdask-key-{run_id}"
+
+
+@ask_for_keys
+def _ask_scheduler(run_id: str) -> bytes | None:
+    """Return a run's key as the scheduler holds it, or None if it holds none, or if this is no task on a worker."""
+    if "distributed" not in sys.modules:
+        return None
+    from distributed import get_worker
+    from distributed.utils import sync
+
+    with suppress(Exception):
+        worker = get_worker()
+        secret: bytes | None = sync(
+            worker.loop, worker.scheduler.get_metadata, keys=[_name_key(run_id)], default=None, callback_timeout=_PATIENCE_SECONDS
+        )
+        return secret
+    return None
 
 
 def forget_here() -> None:
@@ -306,5 +336,9 @@ def forget_everywhere() -> None:
     client = find_client()
     if client is None or client.asynchronous:
         return
+    _run_on_workers(client, forget_here)
+
+
+def _run_on_workers(client: Client, function: Callable[..., None], *arguments: str) -> None:
     with suppress(Exception):  # a failure does not matter: if a worker is lost, so is its memory
-        client.run(forget_here, on_error="ignore", callback_timeout=_PATIENCE_SECONDS)
+        client.run(function, *arguments, on_error="ignore", callback_timeout=_PATIENCE_SECONDS)

@@ -1,12 +1,13 @@
 """Private files in an object store: encrypted with a key that is never there, so that removing the key removes them.
 
 A store may keep old versions of files, and what was deleted, for years. So the files of a run in a store are encrypted with a
-key derived from the run key. The run key stays with the driver (`jobs.keys_of_runs`), and each process that needs it holds it in
-memory.
+key derived from the run key. The run key stays with the driver (`jobs.run_keys`), and each process that needs it holds it in
+memory: one that does not hold it yet asks for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NoReturn
@@ -22,6 +23,13 @@ _NONCE_BYTES = 12
 _LENGTH_BYTES, _LEAST_BYTES = 8, 2**12
 _held: dict[str, bytes] = {}
 _read: dict[tuple[str, str], bytes] = {}  # by run and place
+_sources: list[Callable[[str], bytes | None]] = []
+
+
+def ask_for_keys(source: Callable[[str], bytes | None]) -> Callable[[str], bytes | None]:
+    """Let this process ask a function for a run's key if it does not hold it; it returns None if it does not know it."""
+    _sources.append(source)
+    return source
 
 
 def hold_key(run_id: str, secret: bytes) -> None:
@@ -109,12 +117,15 @@ class EncryptedFolder(Folder):
         Raises
         ------
         TemporaryError
-            If this process does not hold it.
+            If this process neither holds it nor can get it.
         """
+        for source in _sources:
+            if self.run_id not in _held and (secret := source(self.run_id)) is not None:
+                hold_key(self.run_id, secret)
         try:
             return _held[self.run_id]
         except KeyError:
-            raise TemporaryError("a process does not hold the key of the run", None, "run again to resume") from None
+            raise TemporaryError("a process cannot get the key of the run", None, "run again to resume") from None
 
     def child(self, name: str) -> EncryptedFolder:
         """Return a folder inside this one, with the same key."""

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from dpdask.engine.compute import forget_everywhere, share_key
+from dpdask.engine.compute import forget_everywhere, share_key, withdraw_key
 from dpdask.engine.fit import Fitted
 from dpdask.engine.work import HOLDOUT_NAME
 from dpdask.engine.write import Staging
@@ -389,6 +389,7 @@ class RunState:
                 hint = "abort it there, or name the job: `dpdask abort --job JOB`"
                 raise SpecError(f"the key of this run is {_say_place(place)}", self.output.url, hint)
             self.keys.remove(found.run_id)
+            withdraw_key(found.run_id)  # a driver that was killed may have left it with the cluster
         if found is not None:
             found.target.open(self.output).undo(found.release, found.run_id)
         self._records.clear()

@@ -63,3 +63,17 @@ def worker_words(address: str, *options: str) -> list[str]:
 def worker_options(address: str, *options: str) -> list[str]:
     # dead workers are given up after five minutes: less kills those that a busy machine is slow with
     return [address, "--nthreads", "1", "--no-nanny", *QUIET, *options]
+
+
+def hide_dpdask(folder: Path) -> Path:
+    """Make a folder for PYTHONPATH with which Python finds no dpdask: an environment that has Dask alone."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("""
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "dpdask":
+            raise ModuleNotFoundError("No module named 'dpdask'", name="dpdask")
+sys.meta_path.insert(0, Hidden())
+""")
+    return folder

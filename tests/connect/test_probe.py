@@ -16,7 +16,7 @@ from typing import Any
 
 import dask
 import pytest
-from connect.processes import AS_NOBODY, ROOT, python_path, running, scheduler, worker_options, worker_words
+from connect.processes import AS_NOBODY, ROOT, hide_dpdask, python_path, running, scheduler, worker_options, worker_words
 from distributed import Client, LocalCluster
 from e2e.helpers import charging_entries, digests, error_line, hidden, lake, load, run_cli, run_here, write_job
 
@@ -63,20 +63,6 @@ def refused(job: Path, folder: Path, address: str, source: Path) -> tuple[int, s
     return ended.returncode, error_line(ended)
 
 
-def hide_dpdask(folder: Path) -> Path:
-    """Make a folder for PYTHONPATH with which Python finds no dpdask: an environment that has Dask alone."""
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text("""
-import sys
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "dpdask":
-            raise ModuleNotFoundError("No module named 'dpdask'", name="dpdask")
-sys.meta_path.insert(0, Hidden())
-""")
-    return folder
-
-
 def other_version(folder: Path) -> Path:
     """Copy the package with another version."""
     shutil.copytree(ROOT / "dpdask", folder / "dpdask")
@@ -99,6 +85,16 @@ def test_a_worker_without_dpdask_and_one_with_another_version(source: Path, tmp_
             code, line = refused(tmp_path / "job", tmp_path, address, source)
             assert code == 64
             assert re.search(r"cluster: 1 of 2 workers: dpdask 0\.0\.9, and the driver has 0\.1\.\d+; install the same versions", line)
+
+
+def test_a_scheduler_without_dpdask_and_one_with_another_version(source: Path, tmp_path: Path) -> None:
+    for folder, says in ((hide_dpdask(tmp_path / "hidden"), "no dpdask"), (other_version(tmp_path / "other"), "dpdask 0.0.9")):
+        place = tmp_path / f"of {folder.name}"
+        place.mkdir()
+        prefix = ("env", f"PYTHONPATH={python_path(folder)['PYTHONPATH']}")
+        with scheduler(place, prefix=prefix) as (_, address), running(worker_words(address), place / "worker.log"):
+            code, line = refused(place / "job", place, address, source)
+        assert (code, f"cluster: the scheduler: {says}, and the driver has 0.1" in line) == (64, True), line
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")

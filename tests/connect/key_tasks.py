@@ -1,0 +1,20 @@
+"""Functions for workers that are processes of their own: they import them from here."""
+
+from __future__ import annotations
+
+import hashlib
+
+from dpdask.engine.compute import guard
+from dpdask.io import encrypted
+from dpdask.io.encrypted import EncryptedFolder
+
+
+@guard
+def digest_key(folder: EncryptedFolder, number: int) -> str:
+    """Return the SHA-256 of a run's key, which the task's process must get; the number makes a task of its own."""
+    return hashlib.sha256(folder.key + bytes(number)).hexdigest()
+
+
+def held() -> list[str]:
+    """Return the names of the runs whose keys this process holds."""
+    return list(encrypted._held)
