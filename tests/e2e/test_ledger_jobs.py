@@ -33,6 +33,11 @@ from dpdask.streams import RunKey
 HISTOGRAM = {"kind": "histogram"}
 LIMIT = 4.0
 
+STEPS = (
+    *((ColumnsMechanism, "draw"), (histogram, "perturb"), (fit, "_keep_drawn"), (fit, "keep")),
+    *((columns, "fit_dip"), (run, "write_all")),
+)
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -104,11 +109,18 @@ def test_it_is_charged_before_anything_is_drawn(
 
         monkeypatch.setattr(owner, name, charged)
 
-    for owner, name in ((ColumnsMechanism, "draw"), (histogram, "perturb"), (fit, "keep"), (columns, "fit_dip"), (run, "write_all")):
+    for owner, name in (
+        (ColumnsMechanism, "draw"),
+        (histogram, "perturb"),
+        (fit, "_keep_drawn"),
+        (fit, "keep"),
+        (columns, "fit_dip"),
+        (run, "write_all"),
+    ):
         watched(owner, name)
     made = written(tmp_path, source, out, url, mechanism__reference=reference)
     run_here(made)
-    drawn = ["perturb", "keep"] if reference is HISTOGRAM else []
+    drawn = ["perturb", "_keep_drawn"] if reference is HISTOGRAM else []
     assert seen == ["draw", *drawn, "fit_dip", "keep", "write_all"]
     assert kinds(url) == ["intend", "commit"]
     [entry, _] = charging_entries(url, "ratings")
@@ -123,7 +135,14 @@ def test_what_does_not_fit_is_refused_before_anything_is_drawn(job: Path, out: P
     def drawn(*_: Any, **__: Any) -> Any:
         raise AssertionError("noise was drawn")
 
-    for owner, name in ((histogram, "perturb"), (ColumnsMechanism, "draw"), (fit, "keep"), (columns, "fit_dip"), (run, "write_all")):
+    for owner, name in (
+        (histogram, "perturb"),
+        (ColumnsMechanism, "draw"),
+        (fit, "_keep_drawn"),
+        (fit, "keep"),
+        (columns, "fit_dip"),
+        (run, "write_all"),
+    ):
         monkeypatch.setattr(owner, name, drawn)
     with pytest.raises(BudgetError, match="the budget of the dataset 'ratings' is too small") as caught:
         run_here(job, privacy__epsilon=4.0000001)
@@ -223,11 +242,11 @@ def test_the_ledger_and_its_refusals_change_no_byte(job: Path, out: Path, url: s
 
 PLACES: dict[str, tuple[Any, str, str]] = {
     "draw": (ColumnsMechanism, "draw", ""),
-    "keep the noise": (fit, "keep", NOISY_NAME),
+    "keep the noise": (fit, "_keep_drawn", NOISY_NAME),
     "fit": (columns, "fit_dip", ""),
     "keep the release": (fit, "keep", RELEASE_NAME),
     "write": (run, "write_all", ""),
-    "stage the card": (run, "_stage_meta", ""),
+    "make the card": (run, "_make_card", ""),
 }
 
 
