@@ -84,7 +84,7 @@ class InternalError(DpdaskError):
 
 
 class OutputError(DpdaskError):
-    """The output exists and is not this run's, or may not be written (exit code 73)."""
+    """The output exists and is not this run's, may not be written, or cannot take the release (exit code 73)."""
 
     exit_code = 73
 

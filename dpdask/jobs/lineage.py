@@ -128,6 +128,8 @@ class _Events:
         assert event.inputs
         assert event.outputs
         source, output = event.inputs[0], event.outputs[0]
+        if self._job.file.growing and not outcome.release:
+            return event  # nothing was new
         output.outputFacets = {"outputStatistics": size}
         with suppress(DpdaskError):  # a card that cannot be read just now
             folder = Folder(outcome.output)

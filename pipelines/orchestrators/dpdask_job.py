@@ -28,7 +28,7 @@ class TryAgainError(Exception):
 
 
 class GiveUpError(Exception):
-    """The run failed, and another try would fail too: the budget is spent (77), or the job, the data or the input are wrong (64 to 66)."""
+    """The run failed, and another try would fail too: the budget is too small (77), or the job, the data or the input are wrong (64 to 66)."""
 
 
 def run_job(log: Callable[[str], object], job: str = "", *options: str) -> dict[str, Any]:
