@@ -68,7 +68,7 @@ class Folder:
     @property
     def is_local(self) -> bool:
         """Whether the folder is on this machine's own file system, where renames are atomic."""
-        return self.url.startswith("file://")
+        return self.url.startswith("file://") or "://" not in self.url
 
     @property
     def local_path(self) -> Path:

@@ -121,7 +121,7 @@ def test_a_fragment_is_read_by_three_requests(job, remote_store):
     """Its footer when the table is found, and its columns with the footer in each of two passes; sizes come from listings."""
     settings = upload(job, remote_store)
     run_here(job, **settings)
-    asked = [request for request in remote_store.proxy.requests if "/in/" in request.path.partition("?")[0]]
+    asked = [request for request in remote_store.proxy.requests if "/in/part" in request.path.partition("?")[0]]
     assert {request.method for request in asked} == {"GET"}
     assert len(asked) <= 3 * N_FRAGMENTS
 

@@ -265,7 +265,7 @@ def test_a_run_that_is_killed_between_its_three_rounds_draws_nothing_again(kept:
     rows = lake(tmp_path / "lake", [150, 90])
     whole, job = (write_job(tmp_path / name, rows, tmp_path / f"{name}-out", schema=schema, **given) for name in ("whole", "job"))
     run_here(whole)
-    with killed_at(fit_module, "keep", after=True, when=lambda _folder, name, _data: name == kept):
+    with killed_at(fit_module, "_keep_drawn", after=True, when=lambda *given: given[-1] == kept):
         run_here(job)
     if kept != "noisy.npz":
         monkeypatch.setattr(cell_search, "perturb", lambda *_, **__: pytest.fail("noise that was kept is drawn again"))

@@ -95,7 +95,7 @@ class _TwoRounds(MechanismContract):
         place = self.ledger(tmp_path)
         run_here(self.write(tmp_path / "whole", tmp_path / "expected", ledger=place, insecure_seed=7))
         job = self.write(tmp_path / "job", tmp_path / "out", ledger=place, insecure_seed=7)
-        with killed_at(fit_module, "keep", after=True, when=lambda _folder, name, _data: name == kept):
+        with killed_at(fit_module, "_keep_drawn", after=True, when=lambda *given: given[-1] == kept):
             run_here(job)
         drawn = [perturbed for perturbed in (cell_search, noise) if perturbed is cell_search or kept == "noisy-1.npz"]
         for module in drawn:

@@ -306,12 +306,12 @@ def test_a_store_that_refuses_for_a_moment_is_not_one_without_a_run(
     drivers.run("run", job, point="all-shards", environment=environment(store, tmp_path))
     read, left = Folder.read, [0]
 
-    def refusing(self: Folder, name: str) -> bytes:
+    def refusing(self: Folder, name: str, **given: bool) -> bytes:
         if name == "run.json":
             left[0] -= 1
             if left[0] == 0:
                 raise InputError("permission denied", name)
-        return read(self, name)
+        return read(self, name, **given)
 
     monkeypatch.setattr(Folder, "read", refusing)
     for nth in (1, 2, 3, 5):
