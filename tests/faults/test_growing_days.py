@@ -13,7 +13,7 @@ import pytest
 from e2e.growing import BY_USER, HOLDOUT, N, add_day, at, job, kept, kinds, manifests, spent
 from e2e.helpers import digests, hidden, run_here
 from faults.drivers import Drivers
-from faults.test_stores import environment, everything_ever_written
+from faults.test_runs_in_stores import environment, everything_ever_written
 from services.stores import OpenStore
 
 from dpdask.engine.account import open_ledger
