@@ -142,6 +142,7 @@ POINTS: dict[str, Callable[[Strike], None]] = {
 BEFORE_COMMIT = list(POINTS)[: list(POINTS).index("after-move")]
 AFTER_COMMIT = list(POINTS)[list(POINTS).index("after-move") :]
 POINTS["acquired"] = lambda s: at(NumberedRecords, "_acquire", s)  # of jobs whose output is in a store
+POINTS["card-created"] = lambda s: at(Folder, "put_new", s, when=published("release"))
 POINTS["key-kept"] = lambda s: at(run_keys.HostKeys, "write", s)
 POINTS["recorded"] = lambda s: at(NumberedRecords, "write", s, nth=2)
 POINTS["manifest-created"] = lambda s: at(Folder, "put_new", s, when=named("manifest.json"))

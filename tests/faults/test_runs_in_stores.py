@@ -28,11 +28,11 @@ from dpdask.privacy.ledger_keys import KeyTable
 
 BEFORE_COMMIT = (
     *("acquired", "key-kept", "opened", "surveying", "surveyed", "release-fitted", "release-written", "recorded", "fitted"),
-    *("first-shard-begun", "shard-half-written", "shard-unrecorded", "some-shards", "all-shards", "card-written"),
+    *("first-shard-begun", "shard-half-written", "shard-unrecorded", "some-shards", "all-shards", "card-created"),
 )
 AFTER_COMMIT = ("manifest-created", "success-staged", "uncommitted", "committed", "run-cleared", "removed")
 POINTS = (*BEFORE_COMMIT, *AFTER_COMMIT)
-NO_KEY = ("acquired", "committed", "run-cleared", "removed")
+NO_KEY = ("acquired", "run-cleared", "removed")
 FEW = ("acquired", "fitted", "some-shards", "manifest-created", "run-cleared")
 
 
