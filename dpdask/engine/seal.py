@@ -5,14 +5,15 @@ or two computations of a lazy frame, the same noise would be added to other valu
 reveal them, which no ε covers. So the first task that reads a fragment seals it, and every later task compares.
 
 Seals of files go with the results of the pass that counts them, and with the tasks that write; a job without such a pass reads
-each fragment once, and what is staged is replaced, or in a store written once. Seals of units' rows and of a frame's partitions are files
-beside the run key, since several passes, or whoever computes a frame, read them.
+each fragment once, and what is staged is replaced, or in a store written once. They travel in tasks, so they are keyed with the run
+key: who knows all rows but one cannot test guesses of the last. Seals of units' rows and of a frame's partitions are files beside the
+run key, since several passes, or whoever computes a frame, read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from hashlib import sha256
+from hashlib import blake2b, sha256
 
 import pandas as pd
 import pyarrow as pa
@@ -31,10 +32,12 @@ class Seal:
     ----------
     columns
         The columns that are sealed: the private ones, and those that name the unit.
+    key
+        A key of the fragment, derived from the run key: 32 bytes.
     """
 
-    def __init__(self, columns: Iterable[str]) -> None:
-        self._columns = list(columns)
+    def __init__(self, columns: Iterable[str], key: bytes) -> None:
+        self._columns, self._key = list(columns), key
         self._digest = sha256()
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -44,8 +47,8 @@ class Seal:
         self._digest.update(pa.RecordBatch.from_arrays(plain, names=self._columns).serialize())
 
     def digest(self) -> bytes:
-        """Return the digest of the batches so far, 16 bytes."""
-        return self._digest.digest()[:_SEAL_BYTES]
+        """Return the keyed digest of the batches so far, 16 bytes."""
+        return blake2b(self._digest.digest(), key=self._key, digest_size=_SEAL_BYTES).digest()
 
     def check(self, secrets: Folder, fragment_id: str, where: str) -> None:
         """Seal the fragment, or compare it with its seal.
@@ -64,7 +67,7 @@ class Seal:
         InputError
             If it held something else before.
         """
-        if not _same(secrets, fragment_id, self._digest.digest()):
+        if not _same(secrets, fragment_id, self.digest()):
             raise make_change_error(where)
 
 

@@ -16,6 +16,9 @@ from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import read_batches
+from dpdask.streams import stream, words
+
+_SEAL_ID, _SEAL_WORDS = "seal", 4
 
 Frame: TypeAlias = Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
 
@@ -103,7 +106,7 @@ class FilePart:
         if work.unit is not None:
             yield from self._read_sealed(work.sealed, work)
         elif released and seals is not None:
-            seal = Seal(work.sealed)
+            seal = self._make_seal(work)
             for batch in read_batches(self.fragment, work.sealed, work.types):
                 seal.add(batch)
                 yield batch
@@ -119,7 +122,7 @@ class FilePart:
         if work.unit is None and not self.fragment.seal:  # no earlier pass has read it
             yield from read_batches(self.fragment, list(columns), work.types)
             return
-        seal = Seal(work.sealed)
+        seal = self._make_seal(work)
         for batch in read_batches(self.fragment, list(columns), work.types):
             seal.add(batch)
             yield batch
@@ -127,6 +130,9 @@ class FilePart:
             seal.check(work.secrets, self.fragment.id, self.fragment.where)
         elif seal.digest() != self.fragment.seal:
             raise make_change_error(self.fragment.where)
+
+    def _make_seal(self, work: TableWork) -> Seal:
+        return Seal(work.sealed, words(stream(work.key(), _SEAL_ID, self.fragment.id), _SEAL_WORDS).tobytes())
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
+from dpdask.errors import MissingError, OutputError, SpecError, TemporaryError
 from dpdask.io.commits import Mode, Transaction
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
@@ -65,7 +65,9 @@ class DeltaLog:
         Raises
         ------
         InputError
-            If the log cannot be read.
+            If the log may not be read.
+        OutputError
+            If it is broken.
         SpecError
             If the package deltalake is missing.
         """
@@ -172,8 +174,10 @@ class DeltaLog:
                         (copied / _SIDECARS).mkdir(exist_ok=True)
                         (copied / _SIDECARS / file).write_bytes(log.child(_SIDECARS).read(file))
                     break
-                except InputError:
+                except MissingError:
                     continue  # an old file was removed, because there is a newer checkpoint
+            else:
+                raise TemporaryError("the log of this Delta table changes too fast to be read", self._folder.url, "run again to resume")
             yield Path(name)
 
     def _put(self, root: Path, entry: str) -> bool:

@@ -58,7 +58,7 @@ def _kind(value: Any) -> Any:
 def _of_file(file: Fragment, columns: list[str]) -> dict[str, Ranges | None]:
     fs, path = open_filesystem(file.url)
     with storage_faults(file.name):
-        _, metadata = parquet.footer(fs, path, file.name)
+        _, metadata = parquet.footer(fs, path, file.name, None if file.layout is None else file.layout.n_file_bytes)
     places = {metadata.schema.column(place).path: place for place in range(metadata.num_columns)}
     constants, renamed = dict(file.constants), dict(file.renamed)
     return {column: None if column in constants else _of_column(metadata, places.get(renamed.get(column, column))) for column in columns}

@@ -90,12 +90,13 @@ class ShardWriter:
     """
 
     def __init__(self, folder: Folder, name: str, schema: pa.Schema, few_valued: Collection[str] = (), *, new: bool = False) -> None:
-        self._folder, self._name, self._schema = folder, name, schema
-        self._whole = io.BytesIO() if new else None
+        self._name, self._schema = name, schema
         self._pending: list[pa.RecordBatch] = []
         self._n_pending = self._n_rows = 0
         self._stack = ExitStack()
-        self._sink = _HashingSink(self._whole or self._stack.enter_context(folder.open_replacement(name)))
+        what = "this shard was written before, from other rows: the input changed since the run began"
+        other = InputError(what, name, "restore the input and run again, or `dpdask abort` the run")
+        self._sink = _HashingSink(self._stack.enter_context(folder.open_new(name, other) if new else folder.open_replacement(name)))
         # Parquet writes page by page; a buffer spares as many calls back into Python
         self._file = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _BUFFER_BYTES)
         whole = {field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type) and field.name not in few_valued}
@@ -138,9 +139,6 @@ class ShardWriter:
         self._writer.close()
         self._file.close()
         self._stack.close()
-        if self._whole is not None and not self._folder.put_new(self._name, self._whole.getvalue()):
-            what = "this shard was written before, from other rows: the input changed since the run began"
-            raise InputError(what, self._name, "restore the input and run again, or `dpdask abort` the run")
         return Shard(name=self._name, n_rows=self._n_rows, n_bytes=self._sink.n_bytes, sha256=self._sink.digest.hexdigest())
 
     def discard(self, error: BaseException) -> None:

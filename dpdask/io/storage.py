@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from dpdask.errors import OutputError
+from dpdask.errors import DpdaskError, OutputError
 from dpdask.io.faults import Fault, classify, storage_faults
 from dpdask.io.filesystems import call_storage, open_filesystem
 from dpdask.io.objects import create_file, read_file, remove_file, replace_file, settle_file
@@ -271,7 +271,7 @@ class Folder:
             yield file
 
     @contextmanager
-    def open_new(self, name: str) -> Iterator[IO[bytes]]:
+    def open_new(self, name: str, other: DpdaskError | None = None) -> Iterator[IO[bytes]]:
         """Open a file to write; it appears under its name when the block succeeds, unless a file is there.
 
         Nothing happens if that file holds the same bytes. On object stores the file is kept in memory, and written by one request.
@@ -280,14 +280,11 @@ class Folder:
         ----------
         name
             The file's name in this folder.
-
-        Raises
-        ------
-        OutputError
-            If a file with other content is there; it stays as it is.
+        other
+            Raised if a file with other content is there, which stays as it is; by default an `OutputError`.
         """
         _, path = self._resolve(name)
-        other = OutputError("a file with other content is there", path, "choose another output, or `dpdask abort` the run that wrote it")
+        other = other or OutputError("a file with other content is there", path, "choose another output, or `dpdask abort` the run that wrote it")
         if not self.is_local:
             remote = io.BytesIO()
             yield remote

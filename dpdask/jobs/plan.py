@@ -233,8 +233,16 @@ def expect(job: Job, opened: JobTable) -> Expected:
     own = _CONTINUED if mechanism.continued else mechanism.stages(work.columns, uncounted=table.n_rows is None)
     stages = (*work.unit_stages, *own)
     n_rows, n_shards = _count_rows(job, opened) if mechanism.releases_rows else _count_records(job, opened)
-    warnings = (*mechanism.cautions(opened.work.columns, opened.public_rows), *list_partition_warnings(job, table))
+    warnings = (*mechanism.cautions(opened.work.columns, opened.public_rows), *list_partition_warnings(job, table), *_warn_of_repeats(job))
     return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=warnings)
+
+
+def _warn_of_repeats(job: Job) -> tuple[str, ...]:
+    """Return a warning if further runs release the same rows again, and nothing adds up what they cost."""
+    if not job.may_repeat or job.ledger is not None or job.epsilon is None:
+        return ()
+    again = f"each run on another version of the input releases all its rows once more, for ε = {job.epsilon!r} again"
+    return (f"output.mode {job.file.output.mode}: {again}; without a ledger nothing adds it up",)
 
 
 def _count_records(job: Job, opened: JobTable) -> tuple[int | None, int | None]:

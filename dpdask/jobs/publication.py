@@ -117,23 +117,13 @@ class Publication(Protocol):
         """
 
 
-class RenamedFolder:
-    """A folder on a file system: a hidden one is filled, and a rename makes it the output.
-
-    Parameters
-    ----------
-    output
-        The output folder.
-    """
+class _OwnFolder:
+    """A folder that one job's release has for itself."""
 
     is_shared = False
 
     def __init__(self, output: Folder) -> None:
         self.output = output
-
-    def make_staging(self, run_id: str, folder: Folder, actions: Folder) -> Staging:
-        """Return a hidden folder of the run; see `Publication.make_staging`."""
-        return Staging(shards=folder.child(f"publish-{run_id}"), actions=actions)
 
     def check(self, types: pa.Schema) -> None:
         """Accept all types; see `Publication.check`."""
@@ -146,6 +136,20 @@ class RenamedFolder:
         """Return the card; see `Publication.read_card`."""
         del release
         return self.output.read(CARD_NAME, replaced=True)
+
+
+class RenamedFolder(_OwnFolder):
+    """A folder on a file system: a hidden one is filled, and a rename makes it the output.
+
+    Parameters
+    ----------
+    output
+        The output folder.
+    """
+
+    def make_staging(self, run_id: str, folder: Folder, actions: Folder) -> Staging:
+        """Return a hidden folder of the run; see `Publication.make_staging`."""
+        return Staging(shards=folder.child(f"publish-{run_id}"), actions=actions)
 
     def is_free(self, run_id: str | None) -> bool:
         """Return whether there is nothing; see `Publication.is_free`."""
@@ -171,7 +175,7 @@ class RenamedFolder:
         """Do nothing: an unfinished run writes into its hidden folder alone; see `Publication.undo`."""
 
 
-class ManifestFolder:
+class ManifestFolder(_OwnFolder):
     """A folder in a store: shards are written once, where they will stay, and the manifest, which is created once, commits them.
 
     Parameters
@@ -180,27 +184,10 @@ class ManifestFolder:
         The output folder.
     """
 
-    is_shared = False
-
-    def __init__(self, output: Folder) -> None:
-        self.output = output
-
     def make_staging(self, run_id: str, folder: Folder, actions: Folder) -> Staging:
         """Return the output with names of the run's own; see `Publication.make_staging`."""
         del folder
         return stage_in_place(self.output, actions, run_id)
-
-    def check(self, types: pa.Schema) -> None:
-        """Accept all types; see `Publication.check`."""
-
-    def find(self, release: str) -> Manifest | None:
-        """Return the manifest of the folder; see `Publication.find`."""
-        return find_in_folder(self.output, release)
-
-    def read_card(self, release: str) -> bytes:
-        """Return the card; see `Publication.read_card`."""
-        del release
-        return self.output.read(CARD_NAME, replaced=True)
 
     def is_free(self, run_id: str | None) -> bool:
         """Return whether there is nothing but the run's shards and card; see `Publication.is_free`."""

@@ -265,24 +265,23 @@ class RunState:
             Makes the run key, for tests; None for a fresh one.
         holdout
             The key and the name of a hold-out that several runs share; if None, the run key chooses the run's own hold-out.
-
         fragments
             As in `Progressed`.
 
         A key that an earlier attempt left was never used, and is removed. What a removal that was interrupted left is removed: it holds
         the noise of another key.
         """
+        self._records.begin()  # first: it fails if another driver has the run, and its key, by now
         before = None if self.output.is_local else self._read_unfinished()
         if before is not None:
             self.keys.remove(before.run_id)
-        self._records.begin()
         key = (RunKey.fresh() if seed is None else RunKey.insecure(seed, self.number)).reveal()
         run_id = uuid.uuid4().hex
         if not self.output.is_local:  # the name before the key, so that no key is left that nothing names
             self._write({"run_id": run_id, "job": job, "release": release, "stage": "opened", _PRIVATE: None})
         self.keys.write(run_id, key)
-        with self.share_key(run_id):
-            if holdout is not None:
+        if holdout is not None:
+            with self.share_key(run_id):
                 self.secrets(run_id).write(HOLDOUT_NAME, holdout[0], private=True)
         if self.output.is_local:
             staging = self.staging(run_id)

@@ -47,28 +47,26 @@ class KeyTable:
         self._store.create(insert)
 
     def find_name(self) -> str:
-        """Return the random name of this table, which tells it from that of another ledger; it is made once."""
+        """Return the random name of this table, which tells it from that of another ledger; it is made once.
 
-        def find(connection: Connection) -> str:
-            query = sa.select(RUN_KEYS.c.key).where(RUN_KEYS.c.run_id == _NAME)
-            found: str | None = connection.execute(query).scalar()
+        Raises
+        ------
+        SpecError
+            If there is no ledger.
+        """
+
+        def make(connection: Connection) -> str:
+            found = _find(connection, _NAME)
             if found is None:
                 found = uuid.uuid4().hex
                 connection.execute(sa.insert(RUN_KEYS), {"run_id": _NAME, "key": found})
             return found
 
-        return self._store.create(find)
+        return self._store.read(lambda connection: _find(connection, _NAME)) or self._store.create(make)
 
     def read(self, run_id: str) -> bytes | None:
         """Return a run's key, or None."""
-
-        def find(connection: Connection) -> str | None:
-            if not sa.inspect(connection).has_table(RUN_KEYS.name):
-                return None
-            found: str | None = connection.execute(sa.select(RUN_KEYS.c.key).where(RUN_KEYS.c.run_id == run_id)).scalar()
-            return found
-
-        found = self._store.read(find)
+        found = self._store.read(lambda connection: _find(connection, run_id))
         return None if found is None else bytes.fromhex(found)
 
     def remove(self, run_id: str) -> None:
@@ -80,3 +78,10 @@ class KeyTable:
                 connection.execute(sa.delete(RUN_KEYS).where(RUN_KEYS.c.run_id == run_id))
 
         self._store.write(delete)
+
+
+def _find(connection: Connection, name: str) -> str | None:
+    if not sa.inspect(connection).has_table(RUN_KEYS.name):
+        return None
+    found: str | None = connection.execute(sa.select(RUN_KEYS.c.key).where(RUN_KEYS.c.run_id == name)).scalar()
+    return found
