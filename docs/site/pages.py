@@ -49,9 +49,9 @@ def keys(schema: Mapping[str, Any], title: str) -> Iterator[str]:
         yield f"\n### {name}\n\n{about}\n"
         yield "| key | type | default | is |\n|---|---|---|---|"
         for key, value in part["properties"].items():
-            default = f"`{value['default']}`" if "default" in value else "required" if key in part.get("required", ()) else ""
-            text = value.get("description") or described.get(key, "")
-            yield f"| `{key}` | {kind_of(value)} | {default} | {' '.join(text.split())} |".replace("| |", "| |")
+            default = f"`{value['default']}`" if value.get("default") is not None else "required" if key in part.get("required", ()) else ""
+            text = " ".join((value.get("description") or described.get(key, "")).split()).replace("|", "\\|")
+            yield f"| `{key}` | {kind_of(value)} | {default} | {text} |"
 
 
 def read_numpydoc(text: str) -> tuple[str, dict[str, str]]:
