@@ -84,7 +84,7 @@ def test_a_worker_without_dpdask_and_one_with_another_version(source: Path, tmp_
             wait_for(address, 2)
             code, line = refused(tmp_path / "job", tmp_path, address, source)
             assert code == 64
-            assert re.search(r"cluster: 1 of 2 workers: dpdask 0\.0\.9, and the driver has 0\.1\.\d+; install the same versions", line)
+            assert re.search(r"cluster: 1 of 2 workers: dpdask 0\.0\.9, and the driver has 0\.2\.\d+; install the same versions", line)
 
 
 def test_a_scheduler_without_dpdask_and_one_with_another_version(source: Path, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_worker_that_joins_later_with_another_version_refuses(source: Path, tm
                 client.wait_for_workers(2)
                 right.kill()
 
-        with pytest.raises(TemporaryError, match=r"a worker joined with another version: dpdask 0\.0\.9, and the driver has 0\.1"):
+        with pytest.raises(TemporaryError, match=r"a worker joined with another version: dpdask 0\.0\.9, and the driver has 0\.2"):
             run_job(job, replace_the_worker)
         assert hidden(tmp_path / "out").exists()
     run_here(tmp_path / "job" / "job.yaml")
