@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
@@ -19,6 +20,7 @@ from dpdask.io.remote import RemoteFile, open_remote, read_ranges
 
 _TAIL_BYTES = 2**16
 _MAGIC = b"PAR1"
+_ARROW = b"ARROW:schema"
 
 
 def footer(fs: Any, path: str, name: str, size: int | None = None) -> tuple[str, Any]:
@@ -61,22 +63,22 @@ def _digest(size: int, raw: bytes) -> str:
     return blake2b(size.to_bytes(8, "little") + raw, digest_size=16).hexdigest()
 
 
-def lay_out(metadata: Any, row_group: int, size: int) -> Layout:
+def lay_out(metadata: Any, chunks: Sequence[Any], size: int) -> Layout:
     """Return where the columns of a row group lie.
 
     Parameters
     ----------
     metadata
         The parsed footer.
-    row_group
-        The row group's number.
+    chunks
+        The footer's entries of the row group's columns.
     size
         The file's length.
     """
-    group = metadata.row_group(row_group)
-    chunks = [group.column(number) for number in range(group.num_columns)]
     starts = [min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset))) for chunk in chunks]
-    columns = tuple((chunk.path_in_schema, start, start + chunk.total_compressed_size) for chunk, start in zip(chunks, starts, strict=True))
+    columns = tuple(
+        (sys.intern(chunk.path_in_schema), start, start + chunk.total_compressed_size) for chunk, start in zip(chunks, starts, strict=True)
+    )
     return Layout(n_file_bytes=size, footer_start=size - metadata.serialized_size - 8, columns=columns)
 
 
@@ -84,6 +86,22 @@ def plain_schema(metadata: Any) -> pa.Schema:
     """Return a footer's Arrow schema without metadata and without dictionaries."""
     schema = metadata.schema.to_arrow_schema()
     return pa.schema([pa.field(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type) for field in schema])
+
+
+class SchemaCache:
+    """The plain schema of the first file that was seen: to compare a wide footer with it is much cheaper than to convert it."""
+
+    def __init__(self) -> None:
+        self._first: tuple[Any, bytes | None, pa.Schema] | None = None
+
+    def find_plain(self, metadata: Any) -> pa.Schema:
+        """Return `plain_schema` of a footer; the same object if it has the columns of the first one."""
+        schema, arrow = metadata.schema, (metadata.metadata or {}).get(_ARROW)
+        if self._first is not None and self._first[1] == arrow and self._first[0].equals(schema):
+            return self._first[2]
+        plain = plain_schema(metadata)
+        self._first = self._first or (schema, arrow, plain)
+        return plain
 
 
 def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
