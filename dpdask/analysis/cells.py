@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from dpdask.analysis.points import NoisyCells, Points
 from dpdask.analysis.result import Result
-from dpdask.analysis.weighted import OpenedPoints
-from dpdask.errors import SpecError
-from dpdask.inference import WeightedSample, noise_error
+from dpdask.analysis.weighted import OpenedPoints, check_features
+from dpdask.inference import WeightedSample, least_squares, noise_error
 from dpdask.streams import RunKey, stream
 
 Floats = NDArray[np.float64]
@@ -41,8 +40,7 @@ class OpenedCells(OpenedPoints):
         """
         for name in (response, *features):
             self._column(name)
-        if not features:
-            raise SpecError("a regression needs a column that explains", "fit", "name one or more after the response")
+        check_features("fit", response, features)
         cells = self.to_pandas()
         cells = cells[cells[[response, *features]].notna().all(axis=1)].reset_index(drop=True)
         sample = WeightedSample.of_frame(cells, response, features, card=self.content)
@@ -53,6 +51,11 @@ class OpenedCells(OpenedPoints):
         index = pd.Index(names[len(names) - len(coefficients) :]) if len(coefficients) <= len(names) else pd.RangeIndex(len(coefficients))
         parts = (pd.Series(part, index) for part in (coefficients, errors))
         return Result(estimate=next(parts), standard_error=next(parts), bias_bound=None, limits=self._limits())
+
+    def slope(self, response: str, *features: str) -> Result:
+        """Return the slopes of least squares of the cells, corrected for their widths; see `OpenedRelease.slope` and `fit`."""
+        found = self.fit(least_squares, response, *features)
+        return replace(found, estimate=found.estimate.iloc[1:], standard_error=found.standard_error.iloc[1:])
 
     def _answers(self, name: str) -> set[str]:
         return {*super(OpenedCells, self)._answers(name), "fit"}

@@ -182,7 +182,7 @@ class Points:
         shift = float(self._shift(name)[here][x == value].max(initial=0.0))
         error = (high - low) / 2.0
         if shift > 0.0:  # the point stands for a range, along which its rows lie
-            error = max(error, of_rank * 2.0 * shift * float(weights.sum()) / max(float(weights[x == value].sum()), 1e-300))
+            error = of_rank * 2.0 * shift * float(weights.sum()) / max(float(weights[x == value].sum()), 1e-300)
         return self._result(value, error, bias + shift)
 
     def crosstab(self, first: str, second: str) -> Result:

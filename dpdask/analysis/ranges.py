@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 from dpdask.analysis.kept import KeptColumns
 from dpdask.analysis.opened import check_probability
 from dpdask.analysis.result import Result
+from dpdask.analysis.weighted import check_features
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, RangeCounts, bootstrap, npmle
 from dpdask.stats.ranges import grid_of_ranges
 from dpdask.streams import RunKey, stream
 
 Floats = NDArray[np.float64]
-_N_KNOTS = 500
+_N_KNOTS = 300
 _REPEATS = 50
-_GROUPS = 20
+_GROUPS = 10
 _OWN = "the column's own"  # numbers, not days or microseconds
 _PERTURBED = "the ranges are of perturbed values: so is the estimate, and only under the declared reference is it that of the original values"
 _SLOW = "the distribution at a point is estimated at the rate of the cube root of the rows, so no standard error is given; use mean()"
@@ -92,9 +93,10 @@ class OpenedRanges(KeptColumns):
 
         Notes
         -----
-        Of a column that is released as ranges, the slopes are those of `regress`; their standard errors are a jackknife's, of 20 groups
+        Of a column that is released as ranges, the slopes are those of `regress`; their standard errors are a jackknife's, of 10 groups
         of rows (Wu, Jackknife, bootstrap and other resampling methods in regression analysis, 1986).
         """
+        check_features("slope", response, features)
         if not self._is_kept(*features):
             self._refuse("slope", response, *features)
         if self._is_kept(response):
@@ -121,7 +123,8 @@ class OpenedRanges(KeptColumns):
         """Return a fitted regression of a column that is released as ranges; see `OpenedRelease.regress`."""
         if self._is_kept(response):
             self._refuse("regress", response, *features)
-        if not features or not self._is_kept(*features):
+        check_features("regress", response, features)
+        if not self._is_kept(*features):
             self._refuse("slope", response, *features)
         return _make_regressor(estimator).fit(*self._pairs(response, features))
 

@@ -14,7 +14,7 @@ from dpdask.analysis.kept import KeptColumns
 from dpdask.analysis.opened import check_probability
 from dpdask.analysis.points import Points
 from dpdask.analysis.result import Result
-from dpdask.analysis.weighted import OpenedPoints
+from dpdask.analysis.weighted import OpenedPoints, check_features
 from dpdask.errors import SpecError
 from dpdask.inference import Estimate, ReleasedColumn
 from dpdask.inference.tallies import Frame, Outcomes, outcome_counts
@@ -100,7 +100,8 @@ class OpenedRows(KeptColumns):
 
     def slope(self, response: str, *features: str) -> Result:
         """Return the slopes of a linear regression; see `OpenedRelease.slope`."""
-        if not features or self._is_joint(response, *features):
+        check_features("slope", response, features)
+        if self._is_joint(response, *features):
             return super(OpenedRows, self).slope(response, *features)
         private = [name for name in (response, *features) if not self._is_kept(name)]
         released = self._channel(private[0]) if len(private) == 1 else None
@@ -192,9 +193,8 @@ class OpenedRows(KeptColumns):
             what = f"the two columns have {math.prod(sizes):,} pairs of levels, and at most {_MOST_PAIRS:,} are corrected for their noise"
             raise SpecError(what, f"crosstab({one.name}, {two.name})", "use a column with fewer levels")
         counts = outcome_counts(self._rows([one.name, two.name]), Outcomes(columns=(one.name, two.name), levels=(one.levels, two.levels)))
-        pair = ReleasedColumn(
-            name=f"{one.name} × {two.name}", levels=tuple(range(math.prod(sizes))), matrix=np.kron(one.matrix, two.matrix).astype(np.float64)
-        )
+        channel = np.kron(one.matrix, two.matrix).astype(np.float64)
+        pair = ReleasedColumn(name=f"{one.name} × {two.name}", levels=tuple(range(math.prod(sizes))), matrix=channel)
         found = self._result(pair.distribution(counts))
         index, columns = (pd.Index(list(column.levels), name=column.name) for column in (one, two))
         parts = (found.estimate, found.standard_error, found.bias_bound)

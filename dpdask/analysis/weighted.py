@@ -13,6 +13,27 @@ from dpdask.analysis.result import Result
 from dpdask.errors import SpecError
 
 
+def check_features(question: str, response: str, features: Sequence[str]) -> None:
+    """Check the columns of a regression.
+
+    Parameters
+    ----------
+    question
+        Where the check is made, for messages.
+    response, features
+        The columns.
+
+    Raises
+    ------
+    SpecError
+        If there is no feature, or a column is named twice.
+    """
+    if not features:
+        raise SpecError("a regression needs a column that explains", question, "name one or more after the response")
+    if len({response, *features}) <= len(features):
+        raise SpecError("a column is named twice", question, "name each column once")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class OpenedPoints(OpenedRelease):
     """A release whose estimates are weighted averages."""
@@ -46,8 +67,7 @@ class OpenedPoints(OpenedRelease):
 
     def slope(self, response: str, *features: str) -> Result:
         """Return the slopes of a linear regression; see `OpenedRelease.slope`."""
-        if not features:
-            raise SpecError("a slope needs a column that explains", "slope", "name one or more after the response")
+        check_features("slope", response, features)
         return self._points(response, *features).slope(response, features)
 
     def _answers(self, name: str) -> set[str]:
