@@ -57,7 +57,8 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
 
 
 def _fail(ctx: click.Context, line: str, code: int) -> NoReturn:
-    click.echo(f"dpdask: {line}", err=True)
+    for each in line.split("\n"):  # several things may be wrong with a job
+        click.echo(f"dpdask: {each}", err=True)
     ctx.exit(code)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dpdask.cells import Cells
-from dpdask.codec import LevelCodec
+from dpdask.codec import LevelCodec, tell_bounds
 from dpdask.errors import InputError
 from dpdask.privacy import COVERED, Budget, UnitColumn, list_cautions, noisy_counts_text
 from dpdask.privacy.coverage import Coverage
@@ -419,7 +419,7 @@ def _describe_column(schema: Schema, column: Cells) -> dict[str, Any]:
     common = {"role": "privatised", "kind": declared.kind, "outside": declared.outside_in_words, "cells": column.size, "nulls": declared.nulls}
     if isinstance(column.codec, LevelCodec):
         return common | {"levels": column.codec.levels.to_pylist()}
-    return common | {"bounds": declared.bounds, "atoms": declared.atoms or (), "edges": column.edges.tolist()}
+    return common | {"bounds": tell_bounds(declared, column.codec), "atoms": declared.atoms or (), "edges": column.edges.tolist()}
 
 
 def plain(value: object) -> object:

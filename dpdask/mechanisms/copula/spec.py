@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
-from dpdask.documents import Document
+from dpdask.documents import Document, suggest
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section
 from dpdask.mechanisms.copula.card import copula_section
@@ -166,7 +166,9 @@ class CopulaMechanism(NoisyTables):
         """
         columns, target, triples = self.schema.privatised, self.spec.target, self.n_triples
         if target is not None and target not in columns:
-            raise SpecError("is not a privatised column", f"`target` {target!r}", "correct its name, or its role in the schema")
+            raise SpecError(
+                "is not a privatised column", f"`target` {target!r}", suggest(target, columns, "correct its name, or its role in the schema")
+            )
         if triples and self.budget.delta == 0:
             raise SpecError("three-way tables are chosen by scores with Gaussian noise, which needs a δ", "`triples`", "set `delta`, or remove it")
         if triples and self.spec.records == "copula":
