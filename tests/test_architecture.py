@@ -45,7 +45,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "local": {"kernels", "mechanisms", "references", "estimators"},
     "survey": ROWS | {"mechanisms"},
     "connect": {"streams", "io", "engine"},
-    "cli": ROWS | {"mechanisms", "inference", "io", "engine", "jobs", "connect", "simulate"},
+    "terminal": {"privacy"},
+    "cli": ROWS | {"mechanisms", "inference", "io", "engine", "jobs", "connect", "simulate", "terminal"},
     "__init__": ROWS | {"mechanisms", "engine", "estimators", "evaluation", "local", "survey"},
     "__main__": {"cli"},
 }
