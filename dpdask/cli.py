@@ -21,6 +21,7 @@ from dpdask.version import __version__
 if TYPE_CHECKING:
     from dpdask.engine.told import Told
     from dpdask.jobs.spec import Job
+    from dpdask.schemas import Name
 
 _INTERRUPTED = 130
 _DEFECT = 70
@@ -170,6 +171,15 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
     click.echo(json.dumps(result, ensure_ascii=False) if as_json else _outcome_text(loaded, result))
     if not as_json:
         _tell(outcome.told)
+
+
+@cli.command()
+@click.argument("document", type=click.Choice(["job", "schema", "card"]))
+def schema(document: Name) -> None:
+    """Print the JSON Schema of a job, of a schema or of a release card, for editors and programs."""
+    from dpdask.schemas import find_file
+
+    click.echo(find_file(document).read_text(encoding="utf-8"), nl=False)
 
 
 @cli.command()

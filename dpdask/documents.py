@@ -331,7 +331,7 @@ def _known_keys(model: type[BaseModel], path: Sequence[str], data: Any) -> list[
     for key in path:
         data = data[int(key)] if isinstance(data, list | tuple) else data[key]
         fields = [each.model_fields[key] for each in models if key in each.model_fields]
-        models = [inner for field in fields for inner in _models_in(field.annotation)] or models
+        models = [inner for field in fields for inner in models_in(field.annotation)] or models
         models = [each for each in models if _is_named(each, data)] or models
     return [name for each in models for name in each.model_fields]
 
@@ -341,7 +341,8 @@ def _is_named(model: type[BaseModel], data: Any) -> bool:
     return isinstance(data, Mapping) and any(data.get(tag) in getattr(field.annotation, "__args__", ()) for tag, field in tags)
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models that a field's type names."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]
+    return [model for part in getattr(annotation, "__args__", ()) for model in models_in(part)]

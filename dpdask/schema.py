@@ -216,6 +216,11 @@ def _check_increasing(name: str, levels: tuple[Level, ...]) -> None:
 class Schema(Document):
     """The declared columns of a table; a column that is not declared stops the job.
 
+    Attributes
+    ----------
+    columns
+        Each column of the table, by its name.
+
     Examples
     --------
     >>> import dpdask

@@ -45,8 +45,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "local": {"kernels", "mechanisms", "references", "estimators"},
     "survey": ROWS | {"mechanisms"},
     "connect": {"streams", "io", "engine"},
+    "schemas": {"mechanisms", "jobs"},
     "terminal": {"privacy"},
-    "cli": ROWS | {"mechanisms", "inference", "io", "engine", "jobs", "connect", "simulate", "terminal"},
+    "cli": ROWS | {"mechanisms", "inference", "io", "engine", "jobs", "connect", "simulate", "schemas", "terminal"},
     "__init__": ROWS | {"mechanisms", "engine", "estimators", "evaluation", "local", "survey"},
     "__main__": {"cli"},
 }

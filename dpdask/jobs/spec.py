@@ -88,16 +88,46 @@ class Input(Document):
 
 
 class Lineage(Document):
-    """Events of each run for OpenLineage, under the name of a group of jobs; where they go, OpenLineage's own configuration says."""
+    """Events of each run for OpenLineage; where they go, OpenLineage's own configuration says.
+
+    Attributes
+    ----------
+    namespace
+        The name of the group of jobs.
+    """
 
     namespace: str = Field(default="dpdask", min_length=1)
 
 
 class JobFile(Document):
-    """A job as it stands in its file; `privacy` and `ledger` belong to mechanisms that spend a budget.
+    """A job as it stands in its file; paths are relative to the file's folder.
 
-    If it is `growing`, each further run releases the rows of the files that were added since.
-    `storage` holds options of file systems by protocol; secrets in it are references such as `{env: LAKE_SECRET}`.
+    Attributes
+    ----------
+    name
+        The job's name, which the release card gives.
+    input
+        The table that is released.
+    output
+        Where the release goes.
+    schema_path
+        The file that declares the columns; its key is `schema`.
+    privacy
+        What is promised; of mechanisms that spend a budget.
+    mechanism
+        What is released, and how.
+    ledger
+        The dataset whose budget is charged; of mechanisms that spend one.
+    growing
+        Whether each further run releases the rows of the files that were added since.
+    cluster
+        Where the job runs.
+    lineage
+        Whether events of each run are sent to OpenLineage.
+    storage
+        Options of file systems by protocol; secrets in it are references such as `{env: LAKE_SECRET}`.
+    insecure_seed
+        Makes the noise reproducible, for tests: such a release protects nobody, and says so.
     """
 
     name: str = Field(min_length=1, max_length=200)

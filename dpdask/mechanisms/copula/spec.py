@@ -62,7 +62,15 @@ def count_measured_again(n_columns: int, delta: float, target: str | None = None
 
 
 class TableWeights(Document):
-    """The share of the budget of each one-way and each two-way table, relative to each other."""
+    """The share of the budget of the tables, relative to each other.
+
+    Attributes
+    ----------
+    one_way
+        That of each one-way table; 0 to leave them out.
+    two_way
+        That of each two-way table.
+    """
 
     one_way: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     two_way: float = Field(default=1.0, gt=0, allow_inf_nan=False)
