@@ -46,7 +46,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "local": {"kernels", "mechanisms", "references", "estimators"},
     "survey": ROWS | {"mechanisms"},
     "connect": {"streams", "io", "engine"},
-    "cli": ROWS | {"mechanisms", "inference", "io", "engine", "jobs", "connect", "simulate"},
+    "schemas": {"mechanisms", "jobs"},
+    "terminal": {"privacy"},
+    "cli": ROWS | {"mechanisms", "inference", "io", "engine", "jobs", "connect", "simulate", "schemas", "terminal"},
     "__init__": ROWS | {"analysis", "mechanisms", "engine", "estimators", "evaluation", "local", "survey"},
     "__main__": {"cli"},
 }

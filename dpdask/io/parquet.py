@@ -28,11 +28,12 @@ _PAGE_BYTES = 2**20  # what most writers put into a page
 _HELD_BYTES = 2**27  # of pages, or of a remote row group
 _TEXT_BYTES = 64  # of a repeated text, if the footer tells nothing of its length
 _TAIL_BYTES = 2**16
+_LEAST_TAIL_BYTES = 12  # the footer's length, and the magic number at both ends of a file
 _MAGIC = b"PAR1"
 _ARROW = b"ARROW:schema"
 
 
-def footer(fs: Any, path: str, name: str, size: int | None = None) -> tuple[str, Any]:
+def footer(fs: Any, path: str, name: str, size: int | None = None, *, tail_bytes: int = _TAIL_BYTES) -> tuple[str, Any]:
     """Return a digest of the file's size and footer, and the parsed footer.
 
     The footer holds every column chunk's place and size, so a rewritten file has another digest.
@@ -47,6 +48,8 @@ def footer(fs: Any, path: str, name: str, size: int | None = None) -> tuple[str,
         The file's name, for messages.
     size
         The file's length, if it was listed.
+    tail_bytes
+        How much is read first, from the end, at least 12; what lies before the footer is read too if it is shorter.
 
     Raises
     ------
@@ -56,7 +59,7 @@ def footer(fs: Any, path: str, name: str, size: int | None = None) -> tuple[str,
     url = str(fs.unstrip_protocol(path))
     if size is None:
         size = int(call_storage(url, lambda fs, path: fs.info(path)["size"]))
-    raw = read_ranges(url, [(max(0, size - _TAIL_BYTES), size)], size)[0]
+    raw = read_ranges(url, [(max(0, size - tail_bytes), size)], size)[0]
     length = int.from_bytes(raw[-8:-4], "little") if len(raw) >= 12 and raw[-4:] == _MAGIC else size
     if length + 12 > size:
         raise InputError("this is not a complete Parquet file: it is truncated or corrupt", name, "write it again")
@@ -66,6 +69,28 @@ def footer(fs: Any, path: str, name: str, size: int | None = None) -> tuple[str,
         return _digest(size, raw[-length - 8 :]), pq.read_metadata(pa.BufferReader(_MAGIC + raw[-length - 8 :]))
     except (pa.ArrowException, OSError):
         raise InputError("its Parquet footer cannot be read: it is corrupt or encrypted", name, "write it again") from None
+
+
+def read_columns(fs: Any, path: str, name: str) -> list[tuple[str, pa.DataType, bool]]:
+    """Return the name, the type and the null flag of each column; only the footer is read, and of it only the schema is looked at.
+
+    Parameters
+    ----------
+    fs
+        The file system.
+    path
+        The file's path in it.
+    name
+        The file's name, for messages.
+
+    Raises
+    ------
+    InputError
+        If the file is truncated or no Parquet file.
+    """
+    _, metadata = footer(fs, path, name, tail_bytes=_LEAST_TAIL_BYTES)
+    nullable = [field.nullable for field in metadata.schema.to_arrow_schema()]
+    return [(field.name, field.type, flag) for field, flag in zip(plain_schema(metadata), nullable, strict=True)]
 
 
 def _digest(size: int, raw: bytes) -> str:

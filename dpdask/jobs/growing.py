@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dpdask.engine.work import RELEASE_NAME
-from dpdask.errors import DataError, MissingError, OutputError
+from dpdask.errors import SPENT_AGAIN, DataError, MissingError, OutputError
 from dpdask.io.fragments import InputTable
 from dpdask.io.manifest import CARD_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
@@ -60,7 +60,7 @@ class GrowingState(RunState):
         """
         manifest, found = Manifest.read(self.output), self._read_unfinished()
         if manifest is None and not self.publication.is_free(None if found is None else found.run_id):
-            raise OutputError("this output exists and is not this run's", self.output.url, "choose another output.path, or remove it")
+            raise OutputError("this output exists and is not this run's", self.output.url, SPENT_AGAIN)
         if manifest is not None and manifest.job != job.digest:
             what = "this output holds another job's release; a growing table keeps its input, schema, privacy and mechanism"
             raise OutputError(what, job.file.output.path, "start a new output: choose another output.path")

@@ -8,7 +8,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from dpdask.engine.write import Staging
-from dpdask.errors import OutputError
+from dpdask.errors import SPENT_AGAIN, OutputError
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder, name_when_whole
 from dpdask.jobs.records import busy
@@ -258,7 +258,7 @@ def find_in_folder(output: Folder, release: str) -> Manifest | None:
     """
     manifest = Manifest.read(output)
     if manifest is not None and manifest.job != release:
-        raise OutputError("this output holds another job's release", output.url, "choose another output.path, or remove it")
+        raise OutputError("this output holds another job's release", output.url, SPENT_AGAIN)
     return manifest
 
 
