@@ -17,7 +17,8 @@ import dpdask
 from dpdask.errors import InputError
 from dpdask.inference import ReleasedColumn
 from dpdask.mechanisms import card as card_module
-from dpdask.mechanisms.card import CARD_FORMAT, SCHEMA_FILE, Card, CoveredRows, Section, make_card, noisy_counts_section, plain, schema_text
+from dpdask.mechanisms.card import CARD_FORMAT, SCHEMA_FILE, Card, Section, make_card, noisy_counts_section, plain, schema_text
+from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.privacy import Budget
 from dpdask.privacy.coverage import Coverage
 from dpdask.schema import Schema
