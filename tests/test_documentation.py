@@ -242,7 +242,9 @@ def test_headings_are_unique(document):
     assert len(found) == len(set(found)) > 0
 
 
-RUN_ALONE = [name for name in EXPLANATIONS if not name.startswith("docs/tutorials/")]  # tutorials run as a whole: test_examples.py
+# blocks that run one after the other: in tests/analysis/test_open.py, and those of tutorials in test_examples.py
+RUN_TOGETHER = {"docs/how-to/analyse-a-release.md"}
+RUN_ALONE = [name for name in EXPLANATIONS if not name.startswith("docs/tutorials/") and name not in RUN_TOGETHER]
 EXAMPLES = [(document, text) for document in RUN_ALONE for text in blocks("python", (ROOT / document).read_text(encoding="utf-8"))]
 
 

@@ -66,10 +66,7 @@ def test_references_are_computed_from_the_code(name, lines):
 
 def test_a_tutorial_is_a_notebook():
     pytest.importorskip("jupytext")
-    cells = json.loads(pages.notebook("# A\n\n```yaml\n# job.yaml\nname: a\n```\n\n```bash\ndpdask run job.yaml\n```\n\n```text\nout\n```\n"))[
-        "cells"
-    ]
-    assert ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"] == [
-        "%%writefile job.yaml\nname: a",
-        "%%bash\ndpdask run job.yaml",
-    ]
+    tutorial = "# A\n\n```yaml\n# job.yaml\nname: a\n```\n\n```bash\ndpdask run job.yaml\n```\n\n```text\nout\n```\n"
+    cells = json.loads(pages.notebook(tutorial))["cells"]
+    found = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert found == ["%%writefile job.yaml\nname: a", "%%bash\ndpdask run job.yaml"]

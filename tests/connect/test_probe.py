@@ -94,7 +94,7 @@ def test_a_scheduler_without_dpdask_and_one_with_another_version(source: Path, t
         prefix = ("env", f"PYTHONPATH={python_path(folder)['PYTHONPATH']}")
         with scheduler(place, prefix=prefix) as (_, address), running(worker_words(address), place / "worker.log"):
             code, line = refused(place / "job", place, address, source)
-        assert (code, f"cluster: the scheduler: {says}, and the driver has 0.1" in line) == (64, True), line
+        assert (code, f"cluster: the scheduler: {says}, and the driver has 0.2" in line) == (64, True), line
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
