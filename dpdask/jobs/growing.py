@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from dpdask.engine.work import RELEASE_NAME
-from dpdask.errors import DataError, InputError, OutputError
+from dpdask.errors import SPENT_AGAIN, DataError, MissingError, OutputError
 from dpdask.io.fragments import InputTable
 from dpdask.io.manifest import CARD_NAME, META, Manifest
 from dpdask.io.storage import Folder
@@ -65,7 +65,7 @@ class GrowingState(RunState):
         """
         manifest, found = self.publication.find(name_release(job.digest, 0)), self._read_unfinished()
         if manifest is None and not self.publication.is_free(None if found is None else found.run_id):
-            raise OutputError("this output exists and is not this run's", self.output.url, "choose another output.path, or remove it")
+            raise OutputError("this output exists and is not this run's", self.output.url, SPENT_AGAIN)
         if (manifest is not None and manifest.job != job.digest) or self._holds_series_of_another_job():
             what = "this output holds another job's release; a growing table keeps its input, schema, privacy and mechanism"
             raise OutputError(what, job.file.output.path, "start a new output: choose another output.path")
@@ -178,7 +178,7 @@ class GrowingState(RunState):
         costs = [*(size.epsilon for size in self._next.sizes), self._epsilon]
         return card.model_copy(update={"series": describe_release(len(costs) - 1, costs, job.file.privacy)})
 
-    def publish(self, reached: Progressed, manifest: Manifest, card: bytes) -> None:
+    def publish(self, reached: Progressed, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
         """Keep the record that the release leaves, and make the release appear; see `RunState.publish`."""
         assert self._next is not None
         size = Size(n_rows=manifest.n_rows, n_shards=len(manifest.shards), epsilon=self._epsilon)
@@ -189,7 +189,7 @@ class GrowingState(RunState):
             self.kept.begin(key, kept.id, self.secrets(reached.run_id).read(RELEASE_NAME), self._job, self._target)
             self.output.remove(SUMMARY_NAME)  # of a series that somebody gave up, in a table
         self.kept.write(kept, manifest.to_bytes())
-        super().publish(reached, manifest, card)
+        super().publish(reached, manifest, documents)
         self.finish()
 
     def finish(self) -> None:
@@ -262,7 +262,7 @@ def open_next(job: Job, state: GrowingState, unfinished: Progressed | None) -> J
 
     opened = open_table(job.extend(None) if continued else job, state.folder, choose)
     if continued and job.mechanism.public_table is not None and versions:
-        with suppress(InputError):  # the public table was read by the first release, and may be gone
+        with suppress(MissingError):  # the public table was read by the first release, and may be gone
             check_apart(discover_public(job.mechanism.public_table, job.schema), versions)
     return opened
 

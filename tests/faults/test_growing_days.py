@@ -78,7 +78,7 @@ def check_delta(out: Path, quiet: Path) -> None:
     """Check that engines read the rows of the quiet table, one version a day, and that no other file is there."""
     shards = {shard.name for each in manifests(out) for shard in each.shards}
     assert set(Folder(f"file://{out}").names()) == shards | {"_dpdask", "_delta_log"}
-    assert len(list((out / "_dpdask").iterdir())) == 2 * len(manifests(out)) + 1
+    assert len(list((out / "_dpdask").iterdir())) == 4 * len(manifests(out)) + 1
     table = deltalake.DeltaTable(out)
     assert table.version() == len(manifests(out)) - 1
     by = [("day", "ascending"), ("user", "ascending")]
