@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from dpdask.engine.compute import forget_everywhere, share_key, withdraw_key
+from dpdask.engine.cluster import forget_everywhere, share_key, withdraw_key
 from dpdask.engine.fit import Fitted
 from dpdask.engine.work import HOLDOUT_NAME
 from dpdask.engine.write import Staging

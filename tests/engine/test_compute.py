@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -17,12 +18,10 @@ from typing import Any
 import dask
 import pyarrow as pa
 import pytest
-from dask import delayed
 from distributed import Client, LocalCluster
-from e2e.helpers import digests, hidden, lake, load, processes, run_here, write_job
+from e2e.helpers import digests, hidden, lake, load, processes, run_each, run_here, spy_on_stages, write_job
 
-from dpdask.engine import scan, units, write
-from dpdask.engine.compute import guard, run_tasks, task_prefix
+from dpdask.engine.compute import guard
 from dpdask.errors import DataError, InputError, InternalError, TemporaryError
 from dpdask.jobs.run import run_job
 
@@ -56,6 +55,10 @@ def read_then(function: Callable[[str], Any], path: str) -> Any:
     return function(Path(path).read_text())
 
 
+def sleep_long(_: int) -> None:
+    time.sleep(30)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}), processes(2) as started:
@@ -85,10 +88,9 @@ def test_an_unforeseen_failure_is_told_by_type_and_place(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     (tmp_path / "value").write_text(SECRET)
-    task = delayed(read_then, pure=False)(unforeseen, str(tmp_path / "value"), dask_key_name=f"{task_prefix('test')}-0")
     place = r"^ArrowInvalid in [\w.]+, line \d+; please report it, without data$"
     with scheduler(name, cluster), pytest.raises(InternalError, match=place) as caught:
-        run_tasks("test", [task])
+        run_each("test", functools.partial(read_then, unforeseen), [str(tmp_path / "value")])
     logs = ""
     if name == "cluster":
         with Client(cluster) as client:
@@ -107,9 +109,8 @@ def test_arrow_quotes_the_value() -> None:
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_foreseen_failure_arrives_as_it_is(name: str, cluster: LocalCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "value").write_text(SECRET)
-    task = delayed(read_then, pure=False)(foreseen, str(tmp_path / "value"), dask_key_name=f"{task_prefix('test')}-0")
     with scheduler(name, cluster), pytest.raises(DataError) as caught:
-        run_tasks("test", [task])
+        run_each("test", functools.partial(read_then, foreseen), [str(tmp_path / "value")])
     assert str(caught.value) == "column 'a': a value is no level; hint it"
     assert SECRET not in everything(caught.value) + "".join(capfd.readouterr())
 
@@ -122,49 +123,34 @@ def test_no_memory_is_temporary() -> None:
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_results_keep_their_order_and_progress_is_complete(name: str, cluster: LocalCluster) -> None:
-    prefix = task_prefix("test")
-    tasks = [delayed(double, pure=False)(number, dask_key_name=f"{prefix}-{number}") for number in range(40)]
     seen: list[tuple[str, int, int]] = []
     with scheduler(name, cluster):
-        assert run_tasks("test", tasks, lambda *step: seen.append(step)) == [2 * number for number in range(40)]
+        assert run_each("test", double, range(40), lambda *step: seen.append(step)) == [2 * number for number in range(40)]
     assert seen == [("test", done, 40) for done in range(1, 41)]
 
 
 def test_nothing_to_do() -> None:
-    assert run_tasks("test", [], lambda *_: pytest.fail("no step was done")) == []
+    assert run_each("test", double, [], lambda *_: pytest.fail("no step was done")) == []
 
 
 def test_workers_lost_too_often(cluster: LocalCluster) -> None:
-    task = delayed(os._exit, pure=False)(1, dask_key_name=f"{task_prefix('test')}-0")
     with Client(cluster), pytest.raises(TemporaryError, match="lost its scheduler or its workers") as caught:
-        run_tasks("test", [task])
+        run_each("test", os._exit, [1])
     assert caught.value.where == "test"
 
 
 def test_a_cluster_that_goes_away() -> None:
-    prefix = task_prefix("test")
-    tasks = [delayed(time.sleep, pure=False)(30, dask_key_name=f"{prefix}-{number}") for number in range(3)]
     with processes(1) as going, Client(going):
         closing = threading.Timer(1.0, going.close)
         closing.start()
         with pytest.raises(TemporaryError, match="lost its scheduler or its workers"):
-            run_tasks("test", tasks)
+            run_each("test", sleep_long, range(3))
         closing.join()
-
-
-def names_in(tasks: list[Any]) -> set[str]:
-    return {str(key) for task in tasks for key in task.__dask_graph__()}
 
 
 def test_task_names_tell_stages_and_numbers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: set[str] = set()
-
-    def captured(stage: str, tasks: list[Any], progress: Any = None) -> list[Any]:
-        names.update(names_in(tasks))
-        return run_tasks(stage, tasks, progress)
-
-    for module in (scan, units, write):
-        monkeypatch.setattr(module, "run_tasks", captured)
+    spy_on_stages(lambda _, nodes: names.update(nodes), monkeypatch)
     public = {"kind": "public", "path": str(lake(tmp_path / "public", [300] * 9, seed=2))}
     source = lake(tmp_path / "in", [300] * 9)
     run_here(write_job(tmp_path / "a", source, tmp_path / "out-a"))
@@ -231,8 +217,8 @@ def test_worker_logs_hold_no_private_count(cluster: LocalCluster, tmp_path: Path
 
 
 def test_a_cluster_without_workers_ends_in_75_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpdask.engine.compute.LONELY_SECONDS", 0.5)
-    monkeypatch.setattr("dpdask.engine.compute._POLL_SECONDS", 0.2)
+    monkeypatch.setattr("dpdask.engine.cluster.LONELY_SECONDS", 0.5)
+    monkeypatch.setattr("dpdask.engine.cluster._POLL_SECONDS", 0.2)
     options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "processes": False, "protocol": "tcp"}
     with LocalCluster(n_workers=0, **options) as cluster, Client(cluster), pytest.raises(TemporaryError, match="lost its scheduler or its workers"):
-        run_tasks("stage", [dask.delayed(abs)(-1)])
+        run_each("stage", abs, [-1])
