@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import queue
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -44,6 +45,17 @@ def find_client() -> Client | None:
     from distributed import Client
 
     return client if isinstance(client, Client) else None
+
+
+def is_worker() -> bool:
+    """Return whether this is a task on a worker of a cluster."""
+    if "distributed" not in sys.modules:
+        return False
+    from distributed import get_worker
+
+    with suppress(ValueError):
+        return get_worker() is not None
+    return False
 
 
 @contextmanager
@@ -235,6 +247,7 @@ class Window:
         self._results: dict[str, Any] = {}
         self._ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._n_running = self._next = 0
+        self._began = time.time()
 
     def run(self) -> Iterator[int]:
         """Compute all batches; yield the number of steps of each as soon as it is done.
@@ -252,15 +265,31 @@ class Window:
             future = _patiently(self._client, lambda: self._ended.get(timeout=_POLL_SECONDS))
             if future.status in ("error", "cancelled", "lost"):  # not `pending`: its worker may have died since it was done
                 error = future.exception(timeout=_POLL_SECONDS)
-                raise error if isinstance(error, Exception) else CancelledError  # of a lost scheduler there is none
-            # one by one: `gather` would wait for ever for a result that was lost with the last worker
-            self._results[future.key] = _patiently(self._client, functools.partial(future.result, timeout=_POLL_SECONDS))
+                raise error if isinstance(error, Exception) else CancelledError  # of a lost scheduler there may be none
+            self._results[future.key] = self._fetch(future)
             del self._futures[future.key]  # then the workers forget the result
             batch = self._waiting[self._numbers.pop(future.key)]
             if all(key in self._results for key in batch.keys):
                 self._n_running -= len(batch.steps)
                 self._submit()
                 yield len(batch.steps)
+
+    def _fetch(self, future: Any) -> Any:
+        """Return a result; one by one, since `gather` would wait for ever for a result that was lost with the last worker."""
+        from distributed import CancelledError
+
+        try:
+            return _patiently(self._client, functools.partial(future.result, timeout=_POLL_SECONDS))
+        except (AttributeError, TypeError):
+            if future.status == "finished":
+                raise
+            raise CancelledError from None  # distributed raised the exception of a lost future, which has none
+
+    def has_run_out(self) -> bool:
+        """Return whether a worker was stopped since the stage began because it came to its limit of memory, as its nanny told the scheduler."""
+        with suppress(Exception):
+            return any(moment >= self._began for moment, _ in self._client.get_events("worker-restart-memory"))
+        return False
 
     def _submit(self) -> None:
         """Submit batches until the window is full."""

@@ -6,6 +6,7 @@ import functools
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -13,8 +14,10 @@ from dask import threaded
 from dask._task_spec import DataNode, List, Task, TaskRef
 from dask.base import get_scheduler
 from dask.callbacks import Callback
+from dask.utils import format_bytes
+from threadpoolctl import threadpool_limits
 
-from dpdask.engine.cluster import WINDOW, Batch, Window, find_client
+from dpdask.engine.cluster import WINDOW, Batch, Window, find_client, is_worker
 from dpdask.errors import DpdaskError, InternalError, TemporaryError
 from dpdask.stats.statistic import FAN_IN
 from dpdask.versions import Stamp
@@ -23,6 +26,7 @@ Args = ParamSpec("Args")
 Result = TypeVar("Result")
 Progress = Callable[[str, int, int], None]
 
+_MORE_MEMORY = "give workers more memory or fewer threads, or write smaller row groups"
 _MOST_RESULTS = 64  # for the driver to take, while batches are small
 _LARGEST_BATCH = FAN_IN**3
 
@@ -36,6 +40,7 @@ def guard(function: Callable[Args, Result]) -> Callable[Args, Result]:
     @functools.wraps(function)
     def task(*args: Args.args, **kwargs: Args.kwargs) -> Result:
         try:
+            pin_worker()
             for argument in (*args, *kwargs.values()):
                 if isinstance(stamp := getattr(argument, "stamp", None), Stamp):
                     stamp.check()
@@ -43,7 +48,7 @@ def guard(function: Callable[Args, Result]) -> Callable[Args, Result]:
         except DpdaskError as error:
             failure = error
         except MemoryError:
-            failure = TemporaryError("a worker ran out of memory", None, "use fewer threads per worker and run again to resume")
+            failure = make_memory_error(args)
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             failure = InternalError(f"{type(error).__name__} in {frame.name}, line {frame.lineno}", None, "please report it, without data")
@@ -63,6 +68,45 @@ def task_prefix(stage: str) -> str:
     on itself: what a stage's tasks share, and what merges them, need a stage of their own.
     """
     return f"dpdask-{stage}-{uuid.uuid4().hex[:12]}"
+
+
+def make_memory_error(arguments: Sequence[Any], limit: int | None = None) -> TemporaryError:
+    """Return the error of a task that ran out of memory.
+
+    Parameters
+    ----------
+    arguments
+        The task's; parts of a table among them tell what was read.
+    limit
+        The most bytes that the worker may use, if that is known.
+    """
+    where, about = _describe_largest(arguments, limit)
+    return TemporaryError(f"a worker ran out of memory{about}", where, f"{_MORE_MEMORY}, and run again to resume")
+
+
+def _describe_largest(arguments: Sequence[Any], limit: int | None) -> tuple[str | None, str]:
+    """Return the place of the largest fragment that a task reads, and its size beside the worker's limit in words."""
+    parts = [part for given in arguments for part in (given if isinstance(given, list) else [given])]
+    fragments = [fragment for part in parts for fragment in getattr(part, "fragments", ())]
+    if not fragments:
+        return None, ""
+    largest = max(fragments, key=lambda fragment: fragment.n_bytes_decoded or fragment.n_bytes)
+    size = f": this fragment has {format_bytes(largest.n_bytes_decoded or largest.n_bytes)}"
+    return largest.where, size if limit is None else f"{size}, and a worker may use {format_bytes(limit)}"
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Give BLAS one thread in this process until the block ends: more wait for each other beside other tasks, and could round differently."""
+    with threadpool_limits(1):
+        yield
+
+
+@functools.cache
+def pin_worker() -> None:
+    """Give BLAS one thread, for good, if this process is a worker: it has as many tasks as it may use threads."""
+    if is_worker():
+        threadpool_limits(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +262,7 @@ def _run_here(stage: Stage, progress: Progress | None) -> Iterator[Any]:
                 if progress is not None:
                     progress(stage.name, done, stage.n_steps)
 
-        with Callback(posttask=count):
+        with Callback(posttask=count), one_thread():
             results = get(nodes, keys)
         yield from results
 
@@ -236,8 +280,22 @@ def _run_there(window: Window, stage: Stage, progress: Progress | None) -> Itera
             if progress is not None:
                 progress(stage.name, done, stage.n_steps)
             yield from window.take()
-    except (KilledWorker, CancelledError, CommClosedError, ClosedClientError, TimeoutError) as error:
+    except KilledWorker as error:
+        raise _explain_death(window, stage.name, error) from None
+    except (CancelledError, CommClosedError, ClosedClientError, OSError) as error:  # a TimeoutError is an OSError
         what = f"the cluster lost its scheduler or its workers ({type(error).__name__})"
         raise TemporaryError(what, stage.name, "run again to resume") from None
     finally:
         window.close()
+
+
+def _explain_death(window: Window, stage: str, error: Any) -> TemporaryError:
+    """Return the error of a task whose workers died again and again."""
+    node, limit = window.find(error.task), getattr(error.last_worker, "memory_limit", None) or None
+    arguments = () if node is None else node.args
+    if window.has_run_out():
+        return make_memory_error(arguments, limit).at(stage)
+    where, about = _describe_largest(arguments, limit)
+    what = f"the cluster lost its scheduler or its workers (KilledWorker){about}"
+    hint = f"if memory ran out, {_MORE_MEMORY}; run again to resume" if where else "run again to resume"
+    return TemporaryError(what, stage if where is None else f"{stage}, {where}", hint)

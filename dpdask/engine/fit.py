@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpdask.archive import Archived
-from dpdask.engine.compute import Progress
+from dpdask.engine.compute import Progress, one_thread
 from dpdask.engine.scan import Scanned, scan
 from dpdask.engine.source import Source
 from dpdask.engine.units import bound_units
@@ -113,6 +113,21 @@ def fit(
     Exact counts reach the driver and go no further. Central noise is drawn here, outside any graph, and is kept at once: a
     resumed run loads it.
     """
+    with one_thread():
+        return _fit(mechanism, source, work, charge, public, insecure=insecure, progress=progress)
+
+
+def _fit(
+    mechanism: Mechanism,
+    source: Source,
+    work: TableWork,
+    charge: Callable[[], None],
+    public: PublicTable | None,
+    *,
+    insecure: bool,
+    progress: Progress | None,
+) -> tuple[Fitted, TableWork]:
+    """Fit a release; see `fit`."""
     if (public is None) == (mechanism.reference_rows == "public"):
         raise InternalError("a public table and a mechanism that counts its rows go together", None, "report it")
     mechanism, drawn, number = _read_rounds(mechanism, work)

@@ -101,6 +101,11 @@ class FilePart:
         return self.fragment.number
 
     @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        """What is read: the fragment alone."""
+        return (self.fragment,)
+
+    @property
     def n_rows(self) -> int | None:
         """How many rows the footer tells."""
         return self.fragment.n_rows

@@ -120,6 +120,11 @@ class RowTask:
     shards: ShardWork
 
     @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        """What is read, one after the other."""
+        return self.shards.fragments
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of the shards, in order."""
         return self.shards.names
