@@ -11,10 +11,10 @@ from typing import Literal
 from dpdask.connect.probe import check_workers
 from dpdask.engine.account import settle
 from dpdask.engine.compute import Progress
-from dpdask.engine.fit import Fitted, carry_on, fit, load
+from dpdask.engine.fit import Fitted, carry_on, fit
 from dpdask.engine.shuffle import lay_out_rows
 from dpdask.engine.told import Told
-from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
+from dpdask.engine.work import NOISY_NAME, RELEASE_NAME, load
 from dpdask.engine.write import RowTask, Staged, Staging, Task, list_record_tasks, write_all
 from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError
 from dpdask.io.fragment import Fragment
