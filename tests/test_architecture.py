@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stats": MATHS | {"streams", "privacy"},
     "channels": MATHS | {"streams", "privacy", "stats"},
     "references": MATHS | {"streams", "privacy", "stats", "channels"},
+    "analysis": MATHS | {"streams", "stats", "inference", "mechanisms", "io", "engine"},
     "inference": MATHS | {"channels", "references", "stats", "mechanisms"},
     "mechanisms": ROWS,
     "io": set(),
@@ -46,8 +47,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "local": {"kernels", "mechanisms", "references", "estimators"},
     "survey": ROWS | {"mechanisms"},
     "connect": {"streams", "io", "engine"},
-    "cli": ROWS | {"mechanisms", "inference", "io", "engine", "jobs", "connect", "simulate"},
-    "__init__": ROWS | {"mechanisms", "engine", "estimators", "evaluation", "local", "survey"},
+    "schemas": {"mechanisms", "jobs"},
+    "terminal": {"privacy"},
+    "cli": ROWS | {"mechanisms", "inference", "io", "engine", "jobs", "connect", "simulate", "schemas", "terminal"},
+    "__init__": ROWS | {"analysis", "mechanisms", "engine", "estimators", "evaluation", "local", "survey"},
     "__main__": {"cli"},
 }
 STRICTER: dict[str, set[str]] = {"kernels": set(), "io": {"schema", "errors"}, "streams": {"errors"}, "simulate": {"errors"}, "__main__": set()}

@@ -267,6 +267,7 @@ def test_status_and_abort(tmp_path):
     assert (ended.code, ended.lines) == (75, ["dpdask: crash; run again to resume"])
     assert state() == {"stage": "fitted", "n_shards": 1, "n_releases": 0}
     assert command("status", out).out == f"{out}: fitted, 1 shards\n"
+    assert command("status", "--job", given[1]).out == f"{given[1]}: fitted, 1 shards\n"
     assert command("abort", out).out == f"{out}: the unfinished run is removed\n"
     assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0}
     assert command(*given).code == 0

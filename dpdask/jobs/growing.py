@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dpdask.engine.work import RELEASE_NAME
-from dpdask.errors import DataError, InputError, OutputError
+from dpdask.errors import SPENT_AGAIN, DataError, MissingError, OutputError
 from dpdask.io.fragments import InputTable
 from dpdask.io.manifest import CARD_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
@@ -60,7 +60,7 @@ class GrowingState(RunState):
         """
         manifest, found = Manifest.read(self.output), self._read_unfinished()
         if manifest is None and not self.publication.is_free(None if found is None else found.run_id):
-            raise OutputError("this output exists and is not this run's", self.output.url, "choose another output.path, or remove it")
+            raise OutputError("this output exists and is not this run's", self.output.url, SPENT_AGAIN)
         if manifest is not None and manifest.job != job.digest:
             what = "this output holds another job's release; a growing table keeps its input, schema, privacy and mechanism"
             raise OutputError(what, job.file.output.path, "start a new output: choose another output.path")
@@ -242,7 +242,7 @@ def open_next(job: Job, state: GrowingState, unfinished: Progressed | None) -> J
 
     opened = open_table(job.extend(None) if continued else job, state.folder, choose)
     if continued and job.mechanism.public_table is not None and versions:
-        with suppress(InputError):  # the public table was read by the first release, and may be gone
+        with suppress(MissingError):  # the public table was read by the first release, and may be gone
             check_apart(discover_public(job.mechanism.public_table, job.schema), versions)
     return opened
 

@@ -61,7 +61,17 @@ class Target(Document):
 
 
 class Output(Target):
-    """Where the release goes, the most rows of a shard, and whether rows that are released one by one are shuffled."""
+    """Where the release goes, and how its rows are laid out.
+
+    Attributes
+    ----------
+    path
+        A new folder or table, as a path or any fsspec URL.
+    rows_per_shard
+        The most rows of a shard.
+    order
+        `shuffled`, or `keep`: rows that are released one by one stand in the order of the input, which may reveal their values.
+    """
 
     path: str = Field(min_length=1)
     rows_per_shard: int = Field(default=1_000_000, ge=1)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import pyarrow as pa
 
 from dpdask.engine.write import Staging
-from dpdask.errors import OutputError
+from dpdask.errors import SPENT_AGAIN, OutputError
 from dpdask.io.manifest import CARD_NAME, DOCUMENTS, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
-from dpdask.io.storage import Folder
+from dpdask.io.storage import Folder, name_when_whole
 from dpdask.jobs.records import busy
 
 NAME_DIGITS = 12
@@ -260,12 +260,12 @@ def find_in_folder(output: Folder, release: str) -> Manifest | None:
     """
     manifest = Manifest.read(output)
     if manifest is not None and manifest.job != release:
-        raise OutputError("this output holds another job's release", output.url, "choose another output.path, or remove it")
+        raise OutputError("this output holds another job's release", output.url, SPENT_AGAIN)
     return manifest
 
 
 def is_shard_of(run_id: str | None, name: str) -> bool:
-    """Return whether a file is a shard that a run has written where it will stay.
+    """Return whether a file is a shard that a run has written, or half written, where it will stay.
 
     Parameters
     ----------
@@ -274,11 +274,11 @@ def is_shard_of(run_id: str | None, name: str) -> bool:
     name
         The name of the file.
     """
-    return run_id is not None and name.endswith(f"-{run_id[:NAME_DIGITS]}.parquet")
+    return run_id is not None and name_when_whole(name).endswith(f"-{run_id[:NAME_DIGITS]}.parquet")
 
 
-def remove_shards(output: Folder, run_id: str) -> None:
-    """Remove the shards that a run has written where they were to stay.
+def remove_shards(output: Folder, run_id: str, but: Collection[str] = ()) -> None:
+    """Remove the shards that a run has written, or half written, where they were to stay.
 
     Parameters
     ----------
@@ -286,9 +286,11 @@ def remove_shards(output: Folder, run_id: str) -> None:
         The output folder.
     run_id
         The name of the run.
+    but
+        The names of shards that stay.
     """
     for name in output.names():
-        if is_shard_of(run_id, name):
+        if is_shard_of(run_id, name) and name not in but:
             output.remove(name)
 
 

@@ -115,6 +115,8 @@ class PublishedTable:
 
     def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
         """Write documents and manifest under names of the run's own; see `Publication.stage`."""
+        if self.output.is_local:  # what a worker or a driver that was killed left half written
+            remove_shards(self.output, staging.run, {shard.name for shard in manifest.shards})
         for name, data in documents.items():
             staging.shards.write(staging.place(name), data)
         staging.shards.write(staging.place(MANIFEST_NAME), manifest.to_bytes())

@@ -414,7 +414,7 @@ def abort(output_url: str, ledger_url: str | None = None) -> bool:
         if isinstance(state, GrowingState):
             state.remove_rest()
         elif list_manifests(state.output):
-            raise OutputError("this output is released already", output_url, "remove the folder yourself, if you must")
+            raise OutputError("this output is released already", output_url, "if you must, remove the folder yourself; a further run spends ε again")
         return False
     if state.is_broken():
         state.remove_broken()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 from hashlib import blake2b
@@ -13,7 +15,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, create_model, field_validator, model_serializer, model_validator
 
 from dpdask.connect.spec import ClusterBlock, Threads, place_files
-from dpdask.documents import Document, parse_value, parse_yaml, validate
+from dpdask.documents import Document, Text, check_all, join_errors, parse_value, parse_yaml, read_text, validate
 from dpdask.engine.account import Account, LedgerPlace
 from dpdask.errors import SpecError
 from dpdask.io.delta import Delta
@@ -87,17 +89,48 @@ class Input(Document):
 
 
 class Lineage(Document):
-    """Events of each run for OpenLineage, under the name of a group of jobs; where they go, OpenLineage's own configuration says."""
+    """Events of each run for OpenLineage; where they go, OpenLineage's own configuration says.
+
+    Attributes
+    ----------
+    namespace
+        The name of the group of jobs.
+    """
 
     namespace: str = Field(default="dpdask", min_length=1)
 
 
 class JobFile(Document):
-    """A job as it stands in its file; `privacy` and `ledger` belong to mechanisms that spend a budget.
+    """A job as it stands in its file; paths are relative to the file's folder.
 
-    `about` is what the card says of the issuer.
-    If it is `growing`, each further run releases the rows of the files that were added since.
-    `storage` holds options of file systems by protocol; secrets in it are references such as `{env: LAKE_SECRET}`.
+    Attributes
+    ----------
+    name
+        The job's name, which the release card gives.
+    input
+        The table that is released.
+    output
+        Where the release goes.
+    schema_path
+        The file that declares the columns; its key is `schema`.
+    privacy
+        What is promised; of mechanisms that spend a budget.
+    mechanism
+        What is released, and how.
+    ledger
+        The dataset whose budget is charged; of mechanisms that spend one.
+    growing
+        Whether each further run releases the rows of the files that were added since.
+    cluster
+        Where the job runs.
+    about
+        What the card and the page say of the issuer, the licence and the purpose.
+    lineage
+        Whether events of each run are sent to OpenLineage.
+    storage
+        Options of file systems by protocol; secrets in it are references such as `{env: LAKE_SECRET}`.
+    insecure_seed
+        Makes the noise reproducible, for tests: such a release protects nobody, and says so.
     """
 
     name: str = Field(min_length=1, max_length=200)
@@ -305,20 +338,45 @@ def load_job(path: str | Path, settings: Mapping[str, str] | None = None) -> Job
     Raises
     ------
     SpecError
-        If the job or its schema is missing or invalid.
+        If the job or its schema is missing or invalid, with a line for each problem of the two files.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise SpecError("the job cannot be read", str(path), "check its path") from None
-    data = parse_yaml(text, path.name)
+    text = replace(read_text(path, "the job cannot be read", "check its path"), settings=tuple(settings or ()))
+    data = parse_yaml(text.content, text.name)
     for key, value in (settings or {}).items():
         _set(data, key, value)
-    file = validate(job_file_type(), data, path.name)
-    check_promise(file, path.name)
-    schema_path = path.parent / file.schema_path
-    return Job(file, Schema.from_yaml(schema_path), path.parent.resolve())
+    schema_text = _name_schema(data, path.parent)
+    file, schema = check_all(lambda: _check_file(data, text), lambda: Schema.from_text(schema_text()))
+    try:
+        return Job(file, schema, path.parent.resolve())
+    except SpecError as error:
+        raise _find_line(error, text, schema_text()) from None
+
+
+def _check_file(data: Mapping[str, Any], text: Text) -> JobFile:
+    todos = text.list_todos()
+    if todos:
+        raise join_errors(todos)
+    file = validate(job_file_type(), data, text)
+    check_promise(file, text.name)
+    return file
+
+
+def _name_schema(data: Mapping[str, Any], base: Path) -> Callable[[], Text]:
+    """Return what reads the schema that a job names, whatever else is wrong with the job."""
+    named = data.get("schema")
+    if not isinstance(named, str) or not named:
+        return lambda: Text("schema", "columns: {unknown: {role: keep}}")  # the job's own error tells that none is named
+    return functools.cache(lambda: read_text(base / named, "the schema cannot be read", "check the path in the job's `schema`"))
+
+
+def _find_line(error: SpecError, job: Text, schema: Text) -> SpecError:
+    """Return an error about a key of the job, or about a column of the schema, with its line."""
+    where = error.where or ""
+    if found := re.match(r"column '([^']+)'", where):
+        return error.at(schema.find_line(("columns", found[1])))
+    found = re.match(r"[a-z_]+(\.\w+)*", where)
+    return error.at(job.find_line(found[0].split("."))) if found and schema.name not in where else error
 
 
 def _set(data: dict[str, Any], key: str, value: str) -> None:

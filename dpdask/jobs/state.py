@@ -16,7 +16,7 @@ from dpdask.engine.compute import forget_everywhere, share_key, withdraw_key
 from dpdask.engine.fit import Fitted
 from dpdask.engine.work import HOLDOUT_NAME
 from dpdask.engine.write import Staging
-from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
+from dpdask.errors import SPENT_AGAIN, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.encrypted import EncryptedFolder, decrypt, encrypt
 from dpdask.io.manifest import META, Manifest
 from dpdask.io.storage import Folder
@@ -353,7 +353,7 @@ class RunState:
                 return manifest
         if self.is_broken():
             raise unreadable(self.folder)
-        raise OutputError("this output exists and is not this run's", self.output.url, "choose another output.path, or remove it")
+        raise OutputError("this output exists and is not this run's", self.output.url, SPENT_AGAIN)
 
     def is_left_by(self, release: str) -> bool:
         """Return whether a hidden folder is there that a finished run has left: of a table, that of this release."""

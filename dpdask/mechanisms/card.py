@@ -1,9 +1,7 @@
 """The release card: what was promised, to whom and how, as versioned JSON that is safe to publish.
 
 `Card` is the envelope that all mechanisms share. A mechanism gives a `Section`, and `make_card` puts it into the envelope. The
-JSON Schema of the envelope is the file `card.schema.json` in this folder. After a change of the models, write it again:
-
-    python -c "from dpdask.mechanisms import card; card.SCHEMA_FILE.write_text(card.schema_text(), encoding='utf-8')"
+JSON Schema of the envelope is in `dpdask.schemas`.
 """
 
 from __future__ import annotations
@@ -14,13 +12,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import ValidationError
 
 from dpdask.cells import Cells
-from dpdask.codec import LevelCodec
+from dpdask.codec import LevelCodec, tell_bounds
 from dpdask.errors import InputError
 from dpdask.mechanisms.card_parts import (
     About,
@@ -46,7 +43,6 @@ from dpdask.streams import STREAM_FORMAT
 from dpdask.version import __version__
 
 CARD_FORMAT: Literal[2] = 2
-SCHEMA_FILE = Path(__file__).with_name("card.schema.json")
 SEEDED = "INSECURE: the noise is reproducible from a seed, so this release protects nobody. "
 _LIBRARIES = ("numpy", "opendp", "pyarrow", "randomgen", "scipy")
 _EPSILON_BATCHES = "a row in k batches is protected by k·ε, not by ε"
@@ -306,7 +302,7 @@ def _describe_column(schema: Schema, column: Cells) -> dict[str, Any]:
     common = {"role": "privatised", "kind": declared.kind, "outside": declared.outside_in_words, "cells": column.size, "nulls": declared.nulls}
     if isinstance(column.codec, LevelCodec):
         return common | {"levels": column.codec.levels.to_pylist()}
-    return common | {"bounds": declared.bounds, "atoms": declared.atoms or (), "edges": column.edges.tolist()}
+    return common | {"bounds": tell_bounds(declared, column.codec), "atoms": declared.atoms or (), "edges": column.edges.tolist()}
 
 
 def plain(value: object) -> object:
@@ -328,8 +324,3 @@ def _library_versions() -> dict[str, str]:
 def versions() -> dict[str, str | int]:
     """Return the versions of dpdask, of the random streams and of the libraries that compute releases."""
     return {"dpdask": __version__, "streams": STREAM_FORMAT, **_library_versions()}
-
-
-def schema_text() -> str:
-    """Return the JSON Schema of the card as the file `card.schema.json` holds it."""
-    return json.dumps(Card.model_json_schema(), indent=1, ensure_ascii=False) + "\n"

@@ -187,6 +187,8 @@ def _column(name: str, release: IntervalRelease, schema: Schema, codec: Codec | 
         "nulls": design.nulls,
         "outside": schema.columns[name].outside_in_words,
     }
+    if schema.columns[name].bounds is not None:
+        found["bounds"] = schema.columns[name].bounds
     if codec is not None:
         found["numbers"] = unit_of(codec)
     perturbation = release.perturbations.get(name)
