@@ -11,6 +11,7 @@ from distributed import LocalCluster
 from e2e.helpers import processes, spare_the_disk
 from faults.drivers import Drivers, serving
 from hypothesis import settings
+from services.browser import browser  # noqa: F401  # a fixture
 from services.stores import azurite_server, open_store, radosgw_server, remote_store, shared_folder, store  # noqa: F401  # fixtures
 
 from dpdask.jobs import spec
