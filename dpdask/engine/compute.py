@@ -151,6 +151,8 @@ def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None
     """
     if not tasks:
         return []
+    if progress is not None:
+        progress(stage, 0, len(tasks))
     client = find_client()
     if client is not None:
         return _on_cluster(client, stage, tasks, progress)
