@@ -81,7 +81,6 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 _job = click.argument("job", type=click.Path(dir_okay=False))
 _set = click.option("--set", "settings", multiple=True, metavar="A.B=C", callback=_settings, help="Change a key of the job.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
-_out = click.argument("out")
 _log_format = click.option(
     "--log-format", type=click.Choice(["auto", "bars", "text", "json"]), default="auto", show_default=True, help="How progress is shown on stderr."
 )
@@ -210,14 +209,18 @@ def schema(document: Name) -> None:
 
 
 @cli.command()
-@_out
+@click.argument("out", required=False)
+@click.option("--job", metavar="JOB", help="The job, in place of OUT, if it has options of a store.")
 @_json
-def status(out: str, as_json: bool) -> None:
+def status(out: str | None, job: str | None, as_json: bool) -> None:
     """Show the state of an output: absent, opened, fitted, staged or released."""
     from dpdask.io.storage import absolute_url
     from dpdask.jobs import run as runner
+    from dpdask.jobs.spec import load_job
 
-    found = runner.status(absolute_url(out))
+    _check_one("status", out, job)
+    found = runner.status(absolute_url(str(out)) if job is None else load_job(job).output_url)
+    out = out or job
     sizes = [f", {n} {what}" for n, what in ((found.n_shards, "shards"), (found.n_releases, "releases")) if n > (what == "releases")]
     click.echo(json.dumps(asdict(found)) if as_json else f"{out}: {found.stage}" + "".join(sizes))
 
@@ -231,13 +234,17 @@ def abort(out: str | None, job: str | None) -> None:
     from dpdask.jobs import run as runner
     from dpdask.jobs.spec import load_job
 
-    if (out is None) == (job is None):
-        raise UsageError("either an output or a job is needed", "OUT", "dpdask abort OUT, or dpdask abort --job JOB")
+    _check_one("abort", out, job)
     if job is None:
         removed = runner.abort(absolute_url(str(out)))
     else:
         removed, out = runner.abort_job(load_job(job)), job
     click.echo(f"{out}: the unfinished run is removed" if removed else f"{out}: there is no unfinished run")
+
+
+def _check_one(command: str, out: str | None, job: str | None) -> None:
+    if (out is None) == (job is None):
+        raise UsageError("either an output or a job is needed", "OUT", f"dpdask {command} OUT, or dpdask {command} --job JOB")
 
 
 @cli.command()

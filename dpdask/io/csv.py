@@ -26,6 +26,7 @@ from dpdask.schema import Column, Schema, arrow_type
 _SAMPLE_BYTES = 2**16
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _BLOCK_BYTES = 2**22
+_BATCH_ROWS = 2**17
 _BAD_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
@@ -126,7 +127,7 @@ def csv_type(column: Column) -> pa.DataType:
     return pa.float64() if any(isinstance(level, float) for level in domain) else pa.int64()
 
 
-def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], types: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
+def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], types: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield a file's rows; an empty field is null.
 
     Parameters
@@ -141,8 +142,6 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
         The columns to read.
     types
         Their Arrow types.
-    batch_rows
-        About how many rows a batch has.
     """
     if _versions(fs, path)[1] != fragment.version:
         raise report_change(fragment.name)
@@ -157,8 +156,8 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
     try:
         with _open(fs, path) as file, pa_csv.open_csv(file, read_options=read, convert_options=convert) as reader:
             for batch in reader:
-                for start in range(0, batch.num_rows, batch_rows):
-                    yield batch.slice(start, batch_rows)
+                for start in range(0, batch.num_rows, _BATCH_ROWS):
+                    yield batch.slice(start, _BATCH_ROWS)
     except _BAD_GZIP:
         raise InputError("this file cannot be decompressed: it is truncated or corrupt", fragment.name, "write it again") from None
     except pa.ArrowException as error:

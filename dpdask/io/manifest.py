@@ -14,6 +14,9 @@ MANIFEST_FORMAT = 1
 META = "_dpdask"
 MANIFEST_NAME = f"{META}/manifest.json"
 CARD_NAME = f"{META}/release.json"
+PAGE_NAME = f"{META}/release.html"  # the card, for people
+CROISSANT_NAME = f"{META}/croissant.json"  # the card, for catalogues of data sets
+DOCUMENTS = (PAGE_NAME, CROISSANT_NAME, CARD_NAME)  # beside the shards, in the order in which they are written
 SUCCESS_NAME = "_SUCCESS"
 
 

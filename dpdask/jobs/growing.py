@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from dpdask.engine.work import RELEASE_NAME
-from dpdask.errors import SPENT_AGAIN, DataError, InputError, OutputError
+from dpdask.errors import SPENT_AGAIN, DataError, MissingError, OutputError
 from dpdask.io.fragments import InputTable
 from dpdask.io.manifest import CARD_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
@@ -158,7 +158,7 @@ class GrowingState(RunState):
         costs = [*(size.epsilon for size in self._next.sizes), self._epsilon]
         return card.model_copy(update={"series": describe_release(len(costs) - 1, costs, job.file.privacy)})
 
-    def publish(self, reached: Progressed, manifest: Manifest, card: bytes) -> None:
+    def publish(self, reached: Progressed, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
         """Keep the record that the release leaves, and make the release appear; see `RunState.publish`."""
         assert self._next is not None
         size = Size(n_rows=manifest.n_rows, n_shards=len(manifest.shards), epsilon=self._epsilon)
@@ -168,7 +168,7 @@ class GrowingState(RunState):
             assert key is not None
             self.kept.begin(key, kept.id, self.secrets(reached.run_id).read(RELEASE_NAME))
         self.kept.write(kept, manifest.to_bytes())
-        super().publish(reached, manifest, card)
+        super().publish(reached, manifest, documents)
         self.finish()
 
     def finish(self) -> None:
@@ -242,7 +242,7 @@ def open_next(job: Job, state: GrowingState, unfinished: Progressed | None) -> J
 
     opened = open_table(job.extend(None) if continued else job, state.folder, choose)
     if continued and job.mechanism.public_table is not None and versions:
-        with suppress(InputError):  # the public table was read by the first release, and may be gone
+        with suppress(MissingError):  # the public table was read by the first release, and may be gone
             check_apart(discover_public(job.mechanism.public_table, job.schema), versions)
     return opened
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from dpdask.connect.probe import check_workers
 from dpdask.engine.account import settle
@@ -20,6 +20,7 @@ from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, Outpu
 from dpdask.io.fragment import Fragment
 from dpdask.io.manifest import Manifest, list_manifests
 from dpdask.io.storage import Folder
+from dpdask.jobs.describing import make_job_card, write_documents
 from dpdask.jobs.growing import GrowingState, open_state, run_growing
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_sorted_warnings
@@ -28,7 +29,6 @@ from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
 from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
-from dpdask.mechanisms.card import make_card
 from dpdask.steps import step
 
 
@@ -304,14 +304,15 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
     staged = _write(job, opened, reached.fitted, state.staging(reached.run_id), progress)
     with step("publishing"):
         release = load(opened.work.secrets, reached.release_sha256, opened.mechanism.release_type)
-        card = _make_card(job, state, opened, reached, release)
-        manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(card).hexdigest())
+        card = make_job_card(job, state, opened, reached, release)
+        manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(card.to_bytes()).hexdigest())
         quality = opened.mechanism.describe_quality(release)
-        state.publish(reached, manifest, card)
+        documents, faults = write_documents(card, manifest, state.staging(reached.run_id).shards)
+        state.publish(reached, manifest, documents)
         job.account.commit(reached.run_id, reached.release_sha256)
         state.remove(reached.run_id)
     told = Told() if strict else _told(reached.fitted, staged)  # with a strict ledger, nobody is told
-    warnings = list_sorted_warnings(job, told, len(manifest.shards))
+    warnings = (*list_sorted_warnings(job, told, len(manifest.shards)), *faults)
     return Outcome(
         status="released",
         output=job.output_url,
@@ -364,16 +365,6 @@ def _write(job: Job, opened: JobTable, fitted: Fitted, staging: Staging, progres
 def _seal(fragments: tuple[Fragment, ...], seals: tuple[bytes, ...]) -> tuple[Fragment, ...]:
     """Return the fragments with the seals that the pass before left, if it left any."""
     return tuple(replace(fragment, seal=seal) for fragment, seal in zip(fragments, seals, strict=True)) if seals else fragments
-
-
-def _make_card(job: Job, state: RunState, opened: JobTable, reached: Progressed, release: Any) -> bytes:
-    """Return the release card's bytes."""
-    fitted, order = reached.fitted, job.file.output.order
-    section = opened.mechanism.section(release, opened.work.columns, n_rows=opened.public_rows, n_released=sum(fitted.n_released), order=order)
-    card = opened.tell_version(make_card(section, name=job.file.name, insecure=job.file.insecure_seed is not None))
-    if isinstance(state, GrowingState):
-        card = state.describe(job, card)
-    return card.with_dataset(job.account.coverage_until(reached.run_id)).to_bytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

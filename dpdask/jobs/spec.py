@@ -28,6 +28,7 @@ from dpdask.io.storage import absolute_url
 from dpdask.jobs.catalog import Catalog
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.output import Output
+from dpdask.mechanisms.card_parts import About
 from dpdask.mechanisms.mechanism import Spec
 from dpdask.mechanisms.registry import bind, spec_union
 from dpdask.privacy import Budget
@@ -122,6 +123,8 @@ class JobFile(Document):
         Whether each further run releases the rows of the files that were added since.
     cluster
         Where the job runs.
+    about
+        What the card and the page say of the issuer, the licence and the purpose.
     lineage
         Whether events of each run are sent to OpenLineage.
     storage
@@ -140,6 +143,7 @@ class JobFile(Document):
     growing: bool = False
     cluster: ClusterBlock = Threads()
     lineage: Lineage | None = None
+    about: About | None = None
     storage: dict[str, dict[str, Any]] = Field(default_factory=dict)
     insecure_seed: int | None = None
 
@@ -261,10 +265,10 @@ class Job:
         """A digest of everything that decides the output's bytes except the input's content.
 
         The cluster and the storage's options are left out, because the same job on another scheduler is the same job. Also left
-        out are the ledger, the lineage, the output's path and catalog, and `order` if it is not `shuffled`.
+        out are the ledger, the lineage, `about`, the output's path and catalog, and `order` if it is not `shuffled`.
         """
         place = {"path", "catalog"} if self.order == "shuffled" else {"path", "catalog", "order"}
-        elsewhere = ["cluster", "storage", "ledger", "lineage", "schema_path"]
+        elsewhere = ["cluster", "storage", "ledger", "lineage", "about", "schema_path"]
         if not self.file.growing:
             elsewhere.append("growing")
         content = self.file.model_dump(mode="json", by_alias=True, exclude={"output": place, **dict.fromkeys(elsewhere, True)})

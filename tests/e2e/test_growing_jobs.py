@@ -24,6 +24,7 @@ from dpdask.engine import write
 from dpdask.engine.account import Account, open_ledger
 from dpdask.errors import BudgetError, DataError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.storage import Folder
+from dpdask.jobs import growing
 from dpdask.jobs.growing import GrowingState
 from dpdask.jobs.growing_folder import GrowingFolder
 from dpdask.jobs.plan import plan_job
@@ -510,7 +511,7 @@ def test_cards_say_what_the_series_is(tmp_path: Path) -> None:
     assert (summary.series or {})["rows"] == released(out).num_rows
 
 
-def test_the_public_table_is_no_new_file(tmp_path: Path) -> None:
+def test_the_public_table_is_no_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, public = tmp_path / "in", tmp_path / "public"
     made = job(tmp_path / "job", source, {"kind": "public", "path": str(public)})
     add_day(public, 9)
@@ -518,9 +519,18 @@ def test_the_public_table_is_no_new_file(tmp_path: Path) -> None:
     shutil.copy(public / "day-09.parquet", source / "day-02.parquet")
     with pytest.raises(SpecError, match="public table shares a file"):
         run_here(made)
-    shutil.rmtree(public)  # it was read once
     (source / "day-02.parquet").unlink()
-    grow(made, source, range(2, 3))
+    add_day(source, 2)
+
+    def refused(*_: Any) -> Any:
+        raise InputError("permission denied", "public")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(growing, "discover_public", refused)
+        with pytest.raises(InputError, match="permission denied"):  # it may share a file, for all that is known
+            run_here(made)
+    shutil.rmtree(public)  # it was read once
+    run_here(made)
 
 
 def test_ranges_grow_too(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from scipy import stats
 
 from dpdask.engine.compute import Progress
 from dpdask.errors import DataError, SpecError
-from dpdask.inference.npmle import npmle
+from dpdask.inference.range_estimates import npmle
 from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job, status

@@ -84,8 +84,16 @@ def list_digests(found: list[Manifest]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("ledger", [True, False])
+@pytest.mark.parametrize("n_days", [3, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_days_in_a_store(
-    ledger: bool, open_store: OpenStore, drivers: Drivers, tmp_path: Path, url: str, seeded_ledgers: None, monkeypatch: pytest.MonkeyPatch
+    n_days: int,
+    ledger: bool,
+    open_store: OpenStore,
+    drivers: Drivers,
+    tmp_path: Path,
+    url: str,
+    seeded_ledgers: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a versioned bucket; the fitted release of the hold-out and the keys are never in it as they are."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -95,12 +103,15 @@ def test_days_in_a_store(
         out, charged = store.folder, {"ledger": at(url), "insecure_seed": 7} if ledger else {}
         struck = job(tmp_path / "struck", source, HOLDOUT, output__path=out.url, output__rows_per_shard=25, **charged)
         around = environment(store, tmp_path)
-        for day, point in enumerate([None, "task-staged", "later-manifest"]):
+        killed = {1: "task-staged", 2: "later-manifest"}
+        for day in range(n_days):
             add_day(source, day)
             run_here(quiet)
-            if point is not None:
-                assert drivers.run("run", struck, point=point, environment=around)[0] == -signal.SIGKILL
+            if day in killed:
+                assert drivers.run("run", struck, point=killed[day], environment=around)[0] == -signal.SIGKILL
             run_here(struck)
+            if day == 12:
+                assert run_here(struck).status == "nothing new"
         assert run_here(struck).status == "nothing new"
         found = manifests(out)
         if not ledger:  # which has a hold-out of its own
@@ -114,9 +125,9 @@ def test_days_in_a_store(
             secret = path.read_bytes()
             assert not any(form in written for form in (secret, secret.hex().encode(), base64.b64encode(secret)))
         if ledger:
-            assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * 3)
+            assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * n_days)
             return
-        add_day(source, 3)
+        add_day(source, n_days)
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
         with pytest.raises(InputError, match="the key of this series is on another machine"):
             run_here(struck)

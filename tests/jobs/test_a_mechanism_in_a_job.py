@@ -28,7 +28,8 @@ from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import Job, load_job
 from dpdask.jobs.state import RunState
-from dpdask.mechanisms.card import CoveredRows, Section
+from dpdask.mechanisms.card import Section
+from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.mechanisms.dip.columns import ColumnsMechanism
 from dpdask.mechanisms.dip.spec import DipSpec
 from dpdask.mechanisms.mechanism import Columns, Mechanism, Spec, Spending

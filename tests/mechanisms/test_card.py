@@ -16,7 +16,8 @@ import pytest
 import dpdask
 from dpdask.errors import InputError
 from dpdask.inference import ReleasedColumn
-from dpdask.mechanisms.card import CARD_FORMAT, Card, CoveredRows, Section, make_card, noisy_counts_section, plain
+from dpdask.mechanisms.card import CARD_FORMAT, Card, Section, make_card, noisy_counts_section, plain
+from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.privacy import Budget
 from dpdask.privacy.coverage import Coverage
 from dpdask.schema import Schema

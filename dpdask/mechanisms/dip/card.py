@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpdask.codec import Codec, LevelCodec, tell_bounds
-from dpdask.mechanisms.card import CoveredRows, Section
+from dpdask.mechanisms.card import Section
+from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.privacy import Budget, guarantee_text
 from dpdask.privacy.order import RowOrder, order_text
 from dpdask.references import Reference
