@@ -115,7 +115,15 @@ class Report:
                 self.end(name)
 
     def count_rows(self, read: int | None, written: int | None) -> None:
-        """Take the numbers of rows that are read and written, where they are known and public."""
+        """Take the numbers of rows, where they are known and public.
+
+        Parameters
+        ----------
+        read
+            How many rows are read by a stage.
+        written
+            How many are written.
+        """
         self.rows = {None: read, "write": written, "reference": None}
 
     def begin(self, name: str) -> None:
