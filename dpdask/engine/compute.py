@@ -240,6 +240,8 @@ def run_stage(stage: Stage, progress: Progress | None = None) -> Iterator[Any]:
     TemporaryError
         If workers were lost too often, or the cluster went away.
     """
+    if progress is not None and stage.n_steps:
+        progress(stage.name, 0, stage.n_steps)
     client = find_client()
     return _run_here(stage, progress) if client is None else _run_there(Window(client, stage.shared, iter(stage.batches)), stage, progress)
 

@@ -19,6 +19,7 @@ from dpdask.errors import DataError, InternalError
 from dpdask.mechanisms.mechanism import Mechanism, Search
 from dpdask.privacy.events import LocalRelease, leaves
 from dpdask.references.statistics import ColumnStatistic
+from dpdask.steps import step
 from dpdask.streams import stream
 
 
@@ -146,7 +147,8 @@ def _fit(
         if counts is None and mechanism.reference_rows == "own":  # a later round
             counts = scan(source, work, measured.statistic(work.columns), "tabulate", progress, released=mechanism.releases_rows).value
             mechanism.check_counts(counts, work.columns)
-        drawn = measured.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
+        with step("drawing noise"):
+            drawn = measured.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
         _check_drawn(mechanism, drawn)
         if drawn is None:
             break
@@ -154,7 +156,8 @@ def _fit(
         if search is not None:
             mechanism = mechanism.with_found(search.find(drawn, work.columns))
             drawn, counts, number = None, None, number + 1
-    release = mechanism.fit(counts if drawn is None else drawn, work.columns, work.key())
+    with step("fitting"):
+        release = mechanism.fit(counts if drawn is None else drawn, work.columns, work.key())
     sha256 = keep(work.secrets, RELEASE_NAME, release.to_bytes())
     n_released = counted.n_released if mechanism.releases_rows else (mechanism.n_records(release),)
     bounds_sha256 = work.unit.bounds_sha256 if work.unit is not None and mechanism.releases_rows else ""
