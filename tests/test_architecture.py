@@ -42,11 +42,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": ROWS | {"mechanisms", "io"},
     "jobs": ROWS | {"mechanisms", "io", "engine", "connect"},
     "estimators": ROWS | {"mechanisms", "io", "engine"},
-    "evaluation": ROWS | {"mechanisms", "engine", "estimators"},
+    "evaluation": ROWS | {"mechanisms", "engine", "estimators", "analysis", "inference", "io"},
     "local": {"kernels", "mechanisms", "references", "estimators"},
     "survey": ROWS | {"mechanisms"},
     "connect": {"streams", "io", "engine"},
-    "cli": ROWS | {"mechanisms", "inference", "io", "engine", "jobs", "connect", "simulate"},
+    "cli": ROWS | {"mechanisms", "inference", "io", "engine", "jobs", "connect", "simulate", "evaluation"},
     "__init__": ROWS | {"analysis", "mechanisms", "engine", "estimators", "evaluation", "local", "survey"},
     "__main__": {"cli"},
 }
