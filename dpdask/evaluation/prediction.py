@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from dpdask.errors import SpecError
 from dpdask.evaluation.samples import Side
@@ -94,7 +95,7 @@ def _train(table: Side, features: list[str], target: str, n_rows: int, rng: Gene
         return float(y[rows[0]]) if len(rows) else 0.0
     kind = ensemble.HistGradientBoostingClassifier if target in table.levels else ensemble.HistGradientBoostingRegressor
     model = kind(max_iter=_N_TREES, max_leaf_nodes=15, random_state=0, early_stopping=False)
-    with importlib.import_module("threadpoolctl").threadpool_limits(1):  # its threads wait by spinning, which starves a busy machine
+    with threadpool_limits(1):  # its threads wait by spinning, which starves a busy machine
         return model.fit(_matrix(table, features)[rows], y[rows])
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpdask.codec import Codec
-from dpdask.mechanisms.card import CoveredContent, Section
+from dpdask.mechanisms.card import Section
+from dpdask.mechanisms.card_parts import CoveredContent
 from dpdask.mechanisms.interval.coverage import coverage
 from dpdask.mechanisms.interval.design import (
     Canonical,
