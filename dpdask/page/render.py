@@ -84,6 +84,7 @@ def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> by
         covered=_say_covered(card, "protected"),
         uncovered=_say_covered(card, "unprotected"),
         n_rows=manifest.n_rows,
+        n_shards=len(manifest.shards),
         attacker=_describe_attacker(card),
         spent=list(_list_spent(card)),
         columns=[_describe_column(name, card) for name in names[:MAX_COLUMNS]],
@@ -229,10 +230,13 @@ def _write_snippet(card: Card) -> str:
     parts = {name: part.model_extra or {} for name, part in card.columns.items() if part.role == "privatised"}
     levels = [name for name, told in parts.items() if "levels" in told]
     numbers = [name for name, told in parts.items() if "levels" not in told]
-    asked = [f"release.mean({_quote(name)})  # with its standard error" for name in numbers[:1]]
-    asked += [f"release.quantile({_quote(name)}, 0.5)" for name in numbers[:1]]
-    if card.mechanism.kind != "interval":
-        asked += [f"release.share({_quote(name)})" for name in levels[:1]]
+    if card.mechanism.kind == "marginals":
+        cliques = (card.mechanism.model_extra or {}).get("cliques", [])
+        asked = [f"release.{'crosstab' if len(each) > 1 else 'share'}({', '.join(map(_quote, each[:2]))})" for each in cliques[:1]]
+    else:
+        asked = [f"release.mean({_quote(name)})  # with its standard error" for name in numbers[:1]]
+        asked += [f"release.quantile({_quote(name)}, 0.5)" for name in numbers[:1]]
+        asked += [f"release.share({_quote(name)})" for name in levels[:1] if card.mechanism.kind != "interval"]
     lines = [
         "import dpdask",
         "",

@@ -99,6 +99,14 @@ def test_beliefs_are_bounded_and_rounded_up() -> None:
     assert words.round_up(9.313225746154785e-10, 3) == "9.32e-10"
 
 
+@pytest.mark.parametrize("kind", ["rows", "records"])
+def test_its_python_runs(kind: str, request: pytest.FixtureRequest) -> None:
+    output = request.getfixturevalue(kind)
+    snippet = render._write_snippet(parts(output)[0]).replace("path/or/url/of/the/folder", str(output))
+    assert snippet.count("release.") == 5
+    exec(snippet, {})
+
+
 # ---- nothing runs, nothing is loaded
 
 
@@ -224,9 +232,9 @@ def taken(**columns: Any) -> Sample:
         ([1.0, 2.0, 2.0, 2.0], {"levels": [1, 2]}, [("1.0", 0.25), ("2.0", 0.75)]),
         ([True, False, True, True], {"levels": [False, True]}, [("False", 0.25), ("True", 0.75)]),
         ([0, 1, 2, 3], {"edges": [-1, 1, 3]}, [("0 to 1", 0.5), ("2 to 3", 0.5)]),
-        ([0.0, 0.0, 1.0, 2.0], {"atoms": [0.0], "edges": [0.5, 2.5]}, [("0", 0.5), ("0.5 to 2.5", 0.5)]),
+        ([0.0, 0.0, 1.0, 2.0], {"atoms": [0.0], "edges": [0.5, 2.5]}, [("0", 0.5), ("over 0.5 to 2.5", 0.5)]),
         ([7, 7, 7, 8], {"bounds": [0, 100]}, [("7", 0.75), ("8", 0.25)]),
-        ([0.5, 0.5], {"bounds": [0, 1]}, [("0 to 1", 1.0)]),
+        ([0.5, 0.5], {"bounds": [0, 1]}, [("over 0 to 1", 1.0)]),
     ],
 )
 def test_shares_are_those_of_the_rows(values: list[Any], part: dict[str, Any], expected: list[tuple[str, float]]) -> None:
