@@ -19,6 +19,7 @@ from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.card_parts import ColumnPart
 from dpdask.page import make_croissant, make_page, pictures, render, sample, words
 from dpdask.page.associations import associate
+from dpdask.page.channels import ChannelView
 from dpdask.page.histograms import count_histogram
 from dpdask.page.sample import Sample
 
@@ -198,6 +199,10 @@ def test_a_page_that_cannot_be_drawn_does_not_fail_its_release(tmp_path: Path, m
     data, faults = make_page(*parts(tmp_path / "out"))
     assert faults == ("the page of the release was written without statistics (ZeroDivisionError)",)
     assert b"a value of the table" not in data
+    monkeypatch.setattr(words, "list_uses", fail)
+    bare, faults = make_page(*parts(tmp_path / "out"))
+    assert len(faults) == 1
+    assert parts(tmp_path / "out")[0].guarantee.text in Page.read(bare).text
 
 
 # ---- its numbers
@@ -282,6 +287,15 @@ def test_associations_are_those_of_a_textbook() -> None:
     assert found.table[0, 3] == pytest.approx(1.0)
     assert found.list_strongest(1)[0][:2] == ("a", "d")
     assert associate(["a"], taken(a=one), any_card()) is None
+
+
+def test_a_channel_tells_how_much_it_keeps() -> None:
+    shares = np.array([0.2, 0.8])
+    matrix = 0.5 * np.eye(2) + 0.5 * shares
+    view = ChannelView(column="x", labels=("a", "b"), matrix=matrix, of_ranks=False)
+    assert view.quality == "x: a row keeps its value in 84.0 % of the cases; values drawn apart from it would agree in 68.0 %."
+    ranks = ChannelView(column="x", labels=("a", "b", "c"), matrix=0.25 * np.eye(3) + 0.75 / 3, of_ranks=True)
+    assert ranks.quality.endswith("have a correlation of 0.25.")
 
 
 # ---- metadata for catalogues
