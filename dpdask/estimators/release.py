@@ -22,7 +22,8 @@ from dpdask.estimators.frame_order import find_order_warning
 from dpdask.estimators.frames import forget_secrets, make_frame_work, open_secrets
 from dpdask.io.saved import CARD, load_release, save_release
 from dpdask.io.storage import Folder, absolute_url
-from dpdask.mechanisms.card import Card, RowCount, make_card
+from dpdask.mechanisms.card import Card, make_card
+from dpdask.mechanisms.card_parts import RowCount
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.privacy.accountant import epsilon
 from dpdask.privacy.events import to_dict

@@ -31,7 +31,6 @@ from dpdask.io.listing import DataFile, Listing, TableFormat, find_columns, fits
 from dpdask.io.rows import complete, find_stored
 from dpdask.schema import Schema
 
-BATCH_ROWS = 2**17
 _FOOTER_THREADS = 16
 _FOOTER_FILES = 2**10  # a pool keeps a kilobyte or two for each call that it has
 
@@ -122,7 +121,7 @@ def discover(url: str, schema: Schema, table_format: TableFormat | None = None) 
 
 
 def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield a fragment's rows in batches of at most 2**17 rows.
+    """Yield a fragment's rows in batches of at most 2**17 rows, and of about 32 MiB at most.
 
     Parameters
     ----------
@@ -144,9 +143,9 @@ def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> It
     stored = find_stored(fragment, columns)
     with storage_faults(fragment.where):
         if fragment.format == "parquet":
-            batches = parquet.read_batches(fs, path, fragment, stored, BATCH_ROWS)
+            batches = parquet.read_batches(fs, path, fragment, stored)
         else:
-            batches = csv.read_batches(fs, path, fragment, stored or types.names[:1], types, BATCH_ROWS)
+            batches = csv.read_batches(fs, path, fragment, stored or types.names[:1], types)
         yield from complete(batches, fragment, columns, types) if fragment.differs else batches
 
 

@@ -16,6 +16,7 @@ from dpdask.errors import InputError
 from dpdask.io.storage import Folder
 
 ROW_GROUP_ROWS = 2**17
+ROW_GROUP_BYTES = 2**26
 _BUFFER_BYTES = 2**20
 
 
@@ -113,12 +114,14 @@ class ShardWriter:
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows; a row group is written as soon as it is full."""
+        """Add rows; a row group is written as soon as it has 2**17 rows, or 64 MiB in memory."""
         self._pending.append(batch)
         self._n_pending += batch.num_rows
         self._n_rows += batch.num_rows
         if self._n_pending >= ROW_GROUP_ROWS:
             self._flush(self._n_pending // ROW_GROUP_ROWS * ROW_GROUP_ROWS)
+        if sum(each.nbytes for each in self._pending) >= ROW_GROUP_BYTES:
+            self._flush(self._n_pending)
 
     def _flush(self, n_rows: int) -> None:
         table = pa.Table.from_batches(self._pending, self._schema)

@@ -377,7 +377,7 @@ def test_an_unfinished_run_keeps_no_secret_but_the_reference(tmp_path):
 
     lake(tmp_path / "lake")
     words = write_job(tmp_path, "lake")
-    with mock.patch("dpdask.jobs.run.make_card", side_effect=TemporaryError("crash")):  # after all shards are staged
+    with mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash")):  # after all shards are staged
         assert command(*words).code == 75
     state = tmp_path / ".out.dpdask"
     assert not (tmp_path / "out").exists()
