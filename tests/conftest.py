@@ -11,9 +11,11 @@ from distributed import LocalCluster
 from e2e.helpers import processes, spare_the_disk
 from faults.drivers import Drivers, serving
 from hypothesis import settings
+from services.browser import browser  # noqa: F401  # a fixture
 from services.stores import azurite_server, open_store, radosgw_server, remote_store, shared_folder, store  # noqa: F401  # fixtures
 
 from dpdask.jobs import spec
+from dpdask.page import pictures
 
 # the same examples everywhere, and no deadline on machines that are shared
 settings.register_profile("dpdask", deadline=None, derandomize=True, database=None)
@@ -35,6 +37,14 @@ def pytest_unconfigure() -> None:
 def _no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         spare_the_disk(patch.setattr)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_pictures() -> Iterator[None]:
+    """Pages are written as without matplotlib: pictures would take most of the time of a small run. Their own tests draw them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "is_installed", lambda: False)
         yield
 
 

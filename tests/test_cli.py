@@ -262,11 +262,12 @@ def test_status_and_abort(tmp_path):
 
     assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0}
     assert command("abort", out).out == f"{out}: there is no unfinished run\n"
-    with mock.patch("dpdask.jobs.run.make_card", side_effect=TemporaryError("crash", None, "run again to resume")):
+    with mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash", None, "run again to resume")):
         ended = command(*given)
     assert (ended.code, ended.lines) == (75, ["dpdask: crash; run again to resume"])
     assert state() == {"stage": "fitted", "n_shards": 1, "n_releases": 0}
     assert command("status", out).out == f"{out}: fitted, 1 shards\n"
+    assert command("status", "--job", given[1]).out == f"{given[1]}: fitted, 1 shards\n"
     assert command("abort", out).out == f"{out}: the unfinished run is removed\n"
     assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0}
     assert command(*given).code == 0
@@ -299,7 +300,7 @@ def test_simulate(tmp_path):
 @pytest.mark.parametrize("raised", [KeyboardInterrupt(), click.Abort()])
 def test_an_interruption_ends_with_130_and_a_resume_works(raised, tmp_path):
     given = words(tmp_path, "run")
-    with mock.patch("dpdask.jobs.run.make_card", side_effect=raised):
+    with mock.patch("dpdask.jobs.run.make_job_card", side_effect=raised):
         ended = command(*given)
     assert (ended.code, ended.lines) == (130, ["dpdask: interrupted; run again to resume"])
     assert (tmp_path / ".out.dpdask" / "run.key").exists()
@@ -307,7 +308,7 @@ def test_an_interruption_ends_with_130_and_a_resume_works(raised, tmp_path):
 
 
 def test_a_defect_shows_its_type_alone(tmp_path):
-    with mock.patch("dpdask.jobs.run.make_card", side_effect=RuntimeError("Zebulon-Quux")):
+    with mock.patch("dpdask.jobs.run.make_job_card", side_effect=RuntimeError("Zebulon-Quux")):
         ended = command(*words(tmp_path, "run"))
     assert ended.code == 70
     [line] = ended.lines
@@ -316,7 +317,7 @@ def test_a_defect_shows_its_type_alone(tmp_path):
 
 
 def test_debug_shows_where(tmp_path):
-    with pytest.raises(TemporaryError), mock.patch("dpdask.jobs.run.make_card", side_effect=TemporaryError("crash")):
+    with pytest.raises(TemporaryError), mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash")):
         command("--debug", *words(tmp_path, "run"))
 
 

@@ -12,7 +12,7 @@ import dask.threaded
 
 from dpdask.connect.address import check_address, replace_scheduler
 from dpdask.connect.spec import Cluster, Synchronous, Threads
-from dpdask.engine.compute import INSECURE_KEY, PATIENCE_KEY
+from dpdask.engine.cluster import INSECURE_KEY, PATIENCE_KEY
 
 
 def check_cluster(cluster: Cluster, scheduler: str | None = None) -> tuple[str, ...]:

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from dpdask.archive import Archived
-from dpdask.engine.compute import Progress, remember
+from dpdask.engine.compute import Progress, one_thread
 from dpdask.engine.scan import Scanned, scan
 from dpdask.engine.source import Source
 from dpdask.engine.units import bound_units
-from dpdask.engine.work import RELEASE_NAME, TableWork, keep, noisy_name, read_kept
+from dpdask.engine.work import RELEASE_NAME, TableWork, keep, noisy_name
 from dpdask.errors import DataError, InternalError
-from dpdask.io.storage import Folder
 from dpdask.mechanisms.mechanism import Mechanism, Search
 from dpdask.privacy.events import LocalRelease, leaves
 from dpdask.references.statistics import ColumnStatistic
 from dpdask.streams import stream
-
-Loaded = TypeVar("Loaded", bound=Archived)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +113,21 @@ def fit(
     Exact counts reach the driver and go no further. Central noise is drawn here, outside any graph, and is kept at once: a
     resumed run loads it.
     """
+    with one_thread():
+        return _fit(mechanism, source, work, charge, public, insecure=insecure, progress=progress)
+
+
+def _fit(
+    mechanism: Mechanism,
+    source: Source,
+    work: TableWork,
+    charge: Callable[[], None],
+    public: PublicTable | None,
+    *,
+    insecure: bool,
+    progress: Progress | None,
+) -> tuple[Fitted, TableWork]:
+    """Fit a release; see `fit`."""
     if (public is None) == (mechanism.reference_rows == "public"):
         raise InternalError("a public table and a mechanism that counts its rows go together", None, "report it")
     mechanism, drawn, number = _read_rounds(mechanism, work)
@@ -245,30 +257,3 @@ def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Prog
             raise DataError("the table has no rows", source.where, source.hint)
         raise DataError("no row would be released", source.where, f"lower `reference.fraction`, or {source.hint}")
     return found if own else Scanned(value=None, n_released=found.n_released, seals=found.seals)
-
-
-def load(secrets: Folder, sha256: str, release_type: type[Loaded]) -> Loaded:
-    """Return a fitted release, read once by each process and checked against its digest.
-
-    Parameters
-    ----------
-    secrets
-        The folder of the run key.
-    sha256
-        The digest of the release.
-    release_type
-        Its class.
-
-    Raises
-    ------
-    InputError
-        If the file is missing or another.
-    """
-    return load_release(secrets, sha256, release_type)  # type: ignore[return-value]  # the cache forgets the type
-
-
-@remember(maxsize=4)
-def load_release(secrets: Folder, sha256: str, release_type: type[Archived]) -> Archived:
-    """Return a fitted release; see `load`."""
-    data = read_kept(secrets, RELEASE_NAME, sha256, "the run's fitted release is not the one that was written")
-    return release_type.from_bytes(data, RELEASE_NAME)

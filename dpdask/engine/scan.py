@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
 import pyarrow as pa
-from dask import delayed
+from dask._task_spec import List
 
-from dpdask.engine.compute import Progress, guard, run_tasks, task_prefix, tree_reduce
+from dpdask.engine.compute import Progress, guard, make_stage, run_stage
 from dpdask.engine.select import Chooser
 from dpdask.engine.source import Part, Source
 from dpdask.engine.work import TableWork
-from dpdask.stats.statistic import Statistic, Value
+from dpdask.stats.statistic import FAN_IN, Statistic, TreeFold, Value
 from dpdask.streams import Streams
+from dpdask.versions import Stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,11 @@ class Scan:
     work: TableWork
     statistic: Statistic[Any]
     released: bool
+
+    @property
+    def stamp(self) -> Stamp:
+        """A worker with other versions refuses the work."""
+        return self.work.stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a task that failed
@@ -90,15 +96,24 @@ def scan(
     groups = _groups(source.parts, statistic.rows_per_task)
     if not groups:
         return Scanned(value=statistic.counter().result(), n_released=())
-    prefix, call = task_prefix(stage), delayed(scan_parts, pure=False)
-    shared = delayed(Scan(work=work, statistic=statistic, released=released), pure=False, traverse=False, name=task_prefix("work"))
-    leaves = [
-        call([part for part, _ in group], [rows for _, rows in group], shared, dask_key_name=f"{prefix}-{number}")
-        for number, group in enumerate(groups)
-    ]
-    [result] = run_tasks(stage, [tree_reduce(leaves, merge_scanned, task_prefix("merge"))], progress)
-    assert isinstance(result, Scanned)
-    return result
+    nodes = source.nodes
+    pack: Callable[..., Any] = list if nodes is None else lambda rows: List(*rows)  # a list of tasks' names is a node of its own
+    arguments = [([part for part, _ in group], pack([rows for _, rows in group])) for group in groups]
+    shared = Scan(work=work, statistic=statistic, released=released)
+    found = run_stage(make_stage(stage, scan_parts, arguments, shared, merge_scanned, least=FAN_IN, nodes=nodes), progress)
+    return _join(found)
+
+
+def _join(found: Iterable[Scanned[Value]]) -> Scanned[Value]:
+    """Return the results of all batches together; what parts have of their own is collected, not merged again and again."""
+    fold = TreeFold[Value]()
+    n_released, seals, changed = list[int](), list[bytes](), Counter[str]()
+    for part in found:
+        fold.add(part.value)
+        n_released += part.n_released
+        seals += part.seals
+        changed += Counter(part.changed)
+    return Scanned(value=fold.tree(), n_released=tuple(n_released), seals=tuple(seals), changed=dict(changed))
 
 
 @guard

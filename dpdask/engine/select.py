@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.engine.compute import remember
+from dpdask.engine.cluster import remember
 from dpdask.engine.work import BOUNDS_NAME, TableWork, UnitWork, read_kept
 from dpdask.errors import DataError, InputError
 from dpdask.io.storage import Folder

@@ -6,7 +6,8 @@ column is read whole, one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
@@ -27,10 +28,12 @@ _PAGE_BYTES = 2**20  # what most writers put into a page
 _HELD_BYTES = 2**27  # of pages, or of a remote row group
 _TEXT_BYTES = 64  # of a repeated text, if the footer tells nothing of its length
 _TAIL_BYTES = 2**16
+_LEAST_TAIL_BYTES = 12  # the footer's length, and the magic number at both ends of a file
 _MAGIC = b"PAR1"
+_ARROW = b"ARROW:schema"
 
 
-def footer(fs: Any, path: str, name: str, size: int | None = None) -> tuple[str, Any]:
+def footer(fs: Any, path: str, name: str, size: int | None = None, *, tail_bytes: int = _TAIL_BYTES) -> tuple[str, Any]:
     """Return a digest of the file's size and footer, and the parsed footer.
 
     The footer holds every column chunk's place and size, so a rewritten file has another digest.
@@ -45,6 +48,8 @@ def footer(fs: Any, path: str, name: str, size: int | None = None) -> tuple[str,
         The file's name, for messages.
     size
         The file's length, if it was listed.
+    tail_bytes
+        How much is read first, from the end, at least 12; what lies before the footer is read too if it is shorter.
 
     Raises
     ------
@@ -54,7 +59,7 @@ def footer(fs: Any, path: str, name: str, size: int | None = None) -> tuple[str,
     url = str(fs.unstrip_protocol(path))
     if size is None:
         size = int(call_storage(url, lambda fs, path: fs.info(path)["size"]))
-    raw = read_ranges(url, [(max(0, size - _TAIL_BYTES), size)], size)[0]
+    raw = read_ranges(url, [(max(0, size - tail_bytes), size)], size)[0]
     length = int.from_bytes(raw[-8:-4], "little") if len(raw) >= 12 and raw[-4:] == _MAGIC else size
     if length + 12 > size:
         raise InputError("this is not a complete Parquet file: it is truncated or corrupt", name, "write it again")
@@ -66,26 +71,48 @@ def footer(fs: Any, path: str, name: str, size: int | None = None) -> tuple[str,
         raise InputError("its Parquet footer cannot be read: it is corrupt or encrypted", name, "write it again") from None
 
 
+def read_columns(fs: Any, path: str, name: str) -> list[tuple[str, pa.DataType, bool]]:
+    """Return the name, the type and the null flag of each column; only the footer is read, and of it only the schema is looked at.
+
+    Parameters
+    ----------
+    fs
+        The file system.
+    path
+        The file's path in it.
+    name
+        The file's name, for messages.
+
+    Raises
+    ------
+    InputError
+        If the file is truncated or no Parquet file.
+    """
+    _, metadata = footer(fs, path, name, tail_bytes=_LEAST_TAIL_BYTES)
+    nullable = [field.nullable for field in metadata.schema.to_arrow_schema()]
+    return [(field.name, field.type, flag) for field, flag in zip(plain_schema(metadata), nullable, strict=True)]
+
+
 def _digest(size: int, raw: bytes) -> str:
     return blake2b(size.to_bytes(8, "little") + raw, digest_size=16).hexdigest()
 
 
-def lay_out(metadata: Any, row_group: int, size: int) -> Layout:
+def lay_out(metadata: Any, chunks: Sequence[Any], size: int) -> Layout:
     """Return where the columns of a row group lie.
 
     Parameters
     ----------
     metadata
         The parsed footer.
-    row_group
-        The row group's number.
+    chunks
+        The footer's entries of the row group's columns.
     size
         The file's length.
     """
-    group = metadata.row_group(row_group)
-    chunks = [group.column(number) for number in range(group.num_columns)]
     starts = [min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset))) for chunk in chunks]
-    columns = tuple((chunk.path_in_schema, start, start + chunk.total_compressed_size) for chunk, start in zip(chunks, starts, strict=True))
+    columns = tuple(
+        (sys.intern(chunk.path_in_schema), start, start + chunk.total_compressed_size) for chunk, start in zip(chunks, starts, strict=True)
+    )
     return Layout(n_file_bytes=size, footer_start=size - metadata.serialized_size - 8, columns=columns)
 
 
@@ -93,6 +120,22 @@ def plain_schema(metadata: Any) -> pa.Schema:
     """Return a footer's Arrow schema without metadata and without dictionaries."""
     schema = metadata.schema.to_arrow_schema()
     return pa.schema([pa.field(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type) for field in schema])
+
+
+class SchemaCache:
+    """The plain schema of the first file that was seen: to compare a wide footer with it is much cheaper than to convert it."""
+
+    def __init__(self) -> None:
+        self._first: tuple[Any, bytes | None, pa.Schema] | None = None
+
+    def find_plain(self, metadata: Any) -> pa.Schema:
+        """Return `plain_schema` of a footer; the same object if it has the columns of the first one."""
+        schema, arrow = metadata.schema, (metadata.metadata or {}).get(_ARROW)
+        if self._first is not None and self._first[1] == arrow and self._first[0].equals(schema):
+            return self._first[2]
+        plain = plain_schema(metadata)
+        self._first = self._first or (schema, arrow, plain)
+        return plain
 
 
 def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str]) -> Iterator[pa.RecordBatch]:

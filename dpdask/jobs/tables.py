@@ -14,7 +14,8 @@ from dpdask.io.files import Files
 from dpdask.io.fragments import InputTable, discover, takes_in
 from dpdask.io.storage import Folder
 from dpdask.jobs.spec import Job
-from dpdask.mechanisms.card import Card, InputVersion
+from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.card_parts import InputVersion
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.references.reference import TableReference
 from dpdask.schema import Schema

@@ -8,7 +8,8 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,12 +19,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
+import pytest
 import yaml
 from distributed import LocalCluster
 
 from dpdask.cli import main
+from dpdask.engine import scan, units, write
 from dpdask.engine.account import open_ledger
-from dpdask.engine.compute import Progress
+from dpdask.engine.compute import Progress, Stage, make_stage, run_stage
 from dpdask.jobs.run import Outcome, run_job
 from dpdask.jobs.spec import Job, load_job
 from dpdask.privacy import ledger_tables
@@ -187,3 +190,29 @@ def error_line(result: subprocess.CompletedProcess[str]) -> str:
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("dpdask: ")
     return lines[0]
+
+
+def apply(argument: Any, function: Callable[[Any], Any]) -> list[Any]:
+    """Run a function as one task; it is what the tasks share."""
+    return [function(argument)]
+
+
+def join(parts: list[list[Any]]) -> list[Any]:
+    return [each for part in parts for each in part]
+
+
+def run_each(stage: str, function: Callable[[Any], Any], arguments: Sequence[Any], progress: Progress | None = None) -> list[Any]:
+    """Return what a function returns for each argument, computed by tasks."""
+    return join(list(run_stage(make_stage(stage, apply, [(argument,) for argument in arguments], function, join), progress)))
+
+
+def spy_on_stages(see: Callable[[str, dict[Any, Any]], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show the name and the tasks of each stage before it runs."""
+
+    def run(stage: Stage, progress: Progress | None = None) -> Iterator[Any]:
+        batches = list(stage.batches)
+        see(stage.name, {**stage.shared, **{key: node for batch in batches for key, node in batch.nodes.items()}})
+        return run_stage(replace(stage, batches=batches), progress)
+
+    for module in (scan, units, write):
+        monkeypatch.setattr(module, "run_stage", run)

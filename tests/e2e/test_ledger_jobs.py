@@ -246,7 +246,7 @@ PLACES: dict[str, tuple[Any, str, str]] = {
     "fit": (columns, "fit_dip", ""),
     "keep the release": (fit, "keep", RELEASE_NAME),
     "write": (run, "write_all", ""),
-    "make the card": (run, "_make_card", ""),
+    "make the card": (run, "make_job_card", ""),
 }
 
 
