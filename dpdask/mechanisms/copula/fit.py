@@ -14,6 +14,7 @@ from pydantic import Field
 from dpdask.documents import Document
 from dpdask.kernels import correlation as correlation_kernel
 from dpdask.kernels import decode as decode_kernel
+from dpdask.kernels import latent as latent_kernel
 from dpdask.kernels import marginals as marginals_kernel
 from dpdask.kernels import normal as normal_kernel
 from dpdask.mechanisms.columns import CHUNK_ROWS
@@ -160,7 +161,9 @@ class _Fit:
         """Return the model whose latent variables have the wanted pair counts, the measures of the fit, and its calibration sample."""
         matrix, kept = self._correlations(wanted)
         nearest = correlation_kernel.nearest_correlation(matrix, floor=_FLOOR, tolerance=1e-6) if self._n_latents else None
-        factor = correlation_kernel.cholesky(nearest.matrix).astype(np.float32) if nearest is not None else np.zeros((0, 0), dtype=np.float32)
+        factor = np.zeros((0, 0), dtype=np.float32)
+        if nearest is not None:
+            factor = latent_kernel.thin(correlation_kernel.cholesky(nearest.matrix)).astype(np.float32)
         nodes, codes = self._calibrate(factor, rng)
         report = FitReport(
             n_latents=self._n_latents,
@@ -190,7 +193,8 @@ class _Fit:
 
     def _calibrate(self, factor: NDArray[np.float32], rng: Generator) -> tuple[list[Node], NDArray[np.uint16]]:
         n = CHUNK_ROWS
-        drawn = draw_latents(factor, n, rng)
+        drawn = latent_kernel.room_for(self._n_latents, n)
+        draw_latents(latent_kernel.pack(factor), n, rng, drawn)
         place = {attribute: index for index, (attribute, _) in enumerate(self.tree)}
         nodes: list[Node] = []
         found: list[NDArray[np.uint16]] = []
