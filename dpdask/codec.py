@@ -95,7 +95,8 @@ class LevelCodec:
         """Return the values of `codes`, in the column's Arrow type."""
         first = self._first_of_run()
         if first is not None:
-            return pa.array((np.asarray(codes).astype(np.int64) + first).astype(self.levels.type.to_pandas_dtype()), type=self.levels.type)
+            values = np.add(codes, first, dtype=np.int64) if first else np.asarray(codes)
+            return pa.array(values.astype(self.levels.type.to_pandas_dtype()), type=self.levels.type)
         if self.numbers is not None:
             return pa.array(self.numbers[codes])
         return _comparable(self.levels).take(pa.array(codes)).cast(self.levels.type)
