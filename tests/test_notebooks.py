@@ -39,12 +39,12 @@ def rows() -> str:
 
 def records() -> int:
     copula = dpdask.GaussianCopula(schema, epsilon=1.0, delta=1e-9, options=dpdask.CopulaOptions(refinements=1)).fit(table)
-    tables: dpdask.Release = dpdask.Marginals(schema, epsilon=1.0, cliques=[["x"]]).fit(table)
+    tables = dpdask.Marginals(schema, epsilon=1.0, cliques=[["x"]]).fit(table)
     try:
         loaded = dpdask.CopulaRelease.load("folder")
     except dpdask.DpdaskError as error:
         print(error.exit_code, error.hint)
-    return len(dpdask.open("out").columns) + len(copula.card)
+    return int(tables.table(["x"]).sum()) + len(dpdask.open("out").columns) + len(copula.card)
 """
 
 

@@ -74,7 +74,7 @@ def _as_clique(clique: Sequence[str]) -> Clique:
 
 
 @dataclass(frozen=True, slots=True)
-class Marginals(NoisyCountsEstimator):
+class Marginals(NoisyCountsEstimator[MarginalsRelease]):
     """Contingency tables with noise in every cell.
 
     Parameters
