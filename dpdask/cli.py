@@ -264,6 +264,19 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
         raise InternalError("the audit found more ε than is claimed", found["name"], "release nothing with this version, and report it")
 
 
+@cli.command()
+@click.argument("out")
+@click.option("--original", required=True, metavar="PATH", help="The table that was released: Parquet or CSV.")
+@click.option("--to", metavar="FILE", help="The file to write; by default NAME-confidential.html in the working folder.")
+@click.option("--target", metavar="COLUMN", help="Also predict this column by models trained on the release.")
+@click.option("--rows", "n_rows", type=click.IntRange(min=100), default=100_000, show_default=True, help="Rows of each table to compare, at most.")
+def report(out: str, original: str, to: str | None, target: str | None, n_rows: int) -> None:
+    """Compare a release with its original, as a CONFIDENTIAL page; reads private rows."""
+    from dpdask.evaluation.report import write_report
+
+    click.echo(f"{write_report(out, original, to, target=target, n_rows=n_rows)}: CONFIDENTIAL, computed from private rows; do not publish it")
+
+
 @cli.group()
 def ledger() -> None:
     """The budget of a dataset: what its releases have spent, and what is left."""

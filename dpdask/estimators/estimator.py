@@ -14,9 +14,9 @@ import pandas as pd
 
 from dpdask.documents import validate
 from dpdask.engine.account import Account, LedgerPlace, check_can_charge, settle
-from dpdask.engine.fit import Fitted, PublicTable, fit, load
+from dpdask.engine.fit import Fitted, PublicTable, fit
 from dpdask.engine.source import Frame, FrameSource, identify
-from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, NOISY_NAME, RELEASE_NAME, TableWork
+from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, NOISY_NAME, RELEASE_NAME, TableWork, load
 from dpdask.errors import DataError
 from dpdask.estimators.batches import FITTED, PUBLIC, Batches
 from dpdask.estimators.frame_order import find_order_warning

@@ -76,8 +76,15 @@ class Manifest:
             raise OutputError("the manifest cannot be read", name, "choose another output, or remove this one") from None
 
 
-def list_manifests(folder: Folder) -> list[Manifest]:
+def list_manifests(folder: Folder, but: str = "") -> list[Manifest]:
     """Return the manifests of all releases in an output folder.
+
+    Parameters
+    ----------
+    folder
+        The output folder.
+    but
+        The name of a manifest that is not committed yet.
 
     Raises
     ------
@@ -85,4 +92,4 @@ def list_manifests(folder: Folder) -> list[Manifest]:
         If one of them cannot be read.
     """
     names = (f"{META}/{name}" for name in folder.child(META).names() if name.startswith("manifest"))
-    return [found for found in (Manifest.read(folder, name) for name in names) if found is not None]
+    return [found for found in (Manifest.read(folder, name) for name in names if name != but) if found is not None]

@@ -86,11 +86,10 @@ class GrowingFolder:
         if not {shard.name for shard in manifest.shards} <= set(self.output.names()):  # aborted while this driver slept
             self.output.remove(name_manifest(number))
             raise busy(self.output)
-        self.output.write(SUCCESS_NAME, b"")
 
     def finish(self) -> None:
-        """Write the file that comes after the manifest."""
-        self._first.finish()
+        """Write the file that comes after the manifest of each release."""
+        self.output.write(SUCCESS_NAME, b"")
 
     def undo(self, release: str, run_id: str) -> None:
         """Remove the run's shards and its documents, unless its manifest is there; see `Publication.undo`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -33,6 +33,15 @@ class TableLog(Protocol):
 
     def find(self, release: str) -> int | None:
         """Return the number of the run that has committed a release, or None."""
+
+    def count(self, name: Callable[[int], str]) -> int:
+        """Return how many releases of a series are committed.
+
+        Parameters
+        ----------
+        name
+            Gives the name of the release with a number.
+        """
 
     def check(self, types: pa.Schema, mode: Mode) -> None:
         """Check that these columns can be committed.

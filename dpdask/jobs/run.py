@@ -11,14 +11,14 @@ from typing import Literal
 from dpdask.connect.probe import check_workers
 from dpdask.engine.account import settle
 from dpdask.engine.compute import Progress
-from dpdask.engine.fit import Fitted, carry_on, fit, load
+from dpdask.engine.fit import Fitted, carry_on, fit
 from dpdask.engine.shuffle import lay_out_rows
 from dpdask.engine.told import Told
-from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
+from dpdask.engine.work import NOISY_NAME, RELEASE_NAME, load
 from dpdask.engine.write import RowTask, Staged, Staging, Task, list_record_tasks, write_all
-from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError
+from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.fragment import Fragment
-from dpdask.io.manifest import Manifest, list_manifests
+from dpdask.io.manifest import MANIFEST_NAME, Manifest, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs.describing import make_job_card, write_documents
 from dpdask.jobs.growing import GrowingState, open_state, run_growing
@@ -87,7 +87,7 @@ def run_job(job: Job, progress: Progress | None = None, *, count_rows: CountRows
         If the dataset's budget does not allow the job; checked before a row is read, and again before noise is drawn.
     SpecError, DataError
         If the job or its data are wrong; nothing is kept, so a corrected job starts afresh. Nothing is kept either of a
-        run that failed before its first noise.
+        run that failed before its first noise, unless what failed may pass and parts of the counts are kept.
     InputError
         If the input is missing, or changed since the run began; what is staged is kept.
     OutputError
@@ -211,7 +211,7 @@ def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
         return  # another driver has taken the run over
     drawn = not _nothing_drawn(state, job)
     settlement = settle(error, drawn=drawn, strict=job.account.is_strict)
-    if settlement == "keep":
+    if settlement == "keep" or (settlement == "void" and isinstance(error, TemporaryError) and state.has_parts()):
         return
     reached = _find_unfinished(job, state)
     if reached is not None and settlement == "refuse":
@@ -389,9 +389,11 @@ class Status:
 def status(output_url: str) -> Status:
     """Return the state of an output: of its unfinished run, or of what was released into it."""
     state = open_state(Folder(output_url))
-    found, released = state.read_unfinished(), list_manifests(state.output)
+    found = state.read_unfinished()
     if found is not None and not state.is_committed():
+        released = list_manifests(state.output, state.staging(found.run_id).place(MANIFEST_NAME))
         return Status(stage=found.stage, n_shards=state.count_staged(found.run_id), n_releases=len(released))
+    released = list_manifests(state.output)
     n_shards = sum(len(manifest.shards) for manifest in released)
     return Status(stage="released" if released else "absent", n_shards=n_shards, n_releases=len(released))
 

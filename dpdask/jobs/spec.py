@@ -200,14 +200,17 @@ class Job:
         self.mechanism = bind(file.mechanism, schema, file.privacy).place_paths(lambda parameter, path: self._place(parameter, path, base))
         if file.growing:
             self._check_growing()
+            if file.output.format != "parquet":
+                self.file = file.model_copy(update={"output": file.output.model_copy(update={"mode": "append"})})
 
     def _check_growing(self) -> None:
         if not self.mechanism.releases_rows:
             what = "this mechanism releases a table as a whole, so its release cannot grow"
             raise SpecError(what, "growing", "remove the key, or take the mechanism dip or interval")
-        tables = {"delta", "iceberg"} & {self.file.input.format, self.file.output.format}
-        if tables:  # a table's version is in the identity of its fragments, so every row would be new in each version
-            raise SpecError(f"a growing table is read from plain files and written to plain files, not {min(tables)}", "growing", "remove it")
+        if self.file.input.format != "files":  # a table's version is in the identity of its fragments: every row would be new in each version
+            raise SpecError(f"a growing table is read from plain files, not {self.file.input.format}", "growing", "remove it")
+        if self.file.output.mode == "overwrite":
+            raise SpecError("a growing table adds to what was released and does not replace it", "output.mode", "remove the key")
 
     def extend(self, series: Series | None, *, continued: bool = True) -> Job:
         """Return the job of one release of a growing table.
@@ -280,7 +283,7 @@ class Job:
     @property
     def may_repeat(self) -> bool:
         """Whether the job, run again on another input, makes another release in the same output."""
-        return self.file.output.mode != "error"
+        return self.file.output.mode != "error" and not self.file.growing
 
     def name_release(self, fingerprint: str) -> str:
         """Return the name by which the output knows the release: the job's digest, or one of the job and the input if it may repeat."""
