@@ -28,6 +28,7 @@ HOLDOUT_NAME = "holdout.key"
 RELEASE_NAME = "release.npz"
 NOISY_NAME = "noisy.npz"
 BOUNDS_NAME = "bounds.npz"
+PARTS = "parts"
 
 
 def noisy_name(number: int) -> str:

@@ -19,6 +19,7 @@ from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.card_parts import ColumnPart
 from dpdask.page import make_croissant, make_page, pictures, render, sample, words
 from dpdask.page.associations import associate
+from dpdask.page.channels import ChannelView
 from dpdask.page.histograms import count_histogram
 from dpdask.page.sample import Sample
 
@@ -97,6 +98,14 @@ def test_beliefs_are_bounded_and_rounded_up() -> None:
     assert words.round_up(1 / 3) == "0.333334"
     assert words.round_up(2.0) == "2"
     assert words.round_up(9.313225746154785e-10, 3) == "9.32e-10"
+
+
+@pytest.mark.parametrize("kind", ["rows", "records"])
+def test_its_python_runs(kind: str, request: pytest.FixtureRequest) -> None:
+    output = request.getfixturevalue(kind)
+    snippet = render._write_snippet(parts(output)[0]).replace("path/or/url/of/the/folder", str(output))
+    assert snippet.count("release.") == 5
+    exec(snippet, {})
 
 
 # ---- nothing runs, nothing is loaded
@@ -190,6 +199,10 @@ def test_a_page_that_cannot_be_drawn_does_not_fail_its_release(tmp_path: Path, m
     data, faults = make_page(*parts(tmp_path / "out"))
     assert faults == ("the page of the release was written without statistics (ZeroDivisionError)",)
     assert b"a value of the table" not in data
+    monkeypatch.setattr(words, "list_uses", fail)
+    bare, faults = make_page(*parts(tmp_path / "out"))
+    assert len(faults) == 1
+    assert parts(tmp_path / "out")[0].guarantee.text in Page.read(bare).text
 
 
 # ---- its numbers
@@ -224,9 +237,9 @@ def taken(**columns: Any) -> Sample:
         ([1.0, 2.0, 2.0, 2.0], {"levels": [1, 2]}, [("1.0", 0.25), ("2.0", 0.75)]),
         ([True, False, True, True], {"levels": [False, True]}, [("False", 0.25), ("True", 0.75)]),
         ([0, 1, 2, 3], {"edges": [-1, 1, 3]}, [("0 to 1", 0.5), ("2 to 3", 0.5)]),
-        ([0.0, 0.0, 1.0, 2.0], {"atoms": [0.0], "edges": [0.5, 2.5]}, [("0", 0.5), ("0.5 to 2.5", 0.5)]),
+        ([0.0, 0.0, 1.0, 2.0], {"atoms": [0.0], "edges": [0.5, 2.5]}, [("0", 0.5), ("over 0.5 to 2.5", 0.5)]),
         ([7, 7, 7, 8], {"bounds": [0, 100]}, [("7", 0.75), ("8", 0.25)]),
-        ([0.5, 0.5], {"bounds": [0, 1]}, [("0 to 1", 1.0)]),
+        ([0.5, 0.5], {"bounds": [0, 1]}, [("over 0 to 1", 1.0)]),
     ],
 )
 def test_shares_are_those_of_the_rows(values: list[Any], part: dict[str, Any], expected: list[tuple[str, float]]) -> None:
@@ -274,6 +287,15 @@ def test_associations_are_those_of_a_textbook() -> None:
     assert found.table[0, 3] == pytest.approx(1.0)
     assert found.list_strongest(1)[0][:2] == ("a", "d")
     assert associate(["a"], taken(a=one), any_card()) is None
+
+
+def test_a_channel_tells_how_much_it_keeps() -> None:
+    shares = np.array([0.2, 0.8])
+    matrix = 0.5 * np.eye(2) + 0.5 * shares
+    view = ChannelView(column="x", labels=("a", "b"), matrix=matrix, of_ranks=False)
+    assert view.quality == "x: a row keeps its value in 84.0 % of the cases; values drawn apart from it would agree in 68.0 %."
+    ranks = ChannelView(column="x", labels=("a", "b", "c"), matrix=0.25 * np.eye(3) + 0.75 / 3, of_ranks=True)
+    assert ranks.quality.endswith("have a correlation of 0.25.")
 
 
 # ---- metadata for catalogues
