@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import dask
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from e2e.growing import BY_USER, HOLDOUT, KNOWN, SCHEMA, N, at, job, kinds, list_digests, manifests, released, spent
+from e2e.growing import BY_USER, HOLDOUT, KNOWN, SCHEMA, N, add_version, at, job, kinds, list_digests, manifests, released, rows_of, spent
 from e2e.helpers import call_cli, digests, error_line, hidden, load, run_here
 from e2e.test_growing_jobs import dying
 from lakes.tables import commit, delete_positions, delete_rows, live_files, log_of, sql_catalog
@@ -42,16 +41,6 @@ def url(tmp_path: Path) -> str:
     return made
 
 
-def rows_of(day: int, n_rows: int = N) -> pa.Table:
-    return pa.table({"day": np.full(n_rows, day), "user": np.arange(n_rows), "r": np.random.default_rng(1).integers(1, 6, n_rows)})
-
-
-def add(source: Path, day: int, **given: Any) -> None:
-    """Append the rows of a day, as one file and one version."""
-    properties = {"delta.enableDeletionVectors": "true"}
-    write_deltalake(source, rows_of(day), mode="append", configuration=properties if not source.exists() else None, **given)
-
-
 def from_delta(folder: Path, source: Path, reference: dict[str, Any] = KNOWN, **changed: Any) -> Path:
     return job(folder, source, reference, input={"path": str(source), "format": "delta"}, **changed)
 
@@ -66,7 +55,7 @@ def test_each_run_releases_the_new_files_of_the_newest_version(unit: Any, tmp_pa
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = from_delta(tmp_path / "job", source, HOLDOUT, ledger=at(url), privacy__unit=unit)
     for day in range(4):
-        add(source, day)
+        add_version(source, day)
         planned = plan_job(load(made))
         assert (planned.input_version, (planned.series or {})["new_files"]) == (day, 1)
         assert run_here(made).status == "released"
@@ -86,13 +75,13 @@ def test_a_killed_day_goes_on_with_the_files_that_it_began_with(point: str, outp
     quiet = from_delta(tmp_path / "quiet", source, output__format=output)
     made = from_delta(tmp_path / "struck", source, output__format=output, ledger=at(url), insecure_seed=7)
     for day in range(3):
-        add(source, day)
+        add_version(source, day)
         run_here(quiet)
         with dying(point):
             run_here(made)
         if day < 2:
             run_here(made)
-    add(source, 3)  # the release of day 2 is unfinished
+    add_version(source, 3)  # the release of day 2 is unfinished
     run_here(quiet)
     run_here(made)
     assert run_here(made).status == "nothing new"
@@ -159,7 +148,7 @@ def test_changes_of_what_was_released_are_refused(change: Changed, error: type[E
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = from_delta(tmp_path / "job", source, ledger=at(url))
     for day in range(2):
-        add(source, day)
+        add_version(source, day)
         run_here(made)
     change(source)
     if change is not replace:
@@ -183,10 +172,10 @@ def add_file(source: Path) -> None:
 def test_rows_that_are_deleted_before_their_release_are_not_released(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = from_delta(tmp_path / "job", source)
-    add(source, 0)
+    add_version(source, 0)
     run_here(made)
     first = set(live_files(source))
-    add(source, 1)
+    add_version(source, 1)
     [new] = set(live_files(source)) - first
     delete_rows(source, {new: [0, 1, 2]})
     run_here(made)

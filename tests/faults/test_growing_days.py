@@ -12,7 +12,7 @@ import dask
 import deltalake
 import polars as pl
 import pytest
-from e2e.growing import BY_USER, HOLDOUT, N, add_day, at, job, kept, kinds, list_digests, manifests, spent
+from e2e.growing import BY_USER, HOLDOUT, N, add_day, add_version, at, job, kept, kinds, list_digests, manifests, spent
 from e2e.helpers import digests, hidden, run_here
 from faults.drivers import Drivers
 from faults.test_runs_in_stores import environment, everything_ever_written
@@ -41,19 +41,23 @@ def url(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize(("unit", "cost"), [("row", 0), (BY_USER, 1)], ids=["row", "person"])
 @pytest.mark.parametrize("n_days", [6, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-@pytest.mark.parametrize("output", ["parquet", "delta"])
+@pytest.mark.parametrize(
+    ("source_format", "output"),
+    [("files", "parquet"), ("files", "delta"), pytest.param("delta", "delta", marks=pytest.mark.slow)],
+    ids=["folder-folder", "folder-delta", "delta-delta"],
+)
 def test_days_that_are_killed_and_repeated(
-    output: str, n_days: int, unit: Any, cost: int, drivers: Drivers, tmp_path: Path, url: str, seeded_ledgers: None
+    source_format: str, output: str, n_days: int, unit: Any, cost: int, drivers: Drivers, tmp_path: Path, url: str, seeded_ledgers: None
 ) -> None:
     source, out = tmp_path / "in", tmp_path / "struck" / "out"
-    changed = {"output__rows_per_shard": 25, "privacy__unit": unit, "output__format": output}
+    changed = {"output__rows_per_shard": 25, "privacy__unit": unit, "output__format": output, "input__format": source_format}
     quiet = job(tmp_path / "quiet", source, **changed)
     struck = job(tmp_path / "struck", source, ledger=at(url), insecure_seed=7, **changed)
     killed = {2: "task-staged", 4: "later-manifest", 7: "later-half-moved", 19: "fitted"}
     if output == "delta":
         killed |= {4: "entry-written", 7: "entry-unwritten"}
     for day in range(n_days):
-        add_day(source, day)
+        (add_day if source_format == "files" else add_version)(source, day)
         run_here(quiet)
         if day in killed:
             assert drivers.run("run", struck, point=killed[day])[0] == -signal.SIGKILL
