@@ -117,9 +117,9 @@ class Cells:
         words
             uint64 array of the same shape, uniform; not looked at where a cell is a single value.
         """
-        index = np.flatnonzero(self.possible)[codes]
         if isinstance(self.codec, LevelCodec):
-            return self.codec.decode(index)
+            return self.codec.decode(codes if self.possible.all() else np.flatnonzero(self.possible)[codes])
+        index = np.flatnonzero(self.possible)[codes]
         singles = int(self.codec.nulls) + len(self.codec.atoms)
         line = np.maximum(index - singles, 0)
         low, high = self.edges[line], self.edges[line + 1]

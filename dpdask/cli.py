@@ -8,25 +8,27 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from dpdask.errors import DpdaskError, InternalError, UsageError
+from dpdask.steps import step
 from dpdask.version import __version__
 
 if TYPE_CHECKING:
     from dpdask.engine.told import Told
+    from dpdask.jobs.run import Outcome
     from dpdask.jobs.spec import Job
     from dpdask.schemas import Name
+    from dpdask.terminal.progress import LogFormat, Report
 
 _INTERRUPTED = 130
 _DEFECT = 70
 _CENSUS_ATTRIBUTES = 27  # those of `dpdask.simulate`, which is slow to import
-Report = Callable[[str, int, int], None]
 
 
 class _Verbs(click.Group):
@@ -79,6 +81,9 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 _job = click.argument("job", type=click.Path(dir_okay=False))
 _set = click.option("--set", "settings", multiple=True, metavar="A.B=C", callback=_settings, help="Change a key of the job.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+_log_format = click.option(
+    "--log-format", type=click.Choice(["auto", "bars", "text", "json"]), default="auto", show_default=True, help="How progress is shown on stderr."
+)
 
 
 @cli.command()
@@ -137,20 +142,13 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
 @_set
 @_json
 @click.option("--scheduler", metavar="ADDR", help="Run on this Dask scheduler instead of the job's cluster.")
-def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None) -> None:
+@_log_format
+def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None, log_format: LogFormat) -> None:
     """Run a job, or resume it; a finished job is not changed."""
-    from dpdask.connect import check_cluster, open_cluster
-    from dpdask.jobs.lineage import report_lineage
-    from dpdask.jobs.run import run_job
-    from dpdask.jobs.spec import load_job
+    from dpdask.terminal.progress import show_progress
 
-    loaded = load_job(job, settings)
-    warned = check_cluster(loaded.cluster, scheduler)
-    for warning in warned:  # before the run: afterwards would be too late
-        _warn(warning)
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it tells of a lost cluster's coroutines when the process ends
-    with report_lineage(loaded, _warn) as complete, open_cluster(loaded.cluster, scheduler), _progress() as report:
-        outcome = complete(run_job(loaded, report))
+    with show_progress(log_format) as report:  # before anything that is slow to import
+        loaded, warned, outcome = _run(job, settings, scheduler, report)
     promised = loaded.file.privacy
     result = {
         "status": outcome.status,
@@ -170,6 +168,35 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
     click.echo(json.dumps(result, ensure_ascii=False) if as_json else _outcome_text(loaded, result))
     if not as_json:
         _tell(outcome.told)
+
+
+def _run(job: str, settings: dict[str, str], scheduler: str | None, report: Report) -> tuple[Job, tuple[str, ...], Outcome]:
+    with step("reading the job", logging.DEBUG):
+        from dpdask.connect import check_cluster
+        from dpdask.jobs.lineage import report_lineage
+        from dpdask.jobs.run import run_job
+        from dpdask.jobs.spec import load_job
+
+        loaded = load_job(job, settings)
+        warned = check_cluster(loaded.cluster, scheduler)
+    for warning in warned:  # before the run: afterwards would be too late
+        _warn(warning)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it tells of a lost cluster's coroutines when the process ends
+    with report_lineage(loaded, _warn) as complete, _open(loaded, scheduler):
+        outcome = complete(run_job(loaded, report, count_rows=report.count_rows))
+    return loaded, warned, outcome
+
+
+@contextmanager
+def _open(job: Job, scheduler: str | None) -> Iterator[None]:
+    """Open the job's cluster, and tell while it starts."""
+    from dpdask.connect import open_cluster
+
+    here = scheduler is None and job.cluster.kind in ("threads", "synchronous")
+    with ExitStack() as opened:
+        with step("starting the workers", logging.DEBUG if here else logging.INFO):
+            opened.enter_context(open_cluster(job.cluster, scheduler))
+        yield
 
 
 @cli.command()
@@ -237,6 +264,19 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
         raise InternalError("the audit found more ε than is claimed", found["name"], "release nothing with this version, and report it")
 
 
+@cli.command()
+@_out
+@click.option("--original", required=True, metavar="PATH", help="The table that was released: Parquet or CSV.")
+@click.option("--to", metavar="FILE", help="The file to write; by default NAME-confidential.html in the working folder.")
+@click.option("--target", metavar="COLUMN", help="Also predict this column by models trained on the release.")
+@click.option("--rows", "n_rows", type=click.IntRange(min=100), default=100_000, show_default=True, help="Rows of each table to compare, at most.")
+def report(out: str, original: str, to: str | None, target: str | None, n_rows: int) -> None:
+    """Compare a release with its original, as a CONFIDENTIAL page; reads private rows."""
+    from dpdask.evaluation.report import write_report
+
+    click.echo(f"{write_report(out, original, to, target=target, n_rows=n_rows)}: CONFIDENTIAL, computed from private rows; do not publish it")
+
+
 @cli.group()
 def ledger() -> None:
     """The budget of a dataset: what its releases have spent, and what is left."""
@@ -297,11 +337,13 @@ def simulate() -> None:
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--rows-per-file", type=int, default=1_000_000, show_default=True)
 @click.option("--out", required=True, help="A new folder.")
-def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int, rows_per_file: int, out: str) -> None:
+@_log_format
+def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int, rows_per_file: int, out: str, log_format: LogFormat) -> None:
     """Write ratings of the shape of MovieLens-25M: its rating frequencies, and its activity of users and movies."""
     from dpdask.simulate import simulate_movielens
+    from dpdask.terminal.progress import show_progress
 
-    with _progress() as report:
+    with show_progress(log_format) as report:
         written = simulate_movielens(
             out,
             n_rows=n_rows,
@@ -324,13 +366,17 @@ def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int,
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--rows-per-file", type=int, default=1 << 20, show_default=True)
 @click.option("--out", required=True, help="A new folder; the schema is written beside it.")
-def census(n_rows: int, n_attributes: int, n_levels: int | None, binary: bool, seed: int, rows_per_file: int, out: str) -> None:
+@_log_format
+def census(
+    n_rows: int, n_attributes: int, n_levels: int | None, binary: bool, seed: int, rows_per_file: int, out: str, log_format: LogFormat
+) -> None:
     """Write a table of the shape of a census: strong, weak and no dependence, and pairs of levels that never occur."""
     from dpdask.simulate import simulate_census
+    from dpdask.terminal.progress import show_progress
 
     if binary and n_levels is not None:
         raise UsageError("cannot be combined with --levels", "--binary", "give one of the two")
-    with _progress() as report:
+    with show_progress(log_format) as report:
         written = simulate_census(
             out,
             n_rows=n_rows,
@@ -377,26 +423,6 @@ def _tell(told: Told) -> None:
 
 def _warn(warning: str) -> None:
     click.echo(f"dpdask: WARNING {warning}" if sys.stderr.isatty() else json.dumps({"warning": warning}, ensure_ascii=False), err=True)
-
-
-@contextmanager
-def _progress() -> Iterator[Report]:
-    """Yield a report of progress: bars on a terminal, JSON lines on stderr otherwise."""
-    if not sys.stderr.isatty():
-        yield lambda stage, done, total: click.echo(json.dumps({"stage": stage, "done": done, "total": total}), err=True)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        known: dict[str, Any] = {}
-
-        def report(stage: str, done: int, total: int) -> None:
-            known.setdefault(stage, bars.add_task(stage, total=total) if stage not in known else None)
-            bars.update(known[stage], completed=done, total=total)
-
-        yield report
 
 
 def main() -> NoReturn:

@@ -95,8 +95,19 @@ class LevelCodec:
         """Return the values of `codes`, in the column's Arrow type."""
         first = self._first_of_run()
         if first is not None:
-            return pa.array((np.asarray(codes).astype(np.int64) + first).astype(self.levels.type.to_pandas_dtype()), type=self.levels.type)
+            values = np.add(codes, first, dtype=np.int64) if first else np.asarray(codes)
+            return pa.array(values.astype(self.levels.type.to_pandas_dtype()), type=self.levels.type)
+        if self.numbers is not None:
+            return pa.array(self.numbers[codes])
         return _comparable(self.levels).take(pa.array(codes)).cast(self.levels.type)
+
+    @property
+    def numbers(self) -> NDArray[np.floating] | None:
+        """The levels if they are floats without null, else None; one zero instead of 0.0 and -0.0."""
+        if self.levels.type not in (pa.float32(), pa.float64()) or self.levels.null_count:
+            return None
+        found: NDArray[np.floating] = self.levels.to_numpy() + self.levels.type.to_pandas_dtype()(0)
+        return found
 
     def _first_of_run(self) -> int | None:
         """Return the first level if the levels are neighbouring whole numbers, in order, without null: then no value is looked up."""

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import dask
 import pytest
 from distributed import LocalCluster
-from e2e.helpers import processes, spare_the_disk
+from e2e.helpers import draw_no_pictures, processes, spare_the_disk
 from faults.drivers import Drivers, serving
 from hypothesis import settings
+from services.browser import browser  # noqa: F401  # a fixture
 from services.stores import azurite_server, open_store, radosgw_server, remote_store, shared_folder, store  # noqa: F401  # fixtures
 
 from dpdask.jobs import spec
-from dpdask.page import pictures
 
 # the same examples everywhere, and no deadline on machines that are shared
 settings.register_profile("dpdask", deadline=None, derandomize=True, database=None)
@@ -41,9 +41,8 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_pictures() -> Iterator[None]:
-    """Pages are written as without matplotlib: pictures would take most of the time of a small run. Their own tests draw them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "is_installed", lambda: False)
+        draw_no_pictures(patch.setattr)
         yield
 
 

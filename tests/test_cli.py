@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import re
 import signal
 import sqlite3
 import subprocess
@@ -46,8 +47,9 @@ def test_plan_as_text_names_the_promise_and_the_parts(tmp_path):
         "bad-input\n",
         "400 rows",
         "4 fragments, 2 files of Parquet",
-        "stage 1",
-        "ε         rating: 0.5",
+        "  takes     about 1 s on ",
+        "  stage      about  what is done\n  survey     1 s    ",
+        "  rating     0.5",
         "kept      userId; dropped: note",
         "about 300 rows",
         "Not protected: the held-out rows",
@@ -68,6 +70,9 @@ def test_plan_as_json(tmp_path):
         "n_rows": int,
         "n_bytes": int,
         "stages": list,
+        "seconds": list,
+        "n_workers": int,
+        "noise": list,
         "epsilons": dict,
         "reference_epsilons": dict,
         "ledger": type(None),
@@ -222,12 +227,25 @@ def test_run_as_json_and_again(tmp_path):
 
 def test_progress_is_json_lines_on_stderr(tmp_path):
     lines = progress(command(*words(tmp_path, "run")))
-    assert {line["stage"] for line in lines} == {"survey", "write"}
-    assert all(set(line) == {"stage", "done", "total"} for line in lines)
+    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+    steps, stages = ([line for line in lines if kind in line] for kind in ("step", "stage"))
+    assert {"looking at the input", "fitting", "publishing"} <= {line["step"] for line in steps}
+    assert all(set(line) == {"time", "step"} for line in steps)
+    assert {line["stage"] for line in stages} == {"survey", "write"}
+    assert all({"time", "stage", "done", "total", "seconds"} <= set(line) for line in stages)
     for stage in ("survey", "write"):
-        found = [(line["done"], line["total"]) for line in lines if line["stage"] == stage]
-        assert [done for done, _ in found] == list(range(1, len(found) + 1))
+        found = [(line["done"], line["total"]) for line in stages if line["stage"] == stage]
+        assert found[0][0] == 0
         assert found[-1][0] == found[-1][1]
+
+
+def test_progress_may_be_plain_lines(tmp_path):
+    ended = command(*words(tmp_path, "run", "--log-format", "text"))
+    plain = [line.partition(" ")[2] for line in ended.err.splitlines()]
+    assert plain[0] == "looking at the input"
+    written = [line for line in plain if line.startswith("write: ")]
+    assert written[0] == "write: 0/1"
+    assert re.fullmatch(r"write: 1/1(, [\d,]+ rows/s)?, in 0:00:\d\d", written[-1])
 
 
 def test_run_as_text_says_what_is_promised(tmp_path):
@@ -288,7 +306,8 @@ def test_simulate(tmp_path):
     ended = command("simulate", "movielens", "--rows", "1000", "--users", "20", "--rows-per-file", "400", "--out", out)
     assert ended.code == 0
     assert ended.out == f"{out}: 1,000 simulated ratings of 20 users in 3 files\n"
-    assert progress(ended)[-1] == {"stage": "simulate", "done": 3, "total": 3}
+    last = progress(ended)[-1]
+    assert (last["stage"], last["done"], last["total"]) == ("simulate", 3, 3)
     assert command("simulate", "movielens", "--rows", "1000", "--out", out).code == 73
     assert command("simulate", "movielens", "--rows", "-1", "--out", str(tmp_path / "b")).code == 2
     assert command("simulate", "movielens", "--rows", "many", "--out", str(tmp_path / "b")).code == 2

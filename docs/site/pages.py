@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
@@ -45,21 +46,12 @@ def keys(schema: Mapping[str, Any], title: str) -> Iterator[str]:
     """A JSON Schema as tables in Markdown: one for the document, one for each of its parts."""
     parts = {title: schema} | {name: part for name, part in schema.get("$defs", {}).items() if part.get("properties")}
     for name, part in parts.items():
-        about, described = read_numpydoc(part.get("description", ""))
-        yield f"\n### {name}\n\n{about}\n"
+        yield f"\n### {name}\n\n{part.get('description', '')}\n"
         yield "| key | type | default | is |\n|---|---|---|---|"
         for key, value in part["properties"].items():
             default = f"`{value['default']}`" if value.get("default") is not None else "required" if key in part.get("required", ()) else ""
-            text = " ".join((value.get("description") or described.get(key, "")).split()).replace("|", "\\|")
+            text = " ".join(value.get("description", "").split()).replace("|", "\\|")
             yield f"| `{key}` | {kind_of(value)} | {default} | {text} |"
-
-
-def read_numpydoc(text: str) -> tuple[str, dict[str, str]]:
-    """The first paragraphs of a docstring, and what it says of each attribute."""
-    about, _, rest = text.partition("\n\nAttributes\n----------\n")
-    attributes = re.split(r"\n\n\w+\n-+\n", rest)[0]
-    found = re.findall(r"^(\w+)\n((?: {4}.*\n?)+)", attributes, re.MULTILINE)
-    return re.split(r"\n\n(?:Raises|Parameters|Examples|Notes)\n-+\n", about)[0], dict(found)
 
 
 def kind_of(value: Mapping[str, Any]) -> str:
@@ -90,14 +82,11 @@ def commands(command: click.Command, name: str) -> Iterator[str]:
 def generate(name: str) -> str:
     """The part of a reference page that is computed from the code."""
     from dpdask.cli import cli
-    from dpdask.jobs.spec import job_file_type
-    from dpdask.mechanisms.card import Card
-    from dpdask.schema import Schema
+    from dpdask.schemas import find_file
 
     if name == "command-line":
         return "\n".join(commands(cli, "dpdask"))
-    model = {"job": job_file_type, "schema": lambda: Schema, "card": lambda: Card}[name]()
-    return "\n".join(keys(model.model_json_schema(), name.capitalize()))
+    return "\n".join(keys(json.loads(find_file(name).read_text(encoding="utf-8")), name.capitalize()))
 
 
 def notebook(text: str) -> str:

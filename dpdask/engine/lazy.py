@@ -12,10 +12,9 @@ from dask import delayed
 
 from dpdask.codec import Codec, LevelCodec
 from dpdask.engine.compute import guard, task_prefix
-from dpdask.engine.fit import load
 from dpdask.engine.select import Chooser, filter_rows
 from dpdask.engine.source import Frame, FramePart, FrameSource, check_index, find_meta
-from dpdask.engine.work import TableWork
+from dpdask.engine.work import TableWork, load
 from dpdask.errors import DataError, SpecError
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.releases import RecordRelease, RowRelease
@@ -42,8 +41,10 @@ def transform_frame(source: FrameSource, release: RowRelease, sha256: str, work:
         [(part, rows)] = source.parts
         return _transform_part(rows, part, work, sha256, type(release), meta)
     prefix, call = task_prefix("transform"), delayed(_transform_part, pure=False)
+    rows = frame.to_delayed(optimize_graph=False)
     calls = [
-        call(rows, part, work, sha256, type(release), meta, dask_key_name=f"{prefix}-{number}") for number, (part, rows) in enumerate(source.parts)
+        call(own, part, work, sha256, type(release), meta, dask_key_name=f"{prefix}-{part.number}")
+        for own, (part, _) in zip(rows, source.parts, strict=True)
     ]
     import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import pyarrow as pa
 from numpy.random import Generator
 
-from dpdask.engine.select import take_rows
+from dpdask.engine.select import take_values
 from dpdask.io.fragment import Fragment
 from dpdask.kernels.permutation import permutation
 from dpdask.privacy.order import RowOrder
@@ -199,10 +198,8 @@ def _permute(held: list[pa.RecordBatch], rng: Generator) -> Iterator[pa.RecordBa
     types, n_rows = held[0].schema, sum(batch.num_rows for batch in held)
     columns = pa.Table.from_batches(held).columns
     held.clear()
-    order = pa.array(permutation(words(rng, n_rows)).astype(np.uint32))
+    order = pa.array(permutation(words(rng, n_rows)))
     taken = []
     while columns:
-        column = pa.table([columns.pop(0)], names=[""]).combine_chunks()
-        taken.append(take_rows(column, order).column(0))
-    del column
-    yield from pa.table(taken, types).to_batches()
+        taken.append(take_values(pa.concat_arrays(columns.pop(0).chunks), order))
+    yield pa.record_batch(taken, types)

@@ -12,11 +12,10 @@ import pandas as pd
 
 from dpdask.archive import Archived
 from dpdask.engine.account import Account
-from dpdask.engine.compute import forget_everywhere
-from dpdask.engine.fit import load
+from dpdask.engine.cluster import forget_everywhere
 from dpdask.engine.lazy import sample_frame, transform_frame
 from dpdask.engine.source import Frame, FrameSource, identify
-from dpdask.engine.work import KEY_NAME, RELEASE_NAME, TableWork, keep
+from dpdask.engine.work import KEY_NAME, RELEASE_NAME, TableWork, keep, load
 from dpdask.errors import DataError, InputError, InternalError, SpecError
 from dpdask.estimators.batches import Batches
 from dpdask.estimators.frame_order import find_order_warning

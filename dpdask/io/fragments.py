@@ -33,6 +33,7 @@ from dpdask.io.rows import complete, find_stored
 from dpdask.schema import Schema
 
 _FOOTER_THREADS = 16
+_FOOTER_FILES = 2**10  # a pool keeps a kilobyte or two for each call that it has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,8 @@ def discover(url: str, schema: Schema, table_format: TableFormat | None = None, 
         listing = dataclasses.replace(listing, version=None)
     seen = parquet.SchemaCache()
     with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-        parts = list(pool.map(lambda file: _inspect(file, listing, schema, seen), listing.files))
+        windows = (listing.files[start : start + _FOOTER_FILES] for start in range(0, len(listing.files), _FOOTER_FILES))
+        parts = [part for files in windows for part in pool.map(lambda file: _inspect(file, listing, schema, seen), files)]
     found = [fragment for fragments, _ in parts for fragment in fragments]
     if len({fragment.id for fragment in found}) < len(found):
         raise DataError("the table lists a file twice", url, "list it once, or each of its rows would be released twice")

@@ -19,6 +19,7 @@ from dpdask.mechanisms.card_parts import InputVersion
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.references.reference import TableReference
 from dpdask.schema import Schema
+from dpdask.steps import step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,7 @@ def check_apart(public: InputTable, versions: Set[str]) -> None:
         raise SpecError(what, "`reference.path`", "name another table")
 
 
+@step("looking at the input")
 def open_table(job: Job, secrets: Folder, choose: Callable[[InputTable], InputTable] | None = None) -> JobTable:
     """Return a job's input with its mechanism; no row is read.
 

@@ -14,10 +14,16 @@ from numpy.typing import NDArray
 from dpdask.kernels.jit import jit
 
 Codes = NDArray[np.uint16]
+Utilities = NDArray[np.float32]
+"""The latent variables of an attribute's levels, one row for each; the first of two levels has none, and one level none at all."""
 
 _STEPS = 60
 _MISPLACED = 2.0**-9  # the share of rows that calibration may leave for `decode` to move
 _ROUNDS = 64
+_STRIP = 1024
+_EXCHANGES = 4
+_NEAR, _FAR = 1.0, 0.25  # how far the first search for rows to move reaches: a multiple of their share of the rarer side, at most so far
+_NEVER = np.float32(-3e38)
 
 
 @jit
@@ -54,23 +60,87 @@ def quotas(probabilities: NDArray[np.float64], n_of_group: NDArray[np.int64], un
 
 
 @jit
-def _choose(utilities: NDArray[np.float32], offsets: NDArray[np.float32], groups: Codes, chosen: Codes) -> NDArray[np.int64]:
-    """Write each row's best level, and return how many rows of each group chose each."""
-    n_levels, n = utilities.shape
-    best = np.empty(n, dtype=np.float32)
-    for i in range(n):
-        best[i] = utilities[0, i] + offsets[groups[i], 0]
-        chosen[i] = 0
-    for level in range(1, n_levels):
-        for i in range(n):
-            value = utilities[level, i] + offsets[groups[i], level]
-            if value > best[i]:
-                best[i] = value
-                chosen[i] = level
-    counts = np.zeros(offsets.shape, dtype=np.int64)
-    for i in range(n):
-        counts[groups[i], chosen[i]] += 1
+def _choose(
+    utilities: Utilities, offsets: NDArray[np.float32], groups: Codes, chosen: Codes, seconds: Codes, gaps: NDArray[np.float32]
+) -> NDArray[np.int64]:
+    """Write each row's best and second best level and by how much they differ, and return how many rows of each group chose each level."""
+    n, (n_groups, n_levels) = len(groups), offsets.shape
+    n_free = n_levels - len(utilities)  # the first level of two has no latent variable
+    by_level = np.ascontiguousarray(offsets.T)
+    strip = np.empty(5 * _STRIP, dtype=np.float32)
+    counts = np.zeros((n_groups, n_levels), dtype=np.int64)
+    for start in range(0, n, _STRIP):  # a strip of rows stays in the first-level cache
+        m = min(_STRIP, n - start)
+        own = groups[start : start + m]
+        strip[_STRIP : 3 * _STRIP] = _NEVER
+        strip[3 * _STRIP :] = np.float32(0.0)
+        for level in range(n_levels):
+            added = by_level[level]
+            if level < n_free:
+                for i in range(m):
+                    strip[i] = added[own[i]]
+            else:
+                utility = utilities[level - n_free, start : start + m]
+                for i in range(m):
+                    strip[i] = utility[i] + added[own[i]]
+            _compete(strip, np.float32(level))
+        for i in range(m):
+            best = np.int64(strip[i + 3 * _STRIP])
+            chosen[start + i], seconds[start + i] = best, np.int64(strip[i + 4 * _STRIP])
+            gaps[start + i] = strip[i + _STRIP] - strip[i + 2 * _STRIP]
+            counts[own[i], best] += 1
     return counts
+
+
+@jit
+def _compete(strip: NDArray[np.float32], level: np.float32) -> None:
+    """Let the values of one level compete in a strip: after them come the best, the second best, and the levels of both.
+
+    One array of one type, and no branch: so it is vectorised.
+    """
+    for i in range(_STRIP):
+        value, best, after = strip[i], strip[i + _STRIP], strip[i + 2 * _STRIP]
+        first, second = strip[i + 3 * _STRIP], strip[i + 4 * _STRIP]
+        wins, places = value > best, value > after
+        strip[i + _STRIP] = value if wins else best
+        strip[i + 2 * _STRIP] = best if wins else (value if places else after)
+        strip[i + 3 * _STRIP] = level if wins else first
+        strip[i + 4 * _STRIP] = first if wins else (level if places else second)
+
+
+@jit
+def _exchange(
+    chosen: Codes, seconds: Codes, gaps: NDArray[np.float32], groups: Codes, counts: NDArray[np.int64], quota: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Move rows from levels that have too many to their second best if it has too few, the cheapest first; return what is left over by group."""
+    n_groups, n_levels = quota.shape
+    near = np.empty(len(chosen) + 1, dtype=np.int64)
+    limits, wanting = np.empty((n_groups, n_levels), dtype=np.float32), np.empty((n_groups, n_levels), dtype=np.bool_)
+    left = np.zeros(n_groups, dtype=np.int64)
+    for attempt in range(_EXCHANGES + 1):
+        for group in range(n_groups):
+            size = quota[group].sum()
+            left[group] = 0
+            for level in range(n_levels):
+                own, over = quota[group, level], counts[group, level] - quota[group, level]
+                left[group] += max(over, 0)
+                wanting[group, level] = over < 0
+                reach = min(_NEAR * (over + 4) / max(min(own, size - own), 1), _FAR) * 8.0**attempt
+                limits[group, level] = np.float32(reach) if over > 0 else np.float32(0.0)
+        if left.sum() == 0 or attempt == _EXCHANGES:
+            break
+        n_near = 0
+        for row in range(len(chosen)):
+            near[n_near] = row
+            n_near += (gaps[row] < limits[groups[row], chosen[row]]) & wanting[groups[row], seconds[row]]
+        for place in np.argsort(gaps[near[:n_near]], kind="mergesort"):
+            row = near[place]
+            group, old, new = groups[row], chosen[row], seconds[row]
+            if counts[group, old] > quota[group, old] and counts[group, new] < quota[group, new]:
+                chosen[row] = new
+                counts[group, old] -= 1
+                counts[group, new] += 1
+    return left
 
 
 @jit
@@ -91,15 +161,17 @@ def _moves(
     """Return for each row of the crowd its best level among those with too few rows, and the cost of moving there."""
     best = np.empty(len(crowd), dtype=np.float32)
     others = np.full(len(crowd), -1, dtype=np.int64)
+    n_free = len(offsets) - len(utilities)
     for level in range(len(wanting)):  # level by level: the rows of one level lie together in memory
         if wanting[level]:
             for place in range(len(crowd)):
-                value = utilities[level, crowd[place]] + offsets[level]
+                value = offsets[level] if level < n_free else utilities[level - n_free, crowd[place]] + offsets[level]
                 if others[place] < 0 or value > best[place]:
                     best[place], others[place] = value, level
     for place in range(len(crowd)):
         level = chosen[crowd[place]]
-        best[place] = utilities[level, crowd[place]] + offsets[level] - best[place]
+        value = offsets[level] if level < n_free else utilities[level - n_free, crowd[place]] + offsets[level]
+        best[place] = value - best[place]
     return best, others
 
 
@@ -166,7 +238,8 @@ def decode(
     Parameters
     ----------
     utilities
-        float32 array of shape (n_levels, n): each level's latent variable in each row.
+        float32 array of shape (n_levels, m), m at least n: each level's latent variable in each row. If the first level has
+        none (0 in every row), the shape is (n_levels - 1, m).
     offsets
         float32 array of shape (n_groups, n_levels).
     probabilities
@@ -180,13 +253,14 @@ def decode(
     -------
     uint16 array of shape (n,).
     """
-    n_groups = len(offsets)
-    chosen = np.empty(len(groups), dtype=np.uint16)
-    counts = _choose(utilities, offsets, groups, chosen)
-    order, starts = _rows_by_group(groups, n_groups)
-    quota = quotas(probabilities, starts[1:] - starts[:-1], uniforms)
-    for group in range(n_groups):
-        if starts[group + 1] > starts[group]:
+    n = len(groups)
+    chosen, seconds, gaps = np.empty(n, dtype=np.uint16), np.empty(n, dtype=np.uint16), np.empty(n, dtype=np.float32)
+    counts = _choose(utilities, offsets, groups, chosen, seconds, gaps)
+    quota = quotas(probabilities, counts.sum(axis=1), uniforms)
+    left = _exchange(chosen, seconds, gaps, groups, counts, quota)
+    if left.any():
+        order, starts = _rows_by_group(groups, len(offsets))
+        for group in np.flatnonzero(left):
             _settle(utilities, offsets[group], order[starts[group] : starts[group + 1]], quota[group], chosen, counts[group])
     return chosen
 
@@ -198,7 +272,7 @@ def calibrate(utilities: NDArray[np.float32], probabilities: NDArray[np.float64]
     Parameters
     ----------
     utilities
-        float32 array of shape (n_levels, n).
+        float32 array of shape (n_levels, n), or (n_levels - 1, n), as for `decode`.
     probabilities
         float64 array of shape (n_levels,), summing to 1. A level of probability 0 gets an offset that no latent reaches.
     start
@@ -210,12 +284,13 @@ def calibrate(utilities: NDArray[np.float32], probabilities: NDArray[np.float64]
     steps of each offset by the logarithm of wanted over found frequency, halved when they change direction, end near the
     one minimum; `decode` moves the few rows that they leave over.
     """
-    n_levels, n = utilities.shape
+    n_levels, n = len(probabilities), utilities.shape[1]
     offsets = np.where(probabilities > 0.0, start, np.float32(-1e9)).astype(np.float32).reshape(1, n_levels)
     step, before = np.full(n_levels, 0.5), np.zeros(n_levels)
     groups, chosen = np.zeros(n, dtype=np.uint16), np.empty(n, dtype=np.uint16)
+    seconds, gaps = np.empty(n, dtype=np.uint16), np.empty(n, dtype=np.float32)
     for _ in range(_STEPS):
-        counts = _choose(utilities, offsets, groups, chosen)[0]
+        counts = _choose(utilities, offsets, groups, chosen, seconds, gaps)[0]
         misplaced = 0.0
         for level in range(n_levels):
             misplaced += abs(probabilities[level] * n - counts[level]) / 2.0
@@ -241,7 +316,7 @@ def calibrate_groups(
     Parameters
     ----------
     utilities
-        float32 array of shape (n_levels, n).
+        float32 array, as for `decode`.
     probabilities, start
         Arrays of shape (n_groups, n_levels), float64 and float32.
     groups

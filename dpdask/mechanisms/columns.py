@@ -169,10 +169,11 @@ def draw_records(
     open_stream
         Returns the random stream of a column's values inside its cells.
     """
-    rngs = {name: open_stream(name) for name in columns}
+    rngs = {name: open_stream(name) for name, column in columns.items() if len(column.edges)}  # levels are decided by their code alone
+    none = np.zeros(0, dtype=np.uint64)
     for chunk in chunks:
         arrays = {
-            name: column.draw(codes, words(rngs[name], len(codes) if len(column.edges) else 0))  # levels are decided by their code alone
+            name: column.draw(codes, words(rngs[name], len(codes)) if name in rngs else none)
             for (name, column), codes in zip(columns.items(), chunk, strict=True)
         }
         yield pa.RecordBatch.from_arrays([arrays[name] for name in types.names], schema=types)

@@ -8,6 +8,7 @@ MLCommons, Croissant Format Specification 1.0; its key words are those of schema
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -59,15 +60,8 @@ _CONTEXT: dict[str, Any] = {
     "transform": "cr:transform",
 }
 MAX_FILES = 500
-_PARQUET = "application/vnd.apache.parquet"
-_SHARDS = {
-    "@type": "cr:FileSet",
-    "@id": "shards",
-    "name": "shards",
-    "description": "All shards.",
-    "encodingFormat": _PARQUET,
-    "includes": "../*.parquet",
-}
+_PARQUET = "application/x-parquet"
+_EVERY_SHARD = {"@type": "cr:FileSet", "@id": "shards", "name": "shards", "encodingFormat": _PARQUET, "includes": "../*.parquet"}
 
 
 def make_croissant(card: Card, manifest: Manifest, shards: Folder) -> tuple[bytes, tuple[str, ...]]:
@@ -91,14 +85,15 @@ def make_croissant(card: Card, manifest: Manifest, shards: Folder) -> tuple[byte
 
 
 def _describe(card: Card, manifest: Manifest, types: pa.Schema | None) -> bytes:
-    about = card.about
+    about, identifier = card.about, card.release.id if card.release is not None else manifest.card_sha256[:32]
     content: dict[str, Any] = {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": CONFORMS_TO,
         "name": card.name,
         "description": card.guarantee.text,
-        "version": card.release.id if card.release is not None else manifest.card_sha256[:32],
+        "version": f"1.{(card.series or {}).get('release', 0)}.0",
+        "identifier": identifier,
         "sdVersion": __version__,
         "isLiveDataset": False,
     }
@@ -108,11 +103,14 @@ def _describe(card: Card, manifest: Manifest, types: pa.Schema | None) -> bytes:
         content |= {"rai:dataUseCases": about.purpose} if about.purpose else {}
     content |= {"datePublished": card.release.time} if card.release is not None else {}
     if about is not None and about.issuer:
-        content["citeAs"] = f"{about.issuer}: {card.name}, release {content['version']}"
+        content["citeAs"] = f"{about.issuer}: {card.name}, release {identifier}"
     content["rai:personalSensitiveInformation"] = card.guarantee.text
-    content["distribution"] = [*(_describe_file(shard) for shard in manifest.shards[:MAX_FILES]), _SHARDS]
+    files = [_describe_file(shard) for shard in manifest.shards[:MAX_FILES]]
+    source = {"fileObject": {"@id": files[0]["@id"]}} if len(files) == 1 else {"fileSet": {"@id": _EVERY_SHARD["@id"]}}
+    content["distribution"] = files if len(files) == 1 else [*files, _EVERY_SHARD]
     if types is not None:
-        content["recordSet"] = [{"@type": "cr:RecordSet", "@id": "rows", "name": "rows", "field": [_describe_field(card, field) for field in types]}]
+        fields = [_describe_field(card, field, source) for field in types]
+        content["recordSet"] = [{"@type": "cr:RecordSet", "@id": "rows", "name": "rows", "field": fields}]
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
 
 
@@ -128,10 +126,10 @@ def _describe_file(shard: Shard) -> dict[str, Any]:
     }
 
 
-def _describe_field(card: Card, field: pa.Field) -> dict[str, Any]:
+def _describe_field(card: Card, field: pa.Field, source: Mapping[str, Any]) -> dict[str, Any]:
     part = card.columns.get(field.name)
     told = {} if part is None else {"description": f"{part.role}{'' if part.kind is None else f', {part.kind}'}"}
-    source = {"fileSet": {"@id": _SHARDS["@id"]}, "extract": {"column": field.name}}
+    source = {**source, "extract": {"column": field.name}}
     return {"@type": "cr:Field", "@id": f"rows/{field.name}", "name": field.name, **told, "dataType": _name_type(field.type), "source": source}
 
 

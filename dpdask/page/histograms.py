@@ -55,7 +55,7 @@ class ReleasedHistogram:
     def summary(self) -> str:
         """The histogram in a sentence, for readers who cannot see it."""
         largest = max(self.bars, key=lambda bar: bar.share)
-        return f"{self.column}: {len(self.bars)} bars; the largest is {largest.label} with {100 * largest.share:.1f} % of the released rows."
+        return f"{self.column}: {len(self.bars)} bars; the largest is {largest.label} with a share of {100 * largest.share:.1f} %."
 
 
 def count_histogram(column: str, part: ColumnPart, sample: Sample, card: Card) -> ReleasedHistogram | None:
@@ -197,7 +197,8 @@ def _label_cells(edges: Floats, type_: pa.DataType, *, whole: bool, is_clipped: 
     labels = []
     for low, high in pairwise(edges):
         first = low + 1 if whole else low
-        labels.append(_say(high, type_) if whole and first == high else f"{_say(first, type_)} to {_say(high, type_)}")
+        over = "" if whole else "over "
+        labels.append(_say(high, type_) if whole and first == high else f"{over}{_say(first, type_)} to {_say(high, type_)}")
     if is_clipped and len(labels) > 1:
         labels[0] = f"up to {_say(edges[1], type_)}"
         labels[-1] = f"above {_say(edges[-2], type_)}"

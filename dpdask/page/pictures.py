@@ -75,7 +75,7 @@ def draw_histogram(histogram: ReleasedHistogram) -> str:
         axes.set_yticks(places, [shorten(bar.label) for bar in bars])
         axes.set_ylim(-0.7, len(bars) - 0.3)
         axes.set_xlim(left=0.0)
-        axes.set_xlabel("% of the released rows")
+        axes.set_xlabel("share in %")
     return found[0]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from html import escape
 from importlib.resources import files
 from typing import Any
 
@@ -61,13 +63,24 @@ def make_page(card: Card, manifest: Manifest, shards: Folder) -> tuple[bytes, tu
 
     Notes
     -----
-    A page whose statistics cannot be made is written without them: the budget of its release is spent by now.
+    A page whose statistics cannot be made is written without them, and if need be with the promise alone: the budget of its release
+    is spent by now.
     """
     try:
         return _render(card, manifest, _describe_rows(card, manifest, shards)), ()
     except Exception as error:
-        fault = type(error).__name__
-    return _render(card, manifest, None), (f"the page of the release was written without statistics ({fault})",)
+        fault = f"the page of the release was written without statistics ({type(error).__name__})"
+    with suppress(Exception):
+        return _render(card, manifest, None), (fault,)
+    return _write_promise(card), (fault,)
+
+
+def _write_promise(card: Card) -> bytes:
+    """Return a page with the promise alone."""
+    name, promise = escape(card.name), escape(card.guarantee.text)
+    policy = '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'">'
+    head = f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{policy}\n<title>{name}</title>\n</head>'
+    return f"{head}\n<body>\n<main>\n<h1>{name}</h1>\n<p>{promise}</p>\n</main>\n</body>\n</html>\n".encode()
 
 
 def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> bytes:
@@ -84,6 +97,7 @@ def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> by
         covered=_say_covered(card, "protected"),
         uncovered=_say_covered(card, "unprotected"),
         n_rows=manifest.n_rows,
+        n_shards=len(manifest.shards),
         attacker=_describe_attacker(card),
         spent=list(_list_spent(card)),
         columns=[_describe_column(name, card) for name in names[:MAX_COLUMNS]],
@@ -96,6 +110,7 @@ def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> by
         max_columns=MAX_COLUMNS,
         good=good,
         bad=bad,
+        qualities=[view.quality for view in list_channels(card)] if statistics is not None else [],
         snippet=_write_snippet(card),
         shards=manifest.shards[:MAX_SHARDS],
         n_shards_left=max(0, len(manifest.shards) - MAX_SHARDS),
@@ -229,10 +244,13 @@ def _write_snippet(card: Card) -> str:
     parts = {name: part.model_extra or {} for name, part in card.columns.items() if part.role == "privatised"}
     levels = [name for name, told in parts.items() if "levels" in told]
     numbers = [name for name, told in parts.items() if "levels" not in told]
-    asked = [f"release.mean({_quote(name)})  # with its standard error" for name in numbers[:1]]
-    asked += [f"release.quantile({_quote(name)}, 0.5)" for name in numbers[:1]]
-    if card.mechanism.kind != "interval":
-        asked += [f"release.share({_quote(name)})" for name in levels[:1]]
+    if card.mechanism.kind == "marginals":
+        cliques = (card.mechanism.model_extra or {}).get("cliques", [])
+        asked = [f"release.{'crosstab' if len(each) > 1 else 'share'}({', '.join(map(_quote, each[:2]))})" for each in cliques[:1]]
+    else:
+        asked = [f"release.mean({_quote(name)})  # with its standard error" for name in numbers[:1]]
+        asked += [f"release.quantile({_quote(name)}, 0.5)" for name in numbers[:1]]
+        asked += [f"release.share({_quote(name)})" for name in levels[:1] if card.mechanism.kind != "interval"]
     lines = [
         "import dpdask",
         "",

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from dpdask.evaluation.utility import Answers, Codes, Counts, Floats, check_queries, one_way_counts, three_way_counts, two_way_counts
 from dpdask.kernels import correlation as correlation_kernel
 from dpdask.kernels import normal as normal_kernel
+from dpdask.kernels.latent import pack, room_for
 from dpdask.mechanisms.columns import CHUNK_ROWS
 from dpdask.mechanisms.copula.model import draw_latents
 from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure
@@ -351,9 +352,10 @@ def _latent_correlations(first: Floats, second: Floats, meets: Floats, n: int) -
 def _thresholded(factor: Floats, means: Floats, n: int, rng: Generator) -> Dummies:
     """Return n rows of dummies, one where a latent variable exceeds its threshold (equation 6)."""
     cuts = normal_kernel.normal_quantile(1.0 - means).astype(np.float32)[:, np.newaxis]
-    lower = factor.astype(np.float32)
+    panels, room = pack(factor.astype(np.float32)), room_for(len(factor), min(CHUNK_ROWS, n))
     result = np.empty((len(means), n), dtype=np.uint8)
     for start in range(0, n, CHUNK_ROWS):
         stop = min(start + CHUNK_ROWS, n)
-        result[:, start:stop] = draw_latents(lower, stop - start, rng) > cuts
+        draw_latents(panels, stop - start, rng, room)
+        result[:, start:stop] = room[: len(means), : stop - start] > cuts
     return result

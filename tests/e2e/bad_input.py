@@ -108,7 +108,7 @@ class Ended:
 
 def _is_json(line: str) -> bool:
     try:
-        return set(json.loads(line)) in ({"stage", "done", "total"}, {"warning"})
+        return bool(set(json.loads(line)) & {"stage", "step", "warning"})
     except (ValueError, TypeError):
         return False
 

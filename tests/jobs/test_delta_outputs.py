@@ -394,7 +394,7 @@ def test_an_aborted_run_takes_its_own_files_alone(source: Path, out: Path, tmp_p
     assert hidden(out).exists()
     assert abort(out.as_uri())
     assert {path.name for path in out.glob("part-*")} == {shard.name for shard in first.manifest.shards}
-    assert len(list((out / "_dpdask").iterdir())) == 2
+    assert len(list((out / "_dpdask").iterdir())) == 4
     assert not hidden(out).exists()
 
 

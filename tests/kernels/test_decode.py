@@ -139,6 +139,27 @@ def test_the_total_utility_is_near_the_best_assignments(n_levels, calibrated, sl
     assert best * (1 - slack) <= found <= best * (1 + 1e-6)
 
 
+@pytest.mark.parametrize(("n_groups", "n_levels"), [(1, 2), (4, 2), (3, 1)])
+def test_a_first_level_without_a_variable_is_one_of_zeros(n_groups, n_levels):
+    rng = np.random.default_rng(n_levels)
+    n = 3000
+    given, probabilities = normal(rng, n_levels - 1, n), shares(rng, n_groups, n_levels)
+    groups, offsets, uniforms = rng.integers(0, n_groups, n).astype(np.uint16), normal(rng, n_groups, n_levels), rng.random(n_groups)
+    whole = np.concatenate([np.zeros((1, n), np.float32), given])
+    assert (decode(given, offsets, probabilities, groups, uniforms) == decode(whole, offsets, probabilities, groups, uniforms)).all()
+    start = np.zeros((n_groups, n_levels), np.float32)
+    short, long = (calibrate_groups(each, probabilities, groups, start) for each in (given, whole))
+    assert short.tolist() == long.tolist()
+
+
+def test_columns_behind_the_rows_are_not_looked_at():
+    rng = np.random.default_rng(3)
+    utilities, probabilities, groups = normal(rng, 5, 2000), shares(rng, 2, 5), rng.integers(0, 2, 2000).astype(np.uint16)
+    wide = np.concatenate([utilities, np.full((5, 77), np.inf, np.float32)], axis=1)
+    rest = (normal(rng, 2, 5), probabilities, groups, rng.random(2))
+    assert (decode(utilities, *rest) == decode(wide, *rest)).all()
+
+
 # Calibration
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpdask.kernels.marginals import count_clique
-from dpdask.kernels.raking import exponential, rake, resample, solve_cell
+from dpdask.kernels.raking import exponential, rake, resample, solve_cells
 
 SIZES = np.array([3, 4, 2, 5], dtype=np.int64)
 TABLES = np.array([*((*pair, -1) for pair in itertools.combinations(range(4), 2)), (0, 1, 2), (1, 2, 3)], dtype=np.int64)
@@ -44,11 +44,16 @@ def visits(rng: np.random.Generator, sweeps: int) -> np.ndarray:
     return np.concatenate([rng.permutation(len(TABLES)) for _ in range(sweeps)]).astype(np.int64)
 
 
+def paces(order: np.ndarray) -> np.ndarray:
+    """How far each visit goes: beyond the root, but for the last visits."""
+    return np.where(np.arange(len(order)) < len(order) - len(TABLES), 1.5, 1.0)
+
+
 def reference(codes: np.ndarray, targets: np.ndarray, strengths: np.ndarray, order: np.ndarray) -> np.ndarray:
     """The same in numpy: each cell's equation by bisection."""
     weights = np.full(codes.shape[1], TOTAL / codes.shape[1])
     thetas = np.zeros(len(targets))
-    for t in order:
+    for t, pace in zip(order, paces(order), strict=True):
         cells = STARTS[t] + cells_of(codes, TABLES[t])
         found, firmness = np.bincount(cells, weights=weights, minlength=len(targets)), strengths[t]
         low, high = np.full(len(targets), -4.0), np.full(len(targets), 2.0)
@@ -56,20 +61,25 @@ def reference(codes: np.ndarray, targets: np.ndarray, strengths: np.ndarray, ord
             middle = (low + high) / 2
             above = thetas + middle > firmness * (targets - found * np.exp(middle))
             low, high = np.where(above, low, middle), np.where(above, middle, high)
-        weights = weights * np.exp(middle)[cells]
-        thetas[cells] = (thetas + middle)[cells]
+        move = np.clip(pace * middle, -4.0, 2.0)
+        weights = weights * np.exp(move)[cells]
+        met = np.unique(cells)
+        thetas[met] += move[met]
     return weights
 
 
-@given(st.floats(-8.0, 8.0))
+@given(st.floats(-4.0, 4.0))
 def test_the_exponential_is_the_exponential(x):
-    assert exponential(x) == pytest.approx(math.exp(x), rel=1e-13)
+    assert exponential(x) == pytest.approx(math.exp(x), rel=1e-12)
 
 
 @settings(max_examples=200)
 @given(st.floats(0.0, 1e6), st.floats(1e-6, 1e6), st.floats(-20.0, 20.0), st.floats(1e-6, 40.0))
 def test_a_cell_is_solved_or_at_its_bound(wanted, found, theta, strength):
-    d = solve_cell(wanted, found, theta, strength)
+    moves = np.full(3, np.nan)
+    solve_cells(np.full(3, wanted), np.full(3, found), np.full(3, theta), strength, moves)
+    d = moves[0]
+    assert (moves == d).all()
 
     def side(x: float) -> float:
         return theta + x - strength * (wanted - found * math.exp(x))
@@ -94,11 +104,30 @@ def test_firm_tables_are_met_and_weak_ones_leave_the_pool_alone():
     pool, targets = drawn(rng, 8000), tables_of(drawn(rng, 100_000, 0.5))
     before = np.abs(tables_of(pool) - targets).sum()
     firm = rake(pool, SIZES, TABLES, STARTS, targets, TOTAL, np.full(len(TABLES), 1.0), visits(rng, 20))
-    assert np.abs(tables_of(pool, firm) - targets).sum() < 0.002 * before
+    assert np.abs(tables_of(pool, firm) - targets).sum() < 0.003 * before
     weak = rake(pool, SIZES, TABLES, STARTS, targets, TOTAL, np.full(len(TABLES), 1e-7), visits(rng, 20))
     assert np.abs(tables_of(pool, weak) - targets).sum() > 0.98 * before
     np.testing.assert_allclose(weak, TOTAL / 8000, rtol=0.01)
     assert (firm > 0.0).all()
+
+
+def test_more_sweeps_come_nearer_to_the_one_solution():
+    rng = np.random.default_rng(6)
+    pool, targets, strengths = drawn(rng, 8000, 0.1), tables_of(drawn(rng, 100_000, 0.6)), np.full(len(TABLES), 0.01)
+    found = [rake(pool, SIZES, TABLES, STARTS, targets, TOTAL, strengths, visits(np.random.default_rng(7 + n), n)) for n in (1, 3, 6, 100, 120)]
+    missed = [np.abs(weights - found[-1]).sum() / TOTAL for weights in found]
+    assert missed[0] > 1.5 * missed[1] > 2.5 * missed[2]
+    assert missed[3] < 1e-5
+
+
+@pytest.mark.parametrize("n", [1, 4095, 4096, 4097])
+def test_strips_of_records_and_the_width_of_codes_change_no_bit(n):
+    rng = np.random.default_rng(n)
+    pool, targets, order = drawn(rng, n, 0.2), tables_of(drawn(rng, 4000, 0.6)), visits(rng, 2)
+    arguments = (SIZES, TABLES, STARTS, targets, TOTAL, np.full(len(TABLES), 0.1), order)
+    wide, narrow = rake(pool, *arguments), rake(pool.astype(np.uint8), *arguments)
+    assert wide.tobytes() == narrow.tobytes()
+    assert np.isfinite(wide).all()
 
 
 def test_no_visit_and_no_tables_leave_equal_weights():

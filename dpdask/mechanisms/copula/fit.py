@@ -14,13 +14,15 @@ from pydantic import Field
 from dpdask.documents import Document
 from dpdask.kernels import correlation as correlation_kernel
 from dpdask.kernels import decode as decode_kernel
+from dpdask.kernels import latent as latent_kernel
 from dpdask.kernels import marginals as marginals_kernel
 from dpdask.kernels import normal as normal_kernel
 from dpdask.mechanisms.columns import CHUNK_ROWS
 from dpdask.mechanisms.copula import raking
-from dpdask.mechanisms.copula.model import CopulaModel, Node, draw_latents, draw_uniforms, n_latents_of
+from dpdask.mechanisms.copula.model import Codes, CopulaModel, Node, draw_latents, draw_uniforms, n_latents_of
 from dpdask.mechanisms.marginals.denoise import Denoised, denoise, dependence_tree
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
+from dpdask.steps import step
 
 Floats = NDArray[np.float64]
 Records = Literal["raked", "copula"]
@@ -156,11 +158,13 @@ class _Fit:
         self._offsets: dict[int, NDArray[np.float32]] = {}
         self._cuts = normal_kernel.normal_quantile(1.0 - np.clip(np.concatenate(shares), 1e-12, 1.0 - 1e-12))
 
-    def model(self, wanted: list[Floats], rng: Generator) -> tuple[CopulaModel, FitReport, NDArray[np.uint16]]:
+    def model(self, wanted: list[Floats], rng: Generator) -> tuple[CopulaModel, FitReport, Codes]:
         """Return the model whose latent variables have the wanted pair counts, the measures of the fit, and its calibration sample."""
         matrix, kept = self._correlations(wanted)
         nearest = correlation_kernel.nearest_correlation(matrix, floor=_FLOOR, tolerance=1e-6) if self._n_latents else None
-        factor = correlation_kernel.cholesky(nearest.matrix).astype(np.float32) if nearest is not None else np.zeros((0, 0), dtype=np.float32)
+        factor = np.zeros((0, 0), dtype=np.float32)
+        if nearest is not None:
+            factor = latent_kernel.thin(correlation_kernel.cholesky(nearest.matrix)).astype(np.float32)
         nodes, codes = self._calibrate(factor, rng)
         report = FitReport(
             n_latents=self._n_latents,
@@ -171,6 +175,7 @@ class _Fit:
         )
         return CopulaModel(domain=self.cleaned.domain, n_rows=self.cleaned.n_rows, nodes=tuple(nodes), factor=factor), report, codes
 
+    @step("fitting: correlations")
     def _correlations(self, wanted: list[Floats]) -> tuple[Floats, float]:
         matrix = np.eye(self._n_latents)
         n_cells = n_kept = 0
@@ -188,13 +193,15 @@ class _Fit:
             n_cells, n_kept = n_cells + int(possible.sum()), n_kept + int(kept.sum())
         return matrix, n_kept / max(1, n_cells)
 
-    def _calibrate(self, factor: NDArray[np.float32], rng: Generator) -> tuple[list[Node], NDArray[np.uint16]]:
+    @step("fitting: the calibration of levels")
+    def _calibrate(self, factor: NDArray[np.float32], rng: Generator) -> tuple[list[Node], Codes]:
         n = CHUNK_ROWS
-        drawn = draw_latents(factor, n, rng)
+        drawn = latent_kernel.room_for(self._n_latents, n)
+        draw_latents(latent_kernel.pack(factor), n, rng, drawn)
         place = {attribute: index for index, (attribute, _) in enumerate(self.tree)}
         nodes: list[Node] = []
         found: list[NDArray[np.uint16]] = []
-        codes = np.empty((len(self.tree), n), dtype=np.uint16)
+        codes = np.empty((len(self.tree), n), dtype=self.cleaned.domain.code_dtype)
         first = 0
         for attribute, parent in self.tree:
             levels = self.levels[attribute]

@@ -22,7 +22,7 @@ MAX_LATENTS = 6000  # an eigendecomposition of minutes, and 800 MB of latent var
 BLOCK_ROWS = 2**16
 _FEW_ATTRIBUTES = 256
 
-Codes = NDArray[np.uint16]
+Codes = NDArray[np.uint8] | NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,13 +57,9 @@ class Node:
         """How many latent variables it has."""
         return n_latents_of(len(self.levels))
 
-    def utilities(self, latents: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the latent variables of its levels, float32 of shape (len(levels), n)."""
-        if self.n_latents == len(self.levels):
-            return latents[self.first : self.first + self.n_latents]
-        result = np.zeros((len(self.levels), latents.shape[1]), dtype=np.float32)
-        result[len(self.levels) - self.n_latents :] = latents[self.first : self.first + self.n_latents]
-        return result
+    def utilities(self, latents: latent_kernel.Latents) -> latent_kernel.Latents:
+        """Return its latent variables, float32 of shape (n_latents, ...), a view."""
+        return latents[self.first : self.first + self.n_latents]
 
 
 def n_latents_of(n_levels: int) -> int:
@@ -141,7 +137,7 @@ class CopulaModel:
 
         Returns
         -------
-        uint16 array of shape (n_attributes, n), in random order, every code below its attribute's size.
+        uint8 or uint16 array of shape (n_attributes, n), in random order, every code below its attribute's size.
         """
         if self.targets is None:
             return self.sample(n, rng)
@@ -160,21 +156,26 @@ class CopulaModel:
 
         Returns
         -------
-        uint16 array of shape (n_attributes, n), every code below its attribute's size.
+        uint8 or uint16 array of shape (n_attributes, n), every code below its attribute's size.
         """
-        parts = [self._chunk(min(CHUNK_ROWS, n - start), rng) for start in range(0, n, CHUNK_ROWS)]
-        return np.concatenate([np.empty((self.domain.n_attributes, 0), dtype=np.uint16), *parts], axis=1)
+        panels, room = latent_kernel.pack(self.factor), latent_kernel.room_for(self.n_latents, min(CHUNK_ROWS, n))
+        result = np.empty((self.domain.n_attributes, n), dtype=self.domain.code_dtype)
+        for start in range(0, n, CHUNK_ROWS):
+            part = result[:, start : start + CHUNK_ROWS]
+            draw_latents(panels, part.shape[1], rng, room)
+            self._decode(room, part, rng)
+        return result
 
-    def _chunk(self, n: int, rng: Generator) -> Codes:
-        drawn = draw_latents(self.factor, n, rng)
-        found: list[Codes] = []
-        result = np.empty((self.domain.n_attributes, n), dtype=np.uint16)
+    def _decode(self, drawn: latent_kernel.Latents, out: Codes, rng: Generator) -> None:
+        """Write the records of some rows of latent variables."""
+        found: list[NDArray[np.uint16]] = []
+        root = np.zeros(out.shape[1], dtype=np.uint16)
         for node in self.nodes:
-            groups = np.zeros(n, dtype=np.uint16) if node.parent < 0 else found[node.parent]
+            groups = root if node.parent < 0 else found[node.parent]
             uniforms = draw_uniforms(rng, len(node.offsets))
             found.append(decode_kernel.decode(node.utilities(drawn), node.offsets, node.probabilities, groups, uniforms))
-            result[node.attribute] = node.levels[found[-1]]
-        return result
+            every = len(node.levels) == self.domain.sizes[node.attribute]
+            out[node.attribute] = found[-1] if every else node.levels[found[-1]]
 
     def stream(self, key: RunKey, partition: str) -> Generator:
         """Return the random stream of one partition of synthetic records, at its start.
@@ -189,24 +190,22 @@ class CopulaModel:
         return stream(key, MECHANISM_ID, partition)
 
 
-def draw_latents(factor: NDArray[np.float32], n: int, rng: Generator) -> NDArray[np.float32]:
-    """Return n rows of correlated latent variables, float32 of shape (n_latents, n).
+def draw_latents(panels: latent_kernel.Panels, n: int, rng: Generator, room: latent_kernel.Latents) -> None:
+    """Draw rows of correlated latent variables.
 
     Parameters
     ----------
-    factor
-        A Cholesky factor of the correlations, float32 of shape (n_latents, n_latents).
+    panels
+        The Cholesky factor of the correlations.
     n
         The number of rows.
     rng
         A stream.
+    room
+        float32 array from `room_for`, for at least n rows; its first n columns are overwritten, and up to a block more.
     """
-    result = np.empty((len(factor), n), dtype=np.float32)  # contiguous for every n: `decode` is compiled for one layout
-    part = np.empty((len(factor), latent_kernel.BLOCK_ROWS), dtype=np.float32)
-    for start in range(0, n if len(factor) else 0, latent_kernel.BLOCK_ROWS):
-        latent_kernel.latents(factor, words(rng, latent_kernel.words_per_block(len(factor))), part)
-        result[:, start : start + latent_kernel.BLOCK_ROWS] = part[:, : n - start]
-    return result
+    for start in range(0, n if panels.n_latents else 0, latent_kernel.BLOCK_ROWS):
+        latent_kernel.latents(panels, words(rng, latent_kernel.words_per_block(panels.n_latents)), room, start)
 
 
 def draw_uniforms(rng: Generator, n: int) -> NDArray[np.float64]:

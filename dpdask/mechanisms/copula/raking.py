@@ -16,16 +16,16 @@ from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.privacy import noise
 from dpdask.privacy.noise import deviation
 from dpdask.stats import Domain
+from dpdask.steps import step
 from dpdask.streams import words
 
-Codes = NDArray[np.uint16]
+Codes = NDArray[np.uint8] | NDArray[np.uint16]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-SWEEPS = 8  # visits of each table
-MOST_VISITS = 2**13  # of tables, for each record that is drawn: about 10 microseconds
+SWEEPS = 6  # visits of each table
 MIN_POOL = 2**14  # records: fewer cannot tell the cells of a table apart
-MOST_TABLES = MOST_VISITS // SWEEPS  # that are raked
+MOST_TABLES = 2**10  # that are raked: six sweeps of them take about 10 microseconds for each record that is drawn
 MOST_CELLS = 5_000  # of a three-way table
 _FEW_LATENTS = 512  # so many latent variables cost less than raking: the pool may be larger than what is drawn
 _FIRMNESS = 40.0  # a cell as large as a fortieth of the noise's variance is half believed
@@ -121,7 +121,7 @@ class Targets:
         Parameters
         ----------
         pool
-            uint16 array of shape (n_attributes, m), every code below its attribute's size.
+            uint8 or uint16 array of shape (n_attributes, m), every code below its attribute's size.
         n
             How many, at least 1.
         domain
@@ -143,6 +143,7 @@ class Targets:
         return result
 
 
+@step("fitting: the tables to rake to")
 def choose_targets(cleaned: Denoised, found: Ints, n_sampled: int, noisy: NoisyMarginals) -> Targets | None:
     """Return the tables to rake to: all, or of more than 1,024 those that the copula surely misses, 1,024 at most; None without any.
 

@@ -51,7 +51,7 @@ class FittedCopula(Archived):
         The measures of the fit.
     """
 
-    archive: ClassVar[Archive] = Archive(kind="copula", format=4, noun="fitted copula", is_compressed=True)
+    archive: ClassVar[Archive] = Archive(kind="copula", format=5, noun="fitted copula", is_compressed=True)
 
     schema: Schema
     types: pa.Schema
