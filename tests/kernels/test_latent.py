@@ -50,7 +50,11 @@ def test_both_normals_are_those_of_double_precision(seed):
 
 
 def test_every_radius_and_every_angle_is_right():
-    for half in (np.arange(2**20, dtype=np.uint32) << 12, np.arange(2**12, dtype=np.uint32), np.arange(2**12, dtype=np.uint32) | np.uint32(0xFFFFF000)):
+    for half in (
+        np.arange(2**20, dtype=np.uint32) << 12,
+        np.arange(2**12, dtype=np.uint32),
+        np.arange(2**12, dtype=np.uint32) | np.uint32(0xFFFFF000),
+    ):
         first, second = polar(half.astype(np.int64))
         found = normals(half.view(np.uint64)).astype(np.float64)
         assert np.isfinite(found).all()
@@ -163,7 +167,7 @@ def test_a_thinned_factor_changes_correlations_by_little_and_is_thin():
     factor = np.linalg.cholesky(wanted)
     thinned = thin(factor)
     change = np.sqrt(((thinned @ thinned.T - wanted) ** 2).mean())
-    assert 0.0002 < change <= 0.002
+    assert 0.0002 < change <= 0.003
     np.testing.assert_allclose((thinned**2).sum(axis=1), 1.0)
     small = np.abs(factor) < 1e-3
     assert ((thinned == 0.0) & (factor != 0.0)).any()
