@@ -10,6 +10,7 @@ from dpdask.version import __version__
 
 if TYPE_CHECKING:
     from dpdask import local
+    from dpdask.analysis.opening import open  # noqa: A004 - `dpdask.open`, as `Image.open`
     from dpdask.engine.account import LedgerPlace
     from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
     from dpdask.estimators.copula import CopulaRelease, GaussianCopula
@@ -57,9 +58,11 @@ __all__ = [
     "__version__",
     "exact_marginals",
     "local",
+    "open",
 ]
 
 _MODULES = {
+    "analysis.opening": ("open",),
     "errors": ("BudgetError", "DataError", "DpdaskError", "InputError", "OutputError", "SpecError", "TemporaryError"),
     "engine.account": ("LedgerPlace",),
     "estimators.copula": ("CopulaRelease", "GaussianCopula"),

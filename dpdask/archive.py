@@ -172,11 +172,14 @@ def _header(members: Mapping[str, Any]) -> Any:
 
 
 def _tag_date(value: object) -> dict[str, str]:
-    """Return a date as a mapping that `_untag_date` reads; JSON has no dates."""
+    """Return a date or a time as a mapping that `_untag_date` reads; JSON has no dates."""
     if not isinstance(value, dt.date):
         raise TypeError(type(value).__name__)
     return {_DATE: value.isoformat()}
 
 
 def _untag_date(value: dict[str, Any]) -> object:
-    return dt.date.fromisoformat(value[_DATE]) if set(value) == {_DATE} else value
+    if set(value) != {_DATE}:
+        return value
+    kind = dt.datetime if "T" in value[_DATE] else dt.date
+    return kind.fromisoformat(value[_DATE])

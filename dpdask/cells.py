@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.documents import suggest
 from dpdask.errors import SpecError
 
 Floats = NDArray[np.float64]
@@ -334,6 +335,21 @@ def cut_columns(
     given = {} if isinstance(bins, int) else bins
     for name in given:
         if name not in codecs or isinstance(codecs[name], LevelCodec):
-            raise SpecError("is not a continuous or mixed column that is privatised", f"`{parameter}.{name}`", "remove it")
+            raise not_cut(name, [other for other, codec in codecs.items() if not isinstance(codec, LevelCodec)], parameter)
     usual = bins if isinstance(bins, int) else DEFAULT_BINS
     return {name: cells(codec, given.get(name, usual)) for name, codec in codecs.items()}
+
+
+def not_cut(name: str, known: Sequence[str], parameter: str) -> SpecError:
+    """Return the error of bins for a column that is not cut.
+
+    Parameters
+    ----------
+    name
+        The column.
+    known
+        The columns that are cut.
+    parameter
+        The name of the bins among the mechanism's parameters.
+    """
+    return SpecError("is not a continuous or mixed column that is privatised", f"`{parameter}.{name}`", suggest(name, known, "remove it"))

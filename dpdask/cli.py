@@ -8,25 +8,27 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from dpdask.errors import DpdaskError, InternalError, UsageError
+from dpdask.steps import step
 from dpdask.version import __version__
 
 if TYPE_CHECKING:
     from dpdask.engine.told import Told
+    from dpdask.jobs.run import Outcome
     from dpdask.jobs.spec import Job
-    from dpdask.privacy.ledger_entries import Balance, Summary
+    from dpdask.schemas import Name
+    from dpdask.terminal.progress import LogFormat, Report
 
 _INTERRUPTED = 130
 _DEFECT = 70
 _CENSUS_ATTRIBUTES = 27  # those of `dpdask.simulate`, which is slow to import
-Report = Callable[[str, int, int], None]
 
 
 class _Verbs(click.Group):
@@ -57,7 +59,8 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
 
 
 def _fail(ctx: click.Context, line: str, code: int) -> NoReturn:
-    click.echo(f"dpdask: {line}", err=True)
+    for each in line.split("\n"):  # several things may be wrong with a job
+        click.echo(f"dpdask: {each}", err=True)
     ctx.exit(code)
 
 
@@ -78,7 +81,30 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 _job = click.argument("job", type=click.Path(dir_okay=False))
 _set = click.option("--set", "settings", multiple=True, metavar="A.B=C", callback=_settings, help="Change a key of the job.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
-_out = click.argument("out")
+_log_format = click.option(
+    "--log-format", type=click.Choice(["auto", "bars", "text", "json"]), default="auto", show_default=True, help="How progress is shown on stderr."
+)
+
+
+@cli.command()
+@click.argument("table")
+@click.option("--format", "format_", type=click.Choice(["files", "delta", "iceberg"]), default="files", show_default=True, help="What the table is.")
+@click.option("--catalog", metavar="MAPPING", help="The catalog of an Iceberg table, as a job has it: '{name: lake, uri: …}'.")
+@click.option("--levels-from", metavar="FILE", help="A public code list: a CSV file of lines column,value.")
+@click.option("--output", metavar="FILE", help="Write the draft to this new file instead of printing it.")
+def init(table: str, format_: str, catalog: str | None, levels_from: str | None, output: str | None) -> None:
+    """Draft the schema of a table; read names, types and null flags, never a value."""
+    from dpdask.documents import parse_value, validate
+    from dpdask.jobs.draft import draft_schema, read_levels, write_draft
+    from dpdask.jobs.spec import Input
+
+    given = {"path": table, "format": format_} | ({"catalog": parse_value(catalog, "--catalog")} if catalog else {})
+    draft = draft_schema(validate(Input, given, "init"), read_levels(levels_from) if levels_from else None)
+    if output is None:
+        click.echo(draft, nl=False)
+        return
+    write_draft(draft, output)
+    click.echo(f"{output}: a draft of {draft.count('    role: ')} columns; {draft.count(': TODO')} values are left as TODO")
 
 
 @cli.command()
@@ -116,20 +142,13 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
 @_set
 @_json
 @click.option("--scheduler", metavar="ADDR", help="Run on this Dask scheduler instead of the job's cluster.")
-def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None) -> None:
+@_log_format
+def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None, log_format: LogFormat) -> None:
     """Run a job, or resume it; a finished job is not changed."""
-    from dpdask.connect import check_cluster, open_cluster
-    from dpdask.jobs.lineage import report_lineage
-    from dpdask.jobs.run import run_job
-    from dpdask.jobs.spec import load_job
+    from dpdask.terminal.progress import show_progress
 
-    loaded = load_job(job, settings)
-    warned = check_cluster(loaded.cluster, scheduler)
-    for warning in warned:  # before the run: afterwards would be too late
-        _warn(warning)
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it tells of a lost cluster's coroutines when the process ends
-    with report_lineage(loaded, _warn) as complete, open_cluster(loaded.cluster, scheduler), _progress() as report:
-        outcome = complete(run_job(loaded, report))
+    with show_progress(log_format) as report:  # before anything that is slow to import
+        loaded, warned, outcome = _run(job, settings, scheduler, report)
     promised = loaded.file.privacy
     result = {
         "status": outcome.status,
@@ -151,15 +170,57 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
         _tell(outcome.told)
 
 
+def _run(job: str, settings: dict[str, str], scheduler: str | None, report: Report) -> tuple[Job, tuple[str, ...], Outcome]:
+    with step("reading the job", logging.DEBUG):
+        from dpdask.connect import check_cluster
+        from dpdask.jobs.lineage import report_lineage
+        from dpdask.jobs.run import run_job
+        from dpdask.jobs.spec import load_job
+
+        loaded = load_job(job, settings)
+        warned = check_cluster(loaded.cluster, scheduler)
+    for warning in warned:  # before the run: afterwards would be too late
+        _warn(warning)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it tells of a lost cluster's coroutines when the process ends
+    with report_lineage(loaded, _warn) as complete, _open(loaded, scheduler):
+        outcome = complete(run_job(loaded, report, count_rows=report.count_rows))
+    return loaded, warned, outcome
+
+
+@contextmanager
+def _open(job: Job, scheduler: str | None) -> Iterator[None]:
+    """Open the job's cluster, and tell while it starts."""
+    from dpdask.connect import open_cluster
+
+    here = scheduler is None and job.cluster.kind in ("threads", "synchronous")
+    with ExitStack() as opened:
+        with step("starting the workers", logging.DEBUG if here else logging.INFO):
+            opened.enter_context(open_cluster(job.cluster, scheduler))
+        yield
+
+
 @cli.command()
-@_out
+@click.argument("document", type=click.Choice(["job", "schema", "card"]))
+def schema(document: Name) -> None:
+    """Print the JSON Schema of a job, of a schema or of a release card, for editors and programs."""
+    from dpdask.schemas import find_file
+
+    click.echo(find_file(document).read_text(encoding="utf-8"), nl=False)
+
+
+@cli.command()
+@click.argument("out", required=False)
+@click.option("--job", metavar="JOB", help="The job, in place of OUT, if it has options of a store.")
 @_json
-def status(out: str, as_json: bool) -> None:
+def status(out: str | None, job: str | None, as_json: bool) -> None:
     """Show the state of an output: absent, opened, fitted, staged or released."""
     from dpdask.io.storage import absolute_url
     from dpdask.jobs import run as runner
+    from dpdask.jobs.spec import load_job
 
-    found = runner.status(absolute_url(out))
+    _check_one("status", out, job)
+    found = runner.status(absolute_url(str(out)) if job is None else load_job(job).output_url)
+    out = out or job
     sizes = [f", {n} {what}" for n, what in ((found.n_shards, "shards"), (found.n_releases, "releases")) if n > (what == "releases")]
     click.echo(json.dumps(asdict(found)) if as_json else f"{out}: {found.stage}" + "".join(sizes))
 
@@ -173,13 +234,17 @@ def abort(out: str | None, job: str | None) -> None:
     from dpdask.jobs import run as runner
     from dpdask.jobs.spec import load_job
 
-    if (out is None) == (job is None):
-        raise UsageError("either an output or a job is needed", "OUT", "dpdask abort OUT, or dpdask abort --job JOB")
+    _check_one("abort", out, job)
     if job is None:
         removed = runner.abort(absolute_url(str(out)))
     else:
         removed, out = runner.abort_job(load_job(job)), job
     click.echo(f"{out}: the unfinished run is removed" if removed else f"{out}: there is no unfinished run")
+
+
+def _check_one(command: str, out: str | None, job: str | None) -> None:
+    if (out is None) == (job is None):
+        raise UsageError("either an output or a job is needed", "OUT", f"dpdask {command} OUT, or dpdask {command} --job JOB")
 
 
 @cli.command()
@@ -191,11 +256,25 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
     """Compute the exact ε* of every channel, and a lower bound on the ε of noisy counts; read footers only."""
     from dpdask.jobs.auditing import audit_job
     from dpdask.jobs.spec import load_job
+    from dpdask.terminal.texts import describe_audit
 
     found = audit_job(load_job(job, settings), n_runs=n_runs)
-    click.echo(json.dumps(found, ensure_ascii=False) if as_json else _audit_text(found))
+    click.echo(json.dumps(found, ensure_ascii=False) if as_json else describe_audit(found))
     if not found["sound"]:
         raise InternalError("the audit found more ε than is claimed", found["name"], "release nothing with this version, and report it")
+
+
+@cli.command()
+@_out
+@click.option("--original", required=True, metavar="PATH", help="The table that was released: Parquet or CSV.")
+@click.option("--to", metavar="FILE", help="The file to write; by default NAME-confidential.html in the working folder.")
+@click.option("--target", metavar="COLUMN", help="Also predict this column by models trained on the release.")
+@click.option("--rows", "n_rows", type=click.IntRange(min=100), default=100_000, show_default=True, help="Rows of each table to compare, at most.")
+def report(out: str, original: str, to: str | None, target: str | None, n_rows: int) -> None:
+    """Compare a release with its original, as a CONFIDENTIAL page; reads private rows."""
+    from dpdask.evaluation.report import write_report
+
+    click.echo(f"{write_report(out, original, to, target=target, n_rows=n_rows)}: CONFIDENTIAL, computed from private rows; do not publish it")
 
 
 @cli.group()
@@ -230,9 +309,10 @@ def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bo
 def ledger_show(url: str, dataset: str, as_json: bool) -> None:
     """Show what was spent, by which runs, and what is left."""
     from dpdask.engine.account import open_ledger
+    from dpdask.terminal.texts import describe_ledger
 
     summary = open_ledger(url).show(dataset)
-    click.echo(json.dumps(asdict(summary), ensure_ascii=False) if as_json else _ledger_text(summary))
+    click.echo(json.dumps(asdict(summary), ensure_ascii=False) if as_json else describe_ledger(summary))
 
 
 @ledger.command("verify")
@@ -257,11 +337,13 @@ def simulate() -> None:
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--rows-per-file", type=int, default=1_000_000, show_default=True)
 @click.option("--out", required=True, help="A new folder.")
-def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int, rows_per_file: int, out: str) -> None:
+@_log_format
+def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int, rows_per_file: int, out: str, log_format: LogFormat) -> None:
     """Write ratings of the shape of MovieLens-25M: its rating frequencies, and its activity of users and movies."""
     from dpdask.simulate import simulate_movielens
+    from dpdask.terminal.progress import show_progress
 
-    with _progress() as report:
+    with show_progress(log_format) as report:
         written = simulate_movielens(
             out,
             n_rows=n_rows,
@@ -284,13 +366,17 @@ def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int,
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--rows-per-file", type=int, default=1 << 20, show_default=True)
 @click.option("--out", required=True, help="A new folder; the schema is written beside it.")
-def census(n_rows: int, n_attributes: int, n_levels: int | None, binary: bool, seed: int, rows_per_file: int, out: str) -> None:
+@_log_format
+def census(
+    n_rows: int, n_attributes: int, n_levels: int | None, binary: bool, seed: int, rows_per_file: int, out: str, log_format: LogFormat
+) -> None:
     """Write a table of the shape of a census: strong, weak and no dependence, and pairs of levels that never occur."""
     from dpdask.simulate import simulate_census
+    from dpdask.terminal.progress import show_progress
 
     if binary and n_levels is not None:
         raise UsageError("cannot be combined with --levels", "--binary", "give one of the two")
-    with _progress() as report:
+    with show_progress(log_format) as report:
         written = simulate_census(
             out,
             n_rows=n_rows,
@@ -302,70 +388,6 @@ def census(n_rows: int, n_attributes: int, n_levels: int | None, binary: bool, s
         )
     size = f"{written['rows']:,} simulated people, {written['attributes']:,} attributes of {written['levels']:,} levels"
     click.echo(f"{out}: {size}, in {written['files']} files; schema {written['schema']}")
-
-
-def _audit_text(found: dict[str, Any]) -> str:
-    sound = "sound" if found["sound"] else "NOT SOUND: an ε is above its claim"
-    sound = sound if found["columns"] or found["measurements"] else "nothing to audit: it has no ε"
-    columns = (
-        f"  {name}: ε* = {column['epsilon_exact']!r} of {column['claimed']!r} claimed, for {column['reference']}"
-        for name, column in (*found["columns"].items(), *_row(found))
-    )
-    measurements = (
-        f"  histogram noise of {_size_text(one)}: at least ε = {one['lower_bound']:.4g} (99.9999 % confidence) of {one['claimed']!r} claimed"
-        for one in found["measurements"]
-    )
-    return "\n".join([f"{found['name']}: {sound}", *columns, *measurements])
-
-
-def _row(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    return [] if found["row"] is None else [("a whole row", found["row"])]
-
-
-def _size_text(measurement: dict[str, Any]) -> str:
-    return f"scale {measurement['scale']:.6g}" if "scale" in measurement else f"σ {measurement['sigma']:.6g}"
-
-
-def _ledger_text(summary: Summary) -> str:
-    balance = summary.balance
-    spent = f"ε {balance.epsilon_spent!r} of {balance.epsilon_limit!r} spent by {balance.n_runs} runs, {balance.epsilon_left!r} left"
-    entries = (
-        f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6} ε {entry.charge.epsilon!r} δ {entry.charge.delta!r} {entry.run_id}"
-        + (f", series {entry.charge.event['series']['id']}" if "series" in entry.charge.event else "")
-        for entry in summary.entries
-    )
-    lines = [
-        f"{summary.dataset}: {spent}; δ {balance.delta_spent!r} of {balance.delta_limit!r}",
-        *_attacker_lines(balance),
-        *_refusal_lines(balance),
-        *entries,
-        f"  head {summary.head}",
-    ]
-    return "\n".join(lines)
-
-
-def _refusal_lines(balance: Balance) -> list[str]:
-    if not balance.n_refused:
-        return []
-    runs = "1 run" if balance.n_refused == 1 else f"{balance.n_refused} runs"
-    exact = "a refusal reveals an exact answer, and no bound on an attacker covers it"
-    return [f"  {runs} read rows and refused them; {balance.n_refusals_charged} charged; {exact}"]
-
-
-def _attacker_lines(balance: Balance) -> list[str]:
-    """Return a bound on an attacker for the rows that every run covers, and the share of the other rows."""
-    from dpdask.privacy import attacker_power, percent_above
-
-    power = percent_above(attacker_power(balance.epsilon_spent, balance.delta_limit))  # epsilon_spent is the ε at δ = delta_limit
-    right = f"is right with probability at most {power}"
-    coverage = balance.coverage
-    if not coverage.text:
-        return [f"  an attacker with all these releases, who tests at the 5 % level what a row was, {right}"]
-    lines = [f"  coverage: {coverage.text}; no bound on an attacker holds for rows or columns without ε"]
-    if coverage.uncovered < 1 and not coverage.n_unknown:
-        what = "what its other columns were" if coverage.columns else "what it was"
-        lines.append(f"  for a row that every run covers, an attacker with all these releases, who tests at the 5 % level {what}, {right}")
-    return lines
 
 
 def _read_balance(job: Job) -> dict[str, Any] | None:
@@ -401,26 +423,6 @@ def _tell(told: Told) -> None:
 
 def _warn(warning: str) -> None:
     click.echo(f"dpdask: WARNING {warning}" if sys.stderr.isatty() else json.dumps({"warning": warning}, ensure_ascii=False), err=True)
-
-
-@contextmanager
-def _progress() -> Iterator[Report]:
-    """Yield a report of progress: bars on a terminal, JSON lines on stderr otherwise."""
-    if not sys.stderr.isatty():
-        yield lambda stage, done, total: click.echo(json.dumps({"stage": stage, "done": done, "total": total}), err=True)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        known: dict[str, Any] = {}
-
-        def report(stage: str, done: int, total: int) -> None:
-            known.setdefault(stage, bars.add_task(stage, total=total) if stage not in known else None)
-            bars.update(known[stage], completed=done, total=total)
-
-        yield report
 
 
 def main() -> NoReturn:

@@ -17,12 +17,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpdask.errors import DataError
-from dpdask.schema import Column, Level, Outside
+from dpdask.schema import Bound, Column, Level, Outside
 
 _EXACT = 2.0**53
 _LARGEST = 2.0**1021
 _SMALL = 2**30
 _DAY = 86_400_000  # milliseconds
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,17 @@ class LevelCodec:
         if first is not None:
             values = np.add(codes, first, dtype=np.int64) if first else np.asarray(codes)
             return pa.array(values.astype(self.levels.type.to_pandas_dtype()), type=self.levels.type)
+        if self.numbers is not None:
+            return pa.array(self.numbers[codes])
         return _comparable(self.levels).take(pa.array(codes)).cast(self.levels.type)
+
+    @property
+    def numbers(self) -> NDArray[np.floating] | None:
+        """The levels if they are floats without null, else None; one zero instead of 0.0 and -0.0."""
+        if self.levels.type not in (pa.float32(), pa.float64()) or self.levels.null_count:
+            return None
+        found: NDArray[np.floating] = self.levels.to_numpy() + self.levels.type.to_pandas_dtype()(0)
+        return found
 
     def _first_of_run(self) -> int | None:
         """Return the first level if the levels are neighbouring whole numbers, in order, without null: then no value is looked up."""
@@ -287,6 +298,19 @@ def codec_for(name: str, column: Column, type_: pa.DataType) -> Codec:
     return _level_codec(name, column, type_) if column.has_levels else _value_codec(name, column, type_)
 
 
+def tell_bounds(column: Column, codec: ValueCodec) -> tuple[Bound, Bound] | None:
+    """Return a column's bounds as cards give them: in the numbers of its codec if they were declared as dates.
+
+    Parameters
+    ----------
+    column
+        What the schema declares.
+    codec
+        The column's codec.
+    """
+    return codec.bounds if any(isinstance(bound, dt.date) for bound in column.bounds or ()) else column.bounds
+
+
 def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:
     assert column.levels is not None
     levels = _convert_type(name, column.levels, type_)
@@ -300,12 +324,7 @@ def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
     if not (pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_date(type_) or pa.types.is_timestamp(type_)):
         what = f"a {column.kind} column holds integers, floats, dates or timestamps, but this one is {type_}"
         raise DataError(what, f"column {name!r}", "correct its kind, or the file's type")
-    bounds = column.bounds
-    if bounds is not None and pa.types.is_floating(type_):
-        low, high = _convert_type(name, bounds, type_).cast(pa.float64()).to_pylist()
-        bounds = (low, high)
-    elif bounds is not None and bounds != tuple(map(round, bounds)):
-        raise DataError("the bounds of a column of whole numbers must be whole", f"column {name!r}", "round them outward")
+    bounds = None if column.bounds is None else _convert_bounds(name, column.bounds, type_)
     codec = ValueCodec(name=name, type=type_, bounds=bounds, atoms=(), nulls=column.nulls == "level")
     if bounds is not None and not (bounds[0] <= codec.greatest and bounds[1] >= codec.least):
         what = f"no value of its type {type_} is between its bounds"
@@ -313,6 +332,45 @@ def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
     atoms = () if column.atoms is None else tuple(map(float, codec.encode(_convert_type(name, column.atoms, type_))[0]))
     assert column.outside is not None
     return replace(codec, atoms=atoms, outside=column.outside)
+
+
+def _convert_bounds(name: str, bounds: tuple[Bound, Bound], type_: pa.DataType) -> tuple[float, float]:
+    """Return declared bounds in the numbers that a codec counts in.
+
+    Raises
+    ------
+    DataError
+        If they do not fit the column's type.
+    """
+    low, high = bounds
+    if isinstance(low, dt.date) and isinstance(high, dt.date):
+        return _count_since_1970(name, low, type_, last=False), _count_since_1970(name, high, type_, last=True)
+    assert not isinstance(low, dt.date)
+    assert not isinstance(high, dt.date)
+    if pa.types.is_floating(type_):
+        low, high = _convert_type(name, (low, high), type_).cast(pa.float64()).to_pylist()
+    elif (low, high) != (round(low), round(high)):
+        raise DataError("the bounds of a column of whole numbers must be whole", f"column {name!r}", "round them outward")
+    return low, high
+
+
+def _count_since_1970(name: str, bound: dt.date, type_: pa.DataType, *, last: bool) -> float:
+    """Return a date or a time in the steps of a column's type; a date, as a time, is its first moment, or its last one."""
+    where = f"column {name!r}"
+    if not (pa.types.is_date(type_) or pa.types.is_timestamp(type_)):
+        raise DataError(f"its bounds are dates, but its type is {type_}", where, "write numbers, or correct the file's type")
+    if pa.types.is_date(type_):
+        if isinstance(bound, dt.datetime):
+            raise DataError(f"its bound {bound} is a time, but its type is {type_}", where, f"write the date {bound.date()}")
+        return float((bound - _EPOCH.date()).days)
+    unit = dt.timedelta(microseconds={"s": 1_000_000, "ms": 1_000}.get(type_.unit, 1))
+    moment = bound if isinstance(bound, dt.datetime) else dt.datetime.combine(bound, dt.time())
+    if moment.tzinfo is not None and type_.tz is None:
+        raise DataError(f"its bound {bound} has a time zone, but its type {type_} has none", where, "write the bound without a zone")
+    steps, rest = divmod((moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)) - _EPOCH, unit)
+    if rest:
+        raise DataError(f"its bound {bound} is finer than its type {type_}", where, "round it outward")
+    return float(steps + (dt.timedelta(days=1) // unit - 1 if last and not isinstance(bound, dt.datetime) else 0))
 
 
 def _convert_type(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> pa.Array:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dpdask.errors import SpecError
+from dpdask.errors import CombinedSpecError, SpecError
 
 Model = TypeVar("Model", bound=BaseModel)
 
 _LONGEST_SHOWN = 60
+_NEAR = 0.7  # how alike a name must be to be proposed
 
 
 if TYPE_CHECKING:
@@ -23,23 +26,23 @@ else:
     ModelMetaclass = type(BaseModel)  # it has no public name
 
 
-class _OneLine(ModelMetaclass):
-    """Raises one line for wrong arguments of a class, as for a wrong file, in place of pydantic's own errors."""
+class _PlainErrors(ModelMetaclass):
+    """Raises a line for each wrong argument of a class, as for a wrong file, in place of pydantic's own errors."""
 
     def __call__(self, *args: Any, **given: Any) -> Any:
         try:
             return super().__call__(*args, **given)
         except ValidationError as error:
-            raise _one_line(error, cast("type[BaseModel]", self), given, self.__name__) from None
+            raise join_errors(_list_problems(error, cast("type[BaseModel]", self), given, Text(self.__name__))) from None
 
 
-class Document(BaseModel, metaclass=_OneLine):
+class Document(BaseModel, metaclass=_PlainErrors):
     """The base of documents that users write: immutable, and without unknown keys.
 
     Raises
     ------
     SpecError
-        If a value is missing, unknown or wrong: one line that shows it.
+        If values are missing, unknown or wrong: a line for each.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=False)
@@ -107,7 +110,91 @@ def parse_value(text: str, where: str) -> Any:
         raise error.at(where) from None
 
 
-def validate(model: type[Model], data: Mapping[str, Any], where: str) -> Model:
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The text of a document, which tells messages the line of a key.
+
+    Attributes
+    ----------
+    name
+        The document's name.
+    content
+        The YAML text; empty if the document was not written as one.
+    settings
+        The dotted keys that were changed outside the text, by `--set`.
+    """
+
+    name: str
+    content: str = ""
+    settings: Collection[str] = ()
+
+    def locate(self, keys: Sequence[str]) -> str:
+        """Return where a value stands: the document, the line, and the dotted key."""
+        return ", ".join(filter(None, (self.find_line(keys), ".".join(keys))))
+
+    def find_line(self, keys: Sequence[str]) -> str:
+        """Return the document and the line of a key, or of what should hold it; the setting, if one put it there."""
+        path = ".".join(keys)
+        if any(f"{path}.".startswith(f"{key}.") for key in self.settings):
+            return f"{self.name}, --set"
+        line = self._find_line(keys)
+        return f"{self.name}, line {line}" if line else self.name
+
+    def _find_line(self, keys: Sequence[str]) -> int:
+        node = yaml.compose(self.content, Loader=_StrictLoader) if self.content and keys else None
+        line = 0
+        for key in keys:
+            found = [(at, inner) for at, name, inner in _children(node) if name == key]
+            if not found:  # missing, or merged from elsewhere
+                break
+            line, node = found[0]
+        return line
+
+    def list_todos(self) -> list[SpecError]:
+        """Return an error for each value that is still TODO, as `dpdask init` leaves those that only people know."""
+        node = yaml.compose(self.content, Loader=_StrictLoader) if "TODO" in self.content else None
+        hint = "replace TODO by a value, or remove the key"
+        return [] if node is None else [SpecError("this is still TODO", self.locate(keys), hint) for keys in _find_todos(node)]
+
+
+def read_text(path: str | Path, what: str, hint: str) -> Text:
+    """Return the text of a file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    what, hint
+        What the error says if it cannot be read.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be read.
+    """
+    try:
+        return Text(Path(path).name, Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        raise SpecError(what, str(path), hint) from None
+
+
+def _children(node: yaml.Node | None) -> Iterator[tuple[int, str, yaml.Node]]:
+    """Yield the line, the key or position, and the node of each value in a mapping or a list."""
+    if isinstance(node, yaml.MappingNode):
+        yield from ((key.start_mark.line + 1, key.value, value) for key, value in node.value)
+    elif isinstance(node, yaml.SequenceNode):
+        yield from ((value.start_mark.line + 1, str(number), value) for number, value in enumerate(node.value))
+
+
+def _find_todos(node: yaml.Node, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the keys that lead to each TODO; one in quotes is a text."""
+    if isinstance(node, yaml.ScalarNode) and node.value == "TODO" and node.style is None:
+        yield keys
+    for _, key, inner in _children(node):
+        yield from _find_todos(inner, (*keys, key))
+
+
+def validate(model: type[Model], data: Mapping[str, Any], where: str | Text) -> Model:
     """Return `data` as a `model`.
 
     Parameters
@@ -117,37 +204,103 @@ def validate(model: type[Model], data: Mapping[str, Any], where: str) -> Model:
     data
         The values to build it from.
     where
-        The document's name, for messages.
+        The document's name, for messages, or its text.
 
     Raises
     ------
     SpecError
-        With one line for the first thing that is wrong; an unknown key is answered with the nearest known one.
+        With a line for each thing that is wrong; an unknown key is answered with the nearest known one.
     """
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise _one_line(error, model, data, where) from None
+        raise join_errors(_list_problems(error, model, data, Text(where) if isinstance(where, str) else where)) from None
 
 
-def _one_line(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], where: str) -> SpecError:
-    issues = error.errors(include_url=False)
-    # where a key may have several types, the issue deepest inside the document is about the intended one
-    deepest = max(issues, key=lambda issue: len(_place(issue["loc"], data)))
-    first = next((issue for issue in issues if issue["type"] == "extra_forbidden"), deepest)
-    keys = _place(first["loc"], data)
-    if first["type"] in ("missing", "union_tag_not_found"):
-        missing = str(first["loc"][-1]) if first["type"] == "missing" else first["ctx"]["discriminator"].strip("'")
-        return SpecError(f"the key {'.'.join([*keys, missing])!r} is missing", where, "add it")
-    path = ".".join(keys)
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(keys[-1], _known_keys(model, keys[:-1], data), n=1, cutoff=0.0)
-        return SpecError(f"unknown key {path!r}", where, f"did you mean {near[0]!r}?" if near else None)
-    message = first["msg"].removeprefix("Value error, ")
-    shown = repr(first["input"])
-    if isinstance(first["input"], bool | int | float | str) and len(shown) <= _LONGEST_SHOWN and shown not in message:
+def join_errors(errors: Sequence[SpecError]) -> SpecError:
+    """Return one error that says all of them, at least one."""
+    problems = [problem for error in errors for problem in (error.problems if isinstance(error, CombinedSpecError) else (error,))]
+    return problems[0] if len(problems) == 1 else CombinedSpecError(problems)
+
+
+def check_all(*checks: Callable[[], Any]) -> list[Any]:
+    """Return what each check returns; raise the errors of all that fail together."""
+    found, errors = [], []
+    for check in checks:
+        try:
+            found.append(check())
+        except SpecError as error:
+            errors.append(error)
+    if errors:
+        raise join_errors(errors) from None
+    return found
+
+
+def suggest(name: object, known: Iterable[str], otherwise: str) -> str:
+    """Return a hint: the known name that is nearest to a wrong one, if one is near.
+
+    Parameters
+    ----------
+    name
+        The wrong name.
+    known
+        The names that would be right.
+    otherwise
+        The hint if none is near.
+    """
+    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=_NEAR)
+    return f"did you mean {near[0]!r}?" if near else otherwise
+
+
+def _list_problems(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], text: Text) -> list[SpecError]:
+    """Return a problem for each place of a document that is wrong, in the order of the issues."""
+    problems: dict[tuple[str, ...], SpecError] = {}
+    answered: set[tuple[str, ...]] = set()  # missing keys that stand there under a name that is nearly theirs
+    for issue in _without_other_members(error.errors(include_url=False), data):
+        keys = _place(issue["loc"], data)
+        if issue["type"] in ("missing", "union_tag_not_found"):
+            missing = (*keys, str(issue["loc"][-1]) if issue["type"] == "missing" else issue["ctx"]["discriminator"].strip("'"))
+            problems.setdefault(missing, SpecError(f"the key {'.'.join(missing)!r} is missing", text.find_line(keys), "add it"))
+        elif issue["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(keys[-1], _known_keys(model, keys[:-1], data), n=1, cutoff=0.0)
+            answered.update((*keys[:-1], name) for name in near)
+            problems[tuple(keys)] = SpecError(f"unknown key {'.'.join(keys)!r}", text.find_line(keys), f"did you mean {near[0]!r}?" if near else None)
+        else:
+            problems.setdefault(tuple(keys), _describe_wrong(issue, keys, text))
+    return [problem for place, problem in problems.items() if place not in answered]
+
+
+def _describe_wrong(issue: Any, keys: Sequence[str], text: Text) -> SpecError:
+    """Return the problem of a value that is there, and wrong."""
+    context = issue.get("ctx", {})
+    if issue["type"] == "union_tag_invalid":
+        key, kinds = context["discriminator"].strip("'"), re.findall(r"'([^']*)'", context["expected_tags"])
+        hint = suggest(context["tag"], kinds, f"take one of {', '.join(kinds)}")
+        return SpecError(f"there is no {key} {context['tag'][:_LONGEST_SHOWN]!r} here", text.locate([*keys, key]), hint)
+    message = issue["msg"].removeprefix("Value error, ")
+    shown = repr(issue["input"])
+    if isinstance(issue["input"], bool | int | float | str) and len(shown) <= _LONGEST_SHOWN and shown not in message:
         message = f"{message}, not {shown}"
-    return SpecError(message, ", ".join(filter(None, (where, path))))
+    choices = re.findall(r"'([^']*)'", context["expected"]) if issue["type"] == "literal_error" else []
+    return SpecError(message, text.locate(keys), suggest(issue["input"], choices, "") or None)
+
+
+def _without_other_members(issues: Sequence[Any], data: Any) -> list[Any]:
+    """Return the issues of the intended type where a value may have several: the one whose issue lies deepest inside the document."""
+    chosen: dict[tuple[str, ...], tuple[int, Any]] = {}
+    for issue in issues:
+        depth = len(_place(issue["loc"], data)) + (issue["type"] == "missing")
+        for place, member in _members(issue, data):
+            if place not in chosen or depth > chosen[place][0]:
+                chosen[place] = (depth, member)
+    return [issue for issue in issues if all(chosen[place][1] == member for place, member in _members(issue, data))]
+
+
+def _members(issue: Any, data: Any) -> Iterator[tuple[tuple[str, ...], str | int]]:
+    """Yield the parts of an issue's location that are no keys, but name a type that was tried, each with its place in the document."""
+    location = issue["loc"][:-1] if issue["type"] == "missing" else issue["loc"]
+    places = [tuple(_place(location[:end], data)) for end in range(len(location) + 1)]
+    yield from ((place, part) for part, place, following in zip(location, places, places[1:], strict=False) if place == following)
 
 
 def _place(location: Sequence[str | int], data: Any) -> list[str]:
@@ -178,7 +331,7 @@ def _known_keys(model: type[BaseModel], path: Sequence[str], data: Any) -> list[
     for key in path:
         data = data[int(key)] if isinstance(data, list | tuple) else data[key]
         fields = [each.model_fields[key] for each in models if key in each.model_fields]
-        models = [inner for field in fields for inner in _models_in(field.annotation)] or models
+        models = [inner for field in fields for inner in models_in(field.annotation)] or models
         models = [each for each in models if _is_named(each, data)] or models
     return [name for each in models for name in each.model_fields]
 
@@ -188,7 +341,8 @@ def _is_named(model: type[BaseModel], data: Any) -> bool:
     return isinstance(data, Mapping) and any(data.get(tag) in getattr(field.annotation, "__args__", ()) for tag, field in tags)
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models that a field's type names."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]
+    return [model for part in getattr(annotation, "__args__", ()) for model in models_in(part)]

@@ -1,8 +1,8 @@
 """The exception tree: every error says what is wrong, where, and the hint, and carries its exit code.
 
 Messages name columns and public parameters; they never contain a data value or an exact private count. An error about a
-value (`DataError`) names no file and no row group. An error about a missing, unreadable or changed file (`InputError`) names
-the file.
+value (`DataError`) names no file and no row group; only a line of a CSV file that cannot be split or decoded is named by its number.
+An error about a missing, unreadable or changed file (`InputError`) names the file.
 
 Exit codes and messages are for the steward only: they may depend on private rows, and an analyst must never see them. Whoever
 can change a job and see how it ends can ask the table questions that are not charged unless the ledger is strict.
@@ -10,7 +10,10 @@ can change a job and see how it ends can ask the table questions that are not ch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
+
+SPENT_AGAIN = "choose another output.path; to remove this output and run again spends ε again"
 
 
 class DpdaskError(Exception):
@@ -61,6 +64,29 @@ class SpecError(DpdaskError):
     """The job, the schema or a parameter is invalid (exit code 64)."""
 
     exit_code = 64
+
+
+class CombinedSpecError(SpecError):
+    """Several things are wrong with a job or a schema (exit code 64); the message has a line for each.
+
+    Parameters
+    ----------
+    problems
+        What is wrong, at least one.
+    """
+
+    def __init__(self, problems: Sequence[SpecError]) -> None:
+        first = problems[0]
+        super().__init__(first.what, first.where, first.hint)
+        self.args = (problems,)
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.problems))
+
+    def at(self, where: str) -> Self:
+        """Return the same errors, placed at `where`."""
+        return type(self)([problem.at(where) for problem in self.problems])
 
 
 class DataError(DpdaskError):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 import pyarrow as pa
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from dpdask.documents import Document, parse_yaml, validate
+from dpdask.documents import Document, Text, join_errors, parse_yaml, read_text, validate
 from dpdask.errors import DataError, SpecError
 
 Role = Literal["keep", "privatise", "drop"]
@@ -22,6 +22,7 @@ Level = bool | int | float | str | dt.date
 Outside = Literal["clip", "null", "other", "refuse"]
 
 MAX_LEVELS = 2048
+_BOUNDS = "bounds need two finite numbers or two dates, the lower one first; leave them out for the whole line"
 
 
 def _as_levels(value: object) -> object:
@@ -37,13 +38,14 @@ def _as_level(value: object) -> object:
 
 
 def _as_bounds(value: object) -> object:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise ValueError("bounds need two finite numbers, the lower one first; leave them out for the whole line")
+    if not isinstance(value, list | tuple) or len(value) != 2 or isinstance(value[0], dt.date) != isinstance(value[1], dt.date):
+        raise ValueError(_BOUNDS)
     return tuple(value)
 
 
 Levels = Annotated[tuple[Level, ...], BeforeValidator(_as_levels)]
-Bounds = Annotated[tuple[float, float], BeforeValidator(_as_bounds)]
+Bound = float | dt.datetime | dt.date
+Bounds = Annotated[tuple[Bound, Bound], BeforeValidator(_as_bounds)]
 
 
 class Column(Document):
@@ -59,8 +61,9 @@ class Column(Document):
     levels
         The public domain of a discrete column (strictly increasing) or a categorical one (distinct).
     bounds
-        The public closed range of a continuous or mixed column; none means the whole line. Of dates and times: days or
-        the column's own unit since 1970 (microseconds if that is finer).
+        The public closed range of a continuous or mixed column; none means the whole line. Of dates and times: two dates or
+        times, such as 2020-01-01 (as the upper bound of times, a date means its last moment; without a time zone, UTC is
+        meant), or days or the column's own unit since 1970 (microseconds if that is finer).
     atoms
         The values of a mixed column that carry probability of their own, strictly increasing.
     nulls
@@ -138,13 +141,16 @@ class Column(Document):
             _check_increasing("levels", self.levels or ())
         elif self.kind == "mixed":
             _check_increasing("atoms", self.atoms or ())
-        if self.bounds is not None and not (self.bounds[0] < self.bounds[1] and all(map(math.isfinite, self.bounds))):
-            raise ValueError("bounds need two finite numbers, the lower one first; leave them out for the whole line")
-        if self.bounds is not None and any(
-            isinstance(atom, int | float) and not self.bounds[0] <= atom <= self.bounds[1] for atom in self.atoms or ()
-        ):
-            raise ValueError("atoms must lie within the bounds")
+        if self.bounds is not None:
+            self._check_bounds(*map(_position, self.bounds))
         self._check_outside()
+
+    def _check_bounds(self, low: float, high: float) -> None:
+        if not (low < high and math.isfinite(low) and math.isfinite(high)):
+            raise ValueError(_BOUNDS)
+        dated = isinstance((self.bounds or (0,))[0], dt.date)
+        if any(isinstance(atom, dt.date) == dated and not low <= _position(atom) <= high for atom in self.atoms or () if not isinstance(atom, str)):
+            raise ValueError("atoms must lie within the bounds")
 
     def _check_outside(self) -> None:
         if self.outside == "clip" and self.bounds is None:
@@ -176,6 +182,14 @@ def _usual(column: Mapping[str, Any]) -> Outside:
     return "other" if column.get("other") is not None else "clip" if column.get("bounds") is not None else "refuse"
 
 
+def _position(value: Bound) -> float:
+    """Return where a number or a date lies among others of its kind; a time without a zone is taken as UTC."""
+    if not isinstance(value, dt.date):
+        return value
+    moment = value if isinstance(value, dt.datetime) else dt.datetime.combine(value, dt.time())
+    return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()
+
+
 def _is_truth(level: Level) -> bool:
     return isinstance(level, bool)  # 1 == True
 
@@ -202,6 +216,11 @@ def _check_increasing(name: str, levels: tuple[Level, ...]) -> None:
 class Schema(Document):
     """The declared columns of a table; a column that is not declared stops the job.
 
+    Attributes
+    ----------
+    columns
+        Each column of the table, by its name.
+
     Examples
     --------
     >>> import dpdask
@@ -223,11 +242,22 @@ class Schema(Document):
         SpecError
             If the file is missing or invalid.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            raise SpecError("the schema cannot be read", str(path), "check the path in the job's `schema`") from None
-        return cls.from_dict(parse_yaml(text, Path(path).name), where=Path(path).name)
+        return cls.from_text(read_text(path, "the schema cannot be read", "check the path in the job's `schema`"))
+
+    @classmethod
+    def from_text(cls, text: Text) -> Schema:
+        """Return the schema that a YAML text declares.
+
+        Raises
+        ------
+        SpecError
+            If the text is invalid, or holds a TODO; with a line for each.
+        """
+        data = parse_yaml(text.content, text.name)
+        todos = text.list_todos()
+        if todos:
+            raise join_errors(todos)
+        return validate(cls, data, text)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = "schema") -> Schema:

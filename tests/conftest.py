@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import dask
 import pytest
 from distributed import LocalCluster
-from e2e.helpers import processes, spare_the_disk
+from e2e.helpers import draw_no_pictures, processes, spare_the_disk
 from faults.drivers import Drivers, serving
 from hypothesis import settings
+from services.browser import browser  # noqa: F401  # a fixture
 from services.stores import azurite_server, open_store, radosgw_server, remote_store, shared_folder, store  # noqa: F401  # fixtures
 
 from dpdask.jobs import spec
@@ -35,6 +36,13 @@ def pytest_unconfigure() -> None:
 def _no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         spare_the_disk(patch.setattr)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_pictures() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        draw_no_pictures(patch.setattr)
         yield
 
 

@@ -24,7 +24,7 @@ MAX_ENGINE_ARROWS = 30
 MAX_MECHANISM_FILES = 8
 
 # A room is a package or module directly inside dpdask. Everybody may import the base; the base knows only what stands before it.
-BASE = ("version", "errors", "versions", "archive", "documents", "schema", "codec", "cells")
+BASE = ("version", "errors", "steps", "versions", "archive", "documents", "schema", "codec", "cells")
 MATHS = {"kernels"}
 ROWS = MATHS | {"streams", "privacy", "stats", "channels", "references"}  # among themselves in this order: see SIBLINGS
 MAY_IMPORT: dict[str, set[str]] = {
@@ -34,19 +34,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stats": MATHS | {"streams", "privacy"},
     "channels": MATHS | {"streams", "privacy", "stats"},
     "references": MATHS | {"streams", "privacy", "stats", "channels"},
+    "analysis": MATHS | {"streams", "stats", "inference", "mechanisms", "io", "engine"},
     "inference": MATHS | {"channels", "references", "stats", "mechanisms"},
     "mechanisms": ROWS,
     "io": set(),
     "simulate": set(),
     "engine": ROWS | {"mechanisms", "io"},
-    "jobs": ROWS | {"mechanisms", "io", "engine", "connect"},
+    "page": {"privacy", "mechanisms", "io"},
+    "jobs": ROWS | {"mechanisms", "io", "engine", "connect", "page"},
     "estimators": ROWS | {"mechanisms", "io", "engine"},
-    "evaluation": ROWS | {"mechanisms", "engine", "estimators"},
+    "evaluation": ROWS | {"mechanisms", "engine", "estimators", "analysis", "inference", "io"},
     "local": {"kernels", "mechanisms", "references", "estimators"},
     "survey": ROWS | {"mechanisms"},
     "connect": {"streams", "io", "engine"},
-    "cli": ROWS | {"mechanisms", "inference", "io", "engine", "jobs", "connect", "simulate"},
-    "__init__": ROWS | {"mechanisms", "engine", "estimators", "evaluation", "local", "survey"},
+    "schemas": {"mechanisms", "jobs"},
+    "terminal": {"privacy"},
+    "cli": ROWS | {"mechanisms", "inference", "io", "engine", "jobs", "connect", "simulate", "schemas", "terminal", "evaluation"},
+    "__init__": ROWS | {"analysis", "mechanisms", "engine", "estimators", "evaluation", "local", "survey"},
     "__main__": {"cli"},
 }
 STRICTER: dict[str, set[str]] = {"kernels": set(), "io": {"schema", "errors"}, "streams": {"errors"}, "simulate": {"errors"}, "__main__": set()}

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import re
 import signal
 import sqlite3
 import subprocess
@@ -46,8 +47,9 @@ def test_plan_as_text_names_the_promise_and_the_parts(tmp_path):
         "bad-input\n",
         "400 rows",
         "4 fragments, 2 files of Parquet",
-        "stage 1",
-        "ε         rating: 0.5",
+        "  takes     about 1 s on ",
+        "  stage      about  what is done\n  survey     1 s    ",
+        "  rating     0.5",
         "kept      userId; dropped: note",
         "about 300 rows",
         "Not protected: the held-out rows",
@@ -68,6 +70,9 @@ def test_plan_as_json(tmp_path):
         "n_rows": int,
         "n_bytes": int,
         "stages": list,
+        "seconds": list,
+        "n_workers": int,
+        "noise": list,
         "epsilons": dict,
         "reference_epsilons": dict,
         "ledger": type(None),
@@ -222,12 +227,25 @@ def test_run_as_json_and_again(tmp_path):
 
 def test_progress_is_json_lines_on_stderr(tmp_path):
     lines = progress(command(*words(tmp_path, "run")))
-    assert {line["stage"] for line in lines} == {"survey", "write"}
-    assert all(set(line) == {"stage", "done", "total"} for line in lines)
+    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+    steps, stages = ([line for line in lines if kind in line] for kind in ("step", "stage"))
+    assert {"looking at the input", "fitting", "publishing"} <= {line["step"] for line in steps}
+    assert all(set(line) == {"time", "step"} for line in steps)
+    assert {line["stage"] for line in stages} == {"survey", "write"}
+    assert all({"time", "stage", "done", "total", "seconds"} <= set(line) for line in stages)
     for stage in ("survey", "write"):
-        found = [(line["done"], line["total"]) for line in lines if line["stage"] == stage]
-        assert [done for done, _ in found] == list(range(1, len(found) + 1))
+        found = [(line["done"], line["total"]) for line in stages if line["stage"] == stage]
+        assert found[0][0] == 0
         assert found[-1][0] == found[-1][1]
+
+
+def test_progress_may_be_plain_lines(tmp_path):
+    ended = command(*words(tmp_path, "run", "--log-format", "text"))
+    plain = [line.partition(" ")[2] for line in ended.err.splitlines()]
+    assert plain[0] == "looking at the input"
+    written = [line for line in plain if line.startswith("write: ")]
+    assert written[0] == "write: 0/1"
+    assert re.fullmatch(r"write: 1/1(, [\d,]+ rows/s)?, in 0:00:\d\d", written[-1])
 
 
 def test_run_as_text_says_what_is_promised(tmp_path):
@@ -262,11 +280,12 @@ def test_status_and_abort(tmp_path):
 
     assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0}
     assert command("abort", out).out == f"{out}: there is no unfinished run\n"
-    with mock.patch("dpdask.jobs.run.make_card", side_effect=TemporaryError("crash", None, "run again to resume")):
+    with mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash", None, "run again to resume")):
         ended = command(*given)
     assert (ended.code, ended.lines) == (75, ["dpdask: crash; run again to resume"])
     assert state() == {"stage": "fitted", "n_shards": 1, "n_releases": 0}
     assert command("status", out).out == f"{out}: fitted, 1 shards\n"
+    assert command("status", "--job", given[1]).out == f"{given[1]}: fitted, 1 shards\n"
     assert command("abort", out).out == f"{out}: the unfinished run is removed\n"
     assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0}
     assert command(*given).code == 0
@@ -287,7 +306,8 @@ def test_simulate(tmp_path):
     ended = command("simulate", "movielens", "--rows", "1000", "--users", "20", "--rows-per-file", "400", "--out", out)
     assert ended.code == 0
     assert ended.out == f"{out}: 1,000 simulated ratings of 20 users in 3 files\n"
-    assert progress(ended)[-1] == {"stage": "simulate", "done": 3, "total": 3}
+    last = progress(ended)[-1]
+    assert (last["stage"], last["done"], last["total"]) == ("simulate", 3, 3)
     assert command("simulate", "movielens", "--rows", "1000", "--out", out).code == 73
     assert command("simulate", "movielens", "--rows", "-1", "--out", str(tmp_path / "b")).code == 2
     assert command("simulate", "movielens", "--rows", "many", "--out", str(tmp_path / "b")).code == 2
@@ -299,7 +319,7 @@ def test_simulate(tmp_path):
 @pytest.mark.parametrize("raised", [KeyboardInterrupt(), click.Abort()])
 def test_an_interruption_ends_with_130_and_a_resume_works(raised, tmp_path):
     given = words(tmp_path, "run")
-    with mock.patch("dpdask.jobs.run.make_card", side_effect=raised):
+    with mock.patch("dpdask.jobs.run.make_job_card", side_effect=raised):
         ended = command(*given)
     assert (ended.code, ended.lines) == (130, ["dpdask: interrupted; run again to resume"])
     assert (tmp_path / ".out.dpdask" / "run.key").exists()
@@ -307,7 +327,7 @@ def test_an_interruption_ends_with_130_and_a_resume_works(raised, tmp_path):
 
 
 def test_a_defect_shows_its_type_alone(tmp_path):
-    with mock.patch("dpdask.jobs.run.make_card", side_effect=RuntimeError("Zebulon-Quux")):
+    with mock.patch("dpdask.jobs.run.make_job_card", side_effect=RuntimeError("Zebulon-Quux")):
         ended = command(*words(tmp_path, "run"))
     assert ended.code == 70
     [line] = ended.lines
@@ -316,7 +336,7 @@ def test_a_defect_shows_its_type_alone(tmp_path):
 
 
 def test_debug_shows_where(tmp_path):
-    with pytest.raises(TemporaryError), mock.patch("dpdask.jobs.run.make_card", side_effect=TemporaryError("crash")):
+    with pytest.raises(TemporaryError), mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash")):
         command("--debug", *words(tmp_path, "run"))
 
 

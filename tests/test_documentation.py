@@ -24,16 +24,23 @@ from pipelines.movielens import correlations
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DESIGN = (ROOT / "docs" / "explanation" / "design.md").read_text(encoding="utf-8")
 YAML_FILES = sorted((ROOT / "pipelines").rglob("*.yaml"))
 BUILT = {".git", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "dist", "out"}
 
 
-def blocks(language: str, text: str = README) -> list[str]:
+def page(name: str) -> str:
+    """The text of a page of docs/."""
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
+DESIGN, EXIT_CODES, JOB = page("explanation/design"), page("reference/exit-codes"), page("reference/job")
+
+
+def blocks(language: str, text: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def rows(heading: str, text: str = README) -> list[str]:
+def rows(heading: str, text: str) -> list[str]:
     """The first cells of the table whose head begins with `heading`."""
     table = re.search(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert table is not None
@@ -64,10 +71,10 @@ def texts() -> dict[Path, str]:
     return found
 
 
-@pytest.mark.parametrize("text", blocks("python"))
-def test_python_example_runs(text):
+def test_the_python_example_keeps_its_promises():
+    [text] = blocks("python", page("how-to/use-python"))
     names: dict[str, object] = {}
-    exec(compile(text, "README.md", "exec"), names)
+    exec(compile(text, "use-python.md", "exec"), names)
     assert len(names["private"]) == 100_000
     assert names["frequencies"].loc[5] == pytest.approx(0.4, abs=0.03)
     assert names["fives"].value == pytest.approx(0.4, abs=0.04)  # eight standard errors
@@ -85,10 +92,6 @@ def test_the_examples_of_docstrings_run(path):
     assert not found.failed
 
 
-def test_there_is_a_python_example():
-    assert len(blocks("python")) == 1
-
-
 def with_options(text: str) -> str:
     """A job with its commented keys in force."""
     return re.sub(r"^( *)# (\w+: \{)", r"\1\2", text, flags=re.MULTILINE)
@@ -96,7 +99,7 @@ def with_options(text: str) -> str:
 
 @pytest.mark.parametrize("change", [str, with_options], ids=["as it stands", "with its options"])
 def test_job_and_schema_examples_validate(change, tmp_path):
-    by_name = {text.split(".yaml")[0].removeprefix("# "): text for text in blocks("yaml")}
+    by_name = {text.split(".yaml")[0].removeprefix("# "): text for text in blocks("yaml", JOB) + blocks("yaml", page("reference/schema"))}
     (tmp_path / "job.yaml").write_text(change(by_name["job"]), encoding="utf-8")
     (tmp_path / "schema.yaml").write_text(by_name["schema"], encoding="utf-8")
     job = load_job(tmp_path / "job.yaml")
@@ -118,12 +121,14 @@ def test_the_commented_ledger_of_the_users_job_is_a_ledger(tmp_path):
 
 
 def test_listed_references_and_channels_are_those_of_a_job():
-    assert {cell.strip("`") for cell in rows("reference")} == {kind.model_fields["kind"].default for kind in get_args(Reference)}
-    assert {cell.strip("`") for cell in rows("channel")} == set(get_args(ChannelKind))
+    assert {cell.strip("`") for cell in rows("reference", page("explanation/references"))} == {
+        kind.model_fields["kind"].default for kind in get_args(Reference)
+    }
+    assert {cell.strip("`") for cell in rows("kind", page("explanation/channels"))} == set(get_args(ChannelKind))
 
 
 def test_listed_correlations_are_computed():
-    listed = re.findall(r"^\| `([a-z-]+)` \| (0\.\d+) \| (0\.\d+) \| (0\.\d+) \| (0\.\d+) \|$", README, re.MULTILINE)
+    listed = re.findall(r"^\| `([a-z-]+)` \| (0\.\d+) \| (0\.\d+) \| (0\.\d+) \| (0\.\d+) \|$", page("explanation/channels"), re.MULTILINE)
     computed = {(row["channel"], row["epsilon"]): row["correlation"] for row in correlations.table()}
     assert {(channel, epsilon): float(cell) for channel, *cells in listed for epsilon, cell in enumerate(cells, start=1)} == {
         key: pytest.approx(value, abs=6e-4) for key, value in computed.items()
@@ -150,18 +155,19 @@ def verbs(group: click.Group) -> set[str]:
 
 
 def test_listed_verbs_are_the_program_s():
-    listed = {re.sub(r"`dpdask ([a-z ]+?)( [A-Z]+)?`", r"\1", cell) for cell in rows("verb")}
+    listed = {re.sub(r"`dpdask ([a-z ]+?)( [A-Z]+)?`", r"\1", cell) for cell in rows("verb", page("reference/command-line"))}
     assert listed == verbs(cli.cli)
 
 
-def test_named_options_exist():
+@pytest.mark.parametrize("text", [README, page("reference/command-line"), JOB], ids=["README", "command line", "job"])
+def test_named_options_exist(text):
     known = {"--help", "--version"}
     commands: list[click.Command] = [cli.cli]
     while commands:
         command = commands.pop()
         known |= {option for parameter in command.params for option in parameter.opts}
         commands += list(getattr(command, "commands", {}).values())
-    prose = re.sub(r"^```.*?^```", "", README, flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     assert set(re.findall(r"`[^`]*?(?<!-)(--[a-z][a-z-]+)", prose)) <= known
 
 
@@ -172,7 +178,7 @@ def test_listed_streams_are_drawn_from():
     assert [name for name in listed if not re.search(f'"{re.sub("/?(COLUMN|ID).*", "", name)}["/]', source)] == []
 
 
-@pytest.mark.parametrize("text", [README, DESIGN], ids=["README", "design"])
+@pytest.mark.parametrize("text", [EXIT_CODES, DESIGN], ids=["reference", "design"])
 def test_exit_codes_are_those_of_the_errors(text):
     kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.DpdaskError)]
     assert sorted(map(int, rows("exit code", text))) == sorted({0, 130} | {kind.exit_code for kind in kinds})
@@ -226,7 +232,7 @@ def test_links_lead_somewhere(document):
 
 
 def test_broken_links_are_found():
-    text = "# Here\n[a](#here) [b](README.md#the-ledger) [c](gone.md) [d](#there) [e](README.md#nowhere)\n```\n# there\n```"
+    text = "# Here\n[a](#here) [b](docs/reference/limits.md#sizes) [c](gone.md) [d](#there) [e](README.md#nowhere)\n```\n# there\n```"
     assert broken_links(text, ROOT) == ["gone.md", "#there", "README.md#nowhere"]
 
 
@@ -236,7 +242,10 @@ def test_headings_are_unique(document):
     assert len(found) == len(set(found)) > 0
 
 
-EXAMPLES = [(document, text) for document in EXPLANATIONS for text in blocks("python", (ROOT / document).read_text(encoding="utf-8"))]
+# blocks that run one after the other: in tests/analysis/test_open.py, and those of tutorials in test_examples.py
+RUN_TOGETHER = {"docs/how-to/analyse-a-release.md"}
+RUN_ALONE = [name for name in EXPLANATIONS if not name.startswith("docs/tutorials/") and name not in RUN_TOGETHER]
+EXAMPLES = [(document, text) for document in RUN_ALONE for text in blocks("python", (ROOT / document).read_text(encoding="utf-8"))]
 
 
 @pytest.mark.parametrize(("document", "text"), EXAMPLES, ids=[f"{document} {number}" for number, (document, _) in enumerate(EXAMPLES)])
@@ -299,7 +308,7 @@ def test_other_words_are_no_notes(text):
 
 
 def test_commands_are_single_lines():
-    commands = [block for block in blocks("bash") if block.startswith("python3 -m venv")]
+    commands = [block for block in blocks("bash", README) if block.startswith("python3 -m venv")]
     assert len(commands) == 2
     assert all(block.count("\n") == 1 and "constraints.txt" in block for block in commands)
 

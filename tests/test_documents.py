@@ -1,11 +1,13 @@
 import datetime as dt
+import pickle
 import traceback
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field
 
-from dpdask.documents import Document, parse_value, parse_yaml, validate
+from dpdask.documents import Document, Text, check_all, parse_value, parse_yaml, suggest, validate
 from dpdask.errors import SpecError
 
 
@@ -156,7 +158,9 @@ def test_a_valid_document_is_immutable():
     ],
 )
 def test_an_unknown_key_is_answered_with_the_nearest_one_that_is_known_there(data, path, nearest):
-    error = check(**data)
+    with pytest.raises(SpecError) as caught:
+        validate(Drawing, data, "job.yaml")
+    [error] = [problem for problem in getattr(caught.value, "problems", [caught.value]) if problem.what.startswith("unknown")]
     assert error.what == f"unknown key {path!r}"
     suggested = error.hint.removeprefix("did you mean ").strip("'?")
     model = Drawing if "." not in path else Square if path.startswith("shape") else Circle
@@ -181,9 +185,59 @@ def test_a_wrong_value_is_placed_by_its_keys(radius):
 def test_the_names_of_union_members_do_not_show():
     assert check(title="t", size="big").where == "job.yaml, size"
     assert check(title="t", size=(1, "big")).where.startswith("job.yaml, size")
-    assert check(title="t", shape={"kind": "circel"}).where == "job.yaml, shape"
+    assert str(check(title="t", shape={"kind": "circel"})) == "job.yaml, shape.kind: there is no kind 'circel' here; did you mean 'circle'?"
+    assert str(check(title="t", shape={"kind": "?"})) == "job.yaml, shape.kind: there is no kind '?' here; take one of circle, square"
     assert check(title="t", shape=3).where == "job.yaml, shape"
 
 
 def test_a_document_of_another_shape_is_refused():
     assert refusal(validate, Drawing, ["title"], "job.yaml").where == "job.yaml"
+
+
+# ---- several problems, and their lines
+
+DOCUMENT = Text(
+    "job.yaml",
+    "title: 3\nshape:\n  kind: circel\nlayers:\n  first: {kind: circle, radius: -1}\n  second:\n    kind: circle\n    raduis: 2\nstack: 3\n",
+)
+
+
+def test_every_problem_is_told_with_its_line():
+    with pytest.raises(SpecError) as caught:
+        validate(Drawing, parse_yaml(DOCUMENT.content, "job.yaml"), DOCUMENT)
+    assert str(caught.value).split("\n") == [
+        "job.yaml, line 1, title: Input should be a valid string, not 3",
+        "job.yaml, line 3, shape.kind: there is no kind 'circel' here; did you mean 'circle'?",
+        "job.yaml, line 5, layers.first.radius: Input should be greater than 0, not -1",
+        "job.yaml, line 8: unknown key 'layers.second.raduis'; did you mean 'radius'?",  # and not that `radius` is missing
+        "job.yaml, line 9, stack: Input should be a valid tuple, not 3",
+    ]
+    assert caught.value.exit_code == 64
+    assert pickle.loads(pickle.dumps(caught.value)).problems[1].hint == "did you mean 'circle'?"
+    assert str(caught.value.at("here")).split("\n")[0].startswith("here, job.yaml, line 1")
+
+
+def test_a_value_that_was_set_from_outside_has_no_line():
+    text = replace(DOCUMENT, settings=("title", "layers.first.radius"))
+    assert text.locate(["title"]) == "job.yaml, --set, title"
+    assert text.locate(["layers", "first", "kind"]) == "job.yaml, line 5, layers.first.kind"
+    assert text.locate(["nothing"]) == "job.yaml, nothing"
+
+
+def test_each_todo_is_named_but_no_text_in_quotes():
+    text = Text("s.yaml", "# TODO: think\na: TODO\nb:\n  c: [1, TODO]\n  d: 'TODO'\ne: TODO later\n")
+    assert [problem.where for problem in text.list_todos()] == ["s.yaml, line 2, a", "s.yaml, line 4, b.c.1"]
+
+
+def test_the_problems_of_all_checks_are_raised_together():
+    def fail(what: str) -> None:
+        raise SpecError(what)
+
+    assert check_all(lambda: 1, lambda: 2) == [1, 2]
+    with pytest.raises(SpecError, match=r"^a\nb\nc$"):
+        check_all(lambda: check_all(lambda: fail("a"), lambda: fail("b")), lambda: fail("c"))
+
+
+def test_a_name_is_proposed_only_if_it_is_near():
+    assert suggest("incom", ["age", "income"], "remove it") == "did you mean 'income'?"
+    assert suggest("nothing", ["age", "income"], "remove it") == "remove it"

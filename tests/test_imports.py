@@ -17,11 +17,10 @@ import cloudpickle
 import pandas as pd
 import pytest
 import yaml
-from e2e.helpers import HOLDOUT, MIXED_SCHEMA, lake, load, write_job
+from e2e.helpers import HOLDOUT, MIXED_SCHEMA, lake, load, spy_on_stages, write_job
 
 import dpdask
 from dpdask import cli
-from dpdask.engine import scan
 from dpdask.jobs.run import run_job
 from dpdask.simulate import CENSUS_ATTRIBUTES
 
@@ -66,7 +65,7 @@ def test_the_package_does_no_work() -> None:
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"], ["ledger", "show", "--help"], ["simulate", "census", "--help"]])
 def test_help_loads_the_command_line_alone(words: list[str]) -> None:
     modules = verb(*words)
-    assert of(modules, "dpdask") == {"dpdask", "dpdask.cli", "dpdask.errors", "dpdask.version"}
+    assert of(modules, "dpdask") == {"dpdask", "dpdask.cli", "dpdask.errors", "dpdask.steps", "dpdask.version"}
     assert not HEAVY & modules
 
 
@@ -75,7 +74,7 @@ def test_dask_loads_the_command_line_alone() -> None:
     assert isinstance(EntryPoint(name, value, "dask_cli").load(), click.Group)
     load_it = f"from importlib.metadata import EntryPoint\nEntryPoint({name!r}, {value!r}, 'dask_cli').load()"
     more = loaded(f"import dask.cli\n{load_it}") - loaded("import dask.cli")
-    assert of(more, "dpdask") == {"dpdask", "dpdask.cli", "dpdask.errors", "dpdask.version"}
+    assert of(more, "dpdask") == {"dpdask", "dpdask.cli", "dpdask.errors", "dpdask.steps", "dpdask.version"}
     assert not HEAVY & more
 
 
@@ -117,11 +116,11 @@ def test_a_worker_of_a_frame_loads_no_library_of_the_driver(tmp_path: Path, monk
 def check_worker(fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check what a fresh Python loads to unpickle the first tasks."""
 
-    def captured(_: str, tasks: list[Any], *__: Any) -> list[Any]:
-        (tmp_path / "tasks").write_bytes(cloudpickle.dumps([dict(task.__dask_graph__()) for task in tasks]))
+    def see(_: str, nodes: dict[Any, Any]) -> None:
+        (tmp_path / "tasks").write_bytes(cloudpickle.dumps(nodes))
         raise _StopError
 
-    monkeypatch.setattr(scan, "run_tasks", captured)
+    spy_on_stages(see, monkeypatch)
     with pytest.raises(_StopError):
         fit()
     modules = loaded("import pickle\npickle.load(open(sys.argv[1], 'rb'))", tmp_path / "tasks")

@@ -68,6 +68,15 @@ def test_words_are_the_same_however_they_are_chunked(sizes):
     np.testing.assert_array_equal(np.concatenate([np.empty(0, np.uint64), *chunks]), whole)
 
 
+@pytest.mark.parametrize("sizes", [[5000, 3, 4096, 1, 20_001, 40_000, 7], [1, 16_384, 16_384], [4095, 4096], [100_001]])
+def test_many_words_are_those_of_the_generator(sizes):
+    """Many words are drawn in another way than few; the stream goes on where it stopped."""
+    rng, own = stream(KEY, "m", "f"), stream(KEY, "m", "f")
+    for size in sizes:
+        np.testing.assert_array_equal(words(rng, size), own.bit_generator.random_raw(size))
+    assert rng.bit_generator.random_raw() == own.bit_generator.random_raw()
+
+
 def test_words_fill_a_shape_row_by_row():
     flat = words(stream(KEY, "m", "f"), 24)
     for shape in [(24,), (6, 4), (2, 3, 4)]:

@@ -18,7 +18,7 @@ from scipy import stats
 
 import dpdask
 from dpdask.inference import IntervalRegressor
-from dpdask.inference.npmle import npmle
+from dpdask.inference.range_estimates import npmle
 from dpdask.kernels import ranges as kernel
 from dpdask.kernels.ranges import LEVELS
 from dpdask.mechanisms.interval.fit import range_randomiser

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dpdask.channels.laplace import LevelChannel, Margins, calibrate, spread_over_unseen
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as kernel
+from dpdask.steps import step
 
 MAX_OPTIMAL_LEVELS = 100
 _TOLERANCE = 1e-10  # of the solver; HiGHS accepts no finer one
@@ -125,6 +126,7 @@ def solve_weights(source_bytes: bytes, target_bytes: bytes, epsilon: float, cost
     return kernel.repair_weights(channel, target, epsilon)
 
 
+@step("computing a channel")
 def _solve(source: Floats, target: Floats, epsilon: float, cost: Floats) -> Floats:
     """Return the program's likelihood ratios, float64 of shape (m, n); the constant channel if the solver gives up."""
     m, n = cost.shape

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import dask
+import dask.local
+import dask.threaded
 
 from dpdask.connect.address import check_address, replace_scheduler
 from dpdask.connect.spec import Cluster, Synchronous, Threads
-from dpdask.engine.compute import INSECURE_KEY, PATIENCE_KEY
+from dpdask.engine.cluster import INSECURE_KEY, PATIENCE_KEY
 
 
 def check_cluster(cluster: Cluster, scheduler: str | None = None) -> tuple[str, ...]:
@@ -60,10 +62,10 @@ def open_cluster(cluster: Cluster, scheduler: str | None = None) -> Iterator[str
     cluster = replace_scheduler(cluster, scheduler)
     check_address(cluster)
     if isinstance(cluster, Synchronous):
-        with dask.config.set(scheduler="synchronous"):
+        with dask.config.set(scheduler=dask.local.get_sync):  # by its name, Dask would import distributed first
             yield "this process"
     elif isinstance(cluster, Threads):
-        with dask.config.set(scheduler="threads", num_workers=cluster.workers):
+        with dask.config.set(scheduler=dask.threaded.get, num_workers=cluster.workers):
             yield "threads of this process"
     else:
         opened = importlib.import_module(f"{__name__}.{cluster.kind}").open_workers(cluster)

@@ -35,7 +35,15 @@ class Tls(Document):
 
 
 class Adaptive(Document):
-    """How many workers there are at least and at most; the scheduler asks for as many as its tasks can use."""
+    """How many workers there are at least and at most; the scheduler asks for as many as its tasks can use.
+
+    Attributes
+    ----------
+    minimum
+        The fewest workers.
+    maximum
+        The most workers.
+    """
 
     minimum: int = Field(default=0, ge=0)
     maximum: int = Field(ge=1)
@@ -48,7 +56,13 @@ class Adaptive(Document):
 
 
 class Threads(Document):
-    """Threads of this process, as many as there are cores if `workers` is not given."""
+    """Threads of this process.
+
+    Attributes
+    ----------
+    workers
+        How many; as many as there are cores if it is not given.
+    """
 
     kind: Literal["threads"] = "threads"
     workers: int | None = Field(default=None, ge=1)
@@ -61,7 +75,15 @@ class Synchronous(Document):
 
 
 class Local(Document):
-    """Processes of this machine, for this user alone; as many as there are cores if `workers` is not given."""
+    """Processes of this machine, for this user alone.
+
+    Attributes
+    ----------
+    workers
+        How many; as many as there are cores if it is not given.
+    threads_per_worker
+        The threads of each.
+    """
 
     kind: Literal["local"] = "local"
     workers: int | None = Field(default=None, ge=1)
@@ -88,7 +110,17 @@ class Address(Document):
 
 
 class _Started(Document):
-    """Workers that are started for the job, and end with it."""
+    """Workers that are started for the job, and end with it.
+
+    Attributes
+    ----------
+    workers
+        How many workers; either this or `adaptive`.
+    adaptive
+        The least and the most workers, if the scheduler decides.
+    patience_minutes
+        How long to wait for the first worker.
+    """
 
     workers: int | None = Field(default=None, ge=1)
     adaptive: Adaptive | None = None

@@ -16,7 +16,7 @@ from dpdask.errors import BudgetError, DataError, DpdaskError, InternalError, Sp
 from dpdask.privacy.accountant import compose, epsilon
 from dpdask.privacy.coverage import Coverage
 from dpdask.privacy.events import to_dict
-from dpdask.privacy.ledger_entries import FREE, Balance, Charge, Entry
+from dpdask.privacy.ledger_entries import FREE, Balance, Charge, Entry, Position
 from dpdask.privacy.series import Series
 
 if TYPE_CHECKING:  # SQLAlchemy is for those who have a ledger; a ledger is shown without any mechanism
@@ -215,6 +215,10 @@ class Account:
     def coverage_until(self, run_id: str) -> Coverage:
         """Return the rows that a charged run and the dataset's earlier runs together leave without ε; none without a ledger."""
         return Coverage() if self.place is None else open_ledger(self.place.url).coverage_until(self.place.dataset, run_id)
+
+    def find_position(self, run_id: str) -> Position | None:
+        """Return where a charged run stands among the dataset's releases; None without a ledger."""
+        return None if self.place is None else open_ledger(self.place.url).find_position(self.place.dataset, run_id)
 
     def read_balance(self) -> Balance | None:
         """Return what is spent and left of the dataset's budget, or None without a ledger.

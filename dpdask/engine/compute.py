@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import functools
-import queue
-import sys
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
 
-import dask
-from dask import delayed
+from dask import threaded
+from dask._task_spec import DataNode, List, Task, TaskRef
 from dask.base import get_scheduler
 from dask.callbacks import Callback
+from dask.utils import format_bytes
+from threadpoolctl import threadpool_limits
 
-from dpdask.channels.optimal import solve_weights
-from dpdask.channels.unbiased import solve_unbiased
+from dpdask.engine.cluster import WINDOW, Batch, Window, find_client, is_worker
 from dpdask.errors import DpdaskError, InternalError, TemporaryError
-from dpdask.io.encrypted import ask_for_keys, drop_key, hold_key
-from dpdask.io.options import Options, set_options, use_options
 from dpdask.stats.statistic import FAN_IN
 from dpdask.versions import Stamp
-
-if TYPE_CHECKING:
-    from distributed import Client
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 Progress = Callable[[str, int, int], None]
 
-RETRIES = 3
-LONELY_SECONDS = 120.0  # an adaptive cluster needs a while for its first worker
-PATIENCE_KEY = "dpdask.patience-seconds"  # in Dask's configuration: replaces `LONELY_SECONDS`
-INSECURE_KEY = "dpdask.insecure"  # in Dask's configuration: whether a run's key may be sent over connections without TLS
-_POLL_SECONDS = 5.0
-_PATIENCE_SECONDS = 10.0
-_CACHES: list[Any] = [solve_weights, solve_unbiased]
+_MORE_MEMORY = "give workers more memory or fewer threads, or write smaller row groups"
+_MOST_RESULTS = 64  # for the driver to take, while batches are small
+_LARGEST_BATCH = FAN_IN**3
 
 
 def guard(function: Callable[Args, Result]) -> Callable[Args, Result]:
@@ -49,6 +40,7 @@ def guard(function: Callable[Args, Result]) -> Callable[Args, Result]:
     @functools.wraps(function)
     def task(*args: Args.args, **kwargs: Args.kwargs) -> Result:
         try:
+            pin_worker()
             for argument in (*args, *kwargs.values()):
                 if isinstance(stamp := getattr(argument, "stamp", None), Stamp):
                     stamp.check()
@@ -56,7 +48,7 @@ def guard(function: Callable[Args, Result]) -> Callable[Args, Result]:
         except DpdaskError as error:
             failure = error
         except MemoryError:
-            failure = TemporaryError("a worker ran out of memory", None, "use fewer threads per worker and run again to resume")
+            failure = make_memory_error(args)
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             failure = InternalError(f"{type(error).__name__} in {frame.name}, line {frame.lineno}", None, "please report it, without data")
@@ -78,67 +70,202 @@ def task_prefix(stage: str) -> str:
     return f"dpdask-{stage}-{uuid.uuid4().hex[:12]}"
 
 
-def find_client() -> Client | None:
-    """Return the client of the cluster that computes, or None if this process computes."""
-    client = getattr(get_scheduler(), "__self__", None)
-    if client is None:  # threads, or this one: no need to import distributed
-        return None
-    from distributed import Client
-
-    return client if isinstance(client, Client) else None
-
-
-@contextmanager
-def share_options(options: Mapping[str, Options]) -> Iterator[None]:
-    """Open buckets with these options until the block ends, in this process; workers keep them, also those that join later.
-
-    Two jobs that use one bucket on one cluster at the same time must give it the same options.
+def make_memory_error(arguments: Sequence[Any], limit: int | None = None) -> TemporaryError:
+    """Return the error of a task that ran out of memory.
 
     Parameters
     ----------
-    options
-        Options by bucket. Secrets stand in them by the names of environment variables; each worker looks its own up.
-
-    Raises
-    ------
-    TemporaryError
-        If the workers cannot be told.
+    arguments
+        The task's; parts of a table among them tell what was read.
+    limit
+        The most bytes that the worker may use, if that is known.
     """
-    with use_options(options):
-        client = find_client() if options else None  # to look for one imports distributed
-        if client is not None and not client.asynchronous:
-            _tell_workers(client, options)
+    where, about = _describe_largest(arguments, limit)
+    return TemporaryError(f"a worker ran out of memory{about}", where, f"{_MORE_MEMORY}, and run again to resume")
+
+
+def _describe_largest(arguments: Sequence[Any], limit: int | None) -> tuple[str | None, str]:
+    """Return the place of the largest fragment that a task reads, and its size beside the worker's limit in words."""
+    parts = [part for given in arguments for part in (given if isinstance(given, list) else [given])]
+    fragments = [fragment for part in parts for fragment in getattr(part, "fragments", ())]
+    if not fragments:
+        return None, ""
+    largest = max(fragments, key=lambda fragment: fragment.n_bytes_decoded or fragment.n_bytes)
+    size = f": this fragment has {format_bytes(largest.n_bytes_decoded or largest.n_bytes)}"
+    return largest.where, size if limit is None else f"{size}, and a worker may use {format_bytes(limit)}"
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Give BLAS one thread in this process until the block ends: more wait for each other beside other tasks, and could round differently."""
+    with threadpool_limits(1):
         yield
 
 
-def _tell_workers(client: Client, options: Mapping[str, Options]) -> None:
-    from distributed import WorkerPlugin
-
-    class StoreOptions(WorkerPlugin):  # type: ignore[misc]  # distributed ships no types
-        """Sets the options of a bucket on each worker, also on those that join later."""
-
-        def __init__(self, options: Mapping[str, Options]) -> None:
-            self.options = options
-
-        def setup(self, worker: Any) -> None:  # noqa: ARG002 - dask calls it by this name
-            set_options(self.options)
-
-    for place, found in options.items():
-        try:
-            client.register_plugin(StoreOptions({place: found}), name=f"dpdask-store-{place}")
-        except Exception:
-            raise TemporaryError("the workers could not be told how to open the store", place, "check that each has this version of dpdask") from None
+@functools.cache
+def pin_worker() -> None:
+    """Give BLAS one thread, for good, if this process is a worker: it has as many tasks as it may use threads."""
+    if is_worker():
+        threadpool_limits(1)
 
 
-def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None) -> list[Any]:
-    """Return the results of delayed tasks, computed by the active scheduler.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The tasks of one pass, made batch by batch while they are submitted.
+
+    Attributes
+    ----------
+    name
+        A name for the progress.
+    batches
+        The tasks.
+    n_steps
+        How many of them count in the progress.
+    shared
+        What all tasks share, by the name of the node that holds it.
+    """
+
+    name: str
+    batches: Iterable[Batch]
+    n_steps: int
+    shared: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """How a stage keeps the merged results of its batches, so that a second run need not compute them again.
+
+    Attributes
+    ----------
+    prefix
+        What the names of the results begin with.
+    done
+        The names of those that are kept.
+    keep
+        Called on a worker with a result, its name and what all tasks share; returns the result.
+    read
+        Called on a worker with a name and what all tasks share; returns the result.
+    """
+
+    prefix: str
+    done: Collection[str]
+    keep: Callable[..., Any]
+    read: Callable[..., Any]
+
+
+def make_stage(
+    name: str,
+    function: Callable[..., Result],
+    arguments: Sequence[tuple[Any, ...]],
+    shared: Any,
+    merge: Callable[[list[Result]], Result],
+    *,
+    least: int = 1,
+    nodes: Mapping[Any, Any] | None = None,
+    keeping: Keeping | None = None,
+) -> Stage:
+    """Return the stage that calls a function with each of many arguments, and merges the results of neighbours on the workers.
+
+    Parameters
+    ----------
+    name
+        A name for the progress and the tasks.
+    function
+        Called with the arguments of a task, and with what all tasks share.
+    arguments
+        Of each task, in order.
+    shared
+        What all tasks share: one node of the graph, however many tasks there are.
+    merge
+        Merges a list of the results of neighbours.
+    least
+        How many results are merged into one at least, a power of 8.
+    nodes
+        Tasks whose results the arguments name. Then there is one batch, so that none of them runs twice.
+    keeping
+        How results are kept, if there are several batches. A batch whose result is kept counts as one step.
+
+    Notes
+    -----
+    A batch is a whole branch of the tree with fan-in 8 over all tasks, so results of batches that `TreeFold` merges are merged as in that
+    tree. Its shape depends on the number of tasks alone, so a merge that rounds gives the same bytes everywhere.
+    """
+    prefix, merging, work = task_prefix(name), task_prefix("merge"), task_prefix("work")
+    size = least
+    while len(arguments) > size * _MOST_RESULTS and size < _LARGEST_BATCH:
+        size *= FAN_IN
+    size = size if nodes is None else max(1, len(arguments))
+    starts = range(0, len(arguments), size)
+    names = {start: f"{keeping.prefix}-{size}-{start}" for start in starts} if keeping is not None and len(starts) > 1 else {}
+    kept = {start for start, each in names.items() if keeping is not None and each in keeping.done}
+
+    def make_batches() -> Iterator[Batch]:
+        for start in starts:
+            if keeping is not None and start in kept:
+                key = f"{merging}-{start}"
+                yield Batch(nodes={key: Task(key, keeping.read, names[start], TaskRef(work))}, keys=[key], steps=[key])
+                continue
+            own = arguments[start : start + size]
+            keys = [f"{prefix}-{number}" for number in range(start, start + len(own))]
+            made: dict[Any, Any] = {key: Task(key, function, *given, TaskRef(work)) for key, given in zip(keys, own, strict=True)}
+            made |= nodes or {}
+            root = add_tree(made, keys, merge, f"{merging}-{start}") if size > 1 else keys[0]
+            if keeping is not None and names:
+                made[f"{merging}-{start}"] = Task(f"{merging}-{start}", keeping.keep, TaskRef(root), names[start], TaskRef(work))
+                root = f"{merging}-{start}"
+            yield Batch(nodes=made, keys=[root], steps=keys)
+
+    n_steps = sum(1 if start in kept else min(size, len(arguments) - start) for start in starts)
+    return Stage(name=name, batches=make_batches(), n_steps=n_steps, shared={work: DataNode(work, shared)})
+
+
+def make_whole_stage(name: str, nodes: Mapping[Any, Any], keys: Sequence[str], shared: DataNode) -> Stage:
+    """Return a stage of tasks that are submitted together.
+
+    Parameters
+    ----------
+    name
+        A name for the progress.
+    nodes
+        The tasks by their names.
+    keys
+        The names of those whose results the driver takes; they count in the progress.
+    shared
+        What all tasks share.
+    """
+    batches = [Batch(nodes=nodes, keys=keys, steps=keys)] if keys else []
+    return Stage(name=name, batches=batches, n_steps=len(keys), shared={shared.key: shared})
+
+
+def add_tree(nodes: dict[Any, Any], leaves: Sequence[str], merge: Callable[[list[Result]], Result], name: str) -> str:
+    """Add tasks that merge the results of others in a tree with fan-in 8, in their order; return the name of the last one.
+
+    Parameters
+    ----------
+    nodes
+        Takes the tasks.
+    leaves
+        The names of the tasks whose results are merged, at least one.
+    merge
+        Merges a list of the results of neighbours.
+    name
+        Prefix of the tasks' names.
+    """
+    keys = list(leaves)
+    while len(keys) > 1 or keys[0] == leaves[0]:
+        groups = [keys[start : start + FAN_IN] for start in range(0, len(keys), FAN_IN)]
+        keys = [f"{name}-{len(nodes) + place}" for place in range(len(groups))]
+        nodes |= {key: Task(key, merge, List(*map(TaskRef, group))) for key, group in zip(keys, groups, strict=True)}
+    return keys[0]
+
+
+def run_stage(stage: Stage, progress: Progress | None = None) -> Iterator[Any]:
+    """Yield the results of a stage's batches, in their order, computed by the active scheduler.
 
     Parameters
     ----------
     stage
-        A name for the progress.
-    tasks
-        Delayed objects; pure, so that a retry or a lost worker changes nothing.
+        The tasks. A pure function, so that a retry or a lost worker changes nothing.
     progress
         Called with (stage, done, total).
 
@@ -149,196 +276,64 @@ def run_tasks(stage: str, tasks: Sequence[Any], progress: Progress | None = None
     TemporaryError
         If workers were lost too often, or the cluster went away.
     """
-    if not tasks:
-        return []
+    if progress is not None and stage.n_steps:
+        progress(stage.name, 0, stage.n_steps)
     client = find_client()
-    if client is not None:
-        return _on_cluster(client, stage, tasks, progress)
-    done = 0
-    names = {task.key for task in tasks}
-
-    def count(key: object, *_: object) -> None:
-        nonlocal done
-        if key in names:
-            done += 1
-            if progress is not None:
-                progress(stage, done, len(tasks))
-
-    with Callback(posttask=count):
-        return list(dask.compute(*tasks, optimize_graph=False))
+    return _run_here(stage, progress) if client is None else _run_there(Window(client, stage.shared, iter(stage.batches)), stage, progress)
 
 
-def _on_cluster(client: Client, stage: str, tasks: Sequence[Any], progress: Progress | None) -> list[Any]:
+def _run_here(stage: Stage, progress: Progress | None) -> Iterator[Any]:
+    """Run a stage in this process, some thousand tasks at a time."""
+    get, done = get_scheduler() or threaded.get, 0
+    batches = iter(stage.batches)
+    while batch := next(batches, None):
+        nodes, keys, steps = {**stage.shared, **batch.nodes}, list(batch.keys), set(batch.steps)
+        while len(steps) < WINDOW and (batch := next(batches, None)) is not None:
+            nodes |= batch.nodes
+            keys += batch.keys
+            steps.update(batch.steps)
+
+        def count(key: Any, *_: object, steps: set[str] = steps) -> None:
+            nonlocal done
+            if key in steps:
+                done += 1
+                if progress is not None:
+                    progress(stage.name, done, stage.n_steps)
+
+        with Callback(posttask=count), one_thread():
+            results = get(nodes, keys)
+        yield from results
+
+
+def _run_there(window: Window, stage: Stage, progress: Progress | None) -> Iterator[Any]:
+    """Run a stage on the cluster."""
     from distributed import CancelledError, KilledWorker
     from distributed.client import ClosedClientError
     from distributed.comm import CommClosedError
 
-    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    results: dict[Any, Any] = {}
-    futures: list[Any] = []
+    done = 0
     try:
-        futures = client.compute(list(tasks), retries=RETRIES, optimize_graph=False)
-        for future in futures:
-            future.add_done_callback(ended.put)
-        for done in range(1, len(futures) + 1):
-            future = _patiently(client, lambda: ended.get(timeout=_POLL_SECONDS))
-            if future.status in ("error", "cancelled"):  # not `pending`: its worker may have died since it was done
-                raise future.exception() or CancelledError
-            # one by one: `gather` would wait for ever for a result that was lost with the last worker
-            results[future.key] = _patiently(client, functools.partial(future.result, timeout=_POLL_SECONDS))
+        for n_steps in window.run():
+            done += n_steps
             if progress is not None:
-                progress(stage, done, len(tasks))
-        return [results[future.key] for future in futures]
-    except (KilledWorker, CancelledError, CommClosedError, ClosedClientError, TimeoutError) as error:
-        raise TemporaryError(f"the cluster lost its scheduler or its workers ({type(error).__name__})", stage, "run again to resume") from None
+                progress(stage.name, done, stage.n_steps)
+            yield from window.take()
+    except KilledWorker as error:
+        raise _explain_death(window, stage.name, error) from None
+    except (CancelledError, CommClosedError, ClosedClientError, OSError) as error:  # a TimeoutError is an OSError
+        what = f"the cluster lost its scheduler or its workers ({type(error).__name__})"
+        raise TemporaryError(what, stage.name, "run again to resume") from None
     finally:
-        with suppress(Exception):  # a cluster that has gone away has nothing left to cancel
-            client.cancel(futures)
+        window.close()
 
 
-def _patiently(client: Client, step: Callable[[], Any]) -> Any:
-    """Run a step and return its result; repeat it while it times out, but stop if the cluster has had no worker for long.
-
-    Raises
-    ------
-    TimeoutError
-        If there was no worker for two minutes, or for what Dask's configuration says.
-    """
-    alone = 0.0
-    while alone < dask.config.get(PATIENCE_KEY, LONELY_SECONDS):
-        try:
-            return step()
-        except (queue.Empty, TimeoutError):
-            alone = 0.0 if client.scheduler_info(n_workers=-1)["workers"] else alone + _POLL_SECONDS
-    raise TimeoutError
-
-
-def tree_reduce(leaves: Sequence[Any], merge: Callable[[list[Any]], Any], name: str) -> Any:
-    """Return one delayed value: the leaves merged in a tree with fan-in 8, in their order.
-
-    Parameters
-    ----------
-    leaves
-        Delayed values, at least one.
-    merge
-        Merges a list of neighbours.
-    name
-        Prefix of the task names.
-
-    Notes
-    -----
-    The tree's shape depends on the number of leaves alone, so a merge that rounds gives the same bytes everywhere.
-    """
-    level = 0
-    nodes = list(leaves)
-    while len(nodes) > 1 or level == 0:
-        level += 1
-        groups = [nodes[start : start + FAN_IN] for start in range(0, len(nodes), FAN_IN)]
-        nodes = [delayed(merge, pure=False)(group, dask_key_name=f"{name}-{level}-{index}") for index, group in enumerate(groups)]
-    return nodes[0]
-
-
-def remember(maxsize: int) -> Callable[[Callable[Args, Result]], Callable[Args, Result]]:
-    """Return a decorator for what reads a private file: each process reads it once, until `forget_everywhere`.
-
-    Parameters
-    ----------
-    maxsize
-        How many results a process holds at most.
-    """
-
-    def remember(function: Callable[Args, Result]) -> Callable[Args, Result]:
-        cached = functools.lru_cache(maxsize)(function)
-        _CACHES.append(cached)
-        return functools.wraps(function)(cached)  # type: ignore[return-value]  # the cache forgets the types
-
-    return remember
-
-
-@contextmanager
-def share_key(run_id: str, secret: bytes) -> Iterator[None]:
-    """Let this process, and every worker of the active cluster, get a run's key until the block ends.
-
-    Parameters
-    ----------
-    run_id
-        The name of the run.
-    secret
-        Its key. It is in no graph and in no pickle, which a worker that cannot load it would log. The scheduler holds it as plain
-        bytes in memory; a worker asks for it when a task first needs it, and holds it in memory.
-
-    Raises
-    ------
-    TemporaryError
-        If the scheduler cannot be given the key.
-    """
-    hold_key(run_id, secret)
-    client = find_client()
-    try:
-        if client is not None and not client.asynchronous:
-            try:
-                _set_key(client, run_id, secret)
-            except Exception:
-                raise TemporaryError("the scheduler could not be given the key of the run", "cluster", "run again to resume") from None
-        yield
-    finally:
-        withdraw_key(run_id)
-
-
-def withdraw_key(run_id: str) -> None:
-    """Drop a run's key in this process, and in the scheduler and each worker of the active cluster, whoever shared it."""
-    drop_key(run_id)
-    client = find_client()
-    if client is not None and not client.asynchronous:
-        with suppress(Exception):  # a cluster that has gone away holds nothing
-            _set_key(client, run_id, None)
-        _run_on_workers(client, drop_key, run_id)
-
-
-def _set_key(client: Client, run_id: str, secret: bytes | None) -> None:
-    from distributed.protocol import to_serialize
-
-    # as a message that the scheduler does not open: it would log others, if it logs at the level DEBUG
-    value = None if secret is None else to_serialize(secret)
-    client.sync(client.scheduler.set_metadata, keys=[_name_key(run_id)], value=value, callback_timeout=_PATIENCE_SECONDS)
-
-
-def _name_key(run_id: str) -> str:
-    return f"dpdask-key-{run_id}"
-
-
-@ask_for_keys
-def _ask_scheduler(run_id: str) -> bytes | None:
-    """Return a run's key as the scheduler holds it, or None if it holds none, or if this is no task on a worker."""
-    if "distributed" not in sys.modules:
-        return None
-    from distributed import get_worker
-    from distributed.utils import sync
-
-    with suppress(Exception):
-        worker = get_worker()
-        secret: bytes | None = sync(
-            worker.loop, worker.scheduler.get_metadata, keys=[_name_key(run_id)], default=None, callback_timeout=_PATIENCE_SECONDS
-        )
-        return secret
-    return None
-
-
-def forget_here() -> None:
-    """Empty this process's caches of private files and of what was computed from them; a task that still needs them reads them again."""
-    for cache in _CACHES:
-        cache.cache_clear()
-
-
-def forget_everywhere() -> None:
-    """Empty the caches of this process and of every worker of the active cluster; ignore workers that are gone."""
-    forget_here()
-    client = find_client()
-    if client is None or client.asynchronous:
-        return
-    _run_on_workers(client, forget_here)
-
-
-def _run_on_workers(client: Client, function: Callable[..., None], *arguments: str) -> None:
-    with suppress(Exception):  # a failure does not matter: if a worker is lost, so is its memory
-        client.run(function, *arguments, on_error="ignore", callback_timeout=_PATIENCE_SECONDS)
+def _explain_death(window: Window, stage: str, error: Any) -> TemporaryError:
+    """Return the error of a task whose workers died again and again."""
+    node, limit = window.find(error.task), getattr(error.last_worker, "memory_limit", None) or None
+    arguments = () if node is None else node.args
+    if window.has_run_out():
+        return make_memory_error(arguments, limit).at(stage)
+    where, about = _describe_largest(arguments, limit)
+    what = f"the cluster lost its scheduler or its workers (KilledWorker){about}"
+    hint = f"if memory ran out, {_MORE_MEMORY}; run again to resume" if where else "run again to resume"
+    return TemporaryError(what, stage if where is None else f"{stage}, {where}", hint)

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from dpdask.archive import Archived
-from dpdask.engine.compute import Progress, remember
+from dpdask.engine.compute import Progress, one_thread
 from dpdask.engine.scan import Scanned, scan
 from dpdask.engine.source import Source
 from dpdask.engine.units import bound_units
-from dpdask.engine.work import RELEASE_NAME, TableWork, keep, noisy_name, read_kept
+from dpdask.engine.work import PARTS, RELEASE_NAME, TableWork, keep, noisy_name
 from dpdask.errors import DataError, InternalError
-from dpdask.io.storage import Folder
 from dpdask.mechanisms.mechanism import Mechanism, Search
 from dpdask.privacy.events import LocalRelease, leaves
 from dpdask.references.statistics import ColumnStatistic
+from dpdask.steps import step
 from dpdask.streams import stream
-
-Loaded = TypeVar("Loaded", bound=Archived)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +40,8 @@ class Fitted:
         The seal of each part, as in `Scanned`. Private.
     changed
         For each column, how many values were outside its domain and were changed, if the barrier makes the only pass over the
-        rows. Private: only for the steward's terminal, so it is not written to a file, and it is empty if a run is resumed
-        from its state.
+        rows. Private: only for the steward's terminal, so it is not written to the state, and it is empty if a run is resumed
+        from there.
     """
 
     release_sha256: str
@@ -113,28 +111,47 @@ def fit(
 
     Privacy
     -------
-    Exact counts reach the driver and go no further. Central noise is drawn here, outside any graph, and is kept at once: a
-    resumed run loads it.
+    Exact counts reach the driver. Merged parts of them are kept beside the run key, until the charge or, in a later round, until the fit.
+    Central noise is drawn here, outside any graph, and is kept at once: a resumed run loads it.
     """
+    with one_thread():
+        return _fit(mechanism, source, work, charge, public, insecure=insecure, progress=progress)
+
+
+def _fit(
+    mechanism: Mechanism,
+    source: Source,
+    work: TableWork,
+    charge: Callable[[], None],
+    public: PublicTable | None,
+    *,
+    insecure: bool,
+    progress: Progress | None,
+) -> tuple[Fitted, TableWork]:
+    """Fit a release; see `fit`."""
     if (public is None) == (mechanism.reference_rows == "public"):
         raise InternalError("a public table and a mechanism that counts its rows go together", None, "report it")
     mechanism, drawn, number = _read_rounds(mechanism, work)
     if drawn is None or mechanism.releases_rows:
         work = bound_units(source, work, progress)
-    counted = _count(mechanism, source, work, progress, drawn_before=number > 0 or drawn is not None)
+    counted = _count(mechanism, source, work, progress, name=f"round-{number}", drawn_before=number > 0 or drawn is not None)
     counts = counted.value
     if public is not None:
-        counts = scan(public.source, public.work, mechanism.statistic(public.work.columns), "reference", progress, released=True).value
+        counts = scan(public.source, public.work, mechanism.statistic(public.work.columns), "reference", progress, released=True, name="public").value
     if number == 0 and drawn is None and counts is not None:
         mechanism.check_counts(counts, work.columns if public is None else public.work.columns)
+    work.secrets.child(PARTS).remove()  # first: a run that has parts, and no noise, is not charged
     charge()
     while drawn is None:
         search = mechanism.search
         measured = search or mechanism
         if counts is None and mechanism.reference_rows == "own":  # a later round
-            counts = scan(source, work, measured.statistic(work.columns), "tabulate", progress, released=mechanism.releases_rows).value
+            counts = scan(
+                source, work, measured.statistic(work.columns), "tabulate", progress, released=mechanism.releases_rows, name=f"later-{number}"
+            ).value
             mechanism.check_counts(counts, work.columns)
-        drawn = measured.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
+        with step("drawing noise"):
+            drawn = measured.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
         _check_drawn(mechanism, drawn)
         if drawn is None:
             break
@@ -142,8 +159,10 @@ def fit(
         if search is not None:
             mechanism = mechanism.with_found(search.find(drawn, work.columns))
             drawn, counts, number = None, None, number + 1
-    release = mechanism.fit(counts if drawn is None else drawn, work.columns, work.key())
+    with step("fitting"):
+        release = mechanism.fit(counts if drawn is None else drawn, work.columns, work.key())
     sha256 = keep(work.secrets, RELEASE_NAME, release.to_bytes())
+    work.secrets.child(PARTS).remove()
     n_released = counted.n_released if mechanism.releases_rows else (mechanism.n_records(release),)
     bounds_sha256 = work.unit.bounds_sha256 if work.unit is not None and mechanism.releases_rows else ""
     return Fitted(release_sha256=sha256, bounds_sha256=bounds_sha256, n_released=n_released, seals=counted.seals, changed=counted.changed), work
@@ -173,9 +192,10 @@ def carry_on(source: Source, work: TableWork, release: bytes, charge: Callable[[
         If a file changed.
     """
     work = bound_units(source, work, progress)
-    counted = scan(source, work, ColumnStatistic(codecs=work.codecs), "survey", progress, released=True)
+    counted = scan(source, work, ColumnStatistic(codecs=work.codecs), "survey", progress, released=True, name="carried")
     if sum(counted.n_released) == 0:
         raise DataError("the new files have no rows", source.where, source.hint)
+    work.secrets.child(PARTS).remove()
     charge()
     return Fitted(
         release_sha256=keep(work.secrets, RELEASE_NAME, release),
@@ -225,7 +245,7 @@ def _check_drawn(mechanism: Mechanism, drawn: Archived | None) -> None:
         raise InternalError("the noise that was drawn is not the noise that is accounted for", type(mechanism).__name__, "report it")
 
 
-def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Progress | None, *, drawn_before: bool) -> Scanned[Any]:
+def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Progress | None, *, name: str, drawn_before: bool) -> Scanned[Any]:
     """Return the exact counts and how many rows of each part are released; without a pass if neither is needed.
 
     Raises
@@ -237,7 +257,7 @@ def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Prog
     known = source.count_released(work) if rows else ()
     if known is None or (own and not drawn_before):
         stage = "survey" if rows else "tabulate"
-        found = scan(source, work, (mechanism.search or mechanism).statistic(work.columns), stage, progress, released=rows)
+        found = scan(source, work, (mechanism.search or mechanism).statistic(work.columns), stage, progress, released=rows, name=name)
     else:
         found = Scanned(value=None, n_released=known)
     if not mechanism.n_rows_private and found.n_released and sum(found.n_released) == 0:
@@ -245,30 +265,3 @@ def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Prog
             raise DataError("the table has no rows", source.where, source.hint)
         raise DataError("no row would be released", source.where, f"lower `reference.fraction`, or {source.hint}")
     return found if own else Scanned(value=None, n_released=found.n_released, seals=found.seals)
-
-
-def load(secrets: Folder, sha256: str, release_type: type[Loaded]) -> Loaded:
-    """Return a fitted release, read once by each process and checked against its digest.
-
-    Parameters
-    ----------
-    secrets
-        The folder of the run key.
-    sha256
-        The digest of the release.
-    release_type
-        Its class.
-
-    Raises
-    ------
-    InputError
-        If the file is missing or another.
-    """
-    return load_release(secrets, sha256, release_type)  # type: ignore[return-value]  # the cache forgets the type
-
-
-@remember(maxsize=4)
-def load_release(secrets: Folder, sha256: str, release_type: type[Archived]) -> Archived:
-    """Return a fitted release; see `load`."""
-    data = read_kept(secrets, RELEASE_NAME, sha256, "the run's fitted release is not the one that was written")
-    return release_type.from_bytes(data, RELEASE_NAME)

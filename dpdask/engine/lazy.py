@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 from dask import delayed
 
 from dpdask.codec import Codec, LevelCodec
 from dpdask.engine.compute import guard, task_prefix
-from dpdask.engine.fit import load
 from dpdask.engine.select import Chooser, filter_rows
 from dpdask.engine.source import Frame, FramePart, FrameSource, check_index, find_meta
-from dpdask.engine.work import TableWork
+from dpdask.engine.work import TableWork, load
 from dpdask.errors import DataError, SpecError
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.releases import RecordRelease, RowRelease
@@ -40,8 +41,10 @@ def transform_frame(source: FrameSource, release: RowRelease, sha256: str, work:
         [(part, rows)] = source.parts
         return _transform_part(rows, part, work, sha256, type(release), meta)
     prefix, call = task_prefix("transform"), delayed(_transform_part, pure=False)
+    rows = frame.to_delayed(optimize_graph=False)
     calls = [
-        call(rows, part, work, sha256, type(release), meta, dask_key_name=f"{prefix}-{number}") for number, (part, rows) in enumerate(source.parts)
+        call(own, part, work, sha256, type(release), meta, dask_key_name=f"{prefix}-{part.number}")
+        for own, (part, _) in zip(rows, source.parts, strict=True)
     ]
     import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
 
@@ -226,3 +229,41 @@ def _record_frame(release: RecordRelease, table: pa.Table, start: int) -> pd.Dat
         plain[name] = pd.Series(dtype.__from_arrow__(table.column(name)), index=plain.index)
     result: pd.DataFrame = plain
     return result
+
+
+def read_frame(folder: Folder, names: Sequence[str]) -> Frame:
+    """Return released shards as a lazy Dask frame, with a partition for each.
+
+    Parameters
+    ----------
+    folder
+        The output folder.
+    names
+        The shards, at least one.
+    """
+    prefix, call = task_prefix("read"), delayed(read_shard, pure=False)
+    calls = [call(folder, name, dask_key_name=f"{prefix}-{number}") for number, name in enumerate(names)]
+    with folder.open(names[0]) as file:
+        meta = pq.read_schema(file).empty_table().to_pandas()
+    import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
+
+    return dd.from_delayed(calls, meta=meta, prefix=prefix, verify_meta=False)  # a whole number column is float64 in a shard with nulls
+
+
+@guard
+def read_shard(folder: Folder, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Return the rows of a released shard.
+
+    Parameters
+    ----------
+    folder
+        The output folder.
+    name
+        The shard's name.
+    columns
+        Which columns; all if None.
+    """
+    with folder.open(name) as file:
+        table = pq.read_table(file, columns=columns if columns is None else list(columns))
+    rows: pd.DataFrame = table.to_pandas()
+    return rows

@@ -14,9 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from hashlib import blake2b, sha256
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import GCM
+from numpy.typing import NDArray
 
 from dpdask.errors import DataError, InputError
 from dpdask.io.storage import Folder
@@ -26,7 +32,7 @@ _SEAL_BYTES = 16
 
 
 class Seal:
-    """The running digest of one fragment's batches.
+    """The running digest of one fragment's rows: the same however they are cut into batches.
 
     Parameters
     ----------
@@ -34,21 +40,43 @@ class Seal:
         The columns that are sealed: the private ones, and those that name the unit.
     key
         A key of the fragment, derived from the run key: 32 bytes.
+
+    Notes
+    -----
+    Each column's bytes go through GHASH, which takes a seventh of the time of SHA-256. It is a universal hash: whoever does not know its key
+    finds no two contents with the same tag, other than by a chance of at most n / 2**128 for n blocks of 16 bytes. Tags under one
+    key would reveal it, so they never leave this object: its digest is their keyed BLAKE2b.
     """
 
     def __init__(self, columns: Iterable[str], key: bytes) -> None:
         self._columns, self._key = list(columns), key
-        self._digest = sha256()
+        self._tags: dict[tuple[str, str], Any] = {}
+        self._types: dict[str, str] = {}
+        self._n_rows = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take the next batch."""
-        arrays = [batch.column(name) for name in self._columns]
-        plain = [array.dictionary_decode() if pa.types.is_dictionary(array.type) else array for array in arrays]
-        self._digest.update(pa.RecordBatch.from_arrays(plain, names=self._columns).serialize())
+        for name in self._columns:
+            array = batch.column(name)
+            plain = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+            self._types[name] = str(plain.type)
+            for part, data in _list_parts(plain, self._n_rows).items():
+                self._tag(name, part).authenticate_additional_data(data)
+        self._n_rows += batch.num_rows
+
+    def _tag(self, name: str, part: str) -> Any:
+        if (name, part) not in self._tags:
+            secret = blake2b(f"{part} {name}".encode(), key=self._key, digest_size=32, person=b"dpdask seal").digest()
+            self._tags[name, part] = Cipher(AES256(secret), GCM(bytes(12))).encryptor()
+        return self._tags[name, part]
 
     def digest(self) -> bytes:
-        """Return the keyed digest of the batches so far, 16 bytes."""
-        return blake2b(self._digest.digest(), key=self._key, digest_size=_SEAL_BYTES).digest()
+        """Return the keyed digest of all batches, 16 bytes; no batch can be added any more."""
+        parts = [repr((self._n_rows, sorted(self._types.items()))).encode()]
+        for (name, part), tag in sorted(self._tags.items()):
+            tag.finalize()
+            parts += [repr((name, part)).encode(), tag.tag]
+        return blake2b(b"".join(len(part).to_bytes(8, "little") + part for part in parts), key=self._key, digest_size=_SEAL_BYTES).digest()
 
     def check(self, secrets: Folder, fragment_id: str, where: str) -> None:
         """Seal the fragment, or compare it with its seal.
@@ -69,6 +97,42 @@ class Seal:
         """
         if not _same(secrets, fragment_id, self.digest()):
             raise make_change_error(where)
+
+
+def _list_parts(array: pa.Array, start: int) -> dict[str, NDArray[np.uint8]]:
+    """Return the bytes of an array's values: of the values themselves, of the lengths of texts, and of the rows of nulls.
+
+    Parameters
+    ----------
+    array
+        The values, without a dictionary.
+    start
+        The number of the first row in the fragment.
+    """
+    parts = {}
+    if array.null_count:
+        rows = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) + start
+        parts["nulls"] = rows.astype(np.int64).view(np.uint8)
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    try:
+        width = array.type.bit_width // 8
+    except ValueError:  # texts: Arrow removes no nulls of its view types
+        array = array.cast(pa.large_string() if pa.types.is_string_view(array.type) else pa.large_binary())
+        width = 0
+    array = array.drop_null() if array.null_count else array
+    buffers, end = array.buffers(), array.offset + len(array)
+    if width:
+        return parts | {"values": _view(buffers[1], np.uint8)[array.offset * width : end * width]}
+    if len(array):
+        ends = _view(buffers[1], np.int64)[array.offset : end + 1]
+        parts |= {"lengths": np.diff(ends).view(np.uint8), "values": _view(buffers[2], np.uint8)[ends[0] : ends[-1]]}
+    return parts
+
+
+def _view(buffer: pa.Buffer | None, dtype: type[np.generic]) -> NDArray[Any]:
+    """Return the content of an array's buffer; an array without a value may have none."""
+    return np.zeros(0, dtype=dtype) if buffer is None else np.frombuffer(buffer, dtype=dtype)
 
 
 def make_change_error(where: str) -> InputError:

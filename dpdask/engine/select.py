@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.engine.compute import remember
+from dpdask.engine.cluster import remember
 from dpdask.engine.work import BOUNDS_NAME, TableWork, UnitWork, read_kept
 from dpdask.errors import DataError, InputError
 from dpdask.io.storage import Folder
+from dpdask.kernels.rows import keep_chosen
 from dpdask.kernels.siphash import siphash
 from dpdask.stats import holdout_mask
 from dpdask.stats.bounding import UnitBounds
@@ -22,8 +23,8 @@ from dpdask.stats.holdout import HOLDOUT_ID
 from dpdask.streams import RunKey, stream, words
 
 Words = NDArray[np.uint64]
-Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 _CHOSEN = "chosen"
+_WORDS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}  # by bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,35 +184,47 @@ def load_bounds(secrets: Folder, sha256: str) -> UnitBounds:
     return UnitBounds.from_bytes(read_kept(secrets, BOUNDS_NAME, sha256, "the run's unit bounds are not those that were written"), BOUNDS_NAME)
 
 
-def filter_rows(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:
-    """Return the chosen rows, in their order; Arrow selects no rows of its view types, so these take the way over plain ones.
+def filter_rows(rows: pa.RecordBatch, chosen: NDArray[np.bool_]) -> pa.RecordBatch:
+    """Return the chosen rows of a batch, in their order.
 
     Parameters
     ----------
     rows
-        A batch or a table.
+        The batch.
     chosen
         Which of the rows are kept, bool of shape (n_rows,).
     """
-    return rows if chosen.all() else _by_plain_types(rows, lambda plain: plain.filter(pa.array(chosen)))
+    if chosen.all():
+        return rows
+    n_chosen, mask = int(chosen.sum()), pa.array(chosen)
+    arrays = []
+    for array in rows.columns:
+        dtype = _WORDS.get(array.type.bit_width) if pa.types.is_primitive(array.type) and not array.null_count else None
+        if dtype is None:
+            arrays.append(_by_plain_type(array, lambda plain: plain.filter(mask)))
+        else:
+            values = np.frombuffer(array.buffers()[1], dtype=dtype)[array.offset : array.offset + len(array)]
+            arrays.append(pa.Array.from_buffers(array.type, n_chosen, [None, pa.py_buffer(keep_chosen(values, chosen, n_chosen))]))
+    return pa.RecordBatch.from_arrays(arrays, schema=rows.schema)
 
 
-def take_rows(rows: Rows, places: pa.Array) -> Rows:
-    """Return the rows at some places, in the order of the places.
+def take_values(array: pa.Array, places: pa.Array) -> pa.Array:
+    """Return the values at some places, in the order of the places.
 
     Parameters
     ----------
-    rows
-        A batch or a table.
+    array
+        The values.
     places
         The numbers of the rows.
     """
-    return _by_plain_types(rows, lambda plain: plain.take(places))
+    return _by_plain_type(array, lambda plain: plain.take(places))
 
 
-def _by_plain_types(rows: Rows, select: Callable[[Rows], Rows]) -> Rows:
-    plain = pa.schema([field.with_type(_plain(field.type)) for field in rows.schema])
-    return select(rows) if plain.equals(rows.schema) else select(rows.cast(plain)).cast(rows.schema)
+def _by_plain_type(array: pa.Array, select: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """Return some values; Arrow selects none of its view types, so these take the way over plain ones."""
+    plain = _plain(array.type)
+    return select(array) if plain == array.type else select(array.cast(plain)).cast(array.type)
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 from numpy.random import Generator
 
-from dpdask.engine.select import take_rows
+from dpdask.engine.select import take_values
 from dpdask.io.fragment import Fragment
 from dpdask.kernels.permutation import permutation
 from dpdask.privacy.order import RowOrder
@@ -17,10 +17,9 @@ from dpdask.streams import RunKey, stream, words
 ROWS_ID, SHARDS_ID = "order/rows", "order/shards"
 
 WINDOW_ROWS = 2**20
-WINDOW_BYTES = 2**28
+WINDOW_BYTES = 2**27
 HELD_BYTES = WINDOW_BYTES
 _TEXT_BYTES = 64
-_YIELDED_ROWS = 2**17
 _MOST_READ = 4
 
 
@@ -172,7 +171,7 @@ def shuffle_rows(batches: Iterable[pa.RecordBatch], task: ShardWork, key: RunKey
     Notes
     -----
     A window has `task.window` rows, which are whole shards, so the rows of a shard are in random order. A window ends earlier
-    only if it reaches 256 MiB because of long texts. The permutation is a function of the run key, the task's first fragment
+    only if it reaches 128 MiB because of long texts. The permutation is a function of the run key, the task's first fragment
     and the number of rows before.
     """
     if task.window is None:
@@ -195,9 +194,12 @@ def shuffle_rows(batches: Iterable[pa.RecordBatch], task: ShardWork, key: RunKey
 
 
 def _permute(held: list[pa.RecordBatch], rng: Generator) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of batches in random order, a part at a time; the list of batches is emptied to free memory."""
-    rows = pa.Table.from_batches(held).combine_chunks()
+    """Yield the rows of batches in random order; column by column, and the list of batches is emptied, to free memory."""
+    types, n_rows = held[0].schema, sum(batch.num_rows for batch in held)
+    columns = pa.Table.from_batches(held).columns
     held.clear()
-    order = pa.array(permutation(words(rng, rows.num_rows)))
-    for start in range(0, rows.num_rows, _YIELDED_ROWS):
-        yield from take_rows(rows, order.slice(start, _YIELDED_ROWS)).combine_chunks().to_batches()
+    order = pa.array(permutation(words(rng, n_rows)))
+    taken = []
+    while columns:
+        taken.append(take_values(pa.concat_arrays(columns.pop(0).chunks), order))
+    yield pa.record_batch(taken, types)

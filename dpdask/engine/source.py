@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias
 
 import pandas as pd
 import pyarrow as pa
+from dask._task_spec import TaskRef
 from dask.base import tokenize
 
 from dpdask.engine.seal import Seal, check_part, make_change_error
@@ -65,7 +66,11 @@ class Source(Protocol):
 
     @property
     def parts(self) -> Sequence[tuple[Part, Any]]:
-        """Each part with its rows: a delayed value, or None if the task reads them itself."""
+        """Each part with its rows: what a task takes for them, or None if the task reads them itself."""
+
+    @property
+    def nodes(self) -> Mapping[Any, Any] | None:
+        """The tasks that compute the rows; None if the parts' own tasks read them."""
 
     @property
     def where(self) -> str:
@@ -74,6 +79,10 @@ class Source(Protocol):
     @property
     def hint(self) -> str:
         """What to do if the table has no rows, for messages."""
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether a second process sees the same parts, so that what was counted of them can be kept."""
 
     def count_released(self, work: TableWork) -> tuple[int, ...] | None:
         """Return how many rows of each part are released; None if that is known only after a pass; an empty tuple if the numbers are not needed."""
@@ -94,6 +103,11 @@ class FilePart:
     def number(self) -> int:
         """The fragment's place in the table."""
         return self.fragment.number
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        """What is read: the fragment alone."""
+        return (self.fragment,)
 
     @property
     def n_rows(self) -> int | None:
@@ -160,6 +174,15 @@ class FileSource:
         """Each fragment; tasks read the rows themselves."""
         return [(FilePart(fragment), None) for fragment in self.fragments]
 
+    @property
+    def is_lasting(self) -> bool:
+        """True: the run's record names the fragments."""
+        return True
+
+    @property
+    def nodes(self) -> None:
+        """None: tasks read the rows themselves."""
+
     def count_released(self, work: TableWork) -> tuple[int, ...] | None:
         """Return how many rows of each fragment are released, if all footers tell, all rows are released, and units are not bounded."""
         known = tuple(fragment.n_rows for fragment in self.fragments if fragment.n_rows is not None)
@@ -204,9 +227,19 @@ class FrameSource:
 
     @property
     def parts(self) -> Sequence[tuple[FramePart, Any]]:
-        """Each partition with its delayed rows."""
-        rows = [self.frame] if isinstance(self.frame, pd.DataFrame) else self.frame.to_delayed(optimize_graph=False)
+        """Each partition with its rows, or with a reference to the task that computes them."""
+        rows = [self.frame] if isinstance(self.frame, pd.DataFrame) else [TaskRef(key) for key in self.frame.__dask_keys__()]
         return [(FramePart(name_part(self.batch, number), number), part) for number, part in enumerate(rows)]
+
+    @property
+    def is_lasting(self) -> bool:
+        """False: each process makes its own frames."""
+        return False
+
+    @property
+    def nodes(self) -> Mapping[Any, Any] | None:
+        """The tasks of a Dask frame; None if it is a pandas frame."""
+        return None if isinstance(self.frame, pd.DataFrame) else dict(self.frame.__dask_graph__())
 
     @property
     def where(self) -> str:

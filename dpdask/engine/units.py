@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dask import delayed
+from dask._task_spec import DataNode, List, Task, TaskRef
 
-from dpdask.engine.compute import Progress, guard, run_tasks, task_prefix, tree_reduce
+from dpdask.engine.compute import Progress, Stage, add_tree, guard, make_whole_stage, run_stage, task_prefix
 from dpdask.engine.select import Hasher
 from dpdask.engine.source import Part, Source
 from dpdask.engine.work import BOUNDS_NAME, TableWork, keep
@@ -38,10 +38,9 @@ def bound_units(source: Source, work: TableWork, progress: Progress | None = Non
     """
     if work.unit is None:
         return work
-    prefix, call = task_prefix(_STAGE), delayed(collect_unit_rows, pure=False)
-    shared = delayed(work, pure=False, traverse=False, name=task_prefix("work"))
-    leaves = [call(part, rows, shared, dask_key_name=f"{prefix}-{number}") for number, (part, rows) in enumerate(source.parts)]
-    sha256 = keep(work.secrets, BOUNDS_NAME, _bounds_of(leaves, progress).to_bytes())
+    stage = _plan(source, work)
+    bounds = UnitBounds.concatenate(list(run_stage(stage, progress))) if stage.n_steps else UnitRows.identity(1).bounds()  # no row group at all
+    sha256 = keep(work.secrets, BOUNDS_NAME, bounds.to_bytes())
     return dataclasses.replace(work, unit=dataclasses.replace(work.unit, bounds_sha256=sha256))
 
 
@@ -68,27 +67,27 @@ def collect_unit_rows(part: Part, rows: Any, work: TableWork) -> UnitRows:
     return fold.result()
 
 
-def _bounds_of(leaves: list[Any], progress: Progress | None) -> UnitBounds:
-    """Return the units' bounds from the delayed unit statistics of all parts.
+def _plan(source: Source, work: TableWork) -> Stage:
+    """Return the tasks that compute the units' bounds.
 
     Each range of the units' hashes is merged in a tree of its own, so that no worker holds all units, and the driver gets
     only bounds.
     """
-    if not leaves:  # a table without a single row group
-        return UnitRows.identity(1).bounds()
+    prefix, shared, parts = task_prefix(_STAGE), task_prefix("work"), source.parts
+    leaves = [f"{prefix}-{number}" for number in range(len(parts))]
+    nodes = dict(source.nodes or {})
+    nodes |= {key: Task(key, collect_unit_rows, *given, TaskRef(shared)) for key, given in zip(leaves, parts, strict=True)}
     n_ranges = 4
     while n_ranges < min(64, len(leaves) // 16):
         n_ranges *= 2
-    first, last = delayed(merge_range, pure=False), delayed(find_bounds, pure=False)
-    groups = [leaves[start : start + FAN_IN] for start in range(0, len(leaves), FAN_IN)]
-    name, end = task_prefix("part"), task_prefix("bounds")
-    ends = []
-    for place in range(n_ranges):
-        merged = [first(group, place, n_ranges, dask_key_name=f"{name}-{place}-{number}") for number, group in enumerate(groups)]
-        while len(merged) > FAN_IN:
-            merged = [tree_reduce(merged[start : start + FAN_IN], _merge, task_prefix("merge")) for start in range(0, len(merged), FAN_IN)]
-        ends.append(last(merged, dask_key_name=f"{end}-{place}"))
-    return UnitBounds.concatenate(run_tasks(_STAGE, ends, progress))
+    groups = [List(*map(TaskRef, leaves[start : start + FAN_IN])) for start in range(0, len(leaves), FAN_IN)]
+    name, merging, end = task_prefix("part"), task_prefix("merge"), task_prefix("bounds")
+    ends = [f"{end}-{place}" for place in range(n_ranges)] if leaves else []
+    for place, key in enumerate(ends):
+        merged = [f"{name}-{place}-{number}" for number in range(len(groups))]
+        nodes |= {each: Task(each, merge_range, group, place, n_ranges) for each, group in zip(merged, groups, strict=True)}
+        nodes[key] = Task(key, find_bounds, TaskRef(add_tree(nodes, merged, merge_units, f"{merging}-{place}")))
+    return make_whole_stage(_STAGE, nodes, ends, DataNode(shared, work))
 
 
 @guard
@@ -104,14 +103,17 @@ def merge_range(parts: list[UnitRows], place: int, n_ranges: int) -> UnitRows:
     n_ranges
         The number of ranges.
     """
-    return _merge([rows.select_part(place, n_ranges) for rows in parts])
+    first, *others = (rows.select_part(place, n_ranges) for rows in parts)
+    return first.merge(*others)
 
 
 @guard
-def find_bounds(parts: list[UnitRows]) -> UnitBounds:
+def find_bounds(rows: UnitRows) -> UnitBounds:
     """Return the bounds of one range of a whole table's units."""
-    return _merge(parts).bounds()
+    return rows.bounds()
 
 
-def _merge(parts: list[UnitRows]) -> UnitRows:
+@guard
+def merge_units(parts: list[UnitRows]) -> UnitRows:
+    """Return the unit statistic of neighbours together."""
     return parts[0].merge(*parts[1:])

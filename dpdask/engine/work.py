@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import pyarrow as pa
 
+from dpdask.archive import Archived
 from dpdask.codec import Codec, codec_for
+from dpdask.engine.cluster import remember
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.encrypted import EncryptedFolder
 from dpdask.io.storage import Folder
@@ -18,11 +21,14 @@ from dpdask.schema import Schema
 from dpdask.streams import RunKey
 from dpdask.versions import Stamp
 
+Loaded = TypeVar("Loaded", bound=Archived)
+
 KEY_NAME = "run.key"
 HOLDOUT_NAME = "holdout.key"
 RELEASE_NAME = "release.npz"
 NOISY_NAME = "noisy.npz"
 BOUNDS_NAME = "bounds.npz"
+PARTS = "parts"
 
 
 def noisy_name(number: int) -> str:
@@ -172,6 +178,33 @@ def read_kept(folder: Folder, name: str, sha256: str, what: str) -> bytes:
     if hashlib.sha256(data).hexdigest() != sha256:
         raise InputError(what, name, "abort the run and begin again")
     return data
+
+
+def load(secrets: Folder, sha256: str, release_type: type[Loaded]) -> Loaded:
+    """Return a fitted release, read once by each process and checked against its digest.
+
+    Parameters
+    ----------
+    secrets
+        The folder of the run key.
+    sha256
+        The digest of the release.
+    release_type
+        Its class.
+
+    Raises
+    ------
+    InputError
+        If the file is missing or another.
+    """
+    return load_release(secrets, sha256, release_type)  # type: ignore[return-value]  # the cache forgets the type
+
+
+@remember(maxsize=4)
+def load_release(secrets: Folder, sha256: str, release_type: type[Archived]) -> Archived:
+    """Return a fitted release; see `load`."""
+    data = read_kept(secrets, RELEASE_NAME, sha256, "the run's fitted release is not the one that was written")
+    return release_type.from_bytes(data, RELEASE_NAME)
 
 
 def make_table_work(mechanism: Mechanism, types: pa.Schema, secrets: Folder, schema: Schema | None = None) -> TableWork:

@@ -6,23 +6,23 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from typing import Any, Protocol
 
 import pyarrow as pa
-from dask import delayed
 
-from dpdask.engine.compute import Progress, guard, run_tasks, task_prefix
-from dpdask.engine.fit import load
+from dpdask.engine.compute import Progress, guard, make_stage, run_stage
 from dpdask.engine.select import Chooser, filter_rows
 from dpdask.engine.shuffle import ShardWork, number_key, shuffle_rows
 from dpdask.engine.source import FilePart
 from dpdask.engine.told import Teller, Told
-from dpdask.engine.work import TableWork
+from dpdask.engine.work import TableWork, load
 from dpdask.errors import InputError
 from dpdask.io.fragment import Fragment
 from dpdask.io.shards import Shard, ShardWriter
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.releases import RecordRelease, RowRelease
+from dpdask.versions import Stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a failed task
@@ -118,6 +118,11 @@ class RowTask:
     """
 
     shards: ShardWork
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        """What is read, one after the other."""
+        return self.shards.fragments
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -228,27 +233,55 @@ def randomise_batches(fragment: Fragment, release: RowRelease, work: TableWork, 
         yield release.randomise(rows, work.codecs, rngs).cast(types)
 
 
-@guard
-def write_shards(task: Task, work: TableWork, sha256: str, release_type: type[Any], staging: Staging) -> Staged:
-    """Stage a task's shards and record them; if they are staged already, only check them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """What every writing task needs.
 
-    Parameters
+    Attributes
     ----------
-    task
-        What is written.
     work
         The work on the table.
     sha256, release_type
         The fitted release and its class.
     staging
-        Where shards and their record go.
+        Where shards and their records go.
     """
+
+    work: TableWork
+    sha256: str
+    release_type: type[Any]
+    staging: Staging
+
+    @property
+    def stamp(self) -> Stamp:
+        """A worker with other versions refuses the work."""
+        return self.work.stamp
+
+
+@guard
+def write_shards(task: Task, writing: Writing) -> list[tuple[int, Staged]]:
+    """Stage a task's shards and record them; if they are staged already, only check them. Return them with the task's number.
+
+    Parameters
+    ----------
+    task
+        What is written.
+    writing
+        What all tasks share.
+    """
+    work, staging = writing.work, writing.staging
     staged = read_recorded(task.names[0], staging)
-    if staged is not None:
-        return staged
-    teller = Teller(work.columns)
-    batches, types, few_valued = task.open(load(work.secrets, sha256, release_type), work, teller)
-    return stage(batches, types, few_valued, task.names, task.rows_per_shard, staging, lambda: teller.told)
+    if staged is None:
+        teller = Teller(work.columns)
+        batches, types, few_valued = task.open(load(work.secrets, writing.sha256, writing.release_type), work, teller)
+        staged = stage(batches, types, few_valued, task.names, task.rows_per_shard, staging, lambda: teller.told)
+    return [(task.number, staged)]
+
+
+@guard
+def join_staged(parts: list[list[tuple[int, Staged]]]) -> list[tuple[int, Staged]]:
+    """Return what several tasks staged."""
+    return [each for part in parts for each in part]
 
 
 def stage(
@@ -345,7 +378,7 @@ def write_all(
     tasks
         In the order of their shards.
     work, sha256, release_type, staging
-        As for `write_shards`.
+        As for `Writing`.
     progress
         Called with (stage, done, total).
 
@@ -354,10 +387,8 @@ def write_all(
     DataError, InputError, TemporaryError
         The first failure; what is staged stays, and a second run goes on from it.
     """
-    prefix, call = task_prefix("write"), delayed(write_shards, pure=False)
-    shared = delayed(work, pure=False, traverse=False, name=task_prefix("work"))
-    calls = [call(task, shared, sha256, release_type, staging, dask_key_name=f"{prefix}-{place}") for place, task in enumerate(tasks)]
-    found = run_tasks("write", calls, progress)
-    in_place = sorted(zip(tasks, found, strict=True), key=lambda pair: pair[0].number)  # orders must be merged in the order of the table
-    shards = sorted((shard for staged in found for shard in staged.shards), key=lambda shard: number_key(shard.name))
+    writing = Writing(work=work, sha256=sha256, release_type=release_type, staging=staging)
+    found = run_stage(make_stage("write", write_shards, [(task,) for task in tasks], writing, join_staged), progress)
+    in_place = sorted((each for part in found for each in part), key=itemgetter(0))  # orders must be merged in the order of the table
+    shards = sorted((shard for _, staged in in_place for shard in staged.shards), key=lambda shard: number_key(shard.name))
     return Staged(shards=tuple(shards), told=Told().merge(*(staged.told for _, staged in in_place)))

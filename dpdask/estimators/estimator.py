@@ -14,9 +14,9 @@ import pandas as pd
 
 from dpdask.documents import validate
 from dpdask.engine.account import Account, LedgerPlace, check_can_charge, settle
-from dpdask.engine.fit import Fitted, PublicTable, fit, load
+from dpdask.engine.fit import Fitted, PublicTable, fit
 from dpdask.engine.source import Frame, FrameSource, identify
-from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, NOISY_NAME, RELEASE_NAME, TableWork
+from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, NOISY_NAME, RELEASE_NAME, TableWork, load
 from dpdask.errors import DataError
 from dpdask.estimators.batches import FITTED, PUBLIC, Batches
 from dpdask.estimators.frame_order import find_order_warning
@@ -25,7 +25,7 @@ from dpdask.estimators.release import Release
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.auditing import audit_mechanism
 from dpdask.mechanisms.mechanism import Mechanism
-from dpdask.mechanisms.plan_text import describe_promise, describe_steps
+from dpdask.mechanisms.plan_text import describe_promise, describe_steps, list_noise
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget, UnitColumn, delta_warnings
 from dpdask.privacy.events import Adjacency
@@ -53,6 +53,10 @@ class FramePlan:
         How much a released row keeps, or how large noise is.
     ledger
         The dataset's ε spent before and after, its limit, and whether the fit is allowed; None without a ledger.
+    noise
+        The central noise: `on` how many vectors of counts, its `sigma` in counts, and its `kind`.
+    seconds
+        Empty: how long a fit takes is not known.
     """
 
     guarantee: str
@@ -62,6 +66,8 @@ class FramePlan:
     warnings: tuple[str, ...]
     expectations: tuple[str, ...]
     ledger: Mapping[str, Any] | None
+    noise: tuple[Mapping[str, Any], ...] = ()
+    seconds: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
         return "\n".join(["plan", *describe_steps(self), *describe_promise(self)])
@@ -168,6 +174,7 @@ class Estimator(ABC):
             warnings=mechanism.cautions(work.columns, _n_rows(frame, mechanism)),
             expectations=mechanism.expectations(work.columns),
             ledger=_open_account(mechanism, ledger).describe_balances(work.unit_place or ""),
+            noise=list_noise(mechanism.event),
         )
 
     def audit(self, frame: Frame, *, n_runs: int = 20_000) -> dict[str, Any]:

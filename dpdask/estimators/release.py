@@ -12,18 +12,18 @@ import pandas as pd
 
 from dpdask.archive import Archived
 from dpdask.engine.account import Account
-from dpdask.engine.compute import forget_everywhere
-from dpdask.engine.fit import load
+from dpdask.engine.cluster import forget_everywhere
 from dpdask.engine.lazy import sample_frame, transform_frame
 from dpdask.engine.source import Frame, FrameSource, identify
-from dpdask.engine.work import KEY_NAME, RELEASE_NAME, TableWork, keep
+from dpdask.engine.work import KEY_NAME, RELEASE_NAME, TableWork, keep, load
 from dpdask.errors import DataError, InputError, InternalError, SpecError
 from dpdask.estimators.batches import Batches
 from dpdask.estimators.frame_order import find_order_warning
 from dpdask.estimators.frames import forget_secrets, make_frame_work, open_secrets
 from dpdask.io.saved import CARD, load_release, save_release
 from dpdask.io.storage import Folder, absolute_url
-from dpdask.mechanisms.card import Card, RowCount, make_card
+from dpdask.mechanisms.card import Card, make_card
+from dpdask.mechanisms.card_parts import RowCount
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.privacy.accountant import epsilon
 from dpdask.privacy.events import to_dict

@@ -1,7 +1,7 @@
 """Estimates from a release and its card, without private data.
 
-`IntervalRegressor` needs the extra `dpdask[inference]`; it is imported when it is first asked for. The function `npmle` has
-its module's name, and stays there: `from dpdask.inference.npmle import npmle`.
+`dpdask.open` chooses among them by a release's card. `IntervalRegressor` needs the extra `dpdask[inference]`; it is imported when it is
+first asked for.
 """
 
 import importlib
@@ -20,8 +20,8 @@ from dpdask.inference.m_estimators import (
     quantile_regression,
 )
 from dpdask.inference.noise_error import NoiseError, make_redraw, noise_error
-from dpdask.inference.npmle import NPMLE, RangeEstimate
 from dpdask.inference.pseudo_values import MAX_CONDITION
+from dpdask.inference.range_estimates import NPMLE, RangeEstimate, bootstrap, npmle
 from dpdask.stats.ranges import RangeCounts
 
 if TYPE_CHECKING:
@@ -38,12 +38,14 @@ __all__ = [
     "RangeEstimate",
     "ReleasedColumn",
     "WeightedSample",
+    "bootstrap",
     "huber",
     "least_squares",
     "logistic",
     "make_redraw",
     "minimise",
     "noise_error",
+    "npmle",
     "poisson",
     "quantile",
     "quantile_regression",

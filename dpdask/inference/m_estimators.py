@@ -371,7 +371,7 @@ def _fit_weighted(name: str, settings: dict[str, Any], sample: WeightedSample, *
     except ImportError:
         raise SpecError("this estimator needs scikit-learn", name, f"pip install 'dpdask[{EXTRA}]'") from None
     used = sample.weights != 0
-    sample = replace(sample, features=sample.features[used], response=sample.response[used], weights=sample.weights[used])
+    sample = replace(sample, features=sample.features[used], response=sample.response[used], weights=sample.weights[used], widths=None)
     z, centre, spread = _standardise(sample, intercept=intercept)
     with warnings.catch_warnings():
         for kind in (UserWarning, RuntimeWarning):  # what does not converge, or meets a singular Hessian, is no estimate

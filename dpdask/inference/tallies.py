@@ -29,8 +29,8 @@ def _reduce(reduction: Any) -> Any:
     return reduction if finish is None else finish()
 
 
-def _key(value: object) -> float | str | None:
-    """Return the key by which a level of the card and a value of the frame are compared: a number by its value, others by their text."""
+def level_key(value: object) -> float | str | None:
+    """Return what a level of the card and a value of a frame are compared by: a number by its value, others by their text."""
     if value is None or value is pd.NaT or value is pd.NA or value != value:  # NaN alone differs from itself
         return None
     if isinstance(value, bool | int | float | np.bool_ | np.number):
@@ -103,8 +103,8 @@ def level_codes(values: Iterable[object], levels: Sequence[object], column: str)
     DataError
         If a value is not one of the levels.
     """
-    places = {_key(level): place for place, level in enumerate(levels)}
-    codes = np.array([places.get(_key(value), -1) for value in values], dtype=np.int64)
+    places = {level_key(level): place for place, level in enumerate(levels)}
+    codes = np.array([places.get(level_key(value), -1) for value in values], dtype=np.int64)
     if (codes < 0).any():
         raise DataError("holds a value that is not one of the card's levels", f"column {column!r}", "use the frame that the card was written for")
     return codes

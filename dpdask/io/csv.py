@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv as standard_csv
 import datetime as dt
 import gzip
@@ -23,7 +24,9 @@ from dpdask.io.remote import open_remote
 from dpdask.schema import Column, Schema, arrow_type
 
 _SAMPLE_BYTES = 2**16
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _BLOCK_BYTES = 2**22
+_BATCH_ROWS = 2**17
 _BAD_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
@@ -52,15 +55,50 @@ def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[str, str, in
         If its first line names no declared column; the line is not shown, because it may be a row.
     """
     content, version, n_bytes = _versions(fs, path)
+    names = read_names(fs, path, name)
+    if not set(names) & set(schema.columns):
+        line = names[0] if len(names) == 1 else ""
+        found = next((sign for sign in _SEPARATORS if set(_split(line, sign)) & set(schema.columns)), None)
+        if found is not None:
+            what = f"its columns are separated by {_SEPARATORS[found]}, and commas are expected"
+            raise DataError(what, name, "write it with commas, or convert it to Parquet")
+        raise DataError("its first line names no declared column", name, "begin the file with the names of its columns, separated by commas")
+    return content, version, n_bytes, pa.schema([pa.field(column, _type_of(column, schema)) for column in names])
+
+
+def read_names(fs: Any, path: str, name: str) -> list[str]:
+    """Return the names in a file's header line; nothing else of the file is used.
+
+    Parameters
+    ----------
+    fs
+        The file system.
+    path
+        The file's path in it.
+    name
+        The file's name, for messages.
+
+    Raises
+    ------
+    InputError
+        If the header cannot be read.
+    """
     try:
         with _open(fs, path) as file:
             header = file.readline(_SAMPLE_BYTES)
-        names = next(standard_csv.reader(io.StringIO(header.decode("utf-8-sig"))))
-    except (StopIteration, UnicodeDecodeError, standard_csv.Error, *_BAD_GZIP):
-        raise InputError("this CSV file has no readable header line", name, "write it in UTF-8 with its column names first") from None
-    if not set(names) & set(schema.columns):
-        raise DataError("its first line names no declared column", name, "begin the file with the names of its columns")
-    return content, version, n_bytes, pa.schema([pa.field(column, _type_of(column, schema)) for column in names])
+        names = _split(header.decode("utf-8-sig"), ",")
+    except UnicodeDecodeError:
+        encoding = "UTF-16" if header[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "not UTF-8"
+        raise InputError(f"this CSV file has no readable header line: its encoding is {encoding}", name, "write it in UTF-8") from None
+    except (standard_csv.Error, *_BAD_GZIP):
+        names = []
+    if not names:
+        raise InputError("this CSV file has no readable header line", name, "write it in UTF-8 with its column names first")
+    return names
+
+
+def _split(line: str, separator: str) -> list[str]:
+    return next(standard_csv.reader(io.StringIO(line), delimiter=separator), [])
 
 
 def _type_of(name: str, schema: Schema) -> pa.DataType:
@@ -75,7 +113,10 @@ def csv_type(column: Column) -> pa.DataType:
     if column.type is not None:
         return arrow_type(column.type)
     if column.kind in ("continuous", "mixed"):
-        return pa.date32() if column.atoms and isinstance(column.atoms[0], dt.date) else pa.float64()
+        declared = (*(column.bounds or ()), *(column.atoms or ()))
+        if any(isinstance(value, dt.datetime) for value in declared):
+            return pa.timestamp("us")
+        return pa.date32() if any(isinstance(value, dt.date) for value in declared) else pa.float64()
     domain = column.levels or ("",)
     if isinstance(domain[0], bool):
         return pa.bool_()
@@ -86,7 +127,7 @@ def csv_type(column: Column) -> pa.DataType:
     return pa.float64() if any(isinstance(level, float) for level in domain) else pa.int64()
 
 
-def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], types: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
+def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], types: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield a file's rows; an empty field is null.
 
     Parameters
@@ -101,8 +142,6 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
         The columns to read.
     types
         Their Arrow types.
-    batch_rows
-        About how many rows a batch has.
     """
     if _versions(fs, path)[1] != fragment.version:
         raise report_change(fragment.name)
@@ -117,14 +156,32 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
     try:
         with _open(fs, path) as file, pa_csv.open_csv(file, read_options=read, convert_options=convert) as reader:
             for batch in reader:
-                for start in range(0, batch.num_rows, batch_rows):
-                    yield batch.slice(start, batch_rows)
+                for start in range(0, batch.num_rows, _BATCH_ROWS):
+                    yield batch.slice(start, _BATCH_ROWS)
     except _BAD_GZIP:
         raise InputError("this file cannot be decompressed: it is truncated or corrupt", fragment.name, "write it again") from None
-    except pa.ArrowException as error:  # its message holds the value: only the column's number is taken from it
-        number = re.match(r"In CSV column #(\d+)", str(error))
-        column = f"column {types.names[int(number[1])]!r}" if number else "a CSV file"
-        raise DataError("a line or a value cannot be read as its declared type", column, "correct the file, or the schema's `type`") from None
+    except pa.ArrowException as error:
+        raise _describe(str(error), types.names) from None
+
+
+def _describe(message: str, names: list[str]) -> DataError:
+    """Return the error of a line, or of a value, which Arrow's message holds: only numbers are taken from it.
+
+    A line that cannot be split or decoded is named. Where a value of another type stands is not told.
+    """
+    line = re.search(r"Row #(\d+)", message)
+    here = f"line {line[1]}" if line else "a line"
+    if fields := re.match(r"CSV parse error: Row #\d+: Expected (\d+) columns, got (\d+)", message):
+        hint = "correct the line, or put fields that hold commas in quotes"
+        return DataError(f"{here} has {fields[2]} fields, separated by commas, and the header has {fields[1]}", "a CSV file", hint)
+    number = re.match(r"In CSV column #(\d+)", message)
+    column = f"column {names[int(number[1])]!r}" if number else "a CSV file"
+    if message.endswith("invalid UTF8 data"):
+        return DataError(f"a text in {here} is not in UTF-8", column, "convert the file to UTF-8")
+    if number is None:
+        hint = "close each quote on the line on which it was opened, or convert the file to Parquet"
+        return DataError("a line cannot be split into fields", column, hint)
+    return DataError("a value cannot be read as its declared type", column, "correct the file, or the schema's `type`")
 
 
 def _open(fs: Any, path: str) -> IO[bytes]:

@@ -16,7 +16,7 @@ from dpdask.io.delta_options import find_options
 from dpdask.io.faults import storage_faults
 from dpdask.io.files import natural
 from dpdask.io.filesystems import open_filesystem
-from dpdask.io.listing import DataFile, Listing, TableField
+from dpdask.io.listing import DataFile, FoundColumn, Listing, TableField
 from dpdask.schema import Schema
 
 if TYPE_CHECKING:
@@ -89,6 +89,11 @@ class Delta:
         return Listing(
             files=tuple(sorted(files, key=lambda file: natural(file.name))), format="delta", version=version, location=url, fields=_fields(table)
         )
+
+    def read_columns(self, url: str) -> tuple[FoundColumn, ...]:
+        """Return the columns that the log names; see `TableFormat.read_columns`."""
+        fields = pa.schema(_open(url, self.version).schema().to_arrow())
+        return tuple(FoundColumn(name=column.name, type=column.type, nullable=column.nullable) for column in fields)
 
 
 def _open(url: str, version: int | None) -> DeltaTable:

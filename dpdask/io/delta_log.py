@@ -11,7 +11,7 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dpdask.errors import MissingError, OutputError, SpecError, TemporaryError
-from dpdask.io.commits import Mode, Transaction
+from dpdask.io.commits import Mode, Transaction, count_committed
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 
@@ -54,6 +54,7 @@ class DeltaLog:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
+        self._newest: dict[str, bytes] = {}  # the files of the log that were read last: they never change
 
     def exists(self) -> bool:
         """Return whether there is a table."""
@@ -74,6 +75,18 @@ class DeltaLog:
         with self._copy() as root:
             table = _open(root, self._folder.url)
             return None if table is None else table.transaction_version(release)
+
+    def count(self, name: Callable[[int], str]) -> int:
+        """Return how many releases of a series are committed; for what is raised see `find`.
+
+        Parameters
+        ----------
+        name
+            Gives the name of the release with a number.
+        """
+        with self._copy() as root:
+            table = _open(root, self._folder.url)
+            return 0 if table is None else count_committed(lambda number: table.transaction_version(name(number)) is not None)
 
     def check(self, types: pa.Schema, mode: Mode) -> None:
         """Check that these columns can be committed.
@@ -168,8 +181,9 @@ class DeltaLog:
             for _ in range(_TRIES):
                 names = log.names()
                 try:
-                    for file in _list_newest(names):
-                        (copied / file).write_bytes(log.read(file))
+                    self._newest = {file: self._newest.get(file) or log.read(file) for file in _list_newest(names)}
+                    for file, content in self._newest.items():
+                        (copied / file).write_bytes(content)
                     for file in log.child(_SIDECARS).names() if _SIDECARS in names else ():
                         (copied / _SIDECARS).mkdir(exist_ok=True)
                         (copied / _SIDECARS / file).write_bytes(log.child(_SIDECARS).read(file))

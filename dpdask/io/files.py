@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from dpdask.errors import InputError, SpecError
-from dpdask.io.faults import Fault, classify
+from dpdask.errors import InputError, MissingError, SpecError
+from dpdask.io import csv, parquet
+from dpdask.io.faults import Fault, classify, mask, storage_faults
 from dpdask.io.filesystems import call_storage, open_filesystem, protocols
 from dpdask.io.hive import partition_types, read_value, split_folders
-from dpdask.io.listing import DataFile, Listing
+from dpdask.io.listing import DataFile, FoundColumn, Listing
 from dpdask.io.objects import find_files
 from dpdask.schema import Schema
 
@@ -46,16 +47,7 @@ class Files:
             If it is a Delta or Iceberg table.
         """
         fs, _ = open_filesystem(url)
-        base, sizes = find_files(url)
-        paths = list(sizes)
-        _refuse_lakes(base, paths, url)
-        named = [(path, path[len(base) :].lstrip("/")) for path in paths]
-        found = [(path, name, _format(name)) for path, name in named if not _is_hidden(name)]
-        tables = sorted([(path, name, format_) for path, name, format_ in found if format_ is not None], key=lambda file: natural(file[1]))
-        if not tables:
-            raise InputError("there is no Parquet or CSV file here", url, "check this path in the job")
-        if any(format_ != tables[0][2] for _, _, format_ in tables):
-            raise InputError("holds both Parquet and CSV files", url, "name one kind with a glob, such as folder/*.parquet")
+        tables, sizes = _find_tables(url)
         types = partition_types([name for _, name, _ in tables], schema)
         files = [
             DataFile(
@@ -68,6 +60,34 @@ class Files:
             for path, name, format_ in tables
         ]
         return Listing(files=tuple(files), location=url, partitions=types)
+
+    def read_columns(self, url: str) -> tuple[FoundColumn, ...]:
+        """Return the columns of the first file and of its folders; see `TableFormat.read_columns`."""
+        (path, name, format_), *_ = _find_tables(url)[0]
+        shown = mask(name)
+        with storage_faults(shown):
+            fs, _ = open_filesystem(url)
+            if format_ == "csv":
+                found = [FoundColumn(name=column, type=None) for column in csv.read_names(fs, path, shown)]
+            else:
+                found = [FoundColumn(name=column, type=type_, nullable=flag) for column, type_, flag in parquet.read_columns(fs, path, shown)]
+        held = {column.name for column in found}
+        return (*found, *(FoundColumn(name=column, type=None, in_folders=True) for column in split_folders(name) if column not in held))
+
+
+def _find_tables(url: str) -> tuple[list[tuple[str, str, Literal["parquet", "csv"]]], Mapping[str, int | None]]:
+    """Return the path, the name inside the table and the format of each file, in natural order; and the sizes that a listing told."""
+    base, sizes = find_files(url)
+    paths = list(sizes)
+    _refuse_lakes(base, paths, url)
+    named = [(path, path[len(base) :].lstrip("/")) for path in paths]
+    found = [(path, name, _format(name)) for path, name in named if not _is_hidden(name)]
+    tables = sorted([(path, name, format_) for path, name, format_ in found if format_ is not None], key=lambda file: natural(file[1]))
+    if not tables:
+        raise MissingError("there is no Parquet or CSV file here", url, "check this path in the job")
+    if any(format_ != tables[0][2] for _, _, format_ in tables):
+        raise InputError("holds both Parquet and CSV files", url, "name one kind with a glob, such as folder/*.parquet")
+    return tables, sizes
 
 
 def is_glob(url: str) -> bool:

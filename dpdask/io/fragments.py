@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
 
 import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
 from dpdask.errors import DataError, InputError
@@ -30,8 +31,8 @@ from dpdask.io.listing import DataFile, Listing, TableFormat, find_columns, fits
 from dpdask.io.rows import complete, find_stored
 from dpdask.schema import Schema
 
-BATCH_ROWS = 2**17
 _FOOTER_THREADS = 16
+_FOOTER_FILES = 2**10  # a pool keeps a kilobyte or two for each call that it has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +103,10 @@ def discover(url: str, schema: Schema, table_format: TableFormat | None = None) 
         If it is of another format.
     """
     listing = (table_format or Files()).list_files(url, schema)
+    seen = parquet.SchemaCache()
     with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-        parts = list(pool.map(lambda file: _inspect(file, listing, schema), listing.files))
+        windows = (listing.files[start : start + _FOOTER_FILES] for start in range(0, len(listing.files), _FOOTER_FILES))
+        parts = [part for files in windows for part in pool.map(lambda file: _inspect(file, listing, schema, seen), files)]
     found = [fragment for fragments, _ in parts for fragment in fragments]
     if len({fragment.id for fragment in found}) < len(found):
         raise DataError("the table lists a file twice", url, "list it once, or each of its rows would be released twice")
@@ -118,7 +121,7 @@ def discover(url: str, schema: Schema, table_format: TableFormat | None = None) 
 
 
 def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield a fragment's rows in batches of at most 2**17 rows.
+    """Yield a fragment's rows in batches of at most 2**17 rows, and of about 32 MiB at most.
 
     Parameters
     ----------
@@ -140,9 +143,9 @@ def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> It
     stored = find_stored(fragment, columns)
     with storage_faults(fragment.where):
         if fragment.format == "parquet":
-            batches = parquet.read_batches(fs, path, fragment, stored, BATCH_ROWS)
+            batches = parquet.read_batches(fs, path, fragment, stored)
         else:
-            batches = csv.read_batches(fs, path, fragment, stored or types.names[:1], types, BATCH_ROWS)
+            batches = csv.read_batches(fs, path, fragment, stored or types.names[:1], types)
         yield from complete(batches, fragment, columns, types) if fragment.differs else batches
 
 
@@ -162,7 +165,7 @@ def takes_in(url: str, folder: str) -> bool:
     return f"{folder}/".startswith(f"{url.rstrip('/')}/")
 
 
-def _inspect(file: DataFile, listing: Listing, schema: Schema) -> tuple[list[Fragment], pa.Schema]:
+def _inspect(file: DataFile, listing: Listing, schema: Schema, seen: parquet.SchemaCache) -> tuple[list[Fragment], pa.Schema]:
     """Return the fragments of a file, and the columns that it holds."""
     shown = mask(file.name)
     common: dict[str, Any] = {"url": file.url, "name": shown, "format": file.format, "is_typed": listing.fields is not None}
@@ -175,14 +178,16 @@ def _inspect(file: DataFile, listing: Listing, schema: Schema) -> tuple[list[Fra
             return [Fragment(id=_id(file, listing, content), row_group=0, n_rows=None, n_bytes=n_bytes, **common)], types
         size = file.n_bytes if file.n_bytes is not None else int(call_storage(file.url, lambda fs, path: fs.info(path)["size"]))
         digest, metadata = parquet.footer(fs, path, shown, size)
-    types = parquet.plain_schema(metadata)
-    constants, renamed = _place_columns(file, listing, metadata, schema)
+    types = seen.find_plain(metadata)
+    constants, renamed = _place_columns(file, listing, metadata, types, schema)
     common |= {"version": digest, "constants": tuple(constants.items()), "renamed": tuple(renamed.items())}
     if file.deleted and count_deleted(file.deleted) > int(unpack(file.deleted, 0, metadata.num_rows).sum()):
         raise InputError("the table deletes rows that this file does not have", shown, "restore the table")
+    dropped = {renamed.get(column, column) for column, declared in schema.columns.items() if declared.role == "drop"}
     fragments, start = [], 0
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
+        chunks = [group.column(number) for number in range(group.num_columns)]
         gone = unpack(file.deleted, start, group.num_rows if file.deleted else 0)
         start += group.num_rows
         if gone.size and gone.all():
@@ -192,29 +197,28 @@ def _inspect(file: DataFile, listing: Listing, schema: Schema) -> tuple[list[Fra
                 id=_id(file, listing, digest, index, gone.tobytes()),
                 row_group=index,
                 n_rows=group.num_rows - int(gone.sum()),
-                n_bytes=sum(group.column(column).total_compressed_size for column in range(group.num_columns)),
+                n_bytes=sum(chunk.total_compressed_size for chunk in chunks),
                 deleted=pack(gone),
-                n_bytes_decoded=_decoded(group, schema, renamed),
-                layout=parquet.lay_out(metadata, index, size),
+                n_bytes_decoded=_decoded(chunks, dropped),
+                layout=None if isinstance(fs, LocalFileSystem) else parquet.lay_out(metadata, chunks, size),
                 **common,
             )
         )
     return fragments, types
 
 
-def _decoded(group: Any, schema: Schema, renamed: Mapping[str, str]) -> int:
+def _decoded(chunks: Sequence[Any], dropped: Set[str]) -> int:
     """Return the decompressed bytes of a row group's columns that are not dropped."""
-    dropped = {renamed.get(column, column) for column, declared in schema.columns.items() if declared.role == "drop"}
-    chunks = (group.column(index) for index in range(group.num_columns))
-    return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] not in dropped)
+    return sum(chunk.total_uncompressed_size for chunk in chunks if not dropped or chunk.path_in_schema.partition(".")[0] not in dropped)
 
 
-def _place_columns(file: DataFile, listing: Listing, metadata: Any, schema: Schema) -> tuple[dict[str, Any], dict[str, str]]:
+def _place_columns(file: DataFile, listing: Listing, metadata: Any, types: pa.Schema, schema: Schema) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the columns that a Parquet file does not hold with their values, and those that have another name in it with that name."""
-    types, shown = parquet.plain_schema(metadata), mask(file.name)
+    shown = mask(file.name)
     if listing.fields is None:
         hive.check_agreement(types, hive.split_folders(file.name), metadata, shown)
-        return {column: value for column, value in file.constants.items() if column not in types.names}, {}
+        held = set(types.names) if file.constants else set()
+        return {column: value for column, value in file.constants.items() if column not in held}, {}
     names, constants = find_columns(listing.fields, metadata.schema.to_arrow_schema(), file.constants, shown)
     for wanted in listing.fields:
         dropped = wanted.name in schema.columns and schema.columns[wanted.name].role == "drop"  # never read: of any type
@@ -239,17 +243,20 @@ def _join_types(parts: list[pa.Schema], names: list[str], listing: Listing, sche
     if twice is not None:
         raise DataError("this column appears twice in the table", f"column {twice!r}", "rename one of the two")
     dropped = {column for column, declared in schema.columns.items() if declared.role == "drop"}  # never read: of any type
+    wanted = {column.name: column.type for column in first}
     for found, name in zip(parts, names, strict=True):
-        _check_same(first, found, dropped, name)
-    return pa.schema([*first, *(pa.field(column, type_) for column, type_ in listing.partitions.items() if column not in first.names)])
+        if found is not first and not found.equals(first):
+            _check_same(wanted, found, dropped, name)
+    return pa.schema([*first, *(pa.field(column, type_) for column, type_ in listing.partitions.items() if column not in wanted)])
 
 
-def _check_same(first: pa.Schema, found: pa.Schema, dropped: set[str], name: str) -> None:
+def _check_same(wanted: Mapping[str, pa.DataType], found: pa.Schema, dropped: Set[str], name: str) -> None:
     for field in found:
-        if field.name not in first.names or (field.name not in dropped and first.field(field.name).type != field.type):
+        if field.name not in wanted or (field.name not in dropped and wanted[field.name] != field.type):
             raise DataError(
                 "its type, or its presence, differs from that in the first file", f"{name}, column {field.name!r}", "write all files with one schema"
             )
-    for column in first.names:
-        if column not in found.names:
+    held = set(found.names)
+    for column in wanted:
+        if column not in held:
             raise DataError("the first file has this column and this one does not", f"{name}, column {column!r}", "write all files with one schema")

@@ -17,7 +17,7 @@ from dpdask.io.deletions import pack
 from dpdask.io.faults import classify, storage_faults
 from dpdask.io.files import natural
 from dpdask.io.filesystems import open_filesystem
-from dpdask.io.listing import DataFile, Listing, TableField
+from dpdask.io.listing import DataFile, FoundColumn, Listing, TableField
 from dpdask.io.storage import absolute_url
 from dpdask.schema import Schema
 
@@ -83,6 +83,14 @@ class Iceberg:
             location=location,
             fields=_fields(table, scan),
         )
+
+    def read_columns(self, url: str) -> tuple[FoundColumn, ...]:
+        """Return the columns of the snapshot's schema; see `TableFormat.read_columns`."""
+        table = self._open(url)
+        if self.snapshot is not None and table.snapshot_by_id(self.snapshot) is None:
+            raise InputError(f"the table has no snapshot {self.snapshot}", url, "name a snapshot that the table still has")
+        fields = _fields(table, table.scan(snapshot_id=self.snapshot))
+        return tuple(FoundColumn(name=column.name, type=column.type, nullable=column.optional) for column in fields)
 
     def _open(self, url: str) -> Table:
         try:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from dpdask.errors import DpdaskError, OutputError, SpecError, TemporaryError
-from dpdask.io.commits import Mode, Transaction
+from dpdask.io.commits import Mode, Transaction, count_committed
 from dpdask.io.faults import storage_faults
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder, absolute_url
@@ -68,6 +68,17 @@ class IcebergLog:
         """
         table = self._load()
         return None if table is None else _find_run(table, release)
+
+    def count(self, name: Callable[[int], str]) -> int:
+        """Return how many releases of a series are committed; for what is raised see `find`.
+
+        Parameters
+        ----------
+        name
+            Gives the name of the release with a number.
+        """
+        table = self._load()
+        return 0 if table is None else count_committed(lambda number: _find_run(table, name(number)) is not None)
 
     def check(self, types: pa.Schema, mode: Mode) -> None:
         """Check that these columns can be committed.

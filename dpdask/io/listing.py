@@ -96,8 +96,39 @@ class Listing:
     partitions: Mapping[str, pa.DataType] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundColumn:
+    """A column of a table as its metadata name it, before anybody has declared it.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    type
+        Its Arrow type; None if the files do not tell: in CSV, and for columns in the names of folders.
+    nullable
+        Whether it may hold nulls, as far as the files tell.
+    in_folders
+        Whether its values stand in the names of folders.
+    """
+
+    name: str
+    type: pa.DataType | None
+    nullable: bool = True
+    in_folders: bool = False
+
+
 class TableFormat(Protocol):
     """How the files of a table are found."""
+
+    def read_columns(self, url: str) -> tuple[FoundColumn, ...]:
+        """Return the columns of the table at a URL, from the names and types in its metadata: no value or statistic is looked at.
+
+        Raises
+        ------
+        InputError, DataError, SpecError
+            As `list_files`.
+        """
 
     def list_files(self, url: str, schema: Schema) -> Listing:
         """Return the files of the table at a URL.

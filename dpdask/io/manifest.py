@@ -14,6 +14,9 @@ MANIFEST_FORMAT = 1
 META = "_dpdask"
 MANIFEST_NAME = f"{META}/manifest.json"
 CARD_NAME = f"{META}/release.json"
+PAGE_NAME = f"{META}/release.html"  # the card, for people
+CROISSANT_NAME = f"{META}/croissant.json"  # the card, for catalogues of data sets
+DOCUMENTS = (PAGE_NAME, CROISSANT_NAME, CARD_NAME)  # beside the shards, in the order in which they are written
 SUCCESS_NAME = "_SUCCESS"
 
 
@@ -73,8 +76,15 @@ class Manifest:
             raise OutputError("the manifest cannot be read", name, "choose another output, or remove this one") from None
 
 
-def list_manifests(folder: Folder) -> list[Manifest]:
+def list_manifests(folder: Folder, but: str = "") -> list[Manifest]:
     """Return the manifests of all releases in an output folder.
+
+    Parameters
+    ----------
+    folder
+        The output folder.
+    but
+        The name of a manifest that is not committed yet.
 
     Raises
     ------
@@ -82,4 +92,4 @@ def list_manifests(folder: Folder) -> list[Manifest]:
         If one of them cannot be read.
     """
     names = (f"{META}/{name}" for name in folder.child(META).names() if name.startswith("manifest"))
-    return [found for found in (Manifest.read(folder, name) for name in names) if found is not None]
+    return [found for found in (Manifest.read(folder, name) for name in names if name != but) if found is not None]

@@ -1,8 +1,13 @@
-"""Reading Parquet: a footer by one ranged read, a row group by streamed batches; a remote one's needed columns and footer together."""
+"""Reading Parquet: a footer by one ranged read, a row group in batches of limited bytes; a remote one's needed columns and footer together.
+
+A reader of many columns holds a page of each, so the pages of a wide row group together can be larger than its rows: then each
+column is read whole, one after the other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
@@ -17,11 +22,18 @@ from dpdask.io.filesystems import call_storage
 from dpdask.io.fragment import Fragment, Layout
 from dpdask.io.remote import RemoteFile, open_remote, read_ranges
 
+BATCH_ROWS = 2**17
+BATCH_BYTES = 2**25
+_PAGE_BYTES = 2**20  # what most writers put into a page
+_HELD_BYTES = 2**27  # of pages, or of a remote row group
+_TEXT_BYTES = 64  # of a repeated text, if the footer tells nothing of its length
 _TAIL_BYTES = 2**16
+_LEAST_TAIL_BYTES = 12  # the footer's length, and the magic number at both ends of a file
 _MAGIC = b"PAR1"
+_ARROW = b"ARROW:schema"
 
 
-def footer(fs: Any, path: str, name: str, size: int | None = None) -> tuple[str, Any]:
+def footer(fs: Any, path: str, name: str, size: int | None = None, *, tail_bytes: int = _TAIL_BYTES) -> tuple[str, Any]:
     """Return a digest of the file's size and footer, and the parsed footer.
 
     The footer holds every column chunk's place and size, so a rewritten file has another digest.
@@ -36,6 +48,8 @@ def footer(fs: Any, path: str, name: str, size: int | None = None) -> tuple[str,
         The file's name, for messages.
     size
         The file's length, if it was listed.
+    tail_bytes
+        How much is read first, from the end, at least 12; what lies before the footer is read too if it is shorter.
 
     Raises
     ------
@@ -45,7 +59,7 @@ def footer(fs: Any, path: str, name: str, size: int | None = None) -> tuple[str,
     url = str(fs.unstrip_protocol(path))
     if size is None:
         size = int(call_storage(url, lambda fs, path: fs.info(path)["size"]))
-    raw = read_ranges(url, [(max(0, size - _TAIL_BYTES), size)], size)[0]
+    raw = read_ranges(url, [(max(0, size - tail_bytes), size)], size)[0]
     length = int.from_bytes(raw[-8:-4], "little") if len(raw) >= 12 and raw[-4:] == _MAGIC else size
     if length + 12 > size:
         raise InputError("this is not a complete Parquet file: it is truncated or corrupt", name, "write it again")
@@ -57,26 +71,48 @@ def footer(fs: Any, path: str, name: str, size: int | None = None) -> tuple[str,
         raise InputError("its Parquet footer cannot be read: it is corrupt or encrypted", name, "write it again") from None
 
 
+def read_columns(fs: Any, path: str, name: str) -> list[tuple[str, pa.DataType, bool]]:
+    """Return the name, the type and the null flag of each column; only the footer is read, and of it only the schema is looked at.
+
+    Parameters
+    ----------
+    fs
+        The file system.
+    path
+        The file's path in it.
+    name
+        The file's name, for messages.
+
+    Raises
+    ------
+    InputError
+        If the file is truncated or no Parquet file.
+    """
+    _, metadata = footer(fs, path, name, tail_bytes=_LEAST_TAIL_BYTES)
+    nullable = [field.nullable for field in metadata.schema.to_arrow_schema()]
+    return [(field.name, field.type, flag) for field, flag in zip(plain_schema(metadata), nullable, strict=True)]
+
+
 def _digest(size: int, raw: bytes) -> str:
     return blake2b(size.to_bytes(8, "little") + raw, digest_size=16).hexdigest()
 
 
-def lay_out(metadata: Any, row_group: int, size: int) -> Layout:
+def lay_out(metadata: Any, chunks: Sequence[Any], size: int) -> Layout:
     """Return where the columns of a row group lie.
 
     Parameters
     ----------
     metadata
         The parsed footer.
-    row_group
-        The row group's number.
+    chunks
+        The footer's entries of the row group's columns.
     size
         The file's length.
     """
-    group = metadata.row_group(row_group)
-    chunks = [group.column(number) for number in range(group.num_columns)]
     starts = [min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset))) for chunk in chunks]
-    columns = tuple((chunk.path_in_schema, start, start + chunk.total_compressed_size) for chunk, start in zip(chunks, starts, strict=True))
+    columns = tuple(
+        (sys.intern(chunk.path_in_schema), start, start + chunk.total_compressed_size) for chunk, start in zip(chunks, starts, strict=True)
+    )
     return Layout(n_file_bytes=size, footer_start=size - metadata.serialized_size - 8, columns=columns)
 
 
@@ -86,8 +122,24 @@ def plain_schema(metadata: Any) -> pa.Schema:
     return pa.schema([pa.field(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type) for field in schema])
 
 
-def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield a row group's rows, after checking that the file is still the one whose footer was read first.
+class SchemaCache:
+    """The plain schema of the first file that was seen: to compare a wide footer with it is much cheaper than to convert it."""
+
+    def __init__(self) -> None:
+        self._first: tuple[Any, bytes | None, pa.Schema] | None = None
+
+    def find_plain(self, metadata: Any) -> pa.Schema:
+        """Return `plain_schema` of a footer; the same object if it has the columns of the first one."""
+        schema, arrow = metadata.schema, (metadata.metadata or {}).get(_ARROW)
+        if self._first is not None and self._first[1] == arrow and self._first[0].equals(schema):
+            return self._first[2]
+        plain = plain_schema(metadata)
+        self._first = self._first or (schema, arrow, plain)
+        return plain
+
+
+def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Yield a row group's rows in batches of limited rows and bytes, after checking that the file is still the one whose footer was read first.
 
     Parameters
     ----------
@@ -99,18 +151,74 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], bat
         The row group as it was found when the run began.
     columns
         The columns to read.
-    batch_rows
-        The most rows of a batch.
     """
     try:
         with _open(fs, path, fragment, columns) as (source, metadata):
-            file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
-            for batch in file.iter_batches(batch_size=batch_rows, row_groups=[fragment.row_group], columns=columns, use_threads=False):
+            group = metadata.row_group(fragment.row_group)
+            row_bytes, page_bytes = measure(group, metadata.schema.to_arrow_schema(), columns)
+            n_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(1.0, row_bytes))))
+            # a reader with a buffer reads on as it needs more; one without holds all compressed bytes of its columns
+            options = {"buffer_size": _PAGE_BYTES} if group.total_byte_size > _HELD_BYTES else {}
+            file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, pre_buffer=False, **options)
+            if page_bytes > _HELD_BYTES:
+                yield from _read_columns(file, fragment.row_group, columns, n_rows)
+                return
+            for batch in file.iter_batches(batch_size=n_rows, row_groups=[fragment.row_group], columns=columns, use_threads=False):
                 yield batch.select(columns)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
         raise InputError("this row group cannot be read: it is truncated or corrupt", fragment.where, "write the file again") from None
+
+
+def measure(group: Any, types: pa.Schema, columns: list[str]) -> tuple[float, int]:
+    """Return about how many bytes a row of some columns takes in memory, and how many bytes their largest pages have together.
+
+    Parameters
+    ----------
+    group
+        The row group's part of the footer.
+    types
+        The file's Arrow schema.
+    columns
+        The columns that are read.
+
+    Notes
+    -----
+    A column of fixed width takes its width, and any other what the footer says that its values have when they are decompressed. A
+    dictionary holds a repeated text once, so such a column counts the length of its least or its greatest text, if that is more.
+    """
+    read, n_rows = set(columns), max(1, group.num_rows)
+    row_bytes, page_bytes = 0.0, 0
+    for number in range(group.num_columns):
+        chunk = group.column(number)
+        name = chunk.path_in_schema.partition(".")[0]
+        if name not in read:
+            continue
+        page_bytes += min(_PAGE_BYTES, chunk.total_uncompressed_size)
+        try:
+            row_bytes += types.field(name).type.bit_width / 8
+        except ValueError:  # no fixed width
+            row_bytes += 8 + max(chunk.total_uncompressed_size / n_rows, _find_length(chunk))
+    return row_bytes, page_bytes
+
+
+def _find_length(chunk: Any) -> int:
+    """Return the length of the longer of a text column's least and greatest value, if values are stored in a dictionary; else 0."""
+    if not chunk.has_dictionary_page or chunk.physical_type != "BYTE_ARRAY":
+        return 0
+    statistics = chunk.statistics
+    known = statistics is not None and statistics.has_min_max
+    return max(len(statistics.min_raw), len(statistics.max_raw)) if known else _TEXT_BYTES
+
+
+def _read_columns(file: Any, row_group: int, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a row group whose columns are read one after the other, so that one column's pages are held at a time."""
+    read = [file.read_row_group(row_group, columns=[name], use_threads=False) for name in columns]
+    rows = pa.table([table.column(name) for name, table in zip(columns, read, strict=True)], names=columns)
+    del read
+    for start in range(0, rows.num_rows, batch_rows):
+        yield from rows.slice(start, batch_rows).combine_chunks().to_batches()
 
 
 @contextmanager
@@ -124,7 +232,10 @@ def _open(fs: Any, path: str, fragment: Fragment, columns: list[str]) -> Iterato
         with pa.OSFile(path) if isinstance(fs, LocalFileSystem) else pa.PythonFile(open_remote(fragment.url), mode="r") as source:
             yield source, metadata
         return
-    needed = [(start, end) for name, start, end in layout.columns if any(f"{name}.".startswith(f"{column}.") for column in columns)]
+    read = set(columns)
+    needed = [(start, end) for name, start, end in layout.columns if name.partition(".")[0] in read]
+    if sum(end - start for start, end in needed) > _HELD_BYTES:
+        needed = []  # each column is read as it is needed
     file = RemoteFile(fragment.url, layout.n_file_bytes, [*needed, (layout.footer_start, layout.n_file_bytes)])
     file.seek(layout.footer_start)
     raw = file.read()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from dpdask.io import parquet
@@ -13,11 +14,12 @@ from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
 
 _FOOTER_THREADS = 16
+_FIRST_FILES = 64
 
 Ranges = list[tuple[Any, Any]]
 
 
-def row_group_ranges(table: InputTable, columns: Iterable[str]) -> Mapping[str, Ranges]:
+def row_group_ranges(table: InputTable, columns: Iterable[str], is_needed: Callable[[Ranges], bool] | None = None) -> Mapping[str, Ranges]:
     """Return the range of values in each row group, in the order of the table, for the columns whose range every footer holds.
 
     Row groups that hold only nulls have no range. Only footers are read; CSV files have none. Partition columns have
@@ -29,6 +31,9 @@ def row_group_ranges(table: InputTable, columns: Iterable[str]) -> Mapping[str, 
         The table that was found.
     columns
         The columns to look at.
+    is_needed
+        Called with the first ranges of a column, and again with more; if it returns False, the column is left out. When none is
+        left, no further footer is read. None keeps all columns.
 
     Raises
     ------
@@ -39,15 +44,24 @@ def row_group_ranges(table: InputTable, columns: Iterable[str]) -> Mapping[str, 
     -------
     The ranges are exact values of the private table. Compare them and discard them: never put them in a message, file or graph.
     """
-    files = {fragment.url: fragment for fragment in table.fragments}
-    columns = list(columns)
     if any(fragment.format != "parquet" or fragment.deleted for fragment in table.fragments):
         return {}
+    files = list({fragment.url: fragment for fragment in table.fragments}.values())
+    joined: dict[str, Ranges] = {name: [] for name in columns}
+    start = 0
     with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-        found = list(pool.map(lambda file: _of_file(file, columns), files.values()))
-    whole = [name for name in columns if all(ranges[name] is not None for ranges in found)]
-    joined = {name: [pair for ranges in found for pair in ranges[name] or ()] for name in whole}
-    return {name: ranges for name, ranges in joined.items() if len({_kind(low) for low, _ in ranges}) <= 1}
+        while joined and start < len(files):
+            end = max(_FIRST_FILES, 2 * start)
+            found = list(pool.map(partial(_of_file, columns=list(joined)), files[start:end]))
+            whole = [name for name in joined if all(ranges[name] is not None for ranges in found)]
+            more = {name: joined[name] + [pair for ranges in found for pair in ranges[name] or ()] for name in whole}
+            joined = {name: ranges for name, ranges in more.items() if _is_of_one_kind(ranges) and (is_needed is None or is_needed(ranges))}
+            start = end
+    return joined
+
+
+def _is_of_one_kind(ranges: Ranges) -> bool:
+    return len({_kind(low) for low, _ in ranges}) <= 1
 
 
 def _kind(value: Any) -> Any:

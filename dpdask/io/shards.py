@@ -16,6 +16,7 @@ from dpdask.errors import InputError
 from dpdask.io.storage import Folder
 
 ROW_GROUP_ROWS = 2**17
+ROW_GROUP_BYTES = 2**26
 _BUFFER_BYTES = 2**20
 
 
@@ -69,6 +70,21 @@ def _is_whole(type_: pa.DataType) -> bool:
     return bool(pa.types.is_integer(type_) or pa.types.is_temporal(type_)) and not pa.types.is_duration(type_)
 
 
+def choose_encoding(schema: pa.Schema, few_valued: Collection[str]) -> dict[str, Any]:
+    """Return the options with which a shard is written.
+
+    Parameters
+    ----------
+    schema, few_valued
+        As for `ShardWriter`.
+    """
+    whole = {field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type) and field.name not in few_valued}
+    dictionary = [
+        field.name for field in schema if field.name not in whole and not (pa.types.is_floating(field.type) and field.name not in few_valued)
+    ]
+    return {"compression": "snappy", "version": "2.6", "use_dictionary": dictionary, "column_encoding": whole}
+
+
 class ShardWriter:
     """Writes one shard; it appears under its name, whole, when it is closed.
 
@@ -99,26 +115,21 @@ class ShardWriter:
         self._sink = _HashingSink(self._stack.enter_context(folder.open_new(name, other) if new else folder.open_replacement(name)))
         # Parquet writes page by page; a buffer spares as many calls back into Python
         self._file = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _BUFFER_BYTES)
-        whole = {field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type) and field.name not in few_valued}
-        dictionary = [
-            field.name for field in schema if field.name not in whole and not (pa.types.is_floating(field.type) and field.name not in few_valued)
-        ]
         self._writer = pq.ParquetWriter(
             self._file,
             schema,
-            compression="snappy",
-            version="2.6",
-            use_dictionary=dictionary,
-            column_encoding=whole,
+            **choose_encoding(schema, few_valued),
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows; a row group is written as soon as it is full."""
+        """Add rows; a row group is written as soon as it has 2**17 rows, or 64 MiB in memory."""
         self._pending.append(batch)
         self._n_pending += batch.num_rows
         self._n_rows += batch.num_rows
         if self._n_pending >= ROW_GROUP_ROWS:
             self._flush(self._n_pending // ROW_GROUP_ROWS * ROW_GROUP_ROWS)
+        if sum(each.nbytes for each in self._pending) >= ROW_GROUP_BYTES:
+            self._flush(self._n_pending)
 
     def _flush(self, n_rows: int) -> None:
         table = pa.Table.from_batches(self._pending, self._schema)

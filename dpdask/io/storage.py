@@ -6,6 +6,7 @@ import errno
 import filecmp
 import io
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from dpdask.io.remote import open_remote
 
 _REMOVALS = 10
 _COMPARED_BYTES = 2**26
+_BEING_WRITTEN = re.compile(r"\.[0-9a-f]{32}\.tmp$")
 
 T = TypeVar("T")
 
@@ -347,6 +349,11 @@ class Folder:
                     what = "the output is a mount point, which no folder can replace"
                     raise OutputError(what, str(destination), "choose a folder in it") from None
                 raise
+
+
+def name_when_whole(name: str) -> str:
+    """Return the name of a file, or the one under which a file that is being written will appear."""
+    return _BEING_WRITTEN.sub("", name)
 
 
 @contextmanager

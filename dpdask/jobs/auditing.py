@@ -7,7 +7,10 @@ from typing import Any
 
 from dpdask.errors import InputError, OutputError
 from dpdask.io.storage import Folder
+from dpdask.jobs.growing_folder import name_release
+from dpdask.jobs.growing_table import open_growing
 from dpdask.jobs.keys import raises_in_keys
+from dpdask.jobs.publication import Publication
 from dpdask.jobs.spec import Job
 from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import open_table
@@ -43,7 +46,10 @@ def audit_job(job: Job, *, n_runs: int = 20_000) -> dict[str, Any]:
 
 def _card(job: Job, release: str) -> dict[str, Any] | None:
     """Return the card of a finished job's own release, or None if there is none or it was changed."""
-    publication = job.file.output.target.open(Folder(job.output_url))
+    output, target = Folder(job.output_url), job.file.output.target
+    publication: Publication = target.open(output)
+    if job.file.growing:
+        release, publication = name_release(job.digest, 0), open_growing(target, output, job.digest)
     try:
         manifest = publication.find(release)
         data = b"" if manifest is None else publication.read_card(release)

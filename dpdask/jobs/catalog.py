@@ -15,6 +15,17 @@ class Catalog(Document):
 
     A job holds no credentials: pyiceberg reads them, and whatever else is missing here, from the environment, for
     instance `PYICEBERG_CATALOG__LAKE__TOKEN` for the catalog `lake`.
+
+    Attributes
+    ----------
+    name
+        Its name, which the variables of the environment hold.
+    type
+        Its kind, such as `rest`, `sql`, `hive` or `glue`.
+    uri
+        Its address.
+    warehouse
+        Where it keeps tables.
     """
 
     name: str = Field(min_length=1)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from dpdask.engine.work import RELEASE_NAME
-from dpdask.errors import DataError, InputError, OutputError
+from dpdask.errors import SPENT_AGAIN, DataError, MissingError, OutputError
 from dpdask.io.fragments import InputTable
-from dpdask.io.manifest import CARD_NAME, META, SUCCESS_NAME, Manifest
+from dpdask.io.manifest import CARD_NAME, META, Manifest
 from dpdask.io.storage import Folder
-from dpdask.jobs.growing_folder import GrowingFolder, name_manifest, name_release, read_number
+from dpdask.jobs.growing_folder import name_release, read_number
+from dpdask.jobs.growing_table import GrowingPublication, open_growing
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import busy
 from dpdask.jobs.series import Kept, KeptFolder, Size, choose_new, select
@@ -34,14 +35,18 @@ class GrowingState(RunState):
 
     Parameters
     ----------
-    output, ledger_url
+    output, ledger_url, target
         As for `RunState`.
+    job
+        The job's digest.
     """
 
-    def __init__(self, output: Folder, ledger_url: str | None = None) -> None:
-        super().__init__(output, ledger_url, Target())
-        self.publication: GrowingFolder = GrowingFolder(output)
+    def __init__(self, output: Folder, ledger_url: str | None, target: Target, job: str) -> None:
+        super().__init__(output, ledger_url, target)
+        self.publication: GrowingPublication = open_growing(target, output, job)
         self.kept = KeptFolder(output, ledger_url)
+        self._job = job
+        self._newest: tuple[int, Kept] | None = None
         self._next: Kept | None = None
         self._epsilon: float | None = None
 
@@ -58,12 +63,23 @@ class GrowingState(RunState):
         OutputError
             If it is something else.
         """
-        manifest, found = Manifest.read(self.output), self._read_unfinished()
+        manifest, found = self.publication.find(name_release(job.digest, 0)), self._read_unfinished()
         if manifest is None and not self.publication.is_free(None if found is None else found.run_id):
-            raise OutputError("this output exists and is not this run's", self.output.url, "choose another output.path, or remove it")
-        if manifest is not None and manifest.job != job.digest:
+            raise OutputError("this output exists and is not this run's", self.output.url, SPENT_AGAIN)
+        if (manifest is not None and manifest.job != job.digest) or self._holds_series_of_another_job():
             what = "this output holds another job's release; a growing table keeps its input, schema, privacy and mechanism"
             raise OutputError(what, job.file.output.path, "start a new output: choose another output.path")
+
+    def _holds_series_of_another_job(self) -> bool:
+        """Return whether what is kept beside a table belongs to a series of another job, which may go on."""
+        begun = self.kept.read_job()
+        return begun is not None and begun[0] != self._job and open_growing(begun[1], self.output, begun[0]).count() > 0
+
+    def _read_manifest(self, number: int) -> Manifest:
+        """Return the manifest of a release that is committed."""
+        manifest = self.publication.find(name_release(self._job, number))
+        assert manifest is not None
+        return manifest
 
     def find_unfinished(self, job: Job) -> Progressed | None:
         """Return the state of this job's unfinished run, or None."""
@@ -79,7 +95,11 @@ class GrowingState(RunState):
             If it is missing, or its key is elsewhere.
         """
         number = self.number
-        return self.kept.read(self.output.read(name_manifest(number - 1)), number - 1) if number else None
+        if number == 0:
+            return None
+        if self._newest is None or self._newest[0] != number:
+            self._newest = number, self.kept.read(self._read_manifest(number - 1).to_bytes(), number - 1)
+        return self._newest[1]
 
     def find_fitted(self) -> bytes | None:
         """Return the fitted release of the series; None before the first release."""
@@ -158,7 +178,7 @@ class GrowingState(RunState):
         costs = [*(size.epsilon for size in self._next.sizes), self._epsilon]
         return card.model_copy(update={"series": describe_release(len(costs) - 1, costs, job.file.privacy)})
 
-    def publish(self, reached: Progressed, manifest: Manifest, card: bytes) -> None:
+    def publish(self, reached: Progressed, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
         """Keep the record that the release leaves, and make the release appear; see `RunState.publish`."""
         assert self._next is not None
         size = Size(n_rows=manifest.n_rows, n_shards=len(manifest.shards), epsilon=self._epsilon)
@@ -166,21 +186,21 @@ class GrowingState(RunState):
         if read_number(reached.release) == 0:
             key = self.keys.read(reached.run_id)
             assert key is not None
-            self.kept.begin(key, kept.id, self.secrets(reached.run_id).read(RELEASE_NAME))
+            self.kept.begin(key, kept.id, self.secrets(reached.run_id).read(RELEASE_NAME), self._job, self._target)
+            self.output.remove(SUMMARY_NAME)  # of a series that somebody gave up, in a table
         self.kept.write(kept, manifest.to_bytes())
-        super().publish(reached, manifest, card)
+        super().publish(reached, manifest, documents)
         self.finish()
 
     def finish(self) -> None:
-        """Write what an interrupted publication left out after its manifest: `_SUCCESS` and the card that sums up the series."""
-        self.publication.finish()
+        """Write what an interrupted publication left out after its commit: what the output wants, and the card that sums up the series."""
         number = self.number
         if not number or self._read_summary() == number:
             return
-        manifest = self.output.read(name_manifest(number - 1))
+        manifest = self._read_manifest(number - 1).to_bytes()
         kept = self.kept.read(manifest, number - 1)
-        first = Card.read(self.output.read(CARD_NAME, replaced=True), CARD_NAME)
-        self.output.write(SUCCESS_NAME, b"")
+        first = Card.read(self.publication.read_card(name_release(self._job, 0)), CARD_NAME)
+        self.publication.finish()
         self.output.write(SUMMARY_NAME, first.model_copy(update={"series": describe_series(kept.sizes, first)}).to_bytes())
         self.kept.sweep(manifest, number - 1)
 
@@ -212,7 +232,7 @@ class GrowingState(RunState):
     def tidy(self, job: Job) -> None:
         """Finish a release that was published, and remove what the removal of a run left; the caller holds the lock."""
         reached = self.read()
-        if reached is not None and not self.is_committed():
+        if reached is not None and (reached.job != job.digest or not self.is_committed()):
             return
         if reached is not None:
             self.finish()
@@ -242,7 +262,7 @@ def open_next(job: Job, state: GrowingState, unfinished: Progressed | None) -> J
 
     opened = open_table(job.extend(None) if continued else job, state.folder, choose)
     if continued and job.mechanism.public_table is not None and versions:
-        with suppress(InputError):  # the public table was read by the first release, and may be gone
+        with suppress(MissingError):  # the public table was read by the first release, and may be gone
             check_apart(discover_public(job.mechanism.public_table, job.schema), versions)
     return opened
 
@@ -262,8 +282,7 @@ def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, str
     TemporaryError
         If another driver is at work, or has released rows in the meantime.
     """
-    state = GrowingState(Folder(job.output_url), None if job.ledger is None else job.ledger.url)
-    state.check_output(job)
+    state = open_growing_state(job)
     if state.folder.exists():
         with state.lock():
             state.tidy(job)
@@ -275,6 +294,7 @@ def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, str
     following.account.check_room(None if unfinished is None else unfinished.run_id)
     if opened.public_rows == 0:
         raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
+    state.publication.check(opened.mechanism.find_written(opened.work.released))
     with state.lock():
         if (number, unfinished) != (state.number, state.find_unfinished(job)):
             raise busy(state.output)
@@ -292,8 +312,7 @@ def plan_growing(job: Job) -> tuple[Job, JobTable, dict[str, Any]]:
     OutputError
         If the output is another job's.
     """
-    state = GrowingState(Folder(job.output_url), None if job.ledger is None else job.ledger.url)
-    state.check_output(job)
+    state = open_growing_state(job)
     opened = open_next(job, state, None if state.is_committed() else state.find_unfinished(job))
     kept, following = state.read_kept(), state.extend(job, opened.table)
     sizes = () if kept is None else kept.sizes
@@ -310,6 +329,20 @@ def plan_growing(job: Job) -> tuple[Job, JobTable, dict[str, Any]]:
     return following, opened, told
 
 
+def open_growing_state(job: Job) -> GrowingState:
+    """Return the state of a growing table's output.
+
+    Raises
+    ------
+    OutputError
+        If the output is another job's.
+    """
+    ledger_url = None if job.ledger is None else job.ledger.url
+    state = GrowingState(Folder(job.output_url), ledger_url, job.file.output.target, job.digest)
+    state.check_output(job)
+    return state
+
+
 def open_state(output: Folder, ledger_url: str | None = None) -> RunState:
     """Return the state of an output whose job is not known.
 
@@ -320,4 +353,5 @@ def open_state(output: Folder, ledger_url: str | None = None) -> RunState:
     ledger_url
         The ledger that its job is charged to, if that is known.
     """
-    return (GrowingState if KeptFolder(output, ledger_url).exists() else RunState)(output, ledger_url)
+    begun = KeptFolder(output, ledger_url).read_job()
+    return RunState(output, ledger_url) if begun is None else GrowingState(output, ledger_url, begun[1], begun[0])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import pyarrow as pa
 
-from dpdask.engine.write import Staging
+from dpdask.engine.write import Staging, add_run
 from dpdask.errors import OutputError
 from dpdask.io.faults import storage_faults
-from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
+from dpdask.io.manifest import CARD_NAME, DOCUMENTS, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.publication import ManifestFolder, Publication, RenamedFolder, remove_shards
 from dpdask.jobs.records import busy
@@ -54,19 +55,20 @@ class GrowingFolder:
 
     def read_card(self, release: str) -> bytes:
         """Return the card of a release; see `Publication.read_card`."""
-        return self.output.read(_name_card(read_number(release)), replaced=True)
+        return self.output.read(name_document(CARD_NAME, read_number(release)), replaced=True)
 
     def is_free(self, run_id: str | None) -> bool:
         """Return whether there is a release already, or nothing else; see `Publication.is_free`."""
         return bool(self.count()) or self._first.is_free(run_id)
 
-    def stage(self, staging: Staging, manifest: Manifest, card: bytes) -> None:
-        """Write the card, where nobody sees it or takes it for a release; see `Publication.stage`."""
+    def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
+        """Write the documents, where nobody sees them or takes them for a release; see `Publication.stage`."""
         number = self.count()
-        if number:
-            staging.shards.write(_name_card(number), card)
-        else:
-            self._first.stage(staging, manifest, card)
+        if not number:
+            self._first.stage(staging, manifest, documents)
+            return
+        for name, data in documents.items():
+            staging.shards.write(name_document(name, number), data)
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
         """Rename the shards into place, if they are hidden, and create the manifest; see `Publication.commit`."""
@@ -77,21 +79,20 @@ class GrowingFolder:
         if self.output.is_local:
             staging.shards.level_times()
             with storage_faults(self.output.url, writing=True):
-                for name in (*(shard.name for shard in manifest.shards), _name_card(number)):
+                for name in (*(shard.name for shard in manifest.shards), *(name_document(name, number) for name in DOCUMENTS)):
                     (staging.shards.local_path / name).replace(self.output.local_path / name)
         if not self.output.put_new(name_manifest(number), manifest.to_bytes()):
             raise OutputError("another run has released these rows into this output", self.output.url, "run the job again")
         if not {shard.name for shard in manifest.shards} <= set(self.output.names()):  # aborted while this driver slept
             self.output.remove(name_manifest(number))
             raise busy(self.output)
-        self.output.write(SUCCESS_NAME, b"")
 
     def finish(self) -> None:
-        """Write the file that comes after the manifest."""
-        self._first.finish()
+        """Write the file that comes after the manifest of each release."""
+        self.output.write(SUCCESS_NAME, b"")
 
     def undo(self, release: str, run_id: str) -> None:
-        """Remove the run's shards and its card, unless its manifest is there; see `Publication.undo`."""
+        """Remove the run's shards and its documents, unless its manifest is there; see `Publication.undo`."""
         number = read_number(release)
         if number == 0:
             self._first.undo(release, run_id)
@@ -102,7 +103,8 @@ class GrowingFolder:
                         self.output.remove(name)
             else:
                 remove_shards(self.output, run_id)
-            self.output.remove(_name_card(number))
+            for name in DOCUMENTS:
+                self.output.remove(name_document(name, number))
 
 
 def name_release(job: str, number: int) -> str:
@@ -132,5 +134,14 @@ def _name_shards(number: int) -> str:
     return f"r{number:05d}"  # the first release's shards end in plain numbers
 
 
-def _name_card(number: int) -> str:
-    return CARD_NAME if number == 0 else f"{META}/release-{number:05d}.json"
+def name_document(name: str, number: int) -> str:
+    """Return the name of a release's document in the output.
+
+    Parameters
+    ----------
+    name
+        Its name in a folder that holds one release.
+    number
+        The release's number.
+    """
+    return name if number == 0 else add_run(name, f"{number:05d}")

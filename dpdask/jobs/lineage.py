@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from dpdask.errors import DpdaskError, InternalError, SpecError
 from dpdask.io.storage import Folder
-from dpdask.jobs.growing_folder import GrowingFolder
+from dpdask.jobs.growing_table import open_growing
 from dpdask.jobs.run import Outcome
 from dpdask.jobs.spec import Job
 from dpdask.version import __version__
@@ -132,8 +132,8 @@ class _Events:
             return event  # nothing was new
         output.outputFacets = {"outputStatistics": size}
         with suppress(DpdaskError):  # a card that cannot be read just now
-            folder = Folder(outcome.output)
-            publication = GrowingFolder(folder) if self._job.file.growing else self._job.file.output.target.open(folder)
+            folder, target = Folder(outcome.output), self._job.file.output.target
+            publication = open_growing(target, folder, self._job.digest) if self._job.file.growing else target.open(folder)
             card = json.loads(publication.read_card(outcome.release))
             output.facets = {"dpdask_releaseCard": _facet("ReleaseCard", card=card)}
             if "input" in card:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpdask.engine.told import Told
 from dpdask.io.fragments import InputTable
-from dpdask.io.ranges import row_group_ranges
+from dpdask.io.ranges import Ranges, row_group_ranges
 from dpdask.jobs.spec import Job
 from dpdask.stats.order import ColumnOrder
 
@@ -53,10 +53,13 @@ def list_footer_warnings(job: Job, table: InputTable) -> tuple[str, ...]:
     """
     if job.order is None or len(table.fragments) < 2:
         return ()
-    found = row_group_ranges(table, job.schema.privatised)
-    parts = {name: [ColumnOrder.of_range(low, high) for low, high in ranges] for name, ranges in found.items()}
-    in_order = [name for name, ranges in parts.items() if ColumnOrder.identity().merge(*ranges).is_sorted]
+    found = row_group_ranges(table, job.schema.privatised, lambda ranges: not _order(ranges).is_mixed)
+    in_order = [name for name, ranges in found.items() if _order(ranges).is_sorted]
     return tuple(f"the row groups of the input are sorted by column {name!r}: {_place(job)}" for name in in_order)
+
+
+def _order(ranges: Ranges) -> ColumnOrder:
+    return ColumnOrder.identity().merge(*(ColumnOrder.of_range(low, high) for low, high in ranges))
 
 
 def list_partition_warnings(job: Job, table: InputTable) -> tuple[str, ...]:

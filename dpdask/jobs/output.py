@@ -13,7 +13,7 @@ from dpdask.io.iceberg_log import IcebergLog
 from dpdask.io.storage import Folder
 from dpdask.jobs.catalog import Catalog
 from dpdask.jobs.publication import ManifestFolder, Publication, RenamedFolder
-from dpdask.jobs.published_table import PublishedTable
+from dpdask.jobs.published_table import PublishedTable, TableLog
 from dpdask.privacy.order import RowOrder
 
 
@@ -53,15 +53,32 @@ class Target(Document):
 
     def open(self, output: Folder) -> Publication:
         """Return what publishes into a folder in this way."""
-        if self.format == "delta":
-            return PublishedTable(output, DeltaLog(output), self.mode)
-        if self.table is not None and self.catalog is not None:
-            return PublishedTable(output, IcebergLog(output, self.table, self.catalog.model_dump(exclude_none=True)), self.mode)
+        log = self.open_log(output)
+        if log is not None:
+            return PublishedTable(output, log, self.mode)
         return RenamedFolder(output) if output.is_local else ManifestFolder(output)
+
+    def open_log(self, output: Folder) -> TableLog | None:
+        """Return the log of the table in a folder; None if plain files are written there."""
+        if self.format == "delta":
+            return DeltaLog(output)
+        if self.table is not None and self.catalog is not None:
+            return IcebergLog(output, self.table, self.catalog.model_dump(exclude_none=True))
+        return None
 
 
 class Output(Target):
-    """Where the release goes, the most rows of a shard, and whether rows that are released one by one are shuffled."""
+    """Where the release goes, and how its rows are laid out.
+
+    Attributes
+    ----------
+    path
+        A new folder or table, as a path or any fsspec URL.
+    rows_per_shard
+        The most rows of a shard.
+    order
+        `shuffled`, or `keep`: rows that are released one by one stand in the order of the input, which may reveal their values.
+    """
 
     path: str = Field(min_length=1)
     rows_per_shard: int = Field(default=1_000_000, ge=1)

@@ -8,13 +8,14 @@ from typing import Any
 
 from dpdask.engine.shuffle import limit_shard_rows
 from dpdask.io.storage import Folder
+from dpdask.jobs.duration import expect_duration
 from dpdask.jobs.growing import plan_growing
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_footer_warnings, list_partition_warnings
 from dpdask.jobs.spec import Job
 from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
-from dpdask.mechanisms.plan_text import describe_promise, describe_steps
+from dpdask.mechanisms.plan_text import describe_promise, describe_seconds, describe_steps, list_noise
 
 _CONTINUED = (
     "survey: read the new rows; check and count them",
@@ -41,8 +42,13 @@ class Plan:
         In order, in words.
     epsilons
         What each privatised column of one released row may cost; empty if no row is released.
+    seconds, n_workers
+        About how long each stage takes, from bytes and usual rates, and on how many threads of workers; empty and None if the number
+        of workers is not known.
     reference_epsilons
         What each noisy histogram costs, if there are any.
+    noise
+        The central noise: `on` how many vectors of counts, its `sigma` in counts, and its `kind`.
     ledger
         The dataset's ε spent before and after the run, its limit, whether the run fits, and the share of the rows that have no
         ε in some run, before and after this one; None without a ledger.
@@ -77,8 +83,11 @@ class Plan:
     input_format: str
     input_version: int | None
     stages: tuple[str, ...]
+    seconds: tuple[float, ...]
+    n_workers: int | None
     epsilons: dict[str, float]
     reference_epsilons: dict[str, float]
+    noise: tuple[dict[str, Any], ...]
     ledger: dict[str, Any] | None
     outside: dict[str, str]
     kept: tuple[str, ...]
@@ -105,6 +114,11 @@ class Plan:
             self.name + (" (INSECURE: seeded)" if self.insecure else ""),
             f"  input     {rows} rows, {self.n_bytes / 1e6:,.1f} MB, {self.n_fragments} fragments, {self._describe_input()}",
             *_describe_series(self.series),
+            *(
+                [f"  takes     about {describe_seconds(sum(self.seconds))} on {_count(self.n_workers)}, once they have started; rough"]
+                if self.n_workers
+                else []
+            ),
             *describe_steps(self),
             *(f"  outside   {name}: {outside}" for name, outside in self.outside.items()),
             f"  kept      {', '.join(self.kept) or 'nothing'}; dropped: {', '.join(self.dropped) or 'nothing'}",
@@ -120,6 +134,10 @@ class Plan:
     def _describe_table(self) -> str:
         table = _TABLES.get(self.output_format)
         return "" if table is None else f", {_MODES[self.output_mode].format(table=table)}"
+
+
+def _count(n_workers: int) -> str:
+    return "1 worker" if n_workers == 1 else f"{n_workers:,} workers"
 
 
 def _warn_of_full_charge(job: Job, ledger: dict[str, Any] | None) -> tuple[str, ...]:
@@ -160,6 +178,8 @@ def plan_job(job: Job) -> Plan:
     table, mechanism = opened.table, opened.mechanism
     job.file.output.target.open(Folder(job.output_url)).check(opened.mechanism.find_written(opened.work.released))
     expected = expect(job, opened)
+    stages = (*expected.stages, _describe_commit(job))
+    duration = expect_duration(job, opened, stages, expected.n_rows)
     ledger = job.account.describe_balances(opened.sample_place)
     return Plan(
         name=job.file.name,
@@ -169,7 +189,10 @@ def plan_job(job: Job) -> Plan:
         n_bytes=table.n_bytes,
         input_format=table.format,
         input_version=table.version,
-        stages=(*expected.stages, _describe_commit(job)),
+        stages=stages,
+        seconds=() if duration is None else duration.stages,
+        n_workers=None if duration is None else duration.n_workers,
+        noise=list_noise(mechanism.event),
         epsilons=dict(mechanism.spending.row),
         reference_epsilons=dict(mechanism.spending.reference),
         ledger=ledger,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import pyarrow as pa
 
 from dpdask.engine.write import Staging
-from dpdask.errors import OutputError
-from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
-from dpdask.io.storage import Folder
+from dpdask.errors import SPENT_AGAIN, OutputError
+from dpdask.io.manifest import CARD_NAME, DOCUMENTS, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
+from dpdask.io.storage import Folder, name_when_whole
 from dpdask.jobs.records import busy
 
 NAME_DIGITS = 12
@@ -71,8 +72,8 @@ class Publication(Protocol):
     def is_free(self, run_id: str | None) -> bool:
         """Return whether a release can be committed here, beside what an unfinished run has written; no release of the job is here."""
 
-    def stage(self, staging: Staging, manifest: Manifest, card: bytes) -> None:
-        """Write card and manifest beside the staged shards; nobody sees them yet.
+    def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
+        """Write documents and manifest beside the staged shards; nobody sees them yet.
 
         Parameters
         ----------
@@ -80,8 +81,8 @@ class Publication(Protocol):
             Where the run stages.
         manifest
             The list of its shards.
-        card
-            The release card.
+        documents
+            By name, in the order of `DOCUMENTS`: the release card, and what is made from it.
         """
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
@@ -156,9 +157,9 @@ class RenamedFolder(_OwnFolder):
         del run_id
         return not self.output.is_file() and not self.output.names()
 
-    def stage(self, staging: Staging, manifest: Manifest, card: bytes) -> None:
+    def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
         """Write all files of the output; see `Publication.stage`."""
-        for name, data in ((CARD_NAME, card), (MANIFEST_NAME, manifest.to_bytes()), (SUCCESS_NAME, b"")):
+        for name, data in (*documents.items(), (MANIFEST_NAME, manifest.to_bytes()), (SUCCESS_NAME, b"")):
             staging.shards.write(name, data)
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
@@ -190,17 +191,18 @@ class ManifestFolder(_OwnFolder):
         return stage_in_place(self.output, actions, run_id)
 
     def is_free(self, run_id: str | None) -> bool:
-        """Return whether there is nothing but the run's shards and card; see `Publication.is_free`."""
+        """Return whether there is nothing but the run's shards and documents; see `Publication.is_free`."""
         return not self.output.is_file() and all(name == META or is_shard_of(run_id, name) for name in self.output.names())
 
-    def stage(self, staging: Staging, manifest: Manifest, card: bytes) -> None:
-        """Write the card, unless a release is here; see `Publication.stage`."""
+    def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
+        """Write the documents, unless a release is here; see `Publication.stage`."""
         del manifest
-        if staging.shards.put_new(CARD_NAME, card):
-            return
-        if Manifest.read(self.output) is not None:
-            raise _other_release(self.output)
-        staging.shards.write(CARD_NAME, card)  # in place of one that a run left which was aborted
+        for name, data in documents.items():
+            if staging.shards.put_new(name, data):
+                continue
+            if Manifest.read(self.output) is not None:
+                raise _other_release(self.output)
+            staging.shards.write(name, data)  # in place of one that a run left which was aborted
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
         """Create the manifest; see `Publication.commit`."""
@@ -218,11 +220,12 @@ class ManifestFolder(_OwnFolder):
             self.output.write(SUCCESS_NAME, b"")
 
     def undo(self, release: str, run_id: str) -> None:
-        """Remove the run's shards and its card; see `Publication.undo`."""
+        """Remove the run's shards and its documents; see `Publication.undo`."""
         del release
         if Manifest.read(self.output) is None:
             remove_shards(self.output, run_id)
-            self.output.remove(CARD_NAME)
+            for name in DOCUMENTS:
+                self.output.remove(name)
 
 
 def _other_release(output: Folder) -> OutputError:
@@ -257,12 +260,12 @@ def find_in_folder(output: Folder, release: str) -> Manifest | None:
     """
     manifest = Manifest.read(output)
     if manifest is not None and manifest.job != release:
-        raise OutputError("this output holds another job's release", output.url, "choose another output.path, or remove it")
+        raise OutputError("this output holds another job's release", output.url, SPENT_AGAIN)
     return manifest
 
 
 def is_shard_of(run_id: str | None, name: str) -> bool:
-    """Return whether a file is a shard that a run has written where it will stay.
+    """Return whether a file is a shard that a run has written, or half written, where it will stay.
 
     Parameters
     ----------
@@ -271,11 +274,11 @@ def is_shard_of(run_id: str | None, name: str) -> bool:
     name
         The name of the file.
     """
-    return run_id is not None and name.endswith(f"-{run_id[:NAME_DIGITS]}.parquet")
+    return run_id is not None and name_when_whole(name).endswith(f"-{run_id[:NAME_DIGITS]}.parquet")
 
 
-def remove_shards(output: Folder, run_id: str) -> None:
-    """Remove the shards that a run has written where they were to stay.
+def remove_shards(output: Folder, run_id: str, but: Collection[str] = ()) -> None:
+    """Remove the shards that a run has written, or half written, where they were to stay.
 
     Parameters
     ----------
@@ -283,9 +286,11 @@ def remove_shards(output: Folder, run_id: str) -> None:
         The output folder.
     run_id
         The name of the run.
+    but
+        The names of shards that stay.
     """
     for name in output.names():
-        if is_shard_of(run_id, name):
+        if is_shard_of(run_id, name) and name not in but:
             output.remove(name)
 
 
@@ -296,5 +301,5 @@ def _sweep(publish: Folder, manifest: Manifest) -> None:
         if name not in whole:
             publish.remove(name)
     for name in publish.child(META).names():
-        if f"{META}/{name}" not in (CARD_NAME, MANIFEST_NAME):
+        if f"{META}/{name}" not in (*DOCUMENTS, MANIFEST_NAME):
             publish.child(META).remove(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from dpdask.engine.write import Staging, add_run
 from dpdask.errors import OutputError
 from dpdask.io.commits import Mode, Transaction
-from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, Manifest
+from dpdask.io.manifest import CARD_NAME, DOCUMENTS, MANIFEST_NAME, META, Manifest
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.jobs.publication import NAME_DIGITS, is_shard_of, remove_shards, stage_in_place
@@ -33,6 +33,15 @@ class TableLog(Protocol):
 
     def find(self, release: str) -> int | None:
         """Return the number of the run that has committed a release, or None."""
+
+    def count(self, name: Callable[[int], str]) -> int:
+        """Return how many releases of a series are committed.
+
+        Parameters
+        ----------
+        name
+            Gives the name of the release with a number.
+        """
 
     def check(self, types: pa.Schema, mode: Mode) -> None:
         """Check that these columns can be committed.
@@ -113,9 +122,12 @@ class PublishedTable:
         known = {META, self._log.folder_name}
         return not self.output.is_file() and all(name in known or is_shard_of(run_id, name) for name in self.output.names())
 
-    def stage(self, staging: Staging, manifest: Manifest, card: bytes) -> None:
-        """Write card and manifest under names of the run's own; see `Publication.stage`."""
-        staging.shards.write(staging.place(CARD_NAME), card)
+    def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
+        """Write documents and manifest under names of the run's own; see `Publication.stage`."""
+        if self.output.is_local:  # what a worker or a driver that was killed left half written
+            remove_shards(self.output, staging.run, {shard.name for shard in manifest.shards})
+        for name, data in documents.items():
+            staging.shards.write(staging.place(name), data)
         staging.shards.write(staging.place(MANIFEST_NAME), manifest.to_bytes())
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
@@ -130,12 +142,12 @@ class PublishedTable:
         """Do nothing: the entry was the last act."""
 
     def undo(self, release: str, run_id: str) -> None:
-        """Remove the run's shards, card and manifest; see `Publication.undo`."""
+        """Remove the run's shards, documents and manifest; see `Publication.undo`."""
         run = int(run_id[:NAME_DIGITS], 16)
         if self._log.find(release) == run:
             return
         remove_shards(self.output, run_id)
-        for name in (CARD_NAME, MANIFEST_NAME):
+        for name in (*DOCUMENTS, MANIFEST_NAME):
             self.output.remove(_name(name, run))
 
 

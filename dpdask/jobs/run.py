@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from dpdask.connect.probe import check_workers
 from dpdask.engine.account import settle
 from dpdask.engine.compute import Progress
-from dpdask.engine.fit import Fitted, carry_on, fit, load
+from dpdask.engine.fit import Fitted, carry_on, fit
 from dpdask.engine.shuffle import lay_out_rows
 from dpdask.engine.told import Told
-from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
+from dpdask.engine.work import NOISY_NAME, RELEASE_NAME, load
 from dpdask.engine.write import RowTask, Staged, Staging, Task, list_record_tasks, write_all
-from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError
+from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.fragment import Fragment
-from dpdask.io.manifest import Manifest, list_manifests
+from dpdask.io.manifest import MANIFEST_NAME, Manifest, list_manifests
 from dpdask.io.storage import Folder
+from dpdask.jobs.describing import make_job_card, write_documents
 from dpdask.jobs.growing import GrowingState, open_state, run_growing
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_sorted_warnings
@@ -28,7 +29,7 @@ from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
 from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
-from dpdask.mechanisms.card import make_card
+from dpdask.steps import step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +66,20 @@ class Outcome:
     release: str = ""
 
 
+CountRows = Callable[[int | None, int | None], None]
+
+
 @raises_in_keys
 @opens_stores
-def run_job(job: Job, progress: Progress | None = None) -> Outcome:
+def run_job(job: Job, progress: Progress | None = None, *, count_rows: CountRows | None = None) -> Outcome:
     """Run a job, or go on with it, or find it finished.
 
     Parameters
     ----------
     job
         The job.
-    progress
-        Called with (stage, done, total).
+    progress, count_rows
+        Called with (stage, done, total); before, with the numbers of rows that are read and written, where they are known and public.
 
     Raises
     ------
@@ -83,7 +87,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
         If the dataset's budget does not allow the job; checked before a row is read, and again before noise is drawn.
     SpecError, DataError
         If the job or its data are wrong; nothing is kept, so a corrected job starts afresh. Nothing is kept either of a
-        run that failed before its first noise.
+        run that failed before its first noise, unless what failed may pass and parts of the counts are kept.
     InputError
         If the input is missing, or changed since the run began; what is staged is kept.
     OutputError
@@ -101,7 +105,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     warnings are for the steward only.
     """
     if job.file.growing:
-        grown = run_growing(job, lambda *release: _run_locked(*release, progress=progress))
+        grown = run_growing(job, lambda *release: _run_locked(*release, progress=progress, count_rows=count_rows))
         nothing = Manifest(job=job.digest, shards=(), card_sha256="")
         return grown or Outcome(status="nothing new", output=job.output_url, manifest=nothing)
     state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url, job.file.output.target)
@@ -123,21 +127,24 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
         if finished is not None:
             state.remove_rest()
             return finished
-        return _run_locked(job, state, opened, release, progress=progress)
+        return _run_locked(job, state, opened, release, progress=progress, count_rows=count_rows)
 
 
-def _run_locked(job: Job, state: RunState, opened: JobTable, release: str, *, progress: Progress | None) -> Outcome:
+def _run_locked(job: Job, state: RunState, opened: JobTable, release: str, *, progress: Progress | None, count_rows: CountRows | None) -> Outcome:
     """Run a job whose output this driver has for itself."""
-    warnings = expect(job, opened).warnings
+    expected = expect(job, opened)
+    if count_rows is not None:
+        count_rows(opened.public_rows, expected.n_rows)
     _check_cluster(state, opened)
     try:
         outcome = _advance(job, state, opened, release, progress)
-        return replace(outcome, warnings=(*warnings, *outcome.warnings))
+        return replace(outcome, warnings=(*expected.warnings, *outcome.warnings))
     except DpdaskError as error:
         _fail(job, state, error)
         raise
 
 
+@step("checking the workers")
 def _check_cluster(state: RunState, opened: JobTable) -> None:
     """Check the workers; if they cannot do the work, leave no trace of a run that has not begun."""
     try:
@@ -204,7 +211,7 @@ def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
         return  # another driver has taken the run over
     drawn = not _nothing_drawn(state, job)
     settlement = settle(error, drawn=drawn, strict=job.account.is_strict)
-    if settlement == "keep":
+    if settlement == "keep" or (settlement == "void" and isinstance(error, TemporaryError) and state.has_parts()):
         return
     reached = _find_unfinished(job, state)
     if reached is not None and settlement == "refuse":
@@ -295,15 +302,17 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
         _charge(job, state, reached)  # already charged, unless the job got its ledger, or another one, since then
     _record_draw(job, reached)
     staged = _write(job, opened, reached.fitted, state.staging(reached.run_id), progress)
-    release = load(opened.work.secrets, reached.release_sha256, opened.mechanism.release_type)
-    card = _make_card(job, state, opened, reached, release)
-    manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(card).hexdigest())
-    quality = opened.mechanism.describe_quality(release)
-    state.publish(reached, manifest, card)
-    job.account.commit(reached.run_id, reached.release_sha256)
-    state.remove(reached.run_id)
+    with step("publishing"):
+        release = load(opened.work.secrets, reached.release_sha256, opened.mechanism.release_type)
+        card = make_job_card(job, state, opened, reached, release)
+        manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(card.to_bytes()).hexdigest())
+        quality = opened.mechanism.describe_quality(release)
+        documents, faults = write_documents(card, manifest, state.staging(reached.run_id).shards)
+        state.publish(reached, manifest, documents)
+        job.account.commit(reached.run_id, reached.release_sha256)
+        state.remove(reached.run_id)
     told = Told() if strict else _told(reached.fitted, staged)  # with a strict ledger, nobody is told
-    warnings = list_sorted_warnings(job, told, len(manifest.shards))
+    warnings = (*list_sorted_warnings(job, told, len(manifest.shards)), *faults)
     return Outcome(
         status="released",
         output=job.output_url,
@@ -358,16 +367,6 @@ def _seal(fragments: tuple[Fragment, ...], seals: tuple[bytes, ...]) -> tuple[Fr
     return tuple(replace(fragment, seal=seal) for fragment, seal in zip(fragments, seals, strict=True)) if seals else fragments
 
 
-def _make_card(job: Job, state: RunState, opened: JobTable, reached: Progressed, release: Any) -> bytes:
-    """Return the release card's bytes."""
-    fitted, order = reached.fitted, job.file.output.order
-    section = opened.mechanism.section(release, opened.work.columns, n_rows=opened.public_rows, n_released=sum(fitted.n_released), order=order)
-    card = opened.tell_version(make_card(section, name=job.file.name, insecure=job.file.insecure_seed is not None))
-    if isinstance(state, GrowingState):
-        card = state.describe(job, card)
-    return card.with_dataset(job.account.coverage_until(reached.run_id)).to_bytes()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """The state of an output.
@@ -390,9 +389,11 @@ class Status:
 def status(output_url: str) -> Status:
     """Return the state of an output: of its unfinished run, or of what was released into it."""
     state = open_state(Folder(output_url))
-    found, released = state.read_unfinished(), list_manifests(state.output)
+    found = state.read_unfinished()
     if found is not None and not state.is_committed():
+        released = list_manifests(state.output, state.staging(found.run_id).place(MANIFEST_NAME))
         return Status(stage=found.stage, n_shards=state.count_staged(found.run_id), n_releases=len(released))
+    released = list_manifests(state.output)
     n_shards = sum(len(manifest.shards) for manifest in released)
     return Status(stage="released" if released else "absent", n_shards=n_shards, n_releases=len(released))
 
@@ -423,7 +424,7 @@ def abort(output_url: str, ledger_url: str | None = None) -> bool:
         if isinstance(state, GrowingState):
             state.remove_rest()
         elif list_manifests(state.output):
-            raise OutputError("this output is released already", output_url, "remove the folder yourself, if you must")
+            raise OutputError("this output is released already", output_url, "if you must, remove the folder yourself; a further run spends ε again")
         return False
     if state.is_broken():
         state.remove_broken()

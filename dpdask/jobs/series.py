@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from typing import Any
 
 from dpdask.engine.work import RELEASE_NAME
 from dpdask.errors import InputError, OutputError
@@ -17,6 +18,7 @@ from dpdask.io.encrypted import decrypt, encrypt
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
 from dpdask.io.storage import Folder
+from dpdask.jobs.output import Target
 from dpdask.jobs.records import check_place
 from dpdask.jobs.run_keys import LEDGER, HostKeys, LedgerKeys, RunKeys, check_run_id
 from dpdask.privacy.series import extend_head
@@ -143,7 +145,20 @@ class KeptFolder:
         """Return whether a series was begun here."""
         return self.folder.exists(_ABOUT)
 
-    def begin(self, run_key: bytes, series_id: str, release: bytes) -> None:
+    def read_job(self) -> tuple[str, Target] | None:
+        """Return the digest of the job that began the series, and how it publishes; None if no series was begun here.
+
+        Raises
+        ------
+        OutputError
+            If it is of another version.
+        """
+        if not self.exists():
+            return None
+        about = self._read_about()
+        return about["job"], Target.model_validate(about["target"])
+
+    def begin(self, run_key: bytes, series_id: str, release: bytes, job: str, target: Target) -> None:
         """Keep the fitted release of the first run. Doing it twice writes the same bytes.
 
         Parameters
@@ -154,6 +169,8 @@ class KeptFolder:
             The id of the series.
         release
             The fitted release.
+        job, target
+            As `read_job` returns them.
         """
         place = ""
         if self._output.is_local:
@@ -163,7 +180,8 @@ class KeptFolder:
             place = keys.place
             keys.write(series_id, blake2b(run_key, digest_size=32, person=_PERSON).digest())
         self.folder.create(private=True)
-        self.folder.write(_ABOUT, json.dumps({"format": _FORMAT, "id": series_id, "key": place}).encode(), private=True)
+        about = {"format": _FORMAT, "id": series_id, "key": place, "job": job, "target": target.model_dump(mode="json")}
+        self.folder.write(_ABOUT, json.dumps(about).encode(), private=True)
         self._write(RELEASE_NAME, release)
 
     def write(self, kept: Kept, manifest: bytes) -> None:
@@ -229,15 +247,19 @@ class KeptFolder:
     def _find_keys(self) -> RunKeys:
         return HostKeys() if self._ledger_url is None else LedgerKeys(self._ledger_url)
 
-    def _key_name(self) -> str:
+    def _read_about(self) -> dict[str, Any]:
         try:
-            about = json.loads(self.folder.read(_ABOUT, replaced=True))
-            if about["format"] != _FORMAT:
+            about: dict[str, Any] = json.loads(self.folder.read(_ABOUT, replaced=True))
+            if about["format"] != _FORMAT or not {"id", "key", "job", "target"} <= set(about):
                 raise ValueError
         except InputError:
             raise self._lost() from None
         except (ValueError, KeyError, TypeError):
             raise OutputError("what this series keeps is of another version", self.folder.url, "use the dpdask that wrote it") from None
+        return about
+
+    def _key_name(self) -> str:
+        about = self._read_about()
         if about["key"] != self._find_keys().place:
             where = "in a ledger" if str(about["key"]).startswith(LEDGER) else "on another machine, or of another user"
             raise InputError(f"the key of this series is {where}, so it cannot go on here", self._output.url, "run the job there")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 from hashlib import blake2b
@@ -13,7 +15,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, create_model, field_validator, model_serializer, model_validator
 
 from dpdask.connect.spec import ClusterBlock, Threads, place_files
-from dpdask.documents import Document, parse_value, parse_yaml, validate
+from dpdask.documents import Document, Text, check_all, join_errors, parse_value, parse_yaml, read_text, validate
 from dpdask.engine.account import Account, LedgerPlace
 from dpdask.errors import SpecError
 from dpdask.io.delta import Delta
@@ -26,6 +28,7 @@ from dpdask.io.storage import absolute_url
 from dpdask.jobs.catalog import Catalog
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.output import Output
+from dpdask.mechanisms.card_parts import About
 from dpdask.mechanisms.mechanism import Spec
 from dpdask.mechanisms.registry import bind, spec_union
 from dpdask.privacy import Budget
@@ -86,16 +89,48 @@ class Input(Document):
 
 
 class Lineage(Document):
-    """Events of each run for OpenLineage, under the name of a group of jobs; where they go, OpenLineage's own configuration says."""
+    """Events of each run for OpenLineage; where they go, OpenLineage's own configuration says.
+
+    Attributes
+    ----------
+    namespace
+        The name of the group of jobs.
+    """
 
     namespace: str = Field(default="dpdask", min_length=1)
 
 
 class JobFile(Document):
-    """A job as it stands in its file; `privacy` and `ledger` belong to mechanisms that spend a budget.
+    """A job as it stands in its file; paths are relative to the file's folder.
 
-    If it is `growing`, each further run releases the rows of the files that were added since.
-    `storage` holds options of file systems by protocol; secrets in it are references such as `{env: LAKE_SECRET}`.
+    Attributes
+    ----------
+    name
+        The job's name, which the release card gives.
+    input
+        The table that is released.
+    output
+        Where the release goes.
+    schema_path
+        The file that declares the columns; its key is `schema`.
+    privacy
+        What is promised; of mechanisms that spend a budget.
+    mechanism
+        What is released, and how.
+    ledger
+        The dataset whose budget is charged; of mechanisms that spend one.
+    growing
+        Whether each further run releases the rows of the files that were added since.
+    cluster
+        Where the job runs.
+    about
+        What the card and the page say of the issuer, the licence and the purpose.
+    lineage
+        Whether events of each run are sent to OpenLineage.
+    storage
+        Options of file systems by protocol; secrets in it are references such as `{env: LAKE_SECRET}`.
+    insecure_seed
+        Makes the noise reproducible, for tests: such a release protects nobody, and says so.
     """
 
     name: str = Field(min_length=1, max_length=200)
@@ -108,6 +143,7 @@ class JobFile(Document):
     growing: bool = False
     cluster: ClusterBlock = Threads()
     lineage: Lineage | None = None
+    about: About | None = None
     storage: dict[str, dict[str, Any]] = Field(default_factory=dict)
     insecure_seed: int | None = None
 
@@ -164,14 +200,17 @@ class Job:
         self.mechanism = bind(file.mechanism, schema, file.privacy).place_paths(lambda parameter, path: self._place(parameter, path, base))
         if file.growing:
             self._check_growing()
+            if file.output.format != "parquet":
+                self.file = file.model_copy(update={"output": file.output.model_copy(update={"mode": "append"})})
 
     def _check_growing(self) -> None:
         if not self.mechanism.releases_rows:
             what = "this mechanism releases a table as a whole, so its release cannot grow"
             raise SpecError(what, "growing", "remove the key, or take the mechanism dip or interval")
-        tables = {"delta", "iceberg"} & {self.file.input.format, self.file.output.format}
-        if tables:  # a table's version is in the identity of its fragments, so every row would be new in each version
-            raise SpecError(f"a growing table is read from plain files and written to plain files, not {min(tables)}", "growing", "remove it")
+        if self.file.input.format != "files":  # a table's version is in the identity of its fragments: every row would be new in each version
+            raise SpecError(f"a growing table is read from plain files, not {self.file.input.format}", "growing", "remove it")
+        if self.file.output.mode == "overwrite":
+            raise SpecError("a growing table adds to what was released and does not replace it", "output.mode", "remove the key")
 
     def extend(self, series: Series | None, *, continued: bool = True) -> Job:
         """Return the job of one release of a growing table.
@@ -229,10 +268,10 @@ class Job:
         """A digest of everything that decides the output's bytes except the input's content.
 
         The cluster and the storage's options are left out, because the same job on another scheduler is the same job. Also left
-        out are the ledger, the lineage, the output's path and catalog, and `order` if it is not `shuffled`.
+        out are the ledger, the lineage, `about`, the output's path and catalog, and `order` if it is not `shuffled`.
         """
         place = {"path", "catalog"} if self.order == "shuffled" else {"path", "catalog", "order"}
-        elsewhere = ["cluster", "storage", "ledger", "lineage", "schema_path"]
+        elsewhere = ["cluster", "storage", "ledger", "lineage", "about", "schema_path"]
         if not self.file.growing:
             elsewhere.append("growing")
         content = self.file.model_dump(mode="json", by_alias=True, exclude={"output": place, **dict.fromkeys(elsewhere, True)})
@@ -244,7 +283,7 @@ class Job:
     @property
     def may_repeat(self) -> bool:
         """Whether the job, run again on another input, makes another release in the same output."""
-        return self.file.output.mode != "error"
+        return self.file.output.mode != "error" and not self.file.growing
 
     def name_release(self, fingerprint: str) -> str:
         """Return the name by which the output knows the release: the job's digest, or one of the job and the input if it may repeat."""
@@ -302,20 +341,45 @@ def load_job(path: str | Path, settings: Mapping[str, str] | None = None) -> Job
     Raises
     ------
     SpecError
-        If the job or its schema is missing or invalid.
+        If the job or its schema is missing or invalid, with a line for each problem of the two files.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise SpecError("the job cannot be read", str(path), "check its path") from None
-    data = parse_yaml(text, path.name)
+    text = replace(read_text(path, "the job cannot be read", "check its path"), settings=tuple(settings or ()))
+    data = parse_yaml(text.content, text.name)
     for key, value in (settings or {}).items():
         _set(data, key, value)
-    file = validate(job_file_type(), data, path.name)
-    check_promise(file, path.name)
-    schema_path = path.parent / file.schema_path
-    return Job(file, Schema.from_yaml(schema_path), path.parent.resolve())
+    schema_text = _name_schema(data, path.parent)
+    file, schema = check_all(lambda: _check_file(data, text), lambda: Schema.from_text(schema_text()))
+    try:
+        return Job(file, schema, path.parent.resolve())
+    except SpecError as error:
+        raise _find_line(error, text, schema_text()) from None
+
+
+def _check_file(data: Mapping[str, Any], text: Text) -> JobFile:
+    todos = text.list_todos()
+    if todos:
+        raise join_errors(todos)
+    file = validate(job_file_type(), data, text)
+    check_promise(file, text.name)
+    return file
+
+
+def _name_schema(data: Mapping[str, Any], base: Path) -> Callable[[], Text]:
+    """Return what reads the schema that a job names, whatever else is wrong with the job."""
+    named = data.get("schema")
+    if not isinstance(named, str) or not named:
+        return lambda: Text("schema", "columns: {unknown: {role: keep}}")  # the job's own error tells that none is named
+    return functools.cache(lambda: read_text(base / named, "the schema cannot be read", "check the path in the job's `schema`"))
+
+
+def _find_line(error: SpecError, job: Text, schema: Text) -> SpecError:
+    """Return an error about a key of the job, or about a column of the schema, with its line."""
+    where = error.where or ""
+    if found := re.match(r"column '([^']+)'", where):
+        return error.at(schema.find_line(("columns", found[1])))
+    found = re.match(r"[a-z_]+(\.\w+)*", where)
+    return error.at(job.find_line(found[0].split("."))) if found and schema.name not in where else error
 
 
 def _set(data: dict[str, Any], key: str, value: str) -> None:

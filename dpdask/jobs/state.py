@@ -9,13 +9,14 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
-from dpdask.engine.compute import forget_everywhere, share_key, withdraw_key
+from dpdask.engine.cluster import forget_everywhere, share_key, withdraw_key
 from dpdask.engine.fit import Fitted
-from dpdask.engine.work import HOLDOUT_NAME
+from dpdask.engine.work import HOLDOUT_NAME, PARTS
 from dpdask.engine.write import Staging
-from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
+from dpdask.errors import SPENT_AGAIN, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.encrypted import EncryptedFolder, decrypt, encrypt
 from dpdask.io.manifest import META, Manifest
 from dpdask.io.storage import Folder
@@ -59,6 +60,8 @@ class Progressed:
         The name of the draw of the hold-out.
     fragments
         The ids of the fragments that are released, if the table grows.
+    began
+        When the run began, in UTC (ISO 8601).
     changed
         As in `Fitted`, but only in the process that passed the barrier: the state file does not contain it.
     """
@@ -74,6 +77,7 @@ class Progressed:
     seals: tuple[str, ...] = field(default=(), repr=False)
     sample: str = ""
     fragments: tuple[str, ...] = field(default=(), repr=False)
+    began: str = ""
     changed: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @property
@@ -288,7 +292,10 @@ class RunState:
             for folder in (staging.shards, staging.shards.child(META), staging.actions):
                 folder.create()
         sample = f"run {run_id}" if holdout is None else holdout[1]
-        reached = Progressed(run_id=run_id, job=job, release=release, input=fingerprint, stage="opened", sample=sample, fragments=fragments)
+        began = datetime.now(UTC).isoformat(timespec="seconds")
+        reached = Progressed(
+            run_id=run_id, job=job, release=release, input=fingerprint, stage="opened", sample=sample, fragments=fragments, began=began
+        )
         self.write(reached)
         return reached
 
@@ -304,7 +311,7 @@ class RunState:
         with share_key(run_id, key):
             yield
 
-    def publish(self, reached: Progressed, manifest: Manifest, card: bytes) -> None:
+    def publish(self, reached: Progressed, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
         """Stage the rest of a release, record that all is staged, and make it appear by one atomic act.
 
         Parameters
@@ -313,8 +320,8 @@ class RunState:
             The run, whose shards are staged.
         manifest
             The list of its shards.
-        card
-            The release card.
+        documents
+            As for `Publication.stage`.
 
         Raises
         ------
@@ -326,7 +333,7 @@ class RunState:
         staging, staged = self.staging(reached.run_id), replace(reached, stage="staged")
         if not self.output.is_local:
             self.write(staged)  # first: a driver that lost the run while it slept writes nothing into the output
-        self.publication.stage(staging, manifest, card)
+        self.publication.stage(staging, manifest, documents)
         if self.output.is_local:
             self.write(staged)
         self.publication.commit(reached.release, staging, manifest)
@@ -346,7 +353,7 @@ class RunState:
                 return manifest
         if self.is_broken():
             raise unreadable(self.folder)
-        raise OutputError("this output exists and is not this run's", self.output.url, "choose another output.path, or remove it")
+        raise OutputError("this output exists and is not this run's", self.output.url, SPENT_AGAIN)
 
     def is_left_by(self, release: str) -> bool:
         """Return whether a hidden folder is there that a finished run has left: of a table, that of this release."""
@@ -359,6 +366,11 @@ class RunState:
         """Return whether what the unfinished run was to release is released."""
         found = self._read_unfinished()
         return found is not None and self.publication.find(found.release) is not None
+
+    def has_parts(self) -> bool:
+        """Return whether the unfinished run keeps parts of its counts: then it is not charged, unless its dataset is strict or noise was drawn."""
+        found = self._read_unfinished()
+        return found is not None and bool(self.secrets(found.run_id).child(PARTS).names())
 
     def count_staged(self, run_id: str) -> int:
         """Return how many shards a run has staged."""

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from dpdask.engine.compute import share_options
+from dpdask.engine.cluster import share_options
 from dpdask.jobs.spec import Job
 
 Args = ParamSpec("Args")

@@ -14,10 +14,12 @@ from dpdask.io.files import Files
 from dpdask.io.fragments import InputTable, discover, takes_in
 from dpdask.io.storage import Folder
 from dpdask.jobs.spec import Job
-from dpdask.mechanisms.card import Card, InputVersion
+from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.card_parts import InputVersion
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.references.reference import TableReference
 from dpdask.schema import Schema
+from dpdask.steps import step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,7 @@ def check_apart(public: InputTable, versions: Set[str]) -> None:
         raise SpecError(what, "`reference.path`", "name another table")
 
 
+@step("looking at the input")
 def open_table(job: Job, secrets: Folder, choose: Callable[[InputTable], InputTable] | None = None) -> JobTable:
     """Return a job's input with its mechanism; no row is read.
 

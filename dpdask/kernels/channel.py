@@ -307,4 +307,5 @@ def draw(word: np.uint64, row: int, bits: int, thresholds: NDArray[np.uint64], a
     """
     rest = word >> np.uint64(1)
     cell = np.int64(rest & np.uint64(thresholds.shape[1] - 1))
-    return int(cell) if (rest >> np.uint64(bits)) < thresholds[row, cell] else int(aliases[row, cell])
+    alias = np.int64(aliases[row, cell])  # read in any case: a branch that nobody can predict costs more
+    return int(cell if (rest >> np.uint64(bits)) < thresholds[row, cell] else alias)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numba
+from numba.core import event
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -18,3 +20,20 @@ def jit(function: Callable[Args, Result]) -> Callable[Args, Result]:
     except RuntimeError:  # numba found no place for its cache (a read-only install without a home folder)
         compiled = numba.njit(nogil=True)(function)
     return compiled
+
+
+class _Compiling(event.Listener):  # type: ignore[misc]  # numba ships no types
+    """Tells the log `dpdask.steps` that a function of this package is compiled: it is silent if a cache holds the function."""
+
+    step = "compiling, once"
+
+    def on_start(self, event: Any) -> None:
+        if event.data["dispatcher"].py_func.__module__.startswith("dpdask."):
+            logging.getLogger("dpdask.steps").info(self.step)
+
+    def on_end(self, event: Any) -> None:
+        if event.data["dispatcher"].py_func.__module__.startswith("dpdask."):
+            logging.getLogger("dpdask.steps").info("%s: done", self.step, extra={"ended": self.step})
+
+
+event.register("numba:compile", _Compiling())

@@ -11,8 +11,8 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import scipy  # its modules are imported when they are first used, and `special` is slow to import
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from dpdask.kernels.jit import jit
 
@@ -41,7 +41,7 @@ def normal_cdf(x: ArrayLike) -> Floats:
     -------
     float64 array of the same shape, in [0, 1].
     """
-    return np.asarray(special.ndtr(np.asarray(x, dtype=np.float64)), dtype=np.float64)
+    return np.asarray(scipy.special.ndtr(np.asarray(x, dtype=np.float64)), dtype=np.float64)
 
 
 def normal_quantile(p: ArrayLike) -> Floats:
@@ -64,7 +64,7 @@ def normal_quantile(p: ArrayLike) -> Floats:
     probabilities = np.asarray(p, dtype=np.float64)
     if not ((probabilities >= 0) & (probabilities <= 1)).all():
         raise ValueError("a quantile needs probabilities in [0, 1]")
-    return np.asarray(special.ndtri(probabilities), dtype=np.float64)
+    return np.asarray(scipy.special.ndtri(probabilities), dtype=np.float64)
 
 
 def upper_orthant(h: ArrayLike, k: ArrayLike, r: ArrayLike) -> Floats:

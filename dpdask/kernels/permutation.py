@@ -27,7 +27,7 @@ def below(word: np.uint64, n: int) -> np.int64:
 
 
 @jit
-def permutation(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+def permutation(words: NDArray[np.uint64]) -> NDArray[np.uint32]:
     """Return a random permutation of 0..n-1 (Fisher-Yates, in Durstenfeld's form), with one word for each element.
 
     Parameters
@@ -37,9 +37,9 @@ def permutation(words: NDArray[np.uint64]) -> NDArray[np.int64]:
 
     Returns
     -------
-    int64 array of shape (n,).
+    uint32 array of shape (n,).
     """
-    out = np.arange(len(words))
+    out = np.arange(len(words)).astype(np.uint32)
     for last in range(len(words) - 1, 0, -1):
         chosen = below(words[last], last + 1)
         out[last], out[chosen] = out[chosen], out[last]

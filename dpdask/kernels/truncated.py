@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
+import scipy  # its modules are imported when they are first used, and `special` is slow to import
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -121,7 +121,7 @@ def cdf(distribution: NoiseFamily, s: ArrayLike) -> Floats:
     """
     at = np.asarray(s, dtype=np.float64)
     _form_of(distribution)
-    return np.asarray(special.ndtr(at) if distribution == "gaussian" else special.expit(at), dtype=np.float64)
+    return np.asarray(scipy.special.ndtr(at) if distribution == "gaussian" else scipy.special.expit(at), dtype=np.float64)
 
 
 def partial_mean(distribution: NoiseFamily, s: ArrayLike) -> Floats:
@@ -206,7 +206,7 @@ def _gaussian_log_density(x: Floats) -> Floats:
 
 
 def _gaussian_tails(s: Floats) -> tuple[Floats, Floats, Floats]:
-    mills = math.sqrt(math.pi / 2) * special.erfcx(s / math.sqrt(2))
+    mills = math.sqrt(math.pi / 2) * scipy.special.erfcx(s / math.sqrt(2))
     return mills, np.ones_like(s), s + mills
 
 
@@ -224,7 +224,7 @@ def _logistic_tails(s: Floats) -> tuple[Floats, Floats, Floats]:
     safe = np.where(y > 0, y, 1.0)
     once = np.where(y > 0, np.log1p(safe) / safe, 1.0)  # ∫_s^∞ (1 - F)
     # spence knows its argument 1 + y only to 1e-16, which is nothing of a small y
-    twice = np.where(y > 0.2, -special.spence(1 + y) / safe, np.polynomial.polynomial.polyval(np.minimum(y, 0.2), _SERIES))
+    twice = np.where(y > 0.2, -scipy.special.spence(1 + y) / safe, np.polynomial.polynomial.polyval(np.minimum(y, 0.2), _SERIES))
     share = 1 / (1 + y)
     return share, s * share + once, s * s * share + 2 * s * once + 2 * twice
 

@@ -1,9 +1,7 @@
 """The release card: what was promised, to whom and how, as versioned JSON that is safe to publish.
 
 `Card` is the envelope that all mechanisms share. A mechanism gives a `Section`, and `make_card` puts it into the envelope. The
-JSON Schema of the envelope is the file `card.schema.json` in this folder. After a change of the models, write it again:
-
-    python -c "from dpdask.mechanisms import card; card.SCHEMA_FILE.write_text(card.schema_text(), encoding='utf-8')"
+JSON Schema of the envelope is in `dpdask.schemas`.
 """
 
 from __future__ import annotations
@@ -14,170 +12,44 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from dpdask.cells import Cells
-from dpdask.codec import LevelCodec
+from dpdask.codec import LevelCodec, tell_bounds
 from dpdask.errors import InputError
-from dpdask.privacy import COVERED, Budget, UnitColumn, list_cautions, noisy_counts_text
+from dpdask.mechanisms.card_parts import (
+    About,
+    Accounting,
+    BatchNames,
+    CardPart,
+    ColumnPart,
+    Covered,
+    CoveredRows,
+    DatasetCoverage,
+    Guarantee,
+    InputVersion,
+    LedgerPosition,
+    MechanismPart,
+    ReleaseName,
+    RowCount,
+    Terms,
+)
+from dpdask.privacy import COVERED, Budget, list_cautions, noisy_counts_text
 from dpdask.privacy.coverage import Coverage
-from dpdask.privacy.events import Adjacency
 from dpdask.schema import Schema
 from dpdask.streams import STREAM_FORMAT
 from dpdask.version import __version__
 
 CARD_FORMAT: Literal[2] = 2
-SCHEMA_FILE = Path(__file__).with_name("card.schema.json")
 SEEDED = "INSECURE: the noise is reproducible from a seed, so this release protects nobody. "
 _LIBRARIES = ("numpy", "opendp", "pyarrow", "randomgen", "scipy")
 _EPSILON_BATCHES = "a row in k batches is protected by k·ε, not by ε"
 _RANGE_BATCHES = "if a row is in several batches, its ranges narrow each other"
 
 
-class _Part(BaseModel):
-    """A part of the card with these keys and no other; a key that is not set is not written."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class _OpenPart(BaseModel):
-    """A part of the card with these keys, and others that the mechanism gives."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
-
-
-class CoveredRows(_Part):
-    """Which rows the promise covers, or does not cover: in words, and as a fraction of the rows or of the units."""
-
-    who: str
-    fraction: float
-    of: str
-
-
-class CoveredContent(_Part):
-    """What the promise covers, or does not cover, of each value: for releases of ranges."""
-
-    what: str
-
-
-Covered = CoveredRows | CoveredContent
-
-
-class Guarantee(_Part):
-    """The promise.
-
-    Attributes
-    ----------
-    text
-        The promise in words, including who is not covered.
-    epsilon, delta, adjacency
-        The budget; null where no ε is promised.
-    unit
-        What is protected: a row, all rows that share a column's value, or a value where no ε is promised.
-    protected, unprotected
-        Who or what is covered, and who or what is not.
-    cautions
-        Warnings for readers, if the promise protects little.
-    released_percent_of_rows
-        Which part of the rows is released, where a unit's bound drops some.
-    epsilon_private, interval_private_only
-        For a release of ranges: the columns that ε covers, and those that it does not cover.
-    """
-
-    text: str
-    epsilon: float | None
-    delta: int | float | None
-    adjacency: Adjacency | None
-    unit: Literal["row", "value"] | UnitColumn
-    protected: Covered
-    unprotected: Covered
-    cautions: list[str]
-    released_percent_of_rows: int | None = None
-    epsilon_private: list[str] | None = None
-    interval_private_only: list[str] | None = None
-
-
-class MechanismPart(_OpenPart):
-    """The mechanism's kind, and each of its parameters."""
-
-    kind: str
-
-
-class ColumnPart(_OpenPart):
-    """A released column: its role, its declared domain, and what it cost.
-
-    Attributes
-    ----------
-    role
-        Whether its values are privatised or kept as they are.
-    kind
-        The kind that the schema declares.
-    outside
-        How values outside the domain are treated.
-    epsilon, epsilon_exact
-        The column's part of ε, and its exact ε*, where the column has a part of its own.
-    """
-
-    role: Literal["privatised", "kept"]
-    kind: str | None = None
-    outside: str | None = None
-    epsilon: float | None = None
-    epsilon_exact: float | None = None
-
-
-class Accounting(_OpenPart):
-    """What was spent.
-
-    Attributes
-    ----------
-    composition
-        How the parts of ε add up, in words.
-    epsilon_exact
-        What was spent of ε: never more than was promised. Null where no ε is promised.
-    events
-        What happened, as `privacy.events.from_dict` reads it.
-    """
-
-    composition: str
-    epsilon_exact: float | None
-    events: dict[str, Any] | None = None
-
-
-class RowCount(_Part):
-    """The table's number of rows: exact where it is public, else an estimate from noise, or null without one."""
-
-    value: float | None
-    exact: bool
-
-
-class BatchNames(_Part):
-    """The frames that a release covers, in the order in which they were taken; null is the frame without a name."""
-
-    names: list[str | None]
-    text: str
-
-
-class DatasetCoverage(_Part):
-    """The rows and columns of the dataset that had no ε in this run or an earlier one, from its ledger."""
-
-    text: str
-    uncovered_fraction: float
-    republished_fraction: float
-    runs_unknown: int
-    columns_without_epsilon: list[str]
-
-
-class InputVersion(_Part):
-    """Which version of a Delta table, or which snapshot of an Iceberg table, was released."""
-
-    format: Literal["delta", "iceberg"]
-    version: int
-
-
-class Card(_Part):
+class Card(CardPart):
     """The release card.
 
     Attributes
@@ -196,6 +68,11 @@ class Card(_Part):
         Whether the noise came from a seed.
     versions
         The versions of dpdask, of the random streams and of the libraries that computed the release.
+    terms
+        The promise in the terms of NIST SP 800-226.
+    release, about, ledger, dropped
+        For jobs: the release's name and time (unless its noise came from a seed), who issues it, its place in the ledger, and the
+        declared columns that are not released.
     batches, dataset, survey, input, series
         Present for releases of several frames, for datasets with rows that had no ε, surveys, Delta and Iceberg tables, and growing tables.
     sha256
@@ -212,6 +89,11 @@ class Card(_Part):
     order: str
     insecure: bool
     versions: dict[str, str | int]
+    terms: Terms | None = None
+    release: ReleaseName | None = None
+    about: About | None = None
+    ledger: LedgerPosition | None = None
+    dropped: list[str] | None = None
     batches: BatchNames | None = None
     dataset: DatasetCoverage | None = None
     survey: dict[str, Any] | None = None
@@ -373,6 +255,7 @@ def make_card(section: Section, *, name: str, insecure: bool) -> Card:
         "order": section.order,
         "insecure": insecure,
         "versions": versions(),
+        "terms": Terms.of(budget).model_dump(exclude_unset=True),
     }
     if section.n_rows is not None:
         content["n_rows"] = section.n_rows.model_dump()
@@ -419,7 +302,7 @@ def _describe_column(schema: Schema, column: Cells) -> dict[str, Any]:
     common = {"role": "privatised", "kind": declared.kind, "outside": declared.outside_in_words, "cells": column.size, "nulls": declared.nulls}
     if isinstance(column.codec, LevelCodec):
         return common | {"levels": column.codec.levels.to_pylist()}
-    return common | {"bounds": declared.bounds, "atoms": declared.atoms or (), "edges": column.edges.tolist()}
+    return common | {"bounds": tell_bounds(declared, column.codec), "atoms": declared.atoms or (), "edges": column.edges.tolist()}
 
 
 def plain(value: object) -> object:
@@ -441,8 +324,3 @@ def _library_versions() -> dict[str, str]:
 def versions() -> dict[str, str | int]:
     """Return the versions of dpdask, of the random streams and of the libraries that compute releases."""
     return {"dpdask": __version__, "streams": STREAM_FORMAT, **_library_versions()}
-
-
-def schema_text() -> str:
-    """Return the JSON Schema of the card as the file `card.schema.json` holds it."""
-    return json.dumps(Card.model_json_schema(), indent=1, ensure_ascii=False) + "\n"

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dpdask.archive import Archived
 from dpdask.codec import Codec
-from dpdask.documents import Document
+from dpdask.documents import Document, suggest
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section
 from dpdask.mechanisms.releases import FittedRelease
@@ -133,7 +133,9 @@ class Mechanism(ABC):
         self.schema.check_privatised("schema")
         unit = None if self.budget is None else self.budget.unit_column
         if unit is not None and (unit.column not in self.schema.columns or self.schema.columns[unit.column].role == "privatise"):
-            raise SpecError("the unit's column must be declared, and kept or dropped", f"`unit.column` {unit.column!r}", "correct one of the two")
+            others = [name for name, column in self.schema.columns.items() if column.role != "privatise"]
+            hint = suggest(unit.column, others, "correct one of the two")
+            raise SpecError("the unit's column must be declared, and kept or dropped", f"`unit.column` {unit.column!r}", hint)
         self.check_parameters()
 
     @abstractmethod

@@ -15,6 +15,7 @@ from dpdask.privacy import COVERED, UNCOVERED, Budget, delta_warnings, noisy_cou
 from dpdask.privacy.events import DiscreteLaplace, LocalRelease, leaves
 from dpdask.privacy.noise import check_scale
 from dpdask.privacy.order import RowOrder
+from dpdask.references.bins import check_bins
 from dpdask.streams import Noise
 
 
@@ -59,6 +60,7 @@ class NoisyCounts(Mechanism):
         if self.schema.kept:
             what = f"{self.nobody} do not correspond to input rows, so no column can have the role keep"
             raise SpecError(what, f"column {self.schema.kept[0]!r}", "give it the role privatise, or drop")
+        check_bins(self.spec.bins, self.schema)
         self.check_spec()
         for event in leaves(self.event):  # it cannot be planned for every budget
             if not isinstance(event, LocalRelease):

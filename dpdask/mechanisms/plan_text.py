@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol
+
+from dpdask.privacy.events import DiscreteGaussian, Event, LocalRelease, leaves
+from dpdask.privacy.noise import deviation
 
 
 class Planned(Protocol):
@@ -20,6 +24,14 @@ class Planned(Protocol):
     @property
     def reference_epsilons(self) -> Mapping[str, float]:
         """What each noisy histogram costs."""
+
+    @property
+    def noise(self) -> tuple[Mapping[str, Any], ...]:
+        """The central noise, as `list_noise` returns it."""
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """About how long each stage takes; empty if that is not known."""
 
     @property
     def ledger(self) -> Mapping[str, Any] | None:
@@ -39,13 +51,46 @@ class Planned(Protocol):
 
 
 def describe_steps(planned: Planned) -> list[str]:
-    """Return lines on what is done, and what it costs."""
+    """Return lines on what is done, about how long it takes, and what it costs."""
+    stages = [stage.partition(": ") for stage in planned.stages]
+    durations = ["", *map(describe_seconds, planned.seconds)] if planned.seconds else [""] * (len(stages) + 1)
+    head = ("stage", "about" if planned.seconds else "", "what is done")
+    columns = dict.fromkeys((*planned.epsilons, *planned.reference_epsilons))
+    costs = [(name, _show(planned.epsilons.get(name)), _show(planned.reference_epsilons.get(name))) for name in columns]
+    noise = [(each["on"], f"{each['sigma']:.3g}", each["kind"]) for each in planned.noise]
     return [
-        *(f"  stage {number}   {stage}" for number, stage in enumerate(planned.stages, start=1)),
-        *(f"  ε         {name}: {epsilon:.6g}" for name, epsilon in planned.epsilons.items()),
-        *(f"  ε         {name}, noisy histogram: {epsilon:.6g}" for name, epsilon in planned.reference_epsilons.items()),
+        *_tabulate([head, *((name, seconds, words) for (name, _, words), seconds in zip(stages, durations[1:], strict=True))]),
+        *_tabulate([("column", "ε of a row", "ε of its counts"), *costs] if costs else []),
+        *_tabulate([("noise on", "σ", "drawn as"), *noise] if noise else []),
         *_describe_ledger(planned.ledger),
     ]
+
+
+def list_noise(event: Event) -> tuple[dict[str, Any], ...]:
+    """Return the central noise of an event: on how many vectors of counts it is added, its σ in counts, and its kind."""
+    found: Counter[tuple[float, str]] = Counter()
+    for each in leaves(event):
+        if not isinstance(each, LocalRelease):
+            kind = "discrete Gaussian" if isinstance(each, DiscreteGaussian) else "discrete Laplace"
+            found[deviation(each), kind] += each.count
+    return tuple({"on": f"{n:,} vector{'' if n == 1 else 's'} of counts", "sigma": sigma, "kind": kind} for (sigma, kind), n in found.items())
+
+
+def describe_seconds(seconds: float) -> str:
+    """Return a rough duration in words: `3 s`, `5 min` or `2 h`."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{round(seconds / 3600)} h"
+
+
+def _show(epsilon: float | None) -> str:
+    return "" if epsilon is None else f"{epsilon:.6g}"
+
+
+def _tabulate(rows: list[tuple[str, str, str]]) -> list[str]:
+    """Return rows as lines with columns of equal width; the first is as wide as the labels of other lines."""
+    widths = [max([9 * (place == 0), *(len(row[place]) for row in rows)]) for place in range(2)]
+    return ["  " + "  ".join(filter(None, (row[0].ljust(widths[0]), row[1].ljust(widths[1]), row[2]))).rstrip() for row in rows]
 
 
 def _describe_ledger(ledger: Mapping[str, Any] | None) -> list[str]:

@@ -22,6 +22,7 @@ from dpdask.privacy.ledger_entries import (
     Compose,
     Entry,
     Kind,
+    Position,
     Summary,
     chain_error,
     check_number,
@@ -335,6 +336,10 @@ class Ledger:
         For the parameters see `Ledger.intend`.
         """
         return self._read(dataset).coverage_until(run_id)
+
+    def find_position(self, dataset: str, run_id: str) -> Position | None:
+        """Return where a run stands among the dataset's releases; see `Book.find_position`."""
+        return self._read(dataset).find_position(run_id, self._compose)
 
     def verify(self, dataset: str) -> int:
         """Check the chain, and return the number of its entries.

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal, get_args
 
@@ -227,6 +227,30 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where a run stands in its dataset's ledger, as the chain was when the run was charged.
+
+    Attributes
+    ----------
+    entry
+        The entry that charges it.
+    epsilon, delta
+        What it and the earlier runs cost together; refused runs are left out, since a refusal depends on the rows.
+    epsilon_limit, delta_limit
+        The limits of the dataset.
+    earlier
+        The newest entries of the earlier runs, oldest run first.
+    """
+
+    entry: Entry
+    epsilon: float
+    delta: float
+    epsilon_limit: float
+    delta_limit: float
+    earlier: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Book:
     """A dataset's ledger as one transaction reads it, after checking its chain.
 
@@ -296,6 +320,33 @@ class Book:
         intended = [entry for entry in self.entries if entry.kind == "intend"]
         last = max((entry.sequence for entry in intended if entry.run_id == run_id), default=0)
         return coverage_of(entry.charge.event for entry in intended if entry.sequence <= last)
+
+    def find_position(self, run_id: str, compose: Compose) -> Position | None:
+        """Return where a run stands among the releases that were charged before it; None if it is not charged.
+
+        The chain counts as it was when the run was charged, so later runs do not change the answer.
+
+        Parameters
+        ----------
+        run_id
+            The name of the run.
+        compose
+            The composer of the ledger.
+        """
+        own = next((entry for entry in reversed(self.entries) if entry.kind == "intend" and entry.run_id == run_id), None)
+        if own is None:
+            return None
+        then = replace(self, entries=self.entries[: own.sequence])
+        released = [entry for entry in then.standing.values() if entry.kind != "refuse"]
+        charges = count_series([(entry.charge, entry.release) for entry in released])
+        return Position(
+            entry=own,
+            epsilon=compose(charges, self.delta),
+            delta=round_up_sum(charge.delta for charge in charges),
+            epsilon_limit=self.epsilon,
+            delta_limit=self.delta,
+            earlier=tuple(entry for entry in released if entry.run_id != run_id),
+        )
 
     def price_refusal(self, charge: Charge) -> Charge:
         """Return what a refusal costs in a strict dataset: at least a hundredth of its ε, else a small ε would buy many exact answers."""

@@ -109,11 +109,11 @@ class LedgerStore:
         parsed = _parse(url)
         self.place = parsed.set(query={}).render_as_string(hide_password=True)  # libpq takes passwords as options too
         self._file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
-        self._writer = _engine(parsed)
-        self._reader = self._writer.execution_options(dpdask_reads=True)
-        if self._file is None:
-            self._writer = self._writer.execution_options(isolation_level="READ COMMITTED")
-            self._reader = self._reader.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        engine, is_server = _engine(parsed), self._file is None
+        writes = {"isolation_level": "READ COMMITTED"} if is_server else {}
+        reads = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if is_server else {}
+        self._writer = engine.execution_options(**writes)  # options of options fail in SQLAlchemy 2.0
+        self._reader = engine.execution_options(dpdask_reads=True, **reads)
 
     def create(self, work: Callable[[Connection], Result]) -> Result:
         """Return the result of `work` in a transaction of its own; missing tables are created."""
@@ -228,9 +228,10 @@ def check_chain(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) ->
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
+        known = parsed.drivername in _DRIVERS
     except (exc.ArgumentError, ValueError, TypeError, AttributeError):  # their messages quote the URL
         raise SpecError(*_SPOKEN) from None
-    if parsed.drivername not in _DRIVERS:
+    if not known:
         raise SpecError(*_SPOKEN)
     if parsed.get_backend_name() == "sqlite" and (not parsed.database or parsed.database.startswith((":memory:", "file:"))):
         raise SpecError("an SQLite ledger needs a named file", "ledger.url", "for example sqlite:///ledger.db")

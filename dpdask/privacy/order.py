@@ -12,7 +12,7 @@ _KEPT = (
 )
 _SHUFFLED = (
     "rows are shuffled: the rows of one shard come from neighbouring fragments of the input (files or row groups), in random order "
-    "(in parts of 256 MiB, if they are larger), and the shards are numbered at random; a shard's size can reveal that it holds the end of "
+    "(in parts of 128 MiB, if they are larger), and the shards are numbered at random; a shard's size can reveal that it holds the end of "
     "the input, and the release reveals which rows were in the same part of the input: if the input is sorted by a private column, such "
     "rows had similar values, their released values together reveal roughly which, whatever the noise of each, and no ε covers that"
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BeforeValidator
 
-from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells, cut_columns
+from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells, cut_columns, not_cut
 from dpdask.codec import Codec, LevelCodec
 from dpdask.references.histogram import MAX_BINS
 from dpdask.schema import Schema
@@ -69,6 +69,30 @@ Bins = Annotated[Literal["adaptive"] | int | dict[str, Literal["adaptive"] | int
 one of these, or the first value of each cell, for each column, those that are not named being adaptive."""
 
 _FAR = 10
+
+
+def check_bins(bins: object, schema: Schema, parameter: str = "bins") -> None:
+    """Check that bins name only columns that are cut, as far as the schema tells.
+
+    Parameters
+    ----------
+    bins
+        How columns are cut.
+    schema
+        The declared columns.
+    parameter
+        The name of the bins among the mechanism's parameters, for messages.
+
+    Raises
+    ------
+    SpecError
+        If they name another column.
+    """
+    cut = [name for name in schema.privatised if not schema.columns[name].has_levels]
+    for name in bins if isinstance(bins, Mapping) else ():
+        if name not in cut:
+            raise not_cut(name, cut, parameter)
+
 
 Found = Mapping[str, FoundBins]
 

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
 from dpdask.codec import Codec
+from dpdask.documents import suggest
 from dpdask.errors import SpecError
 from dpdask.privacy import UnitColumn
 from dpdask.privacy.coverage import Uncovered
@@ -191,7 +192,11 @@ class Chain(TableReference):
             return
         if self.by not in schema.kept:
             kept = ", ".join(schema.kept) or "none"
-            raise SpecError("the groups' column must be kept", f"`reference.by` {self.by!r}", f"name a column of the role keep ({kept})")
+            raise SpecError(
+                "the groups' column must be kept",
+                f"`reference.by` {self.by!r}",
+                suggest(self.by, schema.kept, f"name a column of the role keep ({kept})"),
+            )
         if unit is not None and self.fraction is not None and unit.column == self.by:
             what = "units are held out as a whole, so no released unit would have its own reference"
             raise SpecError(what, f"`reference.by` {self.by!r}", "remove it, or take a public table")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from dpdask.codec import Codec, LevelCodec, ValueCodec
-from dpdask.documents import Document
+from dpdask.documents import Document, suggest
 from dpdask.errors import SpecError
 from dpdask.privacy import UnitColumn
 from dpdask.references.distribution import Distribution, check_levels, make_continuous
@@ -209,7 +209,7 @@ class Known(ReferenceBase):
                 raise SpecError("has no declared distribution", f"column {name!r}", "add it to `reference.columns`")
         for name in self.columns:
             if name not in schema.privatised:
-                raise SpecError("is not a privatised column", f"`reference.columns.{name}`", "remove it")
+                raise SpecError("is not a privatised column", f"`reference.columns.{name}`", suggest(name, schema.privatised, "remove it"))
 
     def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
         """Return the steps of a run before it writes, in words; see `ReferenceBase.stages`."""

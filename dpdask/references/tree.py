@@ -10,9 +10,11 @@ from pydantic import Field
 
 from dpdask.cells import Cells
 from dpdask.codec import Codec
+from dpdask.privacy import UnitColumn
 from dpdask.privacy.rounding import round_down
-from dpdask.references.bins import Bins, Found, cut_with_found
+from dpdask.references.bins import Bins, Found, check_bins, cut_with_found
 from dpdask.references.reference import ReferenceBase, Structure
+from dpdask.schema import Schema
 
 
 class Tree(ReferenceBase):
@@ -62,6 +64,11 @@ class Tree(ReferenceBase):
     def spends_delta(self) -> bool:
         """True: the noise of the tables is Gaussian if there is a δ."""
         return True
+
+    def check(self, schema: Schema, unit: UnitColumn | None) -> None:
+        """Check that the bins name only columns that are cut; see `ReferenceBase.check`."""
+        del unit
+        check_bins(self.bins, schema, "reference.bins")
 
     def cells(self, codecs: Mapping[str, Codec], found: Found | None = None) -> dict[str, Cells]:
         """Return the public cells in which columns are counted.

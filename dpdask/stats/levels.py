@@ -11,6 +11,31 @@ from numpy.typing import NDArray
 
 from dpdask.codec import LevelCodec
 from dpdask.kernels import counts as kernel
+from dpdask.kernels.levels import find_codes
+
+
+def encode(codec: LevelCodec, array: pa.Array) -> NDArray[np.int32]:
+    """Return the code of each value, as `codec.encode` does, but for floats in a fifth of the time.
+
+    Parameters
+    ----------
+    codec
+        The column's codec.
+    array
+        The values.
+
+    Raises
+    ------
+    DataError
+        If a value is no level.
+    """
+    if codec.numbers is not None and array.type == codec.levels.type and not array.null_count:
+        levels = codec.numbers.astype(np.float64)
+        order = np.argsort(levels)
+        codes, complete = find_codes(array.to_numpy(), levels[order], order.astype(np.int32))
+        if complete:
+            return codes
+    return codec.encode(array)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed
@@ -62,5 +87,5 @@ class LevelCounts(Tally):
         DataError
             If any row, chosen or not, holds no level.
         """
-        codes = codec.encode(array)
+        codes = encode(codec, array)
         return cls(kernel.count_all(codes, codec.n_levels) if chosen is None else kernel.count_chosen(codes, chosen, codec.n_levels))

@@ -82,8 +82,15 @@ class TreeFold(Generic[Value]):
             self._levels[level].append(merged)
 
     def result(self) -> Value:
-        """Return all values merged, in their order; there must be at least one."""
+        """Return all values merged, in their order; there must be at least one. What is left in several levels is merged in one call."""
         return _merge([value for level in reversed(self._levels) for value in level])
+
+    def tree(self) -> Value:
+        """Return the value at the root of the tree with fan-in 8 over all values; a merge that rounds rounds at the tree's own nodes."""
+        rest: list[Value] = []
+        for level in self._levels:
+            rest = [_merge([*level, *rest])] if level or rest else []
+        return rest[0]
 
 
 def _merge(values: list[Value]) -> Value:

@@ -17,7 +17,8 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
 from dpdask.documents import Document, validate
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import Quantiles
-from dpdask.mechanisms.card import CoveredContent, make_card
+from dpdask.mechanisms.card import make_card
+from dpdask.mechanisms.card_parts import CoveredContent
 from dpdask.mechanisms.interval.card import TRUE, interval_section
 from dpdask.mechanisms.interval.design import Canonical, Case1, Case2, CoverageAnchors, Design, Progressive, Ring
 from dpdask.mechanisms.interval.ranges import Narrowing, Partition
@@ -180,7 +181,10 @@ class Survey:
         )
         wording = {asked.name: asked.wording.model_dump(exclude_none=True) for asked in drawn.asked}
         survey = {"id": self.id, "format": ANSWER_FORMAT, "progressive": self.is_progressive, "wording": wording}
-        return make_card(section, name="survey", insecure=self.insecure_seed is not None).model_copy(update={"survey": survey}).to_dict()
+        card = make_card(section, name="survey", insecure=self.insecure_seed is not None)
+        assert card.terms is not None
+        terms = card.terms.model_copy(update={"trust_model": "local"})
+        return card.model_copy(update={"survey": survey, "terms": terms}).to_dict()
 
     def questions(self, respondents: int | Sequence[str | int]) -> pd.DataFrame:
         """Return the questions of respondents, drawn beforehand.

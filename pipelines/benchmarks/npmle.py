@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
-from dpdask.inference.npmle import npmle
+from dpdask.inference.range_estimates import npmle
 from dpdask.stats.ranges import RangeCounts
 
 SUPPORT = (0.0, 9.0)

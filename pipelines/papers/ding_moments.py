@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpdask.inference.npmle import NPMLE, mean_case_one, npmle
+from dpdask.inference.range_estimates import NPMLE, mean_case_one, npmle
 from dpdask.stats.ranges import RangeCounts
 
 Floats = Any

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 import dpdask
-from dpdask.inference.npmle import npmle
+from dpdask.inference.range_estimates import npmle
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
 
 AMOUNT = {"role": "privatise", "kind": "continuous", "type": "int64", "bounds": [0, 10_000_000]}

@@ -15,10 +15,14 @@ import pytest
 from connect.processes import QUIET, ROOT, python_path, running, wait_for_address, worker_words
 from e2e.helpers import call_cli, command, digests, lake, run_cli, run_here, write_job
 from services import hosts
+from services.proxy import proxying
+from services.stores import OpenStore
 
 from dpdask.connect import open_cluster
 from dpdask.connect.spec import Address, Tls
 from dpdask.errors import SpecError, TemporaryError
+from dpdask.io.filesystems import open_filesystem
+from dpdask.io.manifest import Manifest
 
 MOST = 20.0  # seconds
 
@@ -78,6 +82,14 @@ def test_a_job_with_its_certificate(tls: dict[str, str], address: str, tmp_path:
     assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
 
 
+def upload(source: Path, beside: str) -> str:
+    """Copy a folder into the bucket of a URL, and return where it is."""
+    fs, path = open_filesystem(beside)
+    bucket = path.partition("/")[0]
+    fs.put(str(source), f"{bucket}/in", recursive=True)
+    return f"s3://{bucket}/in"
+
+
 REFUSED = "do not accept each other's certificates; let one authority sign both"
 
 
@@ -119,12 +131,16 @@ def test_a_scheduler_that_is_silent_is_given_up_in_time(tls: dict[str, str], tmp
 
 @pytest.mark.skipif(bool(hosts.why_not()), reason=hosts.why_not())
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [2, 60])
-def test_a_host_that_is_cut_off_and_healed(seconds: int, tls: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seconds", "where"), [(2, "local"), (60, "local"), (60, "radosgw")])
+def test_a_host_that_is_cut_off_and_healed(seconds: int, where: str, tls: dict[str, str], open_store: OpenStore, tmp_path: Path) -> None:
     """The scheduler and the driver are on h1, workers on all three; h3 is cut off while shards are written."""
     source = lake(tmp_path / "in", [3000] * 10, row_group=1000)
-    env = environment(Path(tls["ca"]).parent)
-    with hosts.running() as network, ExitStack() as stack:
+    with open_store(where) as store, hosts.running() as network, ExitStack() as stack:
+        env, input_ = environment(Path(tls["ca"]).parent) | {"XDG_STATE_HOME": str(tmp_path / "state")}, str(source)
+        if store.server is not None:
+            input_ = upload(source, store.folder.url)
+            there = stack.enter_context(proxying(store.server.endpoint, network.listen(1, 7480)))
+            env |= store.server.environment(there.endpoint)
         words = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--protocol", "tls", "--host", network.address(1), "--port", "8786", *QUIET]
         stack.enter_context(running([*network.inside(1), *words], tmp_path / "scheduler.log", env))
         for number in (1, 2, 3):
@@ -132,12 +148,13 @@ def test_a_host_that_is_cut_off_and_healed(seconds: int, tls: dict[str, str], tm
             worker = worker_words("tls://10.77.0.1:8786", *listens)
             stack.enter_context(running([*network.inside(number), *worker], tmp_path / f"worker-{number}.log", env))
         block = {"kind": "address", "address": "tls://10.77.0.1:8786", "tls": tls}
-        job = write_job(tmp_path / "job", source, tmp_path / "out", cluster=block, output__rows_per_shard=1000)
+        changed = {"input__path": input_, "output__path": store.folder.url, "output__rows_per_shard": 1000, "cluster": block}
+        job = write_job(tmp_path / "job", source, tmp_path, **changed)
         wait = "from distributed import Client\nwith Client('tls://10.77.0.1:8786') as client: client.wait_for_workers(3, timeout=100)"
         subprocess.run([*network.inside(1), sys.executable, "-c", wait], env=env, check=True)
         said = ""
         with subprocess.Popen(
-            [*network.inside(1), *command("run", job)], env=python_path(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+            [*network.inside(1), *command("run", job)], env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
         ) as driver:
             assert driver.stderr is not None
             for line in driver.stderr:
@@ -147,6 +164,8 @@ def test_a_host_that_is_cut_off_and_healed(seconds: int, tls: dict[str, str], tm
                     time.sleep(seconds)
                     network.heal(3)
             assert driver.wait(timeout=280) == 0, said
-    assert [line for line in said.splitlines() if not line.startswith("{")] == []
-    run_here(job, output__path=tmp_path / "quiet", cluster="{kind: synchronous}")
-    assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
+        assert [line for line in said.splitlines() if not line.startswith("{")] == []
+        quiet = run_here(job, output__path=tmp_path / "quiet", cluster="{kind: synchronous}").manifest
+        manifest = Manifest.read(store.folder)
+        assert manifest is not None
+        assert [shard.sha256 for shard in manifest.shards] == [shard.sha256 for shard in quiet.shards]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import multiprocessing
 import os
@@ -19,15 +20,15 @@ from connect.key_tasks import digest_key, held
 from connect.processes import ROOT, hide_dpdask, python_path, running, scheduler, worker_words
 from distributed import Client, LocalCluster
 from distributed.utils import get_ip
-from e2e.helpers import lake, load, write_job
+from e2e.helpers import lake, load, run_each, write_job
 
 from dpdask.connect import check_cluster, open_cluster
 from dpdask.connect.address import is_exposed
 from dpdask.connect.slurm import _options
 from dpdask.connect.spec import Address, Slurm
 from dpdask.connect.starting import import_extra
-from dpdask.engine import compute
-from dpdask.engine.compute import INSECURE_KEY, run_tasks, share_key, share_options, withdraw_key
+from dpdask.engine import cluster
+from dpdask.engine.cluster import INSECURE_KEY, share_key, share_options, withdraw_key
 from dpdask.errors import SpecError, TemporaryError
 from dpdask.io.encrypted import EncryptedFolder
 from dpdask.io.storage import Folder
@@ -81,7 +82,7 @@ def test_no_log_holds_the_key_and_a_late_worker_without_dpdask_ends_alone(tmp_pa
             hidden = python_path(hide_dpdask(tmp_path / "hidden"), ROOT / "tests")
             with running(worker_words(address), tmp_path / "foreign.log", {**hidden, **debug}) as foreign:
                 client.wait_for_workers(2)
-                found = run_tasks("keys", [dask.delayed(digest_key)(FOLDER, number) for number in range(20)])
+                found = run_each("keys", functools.partial(digest_key, FOLDER), range(20))
                 foreign.wait(60)  # it cannot load its first task, and ends
             assert found == digests_of(key, 20)
             assert list(client.run(held).values()) == [[RUN]]
@@ -97,7 +98,7 @@ def test_no_log_holds_the_key_and_a_late_worker_without_dpdask_ends_alone(tmp_pa
 
 def share_and_die(address: str, key: bytes) -> None:
     with Client(address, set_as_default=False) as client, dask.config.set(scheduler=client), share_key(RUN, key):
-        run_tasks("keys", [dask.delayed(digest_key)(FOLDER, 0)])
+        run_each("keys", functools.partial(digest_key, FOLDER), [0])
         os._exit(9)
 
 
@@ -115,7 +116,7 @@ def test_what_a_killed_driver_left_is_gone_when_another_ends_the_run(tmp_path: P
             assert client.get_metadata([f"dpdask-key-{RUN}"]) is None
             assert list(client.run(held).values()) == [[]]
             with pytest.raises(TemporaryError, match="a process cannot get the key of the run; run again to resume"):
-                run_tasks("keys", [dask.delayed(digest_key)(FOLDER, 0)])
+                run_each("keys", functools.partial(digest_key, FOLDER), [0])
 
 
 def test_the_end_of_a_run_withdraws_its_key(in_process: Client, memory_store: str) -> None:
@@ -125,7 +126,7 @@ def test_the_end_of_a_run_withdraws_its_key(in_process: Client, memory_store: st
         key = state.keys.read(reached.run_id)
         assert key is not None
         name = [f"dpdask-key-{reached.run_id}"]
-        compute._set_key(in_process, reached.run_id, key)  # as a driver that was killed left it
+        cluster._set_key(in_process, reached.run_id, key)  # as a driver that was killed left it
         assert in_process.get_metadata(name) == key
         state.remove()
     assert in_process.get_metadata(name) is None

@@ -30,7 +30,7 @@ def test_what_is_lost_is_temporary(what: str, strike: signal.Signals, stage: str
         block = {"kind": "address", "address": address}
         job = write_job(tmp_path / "job", source, tmp_path / "out", cluster=block, output__rows_per_shard=1000)
         environment = {**python_path(), "DASK_DPDASK__PATIENCE_SECONDS": "10"}
-        said, done = [], 1 if stage == "survey" else 4
+        said, done = [], 8 if stage == "survey" else 4
         with subprocess.Popen(command("run", job), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as driver:
             assert driver.stderr is not None
             for line in driver.stderr:

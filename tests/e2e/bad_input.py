@@ -108,7 +108,7 @@ class Ended:
 
 def _is_json(line: str) -> bool:
     try:
-        return set(json.loads(line)) in ({"stage", "done", "total"}, {"warning"})
+        return bool(set(json.loads(line)) & {"stage", "step", "warning"})
     except (ValueError, TypeError):
         return False
 
@@ -413,13 +413,13 @@ NOISY_TABLES: tuple[Case, ...] = (
         _copula(
             f"n_rows {text}",
             64,
-            rf"job\.yaml, mechanism\.n_rows: a whole number, at least 1, is expected, or `input`, not '?{text}'?$",
+            rf"job\.yaml, .*mechanism\.n_rows: a whole number, at least 1, is expected, or `input`, not '?{text}'?$",
             "--set",
             f"mechanism.n_rows={text}",
         )
         for text in ("0", "-1", "1.5", "all")
     ),
-    _copula("δ = 1", 64, r"job\.yaml, privacy\.delta: Input should be less than 1", "--set", "privacy.delta=1"),
+    _copula("δ = 1", 64, r"job\.yaml, .*privacy\.delta: Input should be less than 1", "--set", "privacy.delta=1"),
     _copula("a δ of 1 / rows and more", 0, "", "--set", "privacy.delta=0.01"),
     _copula("add-remove", 0, "", "--set", "privacy.adjacency=add-remove"),
     _copula("ε = 1e-6", 0, "", "--set", "privacy.epsilon=1e-6"),
@@ -498,7 +498,7 @@ NOISY_TABLES: tuple[Case, ...] = (
     _copula(
         "ten thousand levels",
         64,
-        r"schema\.yaml, columns\.rating: between 1 and 2,048 levels are possible; declare a finer column continuous, or bin it",
+        r"schema\.yaml, .*columns\.rating: between 1 and 2,048 levels are possible; declare a finer column continuous, or bin it",
         columns="columns: {userId: {role: drop}, note: {role: drop}, price: {role: drop}, rating: {role: privatise, kind: discrete, levels: "
         f"{list(range(10_000))}}}}}",
     ),
@@ -535,10 +535,15 @@ NOISY_TABLES: tuple[Case, ...] = (
     _copula("bins of a column that has levels", 64, r"mechanism\.bins\.rating: is not a continuous or mixed column", mechanism__bins={"rating": 3}),
     _copula("bins of an unknown column", 64, r"mechanism\.bins\.nobody: is not a continuous or mixed column", mechanism__bins={"nobody": 3}),
     *(
-        _copula(f"bins {text}", 64, r"job\.yaml, mechanism\.bins: .*from 1 to 32,768", "--set", f"mechanism.bins={text}")
+        _copula(f"bins {text}", 64, r"job\.yaml, .*mechanism\.bins: .*from 1 to 32,768", "--set", f"mechanism.bins={text}")
         for text in ("0", "-3", "2.5", "true", "40000")
     ),
-    _copula("bins 0 of one column", 64, r"job\.yaml, mechanism\.bins\S*: column 'price': a number of cells", mechanism__bins={"price": 0}),
+    _copula(
+        "bins 0 of one column",
+        64,
+        r"job\.yaml, .*mechanism\.bins\S*: column 'price': a number of cells",
+        mechanism__bins={"price": 0},
+    ),
     _copula("bins that are a list of texts", 64, r"mechanism\.bins\S*: column 'price': .*a list of the first", mechanism__bins={"price": ["a"]}),
     *(
         _copula(f"bins {text}", 64, r"bins of 'price': the first values of the cells must increase within the column's bounds", mechanism__bins=bins)
@@ -562,9 +567,9 @@ NOISY_TABLES: tuple[Case, ...] = (
         r"column 'userId': the cells of a table do not correspond to input rows, so no column can have the role keep",
         columns=COLUMNS,
     ),
-    _marginals("no tables", 64, r"job\.yaml, mechanism\.cliques: a list of tables is expected, each a list of columns", cliques=[]),
-    _marginals("a table of no columns", 64, r"job\.yaml, mechanism\.cliques: a list of tables is expected", cliques=[["rating"], []]),
-    _marginals("columns instead of tables", 64, r"job\.yaml, mechanism\.cliques: a list of tables is expected", cliques=["rating"]),
+    _marginals("no tables", 64, r"job\.yaml, .*mechanism\.cliques: a list of tables is expected, each a list of columns", cliques=[]),
+    _marginals("a table of no columns", 64, r"job\.yaml, .*mechanism\.cliques: a list of tables is expected", cliques=[["rating"], []]),
+    _marginals("columns instead of tables", 64, r"job\.yaml, .*mechanism\.cliques: a list of tables is expected", cliques=["rating"]),
     _case("marginals: no cliques", 64, r"the key 'mechanism\.cliques' is missing; add it", columns=_NOBODYS, mechanism={"kind": "marginals"}),
     _marginals("an unknown column", 64, r"mechanism\.cliques, 'rate': is not a privatised column; correct its name", cliques=[["rate"]]),
     _marginals("a dropped column", 64, r"mechanism\.cliques, 'userId': is not a privatised column", cliques=[["userId"]]),
@@ -630,14 +635,19 @@ RANGES: tuple[Case, ...] = (
     _interval("a column without bounds", 0, "", columns=COLUMNS | {"price": {"role": "privatise", "kind": "continuous"}}),
     _interval("ranges and coverage", 0, "", coverage=True, designs={name: {**design, "reference": _CUT} for name, design in _DESIGNS.items()}),
     _interval("a perturbed column", 0, "", price=_PERTURBED, privacy={"epsilon": 1.0}),
-    _interval("an ε but no perturbed column", 64, r"job\.yaml, privacy: .* has no ε.*; remove the key 'privacy'", privacy={"epsilon": 1.0}),
+    _interval(
+        "an ε but no perturbed column",
+        64,
+        r"job\.yaml, .*privacy: .* has no ε.*; remove the key 'privacy'",
+        privacy={"epsilon": 1.0},
+    ),
     _interval(
         "a ledger but no perturbed column",
         64,
-        r"job\.yaml, ledger: .* has no ε.*; remove the key 'ledger'",
+        r"job\.yaml, .*ledger: .* has no ε.*; remove the key 'ledger'",
         ledger={"url": "sqlite:///ledger.db", "dataset": "ratings"},
     ),
-    _interval("a perturbed column but no ε", 64, r"job\.yaml: the key 'privacy' is missing; add it", price=_PERTURBED),
+    _interval("a perturbed column but no ε", 64, r"job\.yaml.*: the key 'privacy' is missing; add it", price=_PERTURBED),
     _interval(
         "an ε smaller than the perturbed column's",
         64,
@@ -665,7 +675,7 @@ RANGES: tuple[Case, ...] = (
     _interval(
         "a design of an unknown column",
         64,
-        r"mechanism\.columns\.pric: is not a privatised column; remove it",
+        r"mechanism\.columns\.pric: is not a privatised column; did you mean 'price'\?",
         designs=_DESIGNS | {"pric": _DESIGNS["price"]},
     ),
     _interval("a design of a kept column", 64, r"mechanism\.columns\.userId: is not a privatised", designs=_DESIGNS | {"userId": _DESIGNS["price"]}),
@@ -675,7 +685,7 @@ RANGES: tuple[Case, ...] = (
         r"unknown key 'mechanism\.columns\.price\.anchor'; did you mean 'anchors'\?",
         price={"design": "case1", "anchor": _CUT},
     ),
-    _interval("an unknown design", 64, r"mechanism\.columns\.price: .*'case9'", price={"design": "case9", "anchors": _CUT}),
+    _interval("an unknown design", 64, r"mechanism\.columns\.price\.design: .*'case9'", price={"design": "case9", "anchors": _CUT}),
     _interval("a design without a name", 64, r"the key 'mechanism\.columns\.price\.design' is missing; add it", price={"anchors": _CUT}),
     _interval(
         "neither anchors nor a least coverage", 64, r"mechanism\.columns\.price: give either `anchors` or `at_least`", price={"design": "case1"}
@@ -898,13 +908,13 @@ HISTOGRAMS: tuple[Case, ...] = (
     _case(
         "histogram: no ε",
         64,
-        r"job\.yaml: the key 'privacy' is missing; add it",
+        r"job\.yaml.*: the key 'privacy' is missing; add it",
         columns=_NOBODYS,
         mechanism={"kind": "histogram"},
         privacy=None,
     ),
     _histogram("an unknown key", 64, r"unknown key 'mechanism\.treshold'; did you mean 'threshold'\?", treshold="positive"),
-    _histogram("an unknown threshold", 64, r"job\.yaml, mechanism\.threshold: .*'none', 'positive' or 'enhanced'", threshold="some"),
+    _histogram("an unknown threshold", 64, r"job\.yaml, .*mechanism\.threshold: .*'none', 'positive' or 'enhanced'", threshold="some"),
     *(
         _histogram(f"factor {text}", 64, r"mechanism\.factor: Input should be", "--set", f"mechanism.factor={text}")
         for text in ("0", "-1", ".inf", ".nan")
@@ -931,7 +941,7 @@ HISTOGRAMS: tuple[Case, ...] = (
     _histogram("bins of an unknown column", 64, r"mechanism\.bins\.pric: is not a continuous or mixed column that is privatised", bins={"pric": 3}),
     _histogram("bins of a column that has levels", 64, r"mechanism\.bins\.rating: is not a continuous or mixed column", bins={"rating": 3}),
     *(
-        _histogram(f"bins {text}", 64, r"job\.yaml, mechanism\.bins", "--set", f"mechanism.bins={text}")
+        _histogram(f"bins {text}", 64, r"job\.yaml, .*mechanism\.bins", "--set", f"mechanism.bins={text}")
         for text in ("0", "-3", "2.5", "many", "40000")
     ),
     _histogram("bins that do not increase", 64, r"bins of 'price': the first values of the cells must increase", bins={"price": [0, 50, 20]}),
@@ -1007,12 +1017,18 @@ CASES: tuple[Case, ...] = (
         columns=_columns(rating=_RATING | {"level": [1]}),
     ),
     *(
-        _case(f"ε = {text}", 64, r"job\.yaml, privacy\.epsilon: ", "--set", f"privacy.epsilon={text}")
+        _case(f"ε = {text}", 64, r"job\.yaml, .*privacy\.epsilon: ", "--set", f"privacy.epsilon={text}")
         for text in ("0", "-1", ".nan", ".inf", "much", "101")
     ),
     _case("no ε", 64, r"the key 'privacy\.epsilon' is missing; add it", privacy={}),
     *(
-        _case(f"a hold-out fraction of {text}", 64, r"job\.yaml, mechanism\.reference\.fraction: ", "--set", f"mechanism.reference.fraction={text}")
+        _case(
+            f"a hold-out fraction of {text}",
+            64,
+            r"job\.yaml, .*mechanism\.reference\.fraction: ",
+            "--set",
+            f"mechanism.reference.fraction={text}",
+        )
         for text in ("0", "1", "1.5", "-0.1", ".nan")
     ),
     _case(
@@ -1024,7 +1040,7 @@ CASES: tuple[Case, ...] = (
     ),
     _case("δ > 0 that no validation lets pass", 64, r"privacy\.delta: .* spends no δ", "--set", "privacy.delta=1e-6", verb="validate"),
     *(
-        _case(f"δ = {text}", 64, r"job\.yaml, privacy\.delta: Input should be ", "--set", f"privacy.delta={text}")
+        _case(f"δ = {text}", 64, r"job\.yaml, .*privacy\.delta: Input should be ", "--set", f"privacy.delta={text}")
         for text in ("1", "-1e-9", ".nan", ".inf", "tiny", "true", "null")
     ),
     _case(
@@ -1035,14 +1051,26 @@ CASES: tuple[Case, ...] = (
         "privacy.adjacency=add-remove",
     ),
     _case(
-        "an unknown adjacency", 64, r"job\.yaml, privacy\.adjacency: .*'replace-one' or 'add-remove', not 'row'$", "--set", "privacy.adjacency=row"
+        "an unknown adjacency",
+        64,
+        r"job\.yaml, .*privacy\.adjacency: .*'replace-one' or 'add-remove', not 'row'$",
+        "--set",
+        "privacy.adjacency=row",
     ),
-    _case("an unknown mechanism", 64, r"job\.yaml, mechanism: .*'guess'.*expected tags: .*'dip'", mechanism={"kind": "guess"}),
-    _case("no kind of mechanism", 64, r"the key 'mechanism\.kind' is missing; add it", mechanism={"reference": {"kind": "histogram"}}),
-    _case("a mechanism that is no mapping", 64, r"job\.yaml, mechanism: Input should be ", mechanism="dip"),
-    _case("a wrong value in the mechanism", 64, r"job\.yaml, mechanism\.channel: Input should be ", mechanism__channel="best"),
     _case(
-        "a wrong value deep in the mechanism", 64, r"job\.yaml, mechanism\.weights\.rating: Input should be ", mechanism__weights={"rating": "all"}
+        "an unknown mechanism",
+        64,
+        r"job\.yaml, line \d+, mechanism\.kind: there is no kind 'guess' here; take one of dip, ",
+        mechanism={"kind": "guess"},
+    ),
+    _case("no kind of mechanism", 64, r"the key 'mechanism\.kind' is missing; add it", mechanism={"reference": {"kind": "histogram"}}),
+    _case("a mechanism that is no mapping", 64, r"job\.yaml, .*mechanism: Input should be ", mechanism="dip"),
+    _case("a wrong value in the mechanism", 64, r"job\.yaml, .*mechanism\.channel: Input should be ", mechanism__channel="best"),
+    _case(
+        "a wrong value deep in the mechanism",
+        64,
+        r"job\.yaml, .*mechanism\.weights\.rating: Input should be ",
+        mechanism__weights={"rating": "all"},
     ),
     _case("a unit that is no unit", 64, r"privacy\.unit", "--set", "privacy.unit=person"),
     _case("a unit of no rows", 64, r"max_rows", "--set", "privacy.unit={column: userId, max_rows: 0}"),
@@ -1068,7 +1096,7 @@ CASES: tuple[Case, ...] = (
         _case(
             f"a histogram's share of {text}",
             64,
-            r"job\.yaml, mechanism\.reference\S*\.share: ",
+            r"job\.yaml, .*mechanism\.reference\S*\.share: ",
             mechanism__reference={"kind": "histogram", "share": share},
         )
         for text, share in (("0", 0), ("1", 1), ("NaN", float("nan")))
@@ -1157,7 +1185,7 @@ CASES: tuple[Case, ...] = (
         ledger={"url": f"postgresql://nobody:{TEXT}@127.0.0.1:1/none", "dataset": "ratings"},
     ),
     _case("no reference", 64, r"the key 'mechanism\.reference' is missing; add it", mechanism={"kind": "dip"}),
-    _case("an unknown kind of reference", 64, r"mechanism\.reference: ", mechanism__reference={"kind": "guess"}),
+    _case("an unknown kind of reference", 64, r"mechanism\.reference\.kind: ", mechanism__reference={"kind": "guess"}),
     _case("weights of wrong columns", 64, r"mechanism\.weights: weights must name exactly", mechanism__weights={"rating": 1.0, "userId": 1.0}),
     _case("a weight of 0", 64, r"mechanism\.weights: weights must be positive", mechanism__weights={"rating": 0.0, "price": 1.0}),
     _case("a continuous column's ε above the limit", 64, r"column 'price': .*\[1e-06, 16\]; change privacy\.epsilon", "--set", "privacy.epsilon=40"),
@@ -1219,7 +1247,10 @@ CASES: tuple[Case, ...] = (
         prepare=lambda folder: ["run", str(folder / "nowhere.yaml")],
     ),
     Case(
-        name="the schema's file is missing", code=64, says=r"schema\.yaml: the schema cannot be read; check the path", prepare=_without("schema.yaml")
+        name="the schema's file is missing",
+        code=64,
+        says=r"schema\.yaml.*: the schema cannot be read; check the path",
+        prepare=_without("schema.yaml"),
     ),
     Case(
         name="a YAML syntax error in the job",
@@ -1238,7 +1269,7 @@ CASES: tuple[Case, ...] = (
     _case("an unknown option", 2, r"No such option '?--fast'?", "--fast"),
     Case(name="an unknown option before the verb", code=2, says=r"No such option '?--fast'?", prepare=lambda _: ["--fast", "run"]),
     Case(name="no job named", code=2, says=r"Missing argument 'JOB'", prepare=lambda _: ["run"]),
-    _case("lineage without a namespace", 64, r"job\.yaml, lineage\.namespace: .*", lineage={"namespace": ""}),
+    _case("lineage without a namespace", 64, r"job\.yaml, line \d+, lineage\.namespace: .*", lineage={"namespace": ""}),
     _case("a misspelt key of lineage", 64, r"unknown key 'lineage\.name_space'; did you mean 'namespace'\?", lineage={"name_space": "lake"}),
     _case("an address that is not given", 64, r"the key 'cluster\.address' is missing", cluster={"kind": "address"}),
     _case(
@@ -1267,7 +1298,7 @@ CASES: tuple[Case, ...] = (
     _case(
         "a schema that privatises nothing",
         64,
-        r"^dpdask: schema\.yaml: the schema privatises no column; give at least one column the role",
+        r"^dpdask: schema\.yaml.*: the schema privatises no column; give at least one column the role",
         columns=_columns(rating={"role": "keep"}, price={"role": "drop"}),
     ),
     _case("a column not declared", 65, r"column 'price': this column is not declared in the schema; declare it", columns=_columns(price=None)),
@@ -1417,13 +1448,13 @@ CASES: tuple[Case, ...] = (
     Case(
         name="a CSV file with a bad value",
         code=65,
-        says=r"^dpdask: column 'price': a line or a value cannot be read",
+        says=r"^dpdask: column 'price': a value cannot be read",
         prepare=lambda folder: _csv(folder, _HEADER + _LINES, f"{_HEADER}1,2,{TEXT},x\n"),
     ),
     Case(
         name="a CSV file with a ragged line",
         code=65,
-        says=r"^dpdask: a CSV file: a line or a value cannot be read",
+        says=r"^dpdask: a CSV file: line \d+ has 1 fields, separated by commas, and the header has 4",
         prepare=lambda folder: _csv(folder, _HEADER + _LINES, f"{_HEADER}{_LINES}{TEXT}\n"),
     ),
     Case(
@@ -1447,7 +1478,7 @@ CASES: tuple[Case, ...] = (
     Case(
         name="a CSV value that is not UTF-8",
         code=65,
-        says=r"^dpdask: column 'note': a line or a value cannot be read",
+        says=r"^dpdask: column 'note': a text in line \d+ is not in UTF-8",
         prepare=lambda folder: _csv(folder, (_HEADER + _LINES + "1,2,3,nö\n").encode("latin-1"), columns=_columns(note={"role": "keep"})),
     ),
     Case(name="an empty CSV file", code=66, says=r"part-0\.csv: this CSV file has no readable header line", prepare=lambda folder: _csv(folder, "")),

@@ -14,8 +14,11 @@ from e2e.helpers import charging_entries, run_here, write_job
 from dpdask.engine.account import open_ledger
 from dpdask.io.manifest import Manifest
 from dpdask.io.storage import Folder
-from dpdask.jobs.growing_folder import name_manifest
+from dpdask.jobs.growing_folder import name_release
+from dpdask.jobs.growing_table import open_growing
+from dpdask.jobs.output import Target
 from dpdask.jobs.run import Outcome
+from dpdask.jobs.series import KeptFolder
 
 SCHEMA: dict[str, Any] = {
     "day": {"role": "keep"},
@@ -61,12 +64,17 @@ def kept(output: Path) -> Path:
 
 
 def manifests(output: Path | Folder) -> list[Manifest]:
+    """Return the manifests of a series, in order."""
     folder = output if isinstance(output, Folder) else Folder(f"file://{output}")
-    number, found = 0, []
-    while (manifest := Manifest.read(folder, name_manifest(number))) is not None:
-        found.append(manifest)
-        number += 1
-    return found
+    job, target = KeptFolder(folder, None).read_job() or ("", Target())
+    publication = open_growing(target, folder, job)
+    found = [publication.find(name_release(job, number)) for number in range(publication.count())]
+    return [manifest for manifest in found if manifest is not None]
+
+
+def list_digests(found: list[Manifest]) -> list[list[str]]:
+    """Return the digests of each release: of its card and of its shards."""
+    return [[each.card_sha256, *(shard.sha256 for shard in each.shards)] for each in found]
 
 
 def released(output: Path) -> pa.Table:

@@ -8,7 +8,8 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,14 +19,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
+import pytest
 import yaml
 from distributed import LocalCluster
 
 from dpdask.cli import main
+from dpdask.engine import scan, units, write
 from dpdask.engine.account import open_ledger
-from dpdask.engine.compute import Progress
+from dpdask.engine.compute import Progress, Stage, make_stage, run_stage
 from dpdask.jobs.run import Outcome, run_job
 from dpdask.jobs.spec import Job, load_job
+from dpdask.page import pictures
 from dpdask.privacy import ledger_tables
 from dpdask.privacy.ledger_entries import Entry
 
@@ -124,6 +128,11 @@ def spare_the_disk(put: Callable[[Any, str, Any], None]) -> None:
     put(ledger_tables, "_on_connect", on_connect)
 
 
+def draw_no_pictures(put: Callable[[Any, str, Any], None]) -> None:
+    """Write pages as without matplotlib: pictures take most of the time of a small run. `put` is as for `spare_the_disk`."""
+    put(pictures, "is_installed", lambda: False)
+
+
 def load(job: Path, **settings: Any) -> Job:
     """Return the job of a file, with keys changed (`output__path=…`)."""
     return load_job(job, {key.replace("__", "."): str(value) for key, value in settings.items()})
@@ -144,8 +153,9 @@ def processes(workers: int) -> LocalCluster:
 
 
 def command(*arguments: str | Path) -> list[str]:
-    """Return the command line's words."""
-    return [sys.executable, "-c", "from dpdask.cli import main; main()", *map(str, arguments)]
+    """Return the command line's words; a run draws no pictures."""
+    plain = "from dpdask.page import pictures; pictures.is_installed = bool; " if arguments[:1] == ("run",) else ""
+    return [sys.executable, "-c", f"{plain}from dpdask.cli import main; main()", *map(str, arguments)]
 
 
 def run_cli(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
@@ -187,3 +197,29 @@ def error_line(result: subprocess.CompletedProcess[str]) -> str:
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("dpdask: ")
     return lines[0]
+
+
+def apply(argument: Any, function: Callable[[Any], Any]) -> list[Any]:
+    """Run a function as one task; it is what the tasks share."""
+    return [function(argument)]
+
+
+def join(parts: list[list[Any]]) -> list[Any]:
+    return [each for part in parts for each in part]
+
+
+def run_each(stage: str, function: Callable[[Any], Any], arguments: Sequence[Any], progress: Progress | None = None) -> list[Any]:
+    """Return what a function returns for each argument, computed by tasks."""
+    return join(list(run_stage(make_stage(stage, apply, [(argument,) for argument in arguments], function, join), progress)))
+
+
+def spy_on_stages(see: Callable[[str, dict[Any, Any]], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show the name and the tasks of each stage before it runs."""
+
+    def run(stage: Stage, progress: Progress | None = None) -> Iterator[Any]:
+        batches = list(stage.batches)
+        see(stage.name, {**stage.shared, **{key: node for batch in batches for key, node in batch.nodes.items()}})
+        return run_stage(replace(stage, batches=batches), progress)
+
+    for module in (scan, units, write):
+        monkeypatch.setattr(module, "run_stage", run)

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from e2e.bad_input import Ended, command
+from e2e.helpers import spy_on_stages
 
-from dpdask.engine import compute
 from dpdask.io.shards import ROW_GROUP_ROWS
 from dpdask.jobs.spec import load_job
 from dpdask.simulate import simulate_movielens
@@ -342,35 +342,30 @@ def test_local_workers_say_nothing_of_the_data(outside, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml", "lake", *(["out"] if not outside else []), "schema.yaml"]
 
 
-def test_task_names_progress_and_graphs_hold_no_value_and_no_key(tmp_path):
+def test_task_names_progress_and_graphs_hold_no_value_and_no_key(tmp_path, monkeypatch):
     lake(tmp_path / "lake")
     words = write_job(tmp_path, "lake")
     job = load_job(words[1])
     seen: list[bytes] = []
-    original = compute.run_tasks
 
-    def spy(stage, tasks, progress=None):
+    def see(stage, nodes):
         import pickle
 
         import cloudpickle
 
         key = (tmp_path / ".out.dpdask" / "run.key").read_bytes()
-        for task in tasks:
-            graph = dict(task.__dask_graph__())
-            seen.append(" ".join(map(str, graph)).encode())
-            whole = cloudpickle.dumps(graph)
-            assert key not in whole
-            assert key.hex().encode() not in whole
-            seen.append(whole)
-            assert pickle.loads(whole)
+        seen.append(" ".join(map(str, nodes)).encode())
+        whole = cloudpickle.dumps(nodes)
+        assert key not in whole
+        assert key.hex().encode() not in whole
+        seen.append(whole)
+        assert pickle.loads(whole)
         seen.append(stage.encode())
-        return original(stage, tasks, progress)
 
-    from dpdask.engine import scan, write
     from dpdask.jobs.run import run_job
 
-    with mock.patch.object(scan, "run_tasks", spy), mock.patch.object(write, "run_tasks", spy):
-        run_job(job, lambda *event: seen.append(str(event).encode()))
+    spy_on_stages(see, monkeypatch)
+    run_job(job, lambda *event: seen.append(str(event).encode()))
     assert len(seen) > 4
     names = b" ".join(seen)
     assert not holds(names, *SECRETS, HELD_OUT[:-2])
@@ -382,7 +377,7 @@ def test_an_unfinished_run_keeps_no_secret_but_the_reference(tmp_path):
 
     lake(tmp_path / "lake")
     words = write_job(tmp_path, "lake")
-    with mock.patch("dpdask.jobs.run.make_card", side_effect=TemporaryError("crash")):  # after all shards are staged
+    with mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash")):  # after all shards are staged
         assert command(*words).code == 75
     state = tmp_path / ".out.dpdask"
     assert not (tmp_path / "out").exists()

@@ -80,7 +80,7 @@ def card(folder: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def crashing() -> Iterator[None]:
     """Let a run stop after its rows were read and its shards staged."""
-    with mock.patch("dpdask.jobs.run.make_card", side_effect=TemporaryError("crash")), pytest.raises(TemporaryError):
+    with mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash")), pytest.raises(TemporaryError):
         yield
 
 

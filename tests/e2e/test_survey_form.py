@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,24 +52,6 @@ VALUES = stats.lognorm(s=0.6, scale=40_000).rvs(8000, random_state=2)
 def survey(type_: str, design: dict[str, Any], **more: Any) -> Survey:
     schema = dpdask.Schema.from_dict({"columns": {"income": {"role": "privatise", "kind": "continuous", "type": type_}}})
     return Survey(schema, columns={"income": design}, wording={"income": {"of": "your income", "unit": "euro", **more}})
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    chromium = os.environ.get("DPDASK_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no Chromium with its chromedriver: install them (apt-get install chromium chromium-driver), or name it in DPDASK_TEST_CHROMIUM")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-first-run", "--disable-background-networking"):
-        options.add_argument(flag)
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=driver))
-    found.set_script_timeout(60)
-    yield found
-    found.quit()
 
 
 @pytest.fixture

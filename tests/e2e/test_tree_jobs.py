@@ -24,7 +24,6 @@ from e2e.helpers import charging_entries, digests, lake, load, run_here, write_j
 from scipy import stats
 
 import dpdask
-from dpdask.cli import _audit_text
 from dpdask.engine.account import open_ledger
 from dpdask.errors import BudgetError
 from dpdask.io.manifest import MANIFEST_NAME, Manifest
@@ -34,6 +33,7 @@ from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
 from dpdask.privacy import accountant
 from dpdask.privacy.events import from_dict
+from dpdask.terminal.texts import describe_audit
 
 ALPHA = 1e-9
 DELTA = 2.0**-30
@@ -325,7 +325,7 @@ def test_an_audit_is_sound_before_and_after_a_run(channel: str, source: Path, tm
             assert column["claimed"] == made.mechanism.spending.row[name]
             assert 0 < column["epsilon_exact"] <= column["claimed"]
             assert column["reference"] == source_
-        assert f"a whole row: ε* = {found['row']['epsilon_exact']!r} of" in _audit_text(found)
+        assert f"a whole row: ε* = {found['row']['epsilon_exact']!r} of" in describe_audit(found)
     for name, column in after["columns"].items():
         assert column["epsilon_exact"] == pytest.approx(card["columns"][name]["epsilon_exact"], rel=1e-6)
     assert after["row"]["epsilon_exact"] == pytest.approx(card["accounting"]["epsilon_row_exact"], rel=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -12,18 +13,22 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask
+import numpy as np
 import pyarrow as pa
 import pytest
-from dask import delayed
-from distributed import Client, LocalCluster
-from e2e.helpers import digests, hidden, lake, load, processes, run_here, write_job
+from distributed import Client, KilledWorker, LocalCluster
+from e2e.helpers import apply, digests, hidden, join, lake, load, processes, run_each, run_here, spy_on_stages, write_job
+from threadpoolctl import threadpool_info, threadpool_limits
 
-from dpdask.engine import scan, units, write
-from dpdask.engine.compute import guard, run_tasks, task_prefix
+from dpdask.engine import fit as engine_fit
+from dpdask.engine.compute import guard, make_stage, run_stage
+from dpdask.engine.source import FilePart
 from dpdask.errors import DataError, InputError, InternalError, TemporaryError
+from dpdask.io.fragment import Fragment
 from dpdask.jobs.run import run_job
 
 SECRET = "4711.25"
@@ -48,12 +53,21 @@ def no_memory() -> None:
 
 
 @guard
+def no_memory_for(parts: list[FilePart]) -> None:
+    raise MemoryError(SECRET, parts)
+
+
+@guard
 def double(number: int) -> int:
     return 2 * number
 
 
 def read_then(function: Callable[[str], Any], path: str) -> Any:
     return function(Path(path).read_text())
+
+
+def sleep_long(_: int) -> None:
+    time.sleep(30)
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +99,9 @@ def test_an_unforeseen_failure_is_told_by_type_and_place(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     (tmp_path / "value").write_text(SECRET)
-    task = delayed(read_then, pure=False)(unforeseen, str(tmp_path / "value"), dask_key_name=f"{task_prefix('test')}-0")
     place = r"^ArrowInvalid in [\w.]+, line \d+; please report it, without data$"
     with scheduler(name, cluster), pytest.raises(InternalError, match=place) as caught:
-        run_tasks("test", [task])
+        run_each("test", functools.partial(read_then, unforeseen), [str(tmp_path / "value")])
     logs = ""
     if name == "cluster":
         with Client(cluster) as client:
@@ -107,9 +120,8 @@ def test_arrow_quotes_the_value() -> None:
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_foreseen_failure_arrives_as_it_is(name: str, cluster: LocalCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "value").write_text(SECRET)
-    task = delayed(read_then, pure=False)(foreseen, str(tmp_path / "value"), dask_key_name=f"{task_prefix('test')}-0")
     with scheduler(name, cluster), pytest.raises(DataError) as caught:
-        run_tasks("test", [task])
+        run_each("test", functools.partial(read_then, foreseen), [str(tmp_path / "value")])
     assert str(caught.value) == "column 'a': a value is no level; hint it"
     assert SECRET not in everything(caught.value) + "".join(capfd.readouterr())
 
@@ -120,51 +132,137 @@ def test_no_memory_is_temporary() -> None:
     assert SECRET not in everything(caught.value)
 
 
+def large_part() -> FilePart:
+    sizes = {"n_rows": 10, "n_bytes": 1000, "n_bytes_decoded": 3 * 2**30}
+    return FilePart(Fragment(id="0" * 32, url="file:///part.parquet", name="part.parquet", format="parquet", row_group=2, version="1", **sizes))
+
+
+def test_an_error_of_memory_names_the_fragment_its_size_and_the_hint() -> None:
+    with pytest.raises(TemporaryError) as caught:
+        no_memory_for([large_part()])
+    line = "part.parquet, row group 2: a worker ran out of memory: this fragment has 3.00 GiB; give workers more memory or fewer threads, "
+    assert str(caught.value) == line + "or write smaller row groups, and run again to resume"
+
+
+class LostFuture:
+    """A future as distributed leaves it when the scheduler is gone: it has no exception, and `result` raises None."""
+
+    def __init__(self, key: str, status: str) -> None:
+        self.key, self.status = key, status
+
+    def add_done_callback(self, call: Callable[[Any], None]) -> None:
+        call(self)
+
+    def exception(self, timeout: float) -> None:
+        assert timeout
+
+    def result(self, timeout: float) -> None:
+        assert timeout
+        raise TypeError("exceptions must derive from BaseException")
+
+
+@pytest.mark.parametrize("status", ["error", "cancelled", "lost", "pending"])
+def test_a_future_without_an_exception_is_a_lost_scheduler(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = SimpleNamespace(get=lambda _, keys, **__: [LostFuture(key, status) for key in keys], cancel=lambda _: None)
+    monkeypatch.setattr("dpdask.engine.compute.find_client", lambda: client)
+    with pytest.raises(TemporaryError, match=r"^test: the cluster lost its scheduler or its workers \(.*CancelledError\); run again to resume$"):
+        run_each("test", double, [1])
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["by its nanny", "by the system"])
+def test_a_worker_that_dies_of_memory_is_told_so(stopped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = make_stage("write", apply, [(large_part(),)], double, join)
+
+    class KilledFuture(LostFuture):
+        def exception(self, timeout: float) -> KilledWorker:  # type: ignore[override]
+            assert timeout
+            return KilledWorker(self.key, SimpleNamespace(memory_limit=2**30, address="tcp://10.0.0.1:1"), 3)
+
+    events = [(time.time() + 60, {"worker": "tcp://10.0.0.1:1"})] if stopped else [(0.0, {})]
+    made = lambda _, keys, **__: [KilledFuture(key, "error") for key in keys]  # noqa: E731
+    client = SimpleNamespace(get=made, cancel=lambda _: None, get_events=lambda _: events)
+    monkeypatch.setattr("dpdask.engine.compute.find_client", lambda: client)
+    with pytest.raises(TemporaryError) as caught:
+        list(run_stage(stage))
+    text = str(caught.value)
+    assert text.startswith("write, part.parquet, row group 2: ")
+    assert "this fragment has 3.00 GiB, and a worker may use 1.00 GiB" in text
+    assert ("a worker ran out of memory" in text) == stopped
+    assert "give workers more memory or fewer threads, or write smaller row groups" in text
+    assert "10.0.0.1" not in text
+
+
+def eat(_: int) -> None:
+    time.sleep(1.0)  # the nanny looks from time to time
+    held = []
+    for _ in range(100):
+        held.append(np.ones(2**22))  # 32 MiB
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_worker_that_its_nanny_stops_for_memory() -> None:
+    options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "memory_limit": "900MiB"}
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster,
+        Client(cluster),
+        pytest.raises(TemporaryError, match="a worker ran out of memory"),
+    ):
+        run_each("test", eat, [1])
+
+
+def count_threads(_: int) -> list[int]:
+    return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_blas_has_one_thread_in_tasks(name: str, cluster: LocalCluster) -> None:
+    with scheduler(name, cluster), threadpool_limits(2):
+        [found] = run_each("test", guard(count_threads), [1])
+    assert found
+    assert set(found) == {1}
+
+
+def test_blas_has_one_thread_in_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    inner = engine_fit._fit
+    monkeypatch.setattr(engine_fit, "_fit", lambda *given, **more: (found.extend(count_threads(0)), inner(*given, **more))[1])
+    with threadpool_limits(2):
+        run_here(write_job(tmp_path, lake(tmp_path / "in", [100]), tmp_path / "out"))
+    assert set(found) == {1}
+
+
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_results_keep_their_order_and_progress_is_complete(name: str, cluster: LocalCluster) -> None:
-    prefix = task_prefix("test")
-    tasks = [delayed(double, pure=False)(number, dask_key_name=f"{prefix}-{number}") for number in range(40)]
     seen: list[tuple[str, int, int]] = []
     with scheduler(name, cluster):
-        assert run_tasks("test", tasks, lambda *step: seen.append(step)) == [2 * number for number in range(40)]
+        assert run_each("test", double, range(40), lambda *step: seen.append(step)) == [2 * number for number in range(40)]
     assert seen == [("test", done, 40) for done in range(1, 41)]
 
 
 def test_nothing_to_do() -> None:
-    assert run_tasks("test", [], lambda *_: pytest.fail("no step was done")) == []
+    assert run_each("test", double, [], lambda *_: pytest.fail("no step was done")) == []
 
 
 def test_workers_lost_too_often(cluster: LocalCluster) -> None:
-    task = delayed(os._exit, pure=False)(1, dask_key_name=f"{task_prefix('test')}-0")
     with Client(cluster), pytest.raises(TemporaryError, match="lost its scheduler or its workers") as caught:
-        run_tasks("test", [task])
+        run_each("test", os._exit, [1])
     assert caught.value.where == "test"
 
 
 def test_a_cluster_that_goes_away() -> None:
-    prefix = task_prefix("test")
-    tasks = [delayed(time.sleep, pure=False)(30, dask_key_name=f"{prefix}-{number}") for number in range(3)]
     with processes(1) as going, Client(going):
         closing = threading.Timer(1.0, going.close)
         closing.start()
         with pytest.raises(TemporaryError, match="lost its scheduler or its workers"):
-            run_tasks("test", tasks)
+            run_each("test", sleep_long, range(3))
         closing.join()
-
-
-def names_in(tasks: list[Any]) -> set[str]:
-    return {str(key) for task in tasks for key in task.__dask_graph__()}
 
 
 def test_task_names_tell_stages_and_numbers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: set[str] = set()
-
-    def captured(stage: str, tasks: list[Any], progress: Any = None) -> list[Any]:
-        names.update(names_in(tasks))
-        return run_tasks(stage, tasks, progress)
-
-    for module in (scan, units, write):
-        monkeypatch.setattr(module, "run_tasks", captured)
+    spy_on_stages(lambda _, nodes: names.update(nodes), monkeypatch)
     public = {"kind": "public", "path": str(lake(tmp_path / "public", [300] * 9, seed=2))}
     source = lake(tmp_path / "in", [300] * 9)
     run_here(write_job(tmp_path / "a", source, tmp_path / "out-a"))
@@ -231,8 +329,8 @@ def test_worker_logs_hold_no_private_count(cluster: LocalCluster, tmp_path: Path
 
 
 def test_a_cluster_without_workers_ends_in_75_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpdask.engine.compute.LONELY_SECONDS", 0.5)
-    monkeypatch.setattr("dpdask.engine.compute._POLL_SECONDS", 0.2)
+    monkeypatch.setattr("dpdask.engine.cluster.LONELY_SECONDS", 0.5)
+    monkeypatch.setattr("dpdask.engine.cluster._POLL_SECONDS", 0.2)
     options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "processes": False, "protocol": "tcp"}
     with LocalCluster(n_workers=0, **options) as cluster, Client(cluster), pytest.raises(TemporaryError, match="lost its scheduler or its workers"):
-        run_tasks("stage", [dask.delayed(abs)(-1)])
+        run_each("stage", abs, [-1])

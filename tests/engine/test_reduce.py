@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import dask
 import pytest
-from dask import delayed
+from dask import threaded
+from dask._task_spec import DataNode
+from distributed import Client
 
-from dpdask.engine.compute import tree_reduce
-from dpdask.stats.statistic import FAN_IN
+from dpdask.engine import cluster, compute
+from dpdask.engine.cluster import Batch, Window
+from dpdask.engine.compute import add_tree, make_stage, run_stage
+from dpdask.stats.statistic import FAN_IN, TreeFold
 
 
 def nest(nodes: list[object]) -> tuple[object, ...]:
@@ -23,8 +30,9 @@ def depth(node: object) -> int:
 
 
 def tree(n_leaves: int) -> object:
-    leaves = [delayed(index, name=f"leaf-{index}") for index in range(n_leaves)]
-    return tree_reduce(leaves, nest, "tree").compute(scheduler="synchronous", optimize_graph=False)
+    nodes: dict[Any, Any] = {f"leaf-{index}": DataNode(f"leaf-{index}", index) for index in range(n_leaves)}
+    root = add_tree(nodes, list(nodes), nest, "tree")
+    return threaded.get(nodes, root)
 
 
 @pytest.mark.parametrize("n_leaves", [1, 2, 7, 8, 9, 64, 65, 513])
@@ -46,16 +54,77 @@ def test_a_node_has_at_most_eight_parts() -> None:
             nodes.extend(node)  # type: ignore[arg-type]
 
 
-def test_a_merge_that_rounds_gives_the_same_bytes_everywhere() -> None:
-    def total(values: list[float]) -> float:
-        return sum(values[1:], values[0])
+@dataclass(frozen=True)
+class Rounded:
+    """A sum that rounds differently in every other order or grouping."""
 
-    leaves = [delayed(0.1 * index, name=f"value-{index}") for index in range(1000)]
-    whole = tree_reduce(leaves, total, "sum")
-    found = {dask.compute(whole, scheduler=scheduler, optimize_graph=False)[0] for scheduler in ("synchronous", "threads", "threads")}
-    assert len(found) == 1
+    total: float
+
+    def merge(self, *others: Rounded) -> Rounded:
+        return Rounded(sum((other.total for other in others), self.total))
 
 
-def test_no_leaves_is_a_mistake() -> None:
-    with pytest.raises(IndexError):
-        tree_reduce([], nest, "empty")
+def leaf(number: int, scale: float) -> Rounded:
+    return Rounded(scale * number)
+
+
+def merge(parts: list[Rounded]) -> Rounded:
+    return parts[0].merge(*parts[1:])
+
+
+def whole_tree(values: list[Rounded]) -> Rounded:
+    while len(values) > 1:
+        values = [merge(values[start : start + FAN_IN]) for start in range(0, len(values), FAN_IN)]
+    return values[0]
+
+
+def fold_stage(n_leaves: int) -> Rounded:
+    fold = TreeFold[Rounded]()
+    for found in run_stage(make_stage("test", leaf, [(number,) for number in range(n_leaves)], 0.1, merge, least=FAN_IN)):
+        fold.add(found)
+    return fold.tree()
+
+
+@pytest.mark.parametrize("n_leaves", [1, 9, 73, 1000, 4999])
+def test_batches_are_branches_of_one_tree(n_leaves: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "WINDOW", 700)
+    expected = whole_tree([leaf(number, 0.1) for number in range(n_leaves)])
+    for scheduler in ("synchronous", "threads"):
+        with dask.config.set(scheduler=scheduler):
+            assert fold_stage(n_leaves) == expected
+
+
+def test_the_rest_of_a_fold_is_merged_as_in_the_tree() -> None:
+    fold = TreeFold[Rounded]()
+    values = [leaf(number, 0.1) for number in range(1000)]
+    for value in values:
+        fold.add(value)
+    assert fold.tree() == whole_tree(values)
+
+
+def test_a_cluster_has_a_window_of_tasks_and_the_driver_few_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "WINDOW", 600)
+    running: list[int] = []
+    waiting: list[int] = []
+    submit = Window._submit
+
+    def watch(window: Window) -> None:
+        submit(window)
+        running.append(window._n_running)
+        waiting.append(len(window._results))
+
+    monkeypatch.setattr(Window, "_submit", watch)
+    expected = whole_tree([leaf(number, 0.1) for number in range(5000)])
+    with Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None):
+        assert fold_stage(5000) == expected
+    assert max(running) < 600 + compute._LARGEST_BATCH
+    assert max(waiting) < 3
+
+
+def test_a_batch_names_what_the_driver_takes() -> None:
+    stage = make_stage("test", leaf, [(number,) for number in range(20)], 1.0, merge)
+    batches = list(stage.batches)
+    assert [len(batch.keys) for batch in batches] == [1] * 20  # few tasks: the driver takes each result
+    assert all(isinstance(batch, Batch) and set(batch.keys) == set(batch.steps) for batch in batches)
+    [whole] = make_stage("test", leaf, [(number,) for number in range(20)], 1.0, merge, nodes={}).batches
+    assert len(whole.steps) == 20

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.helpers import run_here, write_job
 
-from dpdask.engine.select import filter_rows, take_rows
+from dpdask.engine.select import filter_rows, take_values
 
 WORDS = ["a", None, "long enough not to be kept in the view itself", "", "e"]
 VIEWS = {
@@ -20,16 +20,24 @@ VIEWS = {
     "list": pa.array([[word] for word in WORDS], pa.list_(pa.string_view())),
     "large list": pa.array([[word, word] for word in WORDS], pa.large_list(pa.string_view())),
     "whole": pa.array(range(5)),
+    "gaps": pa.array([None, 1.5, None, 2.5, 3.5]),
+    "truth": pa.array([True, False, True, True, False]),
+    "short": pa.array([1.5, 0.25, 2.0, 3.0, 4.0], pa.float16()),
+    "day": pa.array([5, 4, 3, 2, 1], pa.date32()),
+    "time": pa.array([5, 4, 3, 2, 1], pa.timestamp("ns", tz="UTC")),
 }
 
 
 def test_views_are_selected_like_plain_columns() -> None:
     batch = pa.record_batch(VIEWS)
     chosen = np.array([True, False, True, False, True])
-    for rows in (batch, pa.Table.from_batches([batch, batch]).slice(0, 5)):
-        assert filter_rows(rows, chosen).to_pylist() == [row for row, is_chosen in zip(rows.to_pylist(), chosen, strict=True) if is_chosen]
-        assert take_rows(rows, pa.array([4, 0, 0])).to_pylist() == [rows.to_pylist()[place] for place in (4, 0, 0)]
-        assert filter_rows(rows, chosen).schema == take_rows(rows, pa.array([1])).schema == rows.schema
+    for rows in (batch, pa.concat_batches([batch, batch]).slice(5, 5)):
+        found = filter_rows(rows, chosen)
+        assert found.to_pylist() == [row for row, is_chosen in zip(rows.to_pylist(), chosen, strict=True) if is_chosen]
+        assert found.schema == rows.schema
+        for array in rows.columns:
+            taken = take_values(array, pa.array([4, 0, 0], pa.uint32()))
+            assert (taken.to_pylist(), taken.type) == ([array.to_pylist()[place] for place in (4, 0, 0)], array.type)
     assert filter_rows(batch, np.ones(5, dtype=bool)) is batch
 
 

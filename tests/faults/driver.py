@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from e2e.helpers import MIXED_SCHEMA, lake, run_here, spare_the_disk, write_job
+from e2e.helpers import MIXED_SCHEMA, draw_no_pictures, lake, run_here, spare_the_disk, write_job
 
 from dpdask import cli
 from dpdask.engine import fit, scan, write
@@ -221,5 +221,6 @@ def fork(request: dict[str, Any]) -> int:
 
 if __name__ == "__main__":
     spare_the_disk(setattr)
+    draw_no_pictures(setattr)
     warm_up()
     serve()

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import deltalake
+import polars as pl
 import pytest
-from e2e.growing import BY_USER, HOLDOUT, N, add_day, at, job, kept, kinds, manifests, spent
+from e2e.growing import BY_USER, HOLDOUT, N, add_day, at, job, kept, kinds, list_digests, manifests, spent
 from e2e.helpers import digests, hidden, run_here
 from faults.drivers import Drivers
 from faults.test_runs_in_stores import environment, everything_ever_written
@@ -18,7 +20,7 @@ from services.stores import OpenStore
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, SpecError, TemporaryError
-from dpdask.io.manifest import Manifest
+from dpdask.io.storage import Folder
 from dpdask.jobs.run import abort, status
 
 SUMMARY = "_dpdask/series.json"  # with a ledger too, its cards are the same: no row of the days after the first is held out
@@ -39,30 +41,50 @@ def url(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize(("unit", "cost"), [("row", 0), (BY_USER, 1)], ids=["row", "person"])
 @pytest.mark.parametrize("n_days", [6, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("output", ["parquet", "delta"])
 def test_days_that_are_killed_and_repeated(
-    n_days: int, unit: Any, cost: int, drivers: Drivers, tmp_path: Path, url: str, seeded_ledgers: None
+    output: str, n_days: int, unit: Any, cost: int, drivers: Drivers, tmp_path: Path, url: str, seeded_ledgers: None
 ) -> None:
     source, out = tmp_path / "in", tmp_path / "struck" / "out"
-    changed = {"output__rows_per_shard": 25, "privacy__unit": unit}
+    changed = {"output__rows_per_shard": 25, "privacy__unit": unit, "output__format": output}
     quiet = job(tmp_path / "quiet", source, **changed)
     struck = job(tmp_path / "struck", source, ledger=at(url), insecure_seed=7, **changed)
     killed = {2: "task-staged", 4: "later-manifest", 7: "later-half-moved", 19: "fitted"}
+    if output == "delta":
+        killed |= {4: "entry-written", 7: "entry-unwritten"}
     for day in range(n_days):
         add_day(source, day)
         run_here(quiet)
         if day in killed:
             assert drivers.run("run", struck, point=killed[day])[0] == -signal.SIGKILL
-            assert status(f"file://{out}").n_releases == day + (killed[day] == "later-manifest")
+            assert status(f"file://{out}").n_releases == day + (killed[day] in ("later-manifest", "entry-written"))
         run_here(struck)
         if day in (3, 12):
             assert run_here(struck).status == "nothing new"
-    assert {name: digest for name, digest in digests(out).items() if name != SUMMARY} == {
-        name: digest for name, digest in digests(tmp_path / "quiet" / "out").items() if name != SUMMARY
-    }
+    if output == "parquet":
+        assert {name: digest for name, digest in digests(out).items() if name != SUMMARY} == {
+            name: digest for name, digest in digests(tmp_path / "quiet" / "out").items() if name != SUMMARY
+        }
+    else:  # whose files have the names of their runs
+        assert list_digests(manifests(out)) == list_digests(manifests(tmp_path / "quiet" / "out"))
+        check_delta(out, tmp_path / "quiet" / "out")
     assert len(manifests(out)) == n_days
     assert kinds(url) == ["intend", "commit"] * n_days
     assert spent(url) == 1.0 + cost * (n_days - 1)
     assert not hidden(out).exists()
+
+
+def check_delta(out: Path, quiet: Path) -> None:
+    """Check that engines read the rows of the quiet table, one version a day, and that no other file is there."""
+    shards = {shard.name for each in manifests(out) for shard in each.shards}
+    assert set(Folder(f"file://{out}").names()) == shards | {"_dpdask", "_delta_log"}
+    assert len(list((out / "_dpdask").iterdir())) == 4 * len(manifests(out)) + 1
+    table = deltalake.DeltaTable(out)
+    assert table.version() == len(manifests(out)) - 1
+    by = [("day", "ascending"), ("user", "ascending")]
+    rows = table.to_pyarrow_table().sort_by(by)
+    assert rows == deltalake.DeltaTable(quiet).to_pyarrow_table().sort_by(by)
+    assert pl.read_delta(str(out)).sort("day", "user").rows() == list(zip(*rows.to_pydict().values(), strict=True))
 
 
 def test_drivers_race_for_a_day(drivers: Drivers, tmp_path: Path, url: str) -> None:
@@ -79,13 +101,17 @@ def test_drivers_race_for_a_day(drivers: Drivers, tmp_path: Path, url: str) -> N
     assert spent(url) == 1.0
 
 
-def list_digests(found: list[Manifest]) -> list[list[str]]:
-    return [[shard.sha256 for shard in each.shards] for each in found]
-
-
 @pytest.mark.parametrize("ledger", [True, False])
+@pytest.mark.parametrize("n_days", [3, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_days_in_a_store(
-    ledger: bool, open_store: OpenStore, drivers: Drivers, tmp_path: Path, url: str, seeded_ledgers: None, monkeypatch: pytest.MonkeyPatch
+    n_days: int,
+    ledger: bool,
+    open_store: OpenStore,
+    drivers: Drivers,
+    tmp_path: Path,
+    url: str,
+    seeded_ledgers: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a versioned bucket; the fitted release of the hold-out and the keys are never in it as they are."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -95,16 +121,21 @@ def test_days_in_a_store(
         out, charged = store.folder, {"ledger": at(url), "insecure_seed": 7} if ledger else {}
         struck = job(tmp_path / "struck", source, HOLDOUT, output__path=out.url, output__rows_per_shard=25, **charged)
         around = environment(store, tmp_path)
-        for day, point in enumerate([None, "task-staged", "later-manifest"]):
+        killed = {1: "task-staged", 2: "later-manifest"}
+        for day in range(n_days):
             add_day(source, day)
             run_here(quiet)
-            if point is not None:
-                assert drivers.run("run", struck, point=point, environment=around)[0] == -signal.SIGKILL
+            if day in killed:
+                assert drivers.run("run", struck, point=killed[day], environment=around)[0] == -signal.SIGKILL
             run_here(struck)
+            if day == 12:
+                assert run_here(struck).status == "nothing new"
         assert run_here(struck).status == "nothing new"
         found = manifests(out)
         if not ledger:  # which has a hold-out of its own
-            assert list_digests(found) == list_digests(manifests(tmp_path / "quiet" / "out"))
+            assert [digests[1:] for digests in list_digests(found)] == [
+                digests[1:] for digests in list_digests(manifests(tmp_path / "quiet" / "out"))
+            ]
         assert {shard.name for each in found for shard in each.shards} | {"_dpdask", "_SUCCESS"} == set(out.names())
         assert out.sibling(".", ".dpdask").names() == []
         assert len(out.sibling(".", ".dpdask-series").names()) == 3
@@ -114,9 +145,9 @@ def test_days_in_a_store(
             secret = path.read_bytes()
             assert not any(form in written for form in (secret, secret.hex().encode(), base64.b64encode(secret)))
         if ledger:
-            assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * 3)
+            assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * n_days)
             return
-        add_day(source, 3)
+        add_day(source, n_days)
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
         with pytest.raises(InputError, match="the key of this series is on another machine"):
             run_here(struck)

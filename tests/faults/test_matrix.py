@@ -16,7 +16,7 @@ from dpdask.io import filesystems
 MECHANISM = {"kind": "dip", "reference": {"kind": "histogram"}, "channel": "laplace"}  # a hold-out would be the ledger's own
 SMALL = {("worker killed", "radosgw"), ("commit refused", "radosgw"), ("commit unanswered", "versioned radosgw"), ("store busy", "azurite")}
 SMALL |= {("commit refused", "versioned radosgw delta"), ("commit unanswered", "radosgw delta"), ("second driver", "local delta")}
-SMALL |= {("credentials expire", "radosgw"), ("store full", "azurite"), ("cluster lost", "local")}
+SMALL |= {("driver killed", "local delta"), ("credentials expire", "radosgw"), ("store full", "azurite"), ("cluster lost", "local")}
 
 
 @pytest.fixture(scope="module")

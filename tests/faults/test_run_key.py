@@ -12,10 +12,9 @@ import dask
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import HOLDOUT, KNOWN, MIXED_SCHEMA, hidden, lake, load, run_here, write_job
+from e2e.helpers import HOLDOUT, KNOWN, MIXED_SCHEMA, hidden, lake, load, run_here, spy_on_stages, write_job
 
-from dpdask.engine import scan, select, units, write
-from dpdask.engine.compute import run_tasks
+from dpdask.engine import select
 from dpdask.errors import DataError, DpdaskError, InputError, InternalError
 from dpdask.jobs.run import run_job
 
@@ -27,15 +26,13 @@ def test_the_key_is_in_no_graph(reference: dict[str, Any], scheduler: str, tmp_p
     job = write_job(tmp_path, lake(tmp_path / "in", [400, 900, 300]), out, insecure_seed=None, mechanism__reference=reference)
     secrets, graphs = set(), []
 
-    def captured(stage: str, tasks: list[Any], progress: Any = None) -> list[Any]:
+    def see(_: str, nodes: dict[Any, Any]) -> None:
         key = hidden(out) / "run.key"
         assert (key.stat().st_mode & 0o777, hidden(out).stat().st_mode & 0o777) == (0o600, 0o700)
         secrets.add(key.read_bytes())
-        graphs.extend(cloudpickle.dumps(dict(task.__dask_graph__())) for task in tasks)
-        return run_tasks(stage, tasks, progress)
+        graphs.append(cloudpickle.dumps(nodes))
 
-    for module in (scan, units, write):
-        monkeypatch.setattr(module, "run_tasks", captured)
+    spy_on_stages(see, monkeypatch)
     with dask.config.set(scheduler=scheduler):
         run_job(load(job))
     [secret] = secrets

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from e2e.helpers import charging_entries, lake, load, run_here, write_job
@@ -32,6 +33,7 @@ BEFORE_COMMIT = (
 )
 AFTER_COMMIT = ("manifest-created", "success-staged", "uncommitted", "committed", "run-cleared", "removed")
 POINTS = (*BEFORE_COMMIT, *AFTER_COMMIT)
+KILLS = 30
 NO_KEY = ("acquired", "run-cleared", "removed")
 FEW = ("acquired", "fitted", "some-shards", "manifest-created", "run-cleared")
 
@@ -81,28 +83,26 @@ def everything_ever_written(store: Store) -> bytes:
     """Return all versions of all files of the bucket, one after the other."""
     fs, path = open_filesystem(store.folder.url)
     bucket = path.partition("/")[0]
+    if store.server is not None and store.server.name != "radosgw":
+        return b"\n".join(fs.cat(name) for name in fs.find(bucket))
     found = fs.call_s3("list_object_versions", Bucket=bucket).get("Versions", [])
     answers = [fs.call_s3("get_object", Bucket=bucket, Key=each["Key"], VersionId=each["VersionId"])["Body"] for each in found]
     return b"\n".join(sync(fs.loop, body.read) for body in answers)
 
 
-def check_released(store: Store, quiet: list[str], keys: Path) -> None:
-    manifest = Manifest.read(store.folder)
+def check_released(folder: Folder, quiet: list[str], keys: Path) -> None:
+    manifest = Manifest.read(folder)
     assert manifest is not None
     assert [shard.sha256 for shard in manifest.shards] == quiet
-    assert set(store.folder.names()) == {shard.name for shard in manifest.shards} | {"_dpdask", "_SUCCESS"}
-    assert store.folder.sibling(".", ".dpdask").names() == []
+    assert set(folder.names()) == {shard.name for shard in manifest.shards} | {"_dpdask", "_SUCCESS"}
+    assert folder.sibling(".", ".dpdask").names() == []
     assert kept(keys) == []
 
 
-@pytest.mark.parametrize(
-    "point", [point if point in FEW else pytest.param(point, marks=pytest.mark.slow) for point in (*BEFORE_COMMIT, *AFTER_COMMIT)]
-)
-def test_killed_at_any_stage(point: str, store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path) -> None:
-    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
-    around = environment(store, tmp_path)
+def kill_and_run_again(point: str, folder: Folder, job: Path, drivers: Drivers, around: dict[str, str], quiet: list[str], keys: Path) -> list[bytes]:
+    """Kill a driver at a point and run the job to its end; return the keys that the killed one left."""
     assert drivers.run("run", job, point=point, environment=around)[0] == -signal.SIGKILL
-    assert (status(store.folder.url).stage == "released") == (point in AFTER_COMMIT)
+    assert (status(folder.url).stage == "released") == (point in AFTER_COMMIT)
     secrets = kept(keys)
     assert len(secrets) == int(point not in NO_KEY)
     started = time.monotonic()
@@ -110,10 +110,33 @@ def test_killed_at_any_stage(point: str, store: Store, drivers: Drivers, source:
     assert code == 0
     assert time.monotonic() - started < records.LEASE_SECONDS  # a driver of this machine that has ended is not waited for
     assert ("already released" in text) == (point in AFTER_COMMIT)
-    check_released(store, quiet, keys)
+    check_released(folder, quiet, keys)
+    return secrets
+
+
+def check_unwritten(secrets: list[bytes], store: Store) -> None:
     written = everything_ever_written(store)
     for secret in secrets:
         assert not any(form in written for form in (secret, secret.hex().encode(), base64.b64encode(secret)))
+
+
+@pytest.mark.parametrize("point", [point if point in FEW else pytest.param(point, marks=pytest.mark.slow) for point in POINTS])
+def test_killed_at_any_stage(point: str, store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    check_unwritten(kill_and_run_again(point, store.folder, job, drivers, environment(store, tmp_path), quiet, keys), store)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("store", ["versioned radosgw", "azurite"], indirect=True)
+def test_killed_again_and_again(point: str, store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path) -> None:
+    secrets: list[bytes] = []
+    for number in range(KILLS):
+        folder = Folder(f"{store.folder.url}-{number}")
+        job = write_job(tmp_path / str(number), source, tmp_path, output__path=folder.url)
+        secrets += kill_and_run_again(point, folder, job, drivers, environment(store, tmp_path), quiet, keys)
+    check_unwritten(secrets, store)
 
 
 @pytest.mark.parametrize("races", [1, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
@@ -151,7 +174,7 @@ def test_a_driver_at_work_is_not_disturbed(store: Store, drivers: Drivers, sourc
     os.kill(pid, signal.SIGKILL)
     drivers.wait()
     assert run_here(job).status == "released"
-    check_released(store, quiet, keys)
+    check_released(store.folder, quiet, keys)
 
 
 def test_a_driver_that_was_taken_over_stops_and_changes_nothing(
@@ -174,7 +197,7 @@ def test_a_driver_that_was_taken_over_stops_and_changes_nothing(
     monkeypatch.setattr(state.RunState, "write", sleeping)
     with pytest.raises(TemporaryError, match="another run is writing"):
         run_here(job)
-    check_released(store, quiet, keys)
+    check_released(store.folder, quiet, keys)
 
 
 def test_with_a_ledger_any_machine_goes_on(store: Store, drivers: Drivers, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +244,7 @@ def test_without_a_ledger_the_run_goes_on_where_its_key_is(
         abort(store.folder.url)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert run_here(job).status == "released"
-    check_released(store, quiet, keys)
+    check_released(store.folder, quiet, keys)
 
 
 @pytest.mark.parametrize("point", ["acquired", "opened", "some-shards"])
@@ -245,7 +268,7 @@ def test_a_run_of_another_version_is_left_alone(
         with pytest.raises(OutputError, match=r"begun by dpdask .*, and this is 99\.0"):
             run_here(job)
     assert run_here(job).status == "released"
-    check_released(store, quiet, keys)
+    check_released(store.folder, quiet, keys)
 
 
 def test_a_folder_that_is_no_release(store: Store, source: Path, tmp_path: Path) -> None:
@@ -299,6 +322,49 @@ def test_a_driver_that_wakes_up_publishes_nothing(
         assert set(store.folder.names()) >= {shard.name for shard in manifest.shards}
 
 
+@pytest.mark.usefixtures("short_lease")
+def test_a_driver_that_comes_late_leaves_the_key_of_another(
+    store: Store, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It found no run, and slept; when it wakes, another driver has begun one."""
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    open_run, write = state.RunState.open, state.RunState.write
+    secrets: list[bytes] = []
+
+    def stopping(self: state.RunState, reached: state.Progressed) -> None:
+        write(self, reached)
+        if reached.stage == "fitted":
+            raise KeyboardInterrupt
+
+    def late(self: state.RunState, *given: Any, **named: Any) -> Any:
+        if not secrets:
+            secrets.append(b"")
+            with monkeypatch.context() as patch:
+                patch.setattr(state.RunState, "write", stopping)
+                with pytest.raises(KeyboardInterrupt):
+                    run_here(job)
+            secrets[:] = kept(keys)
+        return open_run(self, *given, **named)
+
+    monkeypatch.setattr(state.RunState, "open", late)
+    with pytest.raises(TemporaryError, match="another run is writing"):
+        run_here(job)
+    assert len(secrets) == 1
+    assert kept(keys) == secrets
+    assert run_here(job).status == "released"
+    check_released(store.folder, quiet, keys)
+
+
+def test_to_abort_with_a_wrong_ledger_makes_none(store: Store, drivers: Drivers, source: Path, tmp_path: Path) -> None:
+    place = make_ledger(tmp_path)
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
+    drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
+    with pytest.raises(SpecError):
+        abort_job(load(job, ledger__url=f"sqlite:///{tmp_path / 'wrong.db'}"))
+    assert not (tmp_path / "wrong.db").exists()
+    assert abort_job(load(job)) is True
+
+
 def test_a_store_that_refuses_for_a_moment_is_not_one_without_a_run(
     store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,7 +385,7 @@ def test_a_store_that_refuses_for_a_moment_is_not_one_without_a_run(
         with pytest.raises(InputError, match="permission denied"):
             run_here(job)
     assert run_here(job).status == "released"
-    check_released(store, quiet, keys)
+    check_released(store.folder, quiet, keys)
 
 
 @pytest.mark.parametrize("run_id", ["../../../victim", "", "f" * 31])
@@ -360,4 +426,4 @@ def test_a_driver_removes_its_own_run_alone(store: Store, drivers: Drivers, sour
     assert store.folder.sibling(".", ".dpdask").names() == before
     assert len(kept(keys)) == 1
     assert run_here(job).status == "released"
-    check_released(store, quiet, keys)
+    check_released(store.folder, quiet, keys)

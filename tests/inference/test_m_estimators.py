@@ -13,7 +13,7 @@ import pytest
 
 from dpdask.errors import SpecError
 from dpdask.inference import m_estimators as me
-from dpdask.inference.m_estimators import WeightedSample
+from dpdask.inference.m_estimators import WeightedSample, quantile_regression
 from dpdask.inference.noise_error import make_redraw, noise_error
 
 linear = pytest.importorskip("sklearn.linear_model")
@@ -260,3 +260,10 @@ def test_a_bootstrap_that_cannot_fit_says_so():
         noise_error(me.least_squares, make_redraw(replace(grid(), weights=grid().weights / 1000), 100.0), repeats=50, rng=rng)
     counted = noise_error(lambda given: me.quantile(given.response, given.weights, 0.5), make_redraw(grid(), 20.0), repeats=20, rng=rng)
     assert (counted.repeats, counted.refused, counted.standard_error.shape) == (20, 0, ())
+
+
+def test_a_point_without_a_weight_changes_nothing_where_widths_are_known():
+    x, y = np.array([[0.0], [1.0], [2.0], [3.0]]), np.array([0.0, 1.0, 2.0, 9.0])
+    weights = np.array([3.0, 2.0, 4.0, 0.0])
+    sample = WeightedSample(features=x, response=y, weights=weights, widths=np.ones_like(x))
+    np.testing.assert_allclose(quantile_regression(sample), [0.0, 1.0], atol=1e-9)

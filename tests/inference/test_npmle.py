@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from dpdask.errors import SpecError
-from dpdask.inference import npmle as module
-from dpdask.inference.npmle import bootstrap, coverage, individual_coverage, mean_case_one, npmle
+from dpdask.inference import range_estimates as module
+from dpdask.inference.range_estimates import bootstrap, coverage, individual_coverage, mean_case_one, npmle
 from dpdask.kernels.isotonic import case_one
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
 

@@ -11,7 +11,7 @@ import pytest
 from dpdask.errors import DataError, DpdaskError, SpecError
 from dpdask.inference import m_estimators as me
 from dpdask.inference.m_estimators import WeightedSample
-from dpdask.inference.npmle import npmle
+from dpdask.inference.range_estimates import npmle
 from dpdask.mechanisms.interval.design import Case1, Case2, Design, Ring, ScipyDistribution
 from dpdask.mechanisms.interval.fit import range_randomiser
 from dpdask.mechanisms.interval.ranges import Ranges

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
+import pytest
 
 from dpdask import Schema
+from dpdask.errors import DataError
+from dpdask.io import parquet, ranges
 from dpdask.io.fragments import InputTable, discover
 from dpdask.io.ranges import row_group_ranges
 
@@ -59,3 +63,32 @@ def test_dates_beyond_those_of_python_are_left_out(tmp_path: Path) -> None:
     pq.write_table(pa.table({"far": far, "day": day, "whole": [1, 2]}), tmp_path / "part.parquet")
     given = discover(tmp_path.as_uri(), Schema.from_dict({"columns": {name: {"role": "keep"} for name in ("far", "day", "whole")}}))
     assert row_group_ranges(given, ["far", "day", "whole"]) == {"whole": [(1, 2)]}
+
+
+def test_footers_are_read_only_while_a_column_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        pq.write_table(pa.table({"whole": [number], "text": ["a"]}), tmp_path / f"part-{number}.parquet")
+    given = discover(tmp_path.as_uri(), Schema.from_dict({"columns": {"whole": {"role": "keep"}, "text": {"role": "keep"}}}))
+    monkeypatch.setattr(ranges, "_FIRST_FILES", 1)
+    read: list[str] = []
+    footer = parquet.footer
+    monkeypatch.setattr(parquet, "footer", lambda fs, path, name, size: (read.append(name), footer(fs, path, name, size))[1])
+    assert row_group_ranges(given, ["whole", "text"], lambda found: len(found) < 4) == {}
+    assert sorted(read) == [f"part-{number}.parquet" for number in range(4)]
+    found = row_group_ranges(given, ["whole", "text"], lambda found: found[0] == (0, 0))
+    assert found == {"whole": [(number, number) for number in range(5)]}
+
+
+def test_wide_files_are_found_in_time_linear_in_their_columns(tmp_path: Path) -> None:
+    names = [f"c{number}" for number in range(3000)]
+    for number in range(4):
+        pq.write_table(pa.table({name: pa.array([number], pa.int8()) for name in names}), tmp_path / f"part-{number}.parquet")
+    schema = Schema.from_dict({"columns": {name: {"role": "keep"} for name in names}})
+    began = time.process_time()
+    table = discover(tmp_path.as_uri(), schema)
+    assert time.process_time() - began < 3  # CPU seconds: 0.1 here, and 20 when each column was looked up in a list
+    assert table.schema.names == names
+    widened = pa.table({name: pa.array([1], pa.int16() if name == "c2999" else pa.int8()) for name in names})
+    pq.write_table(widened, tmp_path / "part-3.parquet")
+    with pytest.raises(DataError, match=r"part-3\.parquet, column 'c2999': its type, or its presence, differs"):
+        discover(tmp_path.as_uri(), schema)

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpdask.errors import DataError, InputError, SpecError
-from dpdask.io import fragments
+from dpdask.io import fragments, parquet
 from dpdask.io.csv import csv_type
-from dpdask.io.fragments import BATCH_ROWS, InputTable, discover, read_batches, takes_in
+from dpdask.io.fragments import InputTable, discover, read_batches, takes_in
 from dpdask.io.listing import DataFile, Listing
+from dpdask.io.parquet import BATCH_ROWS
 from dpdask.io.storage import absolute_url
 from dpdask.schema import Column, Schema
 
@@ -249,6 +250,33 @@ def test_batches_are_bounded_and_hold_the_columns_in_the_order_wanted(tmp_path):
     assert [batch.num_rows for batch in batches] == [BATCH_ROWS, 10]
     assert batches[0].schema.names == ["x", "id"]
     assert batches[1].column(1).to_pylist() == list(range(BATCH_ROWS, n_rows))
+
+
+def test_batches_of_long_texts_are_bounded_by_bytes(tmp_path, monkeypatch):
+    """Texts that a dictionary holds once count as often as they occur; so do whole numbers that pages hold in a few bits."""
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 2**16)
+    texts = [f"{row:0500}" for row in range(1000)]
+    same = ["x" * 500] * 1000
+    write(tmp_path / "a.parquet", pa.table({"id": [7] * 1000, "x": texts, "note": same}))
+    table = found(tmp_path)
+    for columns, most in ((["x"], 2**16), (["note"], 2**16), (["id", "note"], 2**16), (["id"], 8200)):
+        batches = list(read_batches(table.fragments[0], columns, table.schema))
+        assert most / 2 < max(batch.nbytes for batch in batches) <= most
+        assert sum(batch.num_rows for batch in batches) == 1000
+    assert read(table, ("x",)) == texts
+
+
+def test_a_row_group_of_many_pages_is_read_column_by_column(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "_HELD_BYTES", 2**10)
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 2**12)
+    rows = pa.table({"id": range(1000), "x": [row / 7 for row in range(1000)], "note": pa.array([None, "a"] * 500).dictionary_encode()})
+    write(tmp_path / "a.parquet", rows, row_group_size=600)
+    table = found(tmp_path)
+    batches = [batch for fragment in table.fragments for batch in read_batches(fragment, ["note", "id"], table.schema)]
+    assert batches[0].schema.names == ["note", "id"]
+    assert 2 < len(batches) < 20
+    assert [value for batch in batches for value in batch.column(1).to_pylist()] == list(range(1000))
+    assert [value for batch in batches for value in batch.column(0).to_pylist()] == [None, "a"] * 500
 
 
 def test_numbers_of_a_table(tmp_path):

@@ -19,8 +19,8 @@ from e2e.helpers import LEVELS, call_cli, charging_entries, error_line, hidden, 
 from services.stores import OpenStore
 
 from dpdask.engine.account import open_ledger
-from dpdask.errors import OutputError, SpecError
-from dpdask.io import delta_log
+from dpdask.errors import InputError, MissingError, OutputError, SpecError, TemporaryError
+from dpdask.io import delta_log, filesystems
 from dpdask.io.commits import Transaction
 from dpdask.io.delta_log import DeltaLog
 from dpdask.io.shards import Shard
@@ -341,6 +341,45 @@ def test_a_plan_shows_the_format_and_the_mode(source: Path, out: Path, tmp_path:
     assert "one version of a Delta table" in str(planned)
 
 
+def test_a_plan_warns_of_rows_that_are_released_again(source: Path, out: Path, tmp_path: Path) -> None:
+    def warnings(folder: str, **changes: Any) -> list[str]:
+        job = load(write_delta(tmp_path / folder, source, out, **changes))
+        return [warning for warning in plan_job(job).warnings if "without a ledger" in warning]
+
+    [warning] = warnings("append", mode="append")
+    assert warning.startswith("output.mode append: ")
+    assert "ε = 4.0 again" in warning
+    assert warnings("once") == []
+    assert warnings("ledger", mode="append", ledger=ledger_of(tmp_path)) == []
+
+
+def test_a_log_that_may_not_be_read_is_not_an_empty_one(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filesystems, "_FIRST_WAIT_SECONDS", 0.01)
+    with open_store("radosgw") as store:
+        commit_shards(store.folder, "first", mode="append")
+        store.proxy.answer_next(403, times=10**6, method="GET", path="_delta_log/0")
+        for call in (lambda: DeltaLog(store.folder).find("first"), lambda: commit_shards(store.folder, "second")):
+            with pytest.raises((InputError, OutputError), match=r"permission|denied|refused"):
+                call()
+        store.proxy.forget()
+        assert DeltaLog(store.folder).find("first") == 7
+
+
+def test_a_log_whose_files_always_vanish_is_tried_later(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store("local") as store:
+        commit_shards(store.folder, "first", mode="append")
+        read = Folder.read
+
+        def vanished(self: Folder, name: str, **given: bool) -> bytes:
+            if name.endswith("0.json"):
+                raise MissingError("this file does not exist", name)
+            return read(self, name, **given)
+
+        monkeypatch.setattr(Folder, "read", vanished)
+        with pytest.raises(TemporaryError, match="changes too fast"):
+            DeltaLog(store.folder).find("first")
+
+
 def test_an_aborted_run_takes_its_own_files_alone(source: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run_here(write_delta(tmp_path / "first", source, out))
     with monkeypatch.context() as patch:
@@ -355,7 +394,7 @@ def test_an_aborted_run_takes_its_own_files_alone(source: Path, out: Path, tmp_p
     assert hidden(out).exists()
     assert abort(out.as_uri())
     assert {path.name for path in out.glob("part-*")} == {shard.name for shard in first.manifest.shards}
-    assert len(list((out / "_dpdask").iterdir())) == 2
+    assert len(list((out / "_dpdask").iterdir())) == 4
     assert not hidden(out).exists()
 
 

@@ -87,7 +87,7 @@ def test_a_table_is_appended_to_and_overwritten(source: Path, out: Path, place: 
     table = catalog.load_table(NAME)
     assert table.scan().count() == sum(outcome.manifest.n_rows for outcome in outcomes)
     assert len(table.snapshots()) == 2
-    assert len(list((out / "_dpdask").glob("release-*"))) == 2
+    assert len(list((out / "_dpdask").glob("release-*.json"))) == 2
     third = run_here(write_iceberg(tmp_path / "three", source, out, place, "overwrite", name="three"))
     table = catalog.load_table(NAME)
     assert {Path(task.file.file_path).name for task in table.scan().plan_files()} == {shard.name for shard in third.manifest.shards}

@@ -93,7 +93,13 @@ def test_a_release_from_and_to_memory_is_the_local_one(tmp_path, memory):
         type(memory), "pipe_file", lambda self, path, *a, **k: (written.append(Path(path).name), original(self, path, *a, **k))[1]
     ):
         outcome = run_job(remote)
-    assert [name for name in written if not name.startswith(("run-", "beat-"))][-3:] == ["release.json", "manifest.json", "_SUCCESS"]
+    assert [name for name in written if not name.startswith(("run-", "beat-"))][-5:] == [
+        "release.html",
+        "croissant.json",
+        "release.json",
+        "manifest.json",
+        "_SUCCESS",
+    ]
     shards = [shard.sha256 for shard in outcome.manifest.shards]
     manifest = Manifest.read(Folder(local.output_url))
     assert manifest is not None
@@ -112,7 +118,7 @@ def test_threads_stage_every_shard_in_memory(tmp_path, memory):
         assert hashlib.sha256(memory.cat(f"/out/{shard.name}")).hexdigest() == shard.sha256
 
 
-@pytest.mark.parametrize("stop", ["part-00000", "part-00003", "release.json", "manifest.json", "_SUCCESS"])
+@pytest.mark.parametrize("stop", ["part-00000", "part-00003", "release.html", "release.json", "manifest.json", "_SUCCESS"])
 def test_a_publication_that_stops_half_way_goes_on(stop, tmp_path, memory):
     remote = job(tmp_path, output={"path": "memory://out", "rows_per_shard": 70})
     expected = [shard.sha256 for shard in run_job(job(tmp_path, output={"path": "memory://whole", "rows_per_shard": 70})).manifest.shards]
@@ -131,7 +137,7 @@ def test_a_publication_that_stops_half_way_goes_on(stop, tmp_path, memory):
     assert manifest is not None
     assert [shard.sha256 for shard in manifest.shards] == expected
     names = {Path(name).name for name in memory.find("/out")}
-    assert names == {shard.name for shard in manifest.shards} | {"_SUCCESS", "release.json", "manifest.json"}
+    assert names == {shard.name for shard in manifest.shards} | {"_SUCCESS", "release.html", "croissant.json", "release.json", "manifest.json"}
     assert not memory.exists("/.out.dpdask")
 
 
@@ -157,7 +163,7 @@ def test_a_run_goes_on_from_every_stage_to_the_same_bytes(tmp_path):
     for place, stage in (
         ("dpdask.engine.fit.scan", None),
         ("dpdask.jobs.run.write_all", "fitted"),
-        ("dpdask.jobs.run.make_card", "fitted"),
+        ("dpdask.jobs.run.make_job_card", "fitted"),
         ("dpdask.io.storage.Folder.move_to", "staged"),
     ):
         with crashing(place), pytest.raises(TemporaryError):
@@ -172,7 +178,7 @@ def test_a_run_goes_on_from_every_stage_to_the_same_bytes(tmp_path):
 def test_a_secure_run_that_goes_on_keeps_its_key(tmp_path):
     made = job(tmp_path, insecure_seed=None)
     state = RunState(Folder(made.output_url))
-    with crashing("dpdask.jobs.run.make_card"), pytest.raises(TemporaryError):
+    with crashing("dpdask.jobs.run.make_job_card"), pytest.raises(TemporaryError):
         run_job(made)
     publish = state.staging(state.read().run_id).shards
     staged = {name: publish.read(name) for name in publish.names() if name.endswith(".parquet")}
@@ -261,7 +267,7 @@ def test_abort_and_status(tmp_path):
     made = job(tmp_path)
     assert not abort(made.output_url)
     assert status(made.output_url) == status(f"file://{tmp_path}/nowhere")
-    with crashing("dpdask.jobs.run.make_card"), pytest.raises(TemporaryError):
+    with crashing("dpdask.jobs.run.make_job_card"), pytest.raises(TemporaryError):
         run_job(made)
     found = status(made.output_url)
     assert found.stage == "fitted"
@@ -284,7 +290,7 @@ def test_a_wrong_fit_after_the_first_noise_leaves_nothing(tmp_path):
 
 
 def test_another_jobs_run_is_not_touched(tmp_path):
-    with crashing("dpdask.jobs.run.make_card"), pytest.raises(TemporaryError):
+    with crashing("dpdask.jobs.run.make_job_card"), pytest.raises(TemporaryError):
         run_job(job(tmp_path))
     before = {path: path.read_bytes() for path in (tmp_path / ".out.dpdask").rglob("*") if path.is_file()}
     with pytest.raises(OutputError, match="a run of another job is staged"):
@@ -294,7 +300,7 @@ def test_another_jobs_run_is_not_touched(tmp_path):
 
 def test_an_input_that_changed_keeps_what_is_staged(tmp_path):
     made = job(tmp_path)
-    with crashing("dpdask.jobs.run.make_card"), pytest.raises(TemporaryError):
+    with crashing("dpdask.jobs.run.make_job_card"), pytest.raises(TemporaryError):
         run_job(made)
     extra = tmp_path / "data" / "part-9.parquet"
     pq.write_table(table(5), extra)

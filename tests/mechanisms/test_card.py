@@ -16,8 +16,8 @@ import pytest
 import dpdask
 from dpdask.errors import InputError
 from dpdask.inference import ReleasedColumn
-from dpdask.mechanisms import card as card_module
-from dpdask.mechanisms.card import CARD_FORMAT, SCHEMA_FILE, Card, CoveredRows, Section, make_card, noisy_counts_section, plain, schema_text
+from dpdask.mechanisms.card import CARD_FORMAT, Card, Section, make_card, noisy_counts_section, plain
+from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.privacy import Budget
 from dpdask.privacy.coverage import Coverage
 from dpdask.schema import Schema
@@ -97,11 +97,6 @@ def test_every_mechanisms_card_is_of_the_one_format(name: str) -> None:
     data = card.to_bytes()
     assert Card.read(data, "card").to_bytes() == data
     assert json.loads(data, parse_constant=pytest.fail) == found == card.to_dict()
-
-
-def test_the_schema_in_the_package_is_the_models() -> None:
-    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text()
-    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == Card.model_json_schema()
 
 
 def test_a_budgets_zero_stays_whole() -> None:
@@ -192,10 +187,3 @@ def test_a_saved_release_with_a_card_of_another_format_is_refused(kind: Any, tmp
 def test_a_column_is_read_from_a_card() -> None:
     column = ReleasedColumn.from_card(dip(reference=dpdask.Holdout(fraction=0.5)), "x")
     assert column.levels == (0, 1, 2)
-
-
-def test_the_documented_command_writes_the_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card_module, "SCHEMA_FILE", tmp_path / "schema")
-    [command] = [line.strip() for line in (card_module.__doc__ or "").splitlines() if "python -c" in line]
-    exec(command.removeprefix('python -c "').removesuffix('"'))
-    assert (tmp_path / "schema").read_bytes() == SCHEMA_FILE.read_bytes()

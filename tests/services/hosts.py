@@ -5,11 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 N_HOSTS = 3
+_LISTEN = """
+import socket, sys
+with socket.create_server((sys.argv[2], int(sys.argv[3]))) as listening, socket.socket(fileno=int(sys.argv[1])) as out:
+    socket.send_fds(out, [b"."], [listening.fileno()])
+"""
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,15 @@ class Hosts:
         """The words before a command that runs on a host; each has its own /dev/shm, so no memory is shared."""
         mount = 'mount -t tmpfs tmpfs /dev/shm; exec "$@"'
         return ["ip", "netns", "exec", f"{self.prefix}h{number}", "unshare", "-m", "--propagation", "private", "sh", "-c", mount, "sh"]
+
+    def listen(self, number: int, port: int) -> socket.socket:
+        """Return a socket that listens on a host, while whoever accepts its connections stays outside."""
+        here, there = socket.socketpair()
+        words = [*self.inside(number), sys.executable, "-c", _LISTEN, str(there.fileno()), self.address(number), str(port)]
+        with here, there:
+            subprocess.run(words, pass_fds=[there.fileno()], check=True)
+            _, [found], _, _ = socket.recv_fds(here, 1, 1)
+        return socket.socket(fileno=found)
 
     def cut(self, number: int) -> None:
         """Pull the cable: no connection is closed, and peers see silence."""

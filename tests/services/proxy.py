@@ -92,8 +92,8 @@ class Proxy:
 
 
 @contextmanager
-def proxying(upstream: str) -> Iterator[Proxy]:
-    """Yield a proxy in front of an `http://host:port`."""
+def proxying(upstream: str, listening: socket.socket | None = None) -> Iterator[Proxy]:
+    """Yield a proxy in front of an `http://host:port`; on a socket that listens already, or on a port of the loopback."""
     host, _, port = upstream.removeprefix("http://").rpartition(":")
 
     class Handler(BaseRequestHandler):
@@ -108,7 +108,11 @@ def proxying(upstream: str) -> Iterator[Proxy]:
             """Say nothing of connections that ended."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
-        proxy = Proxy(f"http://127.0.0.1:{server.server_address[1]}")
+        if listening is not None:
+            server.socket.close()
+            server.socket = listening
+        at, port_of = server.socket.getsockname()[:2]
+        proxy = Proxy(f"http://{at}:{port_of}")
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         yield proxy

@@ -22,6 +22,7 @@ from dpdask.mechanisms.copula import raking
 from dpdask.mechanisms.copula.model import Codes, CopulaModel, Node, draw_latents, draw_uniforms, n_latents_of
 from dpdask.mechanisms.marginals.denoise import Denoised, denoise, dependence_tree
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
+from dpdask.steps import step
 
 Floats = NDArray[np.float64]
 Records = Literal["raked", "copula"]
@@ -174,6 +175,7 @@ class _Fit:
         )
         return CopulaModel(domain=self.cleaned.domain, n_rows=self.cleaned.n_rows, nodes=tuple(nodes), factor=factor), report, codes
 
+    @step("fitting: correlations")
     def _correlations(self, wanted: list[Floats]) -> tuple[Floats, float]:
         matrix = np.eye(self._n_latents)
         n_cells = n_kept = 0
@@ -191,6 +193,7 @@ class _Fit:
             n_cells, n_kept = n_cells + int(possible.sum()), n_kept + int(kept.sum())
         return matrix, n_kept / max(1, n_cells)
 
+    @step("fitting: the calibration of levels")
     def _calibrate(self, factor: NDArray[np.float32], rng: Generator) -> tuple[list[Node], Codes]:
         n = CHUNK_ROWS
         drawn = latent_kernel.room_for(self._n_latents, n)

@@ -16,6 +16,7 @@ from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.privacy import noise
 from dpdask.privacy.noise import deviation
 from dpdask.stats import Domain
+from dpdask.steps import step
 from dpdask.streams import words
 
 Codes = NDArray[np.uint8] | NDArray[np.uint16]
@@ -142,6 +143,7 @@ class Targets:
         return result
 
 
+@step("fitting: the tables to rake to")
 def choose_targets(cleaned: Denoised, found: Ints, n_sampled: int, noisy: NoisyMarginals) -> Targets | None:
     """Return the tables to rake to: all, or of more than 1,024 those that the copula surely misses, 1,024 at most; None without any.
 

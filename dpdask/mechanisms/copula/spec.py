@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
-from dpdask.documents import Document
+from dpdask.documents import Document, suggest
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section
 from dpdask.mechanisms.copula.card import copula_section
@@ -62,7 +62,15 @@ def count_measured_again(n_columns: int, delta: float, target: str | None = None
 
 
 class TableWeights(Document):
-    """The share of the budget of each one-way and each two-way table, relative to each other."""
+    """The share of the budget of the tables, relative to each other.
+
+    Attributes
+    ----------
+    one_way
+        That of each one-way table; 0 to leave them out.
+    two_way
+        That of each two-way table.
+    """
 
     one_way: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     two_way: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -166,7 +174,9 @@ class CopulaMechanism(NoisyTables):
         """
         columns, target, triples = self.schema.privatised, self.spec.target, self.n_triples
         if target is not None and target not in columns:
-            raise SpecError("is not a privatised column", f"`target` {target!r}", "correct its name, or its role in the schema")
+            raise SpecError(
+                "is not a privatised column", f"`target` {target!r}", suggest(target, columns, "correct its name, or its role in the schema")
+            )
         if triples and self.budget.delta == 0:
             raise SpecError("three-way tables are chosen by scores with Gaussian noise, which needs a δ", "`triples`", "set `delta`, or remove it")
         if triples and self.spec.records == "copula":

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpdask.codec import Codec, LevelCodec
-from dpdask.mechanisms.card import CoveredRows, Section
+from dpdask.codec import Codec, LevelCodec, tell_bounds
+from dpdask.mechanisms.card import Section
+from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.privacy import Budget, guarantee_text
 from dpdask.privacy.order import RowOrder, order_text
 from dpdask.references import Reference
@@ -90,4 +91,4 @@ def describe_domain(schema: Schema, codec: Codec) -> dict[str, Any]:
     outside = {"kind": declared.kind, "outside": declared.outside_in_words}
     if isinstance(codec, LevelCodec):
         return {"levels": codec.levels.to_pylist()} | outside
-    return {"bounds": declared.bounds, "atoms": declared.atoms or (), "nulls": declared.nulls} | outside
+    return {"bounds": tell_bounds(declared, codec), "atoms": declared.atoms or (), "nulls": declared.nulls} | outside

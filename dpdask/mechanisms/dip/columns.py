@@ -26,6 +26,7 @@ from dpdask.privacy.rounding import round_up_sum
 from dpdask.references import Distribution, LevelDistribution, RankDistribution
 from dpdask.references.histogram import NoisyHistograms
 from dpdask.references.statistics import ColumnCounts
+from dpdask.stats.levels import encode
 from dpdask.streams import Noise, RunKey, words
 
 _N_KNOTS = 2**10
@@ -56,7 +57,7 @@ class LevelMechanism:
         rng
             The stream of the column.
         """
-        codes = codec.encode(array)
+        codes = encode(codec, array)
         return codec.decode(channel_kernel.sample(codes, words(rng, len(codes)), self.thresholds, self.aliases))
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
+from dpdask.documents import suggest
 from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
 from dpdask.mechanisms.card import Section
@@ -84,7 +85,7 @@ def check_costs(given: Mapping[str, Cost], columns: Collection[str], channel: Ch
     """
     for name in given:
         if name not in columns:
-            raise SpecError("is not a privatised column", f"`cost.{name}`", "remove it")
+            raise SpecError("is not a privatised column", f"`cost.{name}`", suggest(name, columns, "remove it"))
         if channel != "optimal":
             raise SpecError(f"a cost belongs to the channel optimal, not to {channel}", f"`cost.{name}`", "set `channel` to optimal, or remove it")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import scipy  # its modules are imported when they are first used, and `special` is slow to import
 from numpy.typing import NDArray
-from scipy import special
 
 from dpdask.cells import Cells, FoundBins
 from dpdask.codec import LevelCodec, ValueCodec
@@ -221,12 +221,12 @@ class WholeLine:
 
     def to_unit(self, z: Floats) -> Floats:
         """Return x = 1 / (1 + exp(-(z - location)/scale)) of each number."""
-        x: Floats = special.expit((z - self.location) / self.scale)
+        x: Floats = scipy.special.expit((z - self.location) / self.scale)
         return x
 
     def from_unit(self, x: Floats) -> Floats:
         """Return z = location + scale·log(x / (1 - x)) of each number in (0, 1): the inverse of `to_unit`."""
-        z: Floats = self.location + self.scale * special.logit(x)
+        z: Floats = self.location + self.scale * scipy.special.logit(x)
         return z
 
     def cells(self, codec: ValueCodec) -> Cells:

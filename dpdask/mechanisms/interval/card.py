@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpdask.codec import Codec
-from dpdask.mechanisms.card import CoveredContent, Section
+from dpdask.mechanisms.card import Section
+from dpdask.mechanisms.card_parts import CoveredContent
 from dpdask.mechanisms.interval.coverage import coverage
 from dpdask.mechanisms.interval.design import (
     Canonical,
@@ -186,6 +187,8 @@ def _column(name: str, release: IntervalRelease, schema: Schema, codec: Codec | 
         "nulls": design.nulls,
         "outside": schema.columns[name].outside_in_words,
     }
+    if schema.columns[name].bounds is not None:
+        found["bounds"] = schema.columns[name].bounds
     if codec is not None:
         found["numbers"] = unit_of(codec)
     perturbation = release.perturbations.get(name)

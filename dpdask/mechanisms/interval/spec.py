@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
+from dpdask.documents import suggest
 from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON as MAX_RANK_EPSILON
 from dpdask.kernels.rank import MIN_EPSILON as MIN_RANK_EPSILON
@@ -225,7 +226,11 @@ def check_designs(schema: Schema, designs: Mapping[str, Design], *, coverage: bo
     """
     for name in designs:
         if name not in schema.privatised:
-            raise SpecError("is not a privatised column", f"`columns.{name}`", "remove it, or give the column the role privatise")
+            raise SpecError(
+                "is not a privatised column",
+                f"`columns.{name}`",
+                suggest(name, schema.privatised, "remove it, or give the column the role privatise"),
+            )
     for name in schema.privatised:
         place, column = f"column {name!r}", schema.columns[name]
         if column.kind == "categorical":

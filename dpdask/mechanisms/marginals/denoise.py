@@ -14,6 +14,7 @@ from dpdask.kernels import tables as tables_kernel
 from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure_chosen, pair_cells
 from dpdask.privacy.noise import deviation
 from dpdask.stats import Clique, Domain, MarginalCounts
+from dpdask.steps import step
 
 Floats = NDArray[np.float64]
 
@@ -148,6 +149,7 @@ def stack_tables(flat: NDArray[np.float64] | NDArray[np.int64], starts: NDArray[
     return result
 
 
+@step("fitting: the noisy tables")
 def denoise(noisy: NoisyMarginals, *, consistency: bool = True, shrinkage: bool = True, significance: bool = True) -> Denoised:
     """Return the tables that noisy ones make believable.
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pyarrow as pa
 from pydantic import BeforeValidator
 
+from dpdask.documents import suggest
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section
 from dpdask.mechanisms.marginals.card import marginals_section
@@ -85,7 +86,8 @@ class MarginalsMechanism(NoisyTables):
         for clique in cliques:
             for name in clique:
                 if name not in self.schema.privatised:
-                    raise SpecError("is not a privatised column", f"`cliques`, {name!r}", "correct its name, or its role in the schema")
+                    hint = suggest(name, self.schema.privatised, "correct its name, or its role in the schema")
+                    raise SpecError("is not a privatised column", f"`cliques`, {name!r}", hint)
                 if name in (TABLE, COUNT, MARGIN):
                     raise SpecError("this name is reserved for a column of the released tables", f"column {name!r}", "rename it")
             if len(set(clique)) < len(clique) or frozenset(clique) in seen:

@@ -39,7 +39,7 @@ class RangeEstimate:
         return self.value - half, self.value + half
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class NPMLE:
     """The nonparametric maximum likelihood estimate of a distribution: masses in disjoint intervals.
 
@@ -84,6 +84,9 @@ class NPMLE:
     n_rows: int
     ambiguity: float
     drift: float
+
+    def __repr__(self) -> str:
+        return f"NPMLE({len(self.masses):,} intervals, {self.n_rows:,} rows, ambiguity {self.ambiguity:.2g})"
 
     def cdf(self, x: Floats | float) -> Floats:
         """Return Pr(Y <= x), float64 of x's shape; it is determined where no interval has x inside, for either `place`."""

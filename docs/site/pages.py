@@ -1,0 +1,122 @@
+"""What MkDocs is told beside the pages of docs/: the pages elsewhere in the repository, the generated references, the notebooks."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).resolve().parents[2]
+SHOWN = ("README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE", "NOTICE", "pyproject.toml", "constraints.txt")
+FOLDERS = ("cluster", "pipelines")
+LINK = re.compile(r"(\]\()(?!\w+:)([^)#\s]+)((?:#[^)\s]*)?\))")
+
+
+def place_in_site(path: str) -> str:
+    """The place of a file of the repository in the site: docs/ and the README come first, the rest keeps its path."""
+    return "index.md" if path == "README.md" else path.removeprefix("docs/")
+
+
+def place_in_repository(uri: str) -> str:
+    elsewhere = uri.partition("/")[0] in (*FOLDERS, *SHOWN)
+    return "README.md" if uri == "index.md" else uri if elsewhere else f"docs/{uri}"
+
+
+def with_links(text: str, uri: str) -> str:
+    """A page's text with its links between files of the repository turned into links between places of the site."""
+    folder = posixpath.dirname(place_in_repository(uri))
+
+    def follow(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(folder, link[2]))
+        target = f"{target}/README.md" if (ROOT / target).is_dir() else target
+        if not (ROOT / target).is_file():  # a folder without a page
+            return link[1] + "#)"
+        return link[1] + posixpath.relpath(place_in_site(target), posixpath.dirname(uri) or ".") + link[3]
+
+    pieces = re.split(r"(^```.*?^```$)", text, flags=re.DOTALL | re.MULTILINE)
+    return "".join(piece if piece.startswith("```") else LINK.sub(follow, piece) for piece in pieces)
+
+
+def keys(schema: Mapping[str, Any], title: str) -> Iterator[str]:
+    """A JSON Schema as tables in Markdown: one for the document, one for each of its parts."""
+    parts = {title: schema} | {name: part for name, part in schema.get("$defs", {}).items() if part.get("properties")}
+    for name, part in parts.items():
+        yield f"\n### {name}\n\n{part.get('description', '')}\n"
+        yield "| key | type | default | is |\n|---|---|---|---|"
+        for key, value in part["properties"].items():
+            default = f"`{value['default']}`" if value.get("default") is not None else "required" if key in part.get("required", ()) else ""
+            text = " ".join(value.get("description", "").split()).replace("|", "\\|")
+            yield f"| `{key}` | {kind_of(value)} | {default} | {text} |"
+
+
+def kind_of(value: Mapping[str, Any]) -> str:
+    """A key's type in words, its parts as links to their tables."""
+    if "$ref" in value:
+        name = value["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "const" in value or "enum" in value:
+        return " or ".join(f"`{one}`" for one in value.get("enum", [value.get("const")]))
+    choices = value.get("anyOf") or value.get("oneOf")
+    if choices:
+        return " or ".join(dict.fromkeys(kind_of(choice) for choice in choices if choice.get("type") != "null")) or "null"
+    if value.get("type") == "array":
+        return f"list of {kind_of(value.get('items', {}))}"
+    if value.get("type") == "object" and isinstance(value.get("additionalProperties"), dict) and value["additionalProperties"]:
+        return f"mapping to {kind_of(value['additionalProperties'])}"
+    return str(value.get("type", "anything"))
+
+
+def commands(command: click.Command, name: str) -> Iterator[str]:
+    """The help of every verb."""
+    context = click.Context(command, info_name=name, max_content_width=110)
+    yield f"### {name}\n\n```text\n{command.get_help(context)}\n```\n"
+    for verb, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, f"{name} {verb}")
+
+
+def generate(name: str) -> str:
+    """The part of a reference page that is computed from the code."""
+    from dpdask.cli import cli
+    from dpdask.schemas import find_file
+
+    if name == "command-line":
+        return "\n".join(commands(cli, "dpdask"))
+    return "\n".join(keys(json.loads(find_file(name).read_text(encoding="utf-8")), name.capitalize()))
+
+
+def notebook(text: str) -> str:
+    """A tutorial as a notebook: files are written by cells, what was printed is left out."""
+    import jupytext
+
+    text = re.sub(r"^```text\n.*?^```\n", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^```yaml\n# (\S+\.yaml)\n", r"```python\n%%writefile \1\n", text, flags=re.MULTILINE)
+    return str(jupytext.writes(jupytext.reads(text, fmt="md"), fmt="ipynb"))
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages and the linked files that lie outside docs/, and a notebook for each tutorial."""
+    from mkdocs.structure.files import File
+
+    inside = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
+    names = [*SHOWN, *(name for name in inside if "__pycache__" not in name)]
+    for name in names:
+        files.append(File.generated(config, place_in_site(name), abs_src_path=str(ROOT / name)))
+    for page in list(files.documentation_pages()):
+        if page.src_uri.startswith("tutorials/"):
+            files.append(File.generated(config, page.src_uri.replace(".md", ".ipynb"), content=notebook(page.content_string)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Fill in what is generated, and turn the repository's links into the site's."""
+    text = re.sub(r"<!-- generated: (\S+) -->", lambda found: generate(found[1]), markdown)
+    text = with_links(text, page.file.src_uri)
+    if page.file.src_uri.startswith("tutorials/"):
+        name = Path(page.file.src_uri).stem
+        text = text.replace("\n", f"\n\n[Download this page as a notebook]({name}.ipynb)\n", 1)
+    return text

@@ -1,0 +1,54 @@
+"""Columns that a release of rows kept as they are: their estimates are those of any table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpdask.analysis.points import Points
+from dpdask.analysis.weighted import OpenedPoints
+
+_MOST_LEVELS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class KeptColumns(OpenedPoints):
+    """A release of rows: its kept columns are exact, and their errors are those of drawing the rows."""
+
+    def _is_kept(self, *names: str) -> bool:
+        return all(self._column(name)["role"] == "kept" for name in names)
+
+    def _points(self, *names: str) -> Points:
+        frame = self.to_pandas(names)
+        return Points(
+            frame=frame,
+            weights=np.ones(len(frame)),
+            n_rows=float(self.n_rows),
+            sampling=1.0 / self.n_rows,
+            levels={name: levels for name in names if (levels := _list_values(frame[name])) is not None},
+            limits=self._limits_of_units(),
+        )
+
+    def _limits_of_units(self) -> tuple[str, ...]:
+        unit = self.content["guarantee"]["unit"]
+        return (f"rows that share a {unit['column']!r} are taken to be independent",) if isinstance(unit, dict) else ()
+
+    def _answers(self, name: str) -> set[str]:
+        with self.folder.open(self.shards[0]) as file:
+            type_ = pq.read_schema(file).field(name).type
+        numbers = pa.types.is_integer(type_) or pa.types.is_floating(type_)
+        return {"share", "crosstab"} | ({"mean", "histogram", "quantile", "slope"} if numbers else set())
+
+
+def _list_values(column: pd.Series) -> Sequence[object] | None:
+    """Return the different values of a kept column; None if there are too many."""
+    found = column.unique()
+    if len(found) > _MOST_LEVELS:
+        return None
+    values = sorted(found[pd.notna(found)].tolist())
+    return [*([None] if column.hasnans else []), *values]

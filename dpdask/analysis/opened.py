@@ -1,0 +1,240 @@
+"""An opened release: its table, its card, and the questions that any release may be asked; each kind of release answers some of them."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from dpdask.analysis.result import Result
+from dpdask.engine.lazy import read_frame, read_shard
+from dpdask.engine.source import Frame
+from dpdask.errors import SpecError
+from dpdask.inference import NPMLE, WeightedSample
+from dpdask.io.storage import Folder
+
+QUESTIONS = ("mean", "share", "histogram", "quantile", "crosstab", "slope", "npmle", "regress", "fit")
+_N_BINS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class OpenedRelease:
+    """A release as an analyst sees it: its table, its card, and estimates of the original table with their standard errors.
+
+    Everything is computed from the folder alone, and costs no ε. A question that this kind of release does not answer is refused
+    with one line that says why, and what to use.
+
+    Attributes
+    ----------
+    folder
+        The output folder.
+    shards
+        The names of the shards.
+    n_rows
+        How many rows the released table has.
+    content
+        The card, as plain values.
+    """
+
+    folder: Folder
+    shards: tuple[str, ...]
+    n_rows: int
+    content: Mapping[str, Any]
+
+    refusals: ClassVar[Mapping[str, tuple[str, str]]] = {}
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """The release card: what was promised, to whom, and how."""
+        return copy.deepcopy(dict(self.content))
+
+    @property
+    def columns(self) -> pd.DataFrame:
+        """A row for each column of the original table: its role, its kind, its domain, and which questions it answers."""
+        rows = {}
+        for name, column in self.content["columns"].items():
+            levels, bounds = column.get("levels"), column.get("bounds")
+            domain = f"{len(levels)} levels" if levels is not None else f"{bounds[0]} to {bounds[1]}" if bounds else ""
+            answers = ", ".join(question for question in QUESTIONS if question in self._answers(name))
+            rows[name] = {"role": column["role"], "kind": column.get("kind") or "", "domain": domain, "answers": answers}
+        return pd.DataFrame.from_dict(rows, orient="index", columns=["role", "kind", "domain", "answers"])
+
+    def to_pandas(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """Return the released table as a pandas frame, or some of its columns."""
+        return pd.concat([read_shard(self.folder, name, columns) for name in self.shards], ignore_index=True)
+
+    def to_dask(self) -> Frame:
+        """Return the released table as a lazy Dask frame, with a partition for each shard."""
+        return read_frame(self.folder, self.shards)
+
+    def mean(self, column: str, *, by: str | None = None, values: Sequence[float] | None = None) -> Result:
+        """Return the mean of a column, or its mean in each group of another column.
+
+        Parameters
+        ----------
+        column
+            A column of numbers.
+        by
+            A column whose levels make the groups.
+        values
+            A number for each level, in the card's order, where a column's levels are not numbers; `[0, 0, 1]` gives the share of the third.
+        """
+        del by, values
+        self._refuse("mean", column)
+
+    def share(self, column: str) -> Result:
+        """Return the share of each level of a column, a Series."""
+        self._refuse("share", column)
+
+    def histogram(self, column: str, bins: int | Sequence[float] = _N_BINS) -> Result:
+        """Return how many rows lie in each range of a column of numbers, a Series.
+
+        Parameters
+        ----------
+        column
+            A column of numbers.
+        bins
+            How many ranges of one width; or their edges.
+        """
+        del bins
+        self._refuse("histogram", column)
+
+    def quantile(self, column: str, q: float = 0.5) -> Result:
+        """Return a quantile of a column of numbers.
+
+        Parameters
+        ----------
+        column
+            The column.
+        q
+            Its probability, in (0, 1).
+        """
+        del q
+        self._refuse("quantile", column)
+
+    def crosstab(self, first: str, second: str) -> Result:
+        """Return how many rows have each pair of values, a DataFrame.
+
+        Parameters
+        ----------
+        first, second
+            The columns of its rows and of its columns.
+        """
+        self._refuse("crosstab", first, second)
+
+    def slope(self, response: str, *features: str) -> Result:
+        """Return the slopes of a linear regression, a Series by feature; a constant is always in it.
+
+        Parameters
+        ----------
+        response
+            The column that is explained.
+        features
+            The columns that explain it.
+        """
+        self._refuse("slope", response, *features)
+
+    def npmle(self, column: str, *, support: tuple[float, float] | None = None) -> NPMLE:
+        """Return the distribution under which a column's released ranges are most likely.
+
+        Parameters
+        ----------
+        column
+            The original column.
+        support
+            Bounds that no value lies outside of; the declared ones if not given.
+        """
+        del support
+        self._refuse("npmle", column)
+
+    def regress(self, response: str, *features: str, estimator: Any = None) -> Any:
+        """Return a fitted regression of a column that is released as ranges, `inference.IntervalRegressor`.
+
+        Parameters
+        ----------
+        response
+            The column that is explained.
+        features
+            Columns that were kept.
+        estimator
+            A scikit-learn regressor; linear regression if not given.
+        """
+        del estimator
+        self._refuse("regress", response, *features)
+
+    def fit(self, estimator: Callable[[WeightedSample], NDArray[np.float64]], response: str, *features: str) -> Result:
+        """Return the coefficients of an M-estimator of weighted cells, a Series.
+
+        Parameters
+        ----------
+        estimator
+            One of `dpdask.inference`, such as `logistic`, or any function from a `WeightedSample` to coefficients.
+        response
+            The column that is explained.
+        features
+            The columns that explain it.
+        """
+        del estimator
+        self._refuse("fit", response, *features)
+
+    def _answers(self, name: str) -> set[str]:
+        """Return the questions that a column answers."""
+        raise NotImplementedError
+
+    def _column(self, name: str) -> Mapping[str, Any]:
+        """Return a column's part of the card; refuse a name that is not there."""
+        columns: Mapping[str, Mapping[str, Any]] = self.content["columns"]
+        if name not in columns:
+            near = difflib.get_close_matches(str(name), columns, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "see `.columns`"
+            raise SpecError("the release has no such column", f"column {name!r}", hint)
+        return columns[name]
+
+    def _levels(self, name: str) -> tuple[object, ...] | None:
+        levels = self._column(name).get("levels")
+        return None if levels is None else tuple(levels)
+
+    def _edges(self, name: str, bins: int | Sequence[float]) -> NDArray[np.float64]:
+        """Return the edges of a histogram's ranges; a number of them lies between the declared bounds."""
+        bounds = self._column(name).get("bounds")
+        if isinstance(bins, int) and not isinstance(bins, bool):
+            if bounds is None or bins < 1:
+                raise SpecError("a number of ranges needs declared bounds, and is at least 1", f"column {name!r}", "give the edges: bins=[0, 10, 20]")
+            return np.linspace(float(bounds[0]), float(bounds[1]), bins + 1)
+        edges = np.asarray(bins, dtype=np.float64)
+        if edges.ndim != 1 or len(edges) < 2 or not np.isfinite(edges).all() or (np.diff(edges) <= 0).any():
+            raise SpecError("the edges must be finite numbers that increase, at least two", "bins", "write them as in bins=[0, 10, 20]")
+        return edges
+
+    def _refuse(self, question: str, *names: str) -> NoReturn:
+        """Raise the SpecError that says why a question is not answered, and what to use."""
+        for name in names:
+            self._column(name)
+        why, use = self.refusals[question]
+        where = f"{question}({', '.join(names)})"
+        raise SpecError(why, where, use)
+
+    def __repr__(self) -> str:
+        kind, promised = self.content["mechanism"]["kind"], self.content["guarantee"]["epsilon"]
+        promise = "no epsilon" if promised is None else f"epsilon={promised:g}"
+        insecure = ", INSECURE" if self.content["insecure"] else ""
+        private = [name for name, column in self.content["columns"].items() if column["role"] == "privatised"]
+        return f"{type(self).__name__}({kind}, {self.n_rows:,} rows, {promise}{insecure}, privatised: {', '.join(private)})"
+
+
+def check_probability(q: float) -> None:
+    """Check a quantile's probability.
+
+    Raises
+    ------
+    SpecError
+        If it is not within 0 to 1.
+    """
+    if not 0 < q < 1:
+        raise SpecError("a quantile's probability lies between 0 and 1", "quantile", "give a share, not per cent")

@@ -1,0 +1,86 @@
+"""`dpdask.open`: from a folder to the class that answers an analyst's questions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+from dpdask.analysis.cells import OpenedCells
+from dpdask.analysis.opened import OpenedRelease
+from dpdask.analysis.ranges import OpenedRanges
+from dpdask.analysis.records import OpenedRecords
+from dpdask.analysis.rows import OpenedRows
+from dpdask.analysis.tables import OpenedTables
+from dpdask.errors import InputError, SpecError
+from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, Manifest
+from dpdask.io.options import by_root, check_options, set_options
+from dpdask.io.storage import Folder, absolute_url
+from dpdask.mechanisms.card import Card
+
+
+def open(path: str, *, storage: Mapping[str, Mapping[str, Any]] | None = None) -> OpenedRelease:  # noqa: A001 - `dpdask.open`, as `Image.open`
+    """Return a release from its output folder, ready for analysis; it reads the card and the manifest, and no row.
+
+    Parameters
+    ----------
+    path
+        The output folder of a job, a path or any fsspec URL.
+    storage
+        How its store is opened, as the `storage` of a job; the environment decides if not given.
+
+    Raises
+    ------
+    InputError
+        If there is no release, or its card is another's.
+    SpecError
+        If the folder holds several releases, each with its own card.
+
+    Examples
+    --------
+    >>> import dpdask
+    >>> try:
+    ...     dpdask.open("out/nothing-here")
+    ... except dpdask.InputError as error:
+    ...     print(error.what)
+    there is no finished release here
+    """
+    url = absolute_url(str(path))
+    if storage is not None:
+        set_options(by_root(check_options(dict(storage)), [url]))
+    folder = Folder(url)
+    manifest, card = _read(folder, str(path))
+    content, shards = card.to_dict(), tuple(shard.name for shard in manifest.shards)
+    return _choose(content["mechanism"], str(path))(folder=folder, shards=shards, n_rows=manifest.n_rows, content=content)
+
+
+def _read(folder: Folder, path: str) -> tuple[Manifest, Card]:
+    """Return the manifest and the card of the only release of a folder."""
+    prefix, _, suffix = MANIFEST_NAME.removeprefix(f"{META}/").partition(".")
+    names = [name for name in folder.child(META).names() if name.startswith(prefix) and name.endswith(f".{suffix}")]
+    if not names:
+        raise InputError("there is no finished release here", path, "give the output folder of a job; `dpdask status` shows its state")
+    if len(names) > 1:
+        what = f"this folder holds {len(names):,} releases, each with its own card and its own noise"
+        raise SpecError(what, path, "open a folder with one release, or read the Parquet files and combine estimates by release")
+    manifest = Manifest.read(folder, f"{META}/{names[0]}")
+    where = CARD_NAME.removesuffix(".json") + names[0].removeprefix(prefix)
+    data = folder.read(where, replaced=True)
+    if manifest is None or sha256(data).hexdigest() != manifest.card_sha256:
+        raise InputError("this card is not the one that the manifest names", f"{path}/{where}", "copy the whole folder again")
+    return manifest, Card.read(data, f"{path}/{where}")
+
+
+def _choose(mechanism: Mapping[str, Any], path: str) -> type[OpenedRelease]:
+    kind = mechanism["kind"]
+    if kind == "histogram":
+        return OpenedCells if mechanism["output"] == "cells" else OpenedRecords
+    found: dict[str, type[OpenedRelease]] = {
+        "dip": OpenedRows,
+        "copula": OpenedRecords,
+        "marginals": OpenedTables,
+        "interval": OpenedRanges,
+    }
+    if kind not in found:
+        raise SpecError(f"releases of the mechanism {kind!r} cannot be opened", path, "read the Parquet files")
+    return found[kind]

@@ -1,0 +1,303 @@
+"""Estimates from released records, cells or tables: weighted averages, and how far sampling and noise move them.
+
+A weighted average moves by the average of its influence function. Drawing rows gives that a variance in proportion to its spread over
+the points; noise in the counts gives it the sum of its squares over the noisy cells, times the noise of one cell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations_with_replacement
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from dpdask.analysis.result import Result
+from dpdask.errors import SpecError
+from dpdask.inference import WeightedSample, least_squares, quantile
+from dpdask.inference.tallies import level_codes
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NoisyCells:
+    """The cells that noise was added to, as far as they matter for some columns.
+
+    Attributes
+    ----------
+    frame
+        A point of each cell.
+    variance
+        Of the noise of each, as a share of the rows.
+    """
+
+    frame: pd.DataFrame
+    variance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Points:
+    """Released points with weights, and what their error is made of.
+
+    Attributes
+    ----------
+    frame
+        The points, by column; a null is missing.
+    weights
+        float64 array of shape (n,): counts of rows, which may be negative.
+    n_rows
+        How many rows the table has, or has about.
+    sampling
+        What the variance of one value is multiplied by: 1 / rows for a table of rows, more where records were drawn once more.
+    levels
+        The levels of each column that has levels; of others nothing.
+    shifts
+        By column, how far a row may be from its point, float64 array of shape (n,); no column if points are the rows' values.
+    rank_errors
+        By column, how far the rank of a released value may be off.
+    bounds
+        By column, the declared bounds.
+    noise
+        The noisy cells of some columns; None if no noise was added to counts.
+    biased
+        Whether there is a bias that no bound is known of.
+    limits
+        What an estimate leaves out, in words.
+    """
+
+    frame: pd.DataFrame
+    weights: Floats
+    n_rows: float
+    sampling: float
+    levels: Mapping[str, Sequence[object]]
+    shifts: Mapping[str, Floats] = field(default_factory=dict)
+    rank_errors: Mapping[str, float] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    noise: Callable[[Sequence[str]], NoisyCells] | None = None
+    biased: bool = False
+    limits: tuple[str, ...] = ()
+
+    def mean(self, name: str, by: str | None = None) -> Result:
+        """Return the mean of a column, or its means in the groups of another one; rows without a value are left out.
+
+        Parameters
+        ----------
+        name
+            A column of numbers.
+        by
+            A column of levels.
+        """
+        groups = self._levels_of(by) if by is not None else [None]
+        code = np.zeros(len(self.frame), dtype=np.int64) if by is None else level_codes(self.frame[by], groups, by)
+        x, n_groups = self._numbers(name), len(groups)
+        here = np.isfinite(x)
+        x, code, weights = x[here], code[here], self.weights[here] / self.weights.sum()
+
+        def add(values: Floats, code: NDArray[np.int64]) -> Floats:
+            return np.bincount(code, weights=values, minlength=n_groups).astype(np.float64)
+
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = add(weights, code)
+            mean = add(weights * x, code) / share
+            variance = self.sampling * np.maximum(add(weights * (x - mean[code]) ** 2, code), 0.0) / share**2
+            if self.noise is not None:
+                cells = self.noise([name] if by is None else [name, by])
+                numbers = _to_numbers(cells.frame[name], name)
+                inside = np.isfinite(numbers)
+                place = np.zeros(len(numbers), dtype=np.int64) if by is None else level_codes(cells.frame[by], groups, by)
+                apart = numbers[inside] - mean[place[inside]]
+                variance = variance + cells.variance * add(apart**2, place[inside]) / share**2
+            bias = add(np.abs(weights) * self._shift(name)[here], code) / share + self._mean_shift(name)
+        parts = (mean, np.sqrt(variance), bias)
+        if by is None:
+            return self._result(*(float(part[0]) for part in parts))
+        index = pd.Index(list(groups), name=by)
+        return self._result(*(pd.Series(part, index) for part in parts))
+
+    def share(self, name: str) -> Result:
+        """Return the share of each level of a column."""
+        levels = self._levels_of(name)
+        p = self._add(level_codes(self.frame[name], levels, name), len(levels))
+        cells = None if self.noise is None else self.noise([name])
+        n_in = None if cells is None else np.bincount(level_codes(cells.frame[name], levels, name), minlength=len(levels))
+        index = pd.Index(list(levels), name=name)
+        return self._result(*(pd.Series(part, index) for part in (p, self._share_error(p, n_in, cells), np.zeros(len(p)))))
+
+    def histogram(self, name: str, edges: Floats) -> Result:
+        """Return how many rows lie in each range [edge, next edge); the last holds its upper edge too.
+
+        Parameters
+        ----------
+        name
+            A column of numbers.
+        edges
+            float64 array, increasing.
+        """
+
+        def cut(values: Floats) -> NDArray[np.int64]:
+            place = np.searchsorted(edges, values, side="right") - 1
+            place[values == edges[-1]] = len(edges) - 2
+            return np.where((values < edges[0]) | (values > edges[-1]) | np.isnan(values), len(edges) - 1, place)
+
+        x, n = self._numbers(name), len(edges) - 1
+        p = self._add(cut(x), n + 1)[:n]
+        cells = None if self.noise is None else self.noise([name])
+        n_in = None if cells is None else np.bincount(cut(_to_numbers(cells.frame[name], name)), minlength=n + 1)[:n]
+        near = np.array([self._near(x, name, edge) for edge in edges])
+        bias = near[:-1] + near[1:] + 2.0 * self.rank_errors.get(name, 0.0)
+        index = pd.IntervalIndex.from_breaks(edges, closed="left", name=name)
+        parts = (p, self._share_error(p, n_in, cells), bias)
+        return self._result(*(pd.Series(self.n_rows * part, index) for part in parts))
+
+    def quantile(self, name: str, q: float) -> Result:
+        """Return a quantile of a column of numbers.
+
+        Parameters
+        ----------
+        name
+            The column.
+        q
+            Its probability, in (0, 1).
+        """
+        x = self._numbers(name)
+        here = np.isfinite(x)
+        x, weights = x[here], self.weights[here]
+        value = quantile(x, weights, q)
+        p = np.array([float(weights[x <= value].sum() / weights.sum())])
+        cells = None if self.noise is None else self.noise([name])
+        n_in = None if cells is None else np.array([(_to_numbers(cells.frame[name], name) <= value).sum()])
+        of_rank = float(self._share_error(p, n_in, cells)[0])
+
+        def move(by: float) -> tuple[float, float]:
+            low, high = (float(np.clip(q + side * by, 1e-12, 1.0 - 1e-12)) for side in (-1, 1))
+            return quantile(x, weights, low), quantile(x, weights, high)
+
+        low, high = move(of_rank)
+        rank_error = self.rank_errors.get(name, 0.0)
+        bias = max(abs(end - value) for end in move(rank_error)) if rank_error else 0.0
+        shift = float(self._shift(name)[here][x == value].max(initial=0.0))
+        error = (high - low) / 2.0
+        if shift > 0.0:  # the point stands for a range, along which its rows lie
+            error = of_rank * 2.0 * shift * float(weights.sum()) / max(float(weights[x == value].sum()), 1e-300)
+        return self._result(value, error, bias + shift)
+
+    def crosstab(self, first: str, second: str) -> Result:
+        """Return how many rows have each pair of levels, a DataFrame.
+
+        Parameters
+        ----------
+        first, second
+            The columns of its rows and of its columns.
+        """
+        levels = [self._levels_of(name) for name in (first, second)]
+        sizes = [len(own) for own in levels]
+
+        def code(frame: pd.DataFrame) -> NDArray[np.int64]:
+            one, two = (level_codes(frame[name], own, name) for name, own in zip((first, second), levels, strict=True))
+            return one * sizes[1] + two
+
+        p = self._add(code(self.frame), math.prod(sizes))
+        cells = None if self.noise is None else self.noise([first, second])
+        n_in = None if cells is None else np.bincount(code(cells.frame), minlength=len(p))
+        index, columns = (pd.Index(list(own), name=name) for name, own in zip((first, second), levels, strict=True))
+        parts = (p, self._share_error(p, n_in, cells), np.zeros(len(p)))
+        return self._result(*(pd.DataFrame(self.n_rows * part.reshape(sizes), index, columns) for part in parts))
+
+    def slope(self, response: str, features: Sequence[str]) -> Result:
+        """Return the slopes of least squares of a column of numbers on others, a Series; rows that lack one of them are left out.
+
+        Parameters
+        ----------
+        response
+            What is explained.
+        features
+            What explains it.
+        """
+        names = [response, *features]
+        table = np.column_stack([self._numbers(name) for name in names])
+        here = np.isfinite(table).all(axis=1)
+        table, weights = table[here], self.weights[here]
+        beta = least_squares(WeightedSample(features=table[:, 1:], response=table[:, 0], weights=weights))[1:]
+        share = weights / weights.sum()
+        centre = share @ table
+        z = table - centre
+        inverse = np.linalg.inv((z[:, 1:] * share[:, None]).T @ z[:, 1:])
+        influence = (z[:, 1:] @ inverse) * (z[:, 0] - z[:, 1:] @ beta)[:, None]
+        variance = self.sampling * np.maximum(share @ influence**2, 0.0)
+        if self.noise is not None:
+            variance = variance + self._noise_of_slope(names, centre, beta, inverse)
+        index = pd.Index(list(features))
+        bias = None if self.shifts or self.rank_errors else np.zeros(len(beta))
+        return self._result(pd.Series(beta, index), pd.Series(np.sqrt(variance), index), None if bias is None else pd.Series(bias, index))
+
+    def _noise_of_slope(self, names: Sequence[str], centre: Floats, beta: Floats, inverse: Floats) -> Floats:
+        """Return the noise's part of the slopes' variances: a slope is a sum of products of two columns, and each pair has its own table.
+
+        The parts of the pairs are added as standard deviations, which is never too small.
+        """
+        assert self.noise is not None
+        ahead = np.append(1.0, -beta)  # the residual is Σ ahead_j z_j
+        total = np.zeros(len(beta))
+        for one, two in combinations_with_replacement(range(len(names)), 2):
+            cells = self.noise([names[one]] if one == two else [names[one], names[two]])
+            a, b = (_to_numbers(cells.frame[names[k]], names[k]) - centre[k] for k in (one, two))
+            weight = np.zeros(len(beta))  # of z_one z_two in the influence of each slope
+            for left, right in {(one, two), (two, one)}:
+                if left:
+                    weight += inverse[left - 1] * ahead[right]
+            total += np.abs(weight) * math.sqrt(cells.variance * np.nansum((a * b) ** 2))
+        return total**2
+
+    def _levels_of(self, name: str) -> Sequence[object]:
+        if name not in self.levels:
+            raise SpecError("is a column of numbers, without levels", f"column {name!r}", "use histogram(), mean() or slope()")
+        return self.levels[name]
+
+    def _numbers(self, name: str) -> Floats:
+        return _to_numbers(self.frame[name], name)
+
+    def _shift(self, name: str) -> Floats:
+        return self.shifts.get(name, np.zeros(len(self.frame)))
+
+    def _mean_shift(self, name: str) -> float:
+        """Return how far an error of ranks may move a mean: that part of the bounds' distance."""
+        low, high = self.bounds.get(name, (0.0, math.inf))
+        rank_error = self.rank_errors.get(name, 0.0)
+        return rank_error * (high - low) if rank_error else 0.0
+
+    def _near(self, x: Floats, name: str, edge: float) -> float:
+        """Return the share of the rows that may lie on the other side of an edge than their point."""
+        low, high = self.bounds.get(name, (-math.inf, math.inf))
+        if not low < edge < high:
+            return 0.0
+        return float(np.abs(self.weights[np.abs(x - edge) < self._shift(name)]).sum() / self.weights.sum())
+
+    def _add(self, code: NDArray[np.int64], n: int) -> Floats:
+        shares: Floats = np.bincount(code, weights=self.weights, minlength=n) / self.weights.sum()
+        return shares
+
+    def _share_error(self, p: Floats, n_in: NDArray[np.int64] | None, cells: NoisyCells | None) -> Floats:
+        variance = self.sampling * np.clip(p, 0.0, 1.0) * np.clip(1.0 - p, 0.0, 1.0)
+        if cells is not None and n_in is not None:
+            variance = variance + cells.variance * (n_in * (1.0 - p) ** 2 + (len(cells.frame) - n_in) * p**2)
+        error: Floats = np.sqrt(variance)
+        return error
+
+    def _result(self, estimate: object, error: object, bias: object) -> Result:
+        unknown = self.biased or bias is None or not np.isfinite(np.asarray(bias, dtype=np.float64)).all()
+        return Result(estimate=estimate, standard_error=error, bias_bound=None if unknown else bias, limits=self.limits)
+
+
+def _to_numbers(values: pd.Series, name: str) -> Floats:
+    """Return a column as float64, nulls as NaN; refuse one that is not numeric."""
+    try:
+        if pd.api.types.is_datetime64_any_dtype(values):
+            raise ValueError("dates")
+        numbers: Floats = pd.to_numeric(values).to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError):
+        raise SpecError("does not hold numbers", f"column {name!r}", "use share() or crosstab()") from None
+    return numbers

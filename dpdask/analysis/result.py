@@ -1,0 +1,76 @@
+"""What an analysis of a release returns: an estimate of the original table, its standard error, and how far it may be biased."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import special
+
+from dpdask.errors import SpecError
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Result:
+    """An estimate of a quantity of the original table.
+
+    Attributes
+    ----------
+    estimate
+        A number, a Series or a DataFrame.
+    standard_error
+        Its standard deviation over drawing the rows from a population and releasing them, of the shape of the estimate. None where
+        no standard error is known.
+    bias_bound
+        The largest possible bias, of the shape of the estimate or one number; 0.0 if there is none. None where no bound is known.
+    limits
+        What the numbers leave out, in words.
+    """
+
+    estimate: Any
+    standard_error: Any
+    bias_bound: Any = 0.0
+    limits: tuple[str, ...] = ()
+
+    def interval(self, confidence: float = 0.95) -> tuple[Any, Any]:
+        """Return the normal confidence interval, widened by the bound on the bias where one is known.
+
+        Parameters
+        ----------
+        confidence
+            The probability with which it contains the true value.
+
+        Raises
+        ------
+        SpecError
+            If no standard error is known.
+        """
+        if self.standard_error is None:
+            raise SpecError("no standard error is known, so there is no interval", "interval", "see `limits`")
+        half = float(special.ndtri(0.5 + confidence / 2)) * self.standard_error
+        half = half if self.bias_bound is None else half + self.bias_bound
+        return self.estimate - half, self.estimate + half
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each number of the estimate: the estimate, its standard error and the bound on its bias."""
+        if isinstance(self.estimate, pd.DataFrame):
+            index: pd.Index = pd.MultiIndex.from_product([self.estimate.index, self.estimate.columns])
+        else:
+            index = self.estimate.index if isinstance(self.estimate, pd.Series) else pd.RangeIndex(1)
+        parts = {"estimate": self.estimate, "standard_error": self.standard_error, "bias_bound": self.bias_bound}
+        shape = np.shape(self.estimate)
+        numbers = {name: np.ravel(np.broadcast_to(np.nan if part is None else part, shape)) for name, part in parts.items()}
+        return pd.DataFrame(numbers, index=index)
+
+    def __repr__(self) -> str:
+        if isinstance(self.estimate, pd.Series | pd.DataFrame):
+            frame = self.to_frame()
+            more = f"\n… {len(frame) - _SHOWN:,} more" if len(frame) > _SHOWN else ""
+            return str(frame.head(_SHOWN).to_string(float_format=lambda number: f"{number:.4g}")) + more
+        error = "no standard error" if self.standard_error is None else f"standard error {self.standard_error:.2g}"
+        bias = "no bound on its bias" if self.bias_bound is None else f"bias at most {self.bias_bound:.2g}" if self.bias_bound else "unbiased"
+        return f"{self.estimate:.6g} ({error}, {bias})"

@@ -1,0 +1,86 @@
+"""Opened releases of noisy tables of counts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from dpdask.analysis.points import NoisyCells, Points
+from dpdask.analysis.weighted import OpenedPoints
+from dpdask.errors import InputError, SpecError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class OpenedTables(OpenedPoints):
+    """Noisy tables of counts: each answers questions about its own columns."""
+
+    refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "npmle": ("the release holds tables, not ranges of single rows", "use share() or histogram()"),
+        "regress": ("the release holds tables, not ranges of single rows", "use slope()"),
+        "fit": ("the release holds tables, not weighted points", "use slope(), or a release of the mechanism `histogram`"),
+    }
+
+    def _points(self, *names: str) -> Points:
+        clique = self._find_table(names)
+        rows = self.to_pandas()
+        label = " x ".join(clique)
+        rows = rows[rows["table"] == label].reset_index(drop=True)
+        sizes = [self._column(name)["cells"] for name in clique]
+        if len(rows) != math.prod(sizes):
+            raise InputError("does not have the cells that its card says", f"table {label!r}", "copy the whole folder again")
+        codes = dict(zip(clique, np.unravel_index(np.arange(len(rows)), sizes), strict=True))
+        levels = self._level_map(names)
+        frame, shifts = pd.DataFrame(index=rows.index), {}
+        for name in names:
+            if name in levels:
+                frame[name] = pd.Series([levels[name][code] for code in codes[name]], dtype=object)
+            else:
+                middle, half = np.array([_read_cell(text) for text in rows[name]]).T
+                frame[name], shifts[name] = middle, half
+        weights = rows["count"].to_numpy(dtype=np.float64)
+        n_rows = self.content["n_rows"]["value"] or float(weights.sum())
+        cells = NoisyCells(frame=frame, variance=(self.content["accounting"]["noise"][label]["standard_deviation"] / n_rows) ** 2)
+        return Points(
+            frame=frame,
+            weights=weights,
+            n_rows=n_rows,
+            sampling=1.0 / n_rows,
+            levels=levels,
+            shifts=shifts,
+            bounds=self._bounds(names),
+            noise=lambda _: cells,
+            limits=("values of a range count as its middle",) if shifts else (),
+        )
+
+    def _answers(self, name: str) -> set[str]:
+        return super(OpenedTables, self)._answers(name) if any(name in clique for clique in self._cliques) else set()
+
+    @property
+    def _cliques(self) -> list[list[str]]:
+        found: list[list[str]] = self.content["mechanism"]["cliques"]
+        return found
+
+    def _find_table(self, names: Sequence[str]) -> list[str]:
+        """Return the table with the fewest cells that has all columns."""
+        for name in names:
+            self._column(name)
+        found = [clique for clique in self._cliques if set(names) <= set(clique)]
+        if not found:
+            tables = ", ".join(" x ".join(clique) for clique in self._cliques[:6])
+            raise SpecError("no released table has these columns", ", ".join(names), f"use one of the tables {tables}, or release another one")
+        return min(found, key=lambda clique: math.prod(self._column(name)["cells"] for name in clique))
+
+
+def _read_cell(label: str) -> tuple[float, float]:
+    """Return the middle and half the width of a cell, from its label: `null`, `7`, `10..19`, `[10.0, 20.0)`; NaN where it is no number."""
+    try:
+        ends = [float(part) for part in re.split(r"\.\.|, ", label.strip("[]()"))]
+    except ValueError:
+        return math.nan, 0.0
+    return (ends[0] + ends[-1]) / 2.0, (ends[-1] - ends[0]) / 2.0

@@ -1,0 +1,84 @@
+"""What releases of records, cells and tables have in common: their estimates are weighted averages of points."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpdask.analysis.opened import OpenedRelease, check_probability
+from dpdask.analysis.points import Points
+from dpdask.analysis.result import Result
+from dpdask.errors import SpecError
+
+
+def check_features(question: str, response: str, features: Sequence[str]) -> None:
+    """Check the columns of a regression.
+
+    Parameters
+    ----------
+    question
+        Where the check is made, for messages.
+    response, features
+        The columns.
+
+    Raises
+    ------
+    SpecError
+        If there is no feature, or a column is named twice.
+    """
+    if not features:
+        raise SpecError("a regression needs a column that explains", question, "name one or more after the response")
+    if len({response, *features}) <= len(features):
+        raise SpecError("a column is named twice", question, "name each column once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class OpenedPoints(OpenedRelease):
+    """A release whose estimates are weighted averages."""
+
+    @abstractmethod
+    def _points(self, *names: str) -> Points:
+        """Return the points of some columns."""
+
+    def mean(self, column: str, *, by: str | None = None, values: Sequence[float] | None = None) -> Result:
+        """Return the mean of a column; see `OpenedRelease.mean`."""
+        if values is not None:
+            raise SpecError("`values` are for columns whose noise is a channel on levels", "mean", f"use share({column!r})")
+        return self._points(column, *([] if by is None else [by])).mean(column, by)
+
+    def share(self, column: str) -> Result:
+        """Return the share of each level of a column, a Series."""
+        return self._points(column).share(column)
+
+    def histogram(self, column: str, bins: int | Sequence[float] = 20) -> Result:
+        """Return how many rows lie in each range of a column of numbers; see `OpenedRelease.histogram`."""
+        return self._points(column).histogram(column, self._edges(column, bins))
+
+    def quantile(self, column: str, q: float = 0.5) -> Result:
+        """Return a quantile of a column of numbers; see `OpenedRelease.quantile`."""
+        check_probability(q)
+        return self._points(column).quantile(column, q)
+
+    def crosstab(self, first: str, second: str) -> Result:
+        """Return how many rows have each pair of levels; see `OpenedRelease.crosstab`."""
+        return self._points(first, second).crosstab(first, second)
+
+    def slope(self, response: str, *features: str) -> Result:
+        """Return the slopes of a linear regression; see `OpenedRelease.slope`."""
+        check_features("slope", response, features)
+        return self._points(response, *features).slope(response, features)
+
+    def _answers(self, name: str) -> set[str]:
+        levels = self._levels(name)
+        if levels is None:
+            return {"mean", "histogram", "quantile", "slope"}
+        numbers = all(isinstance(level, int | float) for level in levels if level is not None)
+        return {"share", "crosstab"} | ({"mean", "histogram", "quantile", "slope"} if numbers else set())
+
+    def _level_map(self, names: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
+        return {name: levels for name in names if (levels := self._levels(name)) is not None}
+
+    def _bounds(self, names: Sequence[str]) -> dict[str, tuple[float, float]]:
+        return {name: (float(bounds[0]), float(bounds[1])) for name in names if (bounds := self._column(name).get("bounds"))}

@@ -1,0 +1,94 @@
+"""The confidential report as one HTML file. CONFIDENTIAL: it shows what was computed from private rows, never to be published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+
+from dpdask.evaluation.comparison import Comparison
+from dpdask.evaluation.samples import Floats, Side
+from dpdask.version import __version__
+
+_N_ROWS, _N_PICTURES, _N_BARS = 20, 40, 20
+_WIDTH, _HEIGHT = 240.0, 100.0
+_ORIGINAL, _RELEASED = "#4a5568", "#b45309"
+
+
+def render_report(card: Mapping[str, Any], original: Side, released: Side, found: Comparison, left_out: Sequence[str]) -> str:
+    """Return the page; every value in it is escaped, and it loads nothing; confidential: it shows private rows' statistics.
+
+    Parameters
+    ----------
+    card
+        The release card, as plain values.
+    original, released
+        The compared rows.
+    found
+        What was found.
+    left_out
+        The columns that were not compared.
+    """
+    folder = files("dpdask.evaluation").joinpath("page")
+    page, style = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("report.html", "report.css"))
+    guarantee = card["guarantee"]
+    promised = "no ε" if guarantee["epsilon"] is None else f"ε = {guarantee['epsilon']:g}, δ = {guarantee['delta']:g}"
+    summary = [
+        (label, [found.average(of, which) for which in ("released", "independent", "resample")])
+        for label, of in (("column shapes", "columns"), ("pair trends", "pairs"))
+    ]
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(page)
+    return template.render(
+        name=card["name"],
+        mechanism=card["mechanism"]["kind"],
+        promise=promised,
+        n_original=original.n_rows,
+        n_released=released.n_rows,
+        version=__version__,
+        style=style,
+        summary=summary,
+        impossible_shares=found.impossible_shares,
+        prediction=found.prediction,
+        pictures=[_draw(each.names[0], original, released) for each in found.columns[:_N_PICTURES]],
+        columns=found.columns,
+        pairs=found.pairs[:_N_ROWS],
+        n_pairs=len(found.pairs),
+        rare=found.rare,
+        impossible=[each for each in found.impossible if each.released or each.independent or each.floor],
+        left_out=left_out,
+        kept=[name for name, column in card["columns"].items() if column["role"] == "kept" and name in original.columns],
+    )
+
+
+def _draw(name: str, original: Side, released: Side) -> dict[str, Any]:
+    """Return the bars of a column: pairs of original and release for each level or range."""
+    if name in original.levels:
+        size = len(original.levels[name])
+        shares = [np.bincount(side.columns[name], minlength=size) / side.n_rows for side in (original, released)]
+        order = np.arange(size) if size <= _N_BARS else np.argsort(-shares[0], kind="stable")[:_N_BARS]
+        shares = [each[order] for each in shares]
+        if size <= _N_BARS and not (shares[0][-1] or shares[1][-1]):
+            shares = [each[:-1] for each in shares]  # nothing lies outside the domain
+        caption = f"{size - 1} levels, in order" if size <= _N_BARS else f"the {_N_BARS} most frequent of {size - 1} levels"
+    else:
+        values = [side.columns[name].astype(np.float64) for side in (original, released)]
+        known = np.concatenate([each[~np.isnan(each)] for each in values])
+        low, high = (float(end) for end in np.quantile(known, [0.005, 0.995]))
+        edges = np.linspace(low, high if high > low else low + 1.0, _N_BARS + 1)
+        shares = [np.histogram(np.clip(each[~np.isnan(each)], edges[0], edges[-1]), edges)[0] / len(each) for each in values]
+        caption = f"{edges[0]:.6g} to {edges[-1]:.6g}; values beyond are in the outermost bars"
+    return {"name": name, "bars": _place_bars(*shares), "caption": caption}
+
+
+def _place_bars(original: Floats, released: Floats) -> list[dict[str, Any]]:
+    top, width = max(float(original.max()), float(released.max()), 1e-12), _WIDTH / max(len(original), 1)
+    bars = []
+    for place, pair in enumerate(zip(original, released, strict=True)):
+        for side, (share, fill) in enumerate(zip(pair, (_ORIGINAL, _RELEASED), strict=True)):
+            height = (_HEIGHT - 4.0) * float(share) / top
+            x = width * (place + 0.1 + 0.4 * side)
+            bars.append({"x": f"{x:.2f}", "y": f"{_HEIGHT - height:.2f}", "width": f"{0.4 * width:.2f}", "height": f"{height:.2f}", "fill": fill})
+    return bars

@@ -1,0 +1,80 @@
+"""`dpdask report`: a release beside its original, for the steward. CONFIDENTIAL: it reads private rows; the file is never to be published."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dpdask.analysis.opening import open as open_release
+from dpdask.errors import OutputError, SpecError
+from dpdask.evaluation.comparison import compare_sides
+from dpdask.evaluation.render import render_report
+from dpdask.evaluation.samples import code_sides, read_original, read_released
+from dpdask.io.fragments import takes_in
+from dpdask.io.storage import absolute_url
+from dpdask.streams import RunKey, stream
+
+N_ROWS = 100_000
+_SEED = 0
+
+
+def write_report(out: str, original: str, to: str | None = None, *, target: str | None = None, n_rows: int = N_ROWS) -> Path:
+    """Write the comparison of a release with its original as one HTML file, and return its path; confidential: it reads private rows.
+
+    Parameters
+    ----------
+    out
+        The output folder, a path or any fsspec URL.
+    original
+        The table that was released: a file or a folder of Parquet or CSV.
+    to
+        The file; by default `<name of the output>-confidential.html` in the working folder.
+    target
+        A column to predict from the others.
+    n_rows
+        How many rows of each table are compared at most.
+
+    Raises
+    ------
+    OutputError
+        If the file is there already, lies in the output folder or cannot be written.
+    SpecError
+        If the release holds no rows of the original's columns, or the original is the release.
+    InputError, DataError
+        If a table cannot be read, or the original lacks a column.
+    """
+    url, source = absolute_url(out), absolute_url(original)
+    path = Path(to) if to is not None else Path(f"{url.rpartition('/')[2]}-confidential.html")
+    _check_place(path, url)
+    if source == url or takes_in(source, url) or takes_in(url, source):
+        raise SpecError("the original and the release are one folder, or one holds the other", "--original", "give the table that the job read")
+    release = open_release(out)
+    card = release.card
+    mechanism = card["mechanism"]
+    if mechanism["kind"] not in ("dip", "copula") and mechanism.get("output") != "rows":
+        what = f"a release of the mechanism {mechanism['kind']!r} holds no rows with values of the original's columns"
+        raise SpecError(what, out, "use dpdask.open to analyse it, and compare its estimates with the original")
+    key, columns = RunKey.insecure(_SEED), list(card["columns"])
+    private = read_original(source, columns, n_rows, stream(key, "report/original", ""))
+    public = read_released(release.folder, release.shards, columns, n_rows, stream(key, "report/release", ""))
+    real, given, left_out = code_sides(private, public, card["columns"])
+    found = compare_sides(real, given, target=target, rng=stream(key, "report/compare", ""))
+    _write(path, render_report(card, real, given, found, left_out))
+    return path
+
+
+def _check_place(path: Path, url: str) -> None:
+    """Refuse a file that is there already, or in the folder that is published; before any private row is read."""
+    if path.exists() or path.is_symlink():
+        raise OutputError("the file is there already", str(path), "remove it, or name another with --to")
+    if f"{absolute_url(str(path.parent))}/".startswith(f"{url}/"):
+        raise OutputError("a confidential report may not lie in the folder that is published", str(path), "name a file elsewhere with --to")
+
+
+def _write(path: Path, page: str) -> None:
+    """Write a new file that only this user may read."""
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(page)
+    except OSError:
+        raise OutputError("cannot be written", str(path), "name a file in a folder that you may write to with --to") from None

@@ -1,0 +1,211 @@
+"""Rows of the original and of its release, side by side. CONFIDENTIAL: it reads private rows, of which it keeps a sample of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+from numpy.random import Generator
+from numpy.typing import NDArray
+from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+from dpdask.errors import DataError, InputError, SpecError
+from dpdask.inference.tallies import level_key
+from dpdask.io.filesystems import open_filesystem
+from dpdask.io.storage import Folder
+
+Codes: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+
+MOST_LEVELS = 1_000
+_BATCH_ROWS = 2**16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Side:
+    """Some rows of a table, by column: numbers as float64 with NaN for null, categories as codes; confidential for private rows.
+
+    Attributes
+    ----------
+    columns
+        By name, the values of the rows.
+    levels
+        By name, the categories that the codes stand for; a column without them is one of numbers.
+    """
+
+    columns: Mapping[str, Floats | Codes]
+    levels: Mapping[str, tuple[object, ...]]
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are."""
+        return len(next(iter(self.columns.values())))
+
+    def take(self, rows: Codes) -> Self:
+        """Return some rows."""
+        return replace(self, columns={name: values[rows] for name, values in self.columns.items()})
+
+    def permute(self, rng: Generator) -> Self:
+        """Return a table whose columns are independent: each is permuted by itself."""
+        return replace(self, columns={name: rng.permutation(values) for name, values in self.columns.items()})
+
+
+def read_original(url: str, columns: Sequence[str], n_rows: int, rng: Generator) -> pd.DataFrame:
+    """Return a uniform sample of an original table's rows; memory is bounded by the sample and a batch.
+
+    Parameters
+    ----------
+    url
+        A file or a folder of Parquet or CSV.
+    columns
+        Which columns.
+    n_rows
+        How many rows at most.
+    rng
+        Chooses them.
+
+    Raises
+    ------
+    InputError
+        If there is no such table, or it cannot be read.
+    DataError
+        If it lacks a column.
+    SpecError
+        If it is a Delta or an Iceberg table.
+    """
+    fs, path = open_filesystem(url)
+    if any(fs.exists(f"{path}/{name}") for name in ("_delta_log", "metadata")):
+        raise SpecError("the original is a Delta or Iceberg table", "--original", "write its current version as Parquet files first")
+    try:
+        names = [path] if fs.isfile(path) else sorted(name for name in fs.find(path) if _is_data(name.removeprefix(path)))
+        if not names:
+            raise InputError("there are no Parquet or CSV files", "--original", "give a file, or a folder of files")
+        kind = "csv" if names[0].endswith((".csv", ".csv.gz")) else "parquet"
+        table = pads.dataset(names, format=kind, filesystem=PyFileSystem(FSSpecHandler(fs)))
+        missing = [name for name in columns if name not in table.schema.names]
+        if missing:
+            raise DataError("the original has no such column", f"column {missing[0]!r}", "give the table that the job read")
+        return sample_rows(table.to_batches(columns=list(columns), batch_size=_BATCH_ROWS), n_rows, rng)
+    except (OSError, pa.ArrowException):
+        raise InputError("the original cannot be read as Parquet or CSV", "--original", "check the path; all files must be of one kind") from None
+
+
+def read_released(folder: Folder, shards: Sequence[str], columns: Sequence[str], n_rows: int, rng: Generator) -> pd.DataFrame:
+    """Return a uniform sample of a release's rows.
+
+    Parameters
+    ----------
+    folder, shards
+        The output folder and its shards.
+    columns, n_rows, rng
+        As for `read_original`.
+    """
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for name in shards:
+            with folder.open(name) as file:
+                yield from pq.ParquetFile(file).iter_batches(batch_size=_BATCH_ROWS, columns=list(columns))
+
+    return sample_rows(batches(), n_rows, rng)
+
+
+def sample_rows(batches: Iterable[pa.RecordBatch], n_rows: int, rng: Generator) -> pd.DataFrame:
+    """Return a uniform sample of the rows of batches, in their order: those with the smallest of uniform keys.
+
+    Parameters
+    ----------
+    batches
+        The rows.
+    n_rows
+        How many to keep at most.
+    rng
+        Draws the keys.
+
+    Raises
+    ------
+    InputError
+        If there are no rows.
+    """
+    kept: list[pa.Table] = []
+    keys, limit = np.zeros(0), 1.0
+    for batch in batches:
+        drawn = rng.random(batch.num_rows)
+        chosen = drawn < limit
+        kept.append(pa.Table.from_batches([batch]).filter(pa.array(chosen)))
+        keys = np.concatenate([keys, drawn[chosen]])
+        if len(keys) > 2 * n_rows:
+            kept, keys, limit = _cut(kept, keys, n_rows)
+    if not len(keys):
+        raise InputError("the table has no rows", "report", "give a table with rows")
+    found: pd.DataFrame = (_cut(kept, keys, n_rows)[0] if len(keys) > n_rows else [pa.concat_tables(kept)])[0].to_pandas()
+    return found
+
+
+def _cut(kept: list[pa.Table], keys: Floats, n_rows: int) -> tuple[list[pa.Table], Floats, float]:
+    limit = float(np.partition(keys, n_rows)[n_rows])
+    chosen = keys < limit
+    return [pa.concat_tables(kept).filter(pa.array(chosen)).combine_chunks()], keys[chosen], limit
+
+
+def _is_data(name: str) -> bool:
+    parts = name.strip("/").split("/")
+    return not any(part.startswith(("_", ".")) for part in parts) and parts[-1].endswith((".parquet", ".csv", ".csv.gz"))
+
+
+def code_sides(original: pd.DataFrame, released: pd.DataFrame, columns: Mapping[str, Mapping[str, Any]]) -> tuple[Side, Side, tuple[str, ...]]:
+    """Return both tables as codes and numbers, and the columns that are left out since they have too many categories.
+
+    Values of the original outside a column's domain are brought to it as a release does: numbers to the nearest bound, others to a
+    category of their own.
+
+    Parameters
+    ----------
+    original, released
+        Rows of the same columns.
+    columns
+        The card's columns.
+    """
+    sides: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    levels: dict[str, tuple[object, ...]] = {}
+    left_out = []
+    for name in original.columns:
+        column, pair = columns[name], (original[name], released[name])
+        numbers = None if "levels" in column else [_to_numbers(part) for part in pair]
+        if numbers is not None and numbers[0] is not None and numbers[1] is not None:
+            bounds = column.get("bounds")
+            sides[0][name] = numbers[0] if bounds is None else np.clip(numbers[0], float(bounds[0]), float(bounds[1]))
+            sides[1][name] = numbers[1]
+            continue
+        keys = [[level_key(value) for value in part] for part in pair]
+        known = dict.fromkeys(level_key(level) for level in column["levels"]) if "levels" in column else dict.fromkeys(keys[0] + keys[1])
+        if len(known) > MOST_LEVELS:
+            left_out.append(str(name))
+            continue
+        places = {key: place for place, key in enumerate(known)}
+        levels[name] = (*column.get("levels", known), "(outside its domain)")
+        for side, own in zip(sides, keys, strict=True):
+            side[name] = np.array([places.get(key, len(places)) for key in own], dtype=np.int64)
+    if not sides[0]:
+        raise SpecError("no column can be compared", "report", "compare a release with columns of numbers or of at most 1,000 categories")
+    return Side(columns=sides[0], levels=levels), Side(columns=sides[1], levels=levels), tuple(left_out)
+
+
+def _to_numbers(values: pd.Series) -> Floats | None:
+    """Return a column of numbers, dates or times as float64; None of others."""
+    if pd.api.types.is_bool_dtype(values):
+        return None
+    if pd.api.types.is_numeric_dtype(values):
+        numbers: Floats = values.to_numpy(dtype=np.float64, na_value=np.nan)
+        return numbers
+    kind = pd.api.types.infer_dtype(values, skipna=True)
+    if kind not in ("date", "datetime", "datetime64"):
+        return None
+    days = (pd.to_datetime(values) - pd.Timestamp(0, tz=getattr(values.dtype, "tz", None))) / pd.Timedelta(days=1)
+    since: Floats = days.to_numpy(dtype=np.float64)
+    return since

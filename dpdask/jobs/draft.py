@@ -1,0 +1,195 @@
+"""A first schema of a table, from the names, types and null flags in its metadata: what only people know is left as TODO."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+
+import pyarrow as pa
+
+from dpdask.documents import parse_yaml, suggest
+from dpdask.errors import OutputError, SpecError
+from dpdask.io.listing import FoundColumn
+from dpdask.io.storage import absolute_url
+from dpdask.jobs.spec import Input
+from dpdask.schema import MAX_LEVELS, Level
+
+Line = tuple[str, str, str]  # key, value, comment
+
+_HEAD = """\
+# A draft by `dpdask init`, from names, types and null flags alone: no value was read.
+# Replace each TODO, or remove its line; `dpdask validate JOB` names those that are left.
+#   role    privatise, keep (public: copied as it is) or drop. A column that is kept or dropped has a role alone.
+#   kind    categorical or discrete (with levels), continuous (with bounds), or mixed (with bounds and atoms).
+#   levels  all values that are possible; `other: <level>` replaces every other value.
+#   bounds  the lowest and the highest possible value, such as [0, 120] or [2000-01-01, 2024-12-31]; values outside are clipped.
+#   nulls   level (null is one more value) or refuse (a null stops the job); the files allow nulls in the columns that have this key here.
+# Levels and bounds must be public knowledge, such as a code list or a legal range: what was looked up in the table reveals its values.
+columns:
+"""
+_ROLE: Line = ("role", "TODO", "")
+_LEVELS: Line = ("levels", "TODO", "")
+_NULLS: Line = ("nulls", "TODO", "")
+_LONGEST_TYPE = 60
+_IDENTIFIER = re.compile(r"(^|_)(id|uuid|key|email|mail|phone|name|ssn|iban|address|ip)$|Id$|ID$", re.IGNORECASE)
+_TEXTS = re.compile(r"[A-Za-z_][\w-]*")
+_WIDTH = 130
+
+
+def draft_schema(source: Input, levels: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Return a schema of a table as YAML.
+
+    Parameters
+    ----------
+    source
+        The table; a relative path is relative to the working folder.
+    levels
+        The public levels of some columns, as `read_levels` returns them.
+
+    Raises
+    ------
+    InputError, DataError, SpecError
+        If the table's metadata cannot be read, or levels are given for a column that it lacks, or of another type.
+
+    Privacy
+    -------
+    Nothing but names, types and null flags is looked at, so two tables that have these in common have the same draft.
+    """
+    columns = source.table_format.read_columns(source.path if source.catalog is not None else absolute_url(source.path))
+    names = [column.name for column in columns]
+    for name in levels or {}:
+        if name not in names:
+            raise SpecError("the table has no such column", f"levels of {name!r}", suggest(name, names, "correct the list of levels"))
+    return _HEAD + "".join(_draft_column(column, (levels or {}).get(column.name)) for column in columns)
+
+
+def _draft_column(column: FoundColumn, levels: Sequence[str] | None) -> str:
+    told = "in the names of folders" if column.in_folders else "type unknown" if column.type is None else " ".join(str(column.type).split())
+    hint = "; by its name an identifier: drop it, unless it is public, or the unit of the job" if _IDENTIFIER.search(column.name) else ""
+    lines = [_ROLE if column.type is None or _can_be_private(column.type) else ("role", "TODO", "keep or drop: its type cannot be privatised")]
+    if column.in_folders:
+        lines.append(("type", "TODO", "an Arrow type, such as int32 or string"))
+    if levels is not None:
+        lines += _declare_levels(column, levels)
+    elif column.type is None or _can_be_private(column.type):
+        lines += _leave_domain(column.type)
+    if column.nullable and len(lines) > 1:
+        lines.append(_NULLS)
+    rest = "".join(f"    {key}: {value}{f'  # {comment}' if comment else ''}\n" for key, value, comment in lines)
+    return f"  {_quote(column.name)}:  # {told[:_LONGEST_TYPE]}{hint}\n{rest}"
+
+
+def _can_be_private(type_: pa.DataType) -> bool:
+    checks = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_date, pa.types.is_timestamp)
+    return any(check(type_) for check in checks) or _is_text(type_)
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
+
+
+def _leave_domain(type_: pa.DataType | None) -> list[Line]:
+    """Return the kind that a type implies, and the domain that it leaves open."""
+    if type_ is None:
+        return [("kind", "TODO", ""), ("levels", "TODO", "or bounds")]
+    if pa.types.is_boolean(type_):
+        return [("kind", "categorical", ""), ("levels", "[false, true]", "")]
+    if _is_text(type_):
+        return [("kind", "categorical", ""), _LEVELS]
+    if pa.types.is_decimal(type_):
+        return [("kind", "discrete", "decimal numbers have levels; store them as floats to declare bounds"), _LEVELS]
+    if pa.types.is_integer(type_):
+        return [("kind", "TODO", ""), ("bounds", "TODO", "or levels, if it is discrete")]
+    return [("kind", "continuous", ""), ("bounds", "TODO", "" if pa.types.is_floating(type_) else "two dates")]
+
+
+def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
+    """Return the kind and the levels of a column that a code list names: numbers and dates in increasing order."""
+    where = f"levels of {column.name!r}"
+    if not 1 <= len(texts) <= MAX_LEVELS:
+        raise SpecError(f"between 1 and {MAX_LEVELS:,} levels are possible", where, "declare bounds in place of them, or merge levels")
+    type_ = column.type or pa.string()
+    try:
+        levels: list[Level] = list(texts) if _is_text(type_) else pa.array(texts).cast(type_).to_pylist()
+    except pa.ArrowException:
+        raise SpecError(f"not all are of the column's type {type_}", where, "correct the list of levels") from None
+    if len(set(levels)) < len(levels):
+        raise SpecError("a level is repeated", where, "correct the list of levels")
+    ordered = not isinstance(levels[0], str | bool)
+    lines, row = [], ""
+    for text in map(_write_level, sorted(levels) if ordered else levels):
+        if row and len(row) + len(text) > _WIDTH:
+            lines.append(row.rstrip())
+            row = ""
+        row += f"{text}, "
+    shown = "\n      ".join([*lines, row.removesuffix(", ")])
+    return [("kind", "discrete" if ordered else "categorical", ""), ("levels", f"[{shown}]", "")]
+
+
+def _write_level(level: Level) -> str:
+    if isinstance(level, date):
+        return level.isoformat()
+    return json.dumps(level, ensure_ascii=False) if isinstance(level, str | bool) else str(level)
+
+
+def _quote(name: str) -> str:
+    """Return a column's name as a YAML key: in quotes, unless YAML reads it as it is."""
+    if _TEXTS.fullmatch(name):
+        try:
+            if parse_yaml(f"{name}: 1", name) == {name: 1}:
+                return name
+        except SpecError:  # such as `no`
+            pass
+    return json.dumps(name, ensure_ascii=False)
+
+
+def read_levels(path: str) -> dict[str, list[str]]:
+    """Return the levels of columns in a public code list: a CSV file of lines `column,value` below a header.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be read, or a line has another number of fields; the line is named.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+        rows = list(csv.reader(io.StringIO(text), strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error):
+        raise SpecError("the list of levels cannot be read", path, "write a CSV file in UTF-8, with the header `column,value`") from None
+    if not rows or rows[0] != ["column", "value"]:
+        raise SpecError("the list of levels has another header", path, "begin it with the line `column,value`")
+    levels: dict[str, list[str]] = {}
+    for number, row in enumerate(rows[1:], start=2):
+        if len(row) != 2:
+            raise SpecError(f"line {number} has {len(row)} fields, not 2", path, "write a column and one of its values, separated by a comma")
+        levels.setdefault(row[0], []).append(row[1])
+    return levels
+
+
+def write_draft(draft: str, output: str) -> None:
+    """Write a draft to a new file.
+
+    Parameters
+    ----------
+    draft
+        The schema.
+    output
+        The file.
+
+    Raises
+    ------
+    OutputError
+        If the file is there already, or cannot be written.
+    """
+    try:
+        with Path(output).open("x", encoding="utf-8") as file:
+            file.write(draft)
+    except FileExistsError:
+        raise OutputError("this file is there already", output, "choose another name: what people wrote is not replaced") from None
+    except OSError as error:
+        raise OutputError(f"the file cannot be written ({type(error).__name__})", output, "choose another place") from None

@@ -1,0 +1,271 @@
+"""Histograms of released columns, with the margins that their noise leaves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.card_parts import ColumnPart
+from dpdask.page.sample import Sample
+
+MAX_BARS = 24
+MISSING = "missing"
+_Z = 1.96
+_TAIL = 0.005
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A level or a cell: its share of the released rows, and how far its share in the table may be from that, with probability 95 %."""
+
+    label: str
+    share: float
+    margin: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleasedHistogram:
+    """The shares of a released column's levels or cells.
+
+    Attributes
+    ----------
+    column
+        The column.
+    bars
+        In the order of the levels or cells.
+    n_left_out
+        How many rare levels are in the last bar together.
+    """
+
+    column: str
+    bars: tuple[Bar, ...]
+    n_left_out: int = 0
+
+    @property
+    def summary(self) -> str:
+        """The histogram in a sentence, for readers who cannot see it."""
+        largest = max(self.bars, key=lambda bar: bar.share)
+        return f"{self.column}: {len(self.bars)} bars; the largest is {largest.label} with a share of {100 * largest.share:.1f} %."
+
+
+def count_histogram(column: str, part: ColumnPart, sample: Sample, card: Card) -> ReleasedHistogram | None:
+    """Return the histogram of a released column; None if it has no rows.
+
+    Parameters
+    ----------
+    column, part
+        The column and what the card says about it.
+    sample
+        Released rows.
+    card
+        The release card.
+    """
+    values = sample.rows[column].combine_chunks()
+    weights = find_weights(card, sample)
+    total = float(weights.sum())
+    if total <= 0.0:
+        return None
+    told = part.model_extra or {}
+    counted = _count_levels(values, told["levels"], weights) if "levels" in told else _count_cells(values, told, weights)
+    kept, n_left_out = _join_rare(counted) if "levels" in told else (counted, 0)
+    margin = _find_margin(column, part, card, sample)
+    bars = tuple(Bar(label=label, share=count / total, margin=margin(count / total)) for label, count in kept)
+    return ReleasedHistogram(column=column, bars=bars, n_left_out=n_left_out)
+
+
+def find_weights(card: Card, sample: Sample) -> Floats:
+    """Return the weight of each released row: that of its cell, or 1.
+
+    Parameters
+    ----------
+    card
+        The release card.
+    sample
+        Released rows.
+    """
+    if _releases_cells(card) and "weight" in sample.rows.column_names:
+        found: Floats = np.maximum(sample.rows["weight"].to_numpy().astype(np.float64), 0.0)
+        return found
+    return np.ones(sample.rows.num_rows)
+
+
+def _releases_cells(card: Card) -> bool:
+    return card.mechanism.kind == "histogram" and (card.mechanism.model_extra or {}).get("output") == "cells"
+
+
+def read_tables(card: Card, sample: Sample) -> list[ReleasedHistogram]:
+    """Return the histograms among released tables of counts: those of a single column.
+
+    Parameters
+    ----------
+    card
+        The release card.
+    sample
+        The released counts.
+    """
+    names = [name for name in card.columns if name in sample.rows.column_names]
+    found: dict[str, list[tuple[str, float, float]]] = {}
+    for row in sample.rows.to_pylist():
+        if row["table"] in names:
+            found.setdefault(row["table"], []).append((_label(row[row["table"]]), max(0.0, row["count"]), row["margin_95"]))
+    histograms = []
+    for name, rows in found.items():
+        total = sum(count for _, count, _ in rows)
+        if total > 0 and len(rows) <= MAX_BARS:
+            bars = tuple(Bar(label=label, share=count / total, margin=margin / total) for label, count, margin in rows)
+            histograms.append(ReleasedHistogram(column=name, bars=bars))
+    return histograms
+
+
+def _label(value: Any) -> str:
+    return MISSING if value is None else str(value)
+
+
+def _key(value: Any) -> Any:
+    """Return a level so that what JSON holds and what a column holds are equal."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    return float(value) if isinstance(value, int | float) else str(value)
+
+
+def _count_levels(values: pa.Array, levels: Sequence[Any], weights: Floats) -> list[tuple[str, float]]:
+    encoded = values.dictionary_encode(null_encoding="encode")
+    counts = np.bincount(encoded.indices.to_numpy(zero_copy_only=False), weights, minlength=len(encoded.dictionary))
+    found = {_key(value): (_label(value), float(count)) for value, count in zip(encoded.dictionary.to_pylist(), counts, strict=True)}
+    declared = [found.pop(_key(level), (_label(level), 0.0)) for level in levels]
+    return [*declared, *found.values()]
+
+
+def _join_rare(counted: list[tuple[str, float]]) -> tuple[list[tuple[str, float]], int]:
+    """Return the most frequent levels in their order, and the rest as one bar, with how many they are."""
+    if len(counted) <= MAX_BARS:
+        return counted, 0
+    ranked = sorted(range(len(counted)), key=lambda place: (-counted[place][1], place))
+    shown = set(ranked[: MAX_BARS - 1])
+    rest = [count for place, (_, count) in enumerate(counted) if place not in shown]
+    return [*(counted[place] for place in sorted(shown)), (f"{len(rest)} other levels", sum(rest))], len(rest)
+
+
+def read_numbers(values: pa.Array) -> Floats:
+    """Return a column's values as numbers; dates and times in their own unit, missing values as NaN."""
+    type_ = values.type
+    if pa.types.is_temporal(type_):
+        values = values.cast(pa.int32() if type_.bit_width == 32 else pa.int64())
+    found: Floats = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _count_cells(values: pa.Array, told: dict[str, Any], weights: Floats) -> list[tuple[str, float]]:
+    numbers = read_numbers(values)
+    missing = np.isnan(numbers)
+    atoms = [float(atom) for atom in told.get("atoms", ())][: MAX_BARS // 2]
+    found = [(_say(atom, values.type), float(weights[numbers == atom].sum())) for atom in atoms]
+    rest = ~missing & ~np.isin(numbers, atoms)
+    whole = pa.types.is_integer(values.type) or pa.types.is_temporal(values.type)
+    if rest.any():
+        edges, is_clipped = _find_edges(numbers[rest], told.get("edges", told.get("cell_edges")), whole=whole)
+        place = np.clip(np.searchsorted(edges, numbers[rest], side="left") - 1, 0, len(edges) - 2)
+        counts = np.bincount(place, weights[rest], minlength=len(edges) - 1)
+        labels = _label_cells(edges, values.type, whole=whole, is_clipped=is_clipped)
+        found += list(zip(labels, map(float, counts), strict=True))
+    return [*found, (MISSING, float(weights[missing].sum()))] if missing.any() else found
+
+
+def _find_edges(numbers: Floats, declared: Sequence[Any] | None, *, whole: bool) -> tuple[Floats, bool]:
+    """Return the edges of cells, which contain their upper edge, and whether the outer cells hold what lies beyond them."""
+    if declared is not None and 2 <= len(declared) <= MAX_BARS + 1:
+        return np.array([float(edge) for edge in declared]), False
+    low, high = np.quantile(numbers, [_TAIL, 1.0 - _TAIL], method="nearest")
+    is_clipped = bool(numbers.min() < low or numbers.max() > high)
+    if whole:
+        width = max(1, math.ceil((high - low + 1) / 20))
+        return np.arange(low - 1, high + width, width), is_clipped
+    return np.linspace(np.nextafter(low, -np.inf), high, 21) if high > low else np.array([low - 0.5, high + 0.5]), is_clipped
+
+
+def _label_cells(edges: Floats, type_: pa.DataType, *, whole: bool, is_clipped: bool) -> list[str]:
+    labels = []
+    for low, high in pairwise(edges):
+        first = low + 1 if whole else low
+        over = "" if whole else "over "
+        labels.append(_say(high, type_) if whole and first == high else f"{over}{_say(first, type_)} to {_say(high, type_)}")
+    if is_clipped and len(labels) > 1:
+        labels[0] = f"up to {_say(edges[1], type_)}"
+        labels[-1] = f"above {_say(edges[-2], type_)}"
+    return labels
+
+
+def _say(number: float, type_: pa.DataType) -> str:
+    """Return a number of a column as a short text."""
+    if pa.types.is_temporal(type_):
+        return str(pa.scalar(int(number), pa.int32() if type_.bit_width == 32 else pa.int64()).cast(type_).as_py())
+    return f"{number:,.0f}" if number == int(number) and abs(number) < 1e15 else f"{number:,.4g}"
+
+
+Margin = Callable[[float], float | None]
+
+
+def _find_margin(column: str, part: ColumnPart, card: Card, sample: Sample) -> Margin:
+    """Return the function that gives a share's margin; see `describe_margins`."""
+    if part.epsilon is not None:
+        return _find_row_margin(column, card, sample)
+    noise = (card.accounting.model_extra or {}).get("noise", {})
+    n_rows = None if card.n_rows is None else card.n_rows.value
+    told = card.mechanism.model_extra or {}
+    if not n_rows or n_rows <= 0:
+        return lambda _: None
+    if "cells" in noise:
+        cells = told["cells"] / max(1, (part.model_extra or {}).get("cells", 1))  # of the joint histogram, in one bar
+        return lambda share: _Z * math.sqrt(noise["cells"]["standard_deviation"] ** 2 * cells / n_rows**2 + _vary(share, told.get("records")))
+    if "one_way" not in noise:
+        return lambda _: None
+    return lambda share: _Z * math.sqrt((noise["one_way"]["standard_deviation"] / n_rows) ** 2 + _vary(share, sample.rows.num_rows))
+
+
+def _find_row_margin(column: str, card: Card, sample: Sample) -> Margin:
+    """Return the margin of rows that were randomised one by one: the rows' noise, and that of the reference where it is known."""
+    accounting, told = card.accounting.model_extra or {}, card.mechanism.model_extra or {}
+    reference, n_rows = told.get("reference", {}), sample.n_rows
+    counted = accounting.get("epsilon_reference", {}).get(column) if "levels" in (card.columns[column].model_extra or {}) else None
+    fraction = reference.get("fraction") if reference.get("kind") in ("holdout", "chain") else None
+    n_held_out = None if fraction is None else n_rows * fraction / (1.0 - fraction)
+    noise = 0.0 if counted is None else (math.sqrt(2.0) * 2.0 * accounting.get("rows_per_unit", 1) / counted / n_rows) ** 2
+    return lambda share: _Z * math.sqrt(_vary(share, sample.rows.num_rows) + _vary(share, n_held_out) + noise)
+
+
+def _vary(share: float, n_rows: float | None) -> float:
+    """Return the variance of a share in a sample of rows; 0 without one."""
+    return share * (1.0 - share) / n_rows if n_rows else 0.0
+
+
+def describe_margins(card: Card) -> str:
+    """Return what the margins of the histograms hold, and what they do not."""
+    kind, told = card.mechanism.kind, card.mechanism.model_extra or {}
+    if kind == "dip":
+        extra = {
+            "holdout": " and the size of the hold-out",
+            "chain": " and the size of the hold-out",
+            "histogram": " and, of columns with levels, the noise of the counts in the reference",
+        }
+        reference = told.get("reference", {}).get("kind", "")
+        without = {
+            "tree": " The noise of the tables in the reference is not in them.",
+            "known": " How far the declared distribution is from the table is not in them.",
+            "public": " How far the public table is from this one is not in them.",
+        }
+        return f"Margins hold the randomness of the rows{extra.get(reference, '')}, with probability 95 %.{without.get(reference, '')}"
+    if kind == "copula":
+        return "Margins hold the noise of the counts and the randomness of drawing records, with probability 95 %; what fitting adds is not in them."
+    if kind == "histogram":
+        return "Margins hold the noise of the counts of all cells in a bar, with probability 95 %; small cells that were set to 0 may add to them."
+    return "Margins hold the noise of each count, with probability 95 %."

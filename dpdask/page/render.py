@@ -1,0 +1,266 @@
+"""The page of a release: one file that loads nothing, for people who read, print or listen to it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined, Template
+
+from dpdask.io.manifest import Manifest
+from dpdask.io.storage import Folder
+from dpdask.mechanisms.card import Card
+from dpdask.page import pictures, words
+from dpdask.page.associations import MAX_ASSOCIATED, associate
+from dpdask.page.channels import list_channels
+from dpdask.page.histograms import ReleasedHistogram, count_histogram, describe_margins, read_tables
+from dpdask.page.sample import Sample, read_sample
+
+MAX_COLUMNS = 50
+MAX_SHARDS = 50
+_MOST_CELLS = 12
+
+Content = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """What a page says about the released rows.
+
+    Attributes
+    ----------
+    histograms
+        One for each released column that has one, with its picture.
+    associations
+        The strongest pairs, and the picture of all of them; None where there is none.
+    n_read, n_rows
+        How many released rows were read, and how many there are.
+    """
+
+    histograms: list[Content]
+    associations: Content | None
+    n_read: int
+    n_rows: int
+
+
+def make_page(card: Card, manifest: Manifest, shards: Folder) -> tuple[bytes, tuple[str, ...]]:
+    """Return the page of a release, and warnings about what it lacks: the same release, the same bytes.
+
+    Parameters
+    ----------
+    card
+        The release card.
+    manifest
+        The list of the shards.
+    shards
+        The folder where they are, or are staged.
+
+    Notes
+    -----
+    A page whose statistics cannot be made is written without them, and if need be with the promise alone: the budget of its release
+    is spent by now.
+    """
+    try:
+        return _render(card, manifest, _describe_rows(card, manifest, shards)), ()
+    except Exception as error:
+        fault = f"the page of the release was written without statistics ({type(error).__name__})"
+    with suppress(Exception):
+        return _render(card, manifest, None), (fault,)
+    return _write_promise(card), (fault,)
+
+
+def _write_promise(card: Card) -> bytes:
+    """Return a page with the promise alone."""
+    name, promise = escape(card.name), escape(card.guarantee.text)
+    policy = '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'">'
+    head = f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{policy}\n<title>{name}</title>\n</head>'
+    return f"{head}\n<body>\n<main>\n<h1>{name}</h1>\n<p>{promise}</p>\n</main>\n</body>\n</html>\n".encode()
+
+
+def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> bytes:
+    good, bad = words.list_uses(card)
+    names = list(card.columns)
+    text = _template().render(
+        style=_read("page.css"),
+        card=card,
+        guarantee=card.guarantee,
+        about=card.about,
+        kind=words.KINDS.get(card.mechanism.kind, card.mechanism.kind),
+        unit=words.describe_unit(card),
+        neighbours=words.describe_neighbours(card.guarantee.adjacency),
+        covered=_say_covered(card, "protected"),
+        uncovered=_say_covered(card, "unprotected"),
+        n_rows=manifest.n_rows,
+        n_shards=len(manifest.shards),
+        attacker=_describe_attacker(card),
+        spent=list(_list_spent(card)),
+        columns=[_describe_column(name, card) for name in names[:MAX_COLUMNS]],
+        n_columns_left=max(0, len(names) - MAX_COLUMNS),
+        statistics=statistics,
+        margins=describe_margins(card),
+        channels=[_describe_channel(view) for view in list_channels(card)] if statistics is not None else [],
+        has_pictures=pictures.is_installed(),
+        max_associated=MAX_ASSOCIATED,
+        max_columns=MAX_COLUMNS,
+        good=good,
+        bad=bad,
+        qualities=[view.quality for view in list_channels(card)] if statistics is not None else [],
+        snippet=_write_snippet(card),
+        shards=manifest.shards[:MAX_SHARDS],
+        n_shards_left=max(0, len(manifest.shards) - MAX_SHARDS),
+        card_sha256=manifest.card_sha256,
+    )
+    return text.encode()
+
+
+@functools.cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"number": _say_number, "above": words.round_up}
+    return environment.from_string(_read("page.html"))
+
+
+@functools.cache
+def _read(name: str) -> str:
+    return files("dpdask.page").joinpath("files", name).read_text(encoding="utf-8")
+
+
+def _say_number(value: float | None) -> str:
+    """Return a number with the digits that it has, up to six; whole ones with commas."""
+    if value is None:
+        return "none"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.6g}"
+
+
+def _say_covered(card: Card, which: str) -> str:
+    part = getattr(card.guarantee, which)
+    return str(part.who if hasattr(part, "who") else part.what)
+
+
+def _describe_attacker(card: Card) -> Content | None:
+    """Return the tables of what an attacker gains; None where no ε is promised."""
+    epsilon = card.guarantee.epsilon
+    if epsilon is None:
+        return None
+    columns = [(name, part.epsilon) for name, part in list(card.columns.items())[:MAX_COLUMNS] if part.epsilon is not None]
+    return {
+        "odds": words.describe_odds(epsilon),
+        "beliefs": words.describe_beliefs(epsilon),
+        "tests": words.describe_tests(epsilon, card.guarantee.delta or 0.0),
+        "columns": [(name, each, words.describe_odds(each), words.bound_belief(0.5, each)) for name, each in columns],
+        "n_rows_of_a_person": words.N_ROWS_OF_A_PERSON,
+    }
+
+
+def _list_spent(card: Card) -> Iterator[tuple[str, str]]:
+    """Yield what was computed with noise, and how much noise or ε that was."""
+    told = card.accounting.model_extra or {}
+    for name, each in list(told.get("epsilon_reference", {}).items())[:MAX_COLUMNS]:
+        yield f"Noisy counts of {name}, for the reference", f"ε = {words.round_up(each)}"
+    if "epsilon_tables" in told:
+        yield "Noisy tables of all rows, for the reference", f"ε = {words.round_up(told['epsilon_tables'])}"
+    for name, part in list(card.columns.items())[:MAX_COLUMNS]:
+        if part.epsilon is not None:
+            less = part.epsilon_exact is not None and part.epsilon_exact < 0.999 * part.epsilon
+            exact = f", of which {words.round_up(part.epsilon_exact or 0.0)} are spent" if less else ""
+            yield f"Each released row, {name}", f"ε = {words.round_up(part.epsilon)}{exact}"
+    for name, each in list(told.get("noise", {}).items())[:MAX_COLUMNS]:
+        noise = f"standard deviation {each['standard_deviation']:.4g}, 95 % margin ± {each['margin_95']:.4g} rows"
+        yield f"Noise of a count, {name.replace('_', ' ')}", noise
+    for event in _flatten(card.accounting.events or {}):
+        if event.get("kind") in ("discrete-laplace", "discrete-gaussian"):
+            law = "discrete Laplace, scale" if event["kind"] == "discrete-laplace" else "discrete Gaussian, σ ="
+            yield f"Vectors of counts with this noise: {event.get('count', 1)}", f"{law} {event.get('scale', event.get('sigma')):.6g}"
+
+
+def _flatten(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for inner in event.get("events", ()):
+        yield from _flatten(inner)
+    if "events" not in event:
+        yield event
+
+
+def _describe_column(name: str, card: Card) -> Content:
+    part = card.columns[name]
+    told = part.model_extra or {}
+    levels, bounds = told.get("levels"), told.get("bounds")
+    if levels is not None:
+        domain = f"{len(levels):,} levels: {', '.join(map(str, levels[:8]))}{', …' if len(levels) > 8 else ''}"
+    elif bounds:
+        domain = " to ".join(_say_number(bound) if isinstance(bound, int | float) else str(bound) for bound in bounds)
+    else:
+        domain = "as it is" if part.role == "kept" else ""
+    return {"name": name, "role": part.role, "kind": part.kind or "", "domain": domain, "outside": part.outside or "", "epsilon": part.epsilon}
+
+
+def _describe_rows(card: Card, manifest: Manifest, shards: Folder) -> Statistics:
+    names = [name for name, part in card.columns.items() if part.role == "privatised"][:MAX_COLUMNS]
+    is_tables = card.mechanism.kind == "marginals"
+    more = ["table", "count", "margin_95"] if is_tables else ["weight"]
+    sample = read_sample(shards, manifest, [*names, *more])
+    found = read_tables(card, sample)[:MAX_COLUMNS] if is_tables else _count_all(names, card, sample)
+    pairs = None if is_tables else associate([name for name in names if name in sample.rows.column_names], sample, card)
+    associations: Content | None = None
+    if pairs is not None:
+        picture = pictures.draw_table(pairs.table, pairs.columns, across="", down="", most=1.0) if pictures.is_installed() else None
+        associations = {"picture": picture, "pairs": pairs.list_strongest(10), "n_columns": len(pairs.columns)}
+    return Statistics(
+        histograms=[_describe_histogram(each) for each in found],
+        associations=associations,
+        n_read=sample.rows.num_rows,
+        n_rows=sample.n_rows,
+    )
+
+
+def _count_all(names: list[str], card: Card, sample: Sample) -> list[ReleasedHistogram]:
+    known = [name for name in names if name in sample.rows.column_names]
+    counted = (count_histogram(name, card.columns[name], sample, card) for name in known)
+    return [each for each in counted if each is not None]
+
+
+def _describe_histogram(histogram: ReleasedHistogram) -> Content:
+    widest = max(bar.share for bar in histogram.bars) or 1.0
+    bars = [(bar.label, bar.share, bar.margin, 100.0 * bar.share / widest) for bar in histogram.bars]
+    picture = pictures.draw_histogram(histogram) if pictures.is_installed() else None
+    return {"column": histogram.column, "bars": bars, "picture": picture, "summary": histogram.summary}
+
+
+def _describe_channel(view: Any) -> Content:
+    across, down = ("released rank", "original rank") if view.of_ranks else ("released value", "original value")
+    drawn = pictures.is_installed()
+    picture = pictures.draw_table(view.matrix, view.labels, across=across, down=down, most=float(view.matrix.max())) if drawn else None
+    rows = list(zip(view.labels, view.matrix.tolist(), strict=True)) if len(view.labels) <= _MOST_CELLS else []
+    return {"column": view.column, "labels": view.labels, "rows": rows, "picture": picture, "summary": view.summary}
+
+
+def _write_snippet(card: Card) -> str:
+    """Return Python that opens the release and asks it something that it answers."""
+    parts = {name: part.model_extra or {} for name, part in card.columns.items() if part.role == "privatised"}
+    levels = [name for name, told in parts.items() if "levels" in told]
+    numbers = [name for name, told in parts.items() if "levels" not in told]
+    if card.mechanism.kind == "marginals":
+        cliques = (card.mechanism.model_extra or {}).get("cliques", [])
+        asked = [f"release.{'crosstab' if len(each) > 1 else 'share'}({', '.join(map(_quote, each[:2]))})" for each in cliques[:1]]
+    else:
+        asked = [f"release.mean({_quote(name)})  # with its standard error" for name in numbers[:1]]
+        asked += [f"release.quantile({_quote(name)}, 0.5)" for name in numbers[:1]]
+        asked += [f"release.share({_quote(name)})" for name in levels[:1] if card.mechanism.kind != "interval"]
+    lines = [
+        "import dpdask",
+        "",
+        'release = dpdask.open("path/or/url/of/the/folder")',
+        "release.columns  # what each column is, and which questions it answers",
+        *asked,
+        "release.to_pandas()  # the released table as it is; any other reader of Parquet can read it too",
+    ]
+    return "\n".join(lines)
+
+
+def _quote(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)

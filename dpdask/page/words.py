@@ -1,0 +1,206 @@
+"""What a release is good for and what it is not good for, what an attacker gains, and how to begin an analysis: in words, from the card."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import ROUND_UP, Context, Decimal
+from typing import Any
+
+from dpdask.mechanisms.card import Card
+from dpdask.privacy.budget import attacker_power, percent_above
+
+PRIORS = (0.01, 0.1, 0.5, 0.9)
+ALARMS = (0.01, 0.05, 0.1)
+N_ROWS_OF_A_PERSON = 5
+
+KINDS = {
+    "dip": "Every row, its private values randomised (distribution-invariant privatisation)",
+    "copula": "Synthetic records, drawn from a Gaussian copula of noisy counts",
+    "marginals": "Tables of counts with noise",
+    "histogram": "A joint histogram with noisy weights",
+    "interval": "Every row, each private value as a random range that contains it",
+}
+
+
+def bound_belief(prior: float, epsilon: float) -> str:
+    """Return, as a percentage rounded up, the most that a belief can become after an ε-private release.
+
+    Parameters
+    ----------
+    prior
+        The attacker's probability before, in (0, 1).
+    epsilon
+        What the release costs.
+
+    Notes
+    -----
+    The odds are multiplied by at most exp(ε).
+    """
+    return percent_above(prior / (prior + (1.0 - prior) * math.exp(-epsilon)))
+
+
+def describe_beliefs(epsilon: float) -> list[tuple[str, str, str]]:
+    """Return rows of a belief before the release, the most that it can become, and the same for a person with several rows."""
+    return [(f"{100 * prior:g} %", bound_belief(prior, epsilon), bound_belief(prior, N_ROWS_OF_A_PERSON * epsilon)) for prior in PRIORS]
+
+
+def describe_tests(epsilon: float, delta: float) -> list[tuple[str, str]]:
+    """Return rows of a share of false alarms and the most that a test with it can find.
+
+    Parameters
+    ----------
+    epsilon, delta
+        What is promised.
+    """
+    return [(f"{100 * level:g} %", percent_above(attacker_power(epsilon, delta, level))) for level in ALARMS]
+
+
+def round_up(number: float, digits: int = 6) -> str:
+    """Return a number in a few digits, rounded up because it is a bound.
+
+    Parameters
+    ----------
+    number
+        The number.
+    digits
+        How many digits are shown.
+    """
+    shown = Context(prec=digits, rounding=ROUND_UP).plus(Decimal(repr(number))).normalize()
+    return f"{shown:e}" if 0 < shown < Decimal("0.001") else f"{shown:f}"
+
+
+def describe_odds(epsilon: float) -> str:
+    """Return the factor exp(ε), rounded up."""
+    factor = math.exp(min(epsilon, 100.0))
+    return f"{math.ceil(1000 * factor) / 1000:g}" if factor < 1000 else f"{factor:.3g}"
+
+
+def describe_neighbours(adjacency: str | None) -> str:
+    """Return what ε compares, in words."""
+    if adjacency == "add-remove":
+        return "add-remove: a table is compared with the one in which the unit is missing, so the release also hides whether it is there"
+    if adjacency == "replace-one":
+        return "replace-one: a table is compared with one in which the unit has other values; that the unit is in the table is not hidden"
+    return "none: no ε is promised"
+
+
+def describe_unit(card: Card) -> str:
+    """Return the unit of privacy, in words."""
+    unit = card.guarantee.unit
+    if unit == "row":
+        return "one row; a person with k rows is protected by k·ε only"
+    if unit == "value":
+        return "one value"
+    return f"all rows that share a value of {unit.column}; at most {unit.max_rows} of them are used"
+
+
+def list_uses(card: Card) -> tuple[list[str], list[str]]:
+    """Return what the release is good for, and what it is not good for, by its mechanism and the quality that its card measures."""
+    told = card.mechanism.model_extra or {}
+    good, bad = {"dip": _use_rows, "copula": _use_copula, "marginals": _use_tables, "histogram": _use_cells, "interval": _use_ranges}.get(
+        card.mechanism.kind, _use_unknown
+    )(card, told)
+    if card.insecure:
+        bad.insert(0, "Anything but tests: its noise comes from a seed, so it protects nobody.")
+    return good, bad
+
+
+def _use_unknown(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    del card, told
+    return [], ["This page knows no more of this mechanism than its card."]
+
+
+def _use_rows(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    epsilons = {name: part.epsilon for name, part in card.columns.items() if part.epsilon}
+    good = ["The distribution of each private column: shares, means and quantiles can be read off the released rows."]
+    bad = ["Statements about a single row or person: its values are random."]
+    structure = told.get("columns")
+    if structure == "tree":
+        pairs = told.get("edges", [])
+        good.append(f"The tables of the {len(pairs)} pairs of columns along the tree: {_list_pairs(pairs)}.")
+        bad.append("Pairs of columns that the tree does not join, and what only three columns together show: they keep what follows along the tree.")
+    elif told.get("reference", {}).get("kind") == "chain":
+        good.append("The private columns together: their joint distribution is that of the reference.")
+        bad.append("Hiding the reference: if it is a part of the table, its records are republished without any ε.")
+    elif len(epsilons) > 1:
+        bad.append("How the private columns depend on each other: the noise of each row weakens it. Correlations of released columns are too small.")
+    kept = [name for name, part in card.columns.items() if part.role == "kept"]
+    if kept:
+        good.append(f"Joins and groups by the kept columns ({_list_names(kept)}), which are unchanged.")
+        bad.append(
+            "Differences between groups, read off the rows as they are: the noise of each row shrinks them. "
+            "dpdask's estimators correct this for columns of levels."
+        )
+    if epsilons:
+        epsilon = min(epsilons.values())
+        name = min(epsilons, key=lambda each: epsilons[each] or 0.0)
+        bad.append(
+            f"Small groups: with ε = {round_up(epsilon, 3)} for {name}, one row tells which of two values it had in at most "
+            f"{bound_belief(0.5, epsilon)} of the cases, and guessing in 50 %. Estimates for groups need many rows."
+        )
+    return good, bad
+
+
+def _use_copula(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    good = ["The distribution of each column.", "The tables of every two columns, up to their noise."]
+    bad = [
+        "Finding a person: no record is a person's, and a record that equals one does so by chance.",
+        "Standard errors as if the records had been observed: they are too small.",
+    ]
+    share = told.get("significant_share")
+    if share is not None:
+        good.append(f"{100 * share:.3g} % of the correlations in the fit could be told from noise; the others were set close to 0.")
+    three = told.get("three_way") or []
+    bad.append(
+        f"What more than two columns together show, except for {len(three)} measured tables of three columns."
+        if three
+        else "What more than two columns together show: no table of three columns was measured."
+    )
+    return good, [*bad, *_describe_smallest(card)]
+
+
+def _use_tables(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    cliques = told.get("cliques", [])
+    return (
+        [f"The counts of these tables, each with its margin of error: {_list_pairs(cliques)}."],
+        ["Any other table or statistic: nothing else is released.", *_describe_smallest(card)],
+    )
+
+
+def _use_cells(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    good = ["Statistics that take weights (means, regressions, tables), up to the width of the cells."]
+    if "cells_listed" in told:
+        good.append(f"{told['cells_listed']:,} of {told['cells']:,} cells have a weight; weights up to {told.get('cut', 0):,} were set to 0.")
+    bad = ["Values inside a cell, which are not told apart.", "Rare combinations: cells with few rows were set to 0, or hold mostly noise."]
+    return good, [*bad, *_describe_smallest(card)]
+
+
+def _use_ranges(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    del told
+    good = ["Distributions and regressions by methods for ranges (interval-censored data), such as dpdask's npmle and interval regression."]
+    for name, part in card.columns.items():
+        mean = (part.model_extra or {}).get("mean_coverage")
+        if mean is not None:
+            good.append(f"{name}: a range covers {100 * mean:.0f} % of its public reference on average.")
+    return good, ["The middle of a range in place of the value: means and slopes come out wrong.", "A narrow range almost tells the value."]
+
+
+def _describe_smallest(card: Card) -> list[str]:
+    """Return a sentence on the smallest count that can be told from noise."""
+    noise = (card.accounting.model_extra or {}).get("noise", {})
+    margins = [each["margin_95"] for name, each in noise.items() if name != "fine_counts"]
+    if not margins:
+        return []
+    n_rows = None if card.n_rows is None else card.n_rows.value
+    share = f" ({percent_above(max(margins) / n_rows)} of the rows)" if n_rows else ""
+    return [f"Groups of fewer than about {math.ceil(max(margins)):,} rows{share}: the noise of a count is as large."]
+
+
+def _list_pairs(cliques: list[list[str]]) -> str:
+    texts = [" × ".join(map(str, clique)) for clique in cliques[:20]]
+    return "; ".join(texts) + (f"; and {len(cliques) - 20} more" if len(cliques) > 20 else "")
+
+
+def _list_names(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,295 @@
+"""What a run does, as it does it: a line for each stage and step on a terminal, or in a log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from typing import Any, Literal, Protocol
+
+import click
+
+from dpdask.steps import LOG
+
+LogFormat = Literal["auto", "bars", "text", "json"]
+
+_PAUSE_SECONDS = 5.0  # between two lines of one stage in a log
+_LEAST_SECONDS = 0.5  # before that, a rate says nothing
+
+
+@dataclass(slots=True)
+class Stage:
+    """A stage of a run, or a step without parts.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    total
+        How many parts it has; None of a step.
+    rows
+        How many rows all parts have together, if that is known and public.
+    done
+        How many parts are done.
+    first
+        How many parts were done when it was first heard of: another run did them.
+    began
+        When it began, by a monotonic clock; None if it has ended.
+    spent
+        How many seconds it lasted before: a step may begin again.
+    """
+
+    name: str
+    total: int | None = None
+    rows: int | None = None
+    done: int = 0
+    first: int = 0
+    began: float | None = field(default_factory=lambda: monotonic())  # looked up when called
+    spent: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return self.spent + (0.0 if self.began is None else monotonic() - self.began)
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """About how many rows are read or written in a second, if that is known."""
+        if self.rows is None or not self.total or self.done == self.first or self.seconds < _LEAST_SECONDS:
+            return None
+        return self.rows * (self.done - self.first) / self.total / self.seconds
+
+    @property
+    def seconds_left(self) -> float | None:
+        """About how long it still lasts, if that is known."""
+        if not self.total or self.done == self.first or self.seconds < _LEAST_SECONDS:
+            return None
+        return (self.total - self.done) * self.seconds / (self.done - self.first)
+
+
+class Display(Protocol):
+    """Where stages and steps are shown."""
+
+    def show(self, stage: Stage) -> None:
+        """Show a stage that begins or goes on."""
+
+    def end(self, stage: Stage) -> None:
+        """Show a stage that has ended; its line stays."""
+
+
+class Report:
+    """Takes what a run reports: called with (stage, done, total).
+
+    Parameters
+    ----------
+    display
+        Where it is shown.
+
+    Attributes
+    ----------
+    rows
+        How many rows the stages read, if that is known and public; of a stage of another number, by its name.
+    """
+
+    def __init__(self, display: Display) -> None:
+        self.rows: Mapping[str | None, int | None] = {}
+        self._display, self._lock = display, threading.RLock()
+        self._stages: dict[str, Stage] = {}
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        """Take how many parts of a stage are done, of how many."""
+        with self._lock:
+            stage = self._stages.get(name)
+            if stage is None or stage.began is None:  # a later round of the same stage has a line of its own
+                stage = self._stages[name] = Stage(name, total, self.rows.get(name, self.rows.get(None)), first=max(0, done - 1))
+            stage.done, stage.total = done, total
+            if done < total:
+                self._display.show(stage)
+            else:
+                self.end(name)
+
+    def count_rows(self, read: int | None, written: int | None) -> None:
+        """Take the numbers of rows, where they are known and public.
+
+        Parameters
+        ----------
+        read
+            How many rows are read by a stage.
+        written
+            How many are written.
+        """
+        self.rows = {None: read, "write": written, "reference": None}
+
+    def begin(self, name: str) -> None:
+        """Begin a step, or begin it again."""
+        with self._lock:
+            stage = self._stages.setdefault(name, Stage(name))
+            stage.began = monotonic() if stage.began is None else stage.began
+            self._display.show(stage)
+
+    def end(self, name: str) -> None:
+        """End a stage or a step."""
+        with self._lock:
+            stage = self._stages.get(name)
+            if stage is not None and stage.began is not None:
+                stage.spent, stage.began = stage.seconds, None
+                self._display.end(stage)
+
+
+class _Steps(logging.Handler):
+    """Passes steps from the log `dpdask.steps` on to a report."""
+
+    def __init__(self, report: Report, level: int) -> None:
+        super().__init__(level)
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        ended = getattr(record, "ended", None)
+        if ended is None:
+            self._report.begin(record.getMessage())
+        else:
+            self._report.end(ended)
+
+
+@contextmanager
+def show_progress(log_format: LogFormat = "auto") -> Iterator[Report]:
+    """Yield a report of progress, which is shown on stderr until the block ends.
+
+    Parameters
+    ----------
+    log_format
+        `bars` for a terminal, `text` or `json` for a log; `auto` takes bars on a terminal, and otherwise JSON.
+    """
+    if log_format == "auto":
+        log_format = "bars" if sys.stderr.isatty() else "json"
+    with _open_bars() if log_format == "bars" else _open_log(log_format) as display:
+        report = Report(display)
+        handler, level, propagate = _Steps(report, logging.DEBUG if log_format == "bars" else logging.INFO), LOG.level, LOG.propagate
+        LOG.addHandler(handler)
+        LOG.setLevel(handler.level)
+        LOG.propagate = False
+        try:
+            yield report
+        finally:
+            LOG.removeHandler(handler)
+            LOG.setLevel(level)
+            LOG.propagate = propagate
+
+
+@contextmanager
+def _open_log(log_format: LogFormat) -> Iterator[Display]:
+    yield Lines(as_json=log_format == "json")
+
+
+class Lines:
+    """Shows a line when a stage begins and ends, and one every few seconds between; of a step, the first.
+
+    Parameters
+    ----------
+    as_json
+        Whether lines are JSON objects.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._told: dict[str, float] = {}
+
+    def show(self, stage: Stage) -> None:
+        """Write a line, unless one was written just before."""
+        now = monotonic()
+        if now - self._told.get(stage.name, -_PAUSE_SECONDS) >= _PAUSE_SECONDS:
+            self._told[stage.name] = now
+            self._write(stage)
+
+    def end(self, stage: Stage) -> None:
+        """Write the last line of a stage."""
+        if stage.total is not None:
+            self._told.pop(stage.name, None)
+            self._write(stage)
+
+    def _write(self, stage: Stage) -> None:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        if not self._as_json:
+            line = stage.name if stage.total is None else f"{stage.name}: {describe_stage(stage)}"
+            click.echo(f"{now} {line}", err=True)
+            return
+        known: dict[str, Any] = {"time": now, "step": stage.name}
+        if stage.total is not None:
+            known = {"time": now, "stage": stage.name, "done": stage.done, "total": stage.total, "seconds": round(stage.seconds, 1)}
+            rates = {"rows_per_second": stage.rows_per_second, "seconds_left": stage.seconds_left if stage.done < stage.total else None}
+            known |= {key: round(value) for key, value in rates.items() if value is not None}
+        click.echo(json.dumps(known, ensure_ascii=False), err=True)
+
+
+def describe_stage(stage: Stage) -> str:
+    """Return what is done of a stage, how fast, and how long it takes."""
+    parts = [f"{stage.done:,}/{stage.total:,}"]
+    if stage.rows_per_second is not None:
+        parts.append(f"{float(f'{stage.rows_per_second:.2g}'):,.0f} rows/s")
+    if stage.seconds_left is not None and stage.total is not None and stage.done < stage.total:
+        parts.append(f"about {_describe_seconds(stage.seconds_left)} left")
+    elif stage.done == stage.total:
+        parts.append(f"in {_describe_seconds(stage.seconds)}")
+    return ", ".join(parts)
+
+
+def _describe_seconds(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+@contextmanager
+def _open_bars() -> Iterator[Display]:
+    """Yield lines that move: a spinner and a clock for each stage and step at work, redrawn ten times a second."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    class Bar(BarColumn):
+        """A bar of a stage, and nothing of a step."""
+
+        def render(self, task: Task) -> Any:
+            return super().render(task) if task.fields["stage"].total is not None else Text("")
+
+    class Clock(ProgressColumn):
+        """How long a stage or a step has lasted."""
+
+        def render(self, task: Task) -> Text:
+            return Text(_describe_seconds(task.fields["stage"].seconds), style="progress.elapsed")
+
+    class Detail(ProgressColumn):
+        """What is done of a stage, how fast, and how long it still takes."""
+
+        max_refresh = 0.5
+
+        def render(self, task: Task) -> Text:
+            stage: Stage = task.fields["stage"]
+            return Text("" if stage.total is None else describe_stage(stage))
+
+    name = TextColumn("{task.description}", markup=False, table_column=Column(min_width=10, no_wrap=True))
+    columns = (SpinnerColumn(finished_text="✓"), name, Bar(bar_width=20), Clock(), Detail())
+
+    class Bars:
+        """Shows stages and steps as lines of a progress display of rich."""
+
+        def __init__(self, progress: Progress) -> None:
+            self._progress = progress
+            self._lines: dict[int, TaskID] = {}
+
+        def show(self, stage: Stage) -> None:
+            if id(stage) not in self._lines:  # a stage is held by its line
+                self._lines[id(stage)] = self._progress.add_task(stage.name, total=stage.total, stage=stage)
+            self._progress.update(self._lines[id(stage)], completed=stage.done, total=stage.total)
+
+        def end(self, stage: Stage) -> None:
+            self.show(stage)
+            self._progress.update(self._lines[id(stage)], completed=stage.done or 1, total=stage.total or 1)
+
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield Bars(progress)

@@ -1,0 +1,73 @@
+"""What the command line prints of an audit and of a ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dpdask.privacy import attacker_power, percent_above
+from dpdask.privacy.ledger_entries import Balance, Summary
+
+
+def describe_audit(found: Mapping[str, Any]) -> str:
+    """Return what an audit found, a line for each column and each measurement."""
+    sound = "sound" if found["sound"] else "NOT SOUND: an ε is above its claim"
+    sound = sound if found["columns"] or found["measurements"] else "nothing to audit: it has no ε"
+    columns = (
+        f"  {name}: ε* = {column['epsilon_exact']!r} of {column['claimed']!r} claimed, for {column['reference']}"
+        for name, column in (*found["columns"].items(), *_row(found))
+    )
+    measurements = (
+        f"  histogram noise of {_size_text(one)}: at least ε = {one['lower_bound']:.4g} (99.9999 % confidence) of {one['claimed']!r} claimed"
+        for one in found["measurements"]
+    )
+    return "\n".join([f"{found['name']}: {sound}", *columns, *measurements])
+
+
+def _row(found: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [] if found["row"] is None else [("a whole row", found["row"])]
+
+
+def _size_text(measurement: Mapping[str, Any]) -> str:
+    return f"scale {measurement['scale']:.6g}" if "scale" in measurement else f"σ {measurement['sigma']:.6g}"
+
+
+def describe_ledger(summary: Summary) -> str:
+    """Return what a dataset's releases spent, what is left, and its entries."""
+    balance = summary.balance
+    spent = f"ε {balance.epsilon_spent!r} of {balance.epsilon_limit!r} spent by {balance.n_runs} runs, {balance.epsilon_left!r} left"
+    entries = (
+        f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6} ε {entry.charge.epsilon!r} δ {entry.charge.delta!r} {entry.run_id}"
+        + (f", series {entry.charge.event['series']['id']}" if "series" in entry.charge.event else "")
+        for entry in summary.entries
+    )
+    lines = [
+        f"{summary.dataset}: {spent}; δ {balance.delta_spent!r} of {balance.delta_limit!r}",
+        *_attacker_lines(balance),
+        *_refusal_lines(balance),
+        *entries,
+        f"  head {summary.head}",
+    ]
+    return "\n".join(lines)
+
+
+def _refusal_lines(balance: Balance) -> list[str]:
+    if not balance.n_refused:
+        return []
+    runs = "1 run" if balance.n_refused == 1 else f"{balance.n_refused} runs"
+    exact = "a refusal reveals an exact answer, and no bound on an attacker covers it"
+    return [f"  {runs} read rows and refused them; {balance.n_refusals_charged} charged; {exact}"]
+
+
+def _attacker_lines(balance: Balance) -> list[str]:
+    """Return a bound on an attacker for the rows that every run covers, and the share of the other rows."""
+    power = percent_above(attacker_power(balance.epsilon_spent, balance.delta_limit))  # epsilon_spent is the ε at δ = delta_limit
+    right = f"is right with probability at most {power}"
+    coverage = balance.coverage
+    if not coverage.text:
+        return [f"  an attacker with all these releases, who tests at the 5 % level what a row was, {right}"]
+    lines = [f"  coverage: {coverage.text}; no bound on an attacker holds for rows or columns without ε"]
+    if coverage.uncovered < 1 and not coverage.n_unknown:
+        what = "what its other columns were" if coverage.columns else "what it was"
+        lines.append(f"  for a row that every run covers, an attacker with all these releases, who tests at the 5 % level {what}, {right}")
+    return lines

@@ -1,0 +1,233 @@
+"""Growing tables whose releases are versions of a Delta or Iceberg table."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import deltalake
+import pyarrow as pa
+import pytest
+from e2e.growing import BY_USER, HOLDOUT, N, add_day, at, grow, job, kept, kinds, list_digests, manifests, spent
+from e2e.helpers import call_cli, digests, error_line, hidden, load, run_here
+from e2e.test_growing_jobs import dying
+from pyiceberg.catalog import Catalog, load_catalog
+
+from dpdask.engine.account import open_ledger
+from dpdask.errors import InputError, OutputError, SpecError
+from dpdask.jobs.auditing import audit_job
+from dpdask.jobs.plan import plan_job
+from dpdask.jobs.run import abort, status
+
+DELTA = {"output__format": "delta"}
+
+
+@pytest.fixture(autouse=True)
+def _here() -> Iterator[None]:
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    made = f"sqlite:///{tmp_path / 'ledger.db'}"
+    open_ledger(made).init("people", 100.0)
+    return made
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    found = load_catalog(**at_warehouse(tmp_path))
+    found.create_namespace("db")
+    return found
+
+
+def at_warehouse(folder: Path) -> dict[str, str]:
+    return {"name": "lake", "type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": folder.as_uri()}
+
+
+def iceberg(folder: Path, name: str) -> dict[str, Any]:
+    return {"output__format": "iceberg", "output__table": f"db.{name}", "output__catalog": at_warehouse(folder)}
+
+
+def read_log(out: Path) -> list[set[str]]:
+    """Return the files that each entry of a Delta log adds."""
+    entries = [path.read_text().splitlines() for path in sorted((out / "_delta_log").glob("*.json"))]
+    return [{action["add"]["path"] for action in map(json.loads, lines) if "add" in action} for lines in entries]
+
+
+def test_each_release_is_a_version_of_the_table(tmp_path: Path, url: str) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, HOLDOUT, ledger=at(url), **DELTA)
+    assert f"{out}, appended to a Delta table" in str(plan_job(load(made, input__path=str(add_day(source, 0).parent))))
+    before: dict[str, str] = {}
+    for day in range(4):
+        add_day(source, day)
+        assert run_here(made).status == "released"
+        now = digests(out)
+        assert {name: now[name] for name in before} == before
+        before = {name: digest for name, digest in now.items() if name != "_dpdask/series.json"}
+        assert status(f"file://{out}").n_releases == day + 1
+    found = manifests(out)
+    assert read_log(out) == [{shard.name for shard in each.shards} for each in found]
+    assert deltalake.DeltaTable(out).to_pyarrow_table().num_rows == sum(each.n_rows for each in found) < 4 * N
+    assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * 4)
+    summary = json.loads((out / "_dpdask" / "series.json").read_text())["series"]
+    assert (summary["releases"], summary["epsilon"]) == (4, 1.0)
+    assert not hidden(out).exists()
+    planned = plan_job(load(made))
+    assert (planned.series or {})["releases"] == 4
+    assert "nothing new" in str(planned)
+    before = digests(tmp_path / "job")
+    assert call_cli("run", made).stdout.splitlines()[0] == "test: nothing new"
+    assert digests(tmp_path / "job") == before
+    assert audit_job(load(made), n_runs=100)["columns"]["r"]["reference"] == "the released channel"
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        *("card-written", "manifest-written", "removed"),
+        *(
+            pytest.param(point, marks=pytest.mark.slow)
+            for point in ("opened", "intended", "fitted", "some-shards", "kept", "uncommitted", "committed")
+        ),
+    ],
+)
+@pytest.mark.parametrize("day", [0, 1])
+def test_a_release_that_was_killed_goes_on_with_the_same_bytes_and_one_charge(
+    day: int, point: str, tmp_path: Path, url: str, seeded_ledgers: None
+) -> None:
+    source, out = tmp_path / "in", tmp_path / "struck" / "out"
+    quiet = job(tmp_path / "quiet", source, output__rows_per_shard=25, **DELTA)
+    made = job(tmp_path / "struck", source, output__rows_per_shard=25, ledger=at(url), insecure_seed=7, **DELTA)
+    for before in range(day):
+        add_day(source, before)
+        run_here(quiet)
+        run_here(made)
+    add_day(source, day)
+    run_here(quiet)
+    with dying(point):
+        run_here(made)
+    published = point in ("manifest-written", "uncommitted", "committed", "removed")
+    assert status(f"file://{out}").n_releases == day + published
+    assert call_cli("status", out).returncode == 0
+    add_day(source, day + 1)  # it came while the release was unfinished
+    run_here(quiet)
+    run_here(made)
+    assert run_here(made).status == "nothing new"
+    assert list_digests(manifests(out)) == list_digests(manifests(tmp_path / "quiet" / "out"))
+    assert read_log(out) == [{shard.name for shard in each.shards} for each in manifests(out)]
+    assert kinds(url) == ["intend", "commit"] * (day + 2)
+    assert spent(url) == 1.0
+    assert not hidden(out).exists()
+
+
+@pytest.mark.parametrize("day", [0, 2])
+@pytest.mark.parametrize("point", ["some-shards", "card-written"])
+def test_an_aborted_release_is_charged_and_what_was_released_stays(day: int, point: str, tmp_path: Path, url: str) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, ledger=at(url), output__rows_per_shard=25, **DELTA)
+    grow(made, source, range(day))
+    before = digests(out)
+    add_day(source, day)
+    with dying(point):
+        run_here(made)
+    assert digests(out) != before
+    assert abort(f"file://{out}")
+    assert digests(out) == before
+    assert kept(out).exists() == (day > 0)
+    assert not hidden(out).exists()
+    assert (plan_job(load(made)).ledger or {})["after"] == 2.0  # the noise of the aborted release may have been seen
+    run_here(made)
+    assert spent(url) == 2.0
+    grow(made, source, range(day + 1, day + 3))
+    assert spent(url) == 2.0
+
+
+def test_a_table_may_hold_other_rows_and_takes_the_series_of_one_job(tmp_path: Path, url: str) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, ledger=at(url), **DELTA)
+    other = {"output__path": str(out), "privacy__epsilon": 2.0, "ledger": at(url)}
+    add_day(source, 0)
+    run_here(job(tmp_path / "before", source, growing=False, **DELTA, **other))
+    grow(made, source, range(2))
+    run_here(job(tmp_path / "after", source, growing=False, output__mode="append", **DELTA, **other))
+    grow(made, source, range(2, 3))
+    assert [each.n_rows for each in manifests(out)] == [N, N, N]
+    assert deltalake.DeltaTable(out).to_pyarrow_table().num_rows == N + 3 * N + 2 * N
+    assert spent(url) == 5.0
+    with pytest.raises(OutputError, match="this output holds another job's release; a growing table keeps"):
+        run_here(job(tmp_path / "another", source, **DELTA, **other))
+    shutil.rmtree(kept(out))
+    add_day(source, 3)
+    with pytest.raises(InputError, match="missing or was changed"):
+        run_here(made)
+
+
+def test_a_run_of_another_job_is_not_ended(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, **DELTA)
+    grow(made, source, range(1))
+    add_day(tmp_path / "beside", 9)
+    other = job(tmp_path / "other", tmp_path / "beside", growing=False, output__mode="append", output__path=str(out), **DELTA)
+    with dying("manifest-written"):
+        run_here(other)
+    add_day(source, 1)
+    with pytest.raises(OutputError, match="a run of another job is staged"):
+        run_here(made)
+    run_here(other)
+    assert run_here(made).manifest.n_rows == N
+
+
+def test_a_table_whose_columns_were_changed_is_refused(tmp_path: Path, url: str) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, ledger=at(url), **DELTA)
+    grow(made, source, range(1))
+    deltalake.DeltaTable(out).alter.add_columns(deltalake.Field("more", deltalake.schema.PrimitiveType("long")))
+    add_day(source, 1)
+    for each in (run_here, lambda made: plan_job(load(made))):
+        with pytest.raises(OutputError, match="this table has other columns than the release"):
+            each(made)
+    assert kinds(url) == ["intend", "commit"]
+
+
+def test_releases_are_not_replaced(tmp_path: Path) -> None:
+    result = call_cli("validate", job(tmp_path, tmp_path / "in", output__mode="overwrite", **DELTA))
+    assert result.returncode == SpecError.exit_code
+    assert "output.mode: a growing table adds to what was released" in error_line(result)
+
+
+@pytest.mark.parametrize("unit", ["row", pytest.param(BY_USER, marks=pytest.mark.slow)], ids=["row", "person"])
+def test_releases_are_snapshots_of_an_iceberg_table(unit: Any, tmp_path: Path, url: str, catalog: Catalog, seeded_ledgers: None) -> None:
+    source, out = tmp_path / "in", tmp_path / "struck"
+    changed = {"privacy__unit": unit, "output__rows_per_shard": 25}
+    quiet = job(tmp_path / "job" / "quiet", source, output__path=str(tmp_path / "quiet"), **changed, **iceberg(tmp_path, "quiet"))
+    ledger = {"ledger": at(url), "insecure_seed": 7}
+    made = job(tmp_path / "job" / "struck", source, output__path=str(out), **changed, **ledger, **iceberg(tmp_path, "struck"))
+    for day, point in enumerate(["some-shards", "kept", "uncommitted", "fitted"]):
+        add_day(source, day)
+        run_here(quiet)
+        with dying(point):
+            run_here(made)
+        assert status(f"file://{out}").n_releases == day + (point == "uncommitted")
+        run_here(made)
+        assert run_here(made).status == "nothing new"
+    assert list_digests(manifests(out)) == list_digests(manifests(tmp_path / "quiet"))
+    assert kinds(url) == ["intend", "commit"] * 4
+    assert spent(url) == (1.0 if unit == "row" else 4.0)
+    table, by = catalog.load_table("db.struck"), [("day", "ascending"), ("user", "ascending")]
+    assert len(table.snapshots()) == 4
+    rows: pa.Table = table.scan().to_arrow().sort_by(by)
+    assert rows == catalog.load_table("db.quiet").scan().to_arrow().sort_by(by)
+    add_day(source, 4)
+    before = digests(out)
+    with dying("kept"):
+        run_here(made)
+    assert abort(f"file://{out}")
+    assert digests(out) == before
+    assert (plan_job(load(made)).series or {})["releases"] == 4

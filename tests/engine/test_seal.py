@@ -1,0 +1,68 @@
+"""Seals: the same for the same rows however they are cut, and another one for any other rows, columns, types or keys."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpdask.engine.seal import Seal
+
+KEY = bytes(range(32))
+COLUMNS = {
+    "whole": pa.array([1, None, 3, 4, 5] * 20, pa.int16()),
+    "number": pa.array([0.5, float("nan"), -0.0, None, 2.0] * 20),
+    "half": pa.array([0.5, 1.5, None, 2.5, 3.5] * 20, pa.float16()),
+    "truth": pa.array([True, False, None, True, True] * 20),
+    "text": pa.array(["a", "", None, "long text of more than twelve letters", "b"] * 20),
+    "view": pa.array(["a", "", None, "long text of more than twelve letters", "b"] * 20, pa.string_view()),
+    "bytes": pa.array([b"a", b"", None, b"c", b"\0"] * 20, pa.large_binary()),
+    "fixed": pa.array([b"ab", b"cd", None, b"ef", b"gh"] * 20, pa.binary(2)),
+    "level": pa.array(["a", "b", None, "a", "c"] * 20).dictionary_encode(),
+    "money": pa.array([Decimal("1.25"), None, Decimal("2.50"), Decimal("3.00"), Decimal(0)] * 20, pa.decimal128(9, 2)),
+    "day": pa.array([dt.date(2026, 1, day) for day in range(1, 6)] * 20),
+    "time": pa.array([dt.datetime(2026, 1, day, tzinfo=dt.UTC) for day in range(1, 6)] * 20, pa.timestamp("us", tz="UTC")),
+    "nothing": pa.nulls(100),
+    "no nulls": pa.array(range(100)),
+}
+ROWS = pa.record_batch(list(COLUMNS.values()), names=list(COLUMNS))
+
+
+def seal(rows: pa.RecordBatch, ends: list[int], columns: list[str] | None = None, key: bytes = KEY) -> bytes:
+    found = Seal(columns or rows.schema.names, key)
+    for start, end in zip([0, *ends], [*ends, rows.num_rows], strict=True):
+        found.add(rows.slice(start, end - start))
+    return found.digest()
+
+
+@given(st.lists(st.integers(0, 100), max_size=5))
+def test_the_digest_does_not_depend_on_batches(ends: list[int]) -> None:
+    assert seal(ROWS, sorted(ends)) == seal(ROWS, [])
+
+
+@pytest.mark.parametrize("name", [name for name in COLUMNS if name != "nothing"])
+def test_any_other_value_order_or_null_has_another_digest(name: str) -> None:
+    array = COLUMNS[name].dictionary_decode() if name == "level" else COLUMNS[name]
+    values = array.to_pylist()
+    others = [[values[1], values[0], *values[2:]], [values[3], *values[1:]], values[:-1], [*values, values[0]]]
+    contents = {repr(each): each for each in [values, *others]}
+    digests = {seal(pa.record_batch([pa.array(each, array.type)], names=["x"]), []) for each in contents.values()}
+    assert len(digests) == len(contents) > 3
+
+
+def test_texts_that_run_together_names_types_and_keys_count() -> None:
+    found = [
+        seal(pa.record_batch([pa.array(["ab", "c"]), pa.array([1, 2])], names=["x", "y"]), []),
+        seal(pa.record_batch([pa.array(["a", "bc"]), pa.array([1, 2])], names=["x", "y"]), []),
+        seal(pa.record_batch([pa.array(["ab", "c"]), pa.array([1, 2])], names=["x", "z"]), []),
+        seal(pa.record_batch([pa.array(["ab", "c"]), pa.array([1, 2], pa.uint64())], names=["x", "y"]), []),
+        seal(pa.record_batch([pa.array(["ab", "c"]), pa.array([1, 2])], names=["x", "y"]), [], columns=["x"]),
+        seal(pa.record_batch([pa.array(["ab", "c"]), pa.array([1, 2])], names=["x", "y"]), [], key=KEY[::-1]),
+        seal(pa.record_batch([pa.array([], pa.string()), pa.array([], pa.int64())], names=["x", "y"]), []),
+    ]
+    assert len(set(found)) == len(found)
+    assert {len(each) for each in found} == {16}

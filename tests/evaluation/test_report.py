@@ -1,0 +1,230 @@
+"""`dpdask report`: scores are SDMetrics', stand between independent columns and a resample, and the page is confidential and harmless."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+from e2e.helpers import call_cli, error_line, run_here, write_job
+from scipy import stats
+
+from dpdask.errors import SpecError
+from dpdask.evaluation.comparison import compare_sides
+from dpdask.evaluation.samples import Side, code_sides, sample_rows
+from dpdask.evaluation.similarity import contingency_similarity, correlation_similarity, cut_ranges, ks_complement, tv_complement
+
+EVIL = "<script>alert(1)</script>"
+N = 4_000
+
+
+# ---- scores
+
+
+def test_scores_are_those_of_their_definitions() -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=300), rng.normal(0.4, 1.2, size=500)
+    found = ks_complement(np.append(x, np.nan), y)
+    assert found is not None
+    assert found.value == pytest.approx(1 - stats.ks_2samp(x, y).statistic)
+    one, two = rng.integers(0, 4, 300), rng.integers(0, 3, 500)
+    shares = [np.bincount(codes, minlength=4) / len(codes) for codes in (one, two)]
+    assert tv_complement(one, two, 4).value == pytest.approx(1 - np.abs(shares[0] - shares[1]).sum() / 2)
+    pairs = [(codes, rng.integers(0, 2, len(codes))) for codes in (one, two)]
+    tables = [pd.crosstab(*pair, normalize=True).reindex(range(4), fill_value=0.0).to_numpy() for pair in pairs]
+    assert contingency_similarity(*pairs, (4, 2)).value == pytest.approx(1 - np.abs(tables[0] - tables[1]).sum() / 2)
+    numbers = (x, 0.5 * x + rng.normal(size=300)), (y, rng.normal(size=500))
+    similar = correlation_similarity(*numbers)
+    assert similar is not None
+    assert similar.value == pytest.approx(1 - abs(np.corrcoef(*numbers[0])[0, 1] - np.corrcoef(*numbers[1])[0, 1]) / 2)
+    assert ks_complement(np.array([np.nan]), y) is None
+    assert correlation_similarity((np.zeros(9), x[:9]), numbers[1]) is None
+    assert np.array_equal(cut_ranges(np.array([0.0, 10.0, np.nan]), np.array([-1.0, 5.5, 12.0]))[1], [0, 6, 11])
+
+
+def test_standard_errors_are_the_spread_over_tables() -> None:
+    rng = np.random.default_rng(2)
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.3, 0.3, 0.4])
+    drawn = [tv_complement(rng.choice(3, 800, p=p), rng.choice(3, 600, p=q), 3) for _ in range(300)]
+    assert np.std([each.value for each in drawn]) == pytest.approx(np.mean([each.standard_error for each in drawn]), rel=0.2)
+    moved = [ks_complement(rng.normal(size=800), rng.normal(0.5, 1.0, size=600)) for _ in range(300)]
+    assert np.std([each.value for each in moved if each]) == pytest.approx(np.mean([each.standard_error for each in moved if each]), rel=0.25)
+
+
+# ---- rows
+
+
+def test_a_sample_is_uniform_bounded_and_the_same_again() -> None:
+    batches = [pa.record_batch({"x": np.arange(start, start + 100)}) for start in range(0, 20_000, 100)]
+    found = sample_rows(iter(batches), 500, np.random.default_rng(3))["x"].to_numpy()
+    assert len(found) == 500
+    assert (np.diff(found) > 0).all()
+    assert stats.kstest(found / 20_000, "uniform").pvalue > 1e-6
+    assert np.array_equal(found, sample_rows(iter(batches), 500, np.random.default_rng(3))["x"].to_numpy())
+    assert len(sample_rows(batches[:2], 500, np.random.default_rng(3))) == 200
+
+
+def test_columns_are_coded_by_the_card() -> None:
+    card = {
+        "a": {"role": "privatised", "levels": [None, "x", "y"]},
+        "n": {"role": "privatised", "bounds": [0.0, 10.0]},
+        "day": {"role": "kept"},
+        "id": {"role": "kept"},
+    }
+    days = pd.Series(pd.to_datetime(["2020-01-01", "2020-01-02"])).dt.date
+    original = pd.DataFrame({"a": ["x", "z"], "n": [-5, 5], "day": days, "id": ["p", "q"]})
+    released = pd.DataFrame({"a": [None, "y"], "n": [1.5, 2.0], "day": days, "id": ["p", "r"]})
+    real, given, left_out = code_sides(original, released, card)
+    assert real.columns["a"].tolist() == [1, 3]  # z lies outside the domain
+    assert given.columns["a"].tolist() == [0, 2]
+    assert real.columns["n"].tolist() == [0.0, 5.0]  # brought to the bounds, as a release does
+    assert np.diff(real.columns["day"]).tolist() == [1.0]
+    assert given.levels["id"][:3] == ("p", "q", "r")
+    assert left_out == ()
+    many = pd.DataFrame({"id": [f"u{n}" for n in range(2_000)]})
+    with pytest.raises(SpecError, match="no column can be compared"):
+        code_sides(many, many, {"id": {"role": "kept"}})
+
+
+# ---- comparison
+
+
+def make_side(rng: np.random.Generator, n: int) -> Side:
+    a = rng.choice(3, n, p=[0.6, 0.395, 0.005])
+    b = np.where(a == 1, 1, rng.integers(0, 3, n))  # a = 1 never meets b = 0 or b = 2
+    x = 2.0 * b + rng.normal(size=n)
+    levels = {"a": ("k", "l", "rare", "(outside)"), "b": (0, 1, 2, "(outside)")}
+    return Side(columns={"a": a, "b": b, "x": x, "y": x + rng.normal(size=n)}, levels=levels)
+
+
+def test_independent_columns_lie_below_a_fresh_sample() -> None:
+    rng = np.random.default_rng(4)
+    original, alike = make_side(rng, N), make_side(rng, N)
+    good = compare_sides(original, alike, target="b", rng=rng)
+    bad = compare_sides(original, original.permute(rng), target="b", rng=rng)
+    for found, which in ((good, "resample"), (bad, "independent")):
+        released, beside = found.average("pairs", "released"), found.average("pairs", which)
+        assert released is not None
+        assert beside is not None
+        assert abs(released.value - beside.value) < 4 * (released.standard_error + beside.standard_error)
+    assert good.pairs[0].released.value > bad.pairs[0].released.value + 0.1
+    assert {each.metric for each in good.pairs} == {"ContingencySimilarity", "CorrelationSimilarity"}
+    assert [each.released.value for each in good.pairs] == sorted(each.released.value for each in good.pairs)
+    assert [(each.name, each.level) for each in good.rare] == [("a", "rare")]
+    assert good.impossible_shares is not None
+    assert bad.impossible_shares is not None
+    assert good.impossible_shares[0] < 0.005 < 0.1 < bad.impossible_shares[0]
+    assert bad.impossible_shares[2] < 0.005
+    assert good.prediction is not None
+    assert bad.prediction is not None
+    assert good.prediction.metric == "accuracy"
+    assert good.prediction.released.value > bad.prediction.released.value + 0.1
+    assert abs(good.prediction.released.value - good.prediction.original.value) < 6 * good.prediction.released.standard_error
+
+
+def test_numbers_are_predicted_too_and_targets_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    original = make_side(rng, 1_000)
+    found = compare_sides(original, make_side(rng, 1_000), target="y", rng=rng).prediction
+    assert found is not None
+    assert found.metric == "R²"
+    assert found.released.value > 0.4 > 0.1 > found.independent.value
+    with pytest.raises(SpecError, match="not among the compared columns"):
+        compare_sides(original, original, target="nothing", rng=rng)
+    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+    with pytest.raises(SpecError, match=r"install dpdask\[report\]"):
+        compare_sides(original, original, target="b", rng=rng)
+
+
+# ---- the command
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table as Parquet and as CSV, and its release."""
+    folder = tmp_path_factory.mktemp("report")
+    rng = np.random.default_rng(6)
+    kind = rng.choice([EVIL, "b & c", "d"], N, p=[0.5, 0.496, 0.004])
+    table = pa.table({"kind": kind, "grade": rng.integers(1, 4, N), "secret": rng.integers(0, 9, N)})
+    (folder / "in").mkdir()
+    pq.write_table(table, folder / "in" / "a.parquet")
+    (folder / "csv").mkdir()
+    pa_csv.write_csv(table, folder / "csv" / "a.csv")
+    schema: dict[str, Any] = {
+        "kind": {"role": "privatise", "kind": "categorical", "levels": [EVIL, "b & c", "d"]},
+        "grade": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
+        "secret": {"role": "drop"},
+    }
+    run_here(write_job(folder / "job", folder / "in", folder / "out", schema=schema, mechanism__reference={"kind": "histogram"}, name=f"{EVIL} job"))
+    return folder
+
+
+def test_the_page_is_confidential_complete_and_escaped(outputs: Path) -> None:
+    page = outputs / "page.html"
+    done = call_cli("report", outputs / "out", "--original", outputs / "in", "--to", page, "--target", "kind")
+    assert done.returncode == 0, done.stderr
+    assert "CONFIDENTIAL" in done.stdout
+    assert page.stat().st_mode & 0o777 == 0o600
+    text = page.read_text(encoding="utf-8")
+    assert text.count("CONFIDENTIAL") >= 2
+    assert EVIL not in text
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "d</td>" in text  # the rare level
+    for words in (
+        "TVComplement",
+        "ContingencySimilarity",
+        "independent columns",
+        "resample of the original",
+        "Rare groups",
+        "Impossible pairs",
+        "trained on",
+    ):
+        assert words in text
+    assert "http" not in text.replace("http-equiv", "")  # it loads nothing
+    assert "display: table-header-group; position: static" in text  # the mark is printed on every page
+    again = outputs / "again.html"
+    assert call_cli("report", outputs / "out", "--original", outputs / "csv", "--to", again, "--target", "kind").returncode == 0
+    assert again.read_text(encoding="utf-8") == text  # the same rows, the same seed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["out", "--original", "in", "--to", "out/report.html"], 73, "may not lie in the folder that is published"),
+        (["out", "--original", "in", "--to", "out/_dpdask/new/report.html"], 73, "may not lie in the folder that is published"),
+        (["out", "--original", "in", "--to", "job/job.yaml"], 73, "there already"),
+        (["out", "--original", "in", "--to", "nowhere/report.html"], 73, "cannot be written"),
+        (["out", "--original", "gone"], 66, "no Parquet or CSV files"),
+        (["out", "--original", "out"], 64, "one folder"),
+        (["out", "--original", "."], 64, "one folder"),
+        (["in", "--original", "csv"], 66, "no finished release"),
+        (["out", "--original", "in", "--target", "secret"], 64, "not among the compared columns"),
+        (["out", "--original", "other"], 65, "column 'grade'"),
+        (["out"], 2, "--original"),
+    ],
+)
+def test_what_cannot_be_reported_is_one_line(outputs: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, words: str) -> None:
+    monkeypatch.chdir(outputs)
+    if "other" in arguments and not Path("other").exists():
+        Path("other").mkdir()
+        pq.write_table(pa.table({"kind": ["d"]}), "other/a.parquet")
+    done = call_cli("report", *arguments)
+    assert done.returncode == code, done.stderr
+    assert words in error_line(done)
+    assert not Path("out-confidential.html").exists()
+
+
+def test_ranges_are_not_compared(outputs: Path, tmp_path: Path) -> None:
+    schema = {name: {"role": "drop"} for name in ("kind", "secret")} | {"grade": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]}}
+    mechanism = {"kind": "interval", "columns": {"grade": {"design": "case1", "anchors": {"name": "uniform", "loc": 1, "scale": 2}}}}
+    run_here(write_job(tmp_path / "job", outputs / "in", tmp_path / "ranges", schema=schema, mechanism=mechanism, privacy=None))
+    done = call_cli("report", tmp_path / "ranges", "--original", outputs / "in", "--to", tmp_path / "page.html")
+    assert done.returncode == 64
+    assert "use dpdask.open" in error_line(done)

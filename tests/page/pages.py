@@ -1,0 +1,114 @@
+"""Small releases with hostile names, and what their pages hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from e2e.helpers import run_here, write_job
+
+from dpdask.io.manifest import CARD_NAME, Manifest
+from dpdask.io.storage import Folder
+from dpdask.mechanisms.card import Card
+
+EVIL = "<script>document.title='run'</script>"
+LEVEL = '"><img src=x onerror="document.title=1">'
+ABOUT = {
+    "issuer": "</style><script>alert(1)</script>",
+    "contact": "privacy@example.org",
+    "licence": "CC-BY-4.0",
+    "purpose": "Tests.",
+    "domains": "By us.",
+}
+SCHEMA: dict[str, Any] = {
+    EVIL: {"role": "privatise", "kind": "categorical", "levels": ["$a$", LEVEL, "ü"], "type": "string"},
+    "income": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1000.0], "nulls": "level", "type": "float64"},
+    "day": {"role": "privatise", "kind": "continuous", "bounds": [18262, 19000], "type": "date32"},
+    "group": {"role": "keep", "type": "string"},
+    "name": {"role": "drop", "type": "string"},
+}
+VOID = {"meta", "img", "br"}
+
+
+def write_table(folder: Path, n_rows: int = 600) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(1)
+    income = np.where(rng.random(n_rows) < 0.1, None, rng.gamma(2.0, 100.0, n_rows).clip(0, 1000))  # type: ignore[call-overload]  # of objects
+    table = pa.table(
+        {
+            EVIL: pa.array(np.array(["$a$", LEVEL, "ü"])[rng.choice(3, n_rows, p=[0.6, 0.3, 0.1])]),
+            "income": pa.array(income, pa.float64(), from_pandas=True),
+            "day": pa.array(rng.integers(18300, 18900, n_rows).astype("int32"), pa.int32()).cast(pa.date32()),
+            "group": pa.array(np.array(["x", "y"])[rng.integers(0, 2, n_rows)]),
+            "name": pa.array(["n"] * n_rows),
+        }
+    )
+    pq.write_table(table, folder / "part.0.parquet")
+    return folder
+
+
+def release(folder: Path, **changed: Any) -> Path:
+    """Release the table and return the output."""
+    given = {"schema": SCHEMA, "about": ABOUT, "mechanism__reference": {"kind": "histogram"}, "mechanism__channel": "optimal", **changed}
+    run_here(write_job(folder, write_table(folder / "in"), folder / "out", **given))
+    return folder / "out"
+
+
+def synthetic(folder: Path, **changed: Any) -> Path:
+    """Release synthetic records."""
+    columns = {name: {"role": "drop"} if name == "group" else column for name, column in SCHEMA.items()}
+    return release(folder, **{"schema": columns, "mechanism": {"kind": "copula", "n_rows": "input"}, "privacy__delta": 1e-6, **changed})
+
+
+def parts(output: Path) -> tuple[Card, Manifest, Folder]:
+    """Return what a page is made from."""
+    folder = Folder(f"file://{output}")
+    manifest = Manifest.read(folder)
+    assert manifest is not None
+    return Card.read(folder.read(CARD_NAME), CARD_NAME), manifest, folder
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a page holds, as a parser of HTML sees it."""
+
+    tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    open_: list[str] = field(default_factory=list)
+    headings: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    @classmethod
+    def read(cls, data: bytes) -> Page:
+        page = cls()
+        page.feed(data.decode())
+        page.close()
+        assert page.open_ == []
+        return page
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open_.append(tag)
+        if tag in ("h1", "h2", "h3"):
+            self.headings.append(int(tag[1]))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open_.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]

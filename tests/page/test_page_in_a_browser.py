@@ -1,0 +1,92 @@
+"""The page of a release in headless Chromium: nothing runs, nothing is loaded, nothing overflows, and all texts can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page.pages import parts, release, synthetic
+
+from dpdask.page import make_page, pictures
+
+MAKERS = {"rows": release, "records": synthetic}
+READ = """
+const box = (element) => element.getBoundingClientRect();
+const images = [...document.images];
+return {
+  title: document.title,
+  headings: [...document.querySelectorAll("h1, h2, h3")].map((each) => Number(each.tagName[1])),
+  alts: images.map((each) => each.alt),
+  drawn: images.every((each) => each.complete && each.naturalWidth > 0),
+  loaded: performance.getEntriesByType("resource").map((each) => each.name).filter((name) => !name.startsWith("data:")),
+  scripts: document.scripts.length,
+  overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+  unnamed: [...document.querySelectorAll("[role=region], nav, pre[tabindex]")].filter((each) => !each.getAttribute("aria-label")).length,
+};"""
+# the least contrast of a text with the nearest background that is painted, as WCAG 2 defines it
+CONTRAST = """
+const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
+const luminance = (colour) => channels(colour).slice(0, 3).map((c) => c / 255)
+  .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4).reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+const painted = (element) => {
+  for (let each = element; each; each = each.parentElement) {
+    const colour = getComputedStyle(each).backgroundColor, found = channels(colour);
+    if (found.length < 4 || found[3] > 0) return colour;
+  }
+  return "rgb(255, 255, 255)";
+};
+const texts = [...document.querySelectorAll("body *")].filter((each) => [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim()));
+return Math.min(...texts.map((each) => {
+  const [low, high] = [luminance(getComputedStyle(each).color), luminance(painted(each))].sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+}));"""
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    pytest.importorskip("matplotlib", reason="no matplotlib: install the extra dpdask[page]")
+    output = MAKERS[request.param](tmp_path_factory.mktemp(request.param))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "is_installed", lambda: True)
+        data, faults = make_page(*parts(output))
+    assert faults == ()
+    path = output.parent / "release.html"
+    path.write_bytes(data)
+    return path
+
+
+def test_a_page_can_be_read(browser: Any, page: Path) -> None:
+    browser.get_log("browser")
+    for width in (1280, 390):
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+        browser.get(page.as_uri())
+        found = browser.execute_script(READ)
+        assert found["title"] == "test: what was released, and what was promised"
+        assert found["headings"][0] == 1
+        assert all(after <= before + 1 for before, after in zip(found["headings"], found["headings"][1:], strict=False))
+        assert len(found["alts"]) >= 4
+        assert all(found["alts"])
+        assert found["drawn"]
+        assert (found["loaded"], found["scripts"], found["unnamed"]) == ([], 0, 0)
+        assert found["overflow"] <= 0
+    assert browser.get_log("browser") == []
+
+
+def test_texts_can_be_told_from_their_background(browser: Any, page: Path) -> None:
+    for scheme, media in (("light", "screen"), ("dark", "screen"), ("light", "print")):
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": [{"name": "prefers-color-scheme", "value": scheme}]})
+        browser.get(page.as_uri())
+        assert browser.execute_script(CONTRAST) >= 4.5, (scheme, media)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+
+
+def test_numbers_are_on_paper(browser: Any, page: Path) -> None:
+    """What is folded on a screen is printed."""
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    browser.get(page.as_uri())
+    heights = browser.execute_script("return [...document.querySelectorAll('details table')].map((each) => each.getBoundingClientRect().height);")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert heights
+    assert min(heights) > 0

@@ -1,0 +1,331 @@
+"""The page of a release: what it says, that nothing in it runs or loads, and that it never fails a release."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from page.pages import EVIL, LEVEL, Page, parts, release, synthetic
+
+from dpdask.io.manifest import CROISSANT_NAME, PAGE_NAME
+from dpdask.io.shards import ROW_GROUP_ROWS, Shard
+from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.card_parts import ColumnPart
+from dpdask.page import make_croissant, make_page, pictures, render, sample, words
+from dpdask.page.associations import associate
+from dpdask.page.channels import ChannelView
+from dpdask.page.histograms import count_histogram
+from dpdask.page.sample import Sample
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return release(tmp_path_factory.mktemp("rows"))
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synthetic(tmp_path_factory.mktemp("records"))
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="no matplotlib: install the extra dpdask[page]")
+    monkeypatch.setattr(pictures, "is_installed", lambda: True)
+
+
+def read_page(output: Path) -> Page:
+    return Page.read((output / PAGE_NAME).read_bytes())
+
+
+# ---- what it says
+
+
+def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
+    text = read_page(rows).text
+    card, manifest, _ = parts(rows)
+    assert card.guarantee.text in text
+    for told in ("ε = 4", "replace-one", "the values of all rows", "CC-BY-4.0", "privacy@example.org", "By us.", "Insecure."):
+        assert told in text
+    assert "Dropped, so no value of them is released: name." in text
+    assert "kept as it is: not protected" in text
+    assert manifest.card_sha256 in text
+    assert all(shard.sha256 in text for shard in manifest.shards)
+    assert "From all 600 released rows" in text
+    assert "matplotlib was not installed" in text
+
+
+def test_a_page_of_records_says_what_they_are_not_good_for(records: Path) -> None:
+    text = read_page(records).text
+    assert "no record is a person's" in text
+    assert "no table of three columns was measured" in text
+    assert "With δ above 0" in text
+    assert "1e-6" in text
+
+
+def test_a_page_of_ranges_has_no_epsilon(tmp_path: Path) -> None:
+    design = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 1000}}
+    columns = {"income": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1000.0], "nulls": "level", "type": "float64"}}
+    others = {name: {"role": "drop"} for name in (EVIL, "day", "group", "name")}
+    output = release(
+        tmp_path, schema=columns | others, privacy=None, mechanism={"kind": "interval", "columns": {"income": {**design, "nulls": "public"}}}
+    )
+    text = read_page(output).text
+    assert "There is no ε, so there is no bound" in text
+    assert "no column whose values can be counted" in text
+
+
+def test_a_page_of_tables_shows_their_counts(tmp_path: Path) -> None:
+    from page.pages import SCHEMA
+
+    columns = {name: {"role": "drop"} if name in ("group", "day", "income") else column for name, column in SCHEMA.items()}
+    text = read_page(release(tmp_path, schema=columns, mechanism={"kind": "marginals", "cliques": [[EVIL]]})).text
+    assert "The counts of these tables" in text
+    assert "Margins hold the noise of each count" in text
+
+
+def test_beliefs_are_bounded_and_rounded_up() -> None:
+    assert words.bound_belief(0.5, float(np.log(3.0))) == "75.0 %"
+    assert words.bound_belief(0.01, 0.0) == "1.0 %"
+    assert words.bound_belief(0.9, 100.0) == "100.0 %"
+    assert words.round_up(0.44999999999999996) == "0.45"
+    assert words.round_up(1 / 3) == "0.333334"
+    assert words.round_up(2.0) == "2"
+    assert words.round_up(9.313225746154785e-10, 3) == "9.32e-10"
+
+
+@pytest.mark.parametrize("kind", ["rows", "records"])
+def test_its_python_runs(kind: str, request: pytest.FixtureRequest) -> None:
+    output = request.getfixturevalue(kind)
+    snippet = render._write_snippet(parts(output)[0]).replace("path/or/url/of/the/folder", str(output))
+    assert snippet.count("release.") == 5
+    exec(snippet, {})
+
+
+# ---- nothing runs, nothing is loaded
+
+
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.parametrize("kind", ["rows", "records"])
+def test_nothing_in_a_page_runs_or_loads(kind: str, request: pytest.FixtureRequest) -> None:
+    data, faults = make_page(*parts(request.getfixturevalue(kind)))
+    assert faults == ()
+    page = Page.read(data)
+    assert {tag for tag, _ in page.tags} & {"script", "iframe", "object", "link", "base", "form", "svg"} == set()
+    assert [key for _, attributes in page.tags for key in attributes if key.startswith("on")] == []
+    addresses = [value or "" for _, attributes in page.tags for key, value in attributes.items() if key in ("src", "href")]
+    assert all(address.startswith(("#", "data:image/svg+xml;base64,")) for address in addresses)
+    assert all(image["alt"] for image in page.all("img"))
+    assert "url(" not in page.text
+    assert EVIL in page.text
+    assert LEVEL in page.text
+    assert make_page(*parts(request.getfixturevalue(kind)))[0] == data
+
+
+def test_a_page_is_read_by_those_who_listen(rows: Path) -> None:
+    page = read_page(rows)
+    assert page.all("html")[0]["lang"] == "en"
+    assert page.headings[0] == 1
+    assert page.headings.count(1) == 1
+    assert all(after <= before + 1 for before, after in zip(page.headings, page.headings[1:], strict=False))
+    assert len(page.all("caption")) == len(page.all("table")) > 3
+    assert all(cell.get("scope") for cell in page.all("th"))
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    linked = {str(link["href"])[1:] for link in page.all("a")}
+    assert linked <= set(ids)
+    assert page.all("a")[0]["class"] == "skip"
+
+
+def luminance(colour: str) -> float:
+    parts_ = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts_]
+    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+
+def test_colours_can_be_told_apart() -> None:
+    """Contrast as WCAG 2 defines it, at least 4.5 for texts, in light, in dark and on paper."""
+    style = files("dpdask.page").joinpath("files", "page.css").read_text(encoding="utf-8")
+    themes = [dict(re.findall(r"--([\w-]+): (#\w{6})", found)) for found in re.findall(r":root \{(.*?)\}", style)]
+    assert len(themes) == 3
+    pairs = [*((ink, paper) for ink in ("ink", "quiet", "accent") for paper in ("paper", "tint")), ("warn", "on-warn")]
+    for theme in themes:
+        for ink, paper in pairs:
+            high, low = sorted((luminance(theme[ink]), luminance(theme[paper])), reverse=True)
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, paper, theme)
+
+
+# ---- it stays small, and never fails a release
+
+
+def test_a_page_shows_the_first_columns_and_shards(rows: Path) -> None:
+    card, manifest, folder = parts(rows)
+    many = {f"c{number}": ColumnPart(role="privatised", kind="discrete") for number in range(70)}
+    shards = tuple(Shard(name=f"part-{number:05d}.parquet", n_rows=1, n_bytes=1, sha256="0" * 64) for number in range(700))
+    data, _ = make_page(card.model_copy(update={"columns": many}), type(manifest)(job="", shards=shards, card_sha256=""), folder)
+    text = Page.read(data).text
+    assert "20 more are on the card" in text
+    assert "650 more shards are in the manifest" in text
+    assert len(data) < 100_000
+
+
+def test_a_bounded_part_of_the_rows_is_read(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card, manifest, folder = parts(rows)
+    monkeypatch.setattr(sample, "MAX_ROWS", 40)
+    found = sample.read_sample(folder, manifest, ["income", "nowhere"])
+    assert (found.rows.column_names, found.rows.num_rows, found.n_rows, found.is_whole) == (["income"], 40, 600, False)
+    asked: list[tuple[str, list[int]]] = []
+    monkeypatch.setattr(sample, "_read_groups", lambda _f, name, groups, _c, most: asked.append((name, groups)) or iter(()))
+    shards = tuple(Shard(name=f"{number}", n_rows=3 * ROW_GROUP_ROWS, n_bytes=1, sha256="") for number in range(100))
+    sample.read_sample(folder, type(manifest)(job="", shards=shards, card_sha256=""), ["income"])
+    assert sum(len(groups) for _, groups in asked) == sample.MAX_PARTS
+    assert (asked[0], asked[-1][0]) == (("0", [0]), "96")
+    del card
+
+
+def test_a_page_that_cannot_be_drawn_does_not_fail_its_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a value of the table")
+
+    monkeypatch.setattr(render, "read_sample", fail)
+    text = read_page(release(tmp_path)).text
+    assert "No statistics could be made" in text
+    data, faults = make_page(*parts(tmp_path / "out"))
+    assert faults == ("the page of the release was written without statistics (ZeroDivisionError)",)
+    assert b"a value of the table" not in data
+    monkeypatch.setattr(words, "list_uses", fail)
+    bare, faults = make_page(*parts(tmp_path / "out"))
+    assert len(faults) == 1
+    assert parts(tmp_path / "out")[0].guarantee.text in Page.read(bare).text
+
+
+# ---- its numbers
+
+
+def any_card(**extra: Any) -> Card:
+    part = {"who": "x", "fraction": 1.0, "of": "rows"}
+    guarantee = {"text": "", "epsilon": 1.0, "delta": 0, "adjacency": "replace-one", "unit": "row", "protected": part, "unprotected": part}
+    content = {
+        "format": 2,
+        "name": "x",
+        "guarantee": {**guarantee, "cautions": []},
+        "mechanism": {"kind": "dip"},
+        "columns": {},
+        "accounting": {"composition": "", "epsilon_exact": 1.0},
+        "order": "",
+        "insecure": False,
+        "versions": {"dpdask": "0"},
+    }
+    return Card.model_validate(content | extra)
+
+
+def taken(**columns: Any) -> Sample:
+    rows = pa.table(columns)
+    return Sample(rows=rows, n_rows=rows.num_rows)
+
+
+@pytest.mark.parametrize(
+    ("values", "part", "expected"),
+    [
+        ([1, 2, 2, None], {"levels": [1, 2, 3]}, [("1", 0.25), ("2", 0.5), ("3", 0.0), ("missing", 0.25)]),
+        ([1.0, 2.0, 2.0, 2.0], {"levels": [1, 2]}, [("1.0", 0.25), ("2.0", 0.75)]),
+        ([True, False, True, True], {"levels": [False, True]}, [("False", 0.25), ("True", 0.75)]),
+        ([0, 1, 2, 3], {"edges": [-1, 1, 3]}, [("0 to 1", 0.5), ("2 to 3", 0.5)]),
+        ([0.0, 0.0, 1.0, 2.0], {"atoms": [0.0], "edges": [0.5, 2.5]}, [("0", 0.5), ("over 0.5 to 2.5", 0.5)]),
+        ([7, 7, 7, 8], {"bounds": [0, 100]}, [("7", 0.75), ("8", 0.25)]),
+        ([0.5, 0.5], {"bounds": [0, 1]}, [("over 0 to 1", 1.0)]),
+    ],
+)
+def test_shares_are_those_of_the_rows(values: list[Any], part: dict[str, Any], expected: list[tuple[str, float]]) -> None:
+    found = count_histogram("x", ColumnPart(role="privatised", **part), taken(x=values), any_card())
+    assert found is not None
+    assert [(bar.label, bar.share) for bar in found.bars] == expected
+
+
+def test_rare_levels_are_joined() -> None:
+    values = [f"l{number:02d}" for number in range(40) for _ in range(number)]
+    part = ColumnPart(role="privatised", levels=sorted(set(values) | {"l00"}))
+    found = count_histogram("x", part, taken(x=values), any_card())
+    assert found is not None
+    assert (len(found.bars), found.bars[0].label, found.bars[-1].label, found.n_left_out) == (24, "l17", "17 other levels", 17)
+    assert sum(bar.share for bar in found.bars) == pytest.approx(1.0)
+
+
+def test_margins_hold_the_noise_of_rows_and_counts() -> None:
+    accounting = {"composition": "", "epsilon_exact": 1.0, "epsilon_reference": {"x": 0.1}, "rows_per_unit": 1}
+    part = ColumnPart(role="privatised", epsilon=0.9, levels=[0, 1])
+    card = any_card(
+        accounting=accounting, columns={"x": part.model_dump(exclude_unset=True)}, mechanism={"kind": "dip", "reference": {"kind": "histogram"}}
+    )
+    found = count_histogram("x", part, taken(x=[0, 1] * 5000), card)
+    assert found is not None
+    noise = np.sqrt(2.0) * 2.0 / 0.1 / 10_000
+    assert found.bars[0].margin == pytest.approx(1.96 * np.sqrt(0.25 / 10_000 + noise**2))
+
+
+def test_cells_count_by_their_weights() -> None:
+    card = any_card(mechanism={"kind": "histogram", "output": "cells", "cells": 2}, n_rows={"value": 4.0, "exact": True})
+    found = count_histogram("x", ColumnPart(role="privatised", levels=[0, 1]), taken(x=[0, 1], weight=[3.0, 1.0]), card)
+    assert found is not None
+    assert [bar.share for bar in found.bars] == [0.75, 0.25]
+
+
+def test_associations_are_those_of_a_textbook() -> None:
+    rng = np.random.default_rng(3)
+    one, noise = rng.integers(0, 3, 4000), rng.integers(0, 3, 4000)
+    other = np.where(rng.random(4000) < 0.5, one, noise)
+    found = associate(["a", "b", "c", "d"], taken(a=one, b=other, c=noise.astype(str), d=one * 2.5), any_card())
+    assert found is not None
+    assert found.table[0, 1] == pytest.approx(0.5, abs=0.03)
+    assert found.table[0, 2] < 0.05
+    assert found.table[0, 3] == pytest.approx(1.0)
+    assert found.list_strongest(1)[0][:2] == ("a", "d")
+    assert associate(["a"], taken(a=one), any_card()) is None
+
+
+def test_a_channel_tells_how_much_it_keeps() -> None:
+    shares = np.array([0.2, 0.8])
+    matrix = 0.5 * np.eye(2) + 0.5 * shares
+    view = ChannelView(column="x", labels=("a", "b"), matrix=matrix, of_ranks=False)
+    assert view.quality == "x: a row keeps its value in 84.0 % of the cases; values drawn apart from it would agree in 68.0 %."
+    ranks = ChannelView(column="x", labels=("a", "b", "c"), matrix=0.25 * np.eye(3) + 0.75 / 3, of_ranks=True)
+    assert ranks.quality.endswith("have a correlation of 0.25.")
+
+
+# ---- metadata for catalogues
+
+
+def test_croissant_metadata_have_what_the_format_asks(rows: Path) -> None:
+    content = json.loads((rows / CROISSANT_NAME).read_bytes())
+    assert {"@context", "@type", "name", "description", "conformsTo", "license", "creator", "citeAs", "distribution", "recordSet"} <= set(content)
+    assert content["conformsTo"] == "http://mlcommons.org/croissant/1.0"
+    _, manifest, _ = parts(rows)
+    shards = [each for each in content["distribution"] if each["@type"] == "cr:FileObject"]
+    assert [each["sha256"] for each in shards] == [shard.sha256 for shard in manifest.shards]
+    assert all((rows / "_dpdask" / each["contentUrl"]).is_file() for each in shards)
+    fields = content["recordSet"][0]["field"]
+    assert [(each["name"], each["dataType"]) for each in fields] == [
+        (EVIL, "sc:Text"),
+        ("income", "sc:Float"),
+        ("day", "sc:Date"),
+        ("group", "sc:Text"),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a library of its own
+def test_croissant_metadata_are_valid(rows: Path) -> None:
+    mlcroissant = pytest.importorskip("mlcroissant", reason="no mlcroissant, which is in no extra")
+    assert not mlcroissant.Dataset(jsonld=rows / CROISSANT_NAME).metadata.ctx.issues.errors
+
+
+def test_metadata_without_readable_shards_have_no_columns(rows: Path, tmp_path: Path) -> None:
+    card, manifest, folder = parts(rows)
+    data, faults = make_croissant(card, manifest, type(folder)(f"file://{tmp_path}"))
+    assert "recordSet" not in json.loads(data)
+    assert len(faults) == 1

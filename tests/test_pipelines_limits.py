@@ -1,0 +1,22 @@
+"""The script that compares the main job with the fastest copies runs, and every side writes all columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines.benchmarks import limits
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in Dask's own copy
+def test_the_script_measures_each_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("polars")
+    pytest.importorskip("duckdb")
+    monkeypatch.setattr("pyarrow.set_cpu_count", lambda _: None)
+    limits.main(["--rows", "2000", "--rounds", "1", "--folder", str(tmp_path), "--json", str(tmp_path / "out.json")])
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert list(found["of_pyarrow"]) == list(limits.SIDES)
+    assert found["of_pyarrow"]["pyarrow"] == 1.0
+    assert all(len(seconds) == 1 for seconds in found["cpu_seconds"].values())
