@@ -265,7 +265,7 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
 
 
 @cli.command()
-@_out
+@click.argument("out")
 @click.option("--original", required=True, metavar="PATH", help="The table that was released: Parquet or CSV.")
 @click.option("--to", metavar="FILE", help="The file to write; by default NAME-confidential.html in the working folder.")
 @click.option("--target", metavar="COLUMN", help="Also predict this column by models trained on the release.")

@@ -24,7 +24,7 @@ _LEAST_SECONDS = 0.5  # before that, a rate says nothing
 
 
 @dataclass(slots=True)
-class Stage:
+class StageShown:
     """A stage of a run, or a step without parts.
 
     Attributes
@@ -76,10 +76,10 @@ class Stage:
 class Display(Protocol):
     """Where stages and steps are shown."""
 
-    def show(self, stage: Stage) -> None:
+    def show(self, stage: StageShown) -> None:
         """Show a stage that begins or goes on."""
 
-    def end(self, stage: Stage) -> None:
+    def end(self, stage: StageShown) -> None:
         """Show a stage that has ended; its line stays."""
 
 
@@ -100,14 +100,14 @@ class Report:
     def __init__(self, display: Display) -> None:
         self.rows: Mapping[str | None, int | None] = {}
         self._display, self._lock = display, threading.RLock()
-        self._stages: dict[str, Stage] = {}
+        self._stages: dict[str, StageShown] = {}
 
     def __call__(self, name: str, done: int, total: int) -> None:
         """Take how many parts of a stage are done, of how many."""
         with self._lock:
             stage = self._stages.get(name)
             if stage is None or stage.began is None:  # a later round of the same stage has a line of its own
-                stage = self._stages[name] = Stage(name, total, self.rows.get(name, self.rows.get(None)), first=max(0, done - 1))
+                stage = self._stages[name] = StageShown(name, total, self.rows.get(name, self.rows.get(None)), first=max(0, done - 1))
             stage.done, stage.total = done, total
             if done < total:
                 self._display.show(stage)
@@ -129,7 +129,7 @@ class Report:
     def begin(self, name: str) -> None:
         """Begin a step, or begin it again."""
         with self._lock:
-            stage = self._stages.setdefault(name, Stage(name))
+            stage = self._stages.setdefault(name, StageShown(name))
             stage.began = monotonic() if stage.began is None else stage.began
             self._display.show(stage)
 
@@ -200,20 +200,20 @@ class Lines:
         self._as_json = as_json
         self._told: dict[str, float] = {}
 
-    def show(self, stage: Stage) -> None:
+    def show(self, stage: StageShown) -> None:
         """Write a line, unless one was written just before."""
         now = monotonic()
         if now - self._told.get(stage.name, -_PAUSE_SECONDS) >= _PAUSE_SECONDS:
             self._told[stage.name] = now
             self._write(stage)
 
-    def end(self, stage: Stage) -> None:
+    def end(self, stage: StageShown) -> None:
         """Write the last line of a stage."""
         if stage.total is not None:
             self._told.pop(stage.name, None)
             self._write(stage)
 
-    def _write(self, stage: Stage) -> None:
+    def _write(self, stage: StageShown) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         if not self._as_json:
             line = stage.name if stage.total is None else f"{stage.name}: {describe_stage(stage)}"
@@ -227,7 +227,7 @@ class Lines:
         click.echo(json.dumps(known, ensure_ascii=False), err=True)
 
 
-def describe_stage(stage: Stage) -> str:
+def describe_stage(stage: StageShown) -> str:
     """Return what is done of a stage, how fast, and how long it takes."""
     parts = [f"{stage.done:,}/{stage.total:,}"]
     if stage.rows_per_second is not None:
@@ -269,7 +269,7 @@ def _open_bars() -> Iterator[Display]:
         max_refresh = 0.5
 
         def render(self, task: Task) -> Text:
-            stage: Stage = task.fields["stage"]
+            stage: StageShown = task.fields["stage"]
             return Text("" if stage.total is None else describe_stage(stage))
 
     name = TextColumn("{task.description}", markup=False, table_column=Column(min_width=10, no_wrap=True))
@@ -282,12 +282,12 @@ def _open_bars() -> Iterator[Display]:
             self._progress = progress
             self._lines: dict[int, TaskID] = {}
 
-        def show(self, stage: Stage) -> None:
+        def show(self, stage: StageShown) -> None:
             if id(stage) not in self._lines:  # a stage is held by its line
                 self._lines[id(stage)] = self._progress.add_task(stage.name, total=stage.total, stage=stage)
             self._progress.update(self._lines[id(stage)], completed=stage.done, total=stage.total)
 
-        def end(self, stage: Stage) -> None:
+        def end(self, stage: StageShown) -> None:
             self.show(stage)
             self._progress.update(self._lines[id(stage)], completed=stage.done or 1, total=stage.total or 1)
 

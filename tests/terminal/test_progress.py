@@ -18,7 +18,7 @@ from e2e.bad_input import job
 from dpdask.kernels.jit import jit
 from dpdask.steps import LOG, step
 from dpdask.terminal import progress as module
-from dpdask.terminal.progress import Lines, Report, Stage, describe_stage, show_progress
+from dpdask.terminal.progress import Lines, Report, StageShown, describe_stage, show_progress
 
 # a margin for a busy machine is added: Python and rich must start, and no process is scheduled exactly
 FIRST_SECONDS = 2.0 + 3.0
@@ -120,7 +120,7 @@ def test_rows_are_not_told_unless_they_are_public(capsys, monkeypatch):
 def test_a_stage_that_is_resumed_counts_only_what_this_run_did(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(module, "monotonic", lambda: clock[0])
-    stage = Stage("write", 100, 1000, 90, first=80, began=0.0)
+    stage = StageShown("write", 100, 1000, 90, first=80, began=0.0)
     clock[0] = 10.0
     assert stage.rows_per_second == 10.0
     assert stage.seconds_left == 10.0
@@ -133,11 +133,11 @@ def test_a_step_that_begins_again_goes_on(monkeypatch):
 
     class Kept:
         def __init__(self) -> None:
-            self.ended: list[Stage] = []
+            self.ended: list[StageShown] = []
 
-        def show(self, stage: Stage) -> None: ...
+        def show(self, stage: StageShown) -> None: ...
 
-        def end(self, stage: Stage) -> None:
+        def end(self, stage: StageShown) -> None:
             self.ended.append(stage)
 
     kept = Kept()
