@@ -167,7 +167,7 @@ def test_a_thinned_factor_changes_correlations_by_little_and_is_thin():
     factor = np.linalg.cholesky(wanted)
     thinned = thin(factor)
     change = np.sqrt(((thinned @ thinned.T - wanted) ** 2).mean())
-    assert 0.0002 < change <= 0.002
+    assert 0.0002 < change <= 0.003
     np.testing.assert_allclose((thinned**2).sum(axis=1), 1.0)
     small = np.abs(factor) < 1e-3
     assert ((thinned == 0.0) & (factor != 0.0)).any()
