@@ -55,7 +55,7 @@ def pack(factor: NDArray[np.float32]) -> Panels:
     n = len(factor)
     padded = np.zeros((-(-n // _PANEL) * _PANEL, n), dtype=np.float32)
     padded[:n] = np.tril(factor)
-    blocks = padded.reshape(-1, _PANEL, n).transpose(0, 2, 1)
+    blocks = padded.reshape(len(padded) // _PANEL, _PANEL, n).transpose(0, 2, 1)
     panel, column = np.nonzero((blocks != 0.0).any(axis=2))
     starts = np.searchsorted(panel, np.arange(len(blocks) + 1))
     return Panels(starts.astype(np.int64), column.astype(np.int32), np.ascontiguousarray(blocks[panel, column]).reshape(-1), n)

@@ -156,6 +156,12 @@ def test_zeros_that_are_skipped_change_no_bit():
     assert drawn(sparse, raw).tobytes() == drawn(held, raw).tobytes()
 
 
+def test_no_latent_variables_need_no_columns_and_no_words():
+    panels = pack(np.zeros((0, 0), dtype=np.float32))
+    assert (panels.starts.tolist(), len(panels.columns), len(panels.values), words_per_block(0)) == ([0], 0, 0, 0)
+    assert room_for(0, 5).shape[0] == 0
+
+
 # The thinned factor
 
 
