@@ -72,8 +72,8 @@ def kind_of(value: Mapping[str, Any]) -> str:
 
 
 def commands(command: click.Command, name: str) -> Iterator[str]:
-    """The help of every verb."""
-    context = click.Context(command, info_name=name, max_content_width=110)
+    """The help of every verb; each keeps the names of the option `--help` that it is first asked with."""
+    context = click.Context(command, info_name=name, max_content_width=110, help_option_names=["-h", "--help"])
     yield f"### {name}\n\n```text\n{command.get_help(context)}\n```\n"
     for verb, inner in getattr(command, "commands", {}).items():
         yield from commands(inner, f"{name} {verb}")

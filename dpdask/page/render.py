@@ -243,7 +243,8 @@ def _write_snippet(card: Card) -> str:
     """Return Python that opens the release and asks it something that it answers."""
     parts = {name: part.model_extra or {} for name, part in card.columns.items() if part.role == "privatised"}
     levels = [name for name, told in parts.items() if "levels" in told]
-    numbers = [name for name, told in parts.items() if "levels" not in told]
+    leans = (card.mechanism.model_extra or {}).get("reference", {}).get("kind") in ("known", "public")  # by an amount that nobody knows
+    numbers = [] if leans else [name for name, told in parts.items() if "levels" not in told]
     if card.mechanism.kind == "marginals":
         cliques = (card.mechanism.model_extra or {}).get("cliques", [])
         asked = [f"release.{'crosstab' if len(each) > 1 else 'share'}({', '.join(map(_quote, each[:2]))})" for each in cliques[:1]]
