@@ -5,7 +5,8 @@
 
 The table has many small Parquet files, so reading and writing cost next to nothing, and what is left is the cost of a fragment: it is found,
 counted, randomised and committed. The driver, the scheduler and the workers are processes of their own, and their CPU seconds are counted, so a
-busy machine changes little. The first, small table warms caches; its costs, which do not depend on the number of fragments, are taken off. The
+busy machine changes little. What a scheduler uses while it waits is measured first and taken off, since it follows wall time. The first, small table
+warms caches; its costs, which do not depend on the number of fragments, are taken off too. The
 growth exponent is the slope of driver and scheduler seconds between the smallest and the largest table, both on logarithmic scales.
 
 From the costs of the largest table, a simulation computes 1,000,000 fragments on 1,000 workers: one driver that submits windows of tasks, one
@@ -43,6 +44,7 @@ from dpdask.jobs.spec import load_job
 JOB = Path(__file__).parents[1] / "movielens" / "job.yaml"
 ROWS = 16
 WARM = 50
+IDLE_SECONDS = 10.0
 PASSES = 2
 BARS = {"milliseconds_each": 3.0, "driver_mib": 1024.0, "exponent": 1.05}
 QUIET = ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
@@ -116,10 +118,18 @@ def count_seconds(processes: Sequence[psutil.Process]) -> float:
     return float(sum(used.user + used.system for used in (process.cpu_times() for process in processes)))
 
 
+def measure_idle(scheduler: psutil.Process) -> float:
+    """Return the CPU seconds that a scheduler uses in a second without tasks."""
+    before = count_seconds([scheduler])
+    time.sleep(IDLE_SECONDS)
+    return (count_seconds([scheduler]) - before) / IDLE_SECONDS
+
+
 def measure(folder: Path, n_fragments: int, n_workers: int, profile: Path | None = None) -> dict[str, Any]:
     """Run the job on a table of so many fragments, after a small one; return what each process used."""
     found: dict[str, Any] = {}
     with cluster(folder, n_workers) as (address, scheduler, workers):
+        idle = measure_idle(scheduler)
         for name, n in (("warm", WARM), ("table", n_fragments)):
             source, target = folder / name, folder / f"{name}-out"
             write_lake(source, n)
@@ -131,10 +141,10 @@ def measure(folder: Path, n_fragments: int, n_workers: int, profile: Path | None
             used = [end - begin for begin, end in zip(before, after, strict=True)]
             driver = json.loads(ended.stdout.splitlines()[-1])
             memory = scheduler.memory_info().rss / 2**20
-            found[name] = {"driver": driver, "scheduler": used[0], "workers": used[1], "wall": used[2], "scheduler_mib": memory}
+            found[name] = {"driver": driver, "scheduler": used[0] - idle * used[2], "workers": used[1], "wall": used[2], "scheduler_mib": memory}
             shutil.rmtree(source)
             shutil.rmtree(target)
-    return summarise(n_fragments, found["warm"], found["table"])
+    return {**summarise(n_fragments, found["warm"], found["table"]), "scheduler_idle_ms_per_second": round(1000 * idle, 2)}
 
 
 def summarise(n_fragments: int, warm: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
