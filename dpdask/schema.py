@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, mode
 
 from dpdask.documents import Document, Text, join_errors, parse_yaml, read_text, validate
 from dpdask.errors import DataError, SpecError
+from dpdask.html_tables import make_html_table
 
 Role = Literal["keep", "privatise", "drop"]
 Kind = Literal["discrete", "categorical", "continuous", "mixed"]
@@ -22,6 +23,7 @@ Level = bool | int | float | str | dt.date
 Outside = Literal["clip", "null", "other", "refuse"]
 
 MAX_LEVELS = 2048
+_SHOWN = 6  # levels that are shown; of more, the first and the last
 _BOUNDS = "bounds need two finite numbers or two dates, the lower one first; leave them out for the whole line"
 
 
@@ -46,6 +48,15 @@ def _as_bounds(value: object) -> object:
 Levels = Annotated[tuple[Level, ...], BeforeValidator(_as_levels)]
 Bound = float | dt.datetime | dt.date
 Bounds = Annotated[tuple[Bound, Bound], BeforeValidator(_as_bounds)]
+
+
+class _Plain(str):
+    """A text that is its own representation."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 class Column(Document):
@@ -166,6 +177,20 @@ class Column(Document):
         if self.other is not None and not any(self.other == level and _is_truth(self.other) == _is_truth(level) for level in self.levels or ()):
             raise ValueError("`other` must be one of the levels: add it to them")
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Yield what differs from the defaults, and of many levels the first and the last."""
+        for name, value in super().__repr_args__():
+            if name is not None and value != (type(self).model_fields[name].default):
+                yield name, _Plain(_shorten(value)) if isinstance(value, tuple) and len(value) > _SHOWN else value
+
+    @property
+    def domain_in_words(self) -> str:
+        """The public domain: the levels, or the bounds and the atoms; empty if none is declared."""
+        if self.levels is not None:
+            return f"{len(self.levels)} levels: {_shorten(self.levels)}"
+        bounds = "" if self.bounds is None else f"{self.bounds[0]} to {self.bounds[1]}"
+        return bounds if self.atoms is None else f"{bounds}, atoms {_shorten(self.atoms)}".removeprefix(", ")
+
     @property
     def has_levels(self) -> bool:
         """Whether the column's values are a finite list of levels."""
@@ -175,6 +200,12 @@ class Column(Document):
     def outside_in_words(self) -> str:
         """How values outside the domain are treated, as cards and plans write it: `clip`, `null`, `other: <level>` or `refuse`."""
         return f"other: {self.other}" if self.outside == "other" else str(self.outside)
+
+
+def _shorten(values: tuple[Any, ...]) -> str:
+    """Return values in brackets; of many the first ones and the last."""
+    shown = [str(value) if isinstance(value, dt.date) else repr(value) for value in values]
+    return f"({', '.join(shown if len(shown) <= _SHOWN else [*shown[: _SHOWN - 2], '…', shown[-1]])})"
 
 
 def _usual(column: Mapping[str, Any]) -> Outside:
@@ -276,6 +307,16 @@ class Schema(Document):
             If it declares something that cannot be.
         """
         return validate(cls, data, where)
+
+    def __repr__(self) -> str:
+        return f"Schema({', '.join(f'{name}: {column.kind or column.role}' for name, column in self.columns.items())})"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (name, column.role, column.kind, column.domain_in_words, column.nulls if column.role == "privatise" else None, column.outside)
+            for name, column in self.columns.items()
+        )
+        return make_html_table(f"Schema of {len(self.columns)} columns", ("column", "role", "kind", "domain", "nulls", "outside"), rows)
 
     @property
     def privatised(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from scipy import stats
 
 import dpdask
 from dpdask import local
-from dpdask.engine.fit import load_release
+from dpdask.engine.work import load_release
 from dpdask.errors import InputError, OutputError, SpecError
 from dpdask.kernels import bins, rank
 from dpdask.mechanisms.dip.columns import RankMechanism

@@ -54,7 +54,7 @@ class CopulaRelease(Release):
 
 
 @dataclass(frozen=True, slots=True)
-class GaussianCopula(NoisyCountsEstimator):
+class GaussianCopula(NoisyCountsEstimator[CopulaRelease]):
     """Differentially private synthetic records with the table's one- and two-way structure.
 
     Parameters

@@ -8,13 +8,14 @@ from typing import Any, Literal, get_args
 
 from dpdask.errors import SpecError
 from dpdask.estimators.estimator import Estimator, make_budget
+from dpdask.estimators.release import Release
 from dpdask.mechanisms.dip.spec import ChannelKind, Cost, DipSpec
 from dpdask.privacy import Budget, UnitColumn
 from dpdask.references import Reference
 
 
 @dataclass(frozen=True, slots=True)
-class DIP(Estimator):
+class DIP(Estimator[Release]):
     """Distribution-invariant privatisation: each row's private values are randomised, and their distribution is preserved.
 
     Parameters

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 import pandas as pd
 
@@ -31,6 +31,8 @@ from dpdask.privacy import Budget, UnitColumn, delta_warnings
 from dpdask.privacy.events import Adjacency
 from dpdask.schema import Schema
 from dpdask.streams import RunKey
+
+Made = TypeVar("Made", bound=Release)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ class FramePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimator(ABC):
+class Estimator(ABC, Generic[Made]):
     """The base of the Python classes: everything but their parameters.
 
     Attributes
@@ -104,7 +106,7 @@ class Estimator(ABC):
     def _budget(self) -> Budget | None:
         """Return what is promised, or None if nothing is."""
 
-    def fit(self, frame: Frame, *, ledger: LedgerPlace | None = None, secrets: str | None = None) -> Release:
+    def fit(self, frame: Frame, *, ledger: LedgerPlace | None = None, secrets: str | None = None) -> Made:
         """Count, charge, draw the noise and fit: the one barrier.
 
         Parameters
@@ -143,7 +145,7 @@ class Estimator(ABC):
         fitting = _Fitting(self, account, frame, folder)
         try:
             folder.write(KEY_NAME, key.reveal(), private=True)
-            return fitting.release()
+            return cast("Made", fitting.release())
         except BaseException as error:
             fitting.fail(error)
             raise
@@ -207,7 +209,7 @@ class Estimator(ABC):
 class _Fitting:
     """One call of `fit`: the steps that a frame needs before and after `engine.fit`."""
 
-    def __init__(self, estimator: Estimator, account: Account, frame: Frame, folder: Folder) -> None:
+    def __init__(self, estimator: Estimator[Any], account: Account, frame: Frame, folder: Folder) -> None:
         self.estimator, self.account, self.frame, self.folder = estimator, account, frame, folder
         self.run_id = uuid.uuid4().hex
         self.sample = f"run {self.run_id}"
@@ -289,7 +291,7 @@ class _Fitting:
 
 
 @dataclass(frozen=True, slots=True)
-class NoisyCountsEstimator(Estimator):
+class NoisyCountsEstimator(Estimator[Made]):
     """The base of the Python classes whose whole budget pays for noisy counts of all rows.
 
     Attributes

@@ -97,7 +97,7 @@ class HistogramRelease(Release):
 
 
 @dataclass(frozen=True, slots=True)
-class PerturbedHistogram(NoisyCountsEstimator):
+class PerturbedHistogram(NoisyCountsEstimator[HistogramRelease]):
     """The joint histogram of a table's columns with noise in every cell, as a weighted sample for any estimator.
 
     Parameters

@@ -7,13 +7,14 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from dpdask.estimators.estimator import Estimator, validate_spec
+from dpdask.estimators.release import Release
 from dpdask.mechanisms.interval.design import Design
 from dpdask.mechanisms.interval.spec import IntervalSpec
 from dpdask.privacy import Budget
 
 
 @dataclass(frozen=True, slots=True)
-class IntervalMechanism(Estimator):
+class IntervalMechanism(Estimator[Release]):
     """Random ranges instead of values: each private value is released as a range that contains it, or contains its perturbed value.
 
     Parameters

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dpdask.archive import Archived
 from dpdask.estimators.estimator import NoisyCountsEstimator
 from dpdask.estimators.release import Release
+from dpdask.html_tables import make_html_table
 from dpdask.mechanisms.marginals.release import MarginalTables
 from dpdask.mechanisms.marginals.spec import MarginalsSpec
 from dpdask.stats import Clique
@@ -61,13 +62,19 @@ class MarginalsRelease(Release):
         """Return one table as a frame: a row for each cell, with its levels, its noisy count and its margin of error."""
         return self.fitted.to_frame(_as_clique(clique))
 
+    def _repr_html_(self) -> str:
+        counts = self.fitted.noisy.cliques
+        rows = ((" x ".join(clique), f"{counts[clique].size:,}", f"{self.margin(clique):,.0f}") for clique in counts)
+        tables = make_html_table("Released tables", ("columns", "cells", "margin of a count (95 %)"), rows)
+        return Release._repr_html_(self) + tables  # not `super`, which a class with slots does not find
+
 
 def _as_clique(clique: Sequence[str]) -> Clique:
     return (clique,) if isinstance(clique, str) else tuple(clique)
 
 
 @dataclass(frozen=True, slots=True)
-class Marginals(NoisyCountsEstimator):
+class Marginals(NoisyCountsEstimator[MarginalsRelease]):
     """Contingency tables with noise in every cell.
 
     Parameters

@@ -20,6 +20,7 @@ from dpdask.errors import DataError, InputError, InternalError, SpecError
 from dpdask.estimators.batches import Batches
 from dpdask.estimators.frame_order import find_order_warning
 from dpdask.estimators.frames import forget_secrets, make_frame_work, open_secrets
+from dpdask.html_tables import make_html_table
 from dpdask.io.saved import CARD, load_release, save_release
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.card import Card, make_card
@@ -325,6 +326,13 @@ class Release:
         what = "rows" if self.rows is not None else "records"
         promised = self._card.guarantee.epsilon
         return f"{type(self).__name__}({what}, mechanism={self._card.mechanism.kind!r}, epsilon={promised})"
+
+    def _repr_html_(self) -> str:
+        guarantee = self._card.guarantee
+        rows = ((name, column["role"], column.get("kind"), column.get("epsilon")) for name, column in self.card["columns"].items())
+        promised = "no ε" if guarantee.epsilon is None else f"ε = {guarantee.epsilon:g}, δ = {guarantee.delta or 0:g}"
+        title = f"{type(self).__name__}: {self._card.mechanism.kind}, {promised}"
+        return make_html_table(title, ("column", "role", "kind", "ε"), rows, guarantee.text)
 
     def _replace_fitted(self, fitted: Any, mechanism_part: Mapping[str, Any]) -> Self:
         """Return the release with a fitted part and a card that differ by post-processing."""

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from dpdask.engine.fit import Fitted, fit, load
+from dpdask.engine.fit import Fitted, fit
 from dpdask.engine.source import FrameSource, find_types
-from dpdask.engine.work import KEY_NAME, make_table_work
+from dpdask.engine.work import KEY_NAME, load, make_table_work
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.mechanisms.releases import RecordRelease

@@ -23,8 +23,7 @@ from dpdask.archive import Archive, kind_of
 from dpdask.cells import cells
 from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
 from dpdask.documents import validate
-from dpdask.engine.fit import load
-from dpdask.engine.work import RELEASE_NAME, keep
+from dpdask.engine.work import RELEASE_NAME, keep, load
 from dpdask.errors import InputError
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.copula.fit import FitReport, fit_copula

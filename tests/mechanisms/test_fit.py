@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 import dpdask
-from dpdask.engine.fit import load
+from dpdask.engine.work import load
 from dpdask.errors import SpecError
 from dpdask.mechanisms.dip.columns import BinMechanism, DipRelease, LevelMechanism, RankMechanism
 

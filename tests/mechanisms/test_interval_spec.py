@@ -15,10 +15,10 @@ import pytest
 
 from dpdask.codec import codec_for
 from dpdask.documents import validate
-from dpdask.engine.fit import Fitted, fit, load
+from dpdask.engine.fit import Fitted, fit
 from dpdask.engine.lazy import transform_frame
 from dpdask.engine.source import FrameSource, find_types
-from dpdask.engine.work import KEY_NAME, TableWork
+from dpdask.engine.work import KEY_NAME, TableWork, load
 from dpdask.errors import BudgetError, DataError, SpecError
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import Card, make_card
