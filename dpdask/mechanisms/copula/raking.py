@@ -112,7 +112,7 @@ class Targets:
         sizes = np.array(domain.sizes, dtype=np.int64)
         cells = _cells(self.tables, domain)
         starts = np.concatenate([[0], np.cumsum(cells)[:-1]]).astype(np.int64)
-        order = np.concatenate([permutation(words(rng, len(self.tables))) for _ in range(SWEEPS)])
+        order = np.concatenate([permutation(words(rng, len(self.tables))) for _ in range(SWEEPS)]).astype(np.int64)
         return raking_kernel.rake(pool, sizes, self.tables, starts, self.counts, self.total, self.strengths, order)
 
     def redraw(self, pool: Codes, n: int, domain: Domain, walk: list[int], rng: Generator) -> Codes:
