@@ -19,6 +19,7 @@ from dpdask.streams import RunKey, stream
 
 Floats = NDArray[np.float64]
 _WEIGHT = "weight"
+_REPEATS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -35,7 +36,7 @@ class OpenedCells(OpenedPoints):
 
         Notes
         -----
-        The standard errors are those of 200 redraws, the same at every call: of the rows, as Poisson counts, and of the noise, which the
+        The standard errors are those of 100 redraws, the same at every call: of the rows, as Poisson counts, and of the noise, which the
         card states. Cells with a null in one of the columns are left out.
         """
         for name in (response, *features):
@@ -46,7 +47,7 @@ class OpenedCells(OpenedPoints):
         sample = WeightedSample.of_frame(cells, response, features, card=self.content)
         rng = stream(RunKey.insecure(0), "analysis/redraw", "")  # any stream: this is post-processing
         coefficients = np.asarray(estimator(sample), dtype=np.float64)
-        errors = noise_error(estimator, self._make_redraw(sample, self._cell_of(cells)), rng=rng).standard_error
+        errors = noise_error(estimator, self._make_redraw(sample, self._cell_of(cells)), repeats=_REPEATS, rng=rng).standard_error
         names = ["intercept", *sample.names]
         index = pd.Index(names[len(names) - len(coefficients) :]) if len(coefficients) <= len(names) else pd.RangeIndex(len(coefficients))
         parts = (pd.Series(part, index) for part in (coefficients, errors))

@@ -2,7 +2,8 @@
 
 A fragment's id names its random stream, its shard and its place in a resumed run. It is made of the file's path inside
 the table, the file's own digest and the row group, so it does not depend on schedulers, partition numbers, or where the
-table lies. The version of a Delta or Iceberg table, the values of its partition columns and the deleted rows enter it too.
+table lies. The version of a Delta or Iceberg table, the values of its partition columns and the deleted rows enter it too. If a
+table grows, the version does not, so that a file keeps its identity.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class InputTable:
         return None if None in rows else sum(n for n in rows if n is not None)
 
 
-def discover(url: str, schema: Schema, table_format: TableFormat | None = None) -> InputTable:
+def discover(url: str, schema: Schema, table_format: TableFormat | None = None, *, growing: bool = False) -> InputTable:
     """Return the table at a URL, from its file names, footers and metadata alone.
 
     Parameters
@@ -92,6 +93,8 @@ def discover(url: str, schema: Schema, table_format: TableFormat | None = None) 
         The declared columns.
     table_format
         How its files are found; None for plain files.
+    growing
+        Whether fragments have the same identities in each version of the table.
 
     Raises
     ------
@@ -103,6 +106,9 @@ def discover(url: str, schema: Schema, table_format: TableFormat | None = None) 
         If it is of another format.
     """
     listing = (table_format or Files()).list_files(url, schema)
+    version = listing.version
+    if growing:
+        listing = dataclasses.replace(listing, version=None)
     seen = parquet.SchemaCache()
     with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
         windows = (listing.files[start : start + _FOOTER_FILES] for start in range(0, len(listing.files), _FOOTER_FILES))
@@ -114,7 +120,7 @@ def discover(url: str, schema: Schema, table_format: TableFormat | None = None) 
         fragments=tuple(dataclasses.replace(fragment, number=number) for number, fragment in enumerate(found)),
         schema=_join_types([types for _, types in parts], [mask(file.name) for file in listing.files], listing, schema),
         format=listing.files[0].format if listing.format == "files" else listing.format,
-        version=listing.version,
+        version=version,
         n_files=len(listing.files),
         location=listing.location,
     )

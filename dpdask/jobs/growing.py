@@ -122,7 +122,7 @@ class GrowingState(RunState):
             If a released file is gone, rewritten or copied, or a file of the unfinished release changed.
         """
         if unfinished is not None:
-            return select(table, unfinished.fragments)
+            return select(table, unfinished.fragments, unfinished.input_version)
         kept = self.read_kept()
         return table if kept is None else choose_new(table, kept)
 
@@ -314,6 +314,7 @@ def plan_growing(job: Job) -> tuple[Job, JobTable, dict[str, Any]]:
     """
     state = open_growing_state(job)
     opened = open_next(job, state, None if state.is_committed() else state.find_unfinished(job))
+    state.publication.check(opened.mechanism.find_written(opened.work.released))
     kept, following = state.read_kept(), state.extend(job, opened.table)
     sizes = () if kept is None else kept.sizes
     unit = "row" if job.file.privacy is None else job.file.privacy.unit

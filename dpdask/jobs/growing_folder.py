@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dpdask.engine.write import Staging, add_run
-from dpdask.errors import OutputError
+from dpdask.errors import DataError, OutputError
 from dpdask.io.faults import storage_faults
 from dpdask.io.manifest import CARD_NAME, DOCUMENTS, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
@@ -47,7 +48,23 @@ class GrowingFolder:
         return Staging(shards=staging.shards, actions=actions, run=_name_shards(number))
 
     def check(self, types: pa.Schema) -> None:
-        """Accept all types; see `Publication.check`."""
+        """Check that the columns are those of the newest release; see `Publication.check`.
+
+        Raises
+        ------
+        DataError
+            If they are not.
+        """
+        number = self.count()
+        newest = Manifest.read(self.output, name_manifest(number - 1)) if number else None
+        if newest is None or not newest.shards or not self.output.exists(newest.shards[0].name):
+            return
+        with self.output.open(newest.shards[0].name) as file:
+            there = pq.read_schema(file).remove_metadata()
+        for column in types:
+            if column.name not in there.names or there.field(column.name).type != column.type:
+                what = "this column has another type than in the rows that were released"
+                raise DataError(what, f"column {column.name!r}", "write the new rows with that type, or start a new output")
 
     def find(self, release: str) -> Manifest | None:
         """Return the manifest of a release; see `Publication.find`."""

@@ -175,8 +175,8 @@ def plan_job(job: Job) -> Plan:
         job, opened, series = plan_growing(job)
     else:
         opened = open_table(job, Folder(job.output_url))
+        job.file.output.target.open(Folder(job.output_url)).check(opened.mechanism.find_written(opened.work.released))
     table, mechanism = opened.table, opened.mechanism
-    job.file.output.target.open(Folder(job.output_url)).check(opened.mechanism.find_written(opened.work.released))
     expected = expect(job, opened)
     stages = (*expected.stages, _describe_commit(job))
     duration = expect_duration(job, opened, stages, expected.n_rows)

@@ -280,7 +280,8 @@ def _advance(job: Job, state: RunState, opened: JobTable, release: str, progress
     if reached is None:
         ids = tuple(fragment.id for fragment in table.fragments) if job.file.growing else ()
         holdout = job.account.find_holdout(opened.sample_place)
-        reached = state.open(job.digest, release, table.fingerprint, job.file.insecure_seed, holdout, fragments=ids)
+        seed, version = job.file.insecure_seed, table.version if job.file.growing else None
+        reached = state.open(job.digest, release, table.fingerprint, seed, holdout, fragments=ids, input_version=version)
     if reached.job != job.digest:
         raise OutputError("a run of another job is staged for this output", job.file.output.path, "`dpdask abort` it, or choose another output.path")
     if reached.input != table.fingerprint:

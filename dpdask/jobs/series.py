@@ -330,7 +330,7 @@ def choose_new(table: InputTable, kept: Kept) -> InputTable:
     Raises
     ------
     InputError
-        If a released file is gone or was rewritten, or a new file is a copy of one.
+        If a released file is gone, was rewritten or has other deleted rows, or a new file is a copy of one.
     """
     present = {file.url: file for file in list_files(table.fragments, len(kept.sizes))}
     seen: set[str] = set()
@@ -340,6 +340,9 @@ def choose_new(table: InputTable, kept: Kept) -> InputTable:
         if now is None:
             what = "this file was released and is gone; if its rows are in another file now, they would be released twice"
             raise InputError(what, file.name, "restore it, or start a new output")
+        if now.fragments != file.fragments and now.version == file.version != "":
+            what = "the table has deleted or restored rows of this file since it was released, so what is released is not what the table holds"
+            raise InputError(what, file.name, "take the table back to what it was, or start a new output")
         if now.fragments != file.fragments:
             what = "rows seen again: this file was released and has been rewritten since, so its rows would be released twice"
             raise InputError(what, file.name, "restore it, and put new rows into new files; or start a new output")
@@ -347,7 +350,7 @@ def choose_new(table: InputTable, kept: Kept) -> InputTable:
     for file in present.values():
         if file.url not in released:
             _check_copy(file, kept.files)
-    return select(table, [fragment.id for fragment in table.fragments if fragment.id not in seen and fragment.n_rows != 0])
+    return select(table, [fragment.id for fragment in table.fragments if fragment.id not in seen and fragment.n_rows != 0], table.version)
 
 
 def _check_copy(file: KeptFile, released: Sequence[KeptFile]) -> None:
@@ -364,7 +367,7 @@ def _digest_file(url: str) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]  # fsspec's files have readinto
 
 
-def select(table: InputTable, ids: Sequence[str]) -> InputTable:
+def select(table: InputTable, ids: Sequence[str], version: int | None) -> InputTable:
     """Return the fragments with some ids as a table of their own.
 
     Parameters
@@ -373,6 +376,8 @@ def select(table: InputTable, ids: Sequence[str]) -> InputTable:
         The whole table.
     ids
         The ids of its fragments that are wanted.
+    version
+        The version of a Delta or Iceberg table in which they were found.
 
     Raises
     ------
@@ -384,4 +389,4 @@ def select(table: InputTable, ids: Sequence[str]) -> InputTable:
     if len(chosen) != len(wanted):
         raise InputError("the input changed since the run began", None, "restore it and run again, or `dpdask abort` the run")
     numbered = tuple(dataclasses.replace(fragment, number=number) for number, fragment in enumerate(chosen))
-    return dataclasses.replace(table, fragments=numbered, n_files=len({fragment.url for fragment in chosen}))
+    return dataclasses.replace(table, fragments=numbered, version=version, n_files=len({fragment.url for fragment in chosen}))

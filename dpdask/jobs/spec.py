@@ -207,8 +207,11 @@ class Job:
         if not self.mechanism.releases_rows:
             what = "this mechanism releases a table as a whole, so its release cannot grow"
             raise SpecError(what, "growing", "remove the key, or take the mechanism dip or interval")
-        if self.file.input.format != "files":  # a table's version is in the identity of its fragments: every row would be new in each version
-            raise SpecError(f"a growing table is read from plain files, not {self.file.input.format}", "growing", "remove it")
+        for key in ("version", "snapshot"):
+            if getattr(self.file.input, key) is not None:
+                raise SpecError(f"a growing table is read as it is now, not at one {key}", f"input.{key}", "remove the key")
+        if self.file.input.format == "iceberg" and self.file.input.catalog is None:
+            raise SpecError("a metadata file is that of one snapshot, so it never has new rows", "input.path", "set `input.catalog`")
         if self.file.output.mode == "overwrite":
             raise SpecError("a growing table adds to what was released and does not replace it", "output.mode", "remove the key")
 

@@ -58,8 +58,8 @@ class Progressed:
         The seals of the fragments, in hexadecimal digits, from `fitted` on, if they were counted. Private.
     sample
         The name of the draw of the hold-out.
-    fragments
-        The ids of the fragments that are released, if the table grows.
+    fragments, input_version
+        The ids of the fragments that are released and the version in which the table had them, if it grows.
     began
         When the run began, in UTC (ISO 8601).
     changed
@@ -77,6 +77,7 @@ class Progressed:
     seals: tuple[str, ...] = field(default=(), repr=False)
     sample: str = ""
     fragments: tuple[str, ...] = field(default=(), repr=False)
+    input_version: int | None = None
     began: str = ""
     changed: Mapping[str, int] = field(default_factory=dict, repr=False)
 
@@ -258,6 +259,7 @@ class RunState:
         holdout: tuple[bytes, str] | None = None,
         *,
         fragments: tuple[str, ...] = (),
+        input_version: int | None = None,
     ) -> Progressed:
         """Begin a run: its folder, its keys, its first record.
 
@@ -269,7 +271,7 @@ class RunState:
             Makes the run key, for tests; None for a fresh one.
         holdout
             The key and the name of a hold-out that several runs share; if None, the run key chooses the run's own hold-out.
-        fragments
+        fragments, input_version
             As in `Progressed`.
 
         A key that an earlier attempt left was never used, and is removed. What a removal that was interrupted left is removed: it holds
@@ -293,9 +295,8 @@ class RunState:
                 folder.create()
         sample = f"run {run_id}" if holdout is None else holdout[1]
         began = datetime.now(UTC).isoformat(timespec="seconds")
-        reached = Progressed(
-            run_id=run_id, job=job, release=release, input=fingerprint, stage="opened", sample=sample, fragments=fragments, began=began
-        )
+        reached = Progressed(run_id=run_id, job=job, release=release, input=fingerprint, stage="opened")
+        reached = replace(reached, sample=sample, fragments=fragments, input_version=input_version, began=began)
         self.write(reached)
         return reached
 

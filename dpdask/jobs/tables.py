@@ -137,7 +137,7 @@ def open_table(job: Job, secrets: Folder, choose: Callable[[InputTable], InputTa
     DataError, SpecError
         If its columns do not fit the schema, or the mechanism; if it is of another format; if it contains the output.
     """
-    table = discover(job.input_url, job.schema, job.file.input.table_format)
+    table = discover(job.input_url, job.schema, job.file.input.table_format, growing=job.file.growing)
     if takes_in(table.location, job.output_url):  # only its catalog knows where an Iceberg table lies
         raise SpecError("the output lies inside the input", "output.path", "choose another folder")
     if choose is not None:

