@@ -102,7 +102,7 @@ def test_a_refused_run_fails_with_its_exit_code_alone(job: Path, file: Path, tmp
     Ledger(url).init("people", 1.0)
     charged = ["--set", f"ledger={{url: '{url}', dataset: people}}", "--set", "insecure_seed=null"]
     missing = ["--set", f"input.path={tmp_path / 'hunter2-none'}"]
-    for more, code, name in ((charged, 77, "BudgetError"), (missing, 66, "InputError")):
+    for more, code, name in ((charged, 77, "BudgetError"), (missing, 66, "MissingError")):
         ended = call_cli("run", job, *more)
         assert ended.returncode == code
         assert error_line(ended)
