@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
@@ -21,6 +22,7 @@ from dpdask.io.storage import Folder
 
 QUESTIONS = ("mean", "share", "histogram", "quantile", "crosstab", "slope", "npmle", "regress", "fit")
 _N_BINS = 20
+_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -83,7 +85,8 @@ class OpenedRelease:
         by
             A column whose levels make the groups.
         values
-            A number for each level, in the card's order, where a column's levels are not numbers; `[0, 0, 1]` gives the share of the third.
+            A number for each level, in the card's order, null first, where a column's levels are not numbers; `[0, 0, 1]` gives the share
+            of the third. NaN leaves the rows of a level out, as nulls are left out by default.
         """
         del by, values
         self._refuse("mean", column)
@@ -199,6 +202,26 @@ class OpenedRelease:
     def _levels(self, name: str) -> tuple[object, ...] | None:
         levels = self._column(name).get("levels")
         return None if levels is None else tuple(levels)
+
+    def _level_values(self, name: str, values: Sequence[float] | None) -> NDArray[np.float64] | None:
+        """Return the number of each level, NaN for null; None for a column without levels."""
+        levels = self._levels(name)
+        if levels is None:
+            if values is not None:
+                raise SpecError("`values` are for a column with levels", f"mean({name})", "leave them out")
+            return None
+        shown = ", ".join("null" if level is None else str(level) for level in levels[:_SHOWN]) + (", …" if len(levels) > _SHOWN else "")
+        if values is None:
+            if not all(level is None or isinstance(level, int | float) for level in levels):
+                raise SpecError("does not hold numbers", f"column {name!r}", f"use share(), or give `values`, a number for each of {shown}")
+            values = [math.nan if level is None else float(level) for level in levels if level is None or isinstance(level, int | float)]
+        try:
+            found = np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError):
+            found = np.zeros(0)
+        if found.shape != (len(levels),) or np.isinf(found).any():
+            raise SpecError(f"needs {len(levels)} values, in the order of the levels", f"mean({name})", f"give a number, or NaN, for each of {shown}")
+        return found
 
     def _edges(self, name: str, bins: int | Sequence[float]) -> NDArray[np.float64]:
         """Return the edges of a histogram's ranges; a number of them lies between the declared bounds."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
 
 import numpy as np
@@ -21,6 +21,7 @@ from dpdask.inference import WeightedSample, least_squares, quantile
 from dpdask.inference.tallies import level_codes
 
 Floats = NDArray[np.float64]
+WITHOUT_NULLS = "rows without a value are left out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,7 +82,7 @@ class Points:
     biased: bool = False
     limits: tuple[str, ...] = ()
 
-    def mean(self, name: str, by: str | None = None) -> Result:
+    def mean(self, name: str, by: str | None = None, values: Floats | None = None) -> Result:
         """Return the mean of a column, or its means in the groups of another one; rows without a value are left out.
 
         Parameters
@@ -90,10 +91,16 @@ class Points:
             A column of numbers.
         by
             A column of levels.
+        values
+            A number for each level, NaN to leave its rows out; None: the column's own numbers.
         """
+
+        def number(frame: pd.DataFrame) -> Floats:
+            return _to_numbers(frame[name], name) if values is None else values[_find_levels(frame[name], self._levels_of(name), name)]
+
         groups = self._levels_of(by) if by is not None else [None]
-        code = np.zeros(len(self.frame), dtype=np.int64) if by is None else level_codes(self.frame[by], groups, by)
-        x, n_groups = self._numbers(name), len(groups)
+        code = np.zeros(len(self.frame), dtype=np.int64) if by is None else _find_levels(self.frame[by], groups, by)
+        x, n_groups = number(self.frame), len(groups)
         here = np.isfinite(x)
         x, code, weights = x[here], code[here], self.weights[here] / self.weights.sum()
 
@@ -106,24 +113,26 @@ class Points:
             variance = self.sampling * np.maximum(add(weights * (x - mean[code]) ** 2, code), 0.0) / share**2
             if self.noise is not None:
                 cells = self.noise([name] if by is None else [name, by])
-                numbers = _to_numbers(cells.frame[name], name)
+                numbers = number(cells.frame)
                 inside = np.isfinite(numbers)
-                place = np.zeros(len(numbers), dtype=np.int64) if by is None else level_codes(cells.frame[by], groups, by)
+                place = np.zeros(len(numbers), dtype=np.int64) if by is None else _find_levels(cells.frame[by], groups, by)
                 apart = numbers[inside] - mean[place[inside]]
                 variance = variance + cells.variance * add(apart**2, place[inside]) / share**2
             bias = add(np.abs(weights) * self._shift(name)[here], code) / share + self._mean_shift(name)
         parts = (mean, np.sqrt(variance), bias)
+        limits = self.limits if here.all() else (*self.limits, WITHOUT_NULLS)
         if by is None:
-            return self._result(*(float(part[0]) for part in parts))
-        index = pd.Index(list(groups), name=by)
-        return self._result(*(pd.Series(part, index) for part in parts))
+            found = self._result(*(float(part[0]) for part in parts))
+        else:
+            found = self._result(*(pd.Series(part, pd.Index(list(groups), name=by)) for part in parts))
+        return replace(found, limits=limits)
 
     def share(self, name: str) -> Result:
         """Return the share of each level of a column."""
         levels = self._levels_of(name)
-        p = self._add(level_codes(self.frame[name], levels, name), len(levels))
+        p = self._add(_find_levels(self.frame[name], levels, name), len(levels))
         cells = None if self.noise is None else self.noise([name])
-        n_in = None if cells is None else np.bincount(level_codes(cells.frame[name], levels, name), minlength=len(levels))
+        n_in = None if cells is None else np.bincount(_find_levels(cells.frame[name], levels, name), minlength=len(levels))
         index = pd.Index(list(levels), name=name)
         return self._result(*(pd.Series(part, index) for part in (p, self._share_error(p, n_in, cells), np.zeros(len(p)))))
 
@@ -197,7 +206,7 @@ class Points:
         sizes = [len(own) for own in levels]
 
         def code(frame: pd.DataFrame) -> NDArray[np.int64]:
-            one, two = (level_codes(frame[name], own, name) for name, own in zip((first, second), levels, strict=True))
+            one, two = (_find_levels(frame[name], own, name) for name, own in zip((first, second), levels, strict=True))
             return one * sizes[1] + two
 
         p = self._add(code(self.frame), math.prod(sizes))
@@ -281,7 +290,9 @@ class Points:
         return shares
 
     def _share_error(self, p: Floats, n_in: NDArray[np.int64] | None, cells: NoisyCells | None) -> Floats:
-        variance = self.sampling * np.clip(p, 0.0, 1.0) * np.clip(1.0 - p, 0.0, 1.0)
+        least = min(0.5, 1.0 / self.n_rows)  # of a level without released rows, the share is not known to be 0
+        spread = np.clip(p, least, 1.0 - least)
+        variance = self.sampling * spread * (1.0 - spread)
         if cells is not None and n_in is not None:
             variance = variance + cells.variance * (n_in * (1.0 - p) ** 2 + (len(cells.frame) - n_in) * p**2)
         error: Floats = np.sqrt(variance)
@@ -290,6 +301,13 @@ class Points:
     def _result(self, estimate: object, error: object, bias: object) -> Result:
         unknown = self.biased or bias is None or not np.isfinite(np.asarray(bias, dtype=np.float64)).all()
         return Result(estimate=estimate, standard_error=error, bias_bound=None if unknown else bias, limits=self.limits)
+
+
+def _find_levels(values: pd.Series, levels: Sequence[object], name: str) -> NDArray[np.int64]:
+    """Return the place of each value among the levels; each different value is looked up once."""
+    codes, found = pd.factorize(values, use_na_sentinel=False)
+    places: NDArray[np.int64] = level_codes(found, levels, name)[codes]
+    return places
 
 
 def _to_numbers(values: pd.Series, name: str) -> Floats:

@@ -30,7 +30,25 @@ def check_features(question: str, response: str, features: Sequence[str]) -> Non
     """
     if not features:
         raise SpecError("a regression needs a column that explains", question, "name one or more after the response")
-    if len({response, *features}) <= len(features):
+    check_distinct(question, [response, *features])
+
+
+def check_distinct(question: str, names: Sequence[str]) -> None:
+    """Check that no column is named twice.
+
+    Parameters
+    ----------
+    question
+        Where the check is made, for messages.
+    names
+        The columns.
+
+    Raises
+    ------
+    SpecError
+        If one is.
+    """
+    if len(set(names)) < len(names):
         raise SpecError("a column is named twice", question, "name each column once")
 
 
@@ -44,9 +62,9 @@ class OpenedPoints(OpenedRelease):
 
     def mean(self, column: str, *, by: str | None = None, values: Sequence[float] | None = None) -> Result:
         """Return the mean of a column; see `OpenedRelease.mean`."""
-        if values is not None:
-            raise SpecError("`values` are for columns whose noise is a channel on levels", "mean", f"use share({column!r})")
-        return self._points(column, *([] if by is None else [by])).mean(column, by)
+        names = [column] if by is None else [column, by]
+        check_distinct("mean", names)
+        return self._points(*names).mean(column, by, self._level_values(column, values))
 
     def share(self, column: str) -> Result:
         """Return the share of each level of a column, a Series."""
@@ -63,6 +81,7 @@ class OpenedPoints(OpenedRelease):
 
     def crosstab(self, first: str, second: str) -> Result:
         """Return how many rows have each pair of levels; see `OpenedRelease.crosstab`."""
+        check_distinct("crosstab", [first, second])
         return self._points(first, second).crosstab(first, second)
 
     def slope(self, response: str, *features: str) -> Result:
