@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from dpdask.analysis.dates import DateScale, find_scales
 from dpdask.analysis.points import NoisyCells, Points
 from dpdask.analysis.result import Result
 from dpdask.analysis.weighted import OpenedPoints, check_features
@@ -42,7 +43,7 @@ class OpenedCells(OpenedPoints):
         for name in (response, *features):
             self._column(name)
         check_features("fit", response, features)
-        cells = self.to_pandas()
+        cells, _ = self._read_cells()
         cells = cells[cells[[response, *features]].notna().all(axis=1)].reset_index(drop=True)
         sample = WeightedSample.of_frame(cells, response, features, card=self.content)
         rng = stream(RunKey.insecure(0), "analysis/redraw", "")  # any stream: this is post-processing
@@ -64,7 +65,7 @@ class OpenedCells(OpenedPoints):
     def _points(self, *names: str) -> Points:
         for name in names:
             self._column(name)
-        cells = self.to_pandas()
+        cells, dates = self._read_cells()
         cell, n_rows = self._cell_of(cells), self.content["n_rows"]["value"] or float(cells[_WEIGHT].sum())
         deviation = self.content["accounting"]["noise"]["cells"]["standard_deviation"]
 
@@ -84,7 +85,14 @@ class OpenedCells(OpenedPoints):
             bounds=self._bounds(names),
             noise=noise,
             limits=self._limits(),
+            dates=dates,
         )
+
+    def _read_cells(self) -> tuple[pd.DataFrame, dict[str, DateScale]]:
+        """Return the released points, dates on a line as numbers, and how these count them."""
+        cells = self.to_pandas()
+        scales = find_scales(cells[[name for name, column in self.content["columns"].items() if "edges" in column]])
+        return cells.assign(**{name: scale.to_numbers(cells[name]) for name, scale in scales.items()}), scales
 
     def _limits(self) -> tuple[str, ...]:
         cut = self.content["mechanism"]["cut"]

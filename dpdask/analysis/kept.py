@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dpdask.analysis.dates import find_scales
 from dpdask.analysis.points import Points
 from dpdask.analysis.weighted import OpenedPoints
 
@@ -32,6 +33,7 @@ class KeptColumns(OpenedPoints):
             sampling=1.0 / self.n_rows,
             levels={name: levels for name in names if (levels := _list_values(frame[name])) is not None},
             limits=self._limits_of_units(),
+            dates=find_scales(frame),
         )
 
     def _limits_of_units(self) -> tuple[str, ...]:

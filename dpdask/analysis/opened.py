@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from dpdask.analysis.dates import DateScale
 from dpdask.analysis.result import Result
 from dpdask.engine.lazy import read_frame, read_shard
 from dpdask.engine.source import Frame
@@ -223,14 +224,17 @@ class OpenedRelease:
             raise SpecError(f"needs {len(levels)} values, in the order of the levels", f"mean({name})", f"give a number, or NaN, for each of {shown}")
         return found
 
-    def _edges(self, name: str, bins: int | Sequence[float]) -> NDArray[np.float64]:
+    def _edges(self, name: str, bins: int | Sequence[Any], scale: DateScale | None = None) -> NDArray[np.float64]:
         """Return the edges of a histogram's ranges; a number of them lies between the declared bounds."""
         bounds = self._column(name).get("bounds")
         if isinstance(bins, int) and not isinstance(bins, bool):
             if bounds is None or bins < 1:
                 raise SpecError("a number of ranges needs declared bounds, and is at least 1", f"column {name!r}", "give the edges: bins=[0, 10, 20]")
             return np.linspace(float(bounds[0]), float(bounds[1]), bins + 1)
-        edges = np.asarray(bins, dtype=np.float64)
+        try:
+            edges = np.asarray(bins, dtype=np.float64) if scale is None else scale.to_edges(bins, f"column {name!r}")  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            edges = np.zeros(0)
         if edges.ndim != 1 or len(edges) < 2 or not np.isfinite(edges).all() or (np.diff(edges) <= 0).any():
             raise SpecError("the edges must be finite numbers that increase, at least two", "bins", "write them as in bins=[0, 10, 20]")
         return edges

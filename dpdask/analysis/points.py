@@ -10,11 +10,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from dpdask.analysis.dates import DateScale
 from dpdask.analysis.result import Result
 from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares, quantile
@@ -68,6 +70,8 @@ class Points:
         Whether there is a bias that no bound is known of.
     limits
         What an estimate leaves out, in words.
+    dates
+        By column of dates, how its numbers count them.
     """
 
     frame: pd.DataFrame
@@ -81,6 +85,7 @@ class Points:
     noise: Callable[[Sequence[str]], NoisyCells] | None = None
     biased: bool = False
     limits: tuple[str, ...] = ()
+    dates: Mapping[str, DateScale] = field(default_factory=dict)
 
     def mean(self, name: str, by: str | None = None, values: Floats | None = None) -> Result:
         """Return the mean of a column, or its means in the groups of another one; rows without a value are left out.
@@ -122,9 +127,10 @@ class Points:
         parts = (mean, np.sqrt(variance), bias)
         limits = self.limits if here.all() else (*self.limits, WITHOUT_NULLS)
         if by is None:
-            found = self._result(*(float(part[0]) for part in parts))
+            found = self._result(*self._tell(name, *(float(part[0]) for part in parts)))
         else:
-            found = self._result(*(pd.Series(part, pd.Index(list(groups), name=by)) for part in parts))
+            index = pd.Index(list(groups), name=by)
+            found = self._result(*(pd.Series(part, index) for part in self._tell(name, *parts)))
         return replace(found, limits=limits)
 
     def share(self, name: str) -> Result:
@@ -158,7 +164,8 @@ class Points:
         n_in = None if cells is None else np.bincount(cut(_to_numbers(cells.frame[name], name)), minlength=n + 1)[:n]
         near = np.array([self._near(x, name, edge) for edge in edges])
         bias = near[:-1] + near[1:] + 2.0 * self.rank_errors.get(name, 0.0)
-        index = pd.IntervalIndex.from_breaks(edges, closed="left", name=name)
+        breaks = self.dates[name].to_dates(edges) if name in self.dates else edges
+        index = pd.IntervalIndex.from_breaks(breaks, closed="left", name=name)
         parts = (p, self._share_error(p, n_in, cells), bias)
         return self._result(*(pd.Series(self.n_rows * part, index) for part in parts))
 
@@ -192,7 +199,7 @@ class Points:
         error = (high - low) / 2.0
         if shift > 0.0:  # the point stands for a range, along which its rows lie
             error = of_rank * 2.0 * shift * float(weights.sum()) / max(float(weights[x == value].sum()), 1e-300)
-        return self._result(value, error, bias + shift)
+        return self._result(*self._tell(name, value, error, bias + shift))
 
     def crosstab(self, first: str, second: str) -> Result:
         """Return how many rows have each pair of levels, a DataFrame.
@@ -227,6 +234,8 @@ class Points:
             What explains it.
         """
         names = [response, *features]
+        if of_dates := [name for name in names if name in self.dates]:
+            raise SpecError("holds dates, of which no slope is offered", f"column {of_dates[0]!r}", "use mean(), quantile() or histogram()")
         table = np.column_stack([self._numbers(name) for name in names])
         here = np.isfinite(table).all(axis=1)
         table, weights = table[here], self.weights[here]
@@ -260,6 +269,14 @@ class Points:
                     weight += inverse[left - 1] * ahead[right]
             total += np.abs(weight) * math.sqrt(cells.variance * np.nansum((a * b) ** 2))
         return total**2
+
+    def _tell(self, name: str, estimate: Any, error: Any, bias: Any) -> tuple[Any, Any, Any]:
+        """Return an estimate of a column, its error and its bias; of dates a date and two spans of time."""
+        scale = self.dates.get(name)
+        if scale is None:
+            return estimate, error, bias
+        found = scale.to_dates(np.atleast_1d(estimate)), *(scale.to_spans(np.atleast_1d(part)) for part in (error, bias))
+        return found if np.ndim(estimate) else (found[0][0], found[1][0], found[2][0])
 
     def _levels_of(self, name: str) -> Sequence[object]:
         if name not in self.levels:
@@ -299,7 +316,9 @@ class Points:
         return error
 
     def _result(self, estimate: object, error: object, bias: object) -> Result:
-        unknown = self.biased or bias is None or not np.isfinite(np.asarray(bias, dtype=np.float64)).all()
+        parts = np.asarray(bias)
+        known = bias is not None and bool(np.isfinite(parts).all() if parts.dtype.kind == "f" else not pd.isna(parts).any())  # or spans of time
+        unknown = self.biased or not known
         return Result(estimate=estimate, standard_error=error, bias_bound=None if unknown else bias, limits=self.limits)
 
 
@@ -312,9 +331,10 @@ def _find_levels(values: pd.Series, levels: Sequence[object], name: str) -> NDAr
 
 def _to_numbers(values: pd.Series, name: str) -> Floats:
     """Return a column as float64, nulls as NaN; refuse one that is not numeric."""
+    scale = DateScale.of(values)
+    if scale is not None:
+        return scale.to_numbers(values)
     try:
-        if pd.api.types.is_datetime64_any_dtype(values):
-            raise ValueError("dates")
         numbers: Floats = pd.to_numeric(values).to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError):
         raise SpecError("does not hold numbers", f"column {name!r}", "use share() or crosstab()") from None

@@ -21,7 +21,7 @@ class Result:
     Attributes
     ----------
     estimate
-        A number, a Series or a DataFrame.
+        A number, a Series or a DataFrame; of dates Timestamps, whose errors are Timedeltas.
     standard_error
         Its standard deviation over drawing the rows from a population and releasing them, of the shape of the estimate. None where
         no standard error is known.
@@ -71,6 +71,12 @@ class Result:
             frame = self.to_frame()
             more = f"\n… {len(frame) - _SHOWN:,} more" if len(frame) > _SHOWN else ""
             return str(frame.head(_SHOWN).to_string(float_format=lambda number: f"{number:.4g}")) + more
+        if isinstance(self.estimate, pd.Timestamp):
+            return self._describe_date(self.estimate)
         error = "no standard error" if self.standard_error is None else f"standard error {self.standard_error:.2g}"
         bias = "no bound on its bias" if self.bias_bound is None else f"bias at most {self.bias_bound:.2g}" if self.bias_bound else "unbiased"
         return f"{self.estimate:.6g} ({error}, {bias})"
+
+    def _describe_date(self, estimate: pd.Timestamp) -> str:
+        bias = "no bound on its bias" if self.bias_bound is None else f"bias at most {self.bias_bound}" if self.bias_bound else "unbiased"
+        return f"{estimate} (standard error {self.standard_error}, {bias})"

@@ -170,7 +170,7 @@ class OpenedRows(KeptColumns):
         """Return the standard deviation of a noisy count in the reference's table of one or two columns."""
         kind, accounting = self.content["mechanism"]["reference"]["kind"], self.content["accounting"]
         if kind == "histogram" and len(names) == 1:
-            sensitivity = (2 if self.content["guarantee"]["adjacency"] == "replace-one" else 1) * accounting["rows_per_unit"]
+            sensitivity = (2 if self.content["guarantee"]["adjacency"] == "replace-one" else 1) * int(accounting["rows_per_unit"])
             return math.sqrt(2.0) * sensitivity / float(accounting["epsilon_reference"][names[0]])
         if kind != "tree" or len(names) > 2:
             return None

@@ -72,7 +72,8 @@ class OpenedPoints(OpenedRelease):
 
     def histogram(self, column: str, bins: int | Sequence[float] = 20) -> Result:
         """Return how many rows lie in each range of a column of numbers; see `OpenedRelease.histogram`."""
-        return self._points(column).histogram(column, self._edges(column, bins))
+        points = self._points(column)
+        return points.histogram(column, self._edges(column, bins, points.dates.get(column)))
 
     def quantile(self, column: str, q: float = 0.5) -> Result:
         """Return a quantile of a column of numbers; see `OpenedRelease.quantile`."""
