@@ -92,8 +92,17 @@ class OpenedRelease:
         del by, values
         self._refuse("mean", column)
 
-    def share(self, column: str) -> Result:
-        """Return the share of each level of a column, a Series."""
+    def share(self, column: str, *, by: str | None = None) -> Result:
+        """Return the share of each level of a column, a Series.
+
+        Parameters
+        ----------
+        column
+            A column of levels.
+        by
+            Not offered: `crosstab` counts the levels in each group.
+        """
+        del by
         self._refuse("share", column)
 
     def histogram(self, column: str, bins: int | Sequence[float] = _N_BINS) -> Result:
@@ -109,17 +118,19 @@ class OpenedRelease:
         del bins
         self._refuse("histogram", column)
 
-    def quantile(self, column: str, q: float = 0.5) -> Result:
-        """Return a quantile of a column of numbers.
+    def quantile(self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None) -> Result:
+        """Return a quantile of a column of numbers or dates; or several, a Series by probability.
 
         Parameters
         ----------
         column
             The column.
         q
-            Its probability, in (0, 1).
+            Its probability, in (0, 1); or several.
+        by
+            Not offered: `mean` has groups.
         """
-        del q
+        del q, by
         self._refuse("quantile", column)
 
     def crosstab(self, first: str, second: str) -> Result:
@@ -255,13 +266,38 @@ class OpenedRelease:
         return f"{type(self).__name__}({kind}, {self.n_rows:,} rows, {promise}{insecure}, privatised: {', '.join(private)})"
 
 
-def check_probability(q: float) -> None:
-    """Check a quantile's probability.
+def check_probabilities(q: float | Sequence[float]) -> list[float]:
+    """Return the probabilities of quantiles.
 
     Raises
     ------
     SpecError
-        If it is not within 0 to 1.
+        If one is not within 0 to 1, or there are none.
     """
-    if not 0 < q < 1:
-        raise SpecError("a quantile's probability lies between 0 and 1", "quantile", "give a share, not per cent")
+    try:
+        found = np.atleast_1d(np.asarray(q, dtype=np.float64))
+    except (TypeError, ValueError):
+        found = np.zeros(0)
+    if found.ndim != 1 or not found.size or not ((found > 0) & (found < 1)).all():
+        raise SpecError("a quantile's probability lies between 0 and 1", "quantile", "give a share, not per cent; or a list of shares")
+    return found.tolist()  # type: ignore[no-any-return]  # numpy's typing
+
+
+def check_no_groups(question: str, column: str, by: str | None) -> None:
+    """Refuse the groups that a question does not take.
+
+    Parameters
+    ----------
+    question, column
+        What is asked, and of which column.
+    by
+        The column of the groups, or None.
+
+    Raises
+    ------
+    SpecError
+        If there is one.
+    """
+    if by is not None:
+        use = f"use crosstab({by!r}, {column!r})" if question == "share" else "use mean(…, by=…)"
+        raise SpecError(f"{question}() takes no groups", f"{question}({column}, by={by})", use)

@@ -280,7 +280,7 @@ class Points:
 
     def _levels_of(self, name: str) -> Sequence[object]:
         if name not in self.levels:
-            raise SpecError("is a column of numbers, without levels", f"column {name!r}", "use histogram(), mean() or slope()")
+            raise SpecError("is a column of numbers, without levels", f"column {name!r}", "use histogram(), mean() or quantile()")
         return self.levels[name]
 
     def _numbers(self, name: str) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,23 @@ class Result:
     standard_error: Any
     bias_bound: Any = 0.0
     limits: tuple[str, ...] = ()
+
+    @classmethod
+    def gather(cls, parts: Sequence[Result], index: pd.Index) -> Result:
+        """Return several results of numbers as one, with Series.
+
+        Parameters
+        ----------
+        parts
+            The results, one or more; their limits are those of the first.
+        index
+            What each is of.
+        """
+        estimate, error, bias = (
+            None if any(getattr(part, name) is None for part in parts) else pd.Series([getattr(part, name) for part in parts], index)
+            for name in ("estimate", "standard_error", "bias_bound")
+        )
+        return cls(estimate=estimate, standard_error=error, bias_bound=bias, limits=parts[0].limits)
 
     def interval(self, confidence: float = 0.95) -> tuple[Any, Any]:
         """Return the normal confidence interval, widened by the bound on the bias where one is known.

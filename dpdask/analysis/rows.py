@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dpdask.analysis.kept import KeptColumns
-from dpdask.analysis.opened import check_probability
+from dpdask.analysis.opened import check_no_groups, check_probabilities
 from dpdask.analysis.points import WITHOUT_NULLS, NoisyCells, Points
 from dpdask.analysis.result import Result
 from dpdask.analysis.weighted import OpenedPoints, check_distinct, check_features
@@ -67,8 +67,9 @@ class OpenedRows(KeptColumns):
             self._refuse("mean", *names)
         return self._correct_mean(released, numbers, by)
 
-    def share(self, column: str) -> Result:
-        """Return the share of each level of a column, a Series."""
+    def share(self, column: str, *, by: str | None = None) -> Result:
+        """Return the share of each level of a column; see `OpenedRelease.share`."""
+        check_no_groups("share", column, by)
         if self._levels(column) is None and not self._is_kept(column):
             self._refuse("share", column)
         released = None if self._keeps_distribution(column) else self._channel(column)
@@ -82,12 +83,12 @@ class OpenedRows(KeptColumns):
             self._refuse("histogram", column)
         return super(OpenedRows, self).histogram(column, bins)
 
-    def quantile(self, column: str, q: float = 0.5) -> Result:
-        """Return a quantile of a column of numbers; see `OpenedRelease.quantile`."""
-        check_probability(q)
+    def quantile(self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None) -> Result:
+        """Return a quantile of a column of numbers, or several; see `OpenedRelease.quantile`."""
+        check_probabilities(q)
         if self._has_noisy_levels(column):
             self._refuse("quantile", column)
-        return super(OpenedRows, self).quantile(column, q)
+        return super(OpenedRows, self).quantile(column, q, by=by)
 
     def crosstab(self, first: str, second: str) -> Result:
         """Return how many rows have each pair of levels; see `OpenedRelease.crosstab`."""

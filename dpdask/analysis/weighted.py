@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpdask.analysis.opened import OpenedRelease, check_probability
+import numpy as np
+import pandas as pd
+
+from dpdask.analysis.opened import OpenedRelease, check_no_groups, check_probabilities
 from dpdask.analysis.points import Points
 from dpdask.analysis.result import Result
 from dpdask.errors import SpecError
@@ -66,8 +69,9 @@ class OpenedPoints(OpenedRelease):
         check_distinct("mean", names)
         return self._points(*names).mean(column, by, self._level_values(column, values))
 
-    def share(self, column: str) -> Result:
-        """Return the share of each level of a column, a Series."""
+    def share(self, column: str, *, by: str | None = None) -> Result:
+        """Return the share of each level of a column; see `OpenedRelease.share`."""
+        check_no_groups("share", column, by)
         return self._points(column).share(column)
 
     def histogram(self, column: str, bins: int | Sequence[float] = 20) -> Result:
@@ -75,10 +79,12 @@ class OpenedPoints(OpenedRelease):
         points = self._points(column)
         return points.histogram(column, self._edges(column, bins, points.dates.get(column)))
 
-    def quantile(self, column: str, q: float = 0.5) -> Result:
-        """Return a quantile of a column of numbers; see `OpenedRelease.quantile`."""
-        check_probability(q)
-        return self._points(column).quantile(column, q)
+    def quantile(self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None) -> Result:
+        """Return a quantile of a column of numbers, or several; see `OpenedRelease.quantile`."""
+        check_no_groups("quantile", column, by)
+        probabilities, points = check_probabilities(q), self._points(column)
+        found = [points.quantile(column, each) for each in probabilities]
+        return found[0] if np.ndim(q) == 0 else Result.gather(found, pd.Index(probabilities, name="q"))
 
     def crosstab(self, first: str, second: str) -> Result:
         """Return how many rows have each pair of levels; see `OpenedRelease.crosstab`."""
