@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpdask.analysis.dates import DateScale, find_scales
+from dpdask.analysis.dates import DateScale, check_no_dates, find_scales
 from dpdask.analysis.points import NoisyCells, Points
 from dpdask.analysis.result import Result
 from dpdask.analysis.weighted import OpenedPoints, check_features
@@ -43,7 +43,8 @@ class OpenedCells(OpenedPoints):
         for name in (response, *features):
             self._column(name)
         check_features("fit", response, features)
-        cells, _ = self._read_cells()
+        cells, dates = self._read_cells()
+        check_no_dates([response, *features], dates)
         cells = cells[cells[[response, *features]].notna().all(axis=1)].reset_index(drop=True)
         sample = WeightedSample.of_frame(cells, response, features, card=self.content)
         rng = stream(RunKey.insecure(0), "analysis/redraw", "")  # any stream: this is post-processing
@@ -60,7 +61,8 @@ class OpenedCells(OpenedPoints):
         return replace(found, estimate=found.estimate.iloc[1:], standard_error=found.standard_error.iloc[1:])
 
     def _answers(self, name: str) -> set[str]:
-        return {*super(OpenedCells, self)._answers(name), "fit"}
+        found = super(OpenedCells, self)._answers(name)
+        return found | ({"fit"} if "slope" in found else set())
 
     def _points(self, *names: str) -> Points:
         for name in names:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,3 +92,23 @@ class DateScale:
 def find_scales(frame: pd.DataFrame) -> dict[str, DateScale]:
     """Return how the numbers of each column of dates count them."""
     return {str(name): scale for name in frame.columns if (scale := DateScale.of(frame[name])) is not None}
+
+
+def check_no_dates(names: Sequence[str], dates: Mapping[str, DateScale]) -> None:
+    """Check that no column of a regression holds dates.
+
+    Parameters
+    ----------
+    names
+        The columns.
+    dates
+        Those that hold dates.
+
+    Raises
+    ------
+    SpecError
+        If one does.
+    """
+    for name in names:
+        if name in dates:
+            raise SpecError("holds dates, of which no slope is offered", f"column {name!r}", "use mean(), quantile() or histogram()")

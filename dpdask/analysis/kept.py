@@ -44,7 +44,8 @@ class KeptColumns(OpenedPoints):
         with self.folder.open(self.shards[0]) as file:
             type_ = pq.read_schema(file).field(name).type
         numbers = pa.types.is_integer(type_) or pa.types.is_floating(type_)
-        return {"share", "crosstab"} | ({"mean", "histogram", "quantile", "slope"} if numbers else set())
+        own = {"mean", "histogram", "quantile"} if numbers or pa.types.is_date(type_) or pa.types.is_timestamp(type_) else set()
+        return {"share", "crosstab"} | own | ({"slope"} if numbers else set())
 
 
 def _list_values(column: pd.Series) -> Sequence[object] | None:

@@ -202,6 +202,10 @@ class OpenedRelease:
         """Return the questions that a column answers."""
         raise NotImplementedError
 
+    def _partners(self, name: str) -> list[str]:
+        """Return the other columns that a question about a column may also name."""
+        return [other for other in self.content["columns"] if other != name]
+
     def _column(self, name: str) -> Mapping[str, Any]:
         """Return a column's part of the card; refuse a name that is not there."""
         columns: Mapping[str, Mapping[str, Any]] = self.content["columns"]

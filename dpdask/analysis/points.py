@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dpdask.analysis.dates import DateScale
+from dpdask.analysis.dates import DateScale, check_no_dates
 from dpdask.analysis.result import Result
 from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares, quantile
@@ -234,8 +234,7 @@ class Points:
             What explains it.
         """
         names = [response, *features]
-        if of_dates := [name for name in names if name in self.dates]:
-            raise SpecError("holds dates, of which no slope is offered", f"column {of_dates[0]!r}", "use mean(), quantile() or histogram()")
+        check_no_dates(names, self.dates)
         table = np.column_stack([self._numbers(name) for name in names])
         here = np.isfinite(table).all(axis=1)
         table, weights = table[here], self.weights[here]

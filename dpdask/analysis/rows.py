@@ -116,7 +116,10 @@ class OpenedRows(KeptColumns):
         released = self._channel(private[0]) if len(private) == 1 else None
         if released is None:
             self._refuse("slope", response, *features)
-        self._level_values(released.name, None)
+        if None in released.levels:
+            raise SpecError(
+                "null is one of its levels, so no slope is offered", f"column {released.name!r}", "use mean(), in groups by a kept column"
+            )
         covariates = [name for name in features if name not in private]
         rows = self._rows(dict.fromkeys([*released.outcomes.columns, response, *features]))
         found = self._result(released.slope(rows, covariates=covariates, response=None if response in private else response))
@@ -126,13 +129,38 @@ class OpenedRows(KeptColumns):
 
     def _answers(self, name: str) -> set[str]:
         if self._is_kept(name):
-            return super(OpenedRows, self)._answers(name)
-        if self._channel(name) is not None:
-            numbers = all(isinstance(level, int | float) for level in self._levels(name) or ())
-            return {"share", "crosstab", "mean"} | ({"slope"} if numbers else set())
-        if not self._keeps_distribution(name):
+            found = super(OpenedRows, self)._answers(name)
+            others = [other for other in self._partners(name) if self._is_kept(other) or self._has_channel(other)]
+            return found if any(self._may_explain(other) for other in others) else found - {"slope"}
+        if self._is_chain or self._levels(name) is None:
+            if not self._keeps_distribution(name):
+                return set()
+            offered = OpenedPoints._answers(self, name)
+            return offered if self._is_chain or any(self._is_joint(name, other) for other in self._partners(name)) else offered - {"slope"}
+        partners, has_channel = self._partners(name), self._has_channel(name)
+        if not (has_channel or self._keeps_distribution(name)):
             return set()
-        return OpenedPoints._answers(self, name) if self._is_chain else {"mean", "histogram", "quantile"}
+        kept = [other for other in partners if has_channel and self._is_kept(other)]
+        alone = has_channel and self._column(name).get("parent") is None
+        crossed = any(
+            self._levels(other) is not None and (self._is_joint(name, other) or (alone and self._has_channel(other) and not self._is_tree))
+            for other in partners
+        )
+        found = {"share"} | ({"crosstab"} if kept or crossed else set())
+        slope = self._may_explain(name) and any(self._may_explain(other) for other in kept)
+        return found | ({"mean"} if self._has_numbers(name) else set()) | ({"slope"} if slope else set())
+
+    def _may_explain(self, name: str) -> bool:
+        """Return whether a column has numbers in every row that a slope can be made of."""
+        if self._is_kept(name):
+            return "slope" in KeptColumns._answers(self, name)
+        if self._is_chain or self._levels(name) is None:
+            return super(OpenedRows, self)._may_explain(name)
+        return self._has_channel(name) and self._has_numbers(name) and None not in (self._levels(name) or ())
+
+    @property
+    def _is_tree(self) -> bool:
+        return bool(self.content["mechanism"]["columns"] == "tree")
 
     @property
     def _is_chain(self) -> bool:
@@ -185,11 +213,12 @@ class OpenedRows(KeptColumns):
 
     def _channel(self, name: str) -> ReleasedColumn | None:
         """Return a column of levels with its channel; None if the card gives no channel on levels."""
+        return ReleasedColumn.from_card(self.content, name) if self._has_channel(name) else None
+
+    def _has_channel(self, name: str) -> bool:
         column = self._column(name)
         parent = column.get("parent")
-        if "levels" not in column or not {"channel", "channels"} & set(column) or (parent is not None and self._levels(parent) is None):
-            return None
-        return ReleasedColumn.from_card(self.content, name)
+        return "levels" in column and bool({"channel", "channels"} & set(column)) and (parent is None or self._levels(parent) is not None)
 
     def _refuse_dependence(self, question: str, *names: str) -> NoReturn:
         """Refuse a question about how columns depend on each other, with the reason of the first that answers none."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dpdask.analysis.opened import OpenedRelease, check_no_groups, check_probabilities
 from dpdask.analysis.points import Points
@@ -97,11 +99,27 @@ class OpenedPoints(OpenedRelease):
         return self._points(response, *features).slope(response, features)
 
     def _answers(self, name: str) -> set[str]:
-        levels = self._levels(name)
-        if levels is None:
-            return {"mean", "histogram", "quantile", "slope"}
-        numbers = all(isinstance(level, int | float) for level in levels if level is not None)
-        return {"share", "crosstab"} | ({"mean", "histogram", "quantile", "slope"} if numbers else set())
+        partners, levels = self._partners(name), self._levels(name)
+        found = set() if levels is None else {"share", *(["crosstab"] if any(self._levels(other) is not None for other in partners) else [])}
+        if levels is not None and not self._has_numbers(name):
+            return found
+        explained = self._may_explain(name) and any(self._may_explain(other) for other in partners)
+        return found | {"mean", "histogram", "quantile"} | ({"slope"} if explained else set())
+
+    def _may_explain(self, name: str) -> bool:
+        """Return whether a column has numbers that a slope can be made of."""
+        return not self._is_of_dates(name) if self._levels(name) is None else self._has_numbers(name)
+
+    def _has_numbers(self, name: str) -> bool:
+        """Return whether a column's levels are numbers, and no mere codes."""
+        levels = self._levels(name) or ()
+        return self._column(name).get("kind") != "categorical" and all(isinstance(level, int | float) for level in levels if level is not None)
+
+    def _is_of_dates(self, name: str) -> bool:
+        """Return whether a column without levels holds dates, as its first shard says."""
+        with self.folder.open(self.shards[0]) as file:
+            schema = pq.read_schema(file)
+        return name in schema.names and pa.types.is_temporal(schema.field(name).type)
 
     def _level_map(self, names: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
         return {name: levels for name in names if (levels := self._levels(name)) is not None}
