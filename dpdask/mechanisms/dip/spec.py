@@ -274,9 +274,9 @@ class DipMechanism(Mechanism):
     def expectations(self, columns: Columns) -> tuple[str, ...]:
         """Return how much a released row keeps of each column, and what wide bounds cost; see `Mechanism.expectations`."""
         found = [name for name, event in self.measurements.items() if event.count > 1]
-        tails = () if not found else (f"{', '.join(found)}: {TAILS}",)
-        tails = self.search.expectations if isinstance(self.search, CellSearch) else tails
-        return (*describe_kept(columns.codecs, self.spending.row, self.spec.channel), *tails)
+        tails = (f"{', '.join(found)}: {TAILS}",) if found else ()
+        searched = self.search.expectations if isinstance(self.search, CellSearch) else ()
+        return (*describe_kept(columns.codecs, self.spending.row, self.spec.channel), *tails, *searched)
 
     def section(self, release: Any, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
         """Return the mechanism's part of the release card; see `Mechanism.section`."""
