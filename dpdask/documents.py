@@ -270,7 +270,8 @@ def _list_problems(error: ValidationError, model: type[BaseModel], data: Mapping
             missing = (*keys, str(issue["loc"][-1]) if issue["type"] == "missing" else issue["ctx"]["discriminator"].strip("'"))
             problems.setdefault(missing, SpecError(f"the key {'.'.join(missing)!r} is missing", text.find_line(keys), "add it"))
         elif issue["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(keys[-1], _known_keys(model, keys[:-1], data), n=1, cutoff=0.0)
+            known = [name for name in _known_keys(model, keys[:-1], data) if name != keys[-1]]  # that of another kind may have the name
+            near = difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.0)
             answered.update((*keys[:-1], name) for name in near)
             problems[tuple(keys)] = SpecError(f"unknown key {'.'.join(keys)!r}", text.find_line(keys), f"did you mean {near[0]!r}?" if near else None)
         else:
