@@ -216,11 +216,16 @@ def _describe_column(name: str, card: Card, type_: pa.DataType | None) -> Conten
     if levels is not None:
         domain = f"{len(levels):,} levels: {', '.join(map(label_level, levels[:8]))}{', …' if len(levels) > 8 else ''}"
     elif bounds:
-        is_time = type_ is not None and pa.types.is_temporal(type_)
-        domain = " to ".join(say_number(bound, type_) if is_time else _say_number(bound) for bound in bounds)
+        domain = " to ".join(_describe_bound(bound, type_) for bound in bounds)
     else:
         domain = "as it is" if part.role == "kept" else ""
     return {"name": name, "role": part.role, "kind": part.kind or "", "domain": domain, "outside": part.outside or "", "epsilon": part.epsilon}
+
+
+def _describe_bound(bound: Any, type_: pa.DataType | None) -> str:
+    if not isinstance(bound, int | float):
+        return str(bound)
+    return say_number(bound, type_) if type_ is not None and pa.types.is_temporal(type_) else _say_number(bound)
 
 
 def _describe_rows(card: Card, manifest: Manifest, shards: Folder) -> Statistics:
