@@ -131,10 +131,12 @@ def _fit(
     """Fit a release; see `fit`."""
     if (public is None) == (mechanism.reference_rows == "public"):
         raise InternalError("a public table and a mechanism that counts its rows go together", None, "report it")
+    planned = mechanism
     mechanism, drawn, number = _read_rounds(mechanism, work)
     if drawn is None or mechanism.releases_rows:
         work = bound_units(source, work, progress)
-    counted = _count(mechanism, source, work, progress, drawn_before=number > 0 or drawn is not None)
+    drawn_before = number > 0 or drawn is not None
+    counted = _count(mechanism, source, work, progress, _name_pass(planned, work, 0), drawn_before=drawn_before)
     counts = counted.value
     if public is not None:
         counts = scan(public.source, public.work, mechanism.statistic(public.work.columns), "reference", progress, released=True).value
@@ -145,7 +147,8 @@ def _fit(
         search = mechanism.search
         measured = search or mechanism
         if counts is None and mechanism.reference_rows == "own":  # a later round
-            counts = scan(source, work, measured.statistic(work.columns), "tabulate", progress, released=mechanism.releases_rows).value
+            stage, statistic = _name_pass(planned, work, number), measured.statistic(work.columns)
+            counts = scan(source, work, statistic, stage, progress, released=mechanism.releases_rows).value
             mechanism.check_counts(counts, work.columns)
         with step("drawing noise"):
             drawn = measured.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
@@ -240,7 +243,13 @@ def _check_drawn(mechanism: Mechanism, drawn: Archived | None) -> None:
         raise InternalError("the noise that was drawn is not the noise that is accounted for", type(mechanism).__name__, "report it")
 
 
-def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Progress | None, *, drawn_before: bool) -> Scanned[Any]:
+def _name_pass(planned: Mechanism, work: TableWork, number: int) -> str:
+    """Return the name of a pass over the rows before the fit, as the plan has it."""
+    names = [stage.partition(":")[0] for stage in planned.stages(work.columns, uncounted=True)]
+    return next(iter(names[number:]), "survey")
+
+
+def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Progress | None, stage: str, *, drawn_before: bool) -> Scanned[Any]:
     """Return the exact counts and how many rows of each part are released; without a pass if neither is needed.
 
     Raises
@@ -251,7 +260,6 @@ def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Prog
     own, rows = mechanism.reference_rows == "own", mechanism.releases_rows
     known = source.count_released(work) if rows else ()
     if known is None or (own and not drawn_before):
-        stage = "survey" if rows else "tabulate"
         found = scan(source, work, (mechanism.search or mechanism).statistic(work.columns), stage, progress, released=rows)
     else:
         found = Scanned(value=None, n_released=known)
