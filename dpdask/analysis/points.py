@@ -23,6 +23,7 @@ from dpdask.inference import WeightedSample, least_squares, quantile
 from dpdask.inference.tallies import level_codes
 
 Floats = NDArray[np.float64]
+WIDE = "the mean of a heavy tail cannot be estimated under wide bounds; use quantile()"
 WITHOUT_NULLS = "rows without a value are left out"
 
 
@@ -126,6 +127,8 @@ class Points:
             bias = add(np.abs(weights) * self._shift(name)[here], code) / share + self._mean_shift(name)
         parts = (mean, np.sqrt(variance), bias)
         limits = self.limits if here.all() else (*self.limits, WITHOUT_NULLS)
+        if self.biased and values is None and name not in self.levels:  # noise puts rows anywhere between the bounds
+            limits = (*limits, WIDE)
         if by is None:
             found = self._result(*self._tell(name, *(float(part[0]) for part in parts)))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,18 @@ def test_tables_along_a_tree_hold_the_noise_of_their_counts(release: Any) -> Non
         z.append(errors(found, truth))
         assert (found.standard_error.to_numpy() > 1.01 * np.sqrt(2 * truth * (1 - truth / N))).mean() > 0.8
     check(np.concatenate(z))
+
+
+def test_later_releases_of_a_growing_table_are_corrected(release: Any) -> None:
+    """Their reference is made of earlier rows: their cards tell of no noise of counts, and of no held-out rows."""
+    for name in ("histogram", "holdout"):
+        content = release(name).card
+        content["accounting"]["events"]["events"] = content["accounting"]["events"]["events"][-1:]
+        content["guarantee"]["unprotected"]["fraction"] = 0.0
+        found = replace(release(name), content=content).share("c0")
+        assert not np.allclose(found.estimate, release(name).share("c0").estimate)
+        bias = 0.0 if found.bias_bound is None else found.bias_bound
+        assert (np.abs(found.estimate - SHARES) <= 4 * found.standard_error + bias).all()
 
 
 def test_a_level_without_rows_is_not_known_to_be_absent(release: Any) -> None:
