@@ -148,13 +148,14 @@ def _describe_attacker(card: Card) -> Content | None:
     epsilon = card.guarantee.epsilon
     if epsilon is None:
         return None
+    losses = words.list_losses(epsilon, card.guarantee.delta or 0.0, card.guarantee.adjacency)
     columns = [(name, part.epsilon) for name, part in list(card.columns.items())[:MAX_COLUMNS] if part.epsilon is not None]
     return {
-        "odds": words.describe_odds(epsilon),
-        "beliefs": words.describe_beliefs(epsilon),
-        "tests": words.describe_tests(epsilon, card.guarantee.delta or 0.0),
+        "odds": [(words.describe_odds(each), delta) for each, delta in losses.values()],
+        "statements": list(losses),
+        "beliefs": words.describe_beliefs(losses, persons=card.guarantee.unit == "row"),
+        "tests": words.describe_tests(losses),
         "columns": [(name, each, words.describe_odds(each), words.bound_belief(0.5, each)) for name, each in columns],
-        "n_rows_of_a_person": words.N_ROWS_OF_A_PERSON,
     }
 
 

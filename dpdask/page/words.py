@@ -8,7 +8,7 @@ from decimal import ROUND_UP, Context, Decimal
 from typing import Any
 
 from dpdask.mechanisms.card import Card
-from dpdask.privacy.budget import attacker_power, percent_above
+from dpdask.privacy.budget import attacker_power, bound_values, percent_above
 
 PRIORS = (0.01, 0.1, 0.5, 0.9)
 ALARMS = (0.01, 0.05, 0.1)
@@ -40,20 +40,45 @@ def bound_belief(prior: float, epsilon: float) -> str:
     return percent_above(prior / (prior + (1.0 - prior) * math.exp(-epsilon)))
 
 
-def describe_beliefs(epsilon: float) -> list[tuple[str, str, str]]:
-    """Return rows of a belief before the release, the most that it can become, and the same for a person with several rows."""
-    return [(f"{100 * prior:g} %", bound_belief(prior, epsilon), bound_belief(prior, N_ROWS_OF_A_PERSON * epsilon)) for prior in PRIORS]
-
-
-def describe_tests(epsilon: float, delta: float) -> list[tuple[str, str]]:
-    """Return rows of a share of false alarms and the most that a test with it can find.
+def list_losses(epsilon: float, delta: float, adjacency: str | None) -> dict[str, tuple[float, float]]:
+    """Return ε and δ of each statement about a unit: under add-remove its presence has the promised ones, and its values have twice them.
 
     Parameters
     ----------
     epsilon, delta
         What is promised.
+    adjacency
+        Which tables are neighbours.
     """
-    return [(f"{100 * level:g} %", percent_above(attacker_power(epsilon, delta, level))) for level in ALARMS]
+    if adjacency != "add-remove":
+        return {"one value rather than another": (epsilon, delta)}
+    return {"it is there": (epsilon, delta), "one value rather than another": bound_values(epsilon, delta, "add-remove")}
+
+
+def describe_beliefs(losses: Mapping[str, tuple[float, float]], *, persons: bool) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return heads and rows of a table: a belief before the release, and the most that it can become.
+
+    Parameters
+    ----------
+    losses
+        What `list_losses` gives.
+    persons
+        Whether a person may have several rows, each of which has these losses.
+    """
+    listed = [(what, n) for n in ((1, N_ROWS_OF_A_PERSON) if persons else (1,)) for what in losses]
+    heads = [what if n == 1 else f"{what}, for a person with {n} rows" for what, n in listed]
+    return heads, [(f"{100 * prior:g} %", *(bound_belief(prior, n * losses[what][0]) for what, n in listed)) for prior in PRIORS]
+
+
+def describe_tests(losses: Mapping[str, tuple[float, float]]) -> list[tuple[str, ...]]:
+    """Return rows of a share of false alarms and the most that each test with it can find.
+
+    Parameters
+    ----------
+    losses
+        What `list_losses` gives.
+    """
+    return [(f"{100 * level:g} %", *(percent_above(attacker_power(*loss, level)) for loss in losses.values())) for level in ALARMS]
 
 
 def round_up(number: float, digits: int = 6) -> str:
@@ -73,13 +98,16 @@ def round_up(number: float, digits: int = 6) -> str:
 def describe_odds(epsilon: float) -> str:
     """Return the factor exp(ε), rounded up."""
     factor = math.exp(min(epsilon, 100.0))
-    return f"{math.ceil(1000 * factor) / 1000:g}" if factor < 1000 else f"{factor:.3g}"
+    if factor < 1000:
+        return f"{math.ceil(1000 * factor) / 1000:g}"
+    return f"{Context(prec=3, rounding=ROUND_UP).plus(Decimal(factor)):.3g}"
 
 
 def describe_neighbours(adjacency: str | None) -> str:
     """Return what ε compares, in words."""
     if adjacency == "add-remove":
-        return "add-remove: a table is compared with the one in which the unit is missing, so the release also hides whether it is there"
+        hidden = "so the release also hides whether it is there; other values count twice (2ε)"
+        return f"add-remove: a table is compared with the one in which the unit is missing, {hidden}"
     if adjacency == "replace-one":
         return "replace-one: a table is compared with one in which the unit has other values; that the unit is in the table is not hidden"
     return "none: no ε is promised"

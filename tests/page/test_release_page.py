@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from page.pages import EVIL, LEVEL, Page, parts, release, synthetic
+from page.pages import EVIL, LEVEL, SCHEMA, Page, parts, release, synthetic
 
 from dpdask.io.manifest import CROISSANT_NAME, PAGE_NAME
 from dpdask.io.shards import ROW_GROUP_ROWS, Shard
@@ -82,18 +83,60 @@ def test_a_page_of_ranges_has_no_epsilon(tmp_path: Path) -> None:
 
 
 def test_a_page_of_tables_shows_their_counts(tmp_path: Path) -> None:
-    from page.pages import SCHEMA
-
     columns = {name: {"role": "drop"} if name in ("group", "day", "income") else column for name, column in SCHEMA.items()}
     text = read_page(release(tmp_path, schema=columns, mechanism={"kind": "marginals", "cliques": [[EVIL]]})).text
     assert "The counts of these tables" in text
     assert "Margins hold the noise of each count" in text
 
 
+def attack(epsilon: float, level: float) -> tuple[float, float]:
+    """Return the power of the best test of a row's value on counts with Laplace noise, of two cells, and the most that the odds grow: exact."""
+    noise = np.exp(-epsilon * np.abs(np.arange(-60, 61)))
+    noise /= noise.sum()
+    there, moved = np.pad(noise, (0, 1)), np.pad(noise, (1, 0))  # a cell without the row, and with it
+    one, other = np.outer(moved, there).ravel(), np.outer(there, moved).ravel()
+    inside = (one > 0) & (other > 0)
+    order = np.argsort(-other / np.where(one > 0, one, 1.0))
+    alarms, found = np.cumsum(one[order]), np.cumsum(other[order])
+    return float(np.interp(level, alarms, found)), float((other[inside] / one[inside]).max())
+
+
+def test_no_attack_on_tables_is_better_than_their_page_says(tmp_path: Path) -> None:
+    """Under add-remove other values are two steps: ε alone would be less than the best attack reaches."""
+    others = {name: {"role": "drop"} for name in ("income", "day", "group", "name")}
+    asked = {"mechanism": {"kind": "marginals", "cliques": [[EVIL]]}, "privacy": {"epsilon": 1.0, "delta": 0, "adjacency": "add-remove"}}
+    output = release(tmp_path, schema={EVIL: SCHEMA[EVIL]} | others, **asked)
+    card, text = parts(output)[0], read_page(output).text
+    [event] = (card.accounting.events or {})["events"]
+    assert (event["kind"], event["scale"], event["count"]) == ("discrete-laplace", 1.0, 1)
+    told = re.search(r"Right, at most: it is there Right, at most: one value rather than another 1 % \S+ % \S+ % 5 % (\S+) % (\S+) %", text)
+    odds = re.search(r"unit is there by at most e ε = ([\d.]+)\. .* values by at most e 2ε = ([\d.]+):", text)
+    assert told is not None
+    assert odds is not None
+    power, factor = attack(1.0, 0.05)
+    assert float(told[1]) < 100 * power <= float(told[2]) <= 100 * power + 0.1
+    assert float(odds[1]) < factor <= float(odds[2])
+    assert (
+        f"who tests whether it had one value rather than another (this counts twice: 2ε) with probability at most {told[2]} %" in card.guarantee.text
+    )
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-3])
+def test_values_under_add_remove_are_told_at_twice_the_loss(delta: float) -> None:
+    losses = words.list_losses(1.0, delta, "add-remove")
+    assert losses == {"it is there": (1.0, delta), "one value rather than another": (2.0, (1.0 + math.e) * delta)}
+    assert words.list_losses(1.0, delta, "replace-one") == {"one value rather than another": (1.0, delta)}
+    heads, beliefs = words.describe_beliefs(losses, persons=True)
+    assert heads[2:] == ["it is there, for a person with 5 rows", "one value rather than another, for a person with 5 rows"]
+    assert beliefs[2] == ("50 %", "73.2 %", "88.1 %", "99.4 %", "100.0 %")
+    assert words.describe_tests(losses)[1] == (("5 %", "13.6 %", "37.0 %") if delta == 0 else ("5 %", "13.7 %", "37.4 %"))
+
+
 def test_beliefs_are_bounded_and_rounded_up() -> None:
     assert words.bound_belief(0.5, float(np.log(3.0))) == "75.0 %"
     assert words.bound_belief(0.01, 0.0) == "1.0 %"
     assert words.bound_belief(0.9, 100.0) == "100.0 %"
+    assert [words.describe_odds(epsilon) for epsilon in (1.0, 2.0, 8.0)] == ["2.719", "7.39", "2.99e+3"]
     assert words.round_up(0.44999999999999996) == "0.45"
     assert words.round_up(1 / 3) == "0.333334"
     assert words.round_up(2.0) == "2"
