@@ -13,14 +13,16 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from dpdask.io.manifest import Manifest
+from dpdask.io.manifest import CARD_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.expectations import LITTLE
 from dpdask.page import pictures, words
 from dpdask.page.associations import MAX_ASSOCIATED, associate
-from dpdask.page.channels import list_channels
+from dpdask.page.channels import describe_kept, list_channels
 from dpdask.page.histograms import ReleasedHistogram, count_histogram, describe_margins, read_tables
 from dpdask.page.sample import Sample, read_sample
+from dpdask.privacy import attacker_power, percent_above
 
 MAX_COLUMNS = 50
 MAX_SHARDS = 50
@@ -85,6 +87,7 @@ def _write_promise(card: Card) -> bytes:
 
 def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> bytes:
     good, bad = words.list_uses(card)
+    qualities, little = describe_kept(card) if statistics is not None else ([], [])
     names = list(card.columns)
     text = _template().render(
         style=_read("page.css"),
@@ -96,6 +99,8 @@ def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> by
         neighbours=words.describe_neighbours(card.guarantee.adjacency),
         covered=_say_covered(card, "protected"),
         uncovered=_say_covered(card, "unprotected"),
+        published=words.describe_published(card),
+        together=words.describe_together(card),
         n_rows=manifest.n_rows,
         n_shards=len(manifest.shards),
         attacker=_describe_attacker(card),
@@ -110,10 +115,13 @@ def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> by
         max_columns=MAX_COLUMNS,
         good=good,
         bad=bad,
-        qualities=[view.quality for view in list_channels(card)] if statistics is not None else [],
+        qualities=qualities,
+        little=little,
+        least=LITTLE,
         snippet=_write_snippet(card),
         shards=manifest.shards[:MAX_SHARDS],
         n_shards_left=max(0, len(manifest.shards) - MAX_SHARDS),
+        card_name=CARD_NAME,
         card_sha256=manifest.card_sha256,
     )
     return text.encode()
@@ -150,7 +158,12 @@ def _describe_attacker(card: Card) -> Content | None:
         return None
     losses = words.list_losses(epsilon, card.guarantee.delta or 0.0, card.guarantee.adjacency)
     columns = [(name, part.epsilon) for name, part in list(card.columns.items())[:MAX_COLUMNS] if part.epsilon is not None]
+    ledger, together = card.ledger, None
+    if ledger is not None and ledger.n_earlier and ledger.epsilon is not None:  # this ε is the one at the δ of the limit
+        values = list(words.list_losses(ledger.epsilon, ledger.delta_limit, card.guarantee.adjacency).values())[-1]
+        together = percent_above(attacker_power(*values))
     return {
+        "together": together,
         "odds": [(words.describe_odds(each), delta) for each, delta in losses.values()],
         "statements": list(losses),
         "beliefs": words.describe_beliefs(losses, persons=card.guarantee.unit == "row"),

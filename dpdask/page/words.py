@@ -13,6 +13,7 @@ from dpdask.privacy.budget import attacker_power, bound_values, percent_above
 PRIORS = (0.01, 0.1, 0.5, 0.9)
 ALARMS = (0.01, 0.05, 0.1)
 N_ROWS_OF_A_PERSON = 5
+_MOST_KEPT = 20
 
 KINDS = {
     "dip": "Every row, its private values randomised (distribution-invariant privatisation)",
@@ -121,6 +122,28 @@ def describe_unit(card: Card) -> str:
     if unit == "value":
         return "one value"
     return f"all rows that share a value of {unit.column}; at most {unit.max_rows} of them are used"
+
+
+def describe_published(card: Card) -> str:
+    """Return what is published as it is: the kept columns, and the number of rows where it is exact."""
+    kept = [name for name, part in card.columns.items() if part.role == "kept"]
+    told = [", ".join(kept[:_MOST_KEPT]) + (f" and {len(kept) - _MOST_KEPT} more columns" if len(kept) > _MOST_KEPT else "")] if kept else []
+    if card.mechanism.kind in ("dip", "interval"):
+        told.append("the number of rows, and which rows are there")
+    elif card.n_rows is not None and card.n_rows.exact and card.n_rows.value is not None:
+        told.append("the number of rows")
+    return "; ".join(told) or "nothing"
+
+
+def describe_together(card: Card) -> str:
+    """Return the ε of this release and the earlier ones of its ledger; empty without a ledger."""
+    ledger = card.ledger
+    if ledger is None:
+        return ""
+    if ledger.epsilon is None:
+        return "an ε that is not known"
+    at = f" at the ledger's δ = {round_up(ledger.delta_limit, 3)}" if ledger.delta_limit else ""
+    return f"ε = {round_up(ledger.epsilon)}{at}"
 
 
 def list_uses(card: Card) -> tuple[list[str], list[str]]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+import subprocess
+from functools import partial
+from html import unescape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,10 +21,10 @@ from page.pages import EVIL, LEVEL, SCHEMA, Page, parts, release, synthetic
 from dpdask.io.manifest import CROISSANT_NAME, PAGE_NAME
 from dpdask.io.shards import ROW_GROUP_ROWS, Shard
 from dpdask.mechanisms.card import Card
-from dpdask.mechanisms.card_parts import ColumnPart
+from dpdask.mechanisms.card_parts import ColumnPart, LedgerPosition
 from dpdask.page import make_croissant, make_page, pictures, render, sample, words
 from dpdask.page.associations import associate
-from dpdask.page.channels import ChannelView
+from dpdask.page.channels import ChannelView, describe_kept
 from dpdask.page.histograms import count_histogram
 from dpdask.page.sample import Sample
 
@@ -54,6 +58,8 @@ def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
     assert card.guarantee.text in text
     for told in ("ε = 4", "replace-one", "the values of all rows", "CC-BY-4.0", "privacy@example.org", "By us.", "Insecure."):
         assert told in text
+    assert "Published as it is group; the number of rows, and which rows are there" in text
+    assert "Releases of these data unknown: no ledger counts them" in text
     assert "Dropped, so no value of them is released: name." in text
     assert "kept as it is: not protected" in text
     assert manifest.card_sha256 in text
@@ -67,6 +73,7 @@ def test_a_page_of_records_says_what_they_are_not_good_for(records: Path) -> Non
     assert "no record is a person's" in text
     assert "no table of three columns was measured" in text
     assert "With δ above 0" in text
+    assert "Published as it is the number of rows" in text
     assert "1e-6" in text
 
 
@@ -115,6 +122,7 @@ def test_no_attack_on_tables_is_better_than_their_page_says(tmp_path: Path) -> N
     assert odds is not None
     power, factor = attack(1.0, 0.05)
     assert float(told[1]) < 100 * power <= float(told[2]) <= 100 * power + 0.1
+    assert "Published as it is nothing" in text
     assert float(odds[1]) < factor <= float(odds[2])
     assert (
         f"who tests whether it had one value rather than another (this counts twice: 2ε) with probability at most {told[2]} %" in card.guarantee.text
@@ -335,10 +343,54 @@ def test_associations_are_those_of_a_textbook() -> None:
 def test_a_channel_tells_how_much_it_keeps() -> None:
     shares = np.array([0.2, 0.8])
     matrix = 0.5 * np.eye(2) + 0.5 * shares
-    view = ChannelView(column="x", labels=("a", "b"), matrix=matrix, of_ranks=False)
+    view = ChannelView(column="x", labels=("a", "b"), matrix=matrix, of_ranks=False, is_ordered=False)
     assert view.quality == "x: a row keeps its value in 84.0 % of the cases; values drawn apart from it would agree in 68.0 %."
-    ranks = ChannelView(column="x", labels=("a", "b", "c"), matrix=0.25 * np.eye(3) + 0.75 / 3, of_ranks=True)
+    ranks = ChannelView(column="x", labels=("a", "b", "c"), matrix=0.25 * np.eye(3) + 0.75 / 3, of_ranks=True, is_ordered=True)
     assert ranks.quality.endswith("have a correlation of 0.25.")
+    assert (view.kept, ranks.kept) == (pytest.approx(0.5), pytest.approx(0.25))
+
+
+def test_a_page_says_how_little_a_row_keeps(tmp_path: Path) -> None:
+    output = release(tmp_path, mechanism__channel="laplace", privacy__epsilon=0.5)
+    text = read_page(output).text
+    for name in ("income", "day"):
+        assert re.search(rf"{name}: a row's released and original ranks have a correlation of 0.0\d\.", text)
+    assert "A released row keeps almost nothing of" in text
+    assert "income, day (less than 0.1 on a scale from 0 to 1)" in text
+    card = parts(output)[0]
+    sentences, little = describe_kept(card)
+    assert len(sentences) == 3
+    chained = card.model_copy(update={"mechanism": card.mechanism.model_copy(update={"reference": {"kind": "chain"}})})
+    assert len(describe_kept(chained)[0]) == 1
+    assert {"income", "day"} <= set(little)
+
+
+@pytest.mark.parametrize("n_earlier", [0, 1])
+def test_a_page_tells_what_all_releases_give_away_together(rows: Path, n_earlier: int) -> None:
+    card, manifest, folder = parts(rows)
+    limits = {"epsilon_limit": 8.0, "delta_limit": 1e-6, "delta": 0.0}
+    ledger = LedgerPosition(dataset="people", entry="ab", epsilon=2.4999999999999996, n_earlier=n_earlier, earlier=[], **limits)
+    text = Page.read(make_page(card.model_copy(update={"ledger": ledger}), manifest, folder)[0]).text
+    assert "Together they spend ε = 2.5 at the ledger's δ = 1e-6; ε may be at most 8." in text
+    if n_earlier:
+        assert "this one and 1 earlier; together ε = 2.5 at the ledger's δ = 1e-6" in text
+        assert (
+            "together ε = 2.5 at the ledger's δ = 1e-6, so a test of one value against another at the level of 5 % is right in at most 61.0 %" in text
+        )
+    else:
+        assert "Releases of these data this one; its ledger counts none before it" in text
+        assert "These tables are for this release alone" not in text
+
+
+def test_the_files_are_checked_by_the_commands_of_the_page(rows: Path, tmp_path: Path) -> None:
+    page = (rows / PAGE_NAME).read_text(encoding="utf-8")
+    [block] = re.findall(r"<code>(sha256sum .*?)</code>", page, re.DOTALL)
+    copy = Path(shutil.copytree(rows, tmp_path / "copy"))
+    check = partial(subprocess.run, ["/bin/sh", "-c", unescape(block)], cwd=copy, capture_output=True, check=False)
+    assert check().returncode == 0
+    assert b"_dpdask/release.json: OK" in check().stdout
+    next(copy.glob("part-*")).write_bytes(b"other")
+    assert check().returncode == 1
 
 
 # ---- metadata for catalogues
