@@ -371,7 +371,7 @@ def test_a_page_tells_what_all_releases_give_away_together(rows: Path, n_earlier
     limits = {"epsilon_limit": 8.0, "delta_limit": 1e-6, "delta": 0.0}
     ledger = LedgerPosition(dataset="people", entry="ab", epsilon=2.4999999999999996, n_earlier=n_earlier, earlier=[], **limits)
     text = Page.read(make_page(card.model_copy(update={"ledger": ledger}), manifest, folder)[0]).text
-    assert "Together they spend ε = 2.5 at the ledger's δ = 1e-6; ε may be at most 8." in text
+    assert f"{'Together they spend' if n_earlier else 'This one spends'} ε = 2.5 at the ledger's δ = 1e-6; ε may be at most 8." in text
     if n_earlier:
         assert "this one and 1 earlier; together ε = 2.5 at the ledger's δ = 1e-6" in text
         assert (
