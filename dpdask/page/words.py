@@ -8,12 +8,13 @@ from decimal import ROUND_UP, Context, Decimal
 from typing import Any
 
 from dpdask.mechanisms.card import Card
-from dpdask.privacy.budget import attacker_power, percent_above
+from dpdask.privacy.budget import attacker_power, bound_values, percent_above
 
 PRIORS = (0.01, 0.1, 0.5, 0.9)
 ALARMS = (0.01, 0.05, 0.1)
 N_ROWS_OF_A_PERSON = 5
 _NOISY = ("histogram", "tree")  # references that are noisy counts
+_MOST_KEPT = 20
 
 KINDS = {
     "dip": "Every row, its private values randomised (distribution-invariant privatisation)",
@@ -41,20 +42,45 @@ def bound_belief(prior: float, epsilon: float) -> str:
     return percent_above(prior / (prior + (1.0 - prior) * math.exp(-epsilon)))
 
 
-def describe_beliefs(epsilon: float) -> list[tuple[str, str, str]]:
-    """Return rows of a belief before the release, the most that it can become, and the same for a person with several rows."""
-    return [(f"{100 * prior:g} %", bound_belief(prior, epsilon), bound_belief(prior, N_ROWS_OF_A_PERSON * epsilon)) for prior in PRIORS]
-
-
-def describe_tests(epsilon: float, delta: float) -> list[tuple[str, str]]:
-    """Return rows of a share of false alarms and the most that a test with it can find.
+def list_losses(epsilon: float, delta: float, adjacency: str | None) -> dict[str, tuple[float, float]]:
+    """Return ε and δ of each statement about a unit: under add-remove its presence has the promised ones, and its values have twice them.
 
     Parameters
     ----------
     epsilon, delta
         What is promised.
+    adjacency
+        Which tables are neighbours.
     """
-    return [(f"{100 * level:g} %", percent_above(attacker_power(epsilon, delta, level))) for level in ALARMS]
+    if adjacency != "add-remove":
+        return {"one value rather than another": (epsilon, delta)}
+    return {"it is there": (epsilon, delta), "one value rather than another": bound_values(epsilon, delta, "add-remove")}
+
+
+def describe_beliefs(losses: Mapping[str, tuple[float, float]], *, persons: bool) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return heads and rows of a table: a belief before the release, and the most that it can become.
+
+    Parameters
+    ----------
+    losses
+        What `list_losses` gives.
+    persons
+        Whether a person may have several rows, each of which has these losses.
+    """
+    listed = [(what, n) for n in ((1, N_ROWS_OF_A_PERSON) if persons else (1,)) for what in losses]
+    heads = [what if n == 1 else f"{what}, for a person with {n} rows" for what, n in listed]
+    return heads, [(f"{100 * prior:g} %", *(bound_belief(prior, n * losses[what][0]) for what, n in listed)) for prior in PRIORS]
+
+
+def describe_tests(losses: Mapping[str, tuple[float, float]]) -> list[tuple[str, ...]]:
+    """Return rows of a share of false alarms and the most that each test with it can find.
+
+    Parameters
+    ----------
+    losses
+        What `list_losses` gives.
+    """
+    return [(f"{100 * level:g} %", *(percent_above(attacker_power(*loss, level)) for loss in losses.values())) for level in ALARMS]
 
 
 def round_up(number: float, digits: int = 6) -> str:
@@ -74,13 +100,16 @@ def round_up(number: float, digits: int = 6) -> str:
 def describe_odds(epsilon: float) -> str:
     """Return the factor exp(ε), rounded up."""
     factor = math.exp(min(epsilon, 100.0))
-    return f"{math.ceil(1000 * factor) / 1000:g}" if factor < 1000 else f"{factor:.3g}"
+    if factor < 1000:
+        return f"{math.ceil(1000 * factor) / 1000:g}"
+    return f"{Context(prec=3, rounding=ROUND_UP).plus(Decimal(factor)):.3g}"
 
 
 def describe_neighbours(adjacency: str | None) -> str:
     """Return what ε compares, in words."""
     if adjacency == "add-remove":
-        return "add-remove: a table is compared with the one in which the unit is missing, so the release also hides whether it is there"
+        hidden = "so the release also hides whether it is there; other values count twice (2ε)"
+        return f"add-remove: a table is compared with the one in which the unit is missing, {hidden}"
     if adjacency == "replace-one":
         return "replace-one: a table is compared with one in which the unit has other values; that the unit is in the table is not hidden"
     return "none: no ε is promised"
@@ -94,6 +123,28 @@ def describe_unit(card: Card) -> str:
     if unit == "value":
         return "one value"
     return f"all rows that share a value of {unit.column}; at most {unit.max_rows} of them are used"
+
+
+def describe_published(card: Card) -> str:
+    """Return what is published as it is: the kept columns, and the number of rows where it is exact."""
+    kept = [name for name, part in card.columns.items() if part.role == "kept"]
+    told = [", ".join(kept[:_MOST_KEPT]) + (f" and {len(kept) - _MOST_KEPT} more columns" if len(kept) > _MOST_KEPT else "")] if kept else []
+    if card.mechanism.kind in ("dip", "interval"):
+        told.append("the number of rows, and which rows are there")
+    elif card.n_rows is not None and card.n_rows.exact and card.n_rows.value is not None:
+        told.append("the number of rows")
+    return "; ".join(told) or "nothing"
+
+
+def describe_together(card: Card) -> str:
+    """Return the ε of this release and the earlier ones of its ledger; empty without a ledger."""
+    ledger = card.ledger
+    if ledger is None:
+        return ""
+    if ledger.epsilon is None:
+        return "an ε that is not known"
+    at = f" at the ledger's δ = {round_up(ledger.delta_limit, 3)}" if ledger.delta_limit else ""
+    return f"ε = {round_up(ledger.epsilon)}{at}"
 
 
 def list_uses(card: Card) -> tuple[list[str], list[str]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpdask.privacy import attacker_power, percent_above
-from dpdask.privacy.ledger_entries import Balance, Summary
+from dpdask.privacy import attacker_power, bound_values, percent_above
+from dpdask.privacy.events import from_dict, hides_presence
+from dpdask.privacy.ledger_entries import NO_RUN, Balance, Summary
 
 
 def describe_audit(found: Mapping[str, Any]) -> str:
@@ -43,7 +44,7 @@ def describe_ledger(summary: Summary) -> str:
     )
     lines = [
         f"{summary.dataset}: {spent}; δ {balance.delta_spent!r} of {balance.delta_limit!r}",
-        *_attacker_lines(balance),
+        *_attacker_lines(balance, add_remove=_is_add_remove(summary)),
         *_refusal_lines(balance),
         *entries,
         f"  head {summary.head}",
@@ -59,10 +60,19 @@ def _refusal_lines(balance: Balance) -> list[str]:
     return [f"  {runs} read rows and refused them; {balance.n_refusals_charged} charged; {exact}"]
 
 
-def _attacker_lines(balance: Balance) -> list[str]:
+def _is_add_remove(summary: Summary) -> bool:
+    """Return whether a charge that counts is of add-remove; a dataset has one adjacency."""
+    newest = {entry.run_id: entry for entry in summary.entries if entry.kind not in NO_RUN}
+    return any(hides_presence(from_dict(entry.charge.event)) for entry in newest.values() if entry.counts and entry.charge.event)
+
+
+def _attacker_lines(balance: Balance, *, add_remove: bool) -> list[str]:
     """Return a bound on an attacker for the rows that every run covers, and the share of the other rows."""
-    power = percent_above(attacker_power(balance.epsilon_spent, balance.delta_limit))  # epsilon_spent is the ε at δ = delta_limit
-    right = f"is right with probability at most {power}"
+    spent = balance.epsilon_spent, balance.delta_limit  # epsilon_spent is the ε at δ = delta_limit
+    values = percent_above(attacker_power(*bound_values(*spent, "add-remove" if add_remove else "replace-one")))
+    right = f"is right with probability at most {values}"
+    if add_remove:
+        right += f" (values count twice: 2ε), and one who tests whether it is there with at most {percent_above(attacker_power(*spent))}"
     coverage = balance.coverage
     if not coverage.text:
         return [f"  an attacker with all these releases, who tests at the 5 % level what a row was, {right}"]
