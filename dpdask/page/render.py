@@ -106,7 +106,9 @@ def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> by
         neighbours=words.describe_neighbours(card.guarantee.adjacency),
         covered=_say_covered(card, "protected"),
         uncovered=_say_covered(card, "unprotected"),
+        promise=words.describe_promise(card),
         published=words.describe_published(card),
+        order=words.describe_order(card, len(manifest.shards)),
         together=words.describe_together(card),
         n_rows=manifest.n_rows,
         n_shards=len(manifest.shards),
@@ -194,9 +196,9 @@ def _list_spent(card: Card) -> Iterator[tuple[str, str]]:
             less = part.epsilon_exact is not None and part.epsilon_exact < 0.999 * part.epsilon
             exact = f", of which {words.round_up(part.epsilon_exact or 0.0)} are spent" if less else ""
             yield f"Each released row, {name}", f"ε = {words.round_up(part.epsilon)}{exact}"
-    for name, each in list(told.get("noise", {}).items())[:MAX_COLUMNS]:
+    for name, each in words.name_counts(card)[:MAX_COLUMNS]:
         noise = f"standard deviation {each['standard_deviation']:.4g}, 95 % margin ± {each['margin_95']:.4g} rows"
-        yield f"Noise of a count, {name.replace('_', ' ')}", noise
+        yield f"Noise of a count, {name}", noise
     alike: Counter[str] = Counter()
     for law, n_vectors in () if told_apart else laws:
         alike[law] += n_vectors

@@ -9,12 +9,22 @@ from typing import Any
 
 from dpdask.mechanisms.card import Card
 from dpdask.privacy.budget import attacker_power, bound_values, percent_above
+from dpdask.privacy.order import order_text
 
 PRIORS = (0.01, 0.1, 0.5, 0.9)
 ALARMS = (0.01, 0.05, 0.1)
 N_ROWS_OF_A_PERSON = 5
 _NOISY = ("histogram", "tree")  # references that are noisy counts
 _MOST_KEPT = 20
+_COUNTS = {
+    "cells": "of a cell of the histogram",
+    "n_rows": "of all rows",
+    "fine_counts": "of a narrow cell, counted first to choose the cells of a column",
+    "one_way": "of a cell of one column",
+    "two_way": "of a cell of two columns",
+    "measured_again": "of a cell of two columns that were counted a second time",
+    "three_way": "of a cell of three columns",
+}
 
 KINDS = {
     "dip": "Every row, its private values randomised (distribution-invariant privatisation)",
@@ -125,6 +135,37 @@ def describe_unit(card: Card) -> str:
     return f"all rows that share a value of {unit.column}; at most {unit.max_rows} of them are used"
 
 
+def describe_promise(card: Card) -> str:
+    """Return the kind of the promise, in words."""
+    if card.guarantee.epsilon is None:
+        return "interval privacy; this is not differential privacy"
+    kind = "differential privacy, approximate (δ above 0)" if card.guarantee.delta else "differential privacy, pure (δ = 0)"
+    return f"{kind}; other private columns have interval privacy only" if card.guarantee.interval_private_only else kind
+
+
+def describe_order(card: Card, n_shards: int) -> str:
+    """Return what the order of the rows reveals; shorter for shuffled rows in one file.
+
+    Parameters
+    ----------
+    card
+        The release card.
+    n_shards
+        How many files the release has.
+    """
+    if n_shards == 1 and card.order == order_text("shuffled"):
+        parts = "an input above 128 MiB is shuffled in parts, and rows of one part were neighbours in the input"
+        return f"the rows of the one file are in random order; {parts} (of similar values, if it was sorted by a private column; no ε covers that)"
+    return card.order
+
+
+def name_counts(card: Card) -> list[tuple[str, Any]]:
+    """Return names of counts that readers understand, each with what the card says of its noise."""
+    noise = (card.accounting.model_extra or {}).get("noise", {})
+    own = {} if card.mechanism.kind == "marginals" else _COUNTS  # the tables of a marginals job have the names of its columns
+    return [(own.get(name, f"of the table {name}"), each) for name, each in noise.items()]
+
+
 def describe_published(card: Card) -> str:
     """Return what is published as it is: the kept columns, and the number of rows where it is exact."""
     kept = [name for name, part in card.columns.items() if part.role == "kept"]
@@ -205,7 +246,7 @@ def _use_copula(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[st
     ]
     share = told.get("significant_share")
     if share is not None:
-        good.append(f"{100 * share:.3g} % of the correlations in the fit could be told from noise; the others were set close to 0.")
+        bad.append(f"Weak correlations: {100 * share:.3g} % of the correlations in the fit could be told from noise; the others were set close to 0.")
     three = told.get("three_way") or []
     bad.append(
         f"What more than two columns together show, except for {len(three)} measured tables of three columns."
@@ -237,7 +278,7 @@ def _use_ranges(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[st
     for name, part in card.columns.items():
         mean = (part.model_extra or {}).get("mean_coverage")
         if mean is not None:
-            good.append(f"{name}: a range covers {100 * mean:.0f} % of its public reference on average.")
+            good.append(f"{name}: a range holds {100 * mean:.0f} % of the values on average, if they are distributed as the public reference says.")
     return good, ["The middle of a range in place of the value: means and slopes come out wrong.", "A narrow range almost tells the value."]
 
 

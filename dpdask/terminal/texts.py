@@ -8,6 +8,7 @@ from typing import Any
 from dpdask.privacy import attacker_power, bound_values, percent_above
 from dpdask.privacy.events import from_dict, hides_presence
 from dpdask.privacy.ledger_entries import NO_RUN, Balance, Summary
+from dpdask.privacy.rounding import shorten
 
 
 def describe_audit(found: Mapping[str, Any]) -> str:
@@ -36,14 +37,15 @@ def _size_text(measurement: Mapping[str, Any]) -> str:
 def describe_ledger(summary: Summary) -> str:
     """Return what a dataset's releases spent, what is left, and its entries."""
     balance = summary.balance
-    spent = f"ε {balance.epsilon_spent!r} of {balance.epsilon_limit!r} spent by {balance.n_runs} runs, {balance.epsilon_left!r} left"
+    used, left = shorten(balance.epsilon_spent, up=True), shorten(balance.epsilon_left, up=False)
+    spent = f"ε {used} of {balance.epsilon_limit!r} spent by {balance.n_runs} runs, {left} left"
     entries = (
-        f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6} ε {entry.charge.epsilon!r} δ {entry.charge.delta!r} {entry.run_id}"
+        f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6} ε {shorten(entry.charge.epsilon, up=True)} δ {entry.charge.delta!r} {entry.run_id}"
         + (f", series {entry.charge.event['series']['id']}" if "series" in entry.charge.event else "")
         for entry in summary.entries
     )
     lines = [
-        f"{summary.dataset}: {spent}; δ {balance.delta_spent!r} of {balance.delta_limit!r}",
+        f"{summary.dataset}: {spent}; δ {shorten(balance.delta_spent, up=True)} of {balance.delta_limit!r}",
         *_attacker_lines(balance, add_remove=_is_add_remove(summary)),
         *_refusal_lines(balance),
         *entries,

@@ -27,6 +27,7 @@ from dpdask.page.associations import associate
 from dpdask.page.channels import ChannelView, describe_kept
 from dpdask.page.histograms import count_histogram
 from dpdask.page.sample import Sample
+from dpdask.privacy.order import order_text
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,8 @@ def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
         assert told in text
     assert "Published as it is group; the number of rows, and which rows are there" in text
     assert "Releases of these data unknown: no ledger counts them" in text
+    assert "Promise differential privacy, pure (δ = 0)" in text
+    assert "Contact privacy@example.org" in text
     assert "Dropped, so no value of them is released: name." in text
     assert "kept as it is: not protected" in text
     assert manifest.card_sha256 in text
@@ -93,12 +96,23 @@ def test_noise_of_one_kind_is_told_once() -> None:
     assert list(render._list_spent(card)) == [("Noise on 4 vectors of counts", "discrete Gaussian, σ = 5")]
 
 
+def test_the_order_of_one_file_is_told_in_short(rows: Path) -> None:
+    card = parts(rows)[0].model_copy(update={"order": order_text("shuffled")})
+    assert words.describe_order(card, 2) == card.order
+    assert words.describe_order(card, 1).startswith("the rows of the one file are in random order; ")
+    kept = card.model_copy(update={"order": order_text("keep")})
+    assert words.describe_order(kept, 1) == kept.order
+
+
 def test_a_page_of_records_says_what_they_are_not_good_for(records: Path) -> None:
     text = read_page(records).text
     assert "no record is a person's" in text
     assert "no table of three columns was measured" in text
     assert "With δ above 0" in text
     assert "Published as it is the number of rows" in text
+    assert "Promise differential privacy, approximate (δ above 0)" in text
+    assert "Noise of a count, of a cell of two columns standard deviation" in text
+    assert "Weak correlations: " in text.partition("Not good for")[2]
     assert "1e-6" in text
 
 
