@@ -66,7 +66,8 @@ class GaussianCopula(NoisyCountsEstimator[CopulaRelease]):
     delta
         δ, in [0, 1): above 0 the noise is Gaussian, and much smaller; at 0 it is Laplace. Take it far below 1 / rows.
     adjacency
-        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row is there or not.
+        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row is there or not
+        (its values are then protected by 2·epsilon).
     unit
         What is protected: `row`, or `UnitColumn(column=…, max_rows=…)`.
     bins

@@ -109,7 +109,8 @@ class PerturbedHistogram(NoisyCountsEstimator[HistogramRelease]):
     delta
         δ, in [0, 1): it may be 0; under replace-one a positive one makes the noise a little smaller.
     adjacency
-        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row is there or not.
+        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row is there or not
+        (its values are then protected by 2·epsilon).
     unit
         What is protected: `row`, or `UnitColumn(column=…, max_rows=…)`.
     bins

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from dpdask.privacy.events import DiscreteGaussian, Event, LocalRelease, leaves
 from dpdask.privacy.noise import deviation
+from dpdask.privacy.rounding import shorten
 
 
 class Planned(Protocol):
@@ -97,7 +98,8 @@ def _describe_ledger(ledger: Mapping[str, Any] | None) -> list[str]:
     if ledger is None:
         return []
     verdict = "" if ledger["fits"] else ": THE RUN WILL BE REFUSED"
-    spent = f"  ledger    ε {ledger['before']!r} spent by {ledger['runs']} runs, {ledger['after']!r} after this one, of {ledger['limit']!r}{verdict}"
+    before, after = shorten(ledger["before"], up=True), shorten(ledger["after"], up=True)
+    spent = f"  ledger    ε {before} spent by {ledger['runs']} runs, {after} after this one, of {ledger['limit']!r}{verdict}"
     return [spent, *([f"  coverage  after this run, {ledger['coverage']}"] if ledger["coverage"] else [])]
 
 

@@ -15,14 +15,16 @@ from typing import Any
 import pyarrow as pa
 from jinja2 import Environment, StrictUndefined, Template
 
-from dpdask.io.manifest import Manifest
+from dpdask.io.manifest import CARD_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.expectations import LITTLE
 from dpdask.page import pictures, words
 from dpdask.page.associations import MAX_ASSOCIATED, associate
-from dpdask.page.channels import list_channels
+from dpdask.page.channels import describe_kept, list_channels
 from dpdask.page.histograms import ReleasedHistogram, count_histogram, describe_margins, label_level, read_tables, say_number
 from dpdask.page.sample import Sample, read_sample
+from dpdask.privacy import attacker_power, percent_above
 
 MAX_COLUMNS = 50
 MAX_SHARDS = 50
@@ -91,6 +93,7 @@ def _write_promise(card: Card) -> bytes:
 
 def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> bytes:
     good, bad = words.list_uses(card)
+    qualities, little = describe_kept(card) if statistics is not None else ([], [])
     names = list(card.columns)
     types: Types = {} if statistics is None else statistics.types
     text = _template().render(
@@ -103,6 +106,10 @@ def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> by
         neighbours=words.describe_neighbours(card.guarantee.adjacency),
         covered=_say_covered(card, "protected"),
         uncovered=_say_covered(card, "unprotected"),
+        promise=words.describe_promise(card),
+        published=words.describe_published(card),
+        order=words.describe_order(card, len(manifest.shards)),
+        together=words.describe_together(card),
         n_rows=manifest.n_rows,
         n_shards=len(manifest.shards),
         attacker=_describe_attacker(card),
@@ -117,10 +124,13 @@ def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> by
         max_columns=MAX_COLUMNS,
         good=good,
         bad=bad,
-        qualities=[view.quality for view in list_channels(card)] if statistics is not None else [],
+        qualities=qualities,
+        little=little,
+        least=LITTLE,
         snippet=_write_snippet(card, types),
         shards=manifest.shards[:MAX_SHARDS],
         n_shards_left=max(0, len(manifest.shards) - MAX_SHARDS),
+        card_name=CARD_NAME,
         card_sha256=manifest.card_sha256,
     )
     return text.encode()
@@ -155,13 +165,19 @@ def _describe_attacker(card: Card) -> Content | None:
     epsilon = card.guarantee.epsilon
     if epsilon is None:
         return None
+    losses = words.list_losses(epsilon, card.guarantee.delta or 0.0, card.guarantee.adjacency)
     columns = [(name, part.epsilon) for name, part in list(card.columns.items())[:MAX_COLUMNS] if part.epsilon is not None]
+    ledger, together = card.ledger, None
+    if ledger is not None and ledger.n_earlier and ledger.epsilon is not None:  # this ε is the one at the δ of the limit
+        values = list(words.list_losses(ledger.epsilon, ledger.delta_limit, card.guarantee.adjacency).values())[-1]
+        together = percent_above(attacker_power(*values))
     return {
-        "odds": words.describe_odds(epsilon),
-        "beliefs": words.describe_beliefs(epsilon),
-        "tests": words.describe_tests(epsilon, card.guarantee.delta or 0.0),
+        "together": together,
+        "odds": [(words.describe_odds(each), delta) for each, delta in losses.values()],
+        "statements": list(losses),
+        "beliefs": words.describe_beliefs(losses, persons=card.guarantee.unit == "row"),
+        "tests": words.describe_tests(losses),
         "columns": [(name, each, words.describe_odds(each), words.bound_belief(0.5, each)) for name, each in columns],
-        "n_rows_of_a_person": words.N_ROWS_OF_A_PERSON,
     }
 
 
@@ -180,9 +196,9 @@ def _list_spent(card: Card) -> Iterator[tuple[str, str]]:
             less = part.epsilon_exact is not None and part.epsilon_exact < 0.999 * part.epsilon
             exact = f", of which {words.round_up(part.epsilon_exact or 0.0)} are spent" if less else ""
             yield f"Each released row, {name}", f"ε = {words.round_up(part.epsilon)}{exact}"
-    for name, each in list(told.get("noise", {}).items())[:MAX_COLUMNS]:
+    for name, each in words.name_counts(card)[:MAX_COLUMNS]:
         noise = f"standard deviation {each['standard_deviation']:.4g}, 95 % margin ± {each['margin_95']:.4g} rows"
-        yield f"Noise of a count, {name.replace('_', ' ')}", noise
+        yield f"Noise of a count, {name}", noise
     alike: Counter[str] = Counter()
     for law, n_vectors in () if told_apart else laws:
         alike[law] += n_vectors

@@ -8,12 +8,23 @@ from decimal import ROUND_UP, Context, Decimal
 from typing import Any
 
 from dpdask.mechanisms.card import Card
-from dpdask.privacy.budget import attacker_power, percent_above
+from dpdask.privacy.budget import attacker_power, bound_values, percent_above
+from dpdask.privacy.order import order_text
 
 PRIORS = (0.01, 0.1, 0.5, 0.9)
 ALARMS = (0.01, 0.05, 0.1)
 N_ROWS_OF_A_PERSON = 5
 _NOISY = ("histogram", "tree")  # references that are noisy counts
+_MOST_KEPT = 20
+_COUNTS = {
+    "cells": "of a cell of the histogram",
+    "n_rows": "of all rows",
+    "fine_counts": "of a narrow cell, counted first to choose the cells of a column",
+    "one_way": "of a cell of one column",
+    "two_way": "of a cell of two columns",
+    "measured_again": "of a cell of two columns that were counted a second time",
+    "three_way": "of a cell of three columns",
+}
 
 KINDS = {
     "dip": "Every row, its private values randomised (distribution-invariant privatisation)",
@@ -41,20 +52,45 @@ def bound_belief(prior: float, epsilon: float) -> str:
     return percent_above(prior / (prior + (1.0 - prior) * math.exp(-epsilon)))
 
 
-def describe_beliefs(epsilon: float) -> list[tuple[str, str, str]]:
-    """Return rows of a belief before the release, the most that it can become, and the same for a person with several rows."""
-    return [(f"{100 * prior:g} %", bound_belief(prior, epsilon), bound_belief(prior, N_ROWS_OF_A_PERSON * epsilon)) for prior in PRIORS]
-
-
-def describe_tests(epsilon: float, delta: float) -> list[tuple[str, str]]:
-    """Return rows of a share of false alarms and the most that a test with it can find.
+def list_losses(epsilon: float, delta: float, adjacency: str | None) -> dict[str, tuple[float, float]]:
+    """Return ε and δ of each statement about a unit: under add-remove its presence has the promised ones, and its values have twice them.
 
     Parameters
     ----------
     epsilon, delta
         What is promised.
+    adjacency
+        Which tables are neighbours.
     """
-    return [(f"{100 * level:g} %", percent_above(attacker_power(epsilon, delta, level))) for level in ALARMS]
+    if adjacency != "add-remove":
+        return {"one value rather than another": (epsilon, delta)}
+    return {"it is there": (epsilon, delta), "one value rather than another": bound_values(epsilon, delta, "add-remove")}
+
+
+def describe_beliefs(losses: Mapping[str, tuple[float, float]], *, persons: bool) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return heads and rows of a table: a belief before the release, and the most that it can become.
+
+    Parameters
+    ----------
+    losses
+        What `list_losses` gives.
+    persons
+        Whether a person may have several rows, each of which has these losses.
+    """
+    listed = [(what, n) for n in ((1, N_ROWS_OF_A_PERSON) if persons else (1,)) for what in losses]
+    heads = [what if n == 1 else f"{what}, for a person with {n} rows" for what, n in listed]
+    return heads, [(f"{100 * prior:g} %", *(bound_belief(prior, n * losses[what][0]) for what, n in listed)) for prior in PRIORS]
+
+
+def describe_tests(losses: Mapping[str, tuple[float, float]]) -> list[tuple[str, ...]]:
+    """Return rows of a share of false alarms and the most that each test with it can find.
+
+    Parameters
+    ----------
+    losses
+        What `list_losses` gives.
+    """
+    return [(f"{100 * level:g} %", *(percent_above(attacker_power(*loss, level)) for loss in losses.values())) for level in ALARMS]
 
 
 def round_up(number: float, digits: int = 6) -> str:
@@ -74,13 +110,16 @@ def round_up(number: float, digits: int = 6) -> str:
 def describe_odds(epsilon: float) -> str:
     """Return the factor exp(ε), rounded up."""
     factor = math.exp(min(epsilon, 100.0))
-    return f"{math.ceil(1000 * factor) / 1000:g}" if factor < 1000 else f"{factor:.3g}"
+    if factor < 1000:
+        return f"{math.ceil(1000 * factor) / 1000:g}"
+    return f"{Context(prec=3, rounding=ROUND_UP).plus(Decimal(factor)):.3g}"
 
 
 def describe_neighbours(adjacency: str | None) -> str:
     """Return what ε compares, in words."""
     if adjacency == "add-remove":
-        return "add-remove: a table is compared with the one in which the unit is missing, so the release also hides whether it is there"
+        hidden = "so the release also hides whether it is there; other values count twice (2ε)"
+        return f"add-remove: a table is compared with the one in which the unit is missing, {hidden}"
     if adjacency == "replace-one":
         return "replace-one: a table is compared with one in which the unit has other values; that the unit is in the table is not hidden"
     return "none: no ε is promised"
@@ -94,6 +133,59 @@ def describe_unit(card: Card) -> str:
     if unit == "value":
         return "one value"
     return f"all rows that share a value of {unit.column}; at most {unit.max_rows} of them are used"
+
+
+def describe_promise(card: Card) -> str:
+    """Return the kind of the promise, in words."""
+    if card.guarantee.epsilon is None:
+        return "interval privacy; this is not differential privacy"
+    kind = "differential privacy, approximate (δ above 0)" if card.guarantee.delta else "differential privacy, pure (δ = 0)"
+    return f"{kind}; other private columns have interval privacy only" if card.guarantee.interval_private_only else kind
+
+
+def describe_order(card: Card, n_shards: int) -> str:
+    """Return what the order of the rows reveals; shorter for shuffled rows in one file.
+
+    Parameters
+    ----------
+    card
+        The release card.
+    n_shards
+        How many files the release has.
+    """
+    if n_shards == 1 and card.order == order_text("shuffled"):
+        parts = "an input above 128 MiB is shuffled in parts, and rows of one part were neighbours in the input"
+        return f"the rows of the one file are in random order; {parts} (of similar values, if it was sorted by a private column; no ε covers that)"
+    return card.order
+
+
+def name_counts(card: Card) -> list[tuple[str, Any]]:
+    """Return names of counts that readers understand, each with what the card says of its noise."""
+    noise = (card.accounting.model_extra or {}).get("noise", {})
+    own = {} if card.mechanism.kind == "marginals" else _COUNTS  # the tables of a marginals job have the names of its columns
+    return [(own.get(name, f"of the table {name}"), each) for name, each in noise.items()]
+
+
+def describe_published(card: Card) -> str:
+    """Return what is published as it is: the kept columns, and the number of rows where it is exact."""
+    kept = [name for name, part in card.columns.items() if part.role == "kept"]
+    told = [", ".join(kept[:_MOST_KEPT]) + (f" and {len(kept) - _MOST_KEPT} more columns" if len(kept) > _MOST_KEPT else "")] if kept else []
+    if card.mechanism.kind in ("dip", "interval"):
+        told.append("the number of rows, and which rows are there")
+    elif card.n_rows is not None and card.n_rows.exact and card.n_rows.value is not None:
+        told.append("the number of rows")
+    return "; ".join(told) or "nothing"
+
+
+def describe_together(card: Card) -> str:
+    """Return the ε of this release and the earlier ones of its ledger; empty without a ledger."""
+    ledger = card.ledger
+    if ledger is None:
+        return ""
+    if ledger.epsilon is None:
+        return "an ε that is not known"
+    at = f" at the ledger's δ = {round_up(ledger.delta_limit, 3)}" if ledger.delta_limit else ""
+    return f"ε = {round_up(ledger.epsilon)}{at}"
 
 
 def list_uses(card: Card) -> tuple[list[str], list[str]]:
@@ -154,7 +246,7 @@ def _use_copula(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[st
     ]
     share = told.get("significant_share")
     if share is not None:
-        good.append(f"{100 * share:.3g} % of the correlations in the fit could be told from noise; the others were set close to 0.")
+        bad.append(f"Weak correlations: {100 * share:.3g} % of the correlations in the fit could be told from noise; the others were set close to 0.")
     three = told.get("three_way") or []
     bad.append(
         f"What more than two columns together show, except for {len(three)} measured tables of three columns."
@@ -186,7 +278,7 @@ def _use_ranges(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[st
     for name, part in card.columns.items():
         mean = (part.model_extra or {}).get("mean_coverage")
         if mean is not None:
-            good.append(f"{name}: a range covers {100 * mean:.0f} % of its public reference on average.")
+            good.append(f"{name}: a range holds {100 * mean:.0f} % of the values on average, if they are distributed as the public reference says.")
     return good, ["The middle of a range in place of the value: means and slopes come out wrong.", "A narrow range almost tells the value."]
 
 

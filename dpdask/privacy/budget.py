@@ -64,6 +64,7 @@ class Budget(Document):
     adjacency
         `replace-one`: tables are neighbours when one row has other private values. The number of rows and every kept
         column are public. `add-remove`: when one of them lacks a row of the other; the number of rows is private.
+        A row's values are then protected by 2·epsilon.
     unit
         `row`: the thing protected is one row. A person with k rows is protected by k·ε only. `{column, max_rows}`: all
         rows that share the column's value, a person for instance; at most `max_rows` of them are released.
@@ -131,7 +132,7 @@ def guarantee_text(budget: Budget, protected: str, unprotected: str, order: RowO
     Notes
     -----
     The attacker's power is `attacker_power`, which is at most the bound γ·exp(ε) of Lemma 1 of Bi & Shen (after Wasserman &
-    Zhou 2010) for testing "this row had value a, not b" at level γ on one ε-private release.
+    Zhou 2010) for testing "this row had value a, not b" at level γ on one ε-private release. Rows are released under replace-one alone.
     """
     unit, exceptions = budget.unit_column, " and δ" if budget.delta else ""
     whose, what, tested = "Each released row's private values", "one row", "a released row"
@@ -177,17 +178,20 @@ def central_guarantee_text(budget: Budget, protected: str, unprotected: str, *, 
     -----
     Testing "the table was A, not its neighbour B" at level γ on one (ε, δ)-private release has power at most γ·exp(ε) + δ
     (Wasserman and Zhou 2010, Theorem 2.4; Kairouz, Oh and Viswanath 2015, Theorem 2.1). A group of k units is covered by
-    (k·ε, k·exp((k-1)·ε)·δ) (Dwork and Roth 2014, after Theorem 2.2).
+    (k·ε, k·exp((k-1)·ε)·δ) (Dwork and Roth 2014, after Theorem 2.2). Under add-remove, a test of one value against another is
+    bounded by `bound_values`.
     """
     replaced = budget.adjacency == "replace-one"
     if n_rows_public and not replaced:
         raise SpecError("add-remove hides how many rows there are, so they cannot be published", "`adjacency`", "set it to replace-one")
     unit = budget.unit_column
     one, who, tested = "one row", "one row", "a row had one value rather than another" if replaced else "a row is there"
+    had = "it had one value rather than another"
     many = "a person with k rows is protected by k·ε" + (" and k·exp((k-1)·ε)·δ" if budget.delta else "")
     if unit is not None:
         one, who = f"the rows of one {unit.column}, of which at most {unit.max_rows} are used", f"one {unit.column}"
         tested = f"a {unit.column}'s rows " + ("had one value rather than another" if replaced else "are there")
+        had = "they had one value rather than another"
         many = f"a person with several {unit.column} values is protected by ε" + (" and δ" if budget.delta else "") + " for each"
     neighbours = f"{who}'s values change" if replaced else f"{who} is there or not"
     count = "is published as it is" if n_rows_public else "is public" if replaced else "is private"
@@ -195,7 +199,7 @@ def central_guarantee_text(budget: Budget, protected: str, unprotected: str, *, 
         f"All that is released is computed from noisy statistics, which are ε = {_epsilon_text(budget.epsilon)} differentially private "
         f"(δ = {_delta_text(budget.delta)}, {budget.adjacency}: {neighbours}, unit: {one}). "
         f"Protected: {protected}. Not protected: {unprotected}. "
-        f"The number of rows {count}; {many}. " + _attacker_text(budget, tested)
+        f"The number of rows {count}; {many}. " + _attacker_text(budget, tested, "" if replaced else had)
     )
 
 
@@ -209,14 +213,43 @@ def _delta_text(delta: float) -> str:
     return f"{rounded:e}" if 0 < rounded < Decimal("0.001") else str(rounded)
 
 
-def _attacker_text(budget: Budget, what: str) -> str:
-    power = percent_above(attacker_power(budget.epsilon, budget.delta))
-    suffix = ", which is no protection worth the name." if budget.epsilon >= 3 else "."
-    return f"An attacker who tests at the 5 % level whether {what} is right with probability at most {power}{suffix}"
+def bound_values(epsilon: float, delta: float, adjacency: Adjacency | None) -> tuple[float, float]:
+    """Return ε and δ of a change of a unit's values: twice those of its presence under add-remove, as promised under replace-one.
+
+    Parameters
+    ----------
+    epsilon, delta
+        What is promised for the neighbours.
+    adjacency
+        Which tables are neighbours.
+
+    Notes
+    -----
+    Other values are two steps under add-remove, one to the table without the unit and one back:
+    p(x) ≤ e^ε·p(without) + δ ≤ e^2ε·p(y) + (1 + e^ε)·δ.
+
+    References
+    ----------
+    Dwork and Roth 2014, after Theorem 2.2.
+    """
+    if adjacency != "add-remove":
+        return epsilon, delta
+    return 2.0 * epsilon, min(1.0, (1.0 + math.exp(min(epsilon, 100.0))) * delta)
+
+
+def _attacker_text(budget: Budget, what: str, values: str = "") -> str:
+    """Return the most that a test can find; under add-remove also that of `values`, where `what` is presence."""
+    text = f"An attacker who tests at the 5 % level whether {what} is right with probability at most "
+    text += percent_above(attacker_power(budget.epsilon, budget.delta))
+    epsilon, delta = bound_values(budget.epsilon, budget.delta, budget.adjacency)
+    if values:
+        text += f", and one who tests whether {values} (this counts twice: 2ε) with probability at most "
+        text += percent_above(attacker_power(epsilon, delta))
+    return text + (", which is no protection worth the name." if epsilon >= 3 else ".")
 
 
 def attacker_power(epsilon: float, delta: float, level: float = 0.05) -> float:
-    """Return an upper bound on the power of any test, at a level, of one value of a row against another on an (ε, δ)-private release.
+    """Return an upper bound on the power of any test, at a level, of one table against its neighbour on an (ε, δ)-private release.
 
     Parameters
     ----------
@@ -227,6 +260,7 @@ def attacker_power(epsilon: float, delta: float, level: float = 0.05) -> float:
 
     Notes
     -----
+    Under replace-one, neighbours differ in the values of a unit; under add-remove, in its presence, and values need `bound_values`.
     The smaller of level·exp(ε) + δ and 1 - (1 - level - δ)·exp(-ε). For δ = 0, the second is smaller if exp(ε) > (1 - level)/level.
 
     References
@@ -254,8 +288,9 @@ def list_cautions(budget: Budget, n_rows: float | None) -> list[str]:
         The number of rows if it is public, else None.
     """
     found = []
-    if budget.epsilon >= 3:
-        found.append(f"ε = {_epsilon_text(budget.epsilon)} is large: an attacker may tell two values of one row apart almost every time")
+    if bound_values(budget.epsilon, budget.delta, budget.adjacency)[0] >= 3:
+        twice = " and counts twice for values under add-remove" if budget.adjacency == "add-remove" else ""
+        found.append(f"ε = {_epsilon_text(budget.epsilon)} is large{twice}: an attacker may tell two values of one row apart almost every time")
     large = delta_caution(budget.delta, n_rows)
     return found if large is None else [*found, large]
 

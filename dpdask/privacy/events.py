@@ -179,6 +179,11 @@ def units(event: Event) -> set[str]:
     return own.union(*(units(inner) for inner in event.events))
 
 
+def hides_presence(event: Event) -> bool:
+    """Return whether an event's ε is of add-remove, so that it bounds what is told of a unit's presence, and half of what of its values."""
+    return any(not isinstance(leaf, LocalRelease) and leaf.adjacency == "add-remove" for leaf in leaves(event))
+
+
 def add_cost(event: Mapping[str, Any], epsilon: float) -> dict[str, Any]:
     """Return a composition's mapping with a further local release, so that the composition costs that much more.
 

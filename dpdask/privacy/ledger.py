@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from decimal import ROUND_FLOOR, Decimal, localcontext
 from hashlib import sha256
 from typing import Any, Literal, cast
 
@@ -402,12 +401,13 @@ class Ledger:
 
     def _require_room(self, book: Book, charge: Charge) -> None:
         """Refuse a charge that does not fit; a composer's NaN does not fit."""
-        if self._compose(book.count([charge]), book.delta) <= book.epsilon:
+        charges = book.count([charge])
+        total = self._compose(charges, book.delta)
+        if total <= book.epsilon:
             return
-        balance = book.compute_balance(self._compose)
-        asked = f"the run asks for ε {charge.epsilon!r} and δ {charge.delta!r}"
-        left = f"ε {_down(balance.epsilon_left)} and δ {_down(balance.delta_left)} are left of ε {book.epsilon!r} and δ {book.delta!r}"
-        raise BudgetError(f"the budget of the dataset {book.name!r} is too small: {asked}; {left}", self._store.place, "ask for less")
+        mixed = len({each.delta > 0 for each in charges}) > 1
+        why, hint = book.compute_balance(self._compose).tell_shortage(charge, total, mixed=mixed)
+        raise BudgetError(f"the budget of the dataset {book.name!r} is too small: {why}", self._store.place, hint)
 
 
 def _key_digest(key: str) -> str:
@@ -440,9 +440,3 @@ def _name(name: str, where: str) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
-
-
-def _down(value: float) -> str:
-    """Return a number in six digits, rounded down."""
-    with localcontext(prec=6, rounding=ROUND_FLOOR):
-        return str(+Decimal(value))

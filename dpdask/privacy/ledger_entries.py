@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from fractions import Fraction
 from typing import Any, Literal, get_args
 
@@ -197,6 +198,27 @@ class Balance:
     n_refusals_charged: int
     coverage: Coverage
 
+    def tell_shortage(self, charge: Charge, total: float, *, mixed: bool) -> tuple[str, str]:
+        """Return why a charge does not fit, and a hint.
+
+        Parameters
+        ----------
+        charge
+            What the run asks for.
+        total
+            ε of all the runs with this one.
+        mixed
+            Whether some of these charges have a δ and some have none.
+        """
+        asked = f"the run asks for ε {charge.epsilon!r} and δ {charge.delta!r}"
+        limits = f"ε {self.epsilon_limit!r} and δ {self.delta_limit!r}"
+        left = f"ε {_write(self.epsilon_left, ROUND_FLOOR)} and δ {_write(self.delta_left, ROUND_FLOOR)} are left of {limits}"
+        if charge.epsilon > self.epsilon_left or charge.delta > self.delta_left or not total < math.inf:
+            return f"{asked}; {left}", "ask for less"
+        since = "charges with and without δ add up badly" if mixed else "charges with δ do not add up as plain sums"
+        hint = "use `delta: 0`, or a dataset of its own" if mixed and charge.delta else "use a dataset of its own"
+        return f"{asked}; {left}, but the total would be ε {_write(total, ROUND_CEILING)}, since {since}", hint
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
@@ -383,6 +405,12 @@ class Book:
             n_refusals_charged=self.n_refusals_charged,
             coverage=self.coverage(plus),
         )
+
+
+def _write(value: float, rounding: str) -> str:
+    """Return a number in six digits."""
+    with localcontext(prec=6, rounding=rounding):
+        return str(+Decimal(value))
 
 
 def _left(limit: float, spent: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
 
@@ -20,6 +21,19 @@ def round_up(exact: Fraction) -> float:
     except OverflowError:
         return math.inf
     return math.nextafter(rounded, math.inf) if Fraction(rounded) < exact else rounded
+
+
+def shorten(value: float, *, up: bool) -> str:
+    """Return a float in at most nine digits, for people.
+
+    Parameters
+    ----------
+    value
+        The number.
+    up
+        Whether it is rounded up, as a spent budget is, or down, as what is left.
+    """
+    return repr(float(Context(prec=9, rounding=ROUND_CEILING if up else ROUND_FLOOR).plus(Decimal(repr(value)))))
 
 
 def round_up_sum(parts: Iterable[float]) -> float:

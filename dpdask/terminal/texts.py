@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpdask.privacy import attacker_power, percent_above
-from dpdask.privacy.ledger_entries import Balance, Summary
+from dpdask.privacy import attacker_power, bound_values, percent_above
+from dpdask.privacy.events import from_dict, hides_presence
+from dpdask.privacy.ledger_entries import NO_RUN, Balance, Summary
+from dpdask.privacy.rounding import shorten
 
 
 def describe_audit(found: Mapping[str, Any]) -> str:
@@ -35,15 +37,16 @@ def _size_text(measurement: Mapping[str, Any]) -> str:
 def describe_ledger(summary: Summary) -> str:
     """Return what a dataset's releases spent, what is left, and its entries."""
     balance = summary.balance
-    spent = f"ε {balance.epsilon_spent!r} of {balance.epsilon_limit!r} spent by {balance.n_runs} runs, {balance.epsilon_left!r} left"
+    used, left = shorten(balance.epsilon_spent, up=True), shorten(balance.epsilon_left, up=False)
+    spent = f"ε {used} of {balance.epsilon_limit!r} spent by {balance.n_runs} runs, {left} left"
     entries = (
-        f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6} ε {entry.charge.epsilon!r} δ {entry.charge.delta!r} {entry.run_id}"
+        f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6} ε {shorten(entry.charge.epsilon, up=True)} δ {entry.charge.delta!r} {entry.run_id}"
         + (f", series {entry.charge.event['series']['id']}" if "series" in entry.charge.event else "")
         for entry in summary.entries
     )
     lines = [
-        f"{summary.dataset}: {spent}; δ {balance.delta_spent!r} of {balance.delta_limit!r}",
-        *_attacker_lines(balance),
+        f"{summary.dataset}: {spent}; δ {shorten(balance.delta_spent, up=True)} of {balance.delta_limit!r}",
+        *_attacker_lines(balance, add_remove=_is_add_remove(summary)),
         *_refusal_lines(balance),
         *entries,
         f"  head {summary.head}",
@@ -59,10 +62,19 @@ def _refusal_lines(balance: Balance) -> list[str]:
     return [f"  {runs} read rows and refused them; {balance.n_refusals_charged} charged; {exact}"]
 
 
-def _attacker_lines(balance: Balance) -> list[str]:
+def _is_add_remove(summary: Summary) -> bool:
+    """Return whether a charge that counts is of add-remove; a dataset has one adjacency."""
+    newest = {entry.run_id: entry for entry in summary.entries if entry.kind not in NO_RUN}
+    return any(hides_presence(from_dict(entry.charge.event)) for entry in newest.values() if entry.counts and entry.charge.event)
+
+
+def _attacker_lines(balance: Balance, *, add_remove: bool) -> list[str]:
     """Return a bound on an attacker for the rows that every run covers, and the share of the other rows."""
-    power = percent_above(attacker_power(balance.epsilon_spent, balance.delta_limit))  # epsilon_spent is the ε at δ = delta_limit
-    right = f"is right with probability at most {power}"
+    spent = balance.epsilon_spent, balance.delta_limit  # epsilon_spent is the ε at δ = delta_limit
+    values = percent_above(attacker_power(*bound_values(*spent, "add-remove" if add_remove else "replace-one")))
+    right = f"is right with probability at most {values}"
+    if add_remove:
+        right += f" (values count twice: 2ε), and one who tests whether it is there with at most {percent_above(attacker_power(*spent))}"
     coverage = balance.coverage
     if not coverage.text:
         return [f"  an attacker with all these releases, who tests at the 5 % level what a row was, {right}"]

@@ -27,6 +27,7 @@ from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort
 from dpdask.jobs.state import RunState
 from dpdask.privacy.coverage import Coverage
+from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
 from dpdask.privacy.ledger import Charge, Ledger
 from dpdask.privacy.ledger_entries import Balance
 
@@ -154,6 +155,14 @@ def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(tmp_path: P
     later = job(tmp_path / "later", source, url, mechanism__reference=HISTOGRAM)
     run_here(later)
     assert "about 25 % of the rows had no ε in some run" in card(tmp_path / "later")["dataset"]["text"]
+
+
+def test_values_under_add_remove_count_twice(url: str) -> None:
+    event = to_dict(Composed(events=(DiscreteLaplace(scale=1.0, sensitivity=1, adjacency="add-remove"),), unit="row", uncovered=()))
+    ledger(url).intend("people", "counts", Charge(epsilon=1.0, event=event))
+    shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
+    bounds = "at most 37.0 % (values count twice: 2ε), and one who tests whether it is there with at most 13.6 %"
+    assert f"who tests at the 5 % level what a row was, is right with probability {bounds}" in shown
 
 
 def test_runs_of_an_earlier_version_are_not_vouched_for(tmp_path: Path, source: Path, url: str) -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import shutil
+import subprocess
+from functools import partial
+from html import unescape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,17 +16,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from page.pages import EVIL, LEVEL, Page, parts, release, synthetic
+from page.pages import EVIL, LEVEL, SCHEMA, Page, parts, release, synthetic
 
 from dpdask.io.manifest import CROISSANT_NAME, PAGE_NAME
 from dpdask.io.shards import ROW_GROUP_ROWS, Shard
 from dpdask.mechanisms.card import Card
-from dpdask.mechanisms.card_parts import ColumnPart
+from dpdask.mechanisms.card_parts import ColumnPart, LedgerPosition
 from dpdask.page import channels, make_croissant, make_page, pictures, render, sample, words
 from dpdask.page.associations import associate
-from dpdask.page.channels import ChannelView
+from dpdask.page.channels import ChannelView, describe_kept
 from dpdask.page.histograms import count_histogram
 from dpdask.page.sample import Sample
+from dpdask.privacy.order import order_text
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +59,10 @@ def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
     assert card.guarantee.text in text
     for told in ("ε = 4", "replace-one", "the values of all rows", "CC-BY-4.0", "privacy@example.org", "By us.", "Insecure."):
         assert told in text
+    assert "Published as it is group; the number of rows, and which rows are there" in text
+    assert "Releases of these data unknown: no ledger counts them" in text
+    assert "Promise differential privacy, pure (δ = 0)" in text
+    assert "Contact privacy@example.org" in text
     assert "Dropped, so no value of them is released: name." in text
     assert "kept as it is: not protected" in text
     assert manifest.card_sha256 in text
@@ -86,11 +96,23 @@ def test_noise_of_one_kind_is_told_once() -> None:
     assert list(render._list_spent(card)) == [("Noise on 4 vectors of counts", "discrete Gaussian, σ = 5")]
 
 
+def test_the_order_of_one_file_is_told_in_short(rows: Path) -> None:
+    card = parts(rows)[0].model_copy(update={"order": order_text("shuffled")})
+    assert words.describe_order(card, 2) == card.order
+    assert words.describe_order(card, 1).startswith("the rows of the one file are in random order; ")
+    kept = card.model_copy(update={"order": order_text("keep")})
+    assert words.describe_order(kept, 1) == kept.order
+
+
 def test_a_page_of_records_says_what_they_are_not_good_for(records: Path) -> None:
     text = read_page(records).text
     assert "no record is a person's" in text
     assert "no table of three columns was measured" in text
     assert "With δ above 0" in text
+    assert "Published as it is the number of rows" in text
+    assert "Promise differential privacy, approximate (δ above 0)" in text
+    assert "Noise of a count, of a cell of two columns standard deviation" in text
+    assert "Weak correlations: " in text.partition("Not good for")[2]
     assert "1e-6" in text
 
 
@@ -107,18 +129,61 @@ def test_a_page_of_ranges_has_no_epsilon(tmp_path: Path) -> None:
 
 
 def test_a_page_of_tables_shows_their_counts(tmp_path: Path) -> None:
-    from page.pages import SCHEMA
-
     columns = {name: {"role": "drop"} if name in ("group", "day", "income") else column for name, column in SCHEMA.items()}
     text = read_page(release(tmp_path, schema=columns, mechanism={"kind": "marginals", "cliques": [[EVIL]]})).text
     assert "The counts of these tables" in text
     assert "Margins hold the noise of each count" in text
 
 
+def attack(epsilon: float, level: float) -> tuple[float, float]:
+    """Return the power of the best test of a row's value on counts with Laplace noise, of two cells, and the most that the odds grow: exact."""
+    noise = np.exp(-epsilon * np.abs(np.arange(-60, 61)))
+    noise /= noise.sum()
+    there, moved = np.pad(noise, (0, 1)), np.pad(noise, (1, 0))  # a cell without the row, and with it
+    one, other = np.outer(moved, there).ravel(), np.outer(there, moved).ravel()
+    inside = (one > 0) & (other > 0)
+    order = np.argsort(-other / np.where(one > 0, one, 1.0))
+    alarms, found = np.cumsum(one[order]), np.cumsum(other[order])
+    return float(np.interp(level, alarms, found)), float((other[inside] / one[inside]).max())
+
+
+def test_no_attack_on_tables_is_better_than_their_page_says(tmp_path: Path) -> None:
+    """Under add-remove other values are two steps: ε alone would be less than the best attack reaches."""
+    others = {name: {"role": "drop"} for name in ("income", "day", "group", "name")}
+    asked = {"mechanism": {"kind": "marginals", "cliques": [[EVIL]]}, "privacy": {"epsilon": 1.0, "delta": 0, "adjacency": "add-remove"}}
+    output = release(tmp_path, schema={EVIL: SCHEMA[EVIL]} | others, **asked)
+    card, text = parts(output)[0], read_page(output).text
+    [event] = (card.accounting.events or {})["events"]
+    assert (event["kind"], event["scale"], event["count"]) == ("discrete-laplace", 1.0, 1)
+    told = re.search(r"Right, at most: it is there Right, at most: one value rather than another 1 % \S+ % \S+ % 5 % (\S+) % (\S+) %", text)
+    odds = re.search(r"unit is there by at most e ε = ([\d.]+)\. .* values by at most e 2ε = ([\d.]+):", text)
+    assert told is not None
+    assert odds is not None
+    power, factor = attack(1.0, 0.05)
+    assert float(told[1]) < 100 * power <= float(told[2]) <= 100 * power + 0.1
+    assert "Published as it is nothing" in text
+    assert float(odds[1]) < factor <= float(odds[2])
+    assert (
+        f"who tests whether it had one value rather than another (this counts twice: 2ε) with probability at most {told[2]} %" in card.guarantee.text
+    )
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-3])
+def test_values_under_add_remove_are_told_at_twice_the_loss(delta: float) -> None:
+    losses = words.list_losses(1.0, delta, "add-remove")
+    assert losses == {"it is there": (1.0, delta), "one value rather than another": (2.0, (1.0 + math.e) * delta)}
+    assert words.list_losses(1.0, delta, "replace-one") == {"one value rather than another": (1.0, delta)}
+    heads, beliefs = words.describe_beliefs(losses, persons=True)
+    assert heads[2:] == ["it is there, for a person with 5 rows", "one value rather than another, for a person with 5 rows"]
+    assert beliefs[2] == ("50 %", "73.2 %", "88.1 %", "99.4 %", "100.0 %")
+    assert words.describe_tests(losses)[1] == (("5 %", "13.6 %", "37.0 %") if delta == 0 else ("5 %", "13.7 %", "37.4 %"))
+
+
 def test_beliefs_are_bounded_and_rounded_up() -> None:
     assert words.bound_belief(0.5, float(np.log(3.0))) == "75.0 %"
     assert words.bound_belief(0.01, 0.0) == "1.0 %"
     assert words.bound_belief(0.9, 100.0) == "100.0 %"
+    assert [words.describe_odds(epsilon) for epsilon in (1.0, 2.0, 8.0)] == ["2.719", "7.39", "2.99e+3"]
     assert words.round_up(0.44999999999999996) == "0.45"
     assert words.round_up(1 / 3) == "0.333334"
     assert words.round_up(2.0) == "2"
@@ -318,10 +383,54 @@ def test_associations_are_those_of_a_textbook() -> None:
 def test_a_channel_tells_how_much_it_keeps() -> None:
     shares = np.array([0.2, 0.8])
     matrix = 0.5 * np.eye(2) + 0.5 * shares
-    view = ChannelView(column="x", labels=("a", "b"), matrix=matrix, of_ranks=False)
+    view = ChannelView(column="x", labels=("a", "b"), matrix=matrix, of_ranks=False, is_ordered=False)
     assert view.quality == "x: a row keeps its value in 84.0 % of the cases; values drawn apart from it would agree in 68.0 %."
-    ranks = ChannelView(column="x", labels=("a", "b", "c"), matrix=0.25 * np.eye(3) + 0.75 / 3, of_ranks=True)
+    ranks = ChannelView(column="x", labels=("a", "b", "c"), matrix=0.25 * np.eye(3) + 0.75 / 3, of_ranks=True, is_ordered=True)
     assert ranks.quality.endswith("have a correlation of 0.25.")
+    assert (view.kept, ranks.kept) == (pytest.approx(0.5), pytest.approx(0.25))
+
+
+def test_a_page_says_how_little_a_row_keeps(tmp_path: Path) -> None:
+    output = release(tmp_path, mechanism__channel="laplace", privacy__epsilon=0.5)
+    text = read_page(output).text
+    for name in ("income", "day"):
+        assert re.search(rf"{name}: a row's released and original ranks have a correlation of 0.0\d\.", text)
+    assert "A released row keeps almost nothing of" in text
+    assert "income, day (less than 0.1 on a scale from 0 to 1)" in text
+    card = parts(output)[0]
+    sentences, little = describe_kept(card)
+    assert len(sentences) == 3
+    chained = card.model_copy(update={"mechanism": card.mechanism.model_copy(update={"reference": {"kind": "chain"}})})
+    assert len(describe_kept(chained)[0]) == 1
+    assert {"income", "day"} <= set(little)
+
+
+@pytest.mark.parametrize("n_earlier", [0, 1])
+def test_a_page_tells_what_all_releases_give_away_together(rows: Path, n_earlier: int) -> None:
+    card, manifest, folder = parts(rows)
+    limits = {"epsilon_limit": 8.0, "delta_limit": 1e-6, "delta": 0.0}
+    ledger = LedgerPosition(dataset="people", entry="ab", epsilon=2.4999999999999996, n_earlier=n_earlier, earlier=[], **limits)
+    text = Page.read(make_page(card.model_copy(update={"ledger": ledger}), manifest, folder)[0]).text
+    assert f"{'Together they spend' if n_earlier else 'This one spends'} ε = 2.5 at the ledger's δ = 1e-6; ε may be at most 8." in text
+    if n_earlier:
+        assert "this one and 1 earlier; together ε = 2.5 at the ledger's δ = 1e-6" in text
+        assert (
+            "together ε = 2.5 at the ledger's δ = 1e-6, so a test of one value against another at the level of 5 % is right in at most 61.0 %" in text
+        )
+    else:
+        assert "Releases of these data this one; its ledger counts none before it" in text
+        assert "These tables are for this release alone" not in text
+
+
+def test_the_files_are_checked_by_the_commands_of_the_page(rows: Path, tmp_path: Path) -> None:
+    page = (rows / PAGE_NAME).read_text(encoding="utf-8")
+    [block] = re.findall(r"<code>(sha256sum .*?)</code>", page, re.DOTALL)
+    copy = Path(shutil.copytree(rows, tmp_path / "copy"))
+    check = partial(subprocess.run, ["/bin/sh", "-c", unescape(block)], cwd=copy, capture_output=True, check=False)
+    assert check().returncode == 0
+    assert b"_dpdask/release.json: OK" in check().stdout
+    next(copy.glob("part-*")).write_bytes(b"other")
+    assert check().returncode == 1
 
 
 # ---- metadata for catalogues

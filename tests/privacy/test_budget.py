@@ -156,6 +156,7 @@ def test_a_central_guarantee_says_all_of_the_promise():
         "(δ = 0, add-remove: one row is there or not, unit: one row). Protected: all rows. Not protected: nobody. "
         "The number of rows is private; a person with k rows is protected by k·ε. "
         "An attacker who tests at the 5 % level whether a row is there is right with probability at most 95.3 %, "
+        "and one who tests whether it had one value rather than another (this counts twice: 2ε) with probability at most 99.8 %, "
         "which is no protection worth the name."
     )
     assert "The number of rows is public;" in central(epsilon=1.0)
@@ -196,7 +197,12 @@ def test_a_central_guarantee_never_prints_less_than_is_paid(epsilon, delta, adja
     percent = float(text.split("with probability at most ")[1].split(" %")[0])
     exact = bound(epsilon, delta)
     assert exact - 1e-12 <= percent <= exact + 0.1 + 1e-9
-    assert text.endswith(", which is no protection worth the name.") == (epsilon >= 3)
+    twice = adjacency == "add-remove"
+    if twice:
+        percent = float(text.split("with probability at most ")[2].split(" %")[0])
+        exact = bound(2 * epsilon, min(1.0, (1 + math.exp(epsilon)) * delta))
+        assert exact - 1e-9 <= percent <= exact + 0.1 + 1e-9
+    assert text.endswith(", which is no protection worth the name.") == ((2 if twice else 1) * epsilon >= 3)
 
 
 def test_without_delta_both_guarantees_give_the_attacker_the_same_power():
@@ -222,6 +228,8 @@ def test_little_protection_is_said_of_where_the_number_of_rows_is_public():
     assert list_cautions(Budget(epsilon=2.9, delta=1e-6), 10**5) == []
     [large] = list_cautions(Budget(epsilon=3.0), 10**9)
     assert large.startswith("ε = 3 is large")
+    [twice] = list_cautions(Budget(epsilon=1.5, adjacency="add-remove"), None)
+    assert twice.startswith("ε = 1.5 is large and counts twice for values under add-remove: ")
     [verbatim] = list_cautions(Budget(epsilon=1.0, delta=1e-3), 1000)
     assert "publishing one random row verbatim would satisfy the same guarantee" in verbatim
     assert list_cautions(Budget(epsilon=1.0, delta=1e-3), None) == []

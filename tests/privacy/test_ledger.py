@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,8 @@ from privacy.ledger_worker import run_phases
 
 from dpdask.errors import BudgetError, DataError, SpecError, TemporaryError
 from dpdask.privacy import ledger_tables
+from dpdask.privacy.accountant import compose
+from dpdask.privacy.events import DiscreteGaussian, LocalRelease, to_dict
 from dpdask.privacy.ledger import Charge, Ledger, sum_charges
 from dpdask.privacy.ledger_entries import FREE
 from dpdask.privacy.ledger_tables import DATASETS, ENTRIES, digest_of
@@ -277,6 +280,21 @@ def test_a_composer_takes_the_place_of_the_sum(url: str) -> None:
     with pytest.raises(BudgetError):
         ledger.intend("ratings", "run-4", HALF)
     assert ledger.read_balance("ratings").epsilon_left == 0.0
+
+
+def test_a_refusal_says_that_charges_with_and_without_delta_add_up_badly(url: str) -> None:
+    ledger = Ledger(url, compose=compose)
+    ledger.init("people", 8.0, 1e-6)
+    for name, epsilon in (("one", 0.5), ("two", 2.0)):
+        ledger.intend("people", name, Charge(epsilon=epsilon, event=to_dict(LocalRelease(epsilon=epsilon))))
+    noise = DiscreteGaussian(sigma=100.0, sensitivity=1.0, adjacency="replace-one")
+    with pytest.raises(BudgetError) as refused:
+        ledger.intend("people", "three", Charge(epsilon=1.0, delta=1e-9, event=to_dict(noise)))
+    assert "asks for ε 1.0 and δ 1e-09; ε 5.5 and δ 9.99999E-7 are left" in str(refused.value)
+    [total] = re.findall(r"but the total would be ε ([\d.]+), since charges with and without δ add up badly", str(refused.value))
+    assert float(total) > 8.0
+    assert refused.value.hint == "use `delta: 0`, or a dataset of its own"
+    ledger.intend("people", "four", Charge(epsilon=1.0, event=to_dict(LocalRelease(epsilon=1.0))))
 
 
 def test_a_composer_that_knows_no_number_charges_nothing(url: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.privacy.rounding import round_down, round_up, round_up_sum
+from dpdask.privacy.rounding import round_down, round_up, round_up_sum, shorten
 
 POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
 
@@ -20,6 +20,16 @@ def test_a_share_is_the_nearest_float_on_its_side(value: float, parts: int) -> N
     down, up = round_down(exact), round_up(exact)
     assert Fraction(down) <= exact <= Fraction(up)
     assert up == down or up == math.nextafter(down, math.inf)
+
+
+@given(POSITIVE)
+def test_a_number_for_people_is_rounded_to_its_side(value: float) -> None:
+    assert value * (1 - 1e-7) <= float(shorten(value, up=False)) <= value <= float(shorten(value, up=True)) <= value * (1 + 1e-7)
+
+
+def test_a_number_for_people_is_short() -> None:
+    assert [shorten(value, up=True) for value in (2.4999999999999996, 1.0, 0.0, math.inf)] == ["2.5", "1.0", "0.0", "inf"]
+    assert shorten(5.500000000000001, up=False) == "5.5"
 
 
 @given(st.lists(POSITIVE, min_size=1, max_size=9))

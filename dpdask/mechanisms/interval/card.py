@@ -167,9 +167,9 @@ def interval_section(
 
 def _accounting(release: IntervalRelease, budget: Budget | None) -> dict[str, Any]:
     if budget is None:
-        return {"epsilon_exact": None, "composition": "none in ε: leakages of repeated releases add up at most"}
+        return {"epsilon_exact": None, "composition": "there is no ε; what several releases of the same rows tell adds up at most"}
     return {
-        "composition": "ε: sum over the perturbed columns; leakages of repeated releases of the others add up at most",
+        "composition": "ε is a sum over the perturbed columns; what several releases tell of the others adds up at most",
         "epsilon_exact": release.epsilon,
         "events": to_dict(Composed(events=(make_local_release(release.designs),))),
     }
