@@ -151,10 +151,18 @@ class Text:
         return line
 
     def list_todos(self) -> list[SpecError]:
-        """Return an error for each value that is still TODO, as `dpdask init` leaves those that only people know."""
+        """Return an error for each mapping, such as a column, with values that are still TODO: `dpdask init` leaves what only people know."""
         node = yaml.compose(self.content, Loader=_StrictLoader) if "TODO" in self.content else None
-        hint = "replace TODO by a value, or remove the key"
-        return [] if node is None else [SpecError("this is still TODO", self.locate(keys), hint) for keys in _find_todos(node)]
+        found: dict[tuple[str, ...], list[str]] = {}
+        for *parent, key in () if node is None else _find_todos(node):
+            found.setdefault(tuple(parent), []).append(key)
+        return [self._describe_todos(parent, keys) for parent, keys in found.items()]
+
+    def _describe_todos(self, parent: tuple[str, ...], keys: Sequence[str]) -> SpecError:
+        *most, last = keys
+        what = f"{', '.join(most)} and {last} are still TODO" if most else "this is still TODO"
+        where = self.locate(parent if most else (*parent, last))
+        return SpecError(what, where, f"replace TODO by a value, or remove the key{'s' if most else ''}")
 
 
 def read_text(path: str | Path, what: str, hint: str) -> Text:
@@ -262,7 +270,8 @@ def _list_problems(error: ValidationError, model: type[BaseModel], data: Mapping
             missing = (*keys, str(issue["loc"][-1]) if issue["type"] == "missing" else issue["ctx"]["discriminator"].strip("'"))
             problems.setdefault(missing, SpecError(f"the key {'.'.join(missing)!r} is missing", text.find_line(keys), "add it"))
         elif issue["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(keys[-1], _known_keys(model, keys[:-1], data), n=1, cutoff=0.0)
+            known = [name for name in _known_keys(model, keys[:-1], data) if name != keys[-1]]  # that of another kind may have the name
+            near = difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.0)
             answered.update((*keys[:-1], name) for name in near)
             problems[tuple(keys)] = SpecError(f"unknown key {'.'.join(keys)!r}", text.find_line(keys), f"did you mean {near[0]!r}?" if near else None)
         else:

@@ -15,7 +15,7 @@ from unittest import mock
 import click
 import pytest
 from click.testing import CliRunner
-from e2e.bad_input import Ended, command, job
+from e2e.bad_input import COLUMNS, Ended, command, job, table
 
 from dpdask.cli import cli
 from dpdask.errors import TemporaryError
@@ -47,7 +47,7 @@ def test_plan_as_text_names_the_promise_and_the_parts(tmp_path):
         "bad-input\n",
         "400 rows",
         "4 fragments, 2 files of Parquet",
-        "  takes     about 1 s on ",
+        "  takes     about 8 s on ",
         "  stage      about  what is done\n  survey     1 s    ",
         "  rating     0.5",
         "kept      userId; dropped: note",
@@ -237,6 +237,23 @@ def test_progress_is_json_lines_on_stderr(tmp_path):
         found = [(line["done"], line["total"]) for line in stages if line["stage"] == stage]
         assert found[0][0] == 0
         assert found[-1][0] == found[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "passes"),
+    [
+        ({"kind": "copula", "n_rows": 10, "target": "rating", "triples": 1}, ["search", "tabulate", "choose"]),
+        ({"kind": "dip", "reference": {"kind": "tree"}, "channel": "optimal"}, ["search", "survey"]),
+    ],
+    ids=["copula", "tree"],
+)
+def test_progress_names_the_passes_as_the_plan_does(tmp_path, mechanism, passes):
+    given = {"mechanism": mechanism, "privacy__delta": 1e-6, "columns": COLUMNS | {"userId": {"role": "drop"}, "cost": COLUMNS["price"]}}
+    parts = {"part-0.parquet": table().append_column("cost", table().column("price"))}
+    planned = json.loads(command(*job(tmp_path, parts, "--json", verb="plan", **given)).out)
+    found = [line["stage"] for line in progress(command(*job(tmp_path, parts, **given))) if "stage" in line]
+    assert list(dict.fromkeys(found)) == [*passes, "write"]
+    assert [stage.partition(":")[0] for stage in planned["stages"]] == [*passes, "fit", "write", "commit"]
 
 
 def test_progress_may_be_plain_lines(tmp_path):

@@ -225,8 +225,12 @@ def test_a_value_that_was_set_from_outside_has_no_line():
 
 
 def test_each_todo_is_named_but_no_text_in_quotes():
-    text = Text("s.yaml", "# TODO: think\na: TODO\nb:\n  c: [1, TODO]\n  d: 'TODO'\ne: TODO later\n")
-    assert [problem.where for problem in text.list_todos()] == ["s.yaml, line 2, a", "s.yaml, line 4, b.c.1"]
+    text = Text("s.yaml", "# TODO: think\na: TODO\nb:\n  c: [1, TODO]\n  d: 'TODO'\ne: TODO later\nf:\n  g: TODO\n  h: TODO\n")
+    assert [(problem.where, problem.what) for problem in text.list_todos()] == [
+        ("s.yaml, line 2, a", "this is still TODO"),
+        ("s.yaml, line 4, b.c.1", "this is still TODO"),
+        ("s.yaml, line 7, f", "g and h are still TODO"),
+    ]
 
 
 def test_the_problems_of_all_checks_are_raised_together():

@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from dpdask.analysis.dates import DateScale, check_no_dates, find_scales
 from dpdask.analysis.points import NoisyCells, Points
 from dpdask.analysis.result import Result
 from dpdask.analysis.weighted import OpenedPoints, check_features
@@ -42,7 +43,8 @@ class OpenedCells(OpenedPoints):
         for name in (response, *features):
             self._column(name)
         check_features("fit", response, features)
-        cells = self.to_pandas()
+        cells, dates = self._read_cells()
+        check_no_dates([response, *features], dates)
         cells = cells[cells[[response, *features]].notna().all(axis=1)].reset_index(drop=True)
         sample = WeightedSample.of_frame(cells, response, features, card=self.content)
         rng = stream(RunKey.insecure(0), "analysis/redraw", "")  # any stream: this is post-processing
@@ -59,12 +61,13 @@ class OpenedCells(OpenedPoints):
         return replace(found, estimate=found.estimate.iloc[1:], standard_error=found.standard_error.iloc[1:])
 
     def _answers(self, name: str) -> set[str]:
-        return {*super(OpenedCells, self)._answers(name), "fit"}
+        found = super(OpenedCells, self)._answers(name)
+        return found | ({"fit"} if "slope" in found else set())
 
     def _points(self, *names: str) -> Points:
         for name in names:
             self._column(name)
-        cells = self.to_pandas()
+        cells, dates = self._read_cells()
         cell, n_rows = self._cell_of(cells), self.content["n_rows"]["value"] or float(cells[_WEIGHT].sum())
         deviation = self.content["accounting"]["noise"]["cells"]["standard_deviation"]
 
@@ -84,7 +87,14 @@ class OpenedCells(OpenedPoints):
             bounds=self._bounds(names),
             noise=noise,
             limits=self._limits(),
+            dates=dates,
         )
+
+    def _read_cells(self) -> tuple[pd.DataFrame, dict[str, DateScale]]:
+        """Return the released points, dates on a line as numbers, and how these count them."""
+        cells = self.to_pandas()
+        scales = find_scales(cells[[name for name, column in self.content["columns"].items() if "edges" in column]])
+        return cells.assign(**{name: scale.to_numbers(cells[name]) for name, scale in scales.items()}), scales
 
     def _limits(self) -> tuple[str, ...]:
         cut = self.content["mechanism"]["cut"]

@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dpdask.analysis.dates import find_scales
 from dpdask.analysis.points import Points
 from dpdask.analysis.weighted import OpenedPoints
 
@@ -32,6 +33,7 @@ class KeptColumns(OpenedPoints):
             sampling=1.0 / self.n_rows,
             levels={name: levels for name in names if (levels := _list_values(frame[name])) is not None},
             limits=self._limits_of_units(),
+            dates=find_scales(frame),
         )
 
     def _limits_of_units(self) -> tuple[str, ...]:
@@ -42,7 +44,8 @@ class KeptColumns(OpenedPoints):
         with self.folder.open(self.shards[0]) as file:
             type_ = pq.read_schema(file).field(name).type
         numbers = pa.types.is_integer(type_) or pa.types.is_floating(type_)
-        return {"share", "crosstab"} | ({"mean", "histogram", "quantile", "slope"} if numbers else set())
+        own = {"mean", "histogram", "quantile"} if numbers or pa.types.is_date(type_) or pa.types.is_timestamp(type_) else set()
+        return {"share", "crosstab"} | own | ({"slope"} if numbers else set())
 
 
 def _list_values(column: pd.Series) -> Sequence[object] | None:

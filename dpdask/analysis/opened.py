@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
@@ -12,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from dpdask.analysis.dates import DateScale
 from dpdask.analysis.result import Result
 from dpdask.engine.lazy import read_frame, read_shard
 from dpdask.engine.source import Frame
@@ -21,6 +23,7 @@ from dpdask.io.storage import Folder
 
 QUESTIONS = ("mean", "share", "histogram", "quantile", "crosstab", "slope", "npmle", "regress", "fit")
 _N_BINS = 20
+_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -83,13 +86,23 @@ class OpenedRelease:
         by
             A column whose levels make the groups.
         values
-            A number for each level, in the card's order, where a column's levels are not numbers; `[0, 0, 1]` gives the share of the third.
+            A number for each level, in the card's order, null first, where a column's levels are not numbers; `[0, 0, 1]` gives the share
+            of the third. NaN leaves the rows of a level out, as nulls are left out by default.
         """
         del by, values
         self._refuse("mean", column)
 
-    def share(self, column: str) -> Result:
-        """Return the share of each level of a column, a Series."""
+    def share(self, column: str, *, by: str | None = None) -> Result:
+        """Return the share of each level of a column, a Series.
+
+        Parameters
+        ----------
+        column
+            A column of levels.
+        by
+            Not offered: `crosstab` counts the levels in each group.
+        """
+        del by
         self._refuse("share", column)
 
     def histogram(self, column: str, bins: int | Sequence[float] = _N_BINS) -> Result:
@@ -105,17 +118,19 @@ class OpenedRelease:
         del bins
         self._refuse("histogram", column)
 
-    def quantile(self, column: str, q: float = 0.5) -> Result:
-        """Return a quantile of a column of numbers.
+    def quantile(self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None) -> Result:
+        """Return a quantile of a column of numbers or dates; or several, a Series by probability.
 
         Parameters
         ----------
         column
             The column.
         q
-            Its probability, in (0, 1).
+            Its probability, in (0, 1); or several.
+        by
+            Not offered: `mean` has groups.
         """
-        del q
+        del q, by
         self._refuse("quantile", column)
 
     def crosstab(self, first: str, second: str) -> Result:
@@ -187,6 +202,10 @@ class OpenedRelease:
         """Return the questions that a column answers."""
         raise NotImplementedError
 
+    def _partners(self, name: str) -> list[str]:
+        """Return the other columns that a question about a column may also name."""
+        return [other for other in self.content["columns"] if other != name]
+
     def _column(self, name: str) -> Mapping[str, Any]:
         """Return a column's part of the card; refuse a name that is not there."""
         columns: Mapping[str, Mapping[str, Any]] = self.content["columns"]
@@ -200,14 +219,37 @@ class OpenedRelease:
         levels = self._column(name).get("levels")
         return None if levels is None else tuple(levels)
 
-    def _edges(self, name: str, bins: int | Sequence[float]) -> NDArray[np.float64]:
+    def _level_values(self, name: str, values: Sequence[float] | None) -> NDArray[np.float64] | None:
+        """Return the number of each level, NaN for null; None for a column without levels."""
+        levels = self._levels(name)
+        if levels is None:
+            if values is not None:
+                raise SpecError("`values` are for a column with levels", f"mean({name})", "leave them out")
+            return None
+        shown = ", ".join("null" if level is None else str(level) for level in levels[:_SHOWN]) + (", …" if len(levels) > _SHOWN else "")
+        if values is None:
+            if not all(level is None or isinstance(level, int | float) for level in levels):
+                raise SpecError("does not hold numbers", f"column {name!r}", f"use share(), or give `values`, a number for each of {shown}")
+            values = [math.nan if level is None else float(level) for level in levels if level is None or isinstance(level, int | float)]
+        try:
+            found = np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError):
+            found = np.zeros(0)
+        if found.shape != (len(levels),) or np.isinf(found).any():
+            raise SpecError(f"needs {len(levels)} values, in the order of the levels", f"mean({name})", f"give a number, or NaN, for each of {shown}")
+        return found
+
+    def _edges(self, name: str, bins: int | Sequence[Any], scale: DateScale | None = None) -> NDArray[np.float64]:
         """Return the edges of a histogram's ranges; a number of them lies between the declared bounds."""
         bounds = self._column(name).get("bounds")
         if isinstance(bins, int) and not isinstance(bins, bool):
             if bounds is None or bins < 1:
                 raise SpecError("a number of ranges needs declared bounds, and is at least 1", f"column {name!r}", "give the edges: bins=[0, 10, 20]")
             return np.linspace(float(bounds[0]), float(bounds[1]), bins + 1)
-        edges = np.asarray(bins, dtype=np.float64)
+        try:
+            edges = np.asarray(bins, dtype=np.float64) if scale is None else scale.to_edges(bins, f"column {name!r}")  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            edges = np.zeros(0)
         if edges.ndim != 1 or len(edges) < 2 or not np.isfinite(edges).all() or (np.diff(edges) <= 0).any():
             raise SpecError("the edges must be finite numbers that increase, at least two", "bins", "write them as in bins=[0, 10, 20]")
         return edges
@@ -228,13 +270,38 @@ class OpenedRelease:
         return f"{type(self).__name__}({kind}, {self.n_rows:,} rows, {promise}{insecure}, privatised: {', '.join(private)})"
 
 
-def check_probability(q: float) -> None:
-    """Check a quantile's probability.
+def check_probabilities(q: float | Sequence[float]) -> list[float]:
+    """Return the probabilities of quantiles.
 
     Raises
     ------
     SpecError
-        If it is not within 0 to 1.
+        If one is not within 0 to 1, or there are none.
     """
-    if not 0 < q < 1:
-        raise SpecError("a quantile's probability lies between 0 and 1", "quantile", "give a share, not per cent")
+    try:
+        found = np.atleast_1d(np.asarray(q, dtype=np.float64))
+    except (TypeError, ValueError):
+        found = np.zeros(0)
+    if found.ndim != 1 or not found.size or not ((found > 0) & (found < 1)).all():
+        raise SpecError("a quantile's probability lies between 0 and 1", "quantile", "give a share, not per cent; or a list of shares")
+    return found.tolist()  # type: ignore[no-any-return]  # numpy's typing
+
+
+def check_no_groups(question: str, column: str, by: str | None) -> None:
+    """Refuse the groups that a question does not take.
+
+    Parameters
+    ----------
+    question, column
+        What is asked, and of which column.
+    by
+        The column of the groups, or None.
+
+    Raises
+    ------
+    SpecError
+        If there is one.
+    """
+    if by is not None:
+        use = f"use crosstab({by!r}, {column!r})" if question == "share" else "use mean(…, by=…)"
+        raise SpecError(f"{question}() takes no groups", f"{question}({column}, by={by})", use)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from dpdask.analysis.dates import DateScale, check_no_dates
 from dpdask.analysis.result import Result
 from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares, quantile
 from dpdask.inference.tallies import level_codes
 
 Floats = NDArray[np.float64]
+WITHOUT_NULLS = "rows without a value are left out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,6 +70,8 @@ class Points:
         Whether there is a bias that no bound is known of.
     limits
         What an estimate leaves out, in words.
+    dates
+        By column of dates, how its numbers count them.
     """
 
     frame: pd.DataFrame
@@ -80,8 +85,9 @@ class Points:
     noise: Callable[[Sequence[str]], NoisyCells] | None = None
     biased: bool = False
     limits: tuple[str, ...] = ()
+    dates: Mapping[str, DateScale] = field(default_factory=dict)
 
-    def mean(self, name: str, by: str | None = None) -> Result:
+    def mean(self, name: str, by: str | None = None, values: Floats | None = None) -> Result:
         """Return the mean of a column, or its means in the groups of another one; rows without a value are left out.
 
         Parameters
@@ -90,10 +96,16 @@ class Points:
             A column of numbers.
         by
             A column of levels.
+        values
+            A number for each level, NaN to leave its rows out; None: the column's own numbers.
         """
+
+        def number(frame: pd.DataFrame) -> Floats:
+            return _to_numbers(frame[name], name) if values is None else values[_find_levels(frame[name], self._levels_of(name), name)]
+
         groups = self._levels_of(by) if by is not None else [None]
-        code = np.zeros(len(self.frame), dtype=np.int64) if by is None else level_codes(self.frame[by], groups, by)
-        x, n_groups = self._numbers(name), len(groups)
+        code = np.zeros(len(self.frame), dtype=np.int64) if by is None else _find_levels(self.frame[by], groups, by)
+        x, n_groups = number(self.frame), len(groups)
         here = np.isfinite(x)
         x, code, weights = x[here], code[here], self.weights[here] / self.weights.sum()
 
@@ -106,24 +118,27 @@ class Points:
             variance = self.sampling * np.maximum(add(weights * (x - mean[code]) ** 2, code), 0.0) / share**2
             if self.noise is not None:
                 cells = self.noise([name] if by is None else [name, by])
-                numbers = _to_numbers(cells.frame[name], name)
+                numbers = number(cells.frame)
                 inside = np.isfinite(numbers)
-                place = np.zeros(len(numbers), dtype=np.int64) if by is None else level_codes(cells.frame[by], groups, by)
+                place = np.zeros(len(numbers), dtype=np.int64) if by is None else _find_levels(cells.frame[by], groups, by)
                 apart = numbers[inside] - mean[place[inside]]
                 variance = variance + cells.variance * add(apart**2, place[inside]) / share**2
             bias = add(np.abs(weights) * self._shift(name)[here], code) / share + self._mean_shift(name)
         parts = (mean, np.sqrt(variance), bias)
+        limits = self.limits if here.all() else (*self.limits, WITHOUT_NULLS)
         if by is None:
-            return self._result(*(float(part[0]) for part in parts))
-        index = pd.Index(list(groups), name=by)
-        return self._result(*(pd.Series(part, index) for part in parts))
+            found = self._result(*self._tell(name, *(float(part[0]) for part in parts)))
+        else:
+            index = pd.Index(list(groups), name=by)
+            found = self._result(*(pd.Series(part, index) for part in self._tell(name, *parts)))
+        return replace(found, limits=limits)
 
     def share(self, name: str) -> Result:
         """Return the share of each level of a column."""
         levels = self._levels_of(name)
-        p = self._add(level_codes(self.frame[name], levels, name), len(levels))
+        p = self._add(_find_levels(self.frame[name], levels, name), len(levels))
         cells = None if self.noise is None else self.noise([name])
-        n_in = None if cells is None else np.bincount(level_codes(cells.frame[name], levels, name), minlength=len(levels))
+        n_in = None if cells is None else np.bincount(_find_levels(cells.frame[name], levels, name), minlength=len(levels))
         index = pd.Index(list(levels), name=name)
         return self._result(*(pd.Series(part, index) for part in (p, self._share_error(p, n_in, cells), np.zeros(len(p)))))
 
@@ -149,7 +164,8 @@ class Points:
         n_in = None if cells is None else np.bincount(cut(_to_numbers(cells.frame[name], name)), minlength=n + 1)[:n]
         near = np.array([self._near(x, name, edge) for edge in edges])
         bias = near[:-1] + near[1:] + 2.0 * self.rank_errors.get(name, 0.0)
-        index = pd.IntervalIndex.from_breaks(edges, closed="left", name=name)
+        breaks = self.dates[name].to_dates(edges) if name in self.dates else edges
+        index = pd.IntervalIndex.from_breaks(breaks, closed="left", name=name)
         parts = (p, self._share_error(p, n_in, cells), bias)
         return self._result(*(pd.Series(self.n_rows * part, index) for part in parts))
 
@@ -183,7 +199,7 @@ class Points:
         error = (high - low) / 2.0
         if shift > 0.0:  # the point stands for a range, along which its rows lie
             error = of_rank * 2.0 * shift * float(weights.sum()) / max(float(weights[x == value].sum()), 1e-300)
-        return self._result(value, error, bias + shift)
+        return self._result(*self._tell(name, value, error, bias + shift))
 
     def crosstab(self, first: str, second: str) -> Result:
         """Return how many rows have each pair of levels, a DataFrame.
@@ -197,7 +213,7 @@ class Points:
         sizes = [len(own) for own in levels]
 
         def code(frame: pd.DataFrame) -> NDArray[np.int64]:
-            one, two = (level_codes(frame[name], own, name) for name, own in zip((first, second), levels, strict=True))
+            one, two = (_find_levels(frame[name], own, name) for name, own in zip((first, second), levels, strict=True))
             return one * sizes[1] + two
 
         p = self._add(code(self.frame), math.prod(sizes))
@@ -218,6 +234,7 @@ class Points:
             What explains it.
         """
         names = [response, *features]
+        check_no_dates(names, self.dates)
         table = np.column_stack([self._numbers(name) for name in names])
         here = np.isfinite(table).all(axis=1)
         table, weights = table[here], self.weights[here]
@@ -252,9 +269,17 @@ class Points:
             total += np.abs(weight) * math.sqrt(cells.variance * np.nansum((a * b) ** 2))
         return total**2
 
+    def _tell(self, name: str, estimate: Any, error: Any, bias: Any) -> tuple[Any, Any, Any]:
+        """Return an estimate of a column, its error and its bias; of dates a date and two spans of time."""
+        scale = self.dates.get(name)
+        if scale is None:
+            return estimate, error, bias
+        found = scale.to_dates(np.atleast_1d(estimate)), *(scale.to_spans(np.atleast_1d(part)) for part in (error, bias))
+        return found if np.ndim(estimate) else (found[0][0], found[1][0], found[2][0])
+
     def _levels_of(self, name: str) -> Sequence[object]:
         if name not in self.levels:
-            raise SpecError("is a column of numbers, without levels", f"column {name!r}", "use histogram(), mean() or slope()")
+            raise SpecError("is a column of numbers, without levels", f"column {name!r}", "use histogram(), mean() or quantile()")
         return self.levels[name]
 
     def _numbers(self, name: str) -> Floats:
@@ -281,22 +306,34 @@ class Points:
         return shares
 
     def _share_error(self, p: Floats, n_in: NDArray[np.int64] | None, cells: NoisyCells | None) -> Floats:
-        variance = self.sampling * np.clip(p, 0.0, 1.0) * np.clip(1.0 - p, 0.0, 1.0)
+        least = min(0.5, 1.0 / self.n_rows)  # of a level without released rows, the share is not known to be 0
+        spread = np.clip(p, least, 1.0 - least)
+        variance = self.sampling * spread * (1.0 - spread)
         if cells is not None and n_in is not None:
             variance = variance + cells.variance * (n_in * (1.0 - p) ** 2 + (len(cells.frame) - n_in) * p**2)
         error: Floats = np.sqrt(variance)
         return error
 
     def _result(self, estimate: object, error: object, bias: object) -> Result:
-        unknown = self.biased or bias is None or not np.isfinite(np.asarray(bias, dtype=np.float64)).all()
+        parts = np.asarray(bias)
+        known = bias is not None and bool(np.isfinite(parts).all() if parts.dtype.kind == "f" else not pd.isna(parts).any())  # or spans of time
+        unknown = self.biased or not known
         return Result(estimate=estimate, standard_error=error, bias_bound=None if unknown else bias, limits=self.limits)
+
+
+def _find_levels(values: pd.Series, levels: Sequence[object], name: str) -> NDArray[np.int64]:
+    """Return the place of each value among the levels; each different value is looked up once."""
+    codes, found = pd.factorize(values, use_na_sentinel=False)
+    places: NDArray[np.int64] = level_codes(found, levels, name)[codes]
+    return places
 
 
 def _to_numbers(values: pd.Series, name: str) -> Floats:
     """Return a column as float64, nulls as NaN; refuse one that is not numeric."""
+    scale = DateScale.of(values)
+    if scale is not None:
+        return scale.to_numbers(values)
     try:
-        if pd.api.types.is_datetime64_any_dtype(values):
-            raise ValueError("dates")
         numbers: Floats = pd.to_numeric(values).to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError):
         raise SpecError("does not hold numbers", f"column {name!r}", "use share() or crosstab()") from None

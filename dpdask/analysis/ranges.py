@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dpdask.analysis.kept import KeptColumns
-from dpdask.analysis.opened import check_probability
+from dpdask.analysis.opened import check_no_groups, check_probabilities
 from dpdask.analysis.result import Result
 from dpdask.analysis.weighted import check_features
 from dpdask.errors import SpecError
@@ -68,16 +68,19 @@ class OpenedRanges(KeptColumns):
         limits = (_SLOW, *self._limits(column))
         return Result(estimate=pd.Series(self.n_rows * shares, index), standard_error=None, bias_bound=None, limits=limits)
 
-    def quantile(self, column: str, q: float = 0.5) -> Result:
-        """Return a quantile of a column; see `OpenedRelease.quantile`. That of ranges has no standard error."""
-        check_probability(q)
+    def quantile(self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None) -> Result:
+        """Return a quantile of a column, or several; see `OpenedRelease.quantile`. That of ranges has no standard error."""
+        check_no_groups("quantile", column, by)
+        probabilities = check_probabilities(q)
         if self._is_kept(column):
             return super(OpenedRanges, self).quantile(column, q)
-        value = float(self.npmle(column).quantile(q))
+        found = self.npmle(column).quantile(np.array(probabilities))
+        value = float(found[0]) if np.ndim(q) == 0 else pd.Series(found, pd.Index(probabilities, name="q"))
         return Result(estimate=value, standard_error=None, bias_bound=None, limits=(_SLOW, *self._limits(column)))
 
-    def share(self, column: str) -> Result:
-        """Return the share of each level of a kept column, a Series."""
+    def share(self, column: str, *, by: str | None = None) -> Result:
+        """Return the share of each level of a kept column, a Series; see `OpenedRelease.share`."""
+        check_no_groups("share", column, by)
         if not self._is_kept(column):
             self._refuse("share", column)
         return super(OpenedRanges, self).share(column)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from dpdask.analysis.dates import find_scales
 from dpdask.analysis.points import NoisyCells, Points
 from dpdask.analysis.weighted import OpenedPoints
 
@@ -32,9 +33,10 @@ class OpenedRecords(OpenedPoints):
 
     def _points(self, *names: str) -> Points:
         levels = self._level_map(names)
+        frame = self.to_pandas(names)
         n_rows = self.content["n_rows"]["value"] or float(self.n_rows)
         return Points(
-            frame=self.to_pandas(names),
+            frame=frame,
             weights=np.ones(self.n_rows),
             n_rows=n_rows,
             sampling=1.0 / n_rows + 1.0 / self.n_rows,
@@ -42,6 +44,7 @@ class OpenedRecords(OpenedPoints):
             noise=lambda chosen: self._noise(chosen, n_rows),
             biased=True,
             limits=_RECORDS,
+            dates=find_scales(frame),
         )
 
     def _noise(self, names: Sequence[str], n_rows: float) -> NoisyCells:

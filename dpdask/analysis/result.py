@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ class Result:
     Attributes
     ----------
     estimate
-        A number, a Series or a DataFrame.
+        A number, a Series or a DataFrame; of dates Timestamps, whose errors are Timedeltas.
     standard_error
         Its standard deviation over drawing the rows from a population and releasing them, of the shape of the estimate. None where
         no standard error is known.
@@ -35,6 +36,23 @@ class Result:
     standard_error: Any
     bias_bound: Any = 0.0
     limits: tuple[str, ...] = ()
+
+    @classmethod
+    def gather(cls, parts: Sequence[Result], index: pd.Index) -> Result:
+        """Return several results of numbers as one, with Series.
+
+        Parameters
+        ----------
+        parts
+            The results, one or more; their limits are those of the first.
+        index
+            What each is of.
+        """
+        estimate, error, bias = (
+            None if any(getattr(part, name) is None for part in parts) else pd.Series([getattr(part, name) for part in parts], index)
+            for name in ("estimate", "standard_error", "bias_bound")
+        )
+        return cls(estimate=estimate, standard_error=error, bias_bound=bias, limits=parts[0].limits)
 
     def interval(self, confidence: float = 0.95) -> tuple[Any, Any]:
         """Return the normal confidence interval, widened by the bound on the bias where one is known.
@@ -71,6 +89,12 @@ class Result:
             frame = self.to_frame()
             more = f"\n… {len(frame) - _SHOWN:,} more" if len(frame) > _SHOWN else ""
             return str(frame.head(_SHOWN).to_string(float_format=lambda number: f"{number:.4g}")) + more
+        if isinstance(self.estimate, pd.Timestamp):
+            return self._describe_date(self.estimate)
         error = "no standard error" if self.standard_error is None else f"standard error {self.standard_error:.2g}"
         bias = "no bound on its bias" if self.bias_bound is None else f"bias at most {self.bias_bound:.2g}" if self.bias_bound else "unbiased"
         return f"{self.estimate:.6g} ({error}, {bias})"
+
+    def _describe_date(self, estimate: pd.Timestamp) -> str:
+        bias = "no bound on its bias" if self.bias_bound is None else f"bias at most {self.bias_bound}" if self.bias_bound else "unbiased"
+        return f"{estimate} (standard error {self.standard_error}, {bias})"

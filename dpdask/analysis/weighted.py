@@ -7,7 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpdask.analysis.opened import OpenedRelease, check_probability
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpdask.analysis.opened import OpenedRelease, check_no_groups, check_probabilities
 from dpdask.analysis.points import Points
 from dpdask.analysis.result import Result
 from dpdask.errors import SpecError
@@ -30,7 +35,25 @@ def check_features(question: str, response: str, features: Sequence[str]) -> Non
     """
     if not features:
         raise SpecError("a regression needs a column that explains", question, "name one or more after the response")
-    if len({response, *features}) <= len(features):
+    check_distinct(question, [response, *features])
+
+
+def check_distinct(question: str, names: Sequence[str]) -> None:
+    """Check that no column is named twice.
+
+    Parameters
+    ----------
+    question
+        Where the check is made, for messages.
+    names
+        The columns.
+
+    Raises
+    ------
+    SpecError
+        If one is.
+    """
+    if len(set(names)) < len(names):
         raise SpecError("a column is named twice", question, "name each column once")
 
 
@@ -44,25 +67,30 @@ class OpenedPoints(OpenedRelease):
 
     def mean(self, column: str, *, by: str | None = None, values: Sequence[float] | None = None) -> Result:
         """Return the mean of a column; see `OpenedRelease.mean`."""
-        if values is not None:
-            raise SpecError("`values` are for columns whose noise is a channel on levels", "mean", f"use share({column!r})")
-        return self._points(column, *([] if by is None else [by])).mean(column, by)
+        names = [column] if by is None else [column, by]
+        check_distinct("mean", names)
+        return self._points(*names).mean(column, by, self._level_values(column, values))
 
-    def share(self, column: str) -> Result:
-        """Return the share of each level of a column, a Series."""
+    def share(self, column: str, *, by: str | None = None) -> Result:
+        """Return the share of each level of a column; see `OpenedRelease.share`."""
+        check_no_groups("share", column, by)
         return self._points(column).share(column)
 
     def histogram(self, column: str, bins: int | Sequence[float] = 20) -> Result:
         """Return how many rows lie in each range of a column of numbers; see `OpenedRelease.histogram`."""
-        return self._points(column).histogram(column, self._edges(column, bins))
+        points = self._points(column)
+        return points.histogram(column, self._edges(column, bins, points.dates.get(column)))
 
-    def quantile(self, column: str, q: float = 0.5) -> Result:
-        """Return a quantile of a column of numbers; see `OpenedRelease.quantile`."""
-        check_probability(q)
-        return self._points(column).quantile(column, q)
+    def quantile(self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None) -> Result:
+        """Return a quantile of a column of numbers, or several; see `OpenedRelease.quantile`."""
+        check_no_groups("quantile", column, by)
+        probabilities, points = check_probabilities(q), self._points(column)
+        found = [points.quantile(column, each) for each in probabilities]
+        return found[0] if np.ndim(q) == 0 else Result.gather(found, pd.Index(probabilities, name="q"))
 
     def crosstab(self, first: str, second: str) -> Result:
         """Return how many rows have each pair of levels; see `OpenedRelease.crosstab`."""
+        check_distinct("crosstab", [first, second])
         return self._points(first, second).crosstab(first, second)
 
     def slope(self, response: str, *features: str) -> Result:
@@ -71,11 +99,27 @@ class OpenedPoints(OpenedRelease):
         return self._points(response, *features).slope(response, features)
 
     def _answers(self, name: str) -> set[str]:
-        levels = self._levels(name)
-        if levels is None:
-            return {"mean", "histogram", "quantile", "slope"}
-        numbers = all(isinstance(level, int | float) for level in levels if level is not None)
-        return {"share", "crosstab"} | ({"mean", "histogram", "quantile", "slope"} if numbers else set())
+        partners, levels = self._partners(name), self._levels(name)
+        found = set() if levels is None else {"share", *(["crosstab"] if any(self._levels(other) is not None for other in partners) else [])}
+        if levels is not None and not self._has_numbers(name):
+            return found
+        explained = self._may_explain(name) and any(self._may_explain(other) for other in partners)
+        return found | {"mean", "histogram", "quantile"} | ({"slope"} if explained else set())
+
+    def _may_explain(self, name: str) -> bool:
+        """Return whether a column has numbers that a slope can be made of."""
+        return not self._is_of_dates(name) if self._levels(name) is None else self._has_numbers(name)
+
+    def _has_numbers(self, name: str) -> bool:
+        """Return whether a column's levels are numbers, and no mere codes."""
+        levels = self._levels(name) or ()
+        return self._column(name).get("kind") != "categorical" and all(isinstance(level, int | float) for level in levels if level is not None)
+
+    def _is_of_dates(self, name: str) -> bool:
+        """Return whether a column without levels holds dates, as its first shard says."""
+        with self.folder.open(self.shards[0]) as file:
+            schema = pq.read_schema(file)
+        return name in schema.names and pa.types.is_temporal(schema.field(name).type)
 
     def _level_map(self, names: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
         return {name: levels for name in names if (levels := self._levels(name)) is not None}

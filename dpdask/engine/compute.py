@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import traceback
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -131,28 +131,6 @@ class Stage:
     shared: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
-    """How a stage keeps the merged results of its batches, so that a second run need not compute them again.
-
-    Attributes
-    ----------
-    prefix
-        What the names of the results begin with.
-    done
-        The names of those that are kept.
-    keep
-        Called on a worker with a result, its name and what all tasks share; returns the result.
-    read
-        Called on a worker with a name and what all tasks share; returns the result.
-    """
-
-    prefix: str
-    done: Collection[str]
-    keep: Callable[..., Any]
-    read: Callable[..., Any]
-
-
 def make_stage(
     name: str,
     function: Callable[..., Result],
@@ -162,7 +140,6 @@ def make_stage(
     *,
     least: int = 1,
     nodes: Mapping[Any, Any] | None = None,
-    keeping: Keeping | None = None,
 ) -> Stage:
     """Return the stage that calls a function with each of many arguments, and merges the results of neighbours on the workers.
 
@@ -182,8 +159,6 @@ def make_stage(
         How many results are merged into one at least, a power of 8.
     nodes
         Tasks whose results the arguments name. Then there is one batch, so that none of them runs twice.
-    keeping
-        How results are kept, if there are several batches. A batch whose result is kept counts as one step.
 
     Notes
     -----
@@ -195,28 +170,17 @@ def make_stage(
     while len(arguments) > size * _MOST_RESULTS and size < _LARGEST_BATCH:
         size *= FAN_IN
     size = size if nodes is None else max(1, len(arguments))
-    starts = range(0, len(arguments), size)
-    names = {start: f"{keeping.prefix}-{size}-{start}" for start in starts} if keeping is not None and len(starts) > 1 else {}
-    kept = {start for start, each in names.items() if keeping is not None and each in keeping.done}
 
     def make_batches() -> Iterator[Batch]:
-        for start in starts:
-            if keeping is not None and start in kept:
-                key = f"{merging}-{start}"
-                yield Batch(nodes={key: Task(key, keeping.read, names[start], TaskRef(work))}, keys=[key], steps=[key])
-                continue
+        for start in range(0, len(arguments), size):
             own = arguments[start : start + size]
             keys = [f"{prefix}-{number}" for number in range(start, start + len(own))]
             made: dict[Any, Any] = {key: Task(key, function, *given, TaskRef(work)) for key, given in zip(keys, own, strict=True)}
             made |= nodes or {}
             root = add_tree(made, keys, merge, f"{merging}-{start}") if size > 1 else keys[0]
-            if keeping is not None and names:
-                made[f"{merging}-{start}"] = Task(f"{merging}-{start}", keeping.keep, TaskRef(root), names[start], TaskRef(work))
-                root = f"{merging}-{start}"
             yield Batch(nodes=made, keys=[root], steps=keys)
 
-    n_steps = sum(1 if start in kept else min(size, len(arguments) - start) for start in starts)
-    return Stage(name=name, batches=make_batches(), n_steps=n_steps, shared={work: DataNode(work, shared)})
+    return Stage(name=name, batches=make_batches(), n_steps=len(arguments), shared={work: DataNode(work, shared)})
 
 
 def make_whole_stage(name: str, nodes: Mapping[Any, Any], keys: Sequence[str], shared: DataNode) -> Stage:

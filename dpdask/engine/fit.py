@@ -14,7 +14,7 @@ from dpdask.engine.compute import Progress, one_thread
 from dpdask.engine.scan import Scanned, scan
 from dpdask.engine.source import Source
 from dpdask.engine.units import bound_units
-from dpdask.engine.work import PARTS, RELEASE_NAME, TableWork, keep, noisy_name
+from dpdask.engine.work import RELEASE_NAME, TableWork, keep, noisy_name
 from dpdask.errors import DataError, InternalError
 from dpdask.mechanisms.mechanism import Mechanism, Search
 from dpdask.privacy.events import LocalRelease, leaves
@@ -40,8 +40,8 @@ class Fitted:
         The seal of each part, as in `Scanned`. Private.
     changed
         For each column, how many values were outside its domain and were changed, if the barrier makes the only pass over the
-        rows. Private: only for the steward's terminal, so it is not written to the state, and it is empty if a run is resumed
-        from there.
+        rows. Private: only for the steward's terminal, so it is not written to a file, and it is empty if a run is resumed
+        from its state.
     """
 
     release_sha256: str
@@ -111,8 +111,8 @@ def fit(
 
     Privacy
     -------
-    Exact counts reach the driver. Merged parts of them are kept beside the run key, until the charge or, in a later round, until the fit.
-    Central noise is drawn here, outside any graph, and is kept at once: a resumed run loads it.
+    Exact counts reach the driver and go no further. Central noise is drawn here, outside any graph, and is kept at once: a
+    resumed run loads it.
     """
     with one_thread():
         return _fit(mechanism, source, work, charge, public, insecure=insecure, progress=progress)
@@ -131,24 +131,24 @@ def _fit(
     """Fit a release; see `fit`."""
     if (public is None) == (mechanism.reference_rows == "public"):
         raise InternalError("a public table and a mechanism that counts its rows go together", None, "report it")
+    planned = mechanism
     mechanism, drawn, number = _read_rounds(mechanism, work)
     if drawn is None or mechanism.releases_rows:
         work = bound_units(source, work, progress)
-    counted = _count(mechanism, source, work, progress, name=f"round-{number}", drawn_before=number > 0 or drawn is not None)
+    drawn_before = number > 0 or drawn is not None
+    counted = _count(mechanism, source, work, progress, _name_pass(planned, work, 0), drawn_before=drawn_before)
     counts = counted.value
     if public is not None:
-        counts = scan(public.source, public.work, mechanism.statistic(public.work.columns), "reference", progress, released=True, name="public").value
+        counts = scan(public.source, public.work, mechanism.statistic(public.work.columns), "reference", progress, released=True).value
     if number == 0 and drawn is None and counts is not None:
         mechanism.check_counts(counts, work.columns if public is None else public.work.columns)
-    work.secrets.child(PARTS).remove()  # first: a run that has parts, and no noise, is not charged
     charge()
     while drawn is None:
         search = mechanism.search
         measured = search or mechanism
         if counts is None and mechanism.reference_rows == "own":  # a later round
-            counts = scan(
-                source, work, measured.statistic(work.columns), "tabulate", progress, released=mechanism.releases_rows, name=f"later-{number}"
-            ).value
+            stage, statistic = _name_pass(planned, work, number), measured.statistic(work.columns)
+            counts = scan(source, work, statistic, stage, progress, released=mechanism.releases_rows).value
             mechanism.check_counts(counts, work.columns)
         with step("drawing noise"):
             drawn = measured.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
@@ -162,7 +162,6 @@ def _fit(
     with step("fitting"):
         release = mechanism.fit(counts if drawn is None else drawn, work.columns, work.key())
     sha256 = keep(work.secrets, RELEASE_NAME, release.to_bytes())
-    work.secrets.child(PARTS).remove()
     n_released = counted.n_released if mechanism.releases_rows else (mechanism.n_records(release),)
     bounds_sha256 = work.unit.bounds_sha256 if work.unit is not None and mechanism.releases_rows else ""
     return Fitted(release_sha256=sha256, bounds_sha256=bounds_sha256, n_released=n_released, seals=counted.seals, changed=counted.changed), work
@@ -192,10 +191,9 @@ def carry_on(source: Source, work: TableWork, release: bytes, charge: Callable[[
         If a file changed.
     """
     work = bound_units(source, work, progress)
-    counted = scan(source, work, ColumnStatistic(codecs=work.codecs), "survey", progress, released=True, name="carried")
+    counted = scan(source, work, ColumnStatistic(codecs=work.codecs), "survey", progress, released=True)
     if sum(counted.n_released) == 0:
         raise DataError("the new files have no rows", source.where, source.hint)
-    work.secrets.child(PARTS).remove()
     charge()
     return Fitted(
         release_sha256=keep(work.secrets, RELEASE_NAME, release),
@@ -245,7 +243,13 @@ def _check_drawn(mechanism: Mechanism, drawn: Archived | None) -> None:
         raise InternalError("the noise that was drawn is not the noise that is accounted for", type(mechanism).__name__, "report it")
 
 
-def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Progress | None, *, name: str, drawn_before: bool) -> Scanned[Any]:
+def _name_pass(planned: Mechanism, work: TableWork, number: int) -> str:
+    """Return the name of a pass over the rows before the fit, as the plan has it."""
+    names = [stage.partition(":")[0] for stage in planned.stages(work.columns, uncounted=True)]
+    return next(iter(names[number:]), "survey")
+
+
+def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Progress | None, stage: str, *, drawn_before: bool) -> Scanned[Any]:
     """Return the exact counts and how many rows of each part are released; without a pass if neither is needed.
 
     Raises
@@ -256,8 +260,7 @@ def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Prog
     own, rows = mechanism.reference_rows == "own", mechanism.releases_rows
     known = source.count_released(work) if rows else ()
     if known is None or (own and not drawn_before):
-        stage = "survey" if rows else "tabulate"
-        found = scan(source, work, (mechanism.search or mechanism).statistic(work.columns), stage, progress, released=rows, name=name)
+        found = scan(source, work, (mechanism.search or mechanism).statistic(work.columns), stage, progress, released=rows)
     else:
         found = Scanned(value=None, n_released=known)
     if not mechanism.n_rows_private and found.n_released and sum(found.n_released) == 0:

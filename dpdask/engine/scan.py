@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Generic
 
 import pyarrow as pa
 from dask._task_spec import List
 
-from dpdask.archive import Archive
-from dpdask.engine.compute import Keeping, Progress, guard, make_stage, run_stage
+from dpdask.engine.compute import Progress, guard, make_stage, run_stage
 from dpdask.engine.select import Chooser
 from dpdask.engine.source import Part, Source
-from dpdask.engine.work import PARTS, TableWork
-from dpdask.stats.leaves import list_leaves, replace_leaves
+from dpdask.engine.work import TableWork
 from dpdask.stats.statistic import FAN_IN, Statistic, TreeFold, Value
 from dpdask.streams import Streams
 from dpdask.versions import Stamp
-
-_ARCHIVE = Archive(kind="part of a count", format=1, noun="part of a count")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +67,7 @@ class Scanned(Generic[Value]):
 
 
 def scan(
-    source: Source,
-    work: TableWork,
-    statistic: Statistic[Value],
-    stage: str,
-    progress: Progress | None = None,
-    *,
-    released: bool = False,
-    name: str | None = None,
+    source: Source, work: TableWork, statistic: Statistic[Value], stage: str, progress: Progress | None = None, *, released: bool = False
 ) -> Scanned[Value]:
     """Return a statistic of a source's rows: the reference rows, or all within their units' bounds if none are held out.
 
@@ -98,8 +85,6 @@ def scan(
         Called with (stage, done, total).
     released
         As for `Scan`.
-    name
-        A name of this pass within the run: merged parts of what it counts are kept beside the run key, and a second run begins with them.
 
     Raises
     ------
@@ -115,8 +100,7 @@ def scan(
     pack: Callable[..., Any] = list if nodes is None else lambda rows: List(*rows)  # a list of tasks' names is a node of its own
     arguments = [([part for part, _ in group], pack([rows for _, rows in group])) for group in groups]
     shared = Scan(work=work, statistic=statistic, released=released)
-    keeping = None if name is None or not source.is_lasting else Keeping(prefix=name, done=_list_kept(work), keep=keep_part, read=read_part)
-    found = run_stage(make_stage(stage, scan_parts, arguments, shared, merge_scanned, least=FAN_IN, nodes=nodes, keeping=keeping), progress)
+    found = run_stage(make_stage(stage, scan_parts, arguments, shared, merge_scanned, least=FAN_IN, nodes=nodes), progress)
     return _join(found)
 
 
@@ -130,52 +114,6 @@ def _join(found: Iterable[Scanned[Value]]) -> Scanned[Value]:
         seals += part.seals
         changed += Counter(part.changed)
     return Scanned(value=fold.tree(), n_released=tuple(n_released), seals=tuple(seals), changed=dict(changed))
-
-
-def _list_kept(work: TableWork) -> set[str]:
-    return set(work.secrets.child(PARTS).names())
-
-
-@guard
-def keep_part(found: Scanned[Any], name: str, shared: Scan) -> Scanned[Any]:
-    """Keep what was counted of neighbouring parts beside the run key, and return it. A value that no template describes is not kept.
-
-    Parameters
-    ----------
-    found
-        What was counted.
-    name
-        The name of its file.
-    shared
-        What all tasks of the scan share.
-    """
-    with suppress(TypeError):
-        leaves = list_leaves(found.value, shared.statistic.counter().result())
-        arrays = {f"leaf-{number}": leaf for number, leaf in enumerate(leaves)}
-        header = {"n_released": found.n_released, "seals": [seal.hex() for seal in found.seals], "changed": found.changed}
-        shared.work.secrets.claim(f"{PARTS}/{name}", _ARCHIVE.pack(header, arrays))
-    return found
-
-
-@guard
-def read_part(name: str, shared: Scan) -> Scanned[Any]:
-    """Return what `keep_part` kept.
-
-    Parameters
-    ----------
-    name
-        The name of its file.
-    shared
-        What all tasks of the scan share.
-    """
-
-    def build(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Scanned[Any]:
-        leaves = (arrays[f"leaf-{number}"] for number in count())
-        value = replace_leaves(shared.statistic.counter().result(), leaves)
-        seals = tuple(map(bytes.fromhex, header["seals"]))
-        return Scanned(value=value, n_released=tuple(header["n_released"]), seals=seals, changed=header["changed"])
-
-    return _ARCHIVE.unpack(shared.work.secrets.read(f"{PARTS}/{name}"), name, build)
 
 
 @guard

@@ -80,10 +80,6 @@ class Source(Protocol):
     def hint(self) -> str:
         """What to do if the table has no rows, for messages."""
 
-    @property
-    def is_lasting(self) -> bool:
-        """Whether a second process sees the same parts, so that what was counted of them can be kept."""
-
     def count_released(self, work: TableWork) -> tuple[int, ...] | None:
         """Return how many rows of each part are released; None if that is known only after a pass; an empty tuple if the numbers are not needed."""
 
@@ -134,10 +130,10 @@ class FilePart:
 
     def _read_sealed(self, columns: Sequence[str], work: TableWork) -> Iterator[pa.RecordBatch]:
         if work.unit is None and not self.fragment.seal:  # no earlier pass has read it
-            yield from read_batches(self.fragment, list(columns), work.types)
+            yield from read_batches(self.fragment, list(columns), work.types, work.public)
             return
         seal = self._make_seal(work)
-        for batch in read_batches(self.fragment, list(columns), work.types):
+        for batch in read_batches(self.fragment, list(columns), work.types, work.public):
             seal.add(batch)
             yield batch
         if work.unit is not None:
@@ -173,11 +169,6 @@ class FileSource:
     def parts(self) -> Sequence[tuple[FilePart, None]]:
         """Each fragment; tasks read the rows themselves."""
         return [(FilePart(fragment), None) for fragment in self.fragments]
-
-    @property
-    def is_lasting(self) -> bool:
-        """True: the run's record names the fragments."""
-        return True
 
     @property
     def nodes(self) -> None:
@@ -230,11 +221,6 @@ class FrameSource:
         """Each partition with its rows, or with a reference to the task that computes them."""
         rows = [self.frame] if isinstance(self.frame, pd.DataFrame) else [TaskRef(key) for key in self.frame.__dask_keys__()]
         return [(FramePart(name_part(self.batch, number), number), part) for number, part in enumerate(rows)]
-
-    @property
-    def is_lasting(self) -> bool:
-        """False: each process makes its own frames."""
-        return False
 
     @property
     def nodes(self) -> Mapping[Any, Any] | None:

@@ -28,7 +28,6 @@ HOLDOUT_NAME = "holdout.key"
 RELEASE_NAME = "release.npz"
 NOISY_NAME = "noisy.npz"
 BOUNDS_NAME = "bounds.npz"
-PARTS = "parts"
 
 
 def noisy_name(number: int) -> str:
@@ -103,6 +102,11 @@ class TableWork:
     def sealed(self) -> list[str]:
         """The columns that a fragment's seal covers: the private ones, those that the units' hashes need, and those that the mechanism reads."""
         return list(dict.fromkeys([*self.codecs, *self.unit_columns, *self.also_read]))
+
+    @property
+    def public(self) -> list[str]:
+        """The columns that are released as they are."""
+        return [name for name in self.released.names if name not in self.codecs]
 
     @property
     def unit_stages(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import IO, Any
 
@@ -21,6 +21,7 @@ from dpdask.io.faults import report_change
 from dpdask.io.filesystems import call_storage
 from dpdask.io.fragment import Fragment
 from dpdask.io.remote import open_remote
+from dpdask.io.rows import estimate_width
 from dpdask.schema import Column, Schema, arrow_type
 
 _SAMPLE_BYTES = 2**16
@@ -155,13 +156,33 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
     read = pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)
     try:
         with _open(fs, path) as file, pa_csv.open_csv(file, read_options=read, convert_options=convert) as reader:
-            for batch in reader:
-                for start in range(0, batch.num_rows, _BATCH_ROWS):
-                    yield batch.slice(start, _BATCH_ROWS)
+            row_bytes = sum(estimate_width(types.field(name).type) for name in columns)
+            yield from _regroup(reader, max(1, min(_BATCH_ROWS, int(_BLOCK_BYTES / row_bytes))))
     except _BAD_GZIP:
         raise InputError("this file cannot be decompressed: it is truncated or corrupt", fragment.name, "write it again") from None
     except pa.ArrowException as error:
         raise _describe(str(error), types.names) from None
+
+
+def _regroup(batches: Iterable[pa.RecordBatch], n_rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield rows in batches of the same number; where the blocks of a text end depends on the length of each value, private ones too."""
+    held: list[pa.RecordBatch] = []
+    n_held = 0
+    for batch in batches:
+        start = 0
+        while start < batch.num_rows:
+            part = batch.slice(start, n_rows - n_held)
+            held.append(part)
+            start, n_held = start + part.num_rows, n_held + part.num_rows
+            if n_held == n_rows:
+                yield from _join(held)
+                held, n_held = [], 0
+    if held:
+        yield from _join(held)
+
+
+def _join(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return batches if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()
 
 
 def _describe(message: str, names: list[str]) -> DataError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -126,8 +126,10 @@ def discover(url: str, schema: Schema, table_format: TableFormat | None = None, 
     )
 
 
-def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema, public: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
     """Yield a fragment's rows in batches of at most 2**17 rows, and of about 32 MiB at most.
+
+    Where a batch ends does not depend on private values: it would be seen in the row groups of the release.
 
     Parameters
     ----------
@@ -137,6 +139,8 @@ def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> It
         The columns to read, in the order wanted.
     types
         The table's Arrow schema (a CSV file is parsed by it).
+    public
+        Those of the columns that are released as they are: the sizes of their values may decide where a batch ends.
 
     Raises
     ------
@@ -149,7 +153,7 @@ def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema) -> It
     stored = find_stored(fragment, columns)
     with storage_faults(fragment.where):
         if fragment.format == "parquet":
-            batches = parquet.read_batches(fs, path, fragment, stored)
+            batches = parquet.read_batches(fs, path, fragment, stored, find_stored(fragment, list(public)))
         else:
             batches = csv.read_batches(fs, path, fragment, stored or types.names[:1], types)
         yield from complete(batches, fragment, columns, types) if fragment.differs else batches

@@ -7,7 +7,7 @@ column is read whole, one after the other.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
@@ -21,12 +21,12 @@ from dpdask.io.faults import report_change
 from dpdask.io.filesystems import call_storage
 from dpdask.io.fragment import Fragment, Layout
 from dpdask.io.remote import RemoteFile, open_remote, read_ranges
+from dpdask.io.rows import TEXT_BYTES, estimate_width, has_width
 
 BATCH_ROWS = 2**17
 BATCH_BYTES = 2**25
 _PAGE_BYTES = 2**20  # what most writers put into a page
 _HELD_BYTES = 2**27  # of pages, or of a remote row group
-_TEXT_BYTES = 64  # of a repeated text, if the footer tells nothing of its length
 _TAIL_BYTES = 2**16
 _LEAST_TAIL_BYTES = 12  # the footer's length, and the magic number at both ends of a file
 _MAGIC = b"PAR1"
@@ -138,7 +138,7 @@ class SchemaCache:
         return plain
 
 
-def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], public: Collection[str]) -> Iterator[pa.RecordBatch]:
     """Yield a row group's rows in batches of limited rows and bytes, after checking that the file is still the one whose footer was read first.
 
     Parameters
@@ -151,11 +151,13 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str]) -> 
         The row group as it was found when the run began.
     columns
         The columns to read.
+    public
+        Those that the footer may be asked about, to choose the batches' size; of others only the type counts.
     """
     try:
         with _open(fs, path, fragment, columns) as (source, metadata):
             group = metadata.row_group(fragment.row_group)
-            row_bytes, page_bytes = measure(group, metadata.schema.to_arrow_schema(), columns)
+            row_bytes, page_bytes = measure(group, metadata.schema.to_arrow_schema(), columns, public)
             n_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(1.0, row_bytes))))
             # a reader with a buffer reads on as it needs more; one without holds all compressed bytes of its columns
             options = {"buffer_size": _PAGE_BYTES} if group.total_byte_size > _HELD_BYTES else {}
@@ -171,7 +173,7 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str]) -> 
         raise InputError("this row group cannot be read: it is truncated or corrupt", fragment.where, "write the file again") from None
 
 
-def measure(group: Any, types: pa.Schema, columns: list[str]) -> tuple[float, int]:
+def measure(group: Any, types: pa.Schema, columns: list[str], public: Collection[str]) -> tuple[float, int]:
     """Return about how many bytes a row of some columns takes in memory, and how many bytes their largest pages have together.
 
     Parameters
@@ -182,11 +184,13 @@ def measure(group: Any, types: pa.Schema, columns: list[str]) -> tuple[float, in
         The file's Arrow schema.
     columns
         The columns that are read.
+    public
+        Those whose sizes in the footer count for the bytes of a row.
 
     Notes
     -----
-    A column of fixed width takes its width, and any other what the footer says that its values have when they are decompressed. A
-    dictionary holds a repeated text once, so such a column counts the length of its least or its greatest text, if that is more.
+    A column of fixed width takes its width, and any other 64 bytes; if it is public, what the footer says that its values have when they are
+    decompressed. A dictionary holds a repeated text once, so such a column counts the length of its least or its greatest text, if that is more.
     """
     read, n_rows = set(columns), max(1, group.num_rows)
     row_bytes, page_bytes = 0.0, 0
@@ -196,10 +200,10 @@ def measure(group: Any, types: pa.Schema, columns: list[str]) -> tuple[float, in
         if name not in read:
             continue
         page_bytes += min(_PAGE_BYTES, chunk.total_uncompressed_size)
-        try:
-            row_bytes += types.field(name).type.bit_width / 8
-        except ValueError:  # no fixed width
+        if name in public and not has_width(types.field(name).type):
             row_bytes += 8 + max(chunk.total_uncompressed_size / n_rows, _find_length(chunk))
+        else:
+            row_bytes += estimate_width(types.field(name).type)
     return row_bytes, page_bytes
 
 
@@ -209,7 +213,7 @@ def _find_length(chunk: Any) -> int:
         return 0
     statistics = chunk.statistics
     known = statistics is not None and statistics.has_min_max
-    return max(len(statistics.min_raw), len(statistics.max_raw)) if known else _TEXT_BYTES
+    return max(len(statistics.min_raw), len(statistics.max_raw)) if known else TEXT_BYTES
 
 
 def _read_columns(file: Any, row_group: int, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:

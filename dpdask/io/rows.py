@@ -11,6 +11,21 @@ from dpdask.io.deletions import unpack
 from dpdask.io.fragment import Fragment
 from dpdask.io.listing import fits
 
+TEXT_BYTES = 64
+
+
+def estimate_width(type_: pa.DataType) -> float:
+    """Estimate the bytes of a value from its type alone; texts, lists and the like count 64."""
+    return float(type_.bit_width) / 8 if has_width(type_) else TEXT_BYTES
+
+
+def has_width(type_: pa.DataType) -> bool:
+    """Return whether all values of a type take the same bytes."""
+    try:
+        return bool(type_.bit_width)
+    except ValueError:
+        return False
+
 
 def find_stored(fragment: Fragment, columns: list[str]) -> list[str]:
     """Return the names in a fragment's file of the columns that it holds.

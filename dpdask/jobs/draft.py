@@ -70,7 +70,11 @@ def draft_schema(source: Input, levels: Mapping[str, Sequence[str]] | None = Non
 
 def _draft_column(column: FoundColumn, levels: Sequence[str] | None) -> str:
     told = "in the names of folders" if column.in_folders else "type unknown" if column.type is None else " ".join(str(column.type).split())
-    hint = "; by its name an identifier: drop it, unless it is public, or the unit of the job" if _IDENTIFIER.search(column.name) else ""
+    hint = (
+        "; by its name an identifier (drop it, unless it is public, or the unit of the job) or a code (give it levels)"
+        if _IDENTIFIER.search(column.name)
+        else ""
+    )
     lines = [_ROLE if column.type is None or _can_be_private(column.type) else ("role", "TODO", "keep or drop: its type cannot be privatised")]
     if column.in_folders:
         lines.append(("type", "TODO", "an Arrow type, such as int32 or string"))

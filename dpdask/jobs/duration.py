@@ -15,9 +15,12 @@ _READ_BYTES = 5e8  # decoded Parquet bytes that are read and counted in a second
 _READ_TEXT = 1e8  # bytes of CSV
 _WRITE_BYTES = 1.5e8  # decoded bytes that are randomised, shuffled and written in a second
 _RECORD_LEVELS = 3e7  # records times levels of all columns that are drawn in a second
-_FIT_SECONDS = 1.0
+_FIT_SECONDS = 2.0
+_CHANNEL_SECONDS = 0.7  # of a fit, for each column of a released row
 _FIT_LEVELS = 2e-5  # seconds, times the square of the number of levels, of a fit to pairs of columns
 _STAGED_SECONDS = 0.02  # of the driver, for each task
+_PAGE_SECONDS = 3.0  # of the commit
+COMPILING_SECONDS = 20  # the first time on a machine, beside all that
 _ADAPTIVE_LEVELS = 20
 
 
@@ -28,7 +31,7 @@ class Duration:
     Attributes
     ----------
     stages
-        The seconds of each stage.
+        The whole seconds of each stage, at least 1: what is shown adds up.
     n_workers
         On how many threads of workers.
     """
@@ -66,12 +69,16 @@ def expect_duration(job: Job, opened: JobTable, stages: tuple[str, ...], n_recor
     n_levels = sum(codec.n_levels if isinstance(codec, LevelCodec) else _ADAPTIVE_LEVELS for codec in work.columns.codecs.values())
     read = n_bytes / (_READ_TEXT if table.format == "csv" else _READ_BYTES) / at_once + _STAGED_SECONDS * n_fragments
     if opened.mechanism.releases_rows:
-        fit, write = _FIT_SECONDS, n_bytes / _WRITE_BYTES / at_once + _STAGED_SECONDS * n_fragments
+        fit = _FIT_SECONDS + _CHANNEL_SECONDS * len(opened.mechanism.spending.row)
+        write = n_bytes / _WRITE_BYTES / at_once + _STAGED_SECONDS * n_fragments
     else:
         fit = _FIT_SECONDS + _FIT_LEVELS * n_levels**2
-        write = (n_records or table.n_rows or 0) * n_levels / _RECORD_LEVELS / n_workers
-    named = {"fit": fit, "write": write, "commit": _STAGED_SECONDS * n_fragments}
-    return Duration(stages=tuple(named.get(stage.partition(":")[0], read) for stage in stages), n_workers=n_workers)
+        n_written = n_records or table.n_rows or 0
+        n_shards = max(1, -(-n_written // job.file.output.rows_per_shard))
+        write = n_written * n_levels / _RECORD_LEVELS / min(n_workers, n_shards)
+    named = {"fit": fit, "write": write, "commit": _PAGE_SECONDS + _STAGED_SECONDS * n_fragments}
+    seconds = (named.get(stage.partition(":")[0], read) for stage in stages)
+    return Duration(stages=tuple(float(max(1, round(each))) for each in seconds), n_workers=n_workers)
 
 
 def _count_workers(job: Job) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dpdask.engine.shuffle import limit_shard_rows
 from dpdask.io.storage import Folder
-from dpdask.jobs.duration import expect_duration
+from dpdask.jobs.duration import COMPILING_SECONDS, expect_duration
 from dpdask.jobs.growing import plan_growing
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_footer_warnings, list_partition_warnings
@@ -114,11 +114,7 @@ class Plan:
             self.name + (" (INSECURE: seeded)" if self.insecure else ""),
             f"  input     {rows} rows, {self.n_bytes / 1e6:,.1f} MB, {self.n_fragments} fragments, {self._describe_input()}",
             *_describe_series(self.series),
-            *(
-                [f"  takes     about {describe_seconds(sum(self.seconds))} on {_count(self.n_workers)}, once they have started; rough"]
-                if self.n_workers
-                else []
-            ),
+            *([f"  takes     {self._describe_duration(self.n_workers)}"] if self.n_workers else []),
             *describe_steps(self),
             *(f"  outside   {name}: {outside}" for name, outside in self.outside.items()),
             f"  kept      {', '.join(self.kept) or 'nothing'}; dropped: {', '.join(self.dropped) or 'nothing'}",
@@ -127,6 +123,11 @@ class Plan:
         ]
         return "\n".join(lines)
 
+    def _describe_duration(self, n_workers: int) -> str:
+        workers = "1 worker" if n_workers == 1 else f"{n_workers:,} workers"
+        took = f"about {describe_seconds(sum(self.seconds))} on {workers}, once they have started; rough"
+        return f"{took}; the first run on a machine compiles for about {COMPILING_SECONDS} s more"
+
     def _describe_input(self) -> str:
         version = "" if self.input_version is None else f" {self.input_version}"
         return f"{self.n_files:,} file{'' if self.n_files == 1 else 's'} of {_FORMATS[self.input_format]}{version}"
@@ -134,10 +135,6 @@ class Plan:
     def _describe_table(self) -> str:
         table = _TABLES.get(self.output_format)
         return "" if table is None else f", {_MODES[self.output_mode].format(table=table)}"
-
-
-def _count(n_workers: int) -> str:
-    return "1 worker" if n_workers == 1 else f"{n_workers:,} workers"
 
 
 def _warn_of_full_charge(job: Job, ledger: dict[str, Any] | None) -> tuple[str, ...]:

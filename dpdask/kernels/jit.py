@@ -25,7 +25,7 @@ def jit(function: Callable[Args, Result]) -> Callable[Args, Result]:
 class _Compiling(event.Listener):  # type: ignore[misc]  # numba ships no types
     """Tells the log `dpdask.steps` that a function of this package is compiled: it is silent if a cache holds the function."""
 
-    step = "compiling, once"
+    step = "compiling (first use)"
 
     def on_start(self, event: Any) -> None:
         if event.data["dispatcher"].py_func.__module__.startswith("dpdask."):

@@ -60,7 +60,7 @@ class NoisyCounts(Mechanism):
         if self.schema.kept:
             what = f"{self.nobody} do not correspond to input rows, so no column can have the role keep"
             raise SpecError(what, f"column {self.schema.kept[0]!r}", "give it the role privatise, or drop")
-        check_bins(self.spec.bins, self.schema)
+        check_bins(getattr(self.spec, "bins", None), self.schema)
         self.check_spec()
         for event in leaves(self.event):  # it cannot be planned for every budget
             if not isinstance(event, LocalRelease):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.card_parts import ColumnPart
 from dpdask.mechanisms.expectations import LITTLE, correlate_ranks
+from dpdask.page.histograms import MISSING, label_level
 
 MAX_CHANNELS = 6
 _MOST_KEPT = 50  # columns
@@ -128,10 +129,10 @@ def _read(column: str, part: ColumnPart) -> ChannelView | None:
     matrix = np.array(entries, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         return None
-    levels = [str(level) for level in told.get("levels", ())]
+    levels = [label_level(level) for level in told.get("levels", ())]
     of_ranks = "rank_edges" in told
     if not of_ranks and len(levels) == len(matrix) - 1:
-        levels.append("missing")
+        levels.append(MISSING)
     if of_ranks:
         levels = [f"{100 * rank:.0f} %" for rank in told["rank_edges"][1:]]
     if len(levels) != len(matrix):

@@ -117,7 +117,7 @@ def read_tables(card: Card, sample: Sample) -> list[ReleasedHistogram]:
     found: dict[str, list[tuple[str, float, float]]] = {}
     for row in sample.rows.to_pylist():
         if row["table"] in names:
-            found.setdefault(row["table"], []).append((_label(row[row["table"]]), max(0.0, row["count"]), row["margin_95"]))
+            found.setdefault(row["table"], []).append((label_level(row[row["table"]]), max(0.0, row["count"]), row["margin_95"]))
     histograms = []
     for name, rows in found.items():
         total = sum(count for _, count, _ in rows)
@@ -127,7 +127,8 @@ def read_tables(card: Card, sample: Sample) -> list[ReleasedHistogram]:
     return histograms
 
 
-def _label(value: Any) -> str:
+def label_level(value: Any) -> str:
+    """Return a level as a short text."""
     return MISSING if value is None else str(value)
 
 
@@ -141,8 +142,8 @@ def _key(value: Any) -> Any:
 def _count_levels(values: pa.Array, levels: Sequence[Any], weights: Floats) -> list[tuple[str, float]]:
     encoded = values.dictionary_encode(null_encoding="encode")
     counts = np.bincount(encoded.indices.to_numpy(zero_copy_only=False), weights, minlength=len(encoded.dictionary))
-    found = {_key(value): (_label(value), float(count)) for value, count in zip(encoded.dictionary.to_pylist(), counts, strict=True)}
-    declared = [found.pop(_key(level), (_label(level), 0.0)) for level in levels]
+    found = {_key(value): (label_level(value), float(count)) for value, count in zip(encoded.dictionary.to_pylist(), counts, strict=True)}
+    declared = [found.pop(_key(level), (label_level(level), 0.0)) for level in levels]
     return [*declared, *found.values()]
 
 
@@ -169,7 +170,7 @@ def _count_cells(values: pa.Array, told: dict[str, Any], weights: Floats) -> lis
     numbers = read_numbers(values)
     missing = np.isnan(numbers)
     atoms = [float(atom) for atom in told.get("atoms", ())][: MAX_BARS // 2]
-    found = [(_say(atom, values.type), float(weights[numbers == atom].sum())) for atom in atoms]
+    found = [(say_number(atom, values.type), float(weights[numbers == atom].sum())) for atom in atoms]
     rest = ~missing & ~np.isin(numbers, atoms)
     whole = pa.types.is_integer(values.type) or pa.types.is_temporal(values.type)
     if rest.any():
@@ -198,17 +199,26 @@ def _label_cells(edges: Floats, type_: pa.DataType, *, whole: bool, is_clipped: 
     for low, high in pairwise(edges):
         first = low + 1 if whole else low
         over = "" if whole else "over "
-        labels.append(_say(high, type_) if whole and first == high else f"{over}{_say(first, type_)} to {_say(high, type_)}")
+        labels.append(say_number(high, type_) if whole and first == high else f"{over}{say_number(first, type_)} to {say_number(high, type_)}")
     if is_clipped and len(labels) > 1:
-        labels[0] = f"up to {_say(edges[1], type_)}"
-        labels[-1] = f"above {_say(edges[-2], type_)}"
+        labels[0] = f"up to {say_number(edges[1], type_)}"
+        labels[-1] = f"above {say_number(edges[-2], type_)}"
     return labels
 
 
-def _say(number: float, type_: pa.DataType) -> str:
-    """Return a number of a column as a short text."""
+def say_number(number: float, type_: pa.DataType) -> str:
+    """Return a number of a column as a short text; a time in whole seconds.
+
+    Parameters
+    ----------
+    number
+        The number; of dates and times, in the column's own unit.
+    type_
+        The column's type.
+    """
     if pa.types.is_temporal(type_):
-        return str(pa.scalar(int(number), pa.int32() if type_.bit_width == 32 else pa.int64()).cast(type_).as_py())
+        time = pa.scalar(int(number), pa.int32() if type_.bit_width == 32 else pa.int64()).cast(type_).as_py()
+        return str(time)[:19].removesuffix(" 00:00:00")
     return f"{number:,.0f}" if number == int(number) and abs(number) < 1e15 else f"{number:,.4g}"
 
 

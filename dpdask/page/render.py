@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+import pyarrow as pa
 from jinja2 import Environment, StrictUndefined, Template
 
 from dpdask.io.manifest import CARD_NAME, Manifest
@@ -20,7 +22,7 @@ from dpdask.mechanisms.expectations import LITTLE
 from dpdask.page import pictures, words
 from dpdask.page.associations import MAX_ASSOCIATED, associate
 from dpdask.page.channels import describe_kept, list_channels
-from dpdask.page.histograms import ReleasedHistogram, count_histogram, describe_margins, read_tables
+from dpdask.page.histograms import ReleasedHistogram, count_histogram, describe_margins, label_level, read_tables, say_number
 from dpdask.page.sample import Sample, read_sample
 from dpdask.privacy import attacker_power, percent_above
 
@@ -29,6 +31,7 @@ MAX_SHARDS = 50
 _MOST_CELLS = 12
 
 Content = dict[str, Any]
+Types = Mapping[str, pa.DataType]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +44,15 @@ class Statistics:
         One for each released column that has one, with its picture.
     associations
         The strongest pairs, and the picture of all of them; None where there is none.
+    types
+        The types of the released columns, by name.
     n_read, n_rows
         How many released rows were read, and how many there are.
     """
 
     histograms: list[Content]
     associations: Content | None
+    types: Types
     n_read: int
     n_rows: int
 
@@ -89,6 +95,7 @@ def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> by
     good, bad = words.list_uses(card)
     qualities, little = describe_kept(card) if statistics is not None else ([], [])
     names = list(card.columns)
+    types: Types = {} if statistics is None else statistics.types
     text = _template().render(
         style=_read("page.css"),
         card=card,
@@ -107,7 +114,7 @@ def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> by
         n_shards=len(manifest.shards),
         attacker=_describe_attacker(card),
         spent=list(_list_spent(card)),
-        columns=[_describe_column(name, card) for name in names[:MAX_COLUMNS]],
+        columns=[_describe_column(name, card, types.get(name)) for name in names[:MAX_COLUMNS]],
         n_columns_left=max(0, len(names) - MAX_COLUMNS),
         statistics=statistics,
         margins=describe_margins(card),
@@ -120,7 +127,7 @@ def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> by
         qualities=qualities,
         little=little,
         least=LITTLE,
-        snippet=_write_snippet(card),
+        snippet=_write_snippet(card, types),
         shards=manifest.shards[:MAX_SHARDS],
         n_shards_left=max(0, len(manifest.shards) - MAX_SHARDS),
         card_name=CARD_NAME,
@@ -177,8 +184,11 @@ def _describe_attacker(card: Card) -> Content | None:
 def _list_spent(card: Card) -> Iterator[tuple[str, str]]:
     """Yield what was computed with noise, and how much noise or ε that was."""
     told = card.accounting.model_extra or {}
-    for name, each in list(told.get("epsilon_reference", {}).items())[:MAX_COLUMNS]:
-        yield f"Noisy counts of {name}, for the reference", f"ε = {words.round_up(each)}"
+    counted, laws = told.get("epsilon_reference", {}), list(_list_laws(card.accounting.events or {}))
+    told_apart = len(counted) == len(laws)  # then each law is that of a column's counts
+    for place, (name, each) in enumerate(list(counted.items())[:MAX_COLUMNS]):
+        noise = f"; {laws[place][0]} on {_say_vectors(laws[place][1])}" if told_apart else ""
+        yield f"Noisy counts of {name}, for the reference", f"ε = {words.round_up(each)}{noise}"
     if "epsilon_tables" in told:
         yield "Noisy tables of all rows, for the reference", f"ε = {words.round_up(told['epsilon_tables'])}"
     for name, part in list(card.columns.items())[:MAX_COLUMNS]:
@@ -189,10 +199,23 @@ def _list_spent(card: Card) -> Iterator[tuple[str, str]]:
     for name, each in words.name_counts(card)[:MAX_COLUMNS]:
         noise = f"standard deviation {each['standard_deviation']:.4g}, 95 % margin ± {each['margin_95']:.4g} rows"
         yield f"Noise of a count, {name}", noise
-    for event in _flatten(card.accounting.events or {}):
+    alike: Counter[str] = Counter()
+    for law, n_vectors in () if told_apart else laws:
+        alike[law] += n_vectors
+    for law, n_vectors in alike.items():
+        yield f"Noise on {_say_vectors(n_vectors)}", law
+
+
+def _list_laws(events: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield each law of central noise, and on how many vectors of counts it was added."""
+    for event in _flatten(events):
         if event.get("kind") in ("discrete-laplace", "discrete-gaussian"):
             law = "discrete Laplace, scale" if event["kind"] == "discrete-laplace" else "discrete Gaussian, σ ="
-            yield f"Vectors of counts with this noise: {event.get('count', 1)}", f"{law} {event.get('scale', event.get('sigma')):.6g}"
+            yield f"{law} {event.get('scale', event.get('sigma')):.6g}", event.get("count", 1)
+
+
+def _say_vectors(n_vectors: int) -> str:
+    return f"{n_vectors:,} vector{'' if n_vectors == 1 else 's'} of counts"
 
 
 def _flatten(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -202,17 +225,23 @@ def _flatten(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield event
 
 
-def _describe_column(name: str, card: Card) -> Content:
+def _describe_column(name: str, card: Card, type_: pa.DataType | None) -> Content:
     part = card.columns[name]
     told = part.model_extra or {}
     levels, bounds = told.get("levels"), told.get("bounds")
     if levels is not None:
-        domain = f"{len(levels):,} levels: {', '.join(map(str, levels[:8]))}{', …' if len(levels) > 8 else ''}"
+        domain = f"{len(levels):,} levels: {', '.join(map(label_level, levels[:8]))}{', …' if len(levels) > 8 else ''}"
     elif bounds:
-        domain = " to ".join(_say_number(bound) if isinstance(bound, int | float) else str(bound) for bound in bounds)
+        domain = " to ".join(_describe_bound(bound, type_) for bound in bounds)
     else:
         domain = "as it is" if part.role == "kept" else ""
     return {"name": name, "role": part.role, "kind": part.kind or "", "domain": domain, "outside": part.outside or "", "epsilon": part.epsilon}
+
+
+def _describe_bound(bound: Any, type_: pa.DataType | None) -> str:
+    if not isinstance(bound, int | float):
+        return str(bound)
+    return say_number(bound, type_) if type_ is not None and pa.types.is_temporal(type_) else _say_number(bound)
 
 
 def _describe_rows(card: Card, manifest: Manifest, shards: Folder) -> Statistics:
@@ -229,6 +258,7 @@ def _describe_rows(card: Card, manifest: Manifest, shards: Folder) -> Statistics
     return Statistics(
         histograms=[_describe_histogram(each) for each in found],
         associations=associations,
+        types=dict(zip(sample.rows.schema.names, sample.rows.schema.types, strict=True)),
         n_read=sample.rows.num_rows,
         n_rows=sample.n_rows,
     )
@@ -255,18 +285,18 @@ def _describe_channel(view: Any) -> Content:
     return {"column": view.column, "labels": view.labels, "rows": rows, "picture": picture, "summary": view.summary}
 
 
-def _write_snippet(card: Card) -> str:
-    """Return Python that opens the release and asks it something that it answers."""
+def _write_snippet(card: Card, types: Types) -> str:
+    """Return Python that opens the release and asks it something that it answers: of numbers rather than of dates and times."""
     parts = {name: part.model_extra or {} for name, part in card.columns.items() if part.role == "privatised"}
     levels = [name for name, told in parts.items() if "levels" in told]
     leans = (card.mechanism.model_extra or {}).get("reference", {}).get("kind") in ("known", "public")  # by an amount that nobody knows
-    numbers = [] if leans else [name for name, told in parts.items() if "levels" not in told]
+    numbers = [] if leans else sorted(words.list_numeric(card), key=lambda name: name in types and pa.types.is_temporal(types[name]))
     if card.mechanism.kind == "marginals":
         cliques = (card.mechanism.model_extra or {}).get("cliques", [])
         asked = [f"release.{'crosstab' if len(each) > 1 else 'share'}({', '.join(map(_quote, each[:2]))})" for each in cliques[:1]]
     else:
-        asked = [f"release.mean({_quote(name)})  # with its standard error" for name in numbers[:1]]
-        asked += [f"release.quantile({_quote(name)}, 0.5)" for name in numbers[:1]]
+        asked = [f"release.quantile({_quote(name)}, 0.5)  # with its standard error" for name in numbers[:1]]
+        asked += [f"release.mean({_quote(name)})" for name in numbers[:1] if words.keeps_means(card)]
         asked += [f"release.share({_quote(name)})" for name in levels[:1] if card.mechanism.kind != "interval"]
     lines = [
         "import dpdask",

@@ -14,6 +14,7 @@ from dpdask.privacy.order import order_text
 PRIORS = (0.01, 0.1, 0.5, 0.9)
 ALARMS = (0.01, 0.05, 0.1)
 N_ROWS_OF_A_PERSON = 5
+_NOISY = ("histogram", "tree")  # references that are noisy counts
 _MOST_KEPT = 20
 _COUNTS = {
     "cells": "of a cell of the histogram",
@@ -205,14 +206,16 @@ def _use_unknown(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[s
 
 def _use_rows(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     epsilons = {name: part.epsilon for name, part in card.columns.items() if part.epsilon}
-    good = ["The distribution of each private column: shares, means and quantiles can be read off the released rows."]
-    bad = ["Statements about a single row or person: its values are random."]
+    kind = told.get("reference", {}).get("kind")
+    what = "shares, means and quantiles" if keeps_means(card) or not list_numeric(card) else "shares and quantiles"
+    good = [f"The distribution of each private column: {what} can be read off the released rows."]
+    bad = ["Statements about a single row or person: its values are random.", *(() if keeps_means(card) else _warn_of_means(card))]
     structure = told.get("columns")
     if structure == "tree":
         pairs = told.get("edges", [])
         good.append(f"The tables of the {len(pairs)} pairs of columns along the tree: {_list_pairs(pairs)}.")
         bad.append("Pairs of columns that the tree does not join, and what only three columns together show: they keep what follows along the tree.")
-    elif told.get("reference", {}).get("kind") == "chain":
+    elif kind == "chain":
         good.append("The private columns together: their joint distribution is that of the reference.")
         bad.append("Hiding the reference: if it is a part of the table, its records are republished without any ε.")
     elif len(epsilons) > 1:
@@ -238,7 +241,8 @@ def _use_copula(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[st
     good = ["The distribution of each column.", "The tables of every two columns, up to their noise."]
     bad = [
         "Finding a person: no record is a person's, and a record that equals one does so by chance.",
-        "Standard errors as if the records had been observed: they are too small.",
+        "Standard errors as if the records had been observed: they are too small. Those of `dpdask.open` hold the noise.",
+        *_warn_of_means(card),
     ]
     share = told.get("significant_share")
     if share is not None:
@@ -261,11 +265,11 @@ def _use_tables(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[st
 
 
 def _use_cells(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    good = ["Statistics that take weights (means, regressions, tables), up to the width of the cells."]
+    good = ["Statistics that take weights (tables, quantiles, regressions), up to the width of the cells."]
     if "cells_listed" in told:
         good.append(f"{told['cells_listed']:,} of {told['cells']:,} cells have a weight; weights up to {told.get('cut', 0):,} were set to 0.")
     bad = ["Values inside a cell, which are not told apart.", "Rare combinations: cells with few rows were set to 0, or hold mostly noise."]
-    return good, [*bad, *_describe_smallest(card)]
+    return good, [*bad, *_warn_of_means(card), *_describe_smallest(card)]
 
 
 def _use_ranges(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -276,6 +280,24 @@ def _use_ranges(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[st
         if mean is not None:
             good.append(f"{name}: a range holds {100 * mean:.0f} % of the values on average, if they are distributed as the public reference says.")
     return good, ["The middle of a range in place of the value: means and slopes come out wrong.", "A narrow range almost tells the value."]
+
+
+def list_numeric(card: Card) -> list[str]:
+    """Return the private columns with bounds: their values are numbers, dates or times."""
+    return [name for name, part in card.columns.items() if part.role == "privatised" and "levels" not in (part.model_extra or {})]
+
+
+def keeps_means(card: Card) -> bool:
+    """Return whether the mean of a column with bounds can be read off: no noise was added to the counts of its values."""
+    kind = (card.mechanism.model_extra or {}).get("reference", {}).get("kind")
+    return kind not in _NOISY if card.mechanism.kind == "dip" else card.mechanism.kind == "interval"
+
+
+def _warn_of_means(card: Card) -> list[str]:
+    """Return a sentence on means of columns whose counts had noise; none if no column has bounds."""
+    names = list_numeric(card)
+    why = "the noise of the counts hides the few rows of a tail, so the mean of a heavy tail cannot be estimated"
+    return [f"Means under wide bounds ({_list_names(names)}): {why}. Use quantiles, or means of clipped values."] if names else []
 
 
 def _describe_smallest(card: Card) -> list[str]:

@@ -344,9 +344,9 @@ class Book:
         return coverage_of(entry.charge.event for entry in intended if entry.sequence <= last)
 
     def find_position(self, run_id: str, compose: Compose) -> Position | None:
-        """Return where a run stands among the releases that were charged before it; None if it is not charged.
+        """Return where a run stands among the releases that were committed before it was charged; None if it is not charged.
 
-        The chain counts as it was when the run was charged, so later runs do not change the answer.
+        The chain counts as it was when the run was charged, so later entries do not change the answer.
 
         Parameters
         ----------
@@ -359,7 +359,8 @@ class Book:
         if own is None:
             return None
         then = replace(self, entries=self.entries[: own.sequence])
-        released = [entry for entry in then.standing.values() if entry.kind != "refuse"]
+        # a run that is charged, and not committed, may be refused yet: cards of different times would tell that it was
+        released = [entry for entry in then.standing.values() if entry.kind == "commit" or entry.run_id == run_id]
         charges = count_series([(entry.charge, entry.release) for entry in released])
         return Position(
             entry=own,

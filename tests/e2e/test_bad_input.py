@@ -90,7 +90,7 @@ def test_a_process_ends_with_the_same_code_and_line(case: Case, tmp_path):
         [sys.executable, "-c", "from dpdask.cli import main; main()", *words], capture_output=True, text=True, env=environment, check=False
     )
     assert ended.returncode == case.code
-    check_line(case, [line for line in ended.stderr.splitlines() if not line.startswith(('{"stage"', '{"warning"'))], ended.stdout, ended.stderr)
+    check_line(case, [line for line in ended.stderr.splitlines() if not line.startswith(('{"time"', '{"warning"'))], ended.stdout, ended.stderr)
     assert files(tmp_path) == before
 
 

@@ -236,8 +236,9 @@ def test_the_dictionary_page_of_numbers_has_one_entry_a_released_value(large):
 
 MANIFEST_KEYS = {"format", "job", "rows", "card_sha256", "shards"}
 SHARD_KEYS = {"name", "n_rows", "n_bytes", "sha256"}
+META_FILES = ("manifest.json", "release.json", "release.html", "croissant.json")
 CARD_KEYS = {
-    "": {"format", "name", "guarantee", "mechanism", "columns", "accounting", "order", "insecure", "versions"},
+    "": {"format", "name", "release", "terms", "guarantee", "mechanism", "columns", "dropped", "accounting", "order", "insecure", "versions"},
     "guarantee": {"text", "epsilon", "delta", "adjacency", "unit", "protected", "unprotected", "cautions"},
     "mechanism": {"kind", "channel", "columns", "joint", "reference"},
     "accounting": {"composition", "epsilon_exact", "epsilon_reference", "rows_per_unit", "events"},
@@ -250,7 +251,7 @@ RANK_KEYS = {"role", "kind", "outside", "epsilon", "epsilon_exact", "bounds", "a
 def test_the_output_folder_holds_these_files_and_no_other(released):
     folder = released[0]
     names = {str(path.relative_to(folder / "out")) for path in (folder / "out").rglob("*") if path.is_file()}
-    assert names == {*(path.name for path in shards(folder / "out")), "_SUCCESS", "_dpdask/manifest.json", "_dpdask/release.json"}
+    assert names == {*(path.name for path in shards(folder / "out")), "_SUCCESS", *(f"_dpdask/{name}" for name in META_FILES)}
     assert sorted(path.name for path in folder.iterdir()) == [FOLDER, "job.yaml", "out", "schema.yaml"]
     assert not (folder / "out" / "_SUCCESS").read_bytes()
 
@@ -273,11 +274,12 @@ def test_manifest_and_card_hold_the_allowed_keys_alone(released):
     assert card["columns"]["price"]["reference"] == {"knots_at_most": 2**16, "rank_error_at_most": 2.0**-15}
 
 
-def test_a_card_names_no_path_and_no_dropped_column(released):
+def test_a_card_names_no_path_and_tells_nothing_of_a_dropped_column_but_its_name(released):
     for path in (released[0] / "out" / "_dpdask").iterdir():
-        text = path.read_text()
-        assert str(released[0]) not in text
-        assert "note" not in json.loads(text).get("columns", {})
+        assert str(released[0]) not in path.read_text()
+    card = json.loads((released[0] / "out" / "_dpdask" / "release.json").read_text())
+    assert "note" not in card["columns"]
+    assert "note" in card["dropped"]
 
 
 # ---- planted secrets
@@ -337,7 +339,7 @@ def test_local_workers_say_nothing_of_the_data(outside, tmp_path):
     ended = subprocess.run([sys.executable, "-c", "from dpdask.cli import main; main()", *words], capture_output=True, cwd=tmp_path, check=False)
     assert ended.returncode == (65 if outside else 0), ended.stderr
     assert not holds(ended.stdout + ended.stderr, *SECRETS, HELD_OUT[:-2])
-    lines = [line for line in ended.stderr.decode().splitlines() if not line.startswith('{"stage"')]
+    lines = [line for line in ended.stderr.decode().splitlines() if not line.startswith('{"time"')]
     assert len(lines) == outside, lines
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml", "lake", *(["out"] if not outside else []), "schema.yaml"]
 

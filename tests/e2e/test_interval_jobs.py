@@ -324,7 +324,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"column 'age': its released column would be 'age_lower', but another column has that name",
     ),
     "tau above 1/m": (changed("price", {"design": "case2", "at_least": 0.4, "reference": UNIT}), r"3 ranges cannot all have a coverage of 0\.4"),
-    "unknown design": (changed("price", {"design": "case3", "anchors": UNIT}), r"mechanism\.columns\.price: .*case3"),
+    "unknown design": (changed("price", {"design": "case3", "anchors": UNIT}), r"mechanism\.columns\.price\.design: .*case3.*did you mean .case2"),
     "no design's name": (changed("price", {"anchors": UNIT}), r"the key 'mechanism\.columns\.price\.design' is missing; add it"),
     "unknown key": (
         changed("price", {"design": "case2", "anchor": UNIT}),

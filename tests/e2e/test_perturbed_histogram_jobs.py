@@ -358,7 +358,7 @@ def test_refusals(mechanism: dict[str, Any], columns: dict[str, Any], words: str
 
 
 def test_a_column_called_weight_is_refused_for_cells(source: Path, tmp_path: Path) -> None:
-    made = job(tmp_path, source, schema={"weight": SCHEMA["price"]})
+    made = job(tmp_path, source, {**CELLS, "bins": {"weight": 5}}, schema={"weight": SCHEMA["price"]})
     with pytest.raises(SpecError, match="this name is reserved for a column of the released cells"):
         load(made)
     load(job(tmp_path, source, DRAWN, schema={"weight": SCHEMA["price"]}))

@@ -111,7 +111,7 @@ def test_command_line_with_its_own_cluster(lakes: dict[str, Path], expected: Any
     result = run_cli("run", job, "--json")
     assert (result.returncode, json.loads(result.stdout)["status"]) == (0, "released")
     assert digests(tmp_path / "out") == expected("parquet", "holdout")
-    steps = [json.loads(line) for line in result.stderr.splitlines() if line.startswith("{")]
+    steps = [json.loads(line) for line in result.stderr.splitlines() if line.startswith("{") and '"stage"' in line]
     assert (steps[0]["stage"], steps[-1]["stage"], steps[-1]["done"]) == ("survey", "write", steps[-1]["total"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,9 @@ def test_counts_stand_on_the_terminal_and_in_no_file(job: Path, tmp_path: Path) 
     assert "'day'" not in shown
     assert nowhere(out)
     for path in (path for path in tmp_path.joinpath("out").rglob("*") if path.suffix != ".parquet" and path.is_file()):
+        if path.suffix == ".html":
+            assert nowhere(re.sub(r"[0-9a-f]{64}", "", path.read_text())), path
+            continue
         content = json.loads(path.read_text() or "{}")
         for shard in content.get("shards", []):
             del shard["sha256"], shard["n_bytes"]

@@ -144,7 +144,7 @@ def _drawn(rng: np.random.Generator) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("n_jobs", [20, pytest.param(120, marks=pytest.mark.slow)])
-def test_any_chain_or_tree_is_planned_or_refused_in_one_line(n_jobs: int, tmp_path: Path) -> None:
+def test_any_chain_or_tree_is_planned_or_refused_in_a_line_for_each_problem(n_jobs: int, tmp_path: Path) -> None:
     source = written(tmp_path / "in", people(900))
     rng = np.random.default_rng(8)
     codes = []
@@ -154,7 +154,8 @@ def test_any_chain_or_tree_is_planned_or_refused_in_one_line(n_jobs: int, tmp_pa
         assert checked.code in (0, 64), checked.err
         assert planned.code in (checked.code, 64), planned.err
         for ended in (checked, planned):
-            assert len(ended.lines) == (ended.code != 0), ended.err
+            assert bool(ended.lines) == (ended.code != 0), ended.err
+            assert all(line.startswith("dpdask: ") for line in ended.lines), ended.err  # a line for each problem
             assert "defect" not in ended.err
         if not planned.code:
             assert "promise" in planned.out

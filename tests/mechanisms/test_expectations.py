@@ -200,6 +200,7 @@ def test_a_reference_that_is_mostly_noise_is_warned_of_and_one_that_is_not_is_no
     planned = dpdask.DIP(schema, epsilon=100.0, reference=dpdask.Histogram()).plan(frame)
     assert planned.warnings == ()
     assert "heavy tail" in planned.expectations[-1]
+    assert "heavy tail" in dpdask.DIP(schema, epsilon=100.0, reference=dpdask.Tree()).plan(frame).expectations[-1]
 
 
 def test_with_a_private_number_of_rows_the_plan_says_how_many_the_tables_need() -> None:

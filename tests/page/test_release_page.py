@@ -22,7 +22,7 @@ from dpdask.io.manifest import CROISSANT_NAME, PAGE_NAME
 from dpdask.io.shards import ROW_GROUP_ROWS, Shard
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.card_parts import ColumnPart, LedgerPosition
-from dpdask.page import make_croissant, make_page, pictures, render, sample, words
+from dpdask.page import channels, make_croissant, make_page, pictures, render, sample, words
 from dpdask.page.associations import associate
 from dpdask.page.channels import ChannelView, describe_kept
 from dpdask.page.histograms import count_histogram
@@ -69,6 +69,31 @@ def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
     assert all(shard.sha256 in text for shard in manifest.shards)
     assert "From all 600 released rows" in text
     assert "matplotlib was not installed" in text
+    assert "2020-01-01 to 2022-01-08" in text  # bounds of dates
+    assert "shares and quantiles can be read off" in text
+    assert "Means under wide bounds (income, day)" in text
+    assert "Noisy counts of income, for the reference ε =" in text
+    assert "vectors of counts" in text
+
+
+def test_means_are_recommended_only_without_noise_in_counts(rows: Path) -> None:
+    card = parts(rows)[0]
+    held_out = card.model_copy(update={"mechanism": card.mechanism.model_copy(update={"reference": {"kind": "holdout", "fraction": 0.1}})})
+    assert "shares, means and quantiles" in words.list_uses(held_out)[0][0]
+    assert 'release.mean("income")' in render._write_snippet(held_out, {})
+    assert 'release.quantile("day", 0.5)' in render._write_snippet(held_out, {"income": pa.timestamp("ms"), "day": pa.int32()})
+
+
+def test_a_null_has_one_name() -> None:
+    found = channels._read("x", ColumnPart(role="privatised", levels=[None, "a"], channel=[[0.5, 0.5], [0.5, 0.5]]))
+    assert found is not None
+    assert found.labels == ("missing", "a")
+
+
+def test_noise_of_one_kind_is_told_once() -> None:
+    law = {"kind": "discrete-gaussian", "sigma": 5.0, "count": 2}
+    card = any_card(accounting={"composition": "", "epsilon_exact": 1.0, "events": {"kind": "composed", "events": [law, law]}})
+    assert list(render._list_spent(card)) == [("Noise on 4 vectors of counts", "discrete Gaussian, σ = 5")]
 
 
 def test_the_order_of_one_file_is_told_in_short(rows: Path) -> None:
@@ -168,8 +193,9 @@ def test_beliefs_are_bounded_and_rounded_up() -> None:
 @pytest.mark.parametrize("kind", ["rows", "records"])
 def test_its_python_runs(kind: str, request: pytest.FixtureRequest) -> None:
     output = request.getfixturevalue(kind)
-    snippet = render._write_snippet(parts(output)[0]).replace("path/or/url/of/the/folder", str(output))
-    assert snippet.count("release.") == 5
+    snippet = render._write_snippet(parts(output)[0], {}).replace("path/or/url/of/the/folder", str(output))
+    assert snippet.count("release.") == 4
+    assert "mean(" not in snippet  # under noisy counts
     exec(snippet, {})
 
 

@@ -187,4 +187,4 @@ def test_compiling_is_told_once_and_only_when_it_happens(capsys):
         double(1)
         double(1)
         double(1.0)
-    assert [line.partition(" ")[2] for line in lines(capsys)] == ["compiling, once"]
+    assert [line.partition(" ")[2] for line in lines(capsys)] == ["compiling (first use)"]

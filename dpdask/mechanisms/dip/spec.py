@@ -14,6 +14,7 @@ from dpdask.documents import suggest
 from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
 from dpdask.mechanisms.card import Section
+from dpdask.mechanisms.cell_search import CellSearch
 from dpdask.mechanisms.dip.card import describe_domain, dip_section
 from dpdask.mechanisms.expectations import TAILS, describe_kept, warn_of_little, warn_of_noisy_references
 from dpdask.mechanisms.mechanism import Columns, Mechanism, Spec, Spending
@@ -271,10 +272,11 @@ class DipMechanism(Mechanism):
         return (*self.reference.warnings(), *little, *warn_of_noisy_references(self.measurements, n_rows))
 
     def expectations(self, columns: Columns) -> tuple[str, ...]:
-        """Return how much a released row keeps of each column; see `Mechanism.expectations`."""
+        """Return how much a released row keeps of each column, and what wide bounds cost; see `Mechanism.expectations`."""
         found = [name for name, event in self.measurements.items() if event.count > 1]
-        tails = () if not found else (f"{', '.join(found)}: {TAILS}",)
-        return (*describe_kept(columns.codecs, self.spending.row, self.spec.channel), *tails)
+        tails = (f"{', '.join(found)}: {TAILS}",) if found else ()
+        searched = self.search.expectations if isinstance(self.search, CellSearch) else ()
+        return (*describe_kept(columns.codecs, self.spending.row, self.spec.channel), *tails, *searched)
 
     def section(self, release: Any, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
         """Return the mechanism's part of the release card; see `Mechanism.section`."""

@@ -1,0 +1,114 @@
+"""Dates as numbers: estimates are made of numbers, and given back as dates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from dpdask.errors import SpecError
+
+Floats = NDArray[np.float64]
+_MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DateScale:
+    """How the dates of a column are numbers.
+
+    Attributes
+    ----------
+    unit
+        What a number counts since 1970: days (`D`), seconds, milliseconds or microseconds. The card's bounds and edges count so too.
+    zone
+        The time zone; None if there is none.
+    """
+
+    unit: str
+    zone: Any = None
+
+    @classmethod
+    def of(cls, values: pd.Series) -> DateScale | None:
+        """Return the scale of a column of dates; None if it holds none."""
+        if pd.api.types.is_datetime64_any_dtype(values):
+            unit = np.datetime_data(values.dt.tz_localize(None).to_numpy().dtype)[0]
+            return cls(unit="us" if unit == "ns" else unit, zone=values.dt.tz)
+        return cls(unit="D") if pd.api.types.infer_dtype(values, skipna=True) == "date" else None
+
+    def to_numbers(self, dates: pd.Series | Sequence[object]) -> Floats:
+        """Return dates as float64 numbers, missing ones as NaN."""
+        index = pd.DatetimeIndex(dates)
+        if index.tz is not None:
+            index = index.tz_convert("UTC").tz_localize(None)
+        elif self.zone is not None:
+            index = index.tz_localize(self.zone).tz_convert("UTC").tz_localize(None)
+        found = index.to_numpy().astype("datetime64[us]")
+        numbers: Floats = np.where(np.isnat(found), np.nan, found.astype(np.int64) / _MICROSECONDS[self.unit])
+        return numbers
+
+    def to_dates(self, numbers: Floats) -> pd.DatetimeIndex:
+        """Return numbers as dates."""
+        index = pd.DatetimeIndex(self._count(numbers).astype("datetime64[us]"))
+        return index if self.zone is None else index.tz_localize("UTC").tz_convert(self.zone)
+
+    def to_spans(self, numbers: Floats) -> pd.TimedeltaIndex:
+        """Return differences of numbers as spans of time."""
+        return pd.TimedeltaIndex(self._count(numbers).astype("timedelta64[us]"))
+
+    def to_edges(self, bins: Sequence[Any], where: str) -> Floats:
+        """Return the edges of a histogram's ranges as numbers.
+
+        Parameters
+        ----------
+        bins
+            Timestamps, dates or their ISO texts.
+        where
+            The column, for messages.
+
+        Raises
+        ------
+        SpecError
+            If one of them is no date.
+        """
+        try:
+            if any(isinstance(each, int | float | np.number) for each in bins):
+                raise ValueError("numbers")
+            return self.to_numbers(list(bins))
+        except (TypeError, ValueError):
+            raise SpecError("the edges of a column of dates are dates", where, "write them as in bins=['2026-01-01', '2026-07-01']") from None
+
+    def _count(self, numbers: Floats) -> NDArray[np.int64]:
+        known = np.isfinite(numbers)
+        missing = np.iinfo(np.int64).min  # NaT
+        micro: NDArray[np.int64] = np.where(known, np.rint(np.where(known, numbers, 0.0) * _MICROSECONDS[self.unit]), 0.0).astype(np.int64)
+        micro[~known] = missing
+        return micro
+
+
+def find_scales(frame: pd.DataFrame) -> dict[str, DateScale]:
+    """Return how the numbers of each column of dates count them."""
+    return {str(name): scale for name in frame.columns if (scale := DateScale.of(frame[name])) is not None}
+
+
+def check_no_dates(names: Sequence[str], dates: Mapping[str, DateScale]) -> None:
+    """Check that no column of a regression holds dates.
+
+    Parameters
+    ----------
+    names
+        The columns.
+    dates
+        Those that hold dates.
+
+    Raises
+    ------
+    SpecError
+        If one does.
+    """
+    for name in names:
+        if name in dates:
+            raise SpecError("holds dates, of which no slope is offered", f"column {name!r}", "use mean(), quantile() or histogram()")
