@@ -242,12 +242,12 @@ class OpenedRelease:
     def _edges(self, name: str, bins: int | Sequence[Any], scale: DateScale | None = None) -> NDArray[np.float64]:
         """Return the edges of a histogram's ranges; a number of them lies between the declared bounds."""
         bounds = self._column(name).get("bounds")
-        if isinstance(bins, int) and not isinstance(bins, bool):
-            if bounds is None or bins < 1:
+        if isinstance(bins, int):
+            if bounds is None or bins < 1 or bins is True:
                 raise SpecError("a number of ranges needs declared bounds, and is at least 1", f"column {name!r}", "give the edges: bins=[0, 10, 20]")
             return np.linspace(float(bounds[0]), float(bounds[1]), bins + 1)
         try:
-            edges = np.asarray(bins, dtype=np.float64) if scale is None else scale.to_edges(bins, f"column {name!r}")  # type: ignore[arg-type]
+            edges = np.asarray(bins, dtype=np.float64) if scale is None else scale.to_edges(bins, f"column {name!r}")
         except (TypeError, ValueError):
             edges = np.zeros(0)
         if edges.ndim != 1 or len(edges) < 2 or not np.isfinite(edges).all() or (np.diff(edges) <= 0).any():

@@ -101,6 +101,8 @@ def test_a_position_leaves_out_refusals_and_what_came_later(tmp_path: Path) -> N
     ledger = open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     ledger.init("d", 10.0, strict=True)
     ledger.intend("d", "a", Charge(epsilon=1.0))
+    ledger.commit("d", "a")
+    ledger.intend("d", "at work", Charge(epsilon=1.0))  # it may be refused yet
     ledger.refuse("d", "refused", Charge(epsilon=0.5))
     ledger.intend("d", "void", Charge(epsilon=2.0))
     ledger.void("d", "void")
@@ -110,7 +112,7 @@ def test_a_position_leaves_out_refusals_and_what_came_later(tmp_path: Path) -> N
     assert before.entry == own
     assert [entry.run_id for entry in before.earlier] == ["a"]
     assert before.epsilon == sum_charges([Charge(epsilon=1.25)], 0.0)
-    ledger.commit("d", "a")
+    ledger.commit("d", "at work")
     ledger.commit("d", "b")
     ledger.intend("d", "later", Charge(epsilon=1.0))
     after = ledger.find_position("d", "b")
