@@ -129,7 +129,8 @@ def describe_unit(card: Card) -> str:
     """Return the unit of privacy, in words."""
     unit = card.guarantee.unit
     if unit == "row":
-        return "one row; a person with k rows is protected by k·ε only"
+        values = ", and by 2k·ε for other values" if card.guarantee.adjacency == "add-remove" else ""
+        return f"one row; a person with k rows is protected by k·ε only{values}"
     if unit == "value":
         return "one value"
     return f"all rows that share a value of {unit.column}; at most {unit.max_rows} of them are used"

@@ -162,6 +162,7 @@ def test_no_attack_on_tables_is_better_than_their_page_says(tmp_path: Path) -> N
     power, factor = attack(1.0, 0.05)
     assert float(told[1]) < 100 * power <= float(told[2]) <= 100 * power + 0.1
     assert "Published as it is nothing" in text
+    assert "a person with k rows is protected by k·ε only, and by 2k·ε for other values" in text
     assert float(odds[1]) < factor <= float(odds[2])
     assert (
         f"who tests whether it had one value rather than another (this counts twice: 2ε) with probability at most {told[2]} %" in card.guarantee.text
