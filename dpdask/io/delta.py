@@ -73,6 +73,8 @@ class Delta:
         files = []
         for action in _read_actions(table, where):
             path = unquote(action["path"])
+            if not {"", "."}.isdisjoint(path.split("/")) and not _OUTSIDE.match(path):  # `x` and `./x` would be one file, released twice
+                raise DataError("its log writes the path of a file in an unusual way", where, "repair the table")
             if _OUTSIDE.match(path) or ".." in path.split("/"):
                 raise DataError("this version has files outside the table's folder (a shallow clone)", where, "name the table that they belong to")
             files.append(

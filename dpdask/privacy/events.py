@@ -185,7 +185,7 @@ def hides_presence(event: Event) -> bool:
 
 
 def add_cost(event: Mapping[str, Any], epsilon: float) -> dict[str, Any]:
-    """Return a composition's mapping with a further local release, so that the composition costs that much more.
+    """Return a composition's mapping with a further event of its adjacency, so that the composition costs that much more.
 
     Parameters
     ----------
@@ -196,8 +196,10 @@ def add_cost(event: Mapping[str, Any], epsilon: float) -> dict[str, Any]:
     """
     if event.get("kind") != _COMPOSED:
         return {}
-    unit = event.get("unit") or "row"
-    return {**event, "events": [*event["events"], to_dict(LocalRelease(epsilon=epsilon, unit=unit))]}
+    more: Event = LocalRelease(epsilon=epsilon, unit=event.get("unit") or "row")
+    if hides_presence(from_dict(event)):
+        more = DiscreteLaplace(scale=math.nextafter(1.0 / epsilon, 0.0), sensitivity=1, adjacency="add-remove")
+    return {**event, "events": [*event["events"], to_dict(more)]}
 
 
 def to_dict(event: Event) -> dict[str, Any]:

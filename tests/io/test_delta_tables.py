@@ -416,6 +416,17 @@ def test_a_shallow_clone_is_refused(place, tmp_path):
         found(tmp_path / "clone")
 
 
+@pytest.mark.parametrize("written", ["./{}", "a/.//{}", "/{}"])
+def test_a_file_under_two_names_is_refused(written, tmp_path):
+    """Its rows would be released twice for one charge."""
+    write_deltalake(tmp_path / "t", numbers(1))
+    log = log_of(tmp_path / "t", 0)
+    [path] = live_files(tmp_path / "t")
+    log.write_text(log.read_text().replace(f'"{path}"', f'"{written.format(path)}"'))
+    with pytest.raises(DataError, match=r"in an unusual way|outside the table's folder"):
+        found(tmp_path / "t")
+
+
 def test_without_its_package_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "deltalake", None)
     with pytest.raises(SpecError, match=r"deltalake, which is not installed; install dpdask\[delta\]"):

@@ -23,7 +23,7 @@ from privacy.ledger_worker import run_phases
 from dpdask.errors import BudgetError, DataError, SpecError, TemporaryError
 from dpdask.privacy import ledger_tables
 from dpdask.privacy.accountant import compose
-from dpdask.privacy.events import DiscreteGaussian, LocalRelease, to_dict
+from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace, LocalRelease, to_dict
 from dpdask.privacy.ledger import Charge, Ledger, sum_charges
 from dpdask.privacy.ledger_entries import FREE
 from dpdask.privacy.ledger_tables import DATASETS, ENTRIES, digest_of
@@ -191,6 +191,15 @@ def test_a_hold_outs_key_that_was_exchanged_or_lost_is_noticed(ledger: Ledger) -
         connection.exec_driver_sql("DELETE FROM dpdask_holdouts")
     with pytest.raises(DataError, match="the key of the hold-out was changed"):
         ledger.holdout_key("ratings")
+
+
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+def test_a_small_refusal_costs_a_hundredth_under_either_adjacency(adjacency: Any, url: str) -> None:
+    ledger = Ledger(url)
+    ledger.init("strict", 10.0, strict=True)
+    small = Charge(epsilon=0.001, event=to_dict(Composed(events=(DiscreteLaplace(scale=1000.0, sensitivity=1, adjacency=adjacency),))))
+    ledger.refuse("strict", "small", small)
+    assert 0.1 <= ledger.read_balance("strict").epsilon_spent < 0.1001
 
 
 def test_a_draw_is_recorded_once_and_another_one_refused(ledger: Ledger) -> None:
