@@ -159,7 +159,8 @@ def test_a_host_that_is_cut_off_and_healed(seconds: int, where: str, tls: dict[s
             assert driver.stderr is not None
             for line in driver.stderr:
                 said += line
-                if '"stage": "write", "done": 4,' in line:
+                if '"stage": "write", "done": 0,' in line:  # a log has few lines: this one, and later ones after seconds
+                    time.sleep(0.3)
                     network.cut(3)
                     time.sleep(seconds)
                     network.heal(3)

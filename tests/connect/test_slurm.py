@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,14 +36,15 @@ def environment() -> Iterator[dict[str, str]]:
 
 
 def run(job: Path, environment: dict[str, str], strike: Any = None) -> subprocess.CompletedProcess[str]:
-    """Run a job; call `strike` once, when the fourth shard is written."""
+    """Run a job; call `strike` once, while shards are written."""
     said = []
     with subprocess.Popen(command("run", job), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=job.parent) as driver:
         assert driver.stderr is not None
         assert driver.stdout is not None
         for line in driver.stderr:
             said.append(line)
-            if strike is not None and '"stage": "write", "done": 4,' in line:
+            if strike is not None and '"stage": "write", "done": 0,' in line:  # a log has few lines: this one, and later ones after seconds
+                time.sleep(0.3)
                 strike()
         return subprocess.CompletedProcess([], driver.wait(timeout=200), driver.stdout.read(), "".join(said))
 
