@@ -17,7 +17,7 @@ from dask.callbacks import Callback
 from dask.utils import format_bytes
 from threadpoolctl import threadpool_limits
 
-from dpdask.engine.cluster import WINDOW, Batch, Window, find_client, is_worker
+from dpdask.engine.cluster import Batch, Window, find_client, is_worker
 from dpdask.errors import DpdaskError, InternalError, TemporaryError
 from dpdask.stats.statistic import FAN_IN
 from dpdask.versions import Stamp
@@ -123,12 +123,15 @@ class Stage:
         How many of them count in the progress.
     shared
         What all tasks share, by the name of the node that holds it.
+    n_done
+        How many of the steps were done before, by another driver.
     """
 
     name: str
     batches: Iterable[Batch]
     n_steps: int
     shared: Mapping[str, Any]
+    n_done: int = 0
 
 
 def make_stage(
@@ -140,6 +143,7 @@ def make_stage(
     *,
     least: int = 1,
     nodes: Mapping[Any, Any] | None = None,
+    n_batches_done: int = 0,
 ) -> Stage:
     """Return the stage that calls a function with each of many arguments, and merges the results of neighbours on the workers.
 
@@ -159,6 +163,8 @@ def make_stage(
         How many results are merged into one at least, a power of 8.
     nodes
         Tasks whose results the arguments name. Then there is one batch, so that none of them runs twice.
+    n_batches_done
+        How many batches were done before: the first ones.
 
     Notes
     -----
@@ -170,9 +176,10 @@ def make_stage(
     while len(arguments) > size * _MOST_RESULTS and size < _LARGEST_BATCH:
         size *= FAN_IN
     size = size if nodes is None else max(1, len(arguments))
+    n_done = min(n_batches_done * size, len(arguments))
 
     def make_batches() -> Iterator[Batch]:
-        for start in range(0, len(arguments), size):
+        for start in range(n_done, len(arguments), size):
             own = arguments[start : start + size]
             keys = [f"{prefix}-{number}" for number in range(start, start + len(own))]
             made: dict[Any, Any] = {key: Task(key, function, *given, TaskRef(work)) for key, given in zip(keys, own, strict=True)}
@@ -180,7 +187,7 @@ def make_stage(
             root = add_tree(made, keys, merge, f"{merging}-{start}") if size > 1 else keys[0]
             yield Batch(nodes=made, keys=[root], steps=keys)
 
-    return Stage(name=name, batches=make_batches(), n_steps=len(arguments), shared={work: DataNode(work, shared)})
+    return Stage(name=name, batches=make_batches(), n_steps=len(arguments), shared={work: DataNode(work, shared)}, n_done=n_done)
 
 
 def make_whole_stage(name: str, nodes: Mapping[Any, Any], keys: Sequence[str], shared: DataNode) -> Stage:
@@ -223,8 +230,8 @@ def add_tree(nodes: dict[Any, Any], leaves: Sequence[str], merge: Callable[[list
     return keys[0]
 
 
-def run_stage(stage: Stage, progress: Progress | None = None) -> Iterator[Any]:
-    """Yield the results of a stage's batches, in their order, computed by the active scheduler.
+def run_stage(stage: Stage, progress: Progress | None = None) -> Iterator[list[Any]]:
+    """Yield the results of a stage's batches, in their order, in lists of those that arrive together, computed by the active scheduler.
 
     Parameters
     ----------
@@ -241,18 +248,18 @@ def run_stage(stage: Stage, progress: Progress | None = None) -> Iterator[Any]:
         If workers were lost too often, or the cluster went away.
     """
     if progress is not None and stage.n_steps:
-        progress(stage.name, 0, stage.n_steps)
+        progress(stage.name, stage.n_done, stage.n_steps)
     client = find_client()
     return _run_here(stage, progress) if client is None else _run_there(Window(client, stage.shared, iter(stage.batches)), stage, progress)
 
 
-def _run_here(stage: Stage, progress: Progress | None) -> Iterator[Any]:
-    """Run a stage in this process, some thousand tasks at a time."""
-    get, done = get_scheduler() or threaded.get, 0
+def _run_here(stage: Stage, progress: Progress | None) -> Iterator[list[Any]]:
+    """Run a stage in this process, some hundred tasks at a time."""
+    get, done = get_scheduler() or threaded.get, stage.n_done
     batches = iter(stage.batches)
     while batch := next(batches, None):
         nodes, keys, steps = {**stage.shared, **batch.nodes}, list(batch.keys), set(batch.steps)
-        while len(steps) < WINDOW and (batch := next(batches, None)) is not None:
+        while len(steps) < _LARGEST_BATCH and (batch := next(batches, None)) is not None:
             nodes |= batch.nodes
             keys += batch.keys
             steps.update(batch.steps)
@@ -266,22 +273,22 @@ def _run_here(stage: Stage, progress: Progress | None) -> Iterator[Any]:
 
         with Callback(posttask=count), one_thread():
             results = get(nodes, keys)
-        yield from results
+        yield list(results)
 
 
-def _run_there(window: Window, stage: Stage, progress: Progress | None) -> Iterator[Any]:
+def _run_there(window: Window, stage: Stage, progress: Progress | None) -> Iterator[list[Any]]:
     """Run a stage on the cluster."""
     from distributed import CancelledError, KilledWorker
     from distributed.client import ClosedClientError
     from distributed.comm import CommClosedError
 
-    done = 0
+    done = stage.n_done
     try:
         for n_steps in window.run():
             done += n_steps
             if progress is not None:
                 progress(stage.name, done, stage.n_steps)
-            yield from window.take()
+            yield list(window.take())
     except KilledWorker as error:
         raise _explain_death(window, stage.name, error) from None
     except (CancelledError, CommClosedError, ClosedClientError, OSError) as error:  # a TimeoutError is an OSError

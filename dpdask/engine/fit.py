@@ -14,7 +14,7 @@ from dpdask.engine.compute import Progress, one_thread
 from dpdask.engine.scan import Scanned, scan
 from dpdask.engine.source import Source
 from dpdask.engine.units import bound_units
-from dpdask.engine.work import RELEASE_NAME, TableWork, keep, noisy_name
+from dpdask.engine.work import RELEASE_NAME, TableWork, counts_name, keep, noisy_name
 from dpdask.errors import DataError, InternalError
 from dpdask.mechanisms.mechanism import Mechanism, Search
 from dpdask.privacy.events import LocalRelease, leaves
@@ -111,8 +111,8 @@ def fit(
 
     Privacy
     -------
-    Exact counts reach the driver and go no further. Central noise is drawn here, outside any graph, and is kept at once: a
-    resumed run loads it.
+    Exact counts reach the driver and go no further: what it keeps of a long pass is encrypted with the run key. Central noise is drawn
+    here, outside any graph, and is kept at once: a resumed run loads it.
     """
     with one_thread():
         return _fit(mechanism, source, work, charge, public, insecure=insecure, progress=progress)
@@ -136,7 +136,7 @@ def _fit(
     if drawn is None or mechanism.releases_rows:
         work = bound_units(source, work, progress)
     drawn_before = number > 0 or drawn is not None
-    counted = _count(mechanism, source, work, progress, _name_pass(planned, work, 0), drawn_before=drawn_before)
+    counted = _count(mechanism, source, work, progress, _name_pass(planned, work, 0), number, drawn_before=drawn_before)
     counts = counted.value
     if public is not None:
         counts = scan(public.source, public.work, mechanism.statistic(public.work.columns), "reference", progress, released=True).value
@@ -148,7 +148,7 @@ def _fit(
         measured = search or mechanism
         if counts is None and mechanism.reference_rows == "own":  # a later round
             stage, statistic = _name_pass(planned, work, number), measured.statistic(work.columns)
-            counts = scan(source, work, statistic, stage, progress, released=mechanism.releases_rows).value
+            counts = scan(source, work, statistic, stage, progress, released=mechanism.releases_rows, kept_as=counts_name(number)).value
             mechanism.check_counts(counts, work.columns)
         with step("drawing noise"):
             drawn = measured.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
@@ -162,6 +162,7 @@ def _fit(
     with step("fitting"):
         release = mechanism.fit(counts if drawn is None else drawn, work.columns, work.key())
     sha256 = keep(work.secrets, RELEASE_NAME, release.to_bytes())
+    work.remove_counts(number)
     n_released = counted.n_released if mechanism.releases_rows else (mechanism.n_records(release),)
     bounds_sha256 = work.unit.bounds_sha256 if work.unit is not None and mechanism.releases_rows else ""
     return Fitted(release_sha256=sha256, bounds_sha256=bounds_sha256, n_released=n_released, seals=counted.seals, changed=counted.changed), work
@@ -191,12 +192,14 @@ def carry_on(source: Source, work: TableWork, release: bytes, charge: Callable[[
         If a file changed.
     """
     work = bound_units(source, work, progress)
-    counted = scan(source, work, ColumnStatistic(codecs=work.codecs), "survey", progress, released=True)
+    counted = scan(source, work, ColumnStatistic(codecs=work.codecs), "survey", progress, released=True, kept_as=counts_name(0))
     if sum(counted.n_released) == 0:
         raise DataError("the new files have no rows", source.where, source.hint)
     charge()
+    sha256 = keep(work.secrets, RELEASE_NAME, release)
+    work.remove_counts(0)
     return Fitted(
-        release_sha256=keep(work.secrets, RELEASE_NAME, release),
+        release_sha256=sha256,
         bounds_sha256=work.unit.bounds_sha256 if work.unit is not None else "",
         n_released=counted.n_released,
         seals=counted.seals,
@@ -249,7 +252,9 @@ def _name_pass(planned: Mechanism, work: TableWork, number: int) -> str:
     return next(iter(names[number:]), "survey")
 
 
-def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Progress | None, stage: str, *, drawn_before: bool) -> Scanned[Any]:
+def _count(
+    mechanism: Mechanism, source: Source, work: TableWork, progress: Progress | None, stage: str, number: int, *, drawn_before: bool
+) -> Scanned[Any]:
     """Return the exact counts and how many rows of each part are released; without a pass if neither is needed.
 
     Raises
@@ -260,7 +265,8 @@ def _count(mechanism: Mechanism, source: Source, work: TableWork, progress: Prog
     own, rows = mechanism.reference_rows == "own", mechanism.releases_rows
     known = source.count_released(work) if rows else ()
     if known is None or (own and not drawn_before):
-        found = scan(source, work, (mechanism.search or mechanism).statistic(work.columns), stage, progress, released=rows)
+        statistic = (mechanism.search or mechanism).statistic(work.columns)
+        found = scan(source, work, statistic, stage, progress, released=rows, kept_as=counts_name(number))
     else:
         found = Scanned(value=None, n_released=known)
     if not mechanism.n_rows_private and found.n_released and sum(found.n_released) == 0:

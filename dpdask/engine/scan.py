@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Generic
 
 import pyarrow as pa
 from dask._task_spec import List
 
+from dpdask.archive import Archive
 from dpdask.engine.compute import Progress, guard, make_stage, run_stage
 from dpdask.engine.select import Chooser
 from dpdask.engine.source import Part, Source
 from dpdask.engine.work import TableWork
+from dpdask.io.encrypted import EncryptedFile
+from dpdask.stats.leaves import list_leaves, replace_leaves
 from dpdask.stats.statistic import FAN_IN, Statistic, TreeFold, Value
 from dpdask.streams import Streams
 from dpdask.versions import Stamp
+
+KEEP_SECONDS = 30.0
+_KEEP_SHARE = 0.05  # of the driver's time
+_MOST_KEPT = 2**28  # bytes
+_ARCHIVE = Archive(kind="counts of a pass", format=1, noun="count")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +78,14 @@ class Scanned(Generic[Value]):
 
 
 def scan(
-    source: Source, work: TableWork, statistic: Statistic[Value], stage: str, progress: Progress | None = None, *, released: bool = False
+    source: Source,
+    work: TableWork,
+    statistic: Statistic[Value],
+    stage: str,
+    progress: Progress | None = None,
+    *,
+    released: bool = False,
+    kept_as: str | None = None,
 ) -> Scanned[Value]:
     """Return a statistic of a source's rows: the reference rows, or all within their units' bounds if none are held out.
 
@@ -85,6 +103,8 @@ def scan(
         Called with (stage, done, total).
     released
         As for `Scan`.
+    kept_as
+        The name of the file that keeps what was counted so far, if the pass is one of a run that can be resumed.
 
     Raises
     ------
@@ -100,20 +120,70 @@ def scan(
     pack: Callable[..., Any] = list if nodes is None else lambda rows: List(*rows)  # a list of tasks' names is a node of its own
     arguments = [([part for part, _ in group], pack([rows for _, rows in group])) for group in groups]
     shared = Scan(work=work, statistic=statistic, released=released)
-    found = run_stage(make_stage(stage, scan_parts, arguments, shared, merge_scanned, least=FAN_IN, nodes=nodes), progress)
-    return _join(found)
+    joined = _Joined(statistic, len(groups), None if kept_as is None or not source.is_lasting else work.open_counts(kept_as))
+    made = make_stage(stage, scan_parts, arguments, shared, merge_scanned, least=FAN_IN, nodes=nodes, n_batches_done=joined.n_batches)
+    for found in run_stage(made, progress):
+        joined.add(found)
+    return joined.result()
 
 
-def _join(found: Iterable[Scanned[Value]]) -> Scanned[Value]:
-    """Return the results of all batches together; what parts have of their own is collected, not merged again and again."""
-    fold = TreeFold[Value]()
-    n_released, seals, changed = list[int](), list[bytes](), Counter[str]()
-    for part in found:
-        fold.add(part.value)
-        n_released += part.n_released
-        seals += part.seals
-        changed += Counter(part.changed)
-    return Scanned(value=fold.tree(), n_released=tuple(n_released), seals=tuple(seals), changed=dict(changed))
+class _Joined(Generic[Value]):
+    """The results of the first batches of a pass together; what parts have of their own is collected, not merged again and again.
+
+    Parameters
+    ----------
+    statistic
+        What is counted.
+    n_tasks
+        How many tasks the pass has.
+    file
+        Keeps the results of a pass that takes long. What an earlier driver of the run kept there is the beginning.
+    """
+
+    def __init__(self, statistic: Statistic[Value], n_tasks: int, file: EncryptedFile | None) -> None:
+        self._template, self._n_tasks, self._file = statistic.counter().result(), n_tasks, file
+        self._due = time.monotonic() + KEEP_SECONDS
+        self.n_batches, self._fold = 0, TreeFold[Value]()
+        self._n_released, self._seals, self._changed = list[int](), list[bytes](), Counter[str]()
+        if file is not None and (kept := file.read()) is not None:
+            _ARCHIVE.unpack(kept, file.name, self._begin)
+
+    def add(self, found: Sequence[Scanned[Value]]) -> None:
+        """Take the results of the next batches."""
+        for part in found:
+            self._fold.add(part.value)
+            self._n_released += part.n_released
+            self._seals += part.seals
+            self._changed += Counter(part.changed)
+        self.n_batches += len(found)
+        if self._file is not None and time.monotonic() >= self._due:
+            self._keep(self._file)
+
+    def result(self) -> Scanned[Value]:
+        """Return the results of all batches."""
+        value = self._fold.tree()
+        return Scanned(value=value, n_released=tuple(self._n_released), seals=tuple(self._seals), changed=dict(self._changed))
+
+    def _keep(self, file: EncryptedFile) -> None:
+        """Keep the results, unless they are very large, or of arrays that no file can hold."""
+        begin = time.monotonic()
+        with suppress(TypeError, ValueError):
+            leaves = [leaf for level in self._fold.levels for value in level for leaf in list_leaves(value, self._template)]
+            if sum(leaf.nbytes for leaf in leaves) <= _MOST_KEPT:
+                header = {"n_tasks": self._n_tasks, "n_batches": self.n_batches, "levels": [len(level) for level in self._fold.levels]}
+                own = {"n_released": self._n_released, "seals": [seal.hex() for seal in self._seals], "changed": self._changed}
+                file.write(_ARCHIVE.pack({**header, **own}, {f"leaf-{number}": leaf for number, leaf in enumerate(leaves)}))
+        end = time.monotonic()
+        self._due = end + max(KEEP_SECONDS, (end - begin) / _KEEP_SHARE)
+
+    def _begin(self, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """Begin with what was kept."""
+        if header["n_tasks"] != self._n_tasks:
+            raise ValueError
+        leaves = (arrays[f"leaf-{number}"] for number in count())
+        self._fold = TreeFold([[replace_leaves(self._template, leaves) for _ in range(n)] for n in header["levels"]])
+        self.n_batches, self._n_released, self._changed = header["n_batches"], header["n_released"], Counter(header["changed"])
+        self._seals = [bytes.fromhex(seal) for seal in header["seals"]]
 
 
 @guard

@@ -80,6 +80,10 @@ class Source(Protocol):
     def hint(self) -> str:
         """What to do if the table has no rows, for messages."""
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether a second process sees the same parts, so that it can go on where the first one stopped."""
+
     def count_released(self, work: TableWork) -> tuple[int, ...] | None:
         """Return how many rows of each part are released; None if that is known only after a pass; an empty tuple if the numbers are not needed."""
 
@@ -171,6 +175,11 @@ class FileSource:
         return [(FilePart(fragment), None) for fragment in self.fragments]
 
     @property
+    def is_lasting(self) -> bool:
+        """True: the record of the run names the input."""
+        return True
+
+    @property
     def nodes(self) -> None:
         """None: tasks read the rows themselves."""
 
@@ -221,6 +230,11 @@ class FrameSource:
         """Each partition with its rows, or with a reference to the task that computes them."""
         rows = [self.frame] if isinstance(self.frame, pd.DataFrame) else [TaskRef(key) for key in self.frame.__dask_keys__()]
         return [(FramePart(name_part(self.batch, number), number), part) for number, part in enumerate(rows)]
+
+    @property
+    def is_lasting(self) -> bool:
+        """False: each process makes its own frames."""
+        return False
 
     @property
     def nodes(self) -> Mapping[Any, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import chain
 from typing import Any
 
 from dask._task_spec import DataNode, List, Task, TaskRef
@@ -39,7 +40,8 @@ def bound_units(source: Source, work: TableWork, progress: Progress | None = Non
     if work.unit is None:
         return work
     stage = _plan(source, work)
-    bounds = UnitBounds.concatenate(list(run_stage(stage, progress))) if stage.n_steps else UnitRows.identity(1).bounds()  # no row group at all
+    found = list(chain.from_iterable(run_stage(stage, progress)))
+    bounds = UnitBounds.concatenate(found) if found else UnitRows.identity(1).bounds()  # no row group at all
     sha256 = keep(work.secrets, BOUNDS_NAME, bounds.to_bytes())
     return dataclasses.replace(work, unit=dataclasses.replace(work.unit, bounds_sha256=sha256))
 

@@ -13,7 +13,7 @@ from dpdask.archive import Archived
 from dpdask.codec import Codec, codec_for
 from dpdask.engine.cluster import remember
 from dpdask.errors import DataError, InputError, SpecError
-from dpdask.io.encrypted import EncryptedFolder
+from dpdask.io.encrypted import EncryptedFile, EncryptedFolder
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.mechanism import Columns, Mechanism
 from dpdask.privacy import UnitColumn
@@ -28,11 +28,22 @@ HOLDOUT_NAME = "holdout.key"
 RELEASE_NAME = "release.npz"
 NOISY_NAME = "noisy.npz"
 BOUNDS_NAME = "bounds.npz"
+_COUNTS = "counts-"
 
 
 def noisy_name(number: int) -> str:
     """Return the name of the file that keeps the noise of a round; the first is round 0."""
     return f"noisy-{number}.npz" if number else NOISY_NAME
+
+
+def counts_name(number: int) -> str:
+    """Return the name of the file that keeps the counts of a pass that is not finished; the first pass is that of round 0."""
+    return f"{_COUNTS}{number}"
+
+
+def has_counts(secrets: Folder) -> bool:
+    """Return whether the folder of a run's key keeps the counts of a pass."""
+    return any(name.startswith(_COUNTS) for name in Folder(secrets.url).names())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +147,15 @@ class TableWork:
     def key(self) -> RunKey:
         """Return the run key: from its file, or from the memory of this process if the run's files are encrypted."""
         return RunKey(self.secrets.key if isinstance(self.secrets, EncryptedFolder) else self.secrets.read(KEY_NAME))
+
+    def open_counts(self, name: str) -> EncryptedFile:
+        """Return the file that keeps the counts of a pass."""
+        return EncryptedFile(Folder(self.secrets.url), name, self.key().reveal())
+
+    def remove_counts(self, number: int) -> None:
+        """Remove the counts of all passes up to that of a round."""
+        for each in range(number + 1):
+            Folder(self.secrets.url).remove(counts_name(each))
 
     def holdout_key(self) -> RunKey:
         """Read the key that chooses the hold-out: the run key, or the dataset's."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -388,7 +389,7 @@ def write_all(
         The first failure; what is staged stays, and a second run goes on from it.
     """
     writing = Writing(work=work, sha256=sha256, release_type=release_type, staging=staging)
-    found = run_stage(make_stage("write", write_shards, [(task,) for task in tasks], writing, join_staged), progress)
+    found = chain.from_iterable(run_stage(make_stage("write", write_shards, [(task,) for task in tasks], writing, join_staged), progress))
     in_place = sorted((each for part in found for each in part), key=itemgetter(0))  # orders must be merged in the order of the table
     shards = sorted((shard for _, staged in in_place for shard in staged.shards), key=lambda shard: number_key(shard.name))
     return Staged(shards=tuple(shards), told=Told().merge(*(staged.told for _, staged in in_place)))

@@ -98,6 +98,36 @@ def _cipher(secret: bytes) -> AESGCM:
     return AESGCM(blake2b(key=secret, person=_PERSON, digest_size=32).digest())
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class EncryptedFile:
+    """A private file of a run that the driver alone reads and writes, on any storage: without the run's key nobody can read it.
+
+    Attributes
+    ----------
+    folder
+        Where it is.
+    name
+        Its name there.
+    secret
+        The run's key, 32 bytes.
+    """
+
+    folder: Folder
+    name: str
+    secret: bytes
+
+    def read(self) -> bytes | None:
+        """Return its content; None if it does not exist, was changed, or is of another run."""
+        try:
+            return decrypt(self.secret, self.name, self.folder.read(self.name, replaced=True))
+        except InputError:
+            return None
+
+    def write(self, data: bytes) -> None:
+        """Replace its content."""
+        self.folder.write(self.name, encrypt(self.secret, self.name, data), private=True)
+
+
 @dataclass(frozen=True, slots=True)
 class EncryptedFolder(Folder):
     """A folder in a store whose files are encrypted with the key of a run; tasks carry its name, never the key.

@@ -16,7 +16,7 @@ from dpdask.engine.shuffle import lay_out_rows
 from dpdask.engine.told import Told
 from dpdask.engine.work import NOISY_NAME, RELEASE_NAME, load
 from dpdask.engine.write import RowTask, Staged, Staging, Task, list_record_tasks, write_all
-from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError
+from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.fragment import Fragment
 from dpdask.io.manifest import MANIFEST_NAME, Manifest, list_manifests
 from dpdask.io.storage import Folder
@@ -87,7 +87,7 @@ def run_job(job: Job, progress: Progress | None = None, *, count_rows: CountRows
         If the dataset's budget does not allow the job; checked before a row is read, and again before noise is drawn.
     SpecError, DataError
         If the job or its data are wrong; nothing is kept, so a corrected job starts afresh. Nothing is kept either of a
-        run that failed before its first noise.
+        run that failed before its first noise, unless what failed may pass and its driver has kept counts of a long pass.
     InputError
         If the input is missing, or changed since the run began; what is staged is kept.
     OutputError
@@ -211,7 +211,7 @@ def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
         return  # another driver has taken the run over
     drawn = not _nothing_drawn(state, job)
     settlement = settle(error, drawn=drawn, strict=job.account.is_strict)
-    if settlement == "keep":
+    if settlement == "keep" or (settlement == "void" and isinstance(error, TemporaryError) and state.has_counts()):
         return
     reached = _find_unfinished(job, state)
     if reached is not None and settlement == "refuse":

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from dpdask.engine.cluster import forget_everywhere, share_key, withdraw_key
 from dpdask.engine.fit import Fitted
-from dpdask.engine.work import HOLDOUT_NAME
+from dpdask.engine.work import HOLDOUT_NAME, has_counts
 from dpdask.engine.write import Staging
 from dpdask.errors import SPENT_AGAIN, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.encrypted import EncryptedFolder, decrypt, encrypt
@@ -367,6 +367,11 @@ class RunState:
         """Return whether what the unfinished run was to release is released."""
         found = self._read_unfinished()
         return found is not None and self.publication.find(found.release) is not None
+
+    def has_counts(self) -> bool:
+        """Return whether the unfinished run keeps counts of a pass, from which a second driver goes on."""
+        found = self._read_unfinished()
+        return found is not None and has_counts(self.secrets(found.run_id))
 
     def count_staged(self, run_id: str) -> int:
         """Return how many shards a run has staged."""

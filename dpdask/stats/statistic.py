@@ -64,10 +64,21 @@ class Statistic(Protocol[Value_co]):
 
 
 class TreeFold(Generic[Value]):
-    """Merges a stream of values as a tree with fan-in 8 would, holding few of them at a time."""
+    """Merges a stream of values as a tree with fan-in 8 would, holding few of them at a time.
 
-    def __init__(self) -> None:
-        self._levels: list[list[Value]] = [[]]
+    Parameters
+    ----------
+    levels
+        What another fold held, to go on from there.
+    """
+
+    def __init__(self, levels: list[list[Value]] | None = None) -> None:
+        self._levels: list[list[Value]] = levels or [[]]
+
+    @property
+    def levels(self) -> list[list[Value]]:
+        """The values that are held: those of one level are merged of equally many."""
+        return self._levels
 
     def add(self, value: Value) -> None:
         """Take the next value."""

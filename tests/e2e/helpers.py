@@ -210,13 +210,14 @@ def join(parts: list[list[Any]]) -> list[Any]:
 
 def run_each(stage: str, function: Callable[[Any], Any], arguments: Sequence[Any], progress: Progress | None = None) -> list[Any]:
     """Return what a function returns for each argument, computed by tasks."""
-    return join(list(run_stage(make_stage(stage, apply, [(argument,) for argument in arguments], function, join), progress)))
+    made = make_stage(stage, apply, [(argument,) for argument in arguments], function, join)
+    return join([part for parts in run_stage(made, progress) for part in parts])
 
 
 def spy_on_stages(see: Callable[[str, dict[Any, Any]], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Show the name and the tasks of each stage before it runs."""
 
-    def run(stage: Stage, progress: Progress | None = None) -> Iterator[Any]:
+    def run(stage: Stage, progress: Progress | None = None) -> Iterator[list[Any]]:
         batches = list(stage.batches)
         see(stage.name, {**stage.shared, **{key: node for batch in batches for key, node in batch.nodes.items()}})
         return run_stage(replace(stage, batches=batches), progress)

@@ -81,13 +81,14 @@ def whole_tree(values: list[Rounded]) -> Rounded:
 def fold_stage(n_leaves: int) -> Rounded:
     fold = TreeFold[Rounded]()
     for found in run_stage(make_stage("test", leaf, [(number,) for number in range(n_leaves)], 0.1, merge, least=FAN_IN)):
-        fold.add(found)
+        for value in found:
+            fold.add(value)
     return fold.tree()
 
 
 @pytest.mark.parametrize("n_leaves", [1, 9, 73, 1000, 4999])
 def test_batches_are_branches_of_one_tree(n_leaves: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute, "WINDOW", 700)
+    monkeypatch.setattr(compute, "_LARGEST_BATCH", 64)
     expected = whole_tree([leaf(number, 0.1) for number in range(n_leaves)])
     for scheduler in ("synchronous", "threads"):
         with dask.config.set(scheduler=scheduler):
