@@ -14,7 +14,7 @@ from dpdask.engine.cluster import remember
 from dpdask.engine.work import BOUNDS_NAME, TableWork, UnitWork, read_kept
 from dpdask.errors import DataError, InputError
 from dpdask.io.storage import Folder
-from dpdask.kernels.rows import keep_chosen
+from dpdask.kernels.rows import keep_chosen, take_at
 from dpdask.kernels.siphash import siphash
 from dpdask.stats import holdout_mask
 from dpdask.stats.bounding import UnitBounds
@@ -199,16 +199,15 @@ def filter_rows(rows: pa.RecordBatch, chosen: NDArray[np.bool_]) -> pa.RecordBat
     n_chosen, mask = int(chosen.sum()), pa.array(chosen)
     arrays = []
     for array in rows.columns:
-        dtype = _WORDS.get(array.type.bit_width) if pa.types.is_primitive(array.type) and not array.null_count else None
-        if dtype is None:
+        values = _view_words(array)
+        if values is None:
             arrays.append(_by_plain_type(array, lambda plain: plain.filter(mask)))
         else:
-            values = np.frombuffer(array.buffers()[1], dtype=dtype)[array.offset : array.offset + len(array)]
-            arrays.append(pa.Array.from_buffers(array.type, n_chosen, [None, pa.py_buffer(keep_chosen(values, chosen, n_chosen))]))
+            arrays.append(_as_array(keep_chosen(values, chosen, n_chosen), array.type))
     return pa.RecordBatch.from_arrays(arrays, schema=rows.schema)
 
 
-def take_values(array: pa.Array, places: pa.Array) -> pa.Array:
+def take_values(array: pa.Array, places: NDArray[np.uint32]) -> pa.Array:
     """Return the values at some places, in the order of the places.
 
     Parameters
@@ -216,9 +215,23 @@ def take_values(array: pa.Array, places: pa.Array) -> pa.Array:
     array
         The values.
     places
-        The numbers of the rows.
+        The numbers of the rows, of shape (n_taken,).
     """
-    return _by_plain_type(array, lambda plain: plain.take(places))
+    values = _view_words(array)
+    if values is None:
+        return _by_plain_type(array, lambda plain: plain.take(pa.array(places)))
+    return _as_array(take_at(values, places), array.type)
+
+
+def _view_words(array: pa.Array) -> NDArray[np.unsignedinteger] | None:
+    """Return the values of a column as unsigned integers of their width; None if it has nulls, or no fixed width of 8 to 64 bits."""
+    dtype = _WORDS.get(array.type.bit_width) if pa.types.is_primitive(array.type) and not array.null_count else None
+    return None if dtype is None else np.frombuffer(array.buffers()[1], dtype=dtype)[array.offset : array.offset + len(array)]
+
+
+def _as_array(values: NDArray[np.unsignedinteger], type_: pa.DataType) -> pa.Array:
+    """Return the column that `_view_words` saw."""
+    return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)])
 
 
 def _by_plain_type(array: pa.Array, select: Callable[[pa.Array], pa.Array]) -> pa.Array:

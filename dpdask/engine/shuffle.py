@@ -198,7 +198,7 @@ def _permute(held: list[pa.RecordBatch], rng: Generator) -> Iterator[pa.RecordBa
     types, n_rows = held[0].schema, sum(batch.num_rows for batch in held)
     columns = pa.Table.from_batches(held).columns
     held.clear()
-    order = pa.array(permutation(words(rng, n_rows)))
+    order = permutation(words(rng, n_rows))
     taken = []
     while columns:
         taken.append(take_values(pa.concat_arrays(columns.pop(0).chunks), order))

@@ -1,4 +1,4 @@
-"""Some rows of a column of fixed width without nulls, in less than half of Arrow's time."""
+"""Some rows of a column of fixed width without nulls, in less time than Arrow's."""
 
 from __future__ import annotations
 
@@ -27,3 +27,20 @@ def keep_chosen(values: NDArray[np.unsignedinteger], chosen: NDArray[np.bool_], 
         out[place] = values[row]
         place += chosen[row]
     return out[:n_chosen]
+
+
+@jit
+def take_at(values: NDArray[np.unsignedinteger], places: NDArray[np.uint32]) -> NDArray[np.unsignedinteger]:
+    """Return the values at some places, in the order of the places.
+
+    Parameters
+    ----------
+    values
+        Array of shape (n,).
+    places
+        Array of shape (n_taken,), below n.
+    """
+    out = np.empty(len(places), dtype=values.dtype)
+    for row in range(len(places)):
+        out[row] = values[places[row]]
+    return out

@@ -36,7 +36,7 @@ def test_views_are_selected_like_plain_columns() -> None:
         assert found.to_pylist() == [row for row, is_chosen in zip(rows.to_pylist(), chosen, strict=True) if is_chosen]
         assert found.schema == rows.schema
         for array in rows.columns:
-            taken = take_values(array, pa.array([4, 0, 0], pa.uint32()))
+            taken = take_values(array, np.array([4, 0, 0], dtype=np.uint32))
             assert (taken.to_pylist(), taken.type) == ([array.to_pylist()[place] for place in (4, 0, 0)], array.type)
     assert filter_rows(batch, np.ones(5, dtype=bool)) is batch
 
