@@ -5,8 +5,8 @@
 
 The table has many small Parquet files, so reading and writing cost next to nothing, and what is left is the cost of a fragment: it is found,
 counted, randomised and committed. The driver, the scheduler and the workers are processes of their own, and their CPU seconds are counted, so a
-busy machine changes little. What a scheduler uses while it waits is measured first and taken off, since it follows wall time. The first, small table
-warms caches; its costs, which do not depend on the number of fragments, are taken off too. The
+busy machine changes little. What a scheduler uses while it waits is measured first and taken off, since it follows wall time. A small table is
+released twice before: the first run loads code, and the costs of the second, which do not depend on the number of fragments, are taken off. The
 growth exponent is the slope of driver and scheduler seconds between the smallest and the largest table, both on logarithmic scales.
 
 From the costs of the largest table, a simulation computes 1,000,000 fragments on 1,000 workers: one driver that submits windows of tasks, one
@@ -130,7 +130,7 @@ def measure(folder: Path, n_fragments: int, n_workers: int, profile: Path | None
     found: dict[str, Any] = {}
     with cluster(folder, n_workers) as (address, scheduler, workers):
         idle = measure_idle(scheduler)
-        for name, n in (("warm", WARM), ("table", n_fragments)):
+        for name, n in (("cold", WARM), ("warm", WARM), ("table", n_fragments)):
             source, target = folder / name, folder / f"{name}-out"
             write_lake(source, n)
             before = count_seconds([scheduler]), count_seconds(workers), time.perf_counter()
