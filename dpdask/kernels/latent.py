@@ -8,11 +8,13 @@ and each latent variable is one chain of them in the order of the factor's colum
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]  # llvmlite ships no types; numba brings it
+from llvmlite.binding import get_host_cpu_features  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -21,8 +23,9 @@ from numpy.typing import NDArray
 from dpdask.kernels.jit import jit
 
 BLOCK_ROWS = 128
-_PANEL = 6  # latent variables that are summed at once: with one vector of rows each, their sums stay in registers
+_PANEL = 6  # latent variables that are summed at once
 _LANES = 16  # rows of a vector: one AVX-512 register, two of AVX2
+_VECTORS = 4 if get_host_cpu_features().get("avx512f") else 1  # of rows that are summed at once: as many as registers hold
 
 _MOST_CUT, _CUTS = 0.1, 14
 _CHANGE = 0.003  # of the correlations, root mean square, when their factor is thinned
@@ -97,32 +100,38 @@ def _number_code(_context: Any, bits: Any) -> Any:
     return types.float32(bits), lambda _target, builder, _signature, arguments: builder.bitcast(arguments[0], ir.FloatType())
 
 
-def _sums_code(_context: Any, values: Any, columns: Any, _start: Any, _stop: Any, z: Any, _first: Any, out: Any, _place: Any, _stride: Any) -> Any:
-    """Return the type and the code that writes six latent variables of sixteen rows: sums of columns start..stop-1 of a panel."""
+def _sums_code(
+    _context: Any, values: Any, columns: Any, _start: Any, _stop: Any, z: Any, _first: Any, _step: Any, out: Any, _place: Any, _stride: Any
+) -> Any:
+    """Return the type and the code that writes six latent variables of some vectors of rows: sums of columns start..stop-1 of a panel."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        value, column, z_data, out_data = (context.make_array(signature.args[i])(context, builder, arguments[i]).data for i in (0, 1, 4, 6))
+        value, column, z_data, out_data = (context.make_array(signature.args[i])(context, builder, arguments[i]).data for i in (0, 1, 4, 7))
         vector, word = ir.VectorType(ir.FloatType(), _LANES), arguments[2].type
         undefined, zeros = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES)
         fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{_LANES}f32")
-        sums = [cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * _LANES)) for _ in range(_PANEL)]
-        for each in sums:
-            builder.store(ir.Constant(vector, [0.0] * _LANES), each)
+        zero = ir.Constant(vector, [0.0] * _LANES)
+        sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(_VECTORS)] for _ in range(_PANEL)]
+        for each in itertools.chain.from_iterable(sums):
+            builder.store(zero, each)
         with cgutils.for_range(builder, arguments[3], start=arguments[2], intp=word) as loop:
             at = builder.sext(builder.load(builder.gep(column, [loop.index])), word)
             lanes = builder.add(arguments[5], builder.mul(at, ir.Constant(word, _LANES)))
-            terms = builder.load(builder.bitcast(builder.gep(z_data, [lanes]), vector.as_pointer()), align=4)
+            places = [builder.add(lanes, builder.mul(arguments[6], ir.Constant(word, number))) for number in range(_VECTORS)]
+            terms = [builder.load(builder.bitcast(builder.gep(z_data, [place]), vector.as_pointer()), align=4) for place in places]
             begin = builder.mul(loop.index, ir.Constant(word, _PANEL))
-            for row, each in enumerate(sums):
+            for row, rows in enumerate(sums):
                 one = builder.load(builder.gep(value, [builder.add(begin, ir.Constant(word, row))]))
                 every = builder.shuffle_vector(builder.insert_element(undefined, one, ir.Constant(ir.IntType(32), 0)), undefined, zeros)
-                builder.store(builder.call(fma, [every, terms, builder.load(each)]), each)
-        for row, each in enumerate(sums):
-            address = builder.gep(out_data, [builder.add(arguments[7], builder.mul(arguments[8], ir.Constant(word, row)))])
-            builder.store(builder.load(each), builder.bitcast(address, vector.as_pointer()), align=4)
+                for term, each in zip(terms, rows, strict=True):
+                    builder.store(builder.call(fma, [every, term, builder.load(each)]), each)
+        for row, number in itertools.product(range(_PANEL), range(_VECTORS)):
+            place = builder.add(arguments[8], builder.mul(arguments[9], ir.Constant(word, row)))
+            address = builder.gep(out_data, [builder.add(place, ir.Constant(word, number * _LANES))])
+            builder.store(builder.load(sums[row][number]), builder.bitcast(address, vector.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(values, columns, types.intp, types.intp, z, types.intp, out, types.intp, types.intp), build
+    return types.void(values, columns, types.intp, types.intp, z, types.intp, types.intp, out, types.intp, types.intp), build
 
 
 _bits: Callable[[np.float32], np.int32] = intrinsic(_bits_code)
@@ -173,9 +182,9 @@ def _write(panels: Panels, z: Latents, out: Latents, start: int) -> None:
     flat = out.reshape(-1)
     for panel in range(len(panels.starts) - 1):
         low, high = panels.starts[panel], panels.starts[panel + 1]
-        for tile in range(BLOCK_ROWS // _LANES):
-            place = panel * _PANEL * stride + start + tile * _LANES
-            _sums(panels.values, panels.columns, low, high, z, tile * _LANES * n, flat, place, stride)
+        for tile in range(0, BLOCK_ROWS, _LANES * _VECTORS):
+            place = panel * _PANEL * stride + start + tile
+            _sums(panels.values, panels.columns, low, high, z, tile * n, _LANES * n, flat, place, stride)
 
 
 def normals(words: Words) -> Latents:
