@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -24,6 +24,8 @@ from dpdask.io.shards import Shard, ShardWriter
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.releases import RecordRelease, RowRelease
 from dpdask.versions import Stamp
+
+_TOGETHER = 2**17  # records that a release draws together, or a multiple of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a failed task
@@ -194,7 +196,9 @@ class RecordTask:
 
 
 def list_record_tasks(n_rows: int, rows_per_shard: int) -> list[RecordTask]:
-    """Return the tasks of n_rows records, each but the last of `rows_per_shard`; an empty one if there are none.
+    """Return the tasks of n_rows records: as few as possible, as equal as possible; an empty one if there are no records.
+
+    Where shards have room for it, they begin at a multiple of 2**17 records: those are drawn together.
 
     Parameters
     ----------
@@ -203,8 +207,14 @@ def list_record_tasks(n_rows: int, rows_per_shard: int) -> list[RecordTask]:
     rows_per_shard
         The most records of a shard.
     """
-    starts = range(0, max(1, n_rows), rows_per_shard)
-    return [RecordTask(number=number, start=start, n_rows=min(rows_per_shard, n_rows - start), n_total=n_rows) for number, start in enumerate(starts)]
+    n_tasks = max(1, -(-n_rows // rows_per_shard))
+    for step in (_TOGETHER, 1):
+        n_steps = -(-n_rows // step)
+        starts = [*(number * n_steps // n_tasks * step for number in range(n_tasks)), n_rows]
+        sizes = [end - start for start, end in pairwise(starts)]
+        if max(sizes) <= rows_per_shard and (min(sizes) > 0 or n_rows == 0):
+            break
+    return [RecordTask(number=number, start=starts[number], n_rows=size, n_total=n_rows) for number, size in enumerate(sizes)]
 
 
 def randomise_batches(fragment: Fragment, release: RowRelease, work: TableWork, teller: Teller | None = None) -> Iterator[pa.RecordBatch]:

@@ -13,6 +13,7 @@ from dpdask.kernels.jit import jit
 
 Codes = NDArray[np.uint8] | NDArray[np.uint16]
 Floats = NDArray[np.float64]
+Weights = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Cells = NDArray[np.uint16] | NDArray[np.uint32]
 
@@ -20,7 +21,9 @@ LOWEST, HIGHEST = -4.0, 2.0  # how far the logarithm of a cell's weights may mov
 _STEPS = 9
 _PACE = 1.5  # of the moves before the last sweep
 _STRIP = 2**12  # records whose weights and cells stay in the first-level cache
+_SUMMED = 2**15  # records whose weights are summed in single precision
 _LANES = 4  # records whose cells are summed apart, so that no sum waits for the last one
+_LEAST = np.float32(1e-30)  # a weight: smaller ones would be denormal, and slow
 
 
 @jit
@@ -66,7 +69,7 @@ def solve_cells(wanted: Floats, found: Floats, thetas: Floats, strength: float, 
             moves[cell] = LOWEST if d < LOWEST else HIGHEST if d > HIGHEST else d
 
 
-def rake(codes: Codes, sizes: Ints, tables: Ints, starts: Ints, targets: Floats, total: float, strengths: Floats, order: Ints) -> Floats:
+def rake(codes: Codes, sizes: Ints, tables: Ints, starts: Ints, targets: Floats, total: float, strengths: Floats, order: Ints) -> Weights:
     """Return weights at which the pool's tables are near the wanted ones.
 
     Parameters
@@ -91,12 +94,12 @@ def rake(codes: Codes, sizes: Ints, tables: Ints, starts: Ints, targets: Floats,
 
     Returns
     -------
-    float64 array of shape (n,), positive; their sum is about `total`.
+    float32 array of shape (n,), positive; their sum is about `total`.
 
     Notes
     -----
     w_i ∝ exp(Σ θ_t(cell of record i in table t)). Each visit of a table moves every θ by 1.5 of what `solve_cells` says, and
-    the last visit by exactly that (successive over-relaxation: six sweeps come as near as eight without). At the end
+    the last visit by exactly that (successive over-relaxation). At the end
     θ = strength · (wanted - found), the maximum entropy weights that are penalised by θ² / (2 · strength). Cells where the
     pool is thin are thus not forced. θ belongs to this pool: on another one it would be wrong, so it is not returned.
     """
@@ -117,39 +120,43 @@ def _rake(
     order: Ints,
     cells: Cells,
     largest: int,
-) -> Floats:
+) -> Weights:
     n = codes.shape[1]
-    weights = np.full(n, total / n)
+    weights = np.full(n, np.float32(total / n))
     thetas = np.zeros(len(targets))
-    found, met = np.zeros((_LANES, largest)), np.zeros(largest)
-    moves, factors = np.zeros(largest), np.ones(largest)  # of the table that was visited last
+    lanes, found = np.zeros((_LANES, largest), dtype=np.float32), np.zeros(largest)
+    moves, factors = np.zeros(largest), np.ones(largest, dtype=np.float32)  # of the table that was visited last
     for visit in range(len(order)):
         t = order[visit]
         start, n_cells = starts[t], n_cells_of(tables[t], sizes)
-        found[:, :n_cells] = 0.0
-        for first in range(0, n, _STRIP):
-            strip = slice(first, min(first + _STRIP, n))
-            _multiply(weights[strip], cells[strip], factors)
-            _find_cells(codes, strip, tables[t], sizes, cells[strip])
-            _sum_up(weights[strip], cells[strip], found)
-        for cell in range(n_cells):
-            met[cell] = ((found[0, cell] + found[1, cell]) + found[2, cell]) + found[3, cell]
+        found[:n_cells] = 0.0
+        for begin in range(0, n, _SUMMED):
+            end = min(begin + _SUMMED, n)
+            lanes[:, :n_cells] = np.float32(0.0)
+            for first in range(begin, end, _STRIP):
+                strip = slice(first, min(first + _STRIP, end))
+                _multiply(weights[strip], cells[strip], factors)
+                _find_cells(codes, strip, tables[t], sizes, cells[strip])
+                _sum_up(weights[strip], cells[strip], lanes)
+            for cell in range(n_cells):
+                found[cell] += (np.float64(lanes[0, cell]) + lanes[1, cell]) + (np.float64(lanes[2, cell]) + lanes[3, cell])
         own = thetas[start : start + n_cells]
-        solve_cells(targets[start : start + n_cells], met[:n_cells], own, strengths[t], moves[:n_cells])
+        solve_cells(targets[start : start + n_cells], found[:n_cells], own, strengths[t], moves[:n_cells])
         pace = _PACE if visit < len(order) - len(tables) else 1.0
         for cell in range(n_cells):
-            move = moves[cell] * pace if met[cell] > 0.0 else 0.0
+            move = moves[cell] * pace if found[cell] > 0.0 else 0.0
             move = LOWEST if move < LOWEST else HIGHEST if move > HIGHEST else move
             own[cell] += move
-            factors[cell] = exponential(move)
+            factors[cell] = np.float32(exponential(move))
     _multiply(weights, cells, factors)
     return weights
 
 
 @jit
-def _multiply(weights: Floats, cells: Cells, factors: Floats) -> None:
+def _multiply(weights: Weights, cells: Cells, factors: Weights) -> None:
     for i in range(len(weights)):
-        weights[i] *= factors[cells[i]]
+        weight = weights[i] * factors[cells[i]]
+        weights[i] = weight if weight > _LEAST else _LEAST
 
 
 @jit
@@ -166,9 +173,9 @@ def _find_cells(codes: Codes, strip: slice, table: Ints, sizes: Ints, cells: Cel
 
 
 @jit
-def _sum_up(weights: Floats, cells: Cells, found: Floats) -> None:
+def _sum_up(weights: Weights, cells: Cells, lanes: Weights) -> None:
     for i in range(len(weights)):
-        found[i % _LANES, cells[i]] += weights[i]
+        lanes[i % _LANES, cells[i]] += weights[i]
 
 
 @jit
@@ -187,13 +194,13 @@ def n_cells_of(table: Ints, sizes: Ints) -> int:
 
 
 @jit
-def resample(weights: Floats, order: Ints, n: int, uniform: float) -> Ints:
+def resample(weights: Weights, order: Ints, n: int, uniform: float) -> Ints:
     """Return n records of a pool by systematic sampling: each as often as its share of the weights asks for, up to less than 1.
 
     Parameters
     ----------
     weights
-        float64 array of shape (m,), not negative, with a positive sum.
+        float32 array of shape (m,), not negative, with a positive sum.
     order
         int64 array of shape (m,): the pool in the order in which it is walked; neighbours stand in for each other.
     n

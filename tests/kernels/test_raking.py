@@ -96,7 +96,7 @@ def test_weights_are_those_of_plain_numpy(strength, dtype):
     pool, targets, order = drawn(rng, 997, 0.2), tables_of(drawn(rng, 4000, 0.6)), visits(rng, 3)
     strengths = strength * np.linspace(0.5, 2.0, len(TABLES))
     found = rake(pool.astype(dtype), SIZES, TABLES, STARTS, targets, TOTAL, strengths, order)
-    np.testing.assert_allclose(found, reference(pool, targets, strengths, order), rtol=1e-7)
+    np.testing.assert_allclose(found, reference(pool, targets, strengths, order), rtol=1e-5)
 
 
 def test_firm_tables_are_met_and_weak_ones_leave_the_pool_alone():

@@ -142,7 +142,7 @@ def test_the_pool_and_the_block_are_bounded(fitted):
     assert targets is not None
     for n_latents, n_tables in ((30, 15), (600, 15), (30, 1024)):
         many = raking.Targets(total=1.0, tables=np.zeros((n_tables, 3), dtype=np.int64), counts=targets.counts, strengths=np.ones(n_tables))
-        assert many.n_pool(BLOCK_ROWS, n_latents) * n_tables * raking.SWEEPS <= 2**13 * BLOCK_ROWS
+        assert many.n_pool(BLOCK_ROWS, n_latents) * n_tables * many.n_sweeps <= 2**13 * BLOCK_ROWS
         assert many.n_pool(BLOCK_ROWS, n_latents) == (2 * BLOCK_ROWS if (n_latents, n_tables) == (30, 15) else BLOCK_ROWS)
     assert targets.n_pool(10, 30) == raking.MIN_POOL
     wide = CopulaModel(domain=domain_of(*(2,) * 300), n_rows=1.0, nodes=(), factor=model.factor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -19,7 +20,7 @@ from dpdask.streams import RunKey, stream, words
 MECHANISM_ID = "copula"
 MAX_LATENTS = 6000  # an eigendecomposition of minutes, and 800 MB of latent variables in a chunk of records
 
-BLOCK_ROWS = 2**16
+BLOCK_ROWS = 2**17
 _FEW_ATTRIBUTES = 256
 
 Codes = NDArray[np.uint8] | NDArray[np.uint16]
@@ -82,6 +83,15 @@ def check_latents(domain: Domain) -> None:
         raise SpecError(what, f"column {widest!r}", "lower `bins`, declare fewer levels, or drop a column")
 
 
+class Workspace(NamedTuple):
+    """What drawing needs beside the model; one thread may use it for one block after the other."""
+
+    panels: latent_kernel.Panels
+    """The factor, packed."""
+    latents: latent_kernel.Latents
+    """Room for the latent variables of a chunk of records; its pages cost as much as the raking, unless they are used again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CopulaModel:
     """A fitted copula: everything that sampling needs; all of it is a function of the noisy tables.
@@ -125,7 +135,12 @@ class CopulaModel:
         """How many latent variables there are."""
         return len(self.factor)
 
-    def draw(self, n: int, rng: Generator) -> Codes:
+    def workspace(self, n: int) -> Workspace:
+        """Return what it takes to draw n records, or fewer."""
+        most = n if self.targets is None else self.targets.n_pool(n, self.n_latents)
+        return Workspace(latent_kernel.pack(self.factor), latent_kernel.room_for(self.n_latents, min(CHUNK_ROWS, most)))
+
+    def draw(self, n: int, rng: Generator, workspace: Workspace | None = None) -> Codes:
         """Return a block of records, raked to the tables if there are any; otherwise those of `sample`.
 
         Parameters
@@ -134,17 +149,19 @@ class CopulaModel:
             How many, at least 1.
         rng
             A stream; the records are a function of it and of `n`.
+        workspace
+            From `workspace`, to draw several blocks one after the other.
 
         Returns
         -------
         uint8 or uint16 array of shape (n_attributes, n), in random order, every code below its attribute's size.
         """
         if self.targets is None:
-            return self.sample(n, rng)
-        pool = self.sample(self.targets.n_pool(n, self.n_latents), rng)
+            return self.sample(n, rng, workspace)
+        pool = self.sample(self.targets.n_pool(n, self.n_latents), rng, workspace)
         return self.targets.redraw(pool, n, self.domain, [node.attribute for node in self.nodes], rng)
 
-    def sample(self, n: int, rng: Generator) -> Codes:
+    def sample(self, n: int, rng: Generator, workspace: Workspace | None = None) -> Codes:
         """Return records of the copula alone.
 
         Parameters
@@ -153,12 +170,14 @@ class CopulaModel:
             How many, at least 0.
         rng
             A stream; the records are a function of it and of `n`.
+        workspace
+            As for `draw`.
 
         Returns
         -------
         uint8 or uint16 array of shape (n_attributes, n), every code below its attribute's size.
         """
-        panels, room = latent_kernel.pack(self.factor), latent_kernel.room_for(self.n_latents, min(CHUNK_ROWS, n))
+        panels, room = workspace or self.workspace(n)
         result = np.empty((self.domain.n_attributes, n), dtype=self.domain.code_dtype)
         for start in range(0, n, CHUNK_ROWS):
             part = result[:, start : start + CHUNK_ROWS]

@@ -21,11 +21,13 @@ from dpdask.streams import words
 
 Codes = NDArray[np.uint8] | NDArray[np.uint16]
 Floats = NDArray[np.float64]
+Weights = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-SWEEPS = 6  # visits of each table
+SWEEPS, FEW_SWEEPS = 6, 4  # visits of each table, and of each of many tables
+_MANY_TABLES = 300
 MIN_POOL = 2**14  # records: fewer cannot tell the cells of a table apart
-MOST_TABLES = 2**10  # that are raked: six sweeps of them take about 10 microseconds for each record that is drawn
+MOST_TABLES = 2**10  # that are raked: the sweeps of them take about 5 microseconds for each record that is drawn
 MOST_CELLS = 5_000  # of a three-way table
 _FEW_LATENTS = 512  # so many latent variables cost less than raking: the pool may be larger than what is drawn
 _FIRMNESS = 40.0  # a cell as large as a fortieth of the noise's variance is half believed
@@ -99,8 +101,13 @@ class Targets:
         doubled = n_latents <= _FEW_LATENTS and 2 * len(self.tables) <= MOST_TABLES
         return max(2 * n if doubled else n, MIN_POOL)
 
-    def weigh(self, pool: Codes, domain: Domain, rng: Generator) -> Floats:
-        """Return weights at which a pool meets the tables, float64 of shape (m,); their sum is about the number of rows.
+    @property
+    def n_sweeps(self) -> int:
+        """How often each table is visited."""
+        return SWEEPS if len(self.tables) <= _MANY_TABLES else FEW_SWEEPS
+
+    def weigh(self, pool: Codes, domain: Domain, rng: Generator) -> Weights:
+        """Return weights at which a pool meets the tables, float32 of shape (m,); their sum is about the number of rows.
 
         Parameters
         ----------
@@ -112,7 +119,7 @@ class Targets:
         sizes = np.array(domain.sizes, dtype=np.int64)
         cells = _cells(self.tables, domain)
         starts = np.concatenate([[0], np.cumsum(cells)[:-1]]).astype(np.int64)
-        order = np.concatenate([permutation(words(rng, len(self.tables))) for _ in range(SWEEPS)]).astype(np.int64)
+        order = np.concatenate([permutation(words(rng, len(self.tables))) for _ in range(self.n_sweeps)]).astype(np.int64)
         return raking_kernel.rake(pool, sizes, self.tables, starts, self.counts, self.total, self.strengths, order)
 
     def redraw(self, pool: Codes, n: int, domain: Domain, walk: list[int], rng: Generator) -> Codes:

@@ -90,15 +90,16 @@ class FittedCopula(Archived):
 
         Notes
         -----
-        Records are drawn in blocks, by their numbers: 65,536 together, or 32,768 of more than 256 columns. A block has a stream for
+        Records are drawn in blocks, by their numbers: 131,072 together, or 32,768 of more than 256 columns. A block has a stream for
         its records, and one for each column's values inside its cells. A block that only partly belongs to this part is drawn whole.
         """
         del part
-        size, cells = self.model.block_rows, self.cells()
+        size, cells, workspace = self.model.block_rows, self.cells(), self.model.workspace(min(self.model.block_rows, n_total))
         for block in range(start // size, -(-(start + n_rows) // size)):
             first = block * size
             low, high = max(start - first, 0), min(start + n_rows - first, size)
-            codes = self.model.draw(min(size, n_total - first), self.model.stream(key, f"block {block}/records"))[:, low:high]
+            rng = self.model.stream(key, f"block {block}/records")
+            codes = self.model.draw(min(size, n_total - first), rng, workspace)[:, low:high]
             chunks = (codes[:, place : place + CHUNK_ROWS] for place in range(0, high - low, CHUNK_ROWS))
             yield from draw_records(self.types, cells, chunks, partial(self._open_values, key, block, low))
 

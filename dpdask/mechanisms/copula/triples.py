@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from dpdask.errors import InternalError
 from dpdask.kernels.permutation import permutation
 from dpdask.mechanisms.copula.fit import CopulaOptions, fit_copula
-from dpdask.mechanisms.copula.model import BLOCK_ROWS
 from dpdask.mechanisms.copula.raking import MOST_CELLS
 from dpdask.mechanisms.marginals.denoise import MEAN_OF_NOISE
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
@@ -22,7 +21,6 @@ from dpdask.stats import Clique, Domain, MarginalCounts
 from dpdask.streams import RunKey, stream, words
 
 MOST_CANDIDATES = 512  # tables that a pass over the rows counts, and whose scores share the noise
-_POOL_ROWS = 2**17
 
 
 def count_candidates(n_columns: int, target: str | None) -> int:
@@ -112,7 +110,7 @@ def _expect(first: NoisyMarginals, cliques: tuple[Clique, ...], options: CopulaO
     """Return the expected tables, in whole rows, of records that match the two-way tables: a function of the noisy tables alone."""
     rng = stream(RunKey.insecure(0), "copula/expected", "")  # no secret: it decides only which sample stands for the model
     model, _ = fit_copula(first, rng, options)
-    n = _POOL_ROWS if model.block_rows == BLOCK_ROWS else model.block_rows  # of many columns a pool takes much memory
+    n = model.block_rows
     pool = model.sample(n, rng)
     weights = np.full(n, first.n_rows / n) if model.targets is None else model.targets.weigh(pool, first.domain, rng)
     found = {}
