@@ -103,7 +103,8 @@ def _count(groups: Codes, chosen: Codes, n_groups: int, n_levels: int) -> NDArra
     lanes = np.zeros((_LANES, n_groups * n_levels), dtype=np.int64)
     for i in range(len(groups)):
         lanes[i % _LANES, np.int64(groups[i]) * n_levels + chosen[i]] += 1
-    return lanes.sum(axis=0).reshape(n_groups, n_levels)
+    counts: NDArray[np.int64] = lanes.sum(axis=0).reshape(n_groups, n_levels)
+    return counts
 
 
 @jit
