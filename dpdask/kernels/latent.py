@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]  # llvmlite ships no types; numba brings it
-from llvmlite.binding import get_host_cpu_features  # type: ignore[import-untyped]
+from llvmlite import binding, ir  # type: ignore[import-untyped]  # llvmlite ships no types; numba brings it
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -25,7 +24,7 @@ from dpdask.kernels.jit import jit
 BLOCK_ROWS = 128
 _PANEL = 6  # latent variables that are summed at once
 _LANES = 16  # rows of a vector: one AVX-512 register, two of AVX2
-_VECTORS = 4 if get_host_cpu_features().get("avx512f") else 1  # of rows that are summed at once: as many as registers hold
+_VECTORS = 4 if binding.get_host_cpu_features().get("avx512f") else 1  # of rows that are summed at once: as many as registers hold
 
 _MOST_CUT, _CUTS = 0.1, 14
 _CHANGE = 0.003  # of the correlations, root mean square, when their factor is thinned
