@@ -58,8 +58,14 @@ class Card(CardPart):
         The version of this format.
     name
         The job's name; `frame` or `survey` for other releases.
-    guarantee, mechanism, columns, accounting
-        What was promised, what was done, what is released, and what was spent.
+    guarantee
+        What was promised.
+    mechanism
+        What was done, with every parameter.
+    columns
+        What is released, by column.
+    accounting
+        What was spent.
     n_rows
         The table's number of rows, where all that is released comes from noisy counts.
     order
@@ -70,11 +76,24 @@ class Card(CardPart):
         The versions of dpdask, of the random streams and of the libraries that computed the release.
     terms
         The promise in the terms of NIST SP 800-226.
-    release, about, ledger, dropped
-        For jobs: the release's name and time (unless its noise came from a seed), who issues it, its place in the ledger, and the
-        declared columns that are not released.
-    batches, dataset, survey, input, series
-        Present for releases of several frames, for datasets with rows that had no ε, surveys, Delta and Iceberg tables, and growing tables.
+    release
+        For jobs: the release's name and time, unless its noise came from a seed.
+    about
+        For jobs: who issues the release, for what and on which terms.
+    ledger
+        For jobs with a ledger: the release's place in it.
+    dropped
+        For jobs: the declared columns that are not released.
+    batches
+        For releases of several frames: their names.
+    dataset
+        For datasets with rows or columns that had no ε: which share of them.
+    survey
+        For surveys: what identifies the survey, and how its questions were worded.
+    input
+        For Delta and Iceberg tables: which version was released.
+    series
+        For growing tables: which release of the table this is, and what the releases cost a row together.
     sha256
         By file, the digest of what was saved beside the card; present in the folder of a saved release.
     """
