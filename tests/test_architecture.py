@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": ROWS | {"mechanisms", "io"},
     "page": {"privacy", "mechanisms", "io"},
     "jobs": ROWS | {"mechanisms", "io", "engine", "connect", "page"},
-    "estimators": ROWS | {"mechanisms", "io", "engine"},
+    "estimators": ROWS | {"mechanisms", "io", "engine", "terminal"},
     "evaluation": ROWS | {"mechanisms", "engine", "estimators", "analysis", "inference", "io"},
     "local": {"kernels", "mechanisms", "references", "estimators"},
     "survey": ROWS | {"mechanisms"},
