@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": ROWS | {"mechanisms", "io"},
     "page": {"privacy", "mechanisms", "io"},
     "jobs": ROWS | {"mechanisms", "io", "engine", "connect", "page"},
-    "estimators": ROWS | {"mechanisms", "io", "engine", "terminal"},
+    "estimators": ROWS | {"mechanisms", "io", "engine", "page", "terminal"},
     "evaluation": ROWS | {"mechanisms", "engine", "estimators", "analysis", "inference", "io"},
     "local": {"kernels", "mechanisms", "references", "estimators"},
     "survey": ROWS | {"mechanisms"},
@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "schemas": {"mechanisms", "jobs"},
     "terminal": {"privacy"},
     "cli": ROWS | {"mechanisms", "inference", "io", "engine", "jobs", "connect", "simulate", "schemas", "terminal", "evaluation"},
-    "__init__": ROWS | {"analysis", "mechanisms", "engine", "estimators", "evaluation", "local", "survey"},
+    "__init__": ROWS | {"analysis", "mechanisms", "engine", "estimators", "evaluation", "local", "page", "survey"},
     "__main__": {"cli"},
 }
 STRICTER: dict[str, set[str]] = {"kernels": set(), "io": {"schema", "errors"}, "streams": {"errors"}, "simulate": {"errors"}, "__main__": set()}

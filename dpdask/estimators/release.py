@@ -267,7 +267,7 @@ class Release:
     def save(self, path: str) -> None:
         """Write a release of records to a folder, as a path or any fsspec URL: safe to publish, and enough for `load`.
 
-        The card is written last, with the other file's digest.
+        `release.html` is the card for people. The card is written last, with the release's digest.
 
         Raises
         ------
@@ -279,7 +279,12 @@ class Release:
         if self.rows is not None:
             what = "this release holds the key of its noise and covers frames of this process, so a copy of it could release rows twice"
             raise SpecError(what, "save", "write the transformed rows, or run a job")
-        save_release(Folder(absolute_url(path)), self.file, self.fitted.to_bytes(), self._card.to_dict())
+        from dpdask.page import make_page  # no other method needs its libraries
+
+        page, faults = make_page(self._card)
+        for fault in faults:
+            warnings.warn(fault, stacklevel=2)
+        save_release(Folder(absolute_url(path)), self.file, self.fitted.to_bytes(), self._card.to_dict(), page)
 
     @classmethod
     def load(cls, path: str, *, secrets: str | None = None) -> Self:

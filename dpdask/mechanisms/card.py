@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Literal, Self
 
+import pyarrow as pa
 from pydantic import ValidationError
 
 from dpdask.cells import Cells
-from dpdask.codec import LevelCodec, tell_bounds
+from dpdask.codec import Codec, LevelCodec, ValueCodec, tell_bounds
 from dpdask.errors import InputError
 from dpdask.mechanisms.card_parts import (
     About,
@@ -44,6 +45,7 @@ from dpdask.version import __version__
 
 CARD_FORMAT: Literal[2] = 2
 SEEDED = "INSECURE: the noise is reproducible from a seed, so this release protects nobody. "
+OWN_NUMBERS = "the column's own"
 _LIBRARIES = ("numpy", "opendp", "pyarrow", "randomgen", "scipy")
 _EPSILON_BATCHES = "a row in k batches is protected by k·ε, not by ε"
 _RANGE_BATCHES = "if a row is in several batches, its ranges narrow each other"
@@ -321,7 +323,19 @@ def _describe_column(schema: Schema, column: Cells) -> dict[str, Any]:
     common = {"role": "privatised", "kind": declared.kind, "outside": declared.outside_in_words, "cells": column.size, "nulls": declared.nulls}
     if isinstance(column.codec, LevelCodec):
         return common | {"levels": column.codec.levels.to_pylist()}
-    return common | {"bounds": tell_bounds(declared, column.codec), "atoms": declared.atoms or (), "edges": column.edges.tolist()}
+    numbers = {"atoms": declared.atoms or (), "edges": column.edges.tolist()} | tell_numbers(column.codec)
+    return common | {"bounds": tell_bounds(declared, column.codec)} | numbers
+
+
+def tell_numbers(codec: Codec) -> dict[str, str]:
+    """Return which numbers a card has in place of a column's dates or times, as `numbers`; nothing for a column of numbers."""
+    type_ = codec.type if isinstance(codec, ValueCodec) else codec.levels.type
+    if pa.types.is_date(type_):
+        return {"numbers": "days since 1970-01-01"}
+    if pa.types.is_timestamp(type_):
+        units = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "microseconds, nanoseconds cut off,"}
+        return {"numbers": f"{units[type_.unit]} since 1970-01-01" + (" UTC" if type_.tz else "")}
+    return {}
 
 
 def plain(value: object) -> object:

@@ -10,18 +10,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from jinja2 import Environment, StrictUndefined, Template
 
+from dpdask.errors import OutputError
 from dpdask.io.manifest import CARD_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.expectations import LITTLE
 from dpdask.page import pictures, words
 from dpdask.page.associations import MAX_ASSOCIATED, associate
-from dpdask.page.channels import describe_kept, list_channels
+from dpdask.page.channels import ChannelView, describe_kept, list_channels
 from dpdask.page.histograms import ReleasedHistogram, count_histogram, describe_margins, label_level, read_tables, say_number
 from dpdask.page.sample import Sample, read_sample
 from dpdask.privacy import attacker_power, percent_above
@@ -29,6 +31,8 @@ from dpdask.privacy import attacker_power, percent_above
 MAX_COLUMNS = 50
 MAX_SHARDS = 50
 _MOST_CELLS = 12
+
+_TYPES = {"days": pa.date32(), "seconds": pa.timestamp("s"), "milliseconds": pa.timestamp("ms"), "microseconds": pa.timestamp("us")}
 
 Content = dict[str, Any]
 Types = Mapping[str, pa.DataType]
@@ -57,7 +61,52 @@ class Statistics:
     n_rows: int
 
 
-def make_page(card: Card, manifest: Manifest, shards: Folder) -> tuple[bytes, tuple[str, ...]]:
+def write_page(card: Mapping[str, Any], path: str | Path) -> None:
+    """Write the page of a release from its card alone: of a frame, of a survey, or of a folder that `dpdask.open` opened.
+
+    It is the page that a job writes, without statistics of the released rows and without the hashes of their files.
+
+    Parameters
+    ----------
+    card
+        The card, as `Release.card` or `Survey.card` gives it. A `name` and an `about` in it are shown: who issues the release, for what, and
+        on which terms.
+    path
+        The file. One that is there is not overwritten.
+
+    Raises
+    ------
+    InputError
+        If this is no release card.
+    OutputError
+        If the file is there already, or cannot be written.
+
+    Privacy
+    -------
+    The page is a function of the card, so it costs no ε and may be published with it.
+
+    Examples
+    --------
+    >>> import tempfile, pandas as pd, dpdask
+    >>> from pathlib import Path
+    >>> schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
+    >>> release = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(pd.DataFrame({"x": [0, 1] * 50}))
+    >>> path = Path(tempfile.mkdtemp()) / "release.html"
+    >>> dpdask.write_page({**release.card, "name": "visits", "about": {"issuer": "The clinic"}}, path)
+    >>> "Issued by The clinic" in path.read_text(encoding="utf-8")
+    True
+    """
+    page, _ = make_page(Card.read(card, "card"))
+    try:
+        with Path(path).open("xb") as file:
+            file.write(page)
+    except FileExistsError:
+        raise OutputError("the file is there already", str(path), "remove it, or name another") from None
+    except OSError:
+        raise OutputError("cannot be written", str(path), "name a file in a folder that you may write to") from None
+
+
+def make_page(card: Card, manifest: Manifest | None = None, shards: Folder | None = None) -> tuple[bytes, tuple[str, ...]]:
     """Return the page of a release, and warnings about what it lacks: the same release, the same bytes.
 
     Parameters
@@ -65,7 +114,7 @@ def make_page(card: Card, manifest: Manifest, shards: Folder) -> tuple[bytes, tu
     card
         The release card.
     manifest
-        The list of the shards.
+        The list of the shards; without it, the page is made from the card alone.
     shards
         The folder where they are, or are staged.
 
@@ -75,11 +124,12 @@ def make_page(card: Card, manifest: Manifest, shards: Folder) -> tuple[bytes, tu
     is spent by now.
     """
     try:
-        return _render(card, manifest, _describe_rows(card, manifest, shards)), ()
+        statistics = None if manifest is None or shards is None else _describe_rows(card, manifest, shards)
+        return _render(card, manifest, statistics, list_channels(card), describe_kept(card)), ()
     except Exception as error:
         fault = f"the page of the release was written without statistics ({type(error).__name__})"
     with suppress(Exception):
-        return _render(card, manifest, None), (fault,)
+        return _render(card, manifest, None, [], ([], [])), (fault,)
     return _write_promise(card), (fault,)
 
 
@@ -91,9 +141,12 @@ def _write_promise(card: Card) -> bytes:
     return f"{head}\n<body>\n<main>\n<h1>{name}</h1>\n<p>{promise}</p>\n</main>\n</body>\n</html>\n".encode()
 
 
-def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> bytes:
+def _render(
+    card: Card, manifest: Manifest | None, statistics: Statistics | None, channels: list[ChannelView], kept: tuple[list[str], list[str]]
+) -> bytes:
     good, bad = words.list_uses(card)
-    qualities, little = describe_kept(card) if statistics is not None else ([], [])
+    qualities, little = kept
+    shards = () if manifest is None else manifest.shards
     names = list(card.columns)
     types: Types = {} if statistics is None else statistics.types
     text = _template().render(
@@ -108,17 +161,16 @@ def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> by
         uncovered=_say_covered(card, "unprotected"),
         promise=words.describe_promise(card),
         published=words.describe_published(card),
-        order=words.describe_order(card, len(manifest.shards)),
+        order=words.describe_order(card, len(shards)),
         together=words.describe_together(card),
-        n_rows=manifest.n_rows,
-        n_shards=len(manifest.shards),
+        manifest=manifest,
         attacker=_describe_attacker(card),
         spent=list(_list_spent(card)),
         columns=[_describe_column(name, card, types.get(name)) for name in names[:MAX_COLUMNS]],
         n_columns_left=max(0, len(names) - MAX_COLUMNS),
         statistics=statistics,
         margins=describe_margins(card),
-        channels=[_describe_channel(view) for view in list_channels(card)] if statistics is not None else [],
+        channels=[_describe_channel(view) for view in channels],
         has_pictures=pictures.is_installed(),
         max_associated=MAX_ASSOCIATED,
         max_columns=MAX_COLUMNS,
@@ -128,10 +180,9 @@ def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> by
         little=little,
         least=LITTLE,
         snippet=_write_snippet(card, types),
-        shards=manifest.shards[:MAX_SHARDS],
-        n_shards_left=max(0, len(manifest.shards) - MAX_SHARDS),
+        shards=shards[:MAX_SHARDS],
+        n_shards_left=max(0, len(shards) - MAX_SHARDS),
         card_name=CARD_NAME,
-        card_sha256=manifest.card_sha256,
     )
     return text.encode()
 
@@ -229,6 +280,7 @@ def _describe_column(name: str, card: Card, type_: pa.DataType | None) -> Conten
     part = card.columns[name]
     told = part.model_extra or {}
     levels, bounds = told.get("levels"), told.get("bounds")
+    type_ = type_ or _TYPES.get(str(told.get("numbers")).partition(" ")[0].rstrip(","))
     if levels is not None:
         domain = f"{len(levels):,} levels: {', '.join(map(label_level, levels[:8]))}{', …' if len(levels) > 8 else ''}"
     elif bounds:
@@ -277,7 +329,7 @@ def _describe_histogram(histogram: ReleasedHistogram) -> Content:
     return {"column": histogram.column, "bars": bars, "picture": picture, "summary": histogram.summary}
 
 
-def _describe_channel(view: Any) -> Content:
+def _describe_channel(view: ChannelView) -> Content:
     across, down = ("released rank", "original rank") if view.of_ranks else ("released value", "original value")
     drawn = pictures.is_installed()
     picture = pictures.draw_table(view.matrix, view.labels, across=across, down=down, most=float(view.matrix.max())) if drawn else None

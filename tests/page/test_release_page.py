@@ -60,7 +60,7 @@ def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
     for told in ("ε = 4", "replace-one", "the values of all rows", "CC-BY-4.0", "privacy@example.org", "By us.", "Insecure."):
         assert told in text
     assert "Published as it is group; the number of rows, and which rows are there" in text
-    assert "Releases of these data unknown: no ledger counts them" in text
+    assert "Releases of these data unknown: the card names no ledger that counts them" in text
     assert "Promise differential privacy, pure (δ = 0)" in text
     assert "Contact privacy@example.org" in text
     assert "Dropped, so no value of them is released: name." in text

@@ -76,17 +76,6 @@ def is_lattice(codec: Codec) -> bool:
     return not pa.types.is_floating(codec.type if isinstance(codec, ValueCodec) else codec.levels.type)
 
 
-def unit_of(codec: Codec) -> str:
-    """Return which numbers the ends of a column's ranges are."""
-    type_ = codec.type if isinstance(codec, ValueCodec) else codec.levels.type
-    if pa.types.is_date(type_):
-        return "days since 1970-01-01"
-    if pa.types.is_timestamp(type_):
-        units = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "microseconds, nanoseconds cut off,"}
-        return f"{units[type_.unit]} since 1970-01-01" + (" UTC" if type_.tz else "")
-    return "the column's own"
-
-
 def to_numbers(codec: Codec, array: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return a column's values as numbers (0 where null), each exactly, and where they are null.
 
