@@ -20,7 +20,7 @@ from dpdask.errors import DataError, InputError, InternalError, SpecError
 from dpdask.estimators.batches import Batches
 from dpdask.estimators.frame_order import find_order_warning
 from dpdask.estimators.frames import forget_secrets, make_frame_work, open_secrets
-from dpdask.html_tables import make_html_table
+from dpdask.html.tables import make_html_table
 from dpdask.io.saved import CARD, load_release, save_release
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.card import Card, make_card
@@ -335,8 +335,7 @@ class Release:
     def _repr_html_(self) -> str:
         guarantee = self._card.guarantee
         rows = ((name, column["role"], column.get("kind"), column.get("epsilon")) for name, column in self.card["columns"].items())
-        promised = "no ε" if guarantee.epsilon is None else f"ε = {guarantee.epsilon:g}, δ = {guarantee.delta or 0:g}"
-        title = f"{type(self).__name__}: {self._card.mechanism.kind}, {promised}"
+        title = f"{type(self).__name__}: {self._card.mechanism.kind}, {guarantee.in_short}"
         return make_html_table(title, ("column", "role", "kind", "ε"), rows, guarantee.text)
 
     def _replace_fitted(self, fitted: Any, mechanism_part: Mapping[str, Any]) -> Self:

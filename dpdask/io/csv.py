@@ -72,12 +72,8 @@ def read_names(fs: Any, path: str, name: str) -> list[str]:
 
     Parameters
     ----------
-    fs
-        The file system.
-    path
-        The file's path in it.
-    name
-        The file's name, for messages.
+    fs, path, name
+        As for `inspect`.
 
     Raises
     ------

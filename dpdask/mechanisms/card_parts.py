@@ -97,6 +97,11 @@ class Guarantee(CardPart):
     epsilon_private: list[str] | None = None
     interval_private_only: list[str] | None = None
 
+    @property
+    def in_short(self) -> str:
+        """ε and δ in a few signs."""
+        return "no ε" if self.epsilon is None else f"ε = {self.epsilon:g}, δ = {self.delta or 0:g}"
+
 
 class MechanismPart(OpenCardPart):
     """The mechanism's kind, and each of its parameters.

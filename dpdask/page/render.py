@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from jinja2 import Environment, StrictUndefined, Template
 
 from dpdask.errors import OutputError
+from dpdask.html.pages import read_style, render_page
 from dpdask.io.manifest import CARD_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import Card
@@ -149,54 +147,42 @@ def _render(
     shards = () if manifest is None else manifest.shards
     names = list(card.columns)
     types: Types = {} if statistics is None else statistics.types
-    text = _template().render(
-        style=_read("page.css"),
-        card=card,
-        guarantee=card.guarantee,
-        about=card.about,
-        kind=words.KINDS.get(card.mechanism.kind, card.mechanism.kind),
-        unit=words.describe_unit(card),
-        neighbours=words.describe_neighbours(card.guarantee.adjacency),
-        covered=_say_covered(card, "protected"),
-        uncovered=_say_covered(card, "unprotected"),
-        promise=words.describe_promise(card),
-        published=words.describe_published(card),
-        order=words.describe_order(card, len(shards)),
-        together=words.describe_together(card),
-        manifest=manifest,
-        attacker=_describe_attacker(card),
-        spent=list(_list_spent(card)),
-        columns=[_describe_column(name, card, types.get(name)) for name in names[:MAX_COLUMNS]],
-        n_columns_left=max(0, len(names) - MAX_COLUMNS),
-        statistics=statistics,
-        margins=describe_margins(card),
-        channels=[_describe_channel(view) for view in channels],
-        has_pictures=pictures.is_installed(),
-        max_associated=MAX_ASSOCIATED,
-        max_columns=MAX_COLUMNS,
-        good=good,
-        bad=bad,
-        qualities=qualities,
-        little=little,
-        least=LITTLE,
-        snippet=_write_snippet(card, types),
-        shards=shards[:MAX_SHARDS],
-        n_shards_left=max(0, len(shards) - MAX_SHARDS),
-        card_name=CARD_NAME,
-    )
-    return text.encode()
-
-
-@functools.cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"number": _say_number, "above": words.round_up}
-    return environment.from_string(_read("page.html"))
-
-
-@functools.cache
-def _read(name: str) -> str:
-    return files("dpdask.page").joinpath("files", name).read_text(encoding="utf-8")
+    values = {
+        "style": read_style(__package__, "release.css"),
+        "card": card,
+        "guarantee": card.guarantee,
+        "about": card.about,
+        "kind": words.KINDS.get(card.mechanism.kind, card.mechanism.kind),
+        "unit": words.describe_unit(card),
+        "neighbours": words.describe_neighbours(card.guarantee.adjacency),
+        "covered": _say_covered(card, "protected"),
+        "uncovered": _say_covered(card, "unprotected"),
+        "promise": words.describe_promise(card),
+        "published": words.describe_published(card),
+        "order": words.describe_order(card, len(shards)),
+        "together": words.describe_together(card),
+        "manifest": manifest,
+        "attacker": _describe_attacker(card),
+        "spent": list(_list_spent(card)),
+        "columns": [_describe_column(name, card, types.get(name)) for name in names[:MAX_COLUMNS]],
+        "n_columns_left": max(0, len(names) - MAX_COLUMNS),
+        "statistics": statistics,
+        "margins": describe_margins(card),
+        "channels": [_describe_channel(view) for view in channels],
+        "has_pictures": pictures.is_installed(),
+        "max_associated": MAX_ASSOCIATED,
+        "max_columns": MAX_COLUMNS,
+        "good": good,
+        "bad": bad,
+        "qualities": qualities,
+        "little": little,
+        "least": LITTLE,
+        "snippet": _write_snippet(card, types),
+        "shards": shards[:MAX_SHARDS],
+        "n_shards_left": max(0, len(shards) - MAX_SHARDS),
+        "card_name": CARD_NAME,
+    }
+    return render_page(__package__, "release.html", {"number": _say_number, "above": words.round_up}, values).encode()
 
 
 def _say_number(value: float | None) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import click
 
-from dpdask.html_tables import make_html_table
+from dpdask.html.tables import make_html_table
 from dpdask.steps import LOG
 
 LogFormat = Literal["auto", "bars", "text", "json"]

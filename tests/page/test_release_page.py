@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from functools import partial
 from html import unescape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pytest
 from page.pages import EVIL, LEVEL, SCHEMA, Page, parts, release, synthetic
 
+from dpdask.html.pages import read_style
 from dpdask.io.manifest import CROISSANT_NAME, PAGE_NAME
 from dpdask.io.shards import ROW_GROUP_ROWS, Shard
 from dpdask.mechanisms.card import Card
@@ -243,7 +243,7 @@ def luminance(colour: str) -> float:
 
 def test_colours_can_be_told_apart() -> None:
     """Contrast as WCAG 2 defines it, at least 4.5 for texts, in light, in dark and on paper."""
-    style = files("dpdask.page").joinpath("files", "page.css").read_text(encoding="utf-8")
+    style = read_style("dpdask.page", "release.css")
     themes = [dict(re.findall(r"--([\w-]+): (#\w{6})", found)) for found in re.findall(r":root \{(.*?)\}", style)]
     assert len(themes) == 3
     pairs = [*((ink, paper) for ink in ("ink", "quiet", "accent") for paper in ("paper", "tint")), ("warn", "on-warn")]
