@@ -6,6 +6,7 @@ JSON Schema of the envelope is in `dpdask.schemas`.
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import json
 import math
@@ -46,6 +47,7 @@ from dpdask.version import __version__
 CARD_FORMAT: Literal[2] = 2
 SEEDED = "INSECURE: the noise is reproducible from a seed, so this release protects nobody. "
 OWN_NUMBERS = "the column's own"
+_MICROSECONDS = {"days": 86_400_000_000, "seconds": 1_000_000, "milliseconds": 1_000, "microseconds": 1}
 _LIBRARIES = ("numpy", "opendp", "pyarrow", "randomgen", "scipy")
 _EPSILON_BATCHES = "a row in k batches is protected by k·ε, not by ε"
 _RANGE_BATCHES = "if a row is in several batches, its ranges narrow each other"
@@ -336,6 +338,26 @@ def tell_numbers(codec: Codec) -> dict[str, str]:
         units = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "microseconds, nanoseconds cut off,"}
         return {"numbers": f"{units[type_.unit]} since 1970-01-01" + (" UTC" if type_.tz else "")}
     return {}
+
+
+def say_date(number: object, numbers: str | None) -> str | None:
+    """Return a number of a card as a date, or as a time in whole seconds; None if the column's numbers are not those of dates.
+
+    Parameters
+    ----------
+    number
+        A bound.
+    numbers
+        Which numbers stand for the column's dates, as `tell_numbers` writes it.
+    """
+    microseconds = _MICROSECONDS.get(str(numbers).partition(" ")[0].rstrip(","))
+    if microseconds is None or not isinstance(number, int | float):
+        return None
+    try:
+        time = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=number * microseconds)  # noqa: DTZ001 - the zone is in `numbers`
+    except OverflowError:  # a year that no calendar has
+        return None
+    return time.isoformat(" ", "seconds").removesuffix(" 00:00:00")
 
 
 def plain(value: object) -> object:

@@ -11,18 +11,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from dpdask.errors import OutputError
 from dpdask.html.pages import read_style, render_page
 from dpdask.io.manifest import CARD_NAME, Manifest
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.card import OWN_NUMBERS, Card, say_date
 from dpdask.mechanisms.expectations import LITTLE
 from dpdask.page import pictures, words
 from dpdask.page.associations import MAX_ASSOCIATED, associate
 from dpdask.page.channels import ChannelView, describe_kept, list_channels
-from dpdask.page.histograms import ReleasedHistogram, count_histogram, describe_margins, label_level, read_tables, say_number
+from dpdask.page.histograms import ReleasedHistogram, count_histogram, describe_margins, label_level, read_tables
 from dpdask.page.sample import Sample, read_sample
 from dpdask.privacy import attacker_power, percent_above
 
@@ -30,10 +28,8 @@ MAX_COLUMNS = 50
 MAX_SHARDS = 50
 _MOST_CELLS = 12
 
-_TYPES = {"days": pa.date32(), "seconds": pa.timestamp("s"), "milliseconds": pa.timestamp("ms"), "microseconds": pa.timestamp("us")}
 
 Content = dict[str, Any]
-Types = Mapping[str, pa.DataType]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +42,12 @@ class Statistics:
         One for each released column that has one, with its picture.
     associations
         The strongest pairs, and the picture of all of them; None where there is none.
-    types
-        The types of the released columns, by name.
     n_read, n_rows
         How many released rows were read, and how many there are.
     """
 
     histograms: list[Content]
     associations: Content | None
-    types: Types
     n_read: int
     n_rows: int
 
@@ -146,7 +139,6 @@ def _render(
     qualities, little = kept
     shards = () if manifest is None else manifest.shards
     names = list(card.columns)
-    types: Types = {} if statistics is None else statistics.types
     values = {
         "style": read_style(__package__, "release.css"),
         "card": card,
@@ -164,7 +156,7 @@ def _render(
         "manifest": manifest,
         "attacker": _describe_attacker(card),
         "spent": list(_list_spent(card)),
-        "columns": [_describe_column(name, card, types.get(name)) for name in names[:MAX_COLUMNS]],
+        "columns": [_describe_column(name, card) for name in names[:MAX_COLUMNS]],
         "n_columns_left": max(0, len(names) - MAX_COLUMNS),
         "statistics": statistics,
         "margins": describe_margins(card),
@@ -177,7 +169,7 @@ def _render(
         "qualities": qualities,
         "little": little,
         "least": LITTLE,
-        "snippet": _write_snippet(card, types),
+        "snippet": _write_snippet(card),
         "shards": shards[:MAX_SHARDS],
         "n_shards_left": max(0, len(shards) - MAX_SHARDS),
         "card_name": CARD_NAME,
@@ -262,24 +254,21 @@ def _flatten(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield event
 
 
-def _describe_column(name: str, card: Card, type_: pa.DataType | None) -> Content:
+def _describe_column(name: str, card: Card) -> Content:
     part = card.columns[name]
     told = part.model_extra or {}
     levels, bounds = told.get("levels"), told.get("bounds")
-    type_ = type_ or _TYPES.get(str(told.get("numbers")).partition(" ")[0].rstrip(","))
     if levels is not None:
         domain = f"{len(levels):,} levels: {', '.join(map(label_level, levels[:8]))}{', …' if len(levels) > 8 else ''}"
     elif bounds:
-        domain = " to ".join(_describe_bound(bound, type_) for bound in bounds)
+        domain = " to ".join(_describe_bound(bound, told.get("numbers")) for bound in bounds)
     else:
         domain = "as it is" if part.role == "kept" else ""
     return {"name": name, "role": part.role, "kind": part.kind or "", "domain": domain, "outside": part.outside or "", "epsilon": part.epsilon}
 
 
-def _describe_bound(bound: Any, type_: pa.DataType | None) -> str:
-    if not isinstance(bound, int | float):
-        return str(bound)
-    return say_number(bound, type_) if type_ is not None and pa.types.is_temporal(type_) else _say_number(bound)
+def _describe_bound(bound: Any, numbers: str | None) -> str:
+    return say_date(bound, numbers) or (_say_number(bound) if isinstance(bound, int | float) else str(bound))
 
 
 def _describe_rows(card: Card, manifest: Manifest, shards: Folder) -> Statistics:
@@ -296,7 +285,6 @@ def _describe_rows(card: Card, manifest: Manifest, shards: Folder) -> Statistics
     return Statistics(
         histograms=[_describe_histogram(each) for each in found],
         associations=associations,
-        types=dict(zip(sample.rows.schema.names, sample.rows.schema.types, strict=True)),
         n_read=sample.rows.num_rows,
         n_rows=sample.n_rows,
     )
@@ -323,12 +311,12 @@ def _describe_channel(view: ChannelView) -> Content:
     return {"column": view.column, "labels": view.labels, "rows": rows, "picture": picture, "summary": view.summary}
 
 
-def _write_snippet(card: Card, types: Types) -> str:
+def _write_snippet(card: Card) -> str:
     """Return Python that opens the release and asks it something that it answers: of numbers rather than of dates and times."""
     parts = {name: part.model_extra or {} for name, part in card.columns.items() if part.role == "privatised"}
     levels = [name for name, told in parts.items() if "levels" in told]
     leans = (card.mechanism.model_extra or {}).get("reference", {}).get("kind") in ("known", "public")  # by an amount that nobody knows
-    numbers = [] if leans else sorted(words.list_numeric(card), key=lambda name: name in types and pa.types.is_temporal(types[name]))
+    numbers = [] if leans else sorted(words.list_numeric(card), key=lambda name: parts[name].get("numbers") not in (None, OWN_NUMBERS))
     if card.mechanism.kind == "marginals":
         cliques = (card.mechanism.model_extra or {}).get("cliques", [])
         asked = [f"release.{'crosstab' if len(each) > 1 else 'share'}({', '.join(map(_quote, each[:2]))})" for each in cliques[:1]]

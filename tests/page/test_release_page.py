@@ -80,8 +80,10 @@ def test_means_are_recommended_only_without_noise_in_counts(rows: Path) -> None:
     card = parts(rows)[0]
     held_out = card.model_copy(update={"mechanism": card.mechanism.model_copy(update={"reference": {"kind": "holdout", "fraction": 0.1}})})
     assert "shares, means and quantiles" in words.list_uses(held_out)[0][0]
-    assert 'release.mean("income")' in render._write_snippet(held_out, {})
-    assert 'release.quantile("day", 0.5)' in render._write_snippet(held_out, {"income": pa.timestamp("ms"), "day": pa.int32()})
+    assert 'release.mean("income")' in render._write_snippet(held_out)
+    units = {"income": "days since 1970-01-01", "day": None}
+    columns = {name: card.columns[name].model_copy(update={"numbers": unit}) for name, unit in units.items()}
+    assert 'release.quantile("day", 0.5)' in render._write_snippet(held_out.model_copy(update={"columns": columns}))
 
 
 def test_a_null_has_one_name() -> None:
@@ -194,7 +196,7 @@ def test_beliefs_are_bounded_and_rounded_up() -> None:
 @pytest.mark.parametrize("kind", ["rows", "records"])
 def test_its_python_runs(kind: str, request: pytest.FixtureRequest) -> None:
     output = request.getfixturevalue(kind)
-    snippet = render._write_snippet(parts(output)[0], {}).replace("path/or/url/of/the/folder", str(output))
+    snippet = render._write_snippet(parts(output)[0]).replace("path/or/url/of/the/folder", str(output))
     assert snippet.count("release.") == 4
     assert "mean(" not in snippet  # under noisy counts
     exec(snippet, {})
