@@ -123,6 +123,27 @@ def build(columns: Sequence[Floats], counts: Ints, roots: Ints, n_roots: int, gr
 
 
 @jit
+def find_roots(hashes: Words, known: Words) -> Ints:
+    """Return the root of each row: one more than the place of its group's hash among the known ones, and 0 for another group.
+
+    Parameters
+    ----------
+    hashes
+        uint64 array of shape (n,); rows of one group often stand together.
+    known
+        uint64 array, increasing.
+    """
+    roots = np.empty(len(hashes), dtype=np.int64)
+    for row in range(len(hashes)):
+        if row > 0 and hashes[row] == hashes[row - 1]:
+            roots[row] = roots[row - 1]
+            continue
+        place = np.searchsorted(known, hashes[row])
+        roots[row] = place + 1 if place < len(known) and known[place] == hashes[row] else 0
+    return roots
+
+
+@jit
 def ranks_of(values: Floats, nodes: Ints, words: Words, trie: Trie) -> tuple[Floats, Ints]:
     """Return each value's rank among the children of its node, and the child that stands for it.
 
@@ -145,29 +166,41 @@ def ranks_of(values: Floats, nodes: Ints, words: Words, trie: Trie) -> tuple[Flo
     nodes
         int64 array of shape (n,): the child whose cell holds the value, or the nearest one, the lower of two.
     """
+    keys, cumulative, first = trie.keys, trie.cumulative, trie.first
     ranks = np.empty(len(values), dtype=np.float64)
     found = np.empty(len(values), dtype=np.int64)
     for row in range(len(values)):
-        value = values[row]
-        start, end = trie.first[nodes[row]], trie.first[nodes[row] + 1]
-        child = _first_key(value, trie.keys, start, end)
-        below = trie.cumulative[child - 1] if child > start else 0
-        ties = trie.cumulative[child] - below if child < end and trie.keys[child] == value else 0
+        value, node = values[row], np.uint64(nodes[row])
+        start, end = np.uint64(first[node]), np.uint64(first[node + np.uint64(1)])
+        child = _first_key(value, keys, start, end)
+        below = cumulative[child - np.uint64(1)] if child > start else 0
+        is_key = child < end and keys[child] == value
+        ties = cumulative[child] - below if is_key else 0
         uniform = (words[row] >> np.uint64(11)) * _UNIT
-        ranks[row] = (below + uniform * (ties + 1)) / (trie.cumulative[end - 1] + 1)
-        found[row] = child if ties else _nearest(value, child, start, end, trie)
+        ranks[row] = (below + uniform * (ties + 1)) / (cumulative[end - np.uint64(1)] + 1)
+        found[row] = child if is_key else _nearest(value, np.int64(child), np.int64(start), np.int64(end), trie)
     return ranks, found
 
 
 @jit
-def _first_key(value: float, keys: Floats, low: int, high: int) -> int:
-    while low < high:
-        middle = (low + high) >> 1
-        if keys[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return int(low)
+def _first_key(value: float, keys: Floats, start: np.uint64, end: np.uint64) -> np.uint64:
+    """Return the first of the sorted siblings start..end-1 whose key is not below a value, or `end`.
+
+    Levels count up from 0, so a level stands at most as far from the first sibling as their codes are apart, and there if none is missing.
+    Other values are searched for, without a branch that depends on them: nobody can predict it.
+    """
+    one = np.uint64(1)
+    apart = value - keys[start]
+    if 0.0 <= apart < end - start:
+        place = start + np.uint64(np.int64(apart))
+        if keys[place] == value:
+            return place
+    size = end - start
+    while size > one:
+        half = size >> one
+        start += half * np.uint64(keys[start + half - one] < value)
+        size -= half
+    return start + np.uint64(keys[start] < value)
 
 
 @jit
@@ -203,36 +236,30 @@ def values_at(ranks: Floats, nodes: Ints, trie: Trie, lattice: bool) -> tuple[Fl
     nodes
         int64 array of shape (n,): every path is one of a record.
     """
+    keys, lows, cumulative, first, one = trie.keys, trie.lows, trie.cumulative, trie.first, np.uint64(1)
     values = np.empty(len(ranks), dtype=np.float64)
     found = np.empty(len(ranks), dtype=np.int64)
     for row in range(len(ranks)):
-        start, end = trie.first[nodes[row]], trie.first[nodes[row] + 1]
+        node = np.uint64(nodes[row])
+        start, end = np.uint64(first[node]), np.uint64(first[node + one])
         assert end > start  # the released path is that of a record
-        target = ranks[row] * trie.cumulative[end - 1]
-        child = min(_first_above(target, trie.cumulative, start, end), end - 1)
-        below = trie.cumulative[child - 1] if child > start else 0
-        share = min(max((target - below) / (trie.cumulative[child] - below), 0.0), 1.0)
-        values[row] = _interpolate(trie.lows[child], trie.keys[child], share, lattice)
-        found[row] = child
+        target = ranks[row] * cumulative[end - one]
+        child, size, whole = start, end - start, np.int64(target)
+        while size > one:  # the first sibling up to which there are more records than `target`, or the last one
+            half = size >> one
+            child += half * np.uint64(cumulative[child + half - one] <= whole)
+            size -= half
+        values[row], found[row] = keys[child], child
+        if lows[child] < keys[child]:
+            below = cumulative[child - one] if child > start else 0
+            share = min(max((target - below) / (cumulative[child] - below), 0.0), 1.0)
+            values[row] = _interpolate(lows[child], keys[child], share, lattice)
     return values, found
-
-
-@jit
-def _first_above(target: float, cumulative: Ints, low: int, high: int) -> int:
-    while low < high:
-        middle = (low + high) >> 1
-        if cumulative[middle] <= target:
-            low = middle + 1
-        else:
-            high = middle
-    return int(low)
 
 
 @jit
 def _interpolate(low: float, key: float, share: float, lattice: bool) -> float:
     """Return a share of the way from `low` to `key`, as a whole number above `low` for a lattice."""
-    if low == key:
-        return key
     if lattice:
         return float(low + min(max(np.ceil((key - low) * share), 1.0), key - low))
     half = (key / 2 - low / 2) * share  # halved: the gap between the largest floats is no float

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dpdask.kernels.guide import Guide, first_knot, guide
 from dpdask.kernels.jit import jit
-from dpdask.kernels.rank import Guide, first_knot, guide
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

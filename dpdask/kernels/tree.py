@@ -42,9 +42,7 @@ def given_tables(weights: Weights) -> GivenTables:
 
 
 @jit
-def sample_given(
-    parents: NDArray[np.uint16], own: NDArray[np.int32], words: Weights, n_levels: int, tables: GivenTables
-) -> NDArray[np.uint16]:
+def sample_given(parents: NDArray[np.uint16], own: NDArray[np.int32], words: Weights, n_levels: int, tables: GivenTables) -> NDArray[np.uint16]:
     """Return one output level for each row, drawn from the row's own level and the released level of its parent.
 
     Parameters

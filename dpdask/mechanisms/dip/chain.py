@@ -137,11 +137,7 @@ class Groups:
         DataError
             If a row's group is null.
         """
-        found = group_hashes(self.column, array, self.key)
-        places = np.searchsorted(self.hashes, found)
-        known = np.append(self.hashes, np.uint64(0))[places] == found
-        known &= places < len(self.hashes)
-        return np.where(known, places + 1, 0)
+        return kernel.find_roots(group_hashes(self.column, array, self.key), self.hashes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -207,7 +203,7 @@ class ChainRelease(RandomisedRows):
             position = batch.schema.get_field_index(name)
             codec = codecs[name]
             drawn = words(rngs[name], batch.num_rows, mechanism.n_words)
-            ranks, own = kernel.ranks_of(numbers(codec, batch.column(position)), own, np.ascontiguousarray(drawn[:, 0]), self.trie)
+            ranks, own = kernel.ranks_of(numbers(codec, batch.column(position)), own, drawn[:, 0], self.trie)
             lattice = isinstance(codec, ValueCodec) and codec.lattice
             values, released = kernel.values_at(mechanism.disturb(ranks, drawn), released, self.trie, lattice)
             arrays[position] = from_numbers(codec, values)
