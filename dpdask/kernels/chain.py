@@ -20,6 +20,7 @@ from dpdask.kernels.jit import jit
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
+Slots = NDArray[np.uint32]
 
 _UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
@@ -178,7 +179,7 @@ def ranks_of(values: Floats, nodes: Ints, words: Words, trie: Trie) -> tuple[Flo
         ties = cumulative[child] - below if is_key else 0
         uniform = (words[row] >> np.uint64(11)) * _UNIT
         ranks[row] = (below + uniform * (ties + 1)) / (cumulative[end - np.uint64(1)] + 1)
-        found[row] = child if is_key else _nearest(value, np.int64(child), np.int64(start), np.int64(end), trie)
+        found[row] = child if is_key else _nearest(value, int(child), int(start), int(end), trie)
     return ranks, found
 
 
@@ -214,7 +215,28 @@ def _nearest(value: float, child: int, start: int, end: int, trie: Trie) -> int:
 
 
 @jit
-def values_at(ranks: Floats, nodes: Ints, trie: Trie, lattice: bool) -> tuple[Floats, Ints]:
+def find_slots(trie: Trie) -> Slots:
+    """Return where to begin to look for a rank among the children of a node, so that one step is enough on average.
+
+    Returns
+    -------
+    uint32 array of shape (n_nodes,). If a node has n children from `start` on, then a rank in s/n..(s+1)/n belongs to the child
+    start + slots[start + s], or to a later one.
+    """
+    slots = np.zeros(len(trie.keys), dtype=np.uint32)
+    for node in range(len(trie.first) - 1):
+        start, n = trie.first[node], trie.first[node + 1] - trie.first[node]
+        child = 0
+        for slot in range(n):
+            least = trie.cumulative[start + n - 1] * slot // n - 1  # one less: a rank and its slot are rounded
+            while child < n - 1 and trie.cumulative[start + child] <= least:
+                child += 1
+            slots[start + slot] = child
+    return slots
+
+
+@jit
+def values_at(ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: bool) -> tuple[Floats, Ints]:
     """Return the value at each rank among the children of its node, and the child that it comes from.
 
     Parameters
@@ -223,8 +245,8 @@ def values_at(ranks: Floats, nodes: Ints, trie: Trie, lattice: bool) -> tuple[Fl
         float64 array of shape (n,), in (0, 1).
     nodes
         int64 array of shape (n,): the current node of the released path.
-    trie
-        The records.
+    trie, slots
+        The records, and their `find_slots`.
     lattice
         Whether values inside a cell are whole numbers.
 
@@ -243,12 +265,11 @@ def values_at(ranks: Floats, nodes: Ints, trie: Trie, lattice: bool) -> tuple[Fl
         node = np.uint64(nodes[row])
         start, end = np.uint64(first[node]), np.uint64(first[node + one])
         assert end > start  # the released path is that of a record
-        target = ranks[row] * cumulative[end - one]
-        child, size, whole = start, end - start, np.int64(target)
-        while size > one:  # the first sibling up to which there are more records than `target`, or the last one
-            half = size >> one
-            child += half * np.uint64(cumulative[child + half - one] <= whole)
-            size -= half
+        target, size = ranks[row] * cumulative[end - one], end - start
+        whole, slot = np.int64(target), min(np.uint64(np.int64(ranks[row] * size)), size - one)
+        child = start + np.uint64(slots[start + slot])
+        while child + one < end and cumulative[child] <= whole:
+            child += one
         values[row], found[row] = keys[child], child
         if lows[child] < keys[child]:
             below = cumulative[child - one] if child > start else 0

@@ -365,10 +365,10 @@ def _disturb(
             alias = np.uint64(aliases[digit, entry])
             magnitude = (magnitude << byte) + alias + (entry - alias) * np.uint64((word >> byte) < thresholds[digit, entry])
         is_negative = np.int64((words[row, n_digits + one] >> one) >= sign)
-        rank = min(max(np.int64(n_cells * ranks[row]), 0), last)
-        w = min(max(rank + (np.int64(magnitude) ^ -is_negative), -margin), last + margin)  # -1 - magnitude where negative
+        rank = min(max(int(n_cells * ranks[row]), 0), last)
+        w = min(max(rank + int(np.int64(magnitude) ^ -is_negative), -margin), last + margin)  # -1 - magnitude where negative
         beyond = max(-1 - w, w - n_cells)  # how far outside 0..n_cells-1; negative inside
-        inside = np.int64(beyond < 0)
+        inside = int(beyond < 0)
         near, far = np.uint64(beyond + (w - beyond) * inside), np.uint64((last - w) * inside)
         if tabulated:
             near_power = powers.coarse[near >> byte] * powers.fine[near & low_byte]

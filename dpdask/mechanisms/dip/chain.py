@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -154,6 +154,8 @@ class ChainRelease(RandomisedRows):
         Which groups have a reference of their own, or None.
     least_grade
         The reference is a keyed sample of 2**-least_grade of its rows.
+    slots
+        Where a rank is looked for in the trie; follows from it.
 
     Privacy
     -------
@@ -182,6 +184,11 @@ class ChainRelease(RandomisedRows):
     trie: kernel.Trie
     groups: Groups | None
     least_grade: int
+    slots: kernel.Slots = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find the slots."""
+        object.__setattr__(self, "slots", kernel.find_slots(self.trie))
 
     @property
     def epsilon(self) -> float:
@@ -205,7 +212,7 @@ class ChainRelease(RandomisedRows):
             drawn = words(rngs[name], batch.num_rows, mechanism.n_words)
             ranks, own = kernel.ranks_of(numbers(codec, batch.column(position)), own, drawn[:, 0], self.trie)
             lattice = isinstance(codec, ValueCodec) and codec.lattice
-            values, released = kernel.values_at(mechanism.disturb(ranks, drawn), released, self.trie, lattice)
+            values, released = kernel.values_at(mechanism.disturb(ranks, drawn), released, self.trie, self.slots, lattice)
             arrays[position] = from_numbers(codec, values)
         return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
