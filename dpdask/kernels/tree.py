@@ -33,7 +33,7 @@ class GivenTables(NamedTuple):
     aliases: NDArray[np.uint16]
 
 
-def given_tables(weights: Weights) -> GivenTables:
+def make_given_tables(weights: Weights) -> GivenTables:
     """Return the tables to draw from; `weights` is a uint64 array of shape (n_parent_levels, n_levels, n_levels)."""
     thresholds, aliases = alias_tables(weights.reshape(-1, weights.shape[2]))
     shift = np.uint64(TOTAL_BITS - _TOP_BITS - index_bits(thresholds))
@@ -56,7 +56,7 @@ def sample_given(parents: NDArray[np.uint16], own: NDArray[np.int32], words: Wei
     n_levels
         How many levels the column has.
     tables
-        From `given_tables`.
+        From `make_given_tables`.
 
     Notes
     -----

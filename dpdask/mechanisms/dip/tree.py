@@ -168,7 +168,7 @@ class TreeRelease(RandomisedRows):
 
 def _column(column: Mapping[str, Any], arrays: Mapping[str, Any], index: int) -> TreeColumn:
     parts = {part: arrays[f"{index}_{part}"] for part in _ARRAYS}
-    return TreeColumn(**{part: column[part] for part in _SCALARS}, **parts, tables=tree_kernel.given_tables(parts["weights"]))
+    return TreeColumn(**{part: column[part] for part in _SCALARS}, **parts, tables=tree_kernel.make_given_tables(parts["weights"]))
 
 
 def worst_row(channels: Mapping[str, tuple[str | None, NDArray[np.uint64]]]) -> float:

@@ -244,7 +244,7 @@ def _column(parent: str | None, weights: NDArray[np.uint64], cells: Cells, epsil
     return TreeColumn(
         parent=parent,
         weights=weights,
-        tables=tree_kernel.given_tables(weights),
+        tables=tree_kernel.make_given_tables(weights),
         edges=cells.edges,
         possible=cells.possible,
         fine_edges=cells.edges if cells.found is None else cells.found.edges,
