@@ -10,7 +10,7 @@ import datetime as dt
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Literal, Self
@@ -130,7 +130,7 @@ class Card(CardPart):
 
     def to_bytes(self) -> bytes:
         """Return the card as canonical JSON: the same release, the same bytes."""
-        return (json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        return (_write_json(self.to_dict(), "\n") + "\n").encode()
 
     @classmethod
     def read(cls, data: bytes | Mapping[str, Any], where: str) -> Self:
@@ -365,10 +365,36 @@ def plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        are_finite = {float}.issuperset(map(type, value)) and all(map(math.isfinite, value))  # channels are most of a card
+        return list(value) if are_finite else [plain(inner) for inner in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     return value if isinstance(value, bool | int | str | None) else str(value)
+
+
+def _write_json(value: object, line: str) -> str:
+    """Return what `json.dumps` writes with an indent of 1, in two thirds of its time: a list of plain values is written at once.
+
+    Parameters
+    ----------
+    value
+        Plain values.
+    line
+        The end of a line and the indent of this value.
+    """
+    inner = line + " "
+    if isinstance(value, dict) and value:
+        return "{" + inner + ("," + inner).join(f"{_encoder('')(key)}: {_write_json(item, inner)}" for key, item in value.items()) + line + "}"
+    if isinstance(value, list | tuple) and value:
+        if not {dict, list, tuple}.isdisjoint(map(type, value)):
+            return "[" + inner + ("," + inner).join(_write_json(item, inner) for item in value) + line + "]"
+        return "[" + inner + _encoder("," + inner)(value)[1:-1] + line + "]"
+    return _encoder("")(value)
+
+
+@functools.cache
+def _encoder(separator: str) -> Callable[[object], str]:
+    return json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(separator, ": ")).encode
 
 
 @functools.cache

@@ -27,6 +27,7 @@ from dpdask.mechanisms.interval.fit import can_inform, fit_perturbation, range_r
 from dpdask.mechanisms.interval.ranges import MECHANISM_ID, RangeRandomiser
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon
 from dpdask.schema import Column
+from dpdask.stats.levels import encode
 from dpdask.streams import RunKey, stream
 
 Floats = NDArray[np.float64]
@@ -94,8 +95,8 @@ def to_numbers(codec: Codec, array: pa.Array) -> tuple[NDArray[np.float64], NDAr
     if isinstance(codec, ValueCodec):
         return codec.encode(array)
     levels, is_null = _line(codec).encode(codec.levels)
-    codes = codec.encode(array)
-    return levels[codes], is_null[codes]
+    codes = encode(codec, array)
+    return levels[codes], is_null[codes] if codec.levels.null_count else np.zeros(len(codes), dtype=np.bool_)
 
 
 def _line(codec: LevelCodec) -> ValueCodec:
