@@ -17,6 +17,7 @@ from dpdask.errors import CombinedSpecError, SpecError
 Model = TypeVar("Model", bound=BaseModel)
 
 _LONGEST_SHOWN = 60
+_DEEPEST = 100  # levels of lists and mappings
 _NEAR = 0.7  # how alike a name must be to be proposed
 
 
@@ -48,20 +49,45 @@ class Document(BaseModel, metaclass=_PlainErrors):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=False)
 
 
-class _StrictLoader(yaml.SafeLoader):
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, where it was built
+
+
+class _StrictLoader(_Loader):  # type: ignore[misc]  # one of two
     """A safe loader that refuses a key given twice (YAML would keep the last one in silence) and reads `1e-5` as a number."""
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        _check_keys(node)
+        return node
+
+
+def _check_depth(text: str) -> None:
+    """Check that a YAML document is not nested deeply: the loader in C recurses as deeply, and would end the process."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise SpecError("the values are nested too deeply", None, "remove some of the brackets or indents")
+
+
+def _check_keys(root: Any) -> None:
+    """Check the keys of all mappings of a YAML document, before merge keys are expanded: merged keys may be overridden."""
+    waiting, done = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in done or not isinstance(node, yaml.CollectionNode):
+            continue
+        done.add(id(node))
         seen: set[str] = set()
-        for key, _ in node.value:  # before merge keys are expanded: merged keys may be overridden
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             line = f"line {key.start_mark.line + 1}"
             if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):  # 1, no, 2020-01-01 and [a] are no names
                 raise SpecError("a key is not a text", line, "put it in quotes")
             if key.value in seen:
                 raise SpecError(f"the key {key.value!r} is repeated", line, "remove one of the two")
             seen.add(key.value)
-        return node
+        values = [value for _, value in node.value] if isinstance(node, yaml.MappingNode) else node.value
+        waiting += reversed(values)
 
 
 _StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"), list("-+.0123456789"))
@@ -99,12 +125,13 @@ def parse_value(text: str, where: str) -> Any:
         If the text is not YAML, gives a key twice, or has a key that is not a text.
     """
     try:
+        _check_depth(text)
         return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise SpecError("this is not valid YAML", f"{where}{line}", "correct its indentation or quoting") from None
-    except (ValueError, RecursionError):  # raised for 2020-02-30, or for a thousand brackets
+    except (ValueError, RecursionError):  # raised for 2020-02-30, or for a list that is in itself
         raise SpecError("a value cannot be read", where, "correct a date that does not exist, or a number that is too long") from None
     except SpecError as error:
         raise error.at(where) from None
@@ -196,7 +223,7 @@ def _children(node: yaml.Node | None) -> Iterator[tuple[int, str, yaml.Node]]:
 
 def _find_todos(node: yaml.Node, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the keys that lead to each TODO; one in quotes is a text."""
-    if isinstance(node, yaml.ScalarNode) and node.value == "TODO" and node.style is None:
+    if isinstance(node, yaml.ScalarNode) and node.value == "TODO" and node.style in (None, ""):
         yield keys
     for _, key, inner in _children(node):
         yield from _find_todos(inner, (*keys, key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from dask._task_spec import DataNode, List, Task, TaskRef
 from dask.base import get_scheduler
 from dask.callbacks import Callback
 from dask.utils import format_bytes
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from dpdask.engine.cluster import Batch, Window, find_client, is_worker
 from dpdask.errors import DpdaskError, InternalError, TemporaryError
@@ -98,8 +99,15 @@ def _describe_largest(arguments: Sequence[Any], limit: int | None) -> tuple[str 
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Give BLAS one thread in this process until the block ends: more wait for each other beside other tasks, and could round differently."""
-    with threadpool_limits(1):
+    with _find_pools(len(sys.modules)).limit(limits=1):
         yield
+
+
+@functools.lru_cache(maxsize=1)
+def _find_pools(n_modules: int) -> ThreadpoolController:
+    """Return the thread pools of the libraries in this process; the number of imported modules tells whether there may be others by now."""
+    del n_modules
+    return ThreadpoolController()
 
 
 @functools.cache

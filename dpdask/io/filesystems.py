@@ -34,6 +34,9 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         If no file system is installed for the URL, or its options are wrong.
     """
     protocol = url.rpartition("::")[2].partition("://")[0] if "://" in url else "file"
+    if protocol == "file" and "::" not in url:
+        local = LocalFileSystem()
+        return local, str(local._strip_protocol(url))
     kind = KINDS.get(protocol)
     try:
         fsspec.get_filesystem_class(protocol)

@@ -152,7 +152,12 @@ class JobFile(Document):
 
 def job_file_type() -> type[JobFile]:
     """Return the model of a job file that can name every registered mechanism."""
-    return create_model("JobFile", __base__=JobFile, mechanism=(spec_union(), ...))
+    return _make_job_file_type(spec_union())
+
+
+@functools.lru_cache(maxsize=1)
+def _make_job_file_type(specs: Any) -> type[JobFile]:
+    return create_model("JobFile", __base__=JobFile, mechanism=(specs, ...))
 
 
 class Job:
