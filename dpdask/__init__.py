@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dpdask.estimators.release import Release
     from dpdask.evaluation.tables import exact_marginals
     from dpdask.mechanisms.copula.fit import CopulaOptions
+    from dpdask.page import write_page
     from dpdask.privacy import UnitColumn
     from dpdask.references import Chain, Histogram, Holdout, Known, Public, Tree
     from dpdask.schema import Column, Schema
@@ -59,6 +60,7 @@ __all__ = [
     "exact_marginals",
     "local",
     "open",
+    "write_page",
 ]
 
 _MODULES = {
@@ -73,6 +75,7 @@ _MODULES = {
     "estimators.release": ("Release",),
     "evaluation.tables": ("exact_marginals",),
     "mechanisms.copula.fit": ("CopulaOptions",),
+    "page": ("write_page",),
     "privacy": ("UnitColumn",),
     "references": ("Chain", "Histogram", "Holdout", "Known", "Public", "Tree"),
     "schema": ("Column", "Schema"),

@@ -218,7 +218,7 @@ def status(out: str | None, job: str | None, as_json: bool) -> None:
     from dpdask.jobs import run as runner
     from dpdask.jobs.spec import load_job
 
-    _check_one("status", out, job)
+    _check_one("status OUT", out, job)
     found = runner.status(absolute_url(str(out)) if job is None else load_job(job).output_url)
     out = out or job
     sizes = [f", {n} {what}" for n, what in ((found.n_shards, "shards"), (found.n_releases, "releases")) if n > (what == "releases")]
@@ -234,7 +234,7 @@ def abort(out: str | None, job: str | None) -> None:
     from dpdask.jobs import run as runner
     from dpdask.jobs.spec import load_job
 
-    _check_one("abort", out, job)
+    _check_one("abort OUT", out, job)
     if job is None:
         removed = runner.abort(absolute_url(str(out)))
     else:
@@ -242,9 +242,9 @@ def abort(out: str | None, job: str | None) -> None:
     click.echo(f"{out}: the unfinished run is removed" if removed else f"{out}: there is no unfinished run")
 
 
-def _check_one(command: str, out: str | None, job: str | None) -> None:
+def _check_one(usage: str, out: str | None, job: str | None) -> None:
     if (out is None) == (job is None):
-        raise UsageError("either an output or a job is needed", "OUT", f"dpdask {command} OUT, or dpdask {command} --job JOB")
+        raise UsageError("either an output or a job is needed", "OUT", f"dpdask {usage}, or dpdask {usage.partition(' ')[0]} --job JOB")
 
 
 @cli.command()
@@ -265,16 +265,25 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
 
 
 @cli.command()
-@click.argument("out")
-@click.option("--original", required=True, metavar="PATH", help="The table that was released: Parquet or CSV.")
+@click.argument("out", required=False)
+@click.option("--original", metavar="PATH", help="The table that was released: Parquet or CSV.")
+@click.option("--job", metavar="JOB", help="The job, in place of OUT and --original; its input may be a Delta or an Iceberg table.")
 @click.option("--to", metavar="FILE", help="The file to write; by default NAME-confidential.html in the working folder.")
 @click.option("--target", metavar="COLUMN", help="Also predict this column by models trained on the release.")
 @click.option("--rows", "n_rows", type=click.IntRange(min=100), default=100_000, show_default=True, help="Rows of each table to compare, at most.")
-def report(out: str, original: str, to: str | None, target: str | None, n_rows: int) -> None:
+def report(out: str | None, original: str | None, job: str | None, to: str | None, target: str | None, n_rows: int) -> None:
     """Compare a release with its original, as a CONFIDENTIAL page; reads private rows."""
-    from dpdask.evaluation.report import write_report
+    from dpdask.evaluation.report import Original, write_report
+    from dpdask.jobs.spec import load_job
 
-    click.echo(f"{write_report(out, original, to, target=target, n_rows=n_rows)}: CONFIDENTIAL, computed from private rows; do not publish it")
+    _check_one("report OUT --original PATH", out and original if job is None else out or original, job)
+    if job is None:
+        path = write_report(str(out), str(original), to, target=target, n_rows=n_rows)
+    else:
+        loaded = load_job(job)
+        table = Original(url=loaded.input_url, schema=loaded.schema, table_format=loaded.file.input.table_format)
+        path = write_report(loaded.output_url, table, to, target=target, n_rows=n_rows)
+    click.echo(f"{path}: CONFIDENTIAL, computed from private rows; do not publish it")
 
 
 @cli.group()

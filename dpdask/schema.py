@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, mode
 
 from dpdask.documents import Document, Text, join_errors, parse_yaml, read_text, validate
 from dpdask.errors import DataError, SpecError
-from dpdask.html_tables import make_html_table
+from dpdask.html.tables import make_html_table
 
 Role = Literal["keep", "privatise", "drop"]
 Kind = Literal["discrete", "categorical", "continuous", "mixed"]

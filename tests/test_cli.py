@@ -409,8 +409,8 @@ def test_sigint_in_the_middle_of_a_run(tmp_path):
     """The signal itself, not a mock: the process stops itself when the first progress of the writing stage is reported."""
     given = words(tmp_path, "run")
     program = (
-        "import os, signal; from dpdask.cli import main; from dpdask.jobs import run\n"
-        "def interrupted(*a, **k): os.kill(os.getpid(), signal.SIGINT)\n"
+        "import signal; from dpdask.cli import main; from dpdask.jobs import run\n"
+        "def interrupted(*a, **k): signal.raise_signal(signal.SIGINT)\n"
         "run.write_all = interrupted; main()"
     )
     ended = subprocess.run([sys.executable, "-c", program, *given], capture_output=True, text=True, check=False)

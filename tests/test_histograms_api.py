@@ -236,14 +236,16 @@ def test_a_saved_histogram_is_the_same_elsewhere(release: dpdask.HistogramReleas
 def test_no_key_and_no_row_is_in_what_is_saved(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
     release = fitted(schema, table.assign(price=12.34567891), insecure_seed=None)
     release.save(str(tmp_path / "saved"))
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["card.json", "histogram.npz"]
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["card.json", "histogram.npz", "release.html"]
     with np.load(tmp_path / "saved" / "histogram.npz", allow_pickle=False) as arrays:
         assert set(arrays.files) == {"header", "noisy"}
         assert list(json.loads(arrays["header"].tobytes())["schema"]["columns"]) == NAMES  # nothing of a dropped column, not even its name
         noisy = np.load(io.BytesIO(arrays["noisy"].tobytes()), allow_pickle=False)
         assert set(noisy.files) == {"header", "keys", "weights"}
         saved = b"".join(each[name].tobytes() for each in (arrays, noisy) for name in each.files)
-    assert np.float64(12.34567891).tobytes() not in saved + (tmp_path / "saved" / "card.json").read_bytes()
+    told = b"".join((tmp_path / "saved" / name).read_bytes() for name in ("card.json", "release.html"))
+    assert np.float64(12.34567891).tobytes() not in saved + told
+    assert b"12.345" not in told
 
 
 def test_nothing_is_saved_over_another_release(release: dpdask.HistogramRelease, schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
@@ -253,9 +255,10 @@ def test_nothing_is_saved_over_another_release(release: dpdask.HistogramRelease,
     with pytest.raises(dpdask.OutputError, match=r"a file 'histogram\.npz' is there already; remove it, or choose another folder"):
         fitted(schema, table, insecure_seed=2).save(str(place))
     assert {path.name: path.read_bytes() for path in place.iterdir()} == kept
-    (place / "histogram.npz").unlink()
-    with pytest.raises(dpdask.OutputError, match=r"a file 'card\.json' is there already"):
-        release.save(str(place))
+    for name, left in (("histogram.npz", "release.html"), ("release.html", "card.json")):
+        (place / name).unlink()
+        with pytest.raises(dpdask.OutputError, match=f"a file '{left}' is there already"):
+            release.save(str(place))
 
 
 def test_a_card_of_another_release_is_refused(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from dpdask import local
 from dpdask.engine.work import load_release
 from dpdask.errors import InputError, OutputError, SpecError
 from dpdask.kernels import bins, rank
+from dpdask.kernels.guide import guide as guide_of
 from dpdask.mechanisms.dip.columns import RankMechanism
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon
 from pipelines.local import apply
@@ -149,13 +150,13 @@ def knots(column: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 def library_rank(value: float | None, column: dict[str, Any], uniform: float) -> float:
     x, c = knots(column)
-    low, high = (0.0, c[0]) if value is None else rank.rank_interval(float(value), x, c, rank.guide(x), column["lattice"])
+    low, high = (0.0, c[0]) if value is None else rank.rank_interval(float(value), x, c, guide_of(x), column["lattice"])
     return float(low + (high - low) * uniform)
 
 
 def library_value(value_rank: float, column: dict[str, Any]) -> float | None:
     x, c = knots(column)
-    [value], [is_null] = rank.values_at(np.array([value_rank]), x, c, rank.guide(c), column["lattice"])
+    [value], [is_null] = rank.values_at(np.array([value_rank]), x, c, guide_of(c), column["lattice"])
     return None if is_null else value
 
 

@@ -89,7 +89,7 @@ def test_it_counts_once_and_needs_no_rows_afterwards(schema: dpdask.Schema, tabl
     [folder] = (tmp_path / "work").iterdir()
     assert [path.name for path in folder.iterdir()] == ["release.npz"]
     release.save(str(tmp_path / "saved"))
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["card.json", "marginals.npz"]
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["card.json", "marginals.npz", "release.html"]
     here = dpdask.MarginalsRelease.load(str(tmp_path / "saved"))
     assert here.card == release.card
     for clique in CLIQUES:

@@ -179,7 +179,7 @@ def test_noise_that_has_no_price_is_refused(tmp_path: Path) -> None:
     noise = replace(fitted.noisy.noise, cliques=dict.fromkeys(fitted.noisy.cliques, event))
     crafted = replace(fitted, noisy=replace(fitted.noisy, noise=noise))
     card["accounting"]["events"], card["guarantee"]["delta"] = to_dict(crafted.event), 1e-9
-    save_release(Folder(str(tmp_path)), release.file, crafted.to_bytes(), card)
+    save_release(Folder(str(tmp_path)), release.file, crafted.to_bytes(), card, b"")
     with pytest.raises(dpdask.InputError, match="states less ε than the release's noise costs"):
         dpdask.MarginalsRelease.load(str(tmp_path))
 

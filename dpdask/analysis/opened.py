@@ -20,6 +20,7 @@ from dpdask.engine.source import Frame
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, WeightedSample
 from dpdask.io.storage import Folder
+from dpdask.mechanisms.card import say_date
 
 QUESTIONS = ("mean", "share", "histogram", "quantile", "crosstab", "slope", "npmle", "regress", "fit")
 _N_BINS = 20
@@ -63,7 +64,8 @@ class OpenedRelease:
         rows = {}
         for name, column in self.content["columns"].items():
             levels, bounds = column.get("levels"), column.get("bounds")
-            domain = f"{len(levels)} levels" if levels is not None else f"{bounds[0]} to {bounds[1]}" if bounds else ""
+            ends = " to ".join(say_date(bound, column.get("numbers")) or str(bound) for bound in bounds or ())
+            domain = ends if levels is None else f"{len(levels)} levels"
             answers = ", ".join(question for question in QUESTIONS if question in self._answers(name))
             rows[name] = {"role": column["role"], "kind": column.get("kind") or "", "domain": domain, "answers": answers}
         return pd.DataFrame.from_dict(rows, orient="index", columns=["role", "kind", "domain", "answers"])

@@ -17,6 +17,7 @@ from dpdask.analysis.result import Result
 from dpdask.analysis.weighted import check_features
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, RangeCounts, bootstrap, npmle
+from dpdask.mechanisms.card import OWN_NUMBERS
 from dpdask.stats.ranges import grid_of_ranges
 from dpdask.streams import RunKey, stream
 
@@ -24,7 +25,6 @@ Floats = NDArray[np.float64]
 _N_KNOTS = 300
 _REPEATS = 50
 _GROUPS = 10
-_OWN = "the column's own"  # numbers, not days or microseconds
 _PERTURBED = "the ranges are of perturbed values: so is the estimate, and only under the declared reference is it that of the original values"
 _SLOW = "the distribution at a point is estimated at the rate of the cube root of the rows, so no standard error is given; use mean()"
 
@@ -150,7 +150,7 @@ class OpenedRanges(KeptColumns):
     def _support(self, name: str, given: tuple[float, float] | None) -> tuple[float, float] | None:
         """Return the bounds of a column's values: those given, or the declared ones, so wide that they hold all anchors."""
         bounds = self._column(name).get("bounds")
-        if given is not None or bounds is None or self._column(name).get("numbers") != _OWN:
+        if given is not None or bounds is None or self._column(name).get("numbers") != OWN_NUMBERS:
             return given
         knots = self._count(name).knots
         return min(float(bounds[0]), float(knots[0])), max(float(bounds[1]), float(knots[-1]))

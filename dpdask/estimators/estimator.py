@@ -31,6 +31,7 @@ from dpdask.privacy import Budget, UnitColumn, delta_warnings
 from dpdask.privacy.events import Adjacency
 from dpdask.schema import Schema
 from dpdask.streams import RunKey
+from dpdask.terminal.progress import Report, show_fit
 
 Made = TypeVar("Made", bound=Release)
 
@@ -106,7 +107,7 @@ class Estimator(ABC, Generic[Made]):
     def _budget(self) -> Budget | None:
         """Return what is promised, or None if nothing is."""
 
-    def fit(self, frame: Frame, *, ledger: LedgerPlace | None = None, secrets: str | None = None) -> Made:
+    def fit(self, frame: Frame, *, ledger: LedgerPlace | None = None, secrets: str | None = None, progress: bool | None = None) -> Made:
         """Count, charge, draw the noise and fit: the one barrier.
 
         Parameters
@@ -121,6 +122,8 @@ class Estimator(ABC, Generic[Made]):
         secrets
             A private folder of a file system that every worker can read; by default a new temporary one of this machine
             (mode 0700), removed when Python ends.
+        progress
+            Whether the stages of the fit are shown while it works; by default they are on a terminal and in a notebook.
 
         Raises
         ------
@@ -145,7 +148,8 @@ class Estimator(ABC, Generic[Made]):
         fitting = _Fitting(self, account, frame, folder)
         try:
             folder.write(KEY_NAME, key.reveal(), private=True)
-            return cast("Made", fitting.release())
+            with show_fit(progress) as report:
+                return cast("Made", fitting.release(report))
         except BaseException as error:
             fitting.fail(error)
             raise
@@ -215,10 +219,12 @@ class _Fitting:
         self.sample = f"run {self.run_id}"
         self.began = False  # until then, no row is read
 
-    def release(self) -> Release:
+    def release(self, report: Report | None) -> Release:
         mechanism, work = self.estimator._open(self.frame, self.folder)
         several = mechanism.covers_any_frame
         n_rows = _n_rows(self.frame, mechanism)
+        if report is not None:
+            report.count_rows(n_rows, None)
         if n_rows == 0 and mechanism.reference_rows == "own":
             raise DataError("the table has no rows", "frame", "give it some rows")
         said = mechanism.cautions(work.columns, n_rows)
@@ -230,7 +236,7 @@ class _Fitting:
         if mechanism.releases_rows and not several:
             batches.take(self.frame)
         work = self._with_holdout(work)
-        fitted, work = self._fit(mechanism, work, several)
+        fitted, work = self._fit(mechanism, work, several, report)
         release = load(self.folder, fitted.release_sha256, mechanism.release_type)
         made = self.estimator.release_class.from_fit(
             mechanism=mechanism,
@@ -258,7 +264,7 @@ class _Fitting:
         self.sample = kept[1]
         return work.with_keys()
 
-    def _fit(self, mechanism: Mechanism, work: TableWork, several: bool) -> tuple[Fitted, TableWork]:
+    def _fit(self, mechanism: Mechanism, work: TableWork, several: bool, report: Report | None) -> tuple[Fitted, TableWork]:
         def charge() -> None:
             if not several:  # else each batch is charged
                 self.account.intend(self.run_id, self.sample, unread=mechanism.releases_rows and mechanism.reference_rows != "own")
@@ -269,7 +275,8 @@ class _Fitting:
         public = None
         if mechanism.reference_rows == "public":
             public = PublicTable(source=FrameSource(self.frame, PUBLIC), work=work)  # the class refuses units, and no row is held out
-        fitted, work = fit(mechanism, FrameSource(self.frame, FITTED), work, charge, public=public, insecure=self.estimator.insecure_seed is not None)
+        insecure = self.estimator.insecure_seed is not None
+        fitted, work = fit(mechanism, FrameSource(self.frame, FITTED), work, charge, public=public, insecure=insecure, progress=report)
         for name in self.folder.names():
             if name.startswith("noisy"):
                 self.folder.remove(name)  # a frame's fit is not resumed, so nothing reads it

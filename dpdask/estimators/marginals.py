@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpdask.archive import Archived
 from dpdask.estimators.estimator import NoisyCountsEstimator
 from dpdask.estimators.release import Release
-from dpdask.html_tables import make_html_table
+from dpdask.html.tables import make_html_table
 from dpdask.mechanisms.marginals.release import MarginalTables
 from dpdask.mechanisms.marginals.spec import MarginalsSpec
 from dpdask.stats import Clique

@@ -20,7 +20,7 @@ from dpdask.errors import DataError, InputError, InternalError, SpecError
 from dpdask.estimators.batches import Batches
 from dpdask.estimators.frame_order import find_order_warning
 from dpdask.estimators.frames import forget_secrets, make_frame_work, open_secrets
-from dpdask.html_tables import make_html_table
+from dpdask.html.tables import make_html_table
 from dpdask.io.saved import CARD, load_release, save_release
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.card import Card, make_card
@@ -267,7 +267,7 @@ class Release:
     def save(self, path: str) -> None:
         """Write a release of records to a folder, as a path or any fsspec URL: safe to publish, and enough for `load`.
 
-        The card is written last, with the other file's digest.
+        `release.html` is the card for people. The card is written last, with the release's digest.
 
         Raises
         ------
@@ -279,7 +279,12 @@ class Release:
         if self.rows is not None:
             what = "this release holds the key of its noise and covers frames of this process, so a copy of it could release rows twice"
             raise SpecError(what, "save", "write the transformed rows, or run a job")
-        save_release(Folder(absolute_url(path)), self.file, self.fitted.to_bytes(), self._card.to_dict())
+        from dpdask.page import make_page  # no other method needs its libraries
+
+        page, faults = make_page(self._card)
+        for fault in faults:
+            warnings.warn(fault, stacklevel=2)
+        save_release(Folder(absolute_url(path)), self.file, self.fitted.to_bytes(), self._card.to_dict(), page)
 
     @classmethod
     def load(cls, path: str, *, secrets: str | None = None) -> Self:
@@ -330,8 +335,7 @@ class Release:
     def _repr_html_(self) -> str:
         guarantee = self._card.guarantee
         rows = ((name, column["role"], column.get("kind"), column.get("epsilon")) for name, column in self.card["columns"].items())
-        promised = "no ε" if guarantee.epsilon is None else f"ε = {guarantee.epsilon:g}, δ = {guarantee.delta or 0:g}"
-        title = f"{type(self).__name__}: {self._card.mechanism.kind}, {promised}"
+        title = f"{type(self).__name__}: {self._card.mechanism.kind}, {guarantee.in_short}"
         return make_html_table(title, ("column", "role", "kind", "ε"), rows, guarantee.text)
 
     def _replace_fitted(self, fitted: Any, mechanism_part: Mapping[str, Any]) -> Self:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
 
 from dpdask.evaluation.comparison import Comparison
 from dpdask.evaluation.samples import Floats, Side
+from dpdask.html.pages import read_style, render_page
+from dpdask.mechanisms.card_parts import Guarantee
 from dpdask.version import __version__
 
 _N_ROWS, _N_PICTURES, _N_BARS = 20, 40, 20
 _WIDTH, _HEIGHT = 240.0, 100.0
-_ORIGINAL, _RELEASED = "#4a5568", "#b45309"
 
 
 def render_report(card: Mapping[str, Any], original: Side, released: Side, found: Comparison, left_out: Sequence[str]) -> str:
@@ -32,35 +31,31 @@ def render_report(card: Mapping[str, Any], original: Side, released: Side, found
     left_out
         The columns that were not compared.
     """
-    folder = files("dpdask.evaluation").joinpath("page")
-    page, style = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("report.html", "report.css"))
-    guarantee = card["guarantee"]
-    promised = "no ε" if guarantee["epsilon"] is None else f"ε = {guarantee['epsilon']:g}, δ = {guarantee['delta']:g}"
     summary = [
         (label, [found.average(of, which) for which in ("released", "independent", "resample")])
         for label, of in (("column shapes", "columns"), ("pair trends", "pairs"))
     ]
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(page)
-    return template.render(
-        name=card["name"],
-        mechanism=card["mechanism"]["kind"],
-        promise=promised,
-        n_original=original.n_rows,
-        n_released=released.n_rows,
-        version=__version__,
-        style=style,
-        summary=summary,
-        impossible_shares=found.impossible_shares,
-        prediction=found.prediction,
-        pictures=[_draw(each.names[0], original, released) for each in found.columns[:_N_PICTURES]],
-        columns=found.columns,
-        pairs=found.pairs[:_N_ROWS],
-        n_pairs=len(found.pairs),
-        rare=found.rare,
-        impossible=[each for each in found.impossible if each.released or each.independent or each.floor],
-        left_out=left_out,
-        kept=[name for name, column in card["columns"].items() if column["role"] == "kept" and name in original.columns],
-    )
+    values = {
+        "name": card["name"],
+        "mechanism": card["mechanism"]["kind"],
+        "promise": Guarantee.model_validate(card["guarantee"]).in_short,
+        "n_original": original.n_rows,
+        "n_released": released.n_rows,
+        "version": __version__,
+        "style": read_style(__package__, "report.css"),
+        "summary": summary,
+        "impossible_shares": found.impossible_shares,
+        "prediction": found.prediction,
+        "pictures": [_draw(each.names[0], original, released) for each in found.columns[:_N_PICTURES]],
+        "columns": found.columns,
+        "pairs": found.pairs[:_N_ROWS],
+        "n_pairs": len(found.pairs),
+        "rare": found.rare,
+        "impossible": [each for each in found.impossible if each.released or each.independent or each.floor],
+        "left_out": left_out,
+        "kept": [name for name, column in card["columns"].items() if column["role"] == "kept" and name in original.columns],
+    }
+    return render_page(__package__, "report.html", {}, values)
 
 
 def _draw(name: str, original: Side, released: Side) -> dict[str, Any]:
@@ -87,8 +82,8 @@ def _place_bars(original: Floats, released: Floats) -> list[dict[str, Any]]:
     top, width = max(float(original.max()), float(released.max()), 1e-12), _WIDTH / max(len(original), 1)
     bars = []
     for place, pair in enumerate(zip(original, released, strict=True)):
-        for side, (share, fill) in enumerate(zip(pair, (_ORIGINAL, _RELEASED), strict=True)):
+        for side, (share, of) in enumerate(zip(pair, ("original", "release"), strict=True)):
             height = (_HEIGHT - 4.0) * float(share) / top
             x = width * (place + 0.1 + 0.4 * side)
-            bars.append({"x": f"{x:.2f}", "y": f"{_HEIGHT - height:.2f}", "width": f"{0.4 * width:.2f}", "height": f"{height:.2f}", "fill": fill})
+            bars.append({"x": f"{x:.2f}", "y": f"{_HEIGHT - height:.2f}", "width": f"{0.4 * width:.2f}", "height": f"{height:.2f}", "of": of})
     return bars

@@ -3,22 +3,55 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpdask.analysis.opening import open as open_release
 from dpdask.errors import OutputError, SpecError
 from dpdask.evaluation.comparison import compare_sides
 from dpdask.evaluation.render import render_report
-from dpdask.evaluation.samples import code_sides, read_original, read_released
-from dpdask.io.fragments import takes_in
+from dpdask.evaluation.samples import code_sides, read_input, read_original, read_released
+from dpdask.io.delta import Delta
+from dpdask.io.fragments import InputTable, discover, takes_in
+from dpdask.io.iceberg import Iceberg
+from dpdask.io.listing import TableFormat
 from dpdask.io.storage import absolute_url
+from dpdask.schema import Schema
 from dpdask.streams import RunKey, stream
 
 N_ROWS = 100_000
 _SEED = 0
 
 
-def write_report(out: str, original: str, to: str | None = None, *, target: str | None = None, n_rows: int = N_ROWS) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Original:
+    """The input of a job.
+
+    Attributes
+    ----------
+    url
+        Where it is.
+    schema
+        The declared columns.
+    table_format
+        How its files are found.
+    """
+
+    url: str
+    schema: Schema
+    table_format: TableFormat
+
+    def find_table(self, version: int | None) -> InputTable:
+        """Return the table at the version that was released, if the card names one."""
+        found = self.table_format
+        if version is not None and isinstance(found, Delta):
+            found = replace(found, version=version)
+        if version is not None and isinstance(found, Iceberg):
+            found = replace(found, snapshot=version)
+        return discover(self.url, self.schema, found)
+
+
+def write_report(out: str, original: str | Original, to: str | None = None, *, target: str | None = None, n_rows: int = N_ROWS) -> Path:
     """Write the comparison of a release with its original as one HTML file, and return its path; confidential: it reads private rows.
 
     Parameters
@@ -26,7 +59,7 @@ def write_report(out: str, original: str, to: str | None = None, *, target: str 
     out
         The output folder, a path or any fsspec URL.
     original
-        The table that was released: a file or a folder of Parquet or CSV.
+        The table that was released: a file or a folder of Parquet or CSV, or a job's input.
     to
         The file; by default `<name of the output>-confidential.html` in the working folder.
     target
@@ -43,11 +76,13 @@ def write_report(out: str, original: str, to: str | None = None, *, target: str 
     InputError, DataError
         If a table cannot be read, or the original lacks a column.
     """
-    url, source = absolute_url(out), absolute_url(original)
+    url = absolute_url(out)
     path = Path(to) if to is not None else Path(f"{url.rpartition('/')[2]}-confidential.html")
     _check_place(path, url)
-    if source == url or takes_in(source, url) or takes_in(url, source):
-        raise SpecError("the original and the release are one folder, or one holds the other", "--original", "give the table that the job read")
+    if isinstance(original, str):
+        original = absolute_url(original)
+        if original == url or takes_in(original, url) or takes_in(url, original):
+            raise SpecError("the original and the release are one folder, or one holds the other", "--original", "give the table that the job read")
     release = open_release(out)
     card = release.card
     mechanism = card["mechanism"]
@@ -55,7 +90,11 @@ def write_report(out: str, original: str, to: str | None = None, *, target: str 
         what = f"a release of the mechanism {mechanism['kind']!r} holds no rows with values of the original's columns"
         raise SpecError(what, out, "use dpdask.open to analyse it, and compare its estimates with the original")
     key, columns = RunKey.insecure(_SEED), list(card["columns"])
-    private = read_original(source, columns, n_rows, stream(key, "report/original", ""))
+    rng = stream(key, "report/original", "")
+    if isinstance(original, str):
+        private = read_original(original, columns, n_rows, rng)
+    else:
+        private = read_input(original.find_table(card.get("input", {}).get("version")), columns, n_rows, rng)
     public = read_released(release.folder, release.shards, columns, n_rows, stream(key, "report/release", ""))
     real, given, left_out = code_sides(private, public, card["columns"])
     found = compare_sides(real, given, target=target, rng=stream(key, "report/compare", ""))

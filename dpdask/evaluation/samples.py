@@ -18,6 +18,7 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.inference.tallies import level_key
 from dpdask.io.filesystems import open_filesystem
+from dpdask.io.fragments import InputTable, read_batches
 from dpdask.io.storage import Folder
 
 Codes: TypeAlias = NDArray[np.int64]
@@ -81,7 +82,7 @@ def read_original(url: str, columns: Sequence[str], n_rows: int, rng: Generator)
     """
     fs, path = open_filesystem(url)
     if any(fs.exists(f"{path}/{name}") for name in ("_delta_log", "metadata")):
-        raise SpecError("the original is a Delta or Iceberg table", "--original", "write its current version as Parquet files first")
+        raise SpecError("the original is a Delta or Iceberg table", "--original", "name the job that released it: dpdask report --job JOB")
     try:
         names = [path] if fs.isfile(path) else sorted(name for name in fs.find(path) if _is_data(name.removeprefix(path)))
         if not names:
@@ -94,6 +95,24 @@ def read_original(url: str, columns: Sequence[str], n_rows: int, rng: Generator)
         return sample_rows(table.to_batches(columns=list(columns), batch_size=_BATCH_ROWS), n_rows, rng)
     except (OSError, pa.ArrowException):
         raise InputError("the original cannot be read as Parquet or CSV", "--original", "check the path; all files must be of one kind") from None
+
+
+def read_input(table: InputTable, columns: Sequence[str], n_rows: int, rng: Generator) -> pd.DataFrame:
+    """Return a uniform sample of the rows of a job's input.
+
+    Parameters
+    ----------
+    table
+        The input.
+    columns, n_rows, rng
+        As for `read_original`.
+
+    Raises
+    ------
+    InputError, DataError
+        If it cannot be read.
+    """
+    return sample_rows((batch for each in table.fragments for batch in read_batches(each, list(columns), table.schema)), n_rows, rng)
 
 
 def read_released(folder: Folder, shards: Sequence[str], columns: Sequence[str], n_rows: int, rng: Generator) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import IO, Any
 
@@ -72,12 +72,8 @@ def read_names(fs: Any, path: str, name: str) -> list[str]:
 
     Parameters
     ----------
-    fs
-        The file system.
-    path
-        The file's path in it.
-    name
-        The file's name, for messages.
+    fs, path, name
+        As for `inspect`.
 
     Raises
     ------
@@ -96,6 +92,33 @@ def read_names(fs: Any, path: str, name: str) -> list[str]:
     if not names:
         raise InputError("this CSV file has no readable header line", name, "write it in UTF-8 with its column names first")
     return names
+
+
+def check_names(names: Sequence[str], name: str) -> None:
+    """Check that the fields of a first line are names of columns, before they are shown: without a header they are a row.
+
+    Parameters
+    ----------
+    names
+        The fields.
+    name
+        The file's name, for messages.
+
+    Raises
+    ------
+    DataError
+        If a field is empty, repeated, a number, a date or a time; no field is shown.
+    """
+    fields = names if len(names) > 1 else [field for sign in _SEPARATORS for field in _split(names[0], sign)]
+    if len(set(names)) < len(names) or any(map(_is_value, fields)):
+        what = "its first line looks like a row: a field is empty, repeated, a number or a date"
+        raise DataError(what, name, "begin the file with the names of its columns, separated by commas")
+
+
+def _is_value(field: str) -> bool:
+    """Return whether a text is empty, or has digits and no letters but those of dates and exponents."""
+    bare = re.sub(r"(?<=\d)[eTZ](?=[-+\d]|$)", "", field.strip())
+    return not bare or (any(map(str.isdigit, bare)) and not any(map(str.isalpha, bare)))
 
 
 def _split(line: str, separator: str) -> list[str]:

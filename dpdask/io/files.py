@@ -68,7 +68,9 @@ class Files:
         with storage_faults(shown):
             fs, _ = open_filesystem(url)
             if format_ == "csv":
-                found = [FoundColumn(name=column, type=None) for column in csv.read_names(fs, path, shown)]
+                names = csv.read_names(fs, path, shown)
+                csv.check_names(names, shown)
+                found = [FoundColumn(name=column, type=None) for column in names]
             else:
                 found = [FoundColumn(name=column, type=type_, nullable=flag) for column, type_, flag in parquet.read_columns(fs, path, shown)]
         held = {column.name for column in found}

@@ -76,12 +76,8 @@ def read_columns(fs: Any, path: str, name: str) -> list[tuple[str, pa.DataType, 
 
     Parameters
     ----------
-    fs
-        The file system.
-    path
-        The file's path in it.
-    name
-        The file's name, for messages.
+    fs, path, name
+        As for `footer`.
 
     Raises
     ------

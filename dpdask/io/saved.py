@@ -11,11 +11,12 @@ from dpdask.errors import InputError, OutputError
 from dpdask.io.storage import Folder
 
 CARD = "card.json"
+PAGE = "release.html"
 _DIGEST = "sha256"
 
 
-def save_release(place: Folder, name: str, data: bytes, card: Mapping[str, Any]) -> None:
-    """Write a release, then its card, which marks the release as complete; nothing is overwritten.
+def save_release(place: Folder, name: str, data: bytes, card: Mapping[str, Any], page: bytes) -> None:
+    """Write a release and its page, then its card, which marks the release as complete; nothing is overwritten.
 
     Parameters
     ----------
@@ -27,17 +28,20 @@ def save_release(place: Folder, name: str, data: bytes, card: Mapping[str, Any])
         The release.
     card
         Plain values that JSON has.
+    page
+        The card, for people.
 
     Raises
     ------
     OutputError
-        If a release or a card is there already, or no folder can be made there.
+        If a release, a page or a card is there already, or no folder can be made there.
     """
     place.create()
-    for file in (name, CARD):
+    for file in (name, PAGE, CARD):
         if place.exists(file):
             raise OutputError(f"a file {file!r} is there already", place.url, "remove it, or choose another folder")
     place.write(name, data)
+    place.write(PAGE, page)
     place.write(CARD, json.dumps({**card, _DIGEST: {name: sha256(data).hexdigest()}}, indent=1, ensure_ascii=False).encode())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpdask.io.manifest import CARD_NAME, CROISSANT_NAME, PAGE_NAME, Manifest
+from dpdask.io.manifest import CROISSANT_NAME, PAGE_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.growing import GrowingState
 from dpdask.jobs.spec import Job
@@ -68,7 +68,7 @@ def _tell_position(dataset: str, position: Position) -> LedgerPosition:
 
 
 def write_documents(card: Card, manifest: Manifest, shards: Folder) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """Return the documents of a release by their names in the output, and warnings about what could not be made.
+    """Return the documents of a release beside its card by their names in the output, and warnings about what could not be made.
 
     Parameters
     ----------
@@ -86,4 +86,4 @@ def write_documents(card: Card, manifest: Manifest, shards: Folder) -> tuple[dic
     """
     page, faults = make_page(card, manifest, shards)
     croissant, further = make_croissant(card, manifest, shards)
-    return {PAGE_NAME: page, CROISSANT_NAME: croissant, CARD_NAME: card.to_bytes()}, (*faults, *further)
+    return {PAGE_NAME: page, CROISSANT_NAME: croissant}, (*faults, *further)

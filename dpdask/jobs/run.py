@@ -18,7 +18,7 @@ from dpdask.engine.work import NOISY_NAME, RELEASE_NAME, load
 from dpdask.engine.write import RowTask, Staged, Staging, Task, list_record_tasks, write_all
 from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.fragment import Fragment
-from dpdask.io.manifest import MANIFEST_NAME, Manifest, list_manifests
+from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, Manifest, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs.describing import make_job_card, write_documents
 from dpdask.jobs.growing import GrowingState, open_state, run_growing
@@ -306,10 +306,11 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
     with step("publishing"):
         release = load(opened.work.secrets, reached.release_sha256, opened.mechanism.release_type)
         card = make_job_card(job, state, opened, reached, release)
-        manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(card.to_bytes()).hexdigest())
+        content = card.to_bytes()
+        manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(content).hexdigest())
         quality = opened.mechanism.describe_quality(release)
         documents, faults = write_documents(card, manifest, state.staging(reached.run_id).shards)
-        state.publish(reached, manifest, documents)
+        state.publish(reached, manifest, {**documents, CARD_NAME: content})
         job.account.commit(reached.run_id, reached.release_sha256)
         state.remove(reached.run_id)
     told = Told() if strict else _told(reached.fitted, staged)  # with a strict ledger, nobody is told

@@ -20,6 +20,7 @@ from dpdask.kernels.jit import jit
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
+Slots = NDArray[np.uint32]
 
 _UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
@@ -123,6 +124,27 @@ def build(columns: Sequence[Floats], counts: Ints, roots: Ints, n_roots: int, gr
 
 
 @jit
+def find_roots(hashes: Words, known: Words) -> Ints:
+    """Return the root of each row: one more than the place of its group's hash among the known ones, and 0 for another group.
+
+    Parameters
+    ----------
+    hashes
+        uint64 array of shape (n,); rows of one group often stand together.
+    known
+        uint64 array, increasing.
+    """
+    roots = np.empty(len(hashes), dtype=np.int64)
+    for row in range(len(hashes)):
+        if row > 0 and hashes[row] == hashes[row - 1]:
+            roots[row] = roots[row - 1]
+            continue
+        place = np.searchsorted(known, hashes[row])
+        roots[row] = place + 1 if place < len(known) and known[place] == hashes[row] else 0
+    return roots
+
+
+@jit
 def ranks_of(values: Floats, nodes: Ints, words: Words, trie: Trie) -> tuple[Floats, Ints]:
     """Return each value's rank among the children of its node, and the child that stands for it.
 
@@ -145,29 +167,41 @@ def ranks_of(values: Floats, nodes: Ints, words: Words, trie: Trie) -> tuple[Flo
     nodes
         int64 array of shape (n,): the child whose cell holds the value, or the nearest one, the lower of two.
     """
+    keys, cumulative, first = trie.keys, trie.cumulative, trie.first
     ranks = np.empty(len(values), dtype=np.float64)
     found = np.empty(len(values), dtype=np.int64)
     for row in range(len(values)):
-        value = values[row]
-        start, end = trie.first[nodes[row]], trie.first[nodes[row] + 1]
-        child = _first_key(value, trie.keys, start, end)
-        below = trie.cumulative[child - 1] if child > start else 0
-        ties = trie.cumulative[child] - below if child < end and trie.keys[child] == value else 0
+        value, node = values[row], np.uint64(nodes[row])
+        start, end = np.uint64(first[node]), np.uint64(first[node + np.uint64(1)])
+        child = _first_key(value, keys, start, end)
+        below = cumulative[child - np.uint64(1)] if child > start else 0
+        is_key = child < end and keys[child] == value
+        ties = cumulative[child] - below if is_key else 0
         uniform = (words[row] >> np.uint64(11)) * _UNIT
-        ranks[row] = (below + uniform * (ties + 1)) / (trie.cumulative[end - 1] + 1)
-        found[row] = child if ties else _nearest(value, child, start, end, trie)
+        ranks[row] = (below + uniform * (ties + 1)) / (cumulative[end - np.uint64(1)] + 1)
+        found[row] = child if is_key else _nearest(value, int(child), int(start), int(end), trie)
     return ranks, found
 
 
 @jit
-def _first_key(value: float, keys: Floats, low: int, high: int) -> int:
-    while low < high:
-        middle = (low + high) >> 1
-        if keys[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return int(low)
+def _first_key(value: float, keys: Floats, start: np.uint64, end: np.uint64) -> np.uint64:
+    """Return the first of the sorted siblings start..end-1 whose key is not below a value, or `end`.
+
+    Levels count up from 0, so a level stands at most as far from the first sibling as their codes are apart, and there if none is missing.
+    Other values are searched for, without a branch that depends on them: nobody can predict it.
+    """
+    one = np.uint64(1)
+    apart = value - keys[start]
+    if 0.0 <= apart < end - start:
+        place = start + np.uint64(np.int64(apart))
+        if keys[place] == value:
+            return place
+    size = end - start
+    while size > one:
+        half = size >> one
+        start += half * np.uint64(keys[start + half - one] < value)
+        size -= half
+    return start + np.uint64(keys[start] < value)
 
 
 @jit
@@ -181,7 +215,28 @@ def _nearest(value: float, child: int, start: int, end: int, trie: Trie) -> int:
 
 
 @jit
-def values_at(ranks: Floats, nodes: Ints, trie: Trie, lattice: bool) -> tuple[Floats, Ints]:
+def find_slots(trie: Trie) -> Slots:
+    """Return where to begin to look for a rank among the children of a node, so that one step is enough on average.
+
+    Returns
+    -------
+    uint32 array of shape (n_nodes,). If a node has n children from `start` on, then a rank in s/n..(s+1)/n belongs to the child
+    start + slots[start + s], or to a later one.
+    """
+    slots = np.zeros(len(trie.keys), dtype=np.uint32)
+    for node in range(len(trie.first) - 1):
+        start, n = trie.first[node], trie.first[node + 1] - trie.first[node]
+        child = 0
+        for slot in range(n):
+            least = trie.cumulative[start + n - 1] * slot // n - 1  # one less: a rank and its slot are rounded
+            while child < n - 1 and trie.cumulative[start + child] <= least:
+                child += 1
+            slots[start + slot] = child
+    return slots
+
+
+@jit
+def values_at(ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: bool) -> tuple[Floats, Ints]:
     """Return the value at each rank among the children of its node, and the child that it comes from.
 
     Parameters
@@ -190,8 +245,8 @@ def values_at(ranks: Floats, nodes: Ints, trie: Trie, lattice: bool) -> tuple[Fl
         float64 array of shape (n,), in (0, 1).
     nodes
         int64 array of shape (n,): the current node of the released path.
-    trie
-        The records.
+    trie, slots
+        The records, and their `find_slots`.
     lattice
         Whether values inside a cell are whole numbers.
 
@@ -203,36 +258,29 @@ def values_at(ranks: Floats, nodes: Ints, trie: Trie, lattice: bool) -> tuple[Fl
     nodes
         int64 array of shape (n,): every path is one of a record.
     """
+    keys, lows, cumulative, first, one = trie.keys, trie.lows, trie.cumulative, trie.first, np.uint64(1)
     values = np.empty(len(ranks), dtype=np.float64)
     found = np.empty(len(ranks), dtype=np.int64)
     for row in range(len(ranks)):
-        start, end = trie.first[nodes[row]], trie.first[nodes[row] + 1]
+        node = np.uint64(nodes[row])
+        start, end = np.uint64(first[node]), np.uint64(first[node + one])
         assert end > start  # the released path is that of a record
-        target = ranks[row] * trie.cumulative[end - 1]
-        child = min(_first_above(target, trie.cumulative, start, end), end - 1)
-        below = trie.cumulative[child - 1] if child > start else 0
-        share = min(max((target - below) / (trie.cumulative[child] - below), 0.0), 1.0)
-        values[row] = _interpolate(trie.lows[child], trie.keys[child], share, lattice)
-        found[row] = child
+        target, size = ranks[row] * cumulative[end - one], end - start
+        whole, slot = np.int64(target), min(np.uint64(np.int64(ranks[row] * size)), size - one)
+        child = start + np.uint64(slots[start + slot])
+        while child + one < end and cumulative[child] <= whole:
+            child += one
+        values[row], found[row] = keys[child], child
+        if lows[child] < keys[child]:
+            below = cumulative[child - one] if child > start else 0
+            share = min(max((target - below) / (cumulative[child] - below), 0.0), 1.0)
+            values[row] = _interpolate(lows[child], keys[child], share, lattice)
     return values, found
-
-
-@jit
-def _first_above(target: float, cumulative: Ints, low: int, high: int) -> int:
-    while low < high:
-        middle = (low + high) >> 1
-        if cumulative[middle] <= target:
-            low = middle + 1
-        else:
-            high = middle
-    return int(low)
 
 
 @jit
 def _interpolate(low: float, key: float, share: float, lattice: bool) -> float:
     """Return a share of the way from `low` to `key`, as a whole number above `low` for a lattice."""
-    if low == key:
-        return key
     if lattice:
         return float(low + min(max(np.ceil((key - low) * share), 1.0), key - low))
     half = (key / 2 - low / 2) * share  # halved: the gap between the largest floats is no float

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,13 +57,25 @@ def uniform_laplace_quantile(c: Floats, b: float) -> Floats:
     with np.errstate(divide="ignore"):
         lower = b * np.log(c / edge)
         upper = 1.0 - b * np.log((1.0 - c) / edge)
-    low, high = np.zeros_like(c), np.ones_like(c)
-    for _ in range(60):
-        middle = (low + high) / 2
-        under = uniform_laplace_cdf(middle, b) < c
-        low, high = np.where(under, middle, low), np.where(under, high, middle)
-    inside = (low + high) / 2
+    inside = _search_quantiles(c.ravel(), b).reshape(c.shape)
     return np.where(c <= edge, lower, np.where(c >= 1.0 - edge, upper, inside))
+
+
+@jit
+def _search_quantiles(c: Floats, b: float) -> Floats:
+    """Return G⁻¹(c) where it is in [0, 1], by bisection."""
+    factor = b * math.exp(-1 / (2 * b))  # as in `uniform_laplace_cdf`
+    out = np.empty(len(c), dtype=np.float64)
+    for i in range(len(c)):
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            if middle + factor * math.sinh((0.5 - middle) / b) < c[i]:
+                low = middle
+            else:
+                high = middle
+        out[i] = (low + high) / 2
+    return out
 
 
 def laplace_channel(probabilities: Floats, b: float, target: Floats | None = None) -> Floats:
@@ -151,9 +164,11 @@ def exact_epsilon(weights: Weights) -> Decimal:
         return Decimal("Infinity")
     near = losses >= losses.max(initial=0.0) - 2 * _LOG_ERROR  # no other level can have the greatest loss
     pairs = set(zip(lows[near].tolist(), highs[near].tolist(), strict=True))
+    if not pairs:
+        return Decimal(0)
+    low, high = max(pairs, key=lambda pair: Fraction(pair[1], pair[0]))
     with localcontext(_EXACT):  # operators round in the context of the moment, which is the caller's otherwise
-        worst = max((Decimal(high).ln() - Decimal(low).ln() for low, high in pairs), default=Decimal(0))
-        return (worst + Decimal("1e-50")).quantize(Decimal("1e-50"), rounding=ROUND_CEILING) if worst else worst
+        return (Decimal(high).ln() - Decimal(low).ln() + Decimal("1e-50")).quantize(Decimal("1e-50"), rounding=ROUND_CEILING)
 
 
 def is_private(weights: Weights, epsilon: float) -> bool:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dpdask.kernels.guide import Guide, first_knot, guide
 from dpdask.kernels.jit import jit
-from dpdask.kernels.rank import Guide, first_knot, guide
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -111,21 +111,8 @@ def partition(
     modulo 1.
     """
     lower, upper = np.empty(len(values)), np.empty(len(values))
-    _partition(
-        values,
-        words,
-        distribution.x,
-        distribution.p,
-        centres,
-        acceptable.low,
-        acceptable.high,
-        acceptable.ranges,
-        spacing,
-        ring,
-        lattice,
-        lower,
-        upper,
-    )
+    drawn = _draw(words, distribution, centres, spacing, ring, lattice)
+    _locate(values, drawn, acceptable.low, acceptable.high, acceptable.ranges, ring, lower, upper)
     return lower, upper
 
 
@@ -141,10 +128,16 @@ def anchors(words: Words, distribution: Quantiles, centres: Floats, *, spacing: 
     -------
     float64 array of shape (n, n_anchors), non-decreasing along each row.
     """
-    drawn = np.empty(words.shape)
-    for row in range(len(words)):
-        _draw(words[row : row + 1], 0, distribution.x, distribution.p, centres, spacing, ring, lattice, drawn[row])
-    return np.sort(drawn, axis=1)
+    return np.sort(_draw(words, distribution, centres, spacing, ring, lattice), axis=1)
+
+
+def _draw(words: Words, distribution: Quantiles, centres: Floats, spacing: float, ring: bool, lattice: bool) -> Floats:
+    """Return each row's anchors, in any order."""
+    drawn = _shares(words)
+    if spacing > 0.0:
+        _space(drawn, spacing, ring)
+    _to_quantiles(drawn, distribution.x, distribution.p, centres, lattice)
+    return drawn
 
 
 def narrow(
@@ -239,58 +232,67 @@ def _quantile(share: float, x: Floats, p: Floats) -> float:
 
 
 @jit
-def _draw(words: Words, row: int, x: Floats, p: Floats, centres: Floats, spacing: float, ring: bool, lattice: bool, anchors: Floats) -> None:
-    """Write a row's anchors, in any order."""
-    n = len(anchors)
-    for i in range(n):
-        anchors[i] = _share(words[row, i])
-    if spacing > 0.0 and ring:
-        anchors[1] = (anchors[0] + spacing + (1.0 - 2.0 * spacing) * anchors[1]) % 1.0
-    elif spacing > 0.0:
-        for i in range(1, n):  # few anchors: insertion
-            j, moved = i, anchors[i]
-            while j > 0 and anchors[j - 1] > moved:
-                anchors[j] = anchors[j - 1]
-                j -= 1
-            anchors[j] = moved
-        for i in range(n):
-            anchors[i] = (i + 1) * spacing + (1.0 - (n + 1) * spacing) * anchors[i]
-    for i in range(n):
-        anchors[i] = centres[i] + _quantile(anchors[i], x, p)
-        if lattice:
-            anchors[i] = np.floor(anchors[i])
+def _shares(words: Words) -> Floats:
+    out = np.empty(words.shape)
+    for row in range(words.shape[0]):
+        for i in range(words.shape[1]):
+            out[row, i] = _share(words[row, i])
+    return out
 
 
 @jit
-def _partition(
-    values: Floats,
-    words: Words,
-    x: Floats,
-    p: Floats,
-    centres: Floats,
-    accepted_low: Floats,
-    accepted_high: Floats,
-    accepted: Bools,
-    spacing: float,
-    ring: bool,
-    lattice: bool,
-    lower: Floats,
-    upper: Floats,
+def _space(shares: Floats, spacing: float, ring: bool) -> None:
+    """Turn each row's independent shares into shares that are at least `spacing` apart."""
+    n = shares.shape[1]
+    for row in range(len(shares)):
+        if ring:
+            shares[row, 1] = (shares[row, 0] + spacing + (1.0 - 2.0 * spacing) * shares[row, 1]) % 1.0
+            continue
+        for i in range(1, n):  # few anchors: insertion
+            j, moved = i, shares[row, i]
+            while j > 0 and shares[row, j - 1] > moved:
+                shares[row, j] = shares[row, j - 1]
+                j -= 1
+            shares[row, j] = moved
+        for i in range(n):
+            shares[row, i] = (i + 1) * spacing + (1.0 - (n + 1) * spacing) * shares[row, i]
+
+
+@jit
+def _to_quantiles(shares: Floats, x: Floats, p: Floats, centres: Floats, lattice: bool) -> None:
+    """Turn shares into anchors. Passes over all rows, not a function called for each: it would cost more than what it does."""
+    n_rows, n = shares.shape
+    if len(x) == 2:  # uniform: one multiplication
+        start, width = x[0], x[1] - x[0]
+        for row in range(n_rows):
+            for i in range(n):
+                shares[row, i] = centres[i] + (start + min(shares[row, i], 1.0) * width)
+    else:
+        for row in range(n_rows):
+            for i in range(n):
+                shares[row, i] = centres[i] + _quantile(shares[row, i], x, p)
+    if lattice:
+        for row in range(n_rows):
+            for i in range(n):
+                shares[row, i] = np.floor(shares[row, i])
+
+
+@jit
+def _locate(
+    values: Floats, anchors: Floats, accepted_low: Floats, accepted_high: Floats, accepted: Bools, ring: bool, lower: Floats, upper: Floats
 ) -> None:
-    n = words.shape[1]
-    anchors = np.empty(n)
+    """Write the range between each row's anchors in which its value lies."""
     for row in range(len(values)):
         value = values[row]
-        _draw(words, row, x, p, centres, spacing, ring, lattice, anchors)
         low, high, position = -np.inf, np.inf, 0
-        for i in range(n):
-            anchor = anchors[i]
+        for i in range(anchors.shape[1]):
+            anchor = anchors[row, i]
             is_below = anchor < value
             low = max(low, anchor if is_below else -np.inf)  # selects, not branches: which one is a coin toss
             high = min(high, np.inf if is_below else anchor)
             position += is_below
         if ring and position != 1:
-            low, high = max(anchors[0], anchors[1]), min(anchors[0], anchors[1])
+            low, high = max(anchors[row, 0], anchors[row, 1]), min(anchors[row, 0], anchors[row, 1])
             if low == high:  # nothing lies between: the outer range is the whole line, and must not look like a value
                 low, high = -np.inf, np.inf
         exact = accepted[position]

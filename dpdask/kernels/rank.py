@@ -18,19 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdask.kernels.channel import TOTAL_BITS, alias_tables, integer_weights
+from dpdask.kernels.guide import Guide, first_knot, guide
 from dpdask.kernels.jit import jit
 
 N_CELLS = 2**16
 MIN_EPSILON = 1e-6
 MAX_EPSILON = 16.0
 _BASE = 256
+_MOST_POWERS = 2**17
+_UNIT = 1.0 / 9007199254740992.0  # 2**-53
 _CLAMP_BITS = 10  # ranks beyond B by more than log(2**10)/-log(α) become one outcome
 _TAIL_BITS = 24  # and what those outcomes gain from the noise's unresolved tail is below 2**-24 of them
 _EXACT = Context(prec=50)
 
 Floats = NDArray[np.float64]
 Weights = NDArray[np.uint64]
-Indices = NDArray[np.int32]
 Tables = tuple[Weights, NDArray[np.uint16]]
 
 
@@ -146,80 +148,6 @@ def words_per_row(noise: RankNoise) -> int:
     return len(noise.weights) + 3
 
 
-class Guide(NamedTuple):
-    """An index of sorted knots, for quick search.
-
-    Attributes
-    ----------
-    starts
-        int32 array of shape (n_buckets + 1,): how many knots lie in the buckets before each one.
-    middle, scale
-        The centre of the knots and one over their spread, by which a number finds its bucket.
-    """
-
-    starts: Indices
-    middle: float
-    scale: float
-
-
-def guide(knots: Floats) -> Guide:
-    """Return the guide of sorted knots, with as many buckets as there are knots.
-
-    Notes
-    -----
-    Buckets are equal steps of t / (1 + |t|), where t is the distance from the median in halves of the interquartile
-    range: about equally full for bell-shaped and for heavy-tailed knots. A knot and a number find their buckets by the
-    same monotone function, so a bucket never misleads, however its arithmetic rounds.
-    """
-    n = len(knots)
-    spread = float(knots[3 * n // 4] / 2 - knots[n // 4] / 2)
-    middle, scale = float(knots[n // 2]), 1.0 / min(max(spread, 1e-300), 1e300)
-    return Guide(_starts(knots, middle, scale), middle, scale)
-
-
-@jit
-def _bucket(value: float, n_buckets: int, middle: float, scale: float) -> int:
-    """Return the bucket of a number; every step rounds monotonically."""
-    t = (value - middle) * scale
-    share = 2.0 - 1.0 / (1.0 + t) if t >= 0.0 else 1.0 / (1.0 - t)
-    return min(int(share * (n_buckets / 2.0)), n_buckets - 1)
-
-
-@jit
-def _starts(knots: Floats, middle: float, scale: float) -> Indices:
-    n_buckets = len(knots)
-    starts = np.zeros(n_buckets + 1, dtype=np.int32)
-    for knot in knots:
-        starts[_bucket(knot, n_buckets, middle, scale) + 1] += 1
-    for bucket in range(n_buckets):
-        starts[bucket + 1] += starts[bucket]
-    return starts
-
-
-@jit
-def first_knot(value: float, knots: Floats, guide: Guide) -> int:
-    """Return the index of the first knot that is not below `value`.
-
-    Parameters
-    ----------
-    value
-        The value to find.
-    knots
-        float64 array, non-decreasing.
-    guide
-        The guide of the knots, as `guide` returns it.
-    """
-    bucket = _bucket(value, len(knots), guide.middle, guide.scale)
-    low, high = guide.starts[bucket], guide.starts[bucket + 1]
-    while low < high:
-        middle = (low + high) >> 1
-        if knots[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return int(low)
-
-
 @jit
 def rank_interval(value: float, x: Floats, c: Floats, guide: Guide, lattice: bool) -> tuple[float, float]:
     """Return the interval of ranks that a value stands for under the continualised cdf (x, c).
@@ -304,20 +232,7 @@ def cell_interval(w: int, rate: float, n_cells: int) -> tuple[float, float]:
     With k = α / ((1-α)(1+α)), Pr(i + e <= w) is (w + 1 + k(α^(w+1) - α^(n-1-w))) / n for w in -1..n-1, and a geometric
     tail on either side.
     """
-    return _cell(w, rate, n_cells, _tails(rate, n_cells))
-
-
-@jit
-def _tails(rate: float, n_cells: int) -> tuple[float, float, float]:
-    """Return α, k, and Pr(i + e < 0)."""
-    a = math.exp(-rate)
-    k = a / (-math.expm1(-rate) * (1.0 + a))
-    return a, k, k * -math.expm1(-rate * n_cells) / n_cells
-
-
-@jit
-def _cell(w: int, rate: float, n_cells: int, tails: tuple[float, float, float]) -> tuple[float, float]:
-    a, k, tail = tails
+    a, k, tail = _tails(rate, n_cells)
     if w < 0:
         high = tail * math.exp(rate * (w + 1))
         return high * a, high
@@ -326,6 +241,14 @@ def _cell(w: int, rate: float, n_cells: int, tails: tuple[float, float, float]) 
         return 1.0 - rest, 1.0 - rest * a
     rising, falling = math.exp(-rate * w), math.exp(-rate * (n_cells - 1 - w))
     return (w + k * (rising - falling * a)) / n_cells, (w + 1 + k * (rising * a - falling)) / n_cells
+
+
+@jit
+def _tails(rate: float, n_cells: int) -> tuple[float, float, float]:
+    """Return α, k, and Pr(i + e < 0)."""
+    a = math.exp(-rate)
+    k = a / (-math.expm1(-rate) * (1.0 + a))
+    return a, k, k * -math.expm1(-rate * n_cells) / n_cells
 
 
 def privatise(
@@ -368,11 +291,10 @@ def privatise(
 @jit
 def _own_ranks(values: Floats, is_null: NDArray[np.bool_], words: Weights, x: Floats, c: Floats, guide: Guide, lattice: bool) -> Floats:
     """Return a rank of each value, uniform in the interval that it stands for, from each row's first word."""
-    unit = 1.0 / 9007199254740992.0  # 2**-53
     out = np.empty(len(values), dtype=np.float64)
     for row in range(len(values)):
         low, high = (0.0, c[0]) if is_null[row] else rank_interval(values[row], x, c, guide, lattice)
-        uniform = (words[row, 0] >> np.uint64(11)) * unit
+        uniform = (words[row, 0] >> np.uint64(11)) * _UNIT
         out[row] = low + uniform * (high - low)
     return out
 
@@ -393,37 +315,75 @@ def disturb(ranks: Floats, words: Weights, noise: RankNoise, tables: Tables) -> 
     -------
     float64 array of shape (n,), in (0, 1).
     """
-    return _disturb(ranks, words, noise.n_cells, noise.rate, noise.margin, np.uint64(noise.sign), *tables)
+    powers = _powers(noise.rate, noise.n_cells + noise.margin)
+    return _disturb(ranks, words, noise.n_cells, noise.rate, noise.margin, np.uint64(noise.sign), *tables, powers)
+
+
+class _Powers(NamedTuple):
+    """Powers of α by two look-ups and a product: α^k is coarse[k // 256] · fine[k % 256]; `coarse` is empty where that takes too much memory."""
+
+    coarse: Floats
+    fine: Floats
+
+
+@lru_cache(maxsize=16)
+def _powers(rate: float, most: int) -> _Powers:
+    """Return the powers α^k for k up to `most`."""
+    n_coarse = most // _BASE + 1
+    return _Powers(np.exp(-rate * _BASE * np.arange(n_coarse if n_coarse <= _MOST_POWERS else 0)), np.exp(-rate * np.arange(_BASE)))
 
 
 @jit
 def _disturb(
-    ranks: Floats, words: Weights, n_cells: int, rate: float, margin: int, sign: np.uint64, thresholds: Weights, aliases: NDArray[np.uint16]
+    ranks: Floats,
+    words: Weights,
+    n_cells: int,
+    rate: float,
+    margin: int,
+    sign: np.uint64,
+    thresholds: Weights,
+    aliases: NDArray[np.uint16],
+    powers: _Powers,
 ) -> Floats:
     """Return w's place for each rank; digits are drawn from words 1..n_digits, the sign and the place from the next two.
 
-    The draw stands in the loop: handing arrays to a function for every row would cost more than the draw.
+    The draw stands in the loop: handing arrays to a function for every row would cost more than the draw. So do the probabilities of
+    `cell_interval`, whose cases are computed side by side, and no draw decides a branch: nobody can predict which one. Indices are unsigned, since
+    numba looks for negative ones otherwise.
     """
-    tails = _tails(rate, n_cells)
-    n_digits = len(thresholds)
+    a, k, tail = _tails(rate, n_cells)
+    n_digits, last, tabulated = np.uint64(len(thresholds)), n_cells - 1, len(powers.coarse) > 0
+    one, byte, low_byte = np.uint64(1), np.uint64(8), np.uint64(255)
+    step = 1.0 / n_cells
     out = np.empty(len(ranks), dtype=np.float64)
     for row in range(len(ranks)):
-        magnitude = 0
-        for k in range(n_digits - 1, -1, -1):
-            word = words[row, k + 1] >> np.uint64(1)
-            entry = np.int64(word & np.uint64(255))
-            digit = entry if (word >> np.uint64(8)) < thresholds[k, entry] else np.int64(aliases[k, entry])
-            magnitude = magnitude * 256 + int(digit)
-        e = magnitude if (words[row, n_digits + 1] >> np.uint64(1)) < sign else -1 - magnitude
-        rank = min(max(int(n_cells * ranks[row]), 0), n_cells - 1)
-        w = min(max(rank + e, -margin), n_cells - 1 + margin)
-        below, above = _cell(w, rate, n_cells, tails)
-        if w == -margin:
-            below = 0.0
-        if w == n_cells - 1 + margin:
-            above = 1.0
-        place = ((words[row, n_digits + 2] >> np.uint64(11)) + 0.5) / 9007199254740992.0  # 2**53
-        out[row] = below + (above - below) * place
+        magnitude = np.uint64(0)
+        for place in range(n_digits):
+            digit = n_digits - one - np.uint64(place)
+            word = words[row, digit + one] >> one
+            entry = word & low_byte
+            alias = np.uint64(aliases[digit, entry])
+            magnitude = (magnitude << byte) + alias + (entry - alias) * np.uint64((word >> byte) < thresholds[digit, entry])
+        is_negative = np.int64((words[row, n_digits + one] >> one) >= sign)
+        rank = min(max(int(n_cells * ranks[row]), 0), last)
+        w = min(max(rank + int(np.int64(magnitude) ^ -is_negative), -margin), last + margin)  # -1 - magnitude where negative
+        beyond = max(-1 - w, w - n_cells)  # how far outside 0..n_cells-1; negative inside
+        inside = int(beyond < 0)
+        near, far = np.uint64(beyond + (w - beyond) * inside), np.uint64((last - w) * inside)
+        if tabulated:
+            near_power = powers.coarse[near >> byte] * powers.fine[near & low_byte]
+            far_power = powers.coarse[far >> byte] * powers.fine[far & low_byte]
+        else:
+            near_power, far_power = math.exp(-rate * near), math.exp(-rate * far)
+        outer = tail * near_power
+        inner = outer * a
+        below, above = (inner, outer) if w < 0 else (1.0 - outer, 1.0 - inner)
+        below = (w + k * (near_power - far_power * a)) * step if beyond < 0 else below
+        above = (w + 1 + k * (near_power * a - far_power)) * step if beyond < 0 else above
+        below = 0.0 if w == -margin else below
+        above = 1.0 if w == last + margin else above
+        uniform = ((words[row, n_digits + np.uint64(2)] >> np.uint64(11)) + 0.5) * _UNIT
+        out[row] = below + (above - below) * uniform
     return out
 
 

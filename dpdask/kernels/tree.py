@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.kernels.channel import draw, index_bits
+from dpdask.kernels.channel import TOTAL_BITS, alias_tables, draw, index_bits
 from dpdask.kernels.jit import jit
 
 Floats = NDArray[np.float64]
 Weights = NDArray[np.uint64]
 
+_TOP_BITS = 16
 _ROUNDING = 2.0**-48  # relative and absolute: many times the error of a quotient of two doubles and of its logarithm
 
 
+class GivenTables(NamedTuple):
+    """The alias tables of channels that depend on a parent's level: row b · n_levels + k is that of parent level b and own level k.
+
+    Attributes
+    ----------
+    packed
+        uint32 array of shape (n_parent_levels · n_levels, 2**bits): of each threshold the highest 16 bits, and then the alias.
+    thresholds, aliases
+        From `channel.alias_tables`, of the same shape.
+    """
+
+    packed: NDArray[np.uint32]
+    thresholds: Weights
+    aliases: NDArray[np.uint16]
+
+
+def make_given_tables(weights: Weights) -> GivenTables:
+    """Return the tables to draw from; `weights` is a uint64 array of shape (n_parent_levels, n_levels, n_levels)."""
+    thresholds, aliases = alias_tables(weights.reshape(-1, weights.shape[2]))
+    shift = np.uint64(TOTAL_BITS - _TOP_BITS - index_bits(thresholds))
+    highest = np.minimum(thresholds >> shift, np.uint64(2**_TOP_BITS - 1)).astype(np.uint32)  # a threshold that no word reaches has a bit more
+    return GivenTables((highest << np.uint32(_TOP_BITS)) | aliases, thresholds, aliases)
+
+
 @jit
-def sample_given(
-    parents: NDArray[np.uint16], own: NDArray[np.int32], words: Weights, n_levels: int, thresholds: Weights, aliases: NDArray[np.uint16]
-) -> NDArray[np.uint16]:
+def sample_given(parents: NDArray[np.uint16], own: NDArray[np.int32], words: Weights, n_levels: int, tables: GivenTables) -> NDArray[np.uint16]:
     """Return one output level for each row, drawn from the row's own level and the released level of its parent.
 
     Parameters
@@ -30,14 +55,28 @@ def sample_given(
         uint64 array of shape (n,), uniform and independent.
     n_levels
         How many levels the column has.
-    thresholds, aliases
-        From `channel.alias_tables`, of shape (n_parent_levels · n_levels, 2**bits): row b · n_levels + k is that of parent
-        level b and own level k.
+    tables
+        From `make_given_tables`.
+
+    Notes
+    -----
+    The same levels as `channel.draw` gives for the same words. The packed tables decide, but for a row in 2**16 whose word agrees with the
+    threshold in its highest bits.
     """
+    packed, thresholds, aliases = tables
     bits = index_bits(thresholds)
+    cells, shift = np.uint64(thresholds.shape[1] - 1), np.uint64(TOTAL_BITS - _TOP_BITS)
     out = np.empty(len(own), dtype=np.uint16)
     for i in range(len(own)):
-        out[i] = draw(words[i], np.int64(parents[i]) * n_levels + own[i], bits, thresholds, aliases)
+        row = np.int64(parents[i]) * n_levels + own[i]
+        rest = words[i] >> np.uint64(1)
+        cell = np.int64(rest & cells)
+        entry = np.uint64(packed[row, cell])
+        highest, threshold = rest >> shift, entry >> np.uint64(_TOP_BITS)
+        if highest == threshold:
+            out[i] = draw(words[i], row, bits, thresholds, aliases)
+        else:
+            out[i] = np.uint64(cell) if highest < threshold else entry & np.uint64(2**_TOP_BITS - 1)
     return out
 
 

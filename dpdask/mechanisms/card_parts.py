@@ -24,7 +24,17 @@ class OpenCardPart(BaseModel):
 
 
 class CoveredRows(CardPart):
-    """Which rows the promise covers, or does not cover: in words, and as a fraction of the rows or of the units."""
+    """Which rows the promise covers, or does not cover: in words, and as a fraction of the rows or of the units.
+
+    Attributes
+    ----------
+    who
+        Which rows, in words.
+    fraction
+        Their share, in [0, 1].
+    of
+        What the share is a share of: rows, or units such as people.
+    """
 
     who: str
     fraction: float
@@ -32,7 +42,13 @@ class CoveredRows(CardPart):
 
 
 class CoveredContent(CardPart):
-    """What the promise covers, or does not cover, of each value: for releases of ranges."""
+    """What the promise covers, or does not cover, of each value: for releases of ranges.
+
+    Attributes
+    ----------
+    what
+        What is covered or not, in words.
+    """
 
     what: str
 
@@ -47,18 +63,26 @@ class Guarantee(CardPart):
     ----------
     text
         The promise in words, including who is not covered.
-    epsilon, delta, adjacency
-        The budget; null where no ε is promised.
+    epsilon
+        The promised ε; null where no ε is promised.
+    delta
+        The promised δ; null where no ε is promised.
+    adjacency
+        How two tables differ that the promise compares: in the values of one unit, or by one unit; null where no ε is promised.
     unit
         What is protected: a row, all rows that share a column's value, or a value where no ε is promised.
-    protected, unprotected
-        Who or what is covered, and who or what is not.
+    protected
+        Who or what is covered.
+    unprotected
+        Who or what is not covered.
     cautions
         Warnings for readers, if the promise protects little.
     released_percent_of_rows
         Which part of the rows is released, where a unit's bound drops some.
-    epsilon_private, interval_private_only
-        For a release of ranges: the columns that ε covers, and those that it does not cover.
+    epsilon_private
+        For a release of ranges: the columns that ε covers.
+    interval_private_only
+        For a release of ranges: the columns that ε does not cover.
     """
 
     text: str
@@ -73,9 +97,20 @@ class Guarantee(CardPart):
     epsilon_private: list[str] | None = None
     interval_private_only: list[str] | None = None
 
+    @property
+    def in_short(self) -> str:
+        """ε and δ in a few signs."""
+        return "no ε" if self.epsilon is None else f"ε = {self.epsilon:g}, δ = {self.delta or 0:g}"
+
 
 class MechanismPart(OpenCardPart):
-    """The mechanism's kind, and each of its parameters."""
+    """The mechanism's kind, and each of its parameters.
+
+    Attributes
+    ----------
+    kind
+        The mechanism: `dip`, `copula`, `marginals`, `histogram`, `interval` or that of an extension.
+    """
 
     kind: str
 
@@ -91,8 +126,10 @@ class ColumnPart(OpenCardPart):
         The kind that the schema declares.
     outside
         How values outside the domain are treated.
-    epsilon, epsilon_exact
-        The column's part of ε, and its exact ε*, where the column has a part of its own.
+    epsilon
+        The column's part of ε, where it has a part of its own.
+    epsilon_exact
+        The exact ε* of the column's part: never more than `epsilon`.
     """
 
     role: Literal["privatised", "kept"]
@@ -121,21 +158,51 @@ class Accounting(OpenCardPart):
 
 
 class RowCount(CardPart):
-    """The table's number of rows: exact where it is public, else an estimate from noise, or null without one."""
+    """The table's number of rows: exact where it is public, else an estimate from noise, or null without one.
+
+    Attributes
+    ----------
+    value
+        The number of rows, or its estimate.
+    exact
+        Whether it is exact.
+    """
 
     value: float | None
     exact: bool
 
 
 class BatchNames(CardPart):
-    """The frames that a release covers, in the order in which they were taken; null is the frame without a name."""
+    """The frames that a release covers, in the order in which they were taken; null is the frame without a name.
+
+    Attributes
+    ----------
+    names
+        The names of the frames.
+    text
+        What it costs a row to be in several frames, in words.
+    """
 
     names: list[str | None]
     text: str
 
 
 class DatasetCoverage(CardPart):
-    """The rows and columns of the dataset that had no ε in this run or an earlier one, from its ledger."""
+    """The rows and columns of the dataset that had no ε in this run or an earlier one, from its ledger.
+
+    Attributes
+    ----------
+    text
+        All of this in words.
+    uncovered_fraction
+        The share of the dataset's rows that had no ε in some run; a bound on it, if samples of rows were drawn apart.
+    republished_fraction
+        The share of the rows whose records some run republished without ε, in the same sense.
+    runs_unknown
+        How many runs do not tell whom they covered.
+    columns_without_epsilon
+        The columns that some run released without an ε.
+    """
 
     text: str
     uncovered_fraction: float
@@ -145,7 +212,15 @@ class DatasetCoverage(CardPart):
 
 
 class InputVersion(CardPart):
-    """Which version of a Delta table, or which snapshot of an Iceberg table, was released."""
+    """Which version of a Delta table, or which snapshot of an Iceberg table, was released.
+
+    Attributes
+    ----------
+    format
+        The format of the table.
+    version
+        The number of the version, or of the snapshot.
+    """
 
     format: Literal["delta", "iceberg"]
     version: int
@@ -176,14 +251,32 @@ class About(Document):
 
 
 class ReleaseName(CardPart):
-    """The name of a release, which is that of its run in the ledger, and when the run began, in UTC (ISO 8601)."""
+    """The name of a release, which is that of its run in the ledger, and when the run began, in UTC (ISO 8601).
+
+    Attributes
+    ----------
+    id
+        The name of the run.
+    time
+        When the run began.
+    """
 
     id: str
     time: str
 
 
 class EarlierRelease(CardPart):
-    """A release of the same dataset that was charged earlier."""
+    """A release of the same dataset that was charged earlier.
+
+    Attributes
+    ----------
+    id
+        Its name.
+    epsilon
+        The ε that it was charged.
+    delta
+        The δ that it was charged.
+    """
 
     id: str
     epsilon: float
@@ -199,13 +292,19 @@ class LedgerPosition(CardPart):
         The name of the dataset.
     entry
         The digest of the entry that charges the release.
-    epsilon, delta
-        What this release and the earlier ones cost together: ε at the dataset's limit of δ, and the sum of their δ. Null if no number is
-        known. Refused runs are left out: a refusal depends on the rows.
-    epsilon_limit, delta_limit
-        What the dataset may spend in all.
-    n_earlier, earlier
-        How many releases came before, and the newest of them.
+    epsilon
+        The ε of this release and the earlier ones together, at the dataset's limit of δ; null if no number is known. Refused runs are
+        left out: a refusal depends on the rows.
+    delta
+        The sum of the δ of this release and the earlier ones, without refused runs.
+    epsilon_limit
+        The ε that the dataset may spend in all.
+    delta_limit
+        The δ that the dataset may spend in all.
+    n_earlier
+        How many releases came before.
+    earlier
+        The newest of the releases that came before.
     """
 
     dataset: str

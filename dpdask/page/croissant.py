@@ -69,12 +69,8 @@ def make_croissant(card: Card, manifest: Manifest, shards: Folder) -> tuple[byte
 
     Parameters
     ----------
-    card
-        The release card.
-    manifest
-        The list of the shards.
-    shards
-        The folder where they are, or are staged.
+    card, manifest, shards
+        As for `make_page`.
     """
     try:
         with shards.open(manifest.shards[0].name) as file:

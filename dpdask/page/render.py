@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from jinja2 import Environment, StrictUndefined, Template
-
+from dpdask.errors import OutputError
+from dpdask.html.pages import read_style, render_page
 from dpdask.io.manifest import CARD_NAME, Manifest
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.card import OWN_NUMBERS, Card, say_date
 from dpdask.mechanisms.expectations import LITTLE
 from dpdask.page import pictures, words
 from dpdask.page.associations import MAX_ASSOCIATED, associate
-from dpdask.page.channels import describe_kept, list_channels
-from dpdask.page.histograms import ReleasedHistogram, count_histogram, describe_margins, label_level, read_tables, say_number
+from dpdask.page.channels import ChannelView, describe_kept, list_channels
+from dpdask.page.histograms import ReleasedHistogram, count_histogram, describe_margins, label_level, read_tables
 from dpdask.page.sample import Sample, read_sample
 from dpdask.privacy import attacker_power, percent_above
 
@@ -30,8 +28,8 @@ MAX_COLUMNS = 50
 MAX_SHARDS = 50
 _MOST_CELLS = 12
 
+
 Content = dict[str, Any]
-Types = Mapping[str, pa.DataType]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +42,62 @@ class Statistics:
         One for each released column that has one, with its picture.
     associations
         The strongest pairs, and the picture of all of them; None where there is none.
-    types
-        The types of the released columns, by name.
     n_read, n_rows
         How many released rows were read, and how many there are.
     """
 
     histograms: list[Content]
     associations: Content | None
-    types: Types
     n_read: int
     n_rows: int
 
 
-def make_page(card: Card, manifest: Manifest, shards: Folder) -> tuple[bytes, tuple[str, ...]]:
+def write_page(card: Mapping[str, Any], path: str | Path) -> None:
+    """Write the page of a release from its card alone: of a frame, of a survey, or of a folder that `dpdask.open` opened.
+
+    It is the page that a job writes, without statistics of the released rows and without the hashes of their files.
+
+    Parameters
+    ----------
+    card
+        The card, as `Release.card` or `Survey.card` gives it. A `name` and an `about` in it are shown: who issues the release, for what, and
+        on which terms.
+    path
+        The file. One that is there is not overwritten.
+
+    Raises
+    ------
+    InputError
+        If this is no release card.
+    OutputError
+        If the file is there already, or cannot be written.
+
+    Privacy
+    -------
+    The page is a function of the card, so it costs no ε and may be published with it.
+
+    Examples
+    --------
+    >>> import tempfile, pandas as pd, dpdask
+    >>> from pathlib import Path
+    >>> schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
+    >>> release = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(pd.DataFrame({"x": [0, 1] * 50}))
+    >>> path = Path(tempfile.mkdtemp()) / "release.html"
+    >>> dpdask.write_page({**release.card, "name": "visits", "about": {"issuer": "The clinic"}}, path)
+    >>> "Issued by The clinic" in path.read_text(encoding="utf-8")
+    True
+    """
+    page, _ = make_page(Card.read(card, "card"))
+    try:
+        with Path(path).open("xb") as file:
+            file.write(page)
+    except FileExistsError:
+        raise OutputError("the file is there already", str(path), "remove it, or name another") from None
+    except OSError:
+        raise OutputError("cannot be written", str(path), "name a file in a folder that you may write to") from None
+
+
+def make_page(card: Card, manifest: Manifest | None = None, shards: Folder | None = None) -> tuple[bytes, tuple[str, ...]]:
     """Return the page of a release, and warnings about what it lacks: the same release, the same bytes.
 
     Parameters
@@ -65,7 +105,7 @@ def make_page(card: Card, manifest: Manifest, shards: Folder) -> tuple[bytes, tu
     card
         The release card.
     manifest
-        The list of the shards.
+        The list of the shards; without it, the page is made from the card alone.
     shards
         The folder where they are, or are staged.
 
@@ -75,11 +115,12 @@ def make_page(card: Card, manifest: Manifest, shards: Folder) -> tuple[bytes, tu
     is spent by now.
     """
     try:
-        return _render(card, manifest, _describe_rows(card, manifest, shards)), ()
+        statistics = None if manifest is None or shards is None else _describe_rows(card, manifest, shards)
+        return _render(card, manifest, statistics, list_channels(card), describe_kept(card)), ()
     except Exception as error:
         fault = f"the page of the release was written without statistics ({type(error).__name__})"
     with suppress(Exception):
-        return _render(card, manifest, None), (fault,)
+        return _render(card, manifest, None, [], ([], [])), (fault,)
     return _write_promise(card), (fault,)
 
 
@@ -91,61 +132,49 @@ def _write_promise(card: Card) -> bytes:
     return f"{head}\n<body>\n<main>\n<h1>{name}</h1>\n<p>{promise}</p>\n</main>\n</body>\n</html>\n".encode()
 
 
-def _render(card: Card, manifest: Manifest, statistics: Statistics | None) -> bytes:
+def _render(
+    card: Card, manifest: Manifest | None, statistics: Statistics | None, channels: list[ChannelView], kept: tuple[list[str], list[str]]
+) -> bytes:
     good, bad = words.list_uses(card)
-    qualities, little = describe_kept(card) if statistics is not None else ([], [])
+    qualities, little = kept
+    shards = () if manifest is None else manifest.shards
     names = list(card.columns)
-    types: Types = {} if statistics is None else statistics.types
-    text = _template().render(
-        style=_read("page.css"),
-        card=card,
-        guarantee=card.guarantee,
-        about=card.about,
-        kind=words.KINDS.get(card.mechanism.kind, card.mechanism.kind),
-        unit=words.describe_unit(card),
-        neighbours=words.describe_neighbours(card.guarantee.adjacency),
-        covered=_say_covered(card, "protected"),
-        uncovered=_say_covered(card, "unprotected"),
-        promise=words.describe_promise(card),
-        published=words.describe_published(card),
-        order=words.describe_order(card, len(manifest.shards)),
-        together=words.describe_together(card),
-        n_rows=manifest.n_rows,
-        n_shards=len(manifest.shards),
-        attacker=_describe_attacker(card),
-        spent=list(_list_spent(card)),
-        columns=[_describe_column(name, card, types.get(name)) for name in names[:MAX_COLUMNS]],
-        n_columns_left=max(0, len(names) - MAX_COLUMNS),
-        statistics=statistics,
-        margins=describe_margins(card),
-        channels=[_describe_channel(view) for view in list_channels(card)] if statistics is not None else [],
-        has_pictures=pictures.is_installed(),
-        max_associated=MAX_ASSOCIATED,
-        max_columns=MAX_COLUMNS,
-        good=good,
-        bad=bad,
-        qualities=qualities,
-        little=little,
-        least=LITTLE,
-        snippet=_write_snippet(card, types),
-        shards=manifest.shards[:MAX_SHARDS],
-        n_shards_left=max(0, len(manifest.shards) - MAX_SHARDS),
-        card_name=CARD_NAME,
-        card_sha256=manifest.card_sha256,
-    )
-    return text.encode()
-
-
-@functools.cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"number": _say_number, "above": words.round_up}
-    return environment.from_string(_read("page.html"))
-
-
-@functools.cache
-def _read(name: str) -> str:
-    return files("dpdask.page").joinpath("files", name).read_text(encoding="utf-8")
+    values = {
+        "style": read_style(__package__, "release.css"),
+        "card": card,
+        "guarantee": card.guarantee,
+        "about": card.about,
+        "kind": words.KINDS.get(card.mechanism.kind, card.mechanism.kind),
+        "unit": words.describe_unit(card),
+        "neighbours": words.describe_neighbours(card.guarantee.adjacency),
+        "covered": _say_covered(card, "protected"),
+        "uncovered": _say_covered(card, "unprotected"),
+        "promise": words.describe_promise(card),
+        "published": words.describe_published(card),
+        "order": words.describe_order(card, len(shards)),
+        "together": words.describe_together(card),
+        "manifest": manifest,
+        "attacker": _describe_attacker(card),
+        "spent": list(_list_spent(card)),
+        "columns": [_describe_column(name, card) for name in names[:MAX_COLUMNS]],
+        "n_columns_left": max(0, len(names) - MAX_COLUMNS),
+        "statistics": statistics,
+        "margins": describe_margins(card),
+        "channels": [_describe_channel(view) for view in channels],
+        "has_pictures": pictures.is_installed(),
+        "max_associated": MAX_ASSOCIATED,
+        "max_columns": MAX_COLUMNS,
+        "good": good,
+        "bad": bad,
+        "qualities": qualities,
+        "little": little,
+        "least": LITTLE,
+        "snippet": _write_snippet(card),
+        "shards": shards[:MAX_SHARDS],
+        "n_shards_left": max(0, len(shards) - MAX_SHARDS),
+        "card_name": CARD_NAME,
+    }
+    return render_page(__package__, "release.html", {"number": _say_number, "above": words.round_up}, values).encode()
 
 
 def _say_number(value: float | None) -> str:
@@ -225,23 +254,21 @@ def _flatten(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield event
 
 
-def _describe_column(name: str, card: Card, type_: pa.DataType | None) -> Content:
+def _describe_column(name: str, card: Card) -> Content:
     part = card.columns[name]
     told = part.model_extra or {}
     levels, bounds = told.get("levels"), told.get("bounds")
     if levels is not None:
         domain = f"{len(levels):,} levels: {', '.join(map(label_level, levels[:8]))}{', …' if len(levels) > 8 else ''}"
     elif bounds:
-        domain = " to ".join(_describe_bound(bound, type_) for bound in bounds)
+        domain = " to ".join(_describe_bound(bound, told.get("numbers")) for bound in bounds)
     else:
         domain = "as it is" if part.role == "kept" else ""
     return {"name": name, "role": part.role, "kind": part.kind or "", "domain": domain, "outside": part.outside or "", "epsilon": part.epsilon}
 
 
-def _describe_bound(bound: Any, type_: pa.DataType | None) -> str:
-    if not isinstance(bound, int | float):
-        return str(bound)
-    return say_number(bound, type_) if type_ is not None and pa.types.is_temporal(type_) else _say_number(bound)
+def _describe_bound(bound: Any, numbers: str | None) -> str:
+    return say_date(bound, numbers) or (_say_number(bound) if isinstance(bound, int | float) else str(bound))
 
 
 def _describe_rows(card: Card, manifest: Manifest, shards: Folder) -> Statistics:
@@ -258,7 +285,6 @@ def _describe_rows(card: Card, manifest: Manifest, shards: Folder) -> Statistics
     return Statistics(
         histograms=[_describe_histogram(each) for each in found],
         associations=associations,
-        types=dict(zip(sample.rows.schema.names, sample.rows.schema.types, strict=True)),
         n_read=sample.rows.num_rows,
         n_rows=sample.n_rows,
     )
@@ -277,7 +303,7 @@ def _describe_histogram(histogram: ReleasedHistogram) -> Content:
     return {"column": histogram.column, "bars": bars, "picture": picture, "summary": histogram.summary}
 
 
-def _describe_channel(view: Any) -> Content:
+def _describe_channel(view: ChannelView) -> Content:
     across, down = ("released rank", "original rank") if view.of_ranks else ("released value", "original value")
     drawn = pictures.is_installed()
     picture = pictures.draw_table(view.matrix, view.labels, across=across, down=down, most=float(view.matrix.max())) if drawn else None
@@ -285,12 +311,12 @@ def _describe_channel(view: Any) -> Content:
     return {"column": view.column, "labels": view.labels, "rows": rows, "picture": picture, "summary": view.summary}
 
 
-def _write_snippet(card: Card, types: Types) -> str:
+def _write_snippet(card: Card) -> str:
     """Return Python that opens the release and asks it something that it answers: of numbers rather than of dates and times."""
     parts = {name: part.model_extra or {} for name, part in card.columns.items() if part.role == "privatised"}
     levels = [name for name, told in parts.items() if "levels" in told]
     leans = (card.mechanism.model_extra or {}).get("reference", {}).get("kind") in ("known", "public")  # by an amount that nobody knows
-    numbers = [] if leans else sorted(words.list_numeric(card), key=lambda name: name in types and pa.types.is_temporal(types[name]))
+    numbers = [] if leans else sorted(words.list_numeric(card), key=lambda name: parts[name].get("numbers") not in (None, OWN_NUMBERS))
     if card.mechanism.kind == "marginals":
         cliques = (card.mechanism.model_extra or {}).get("cliques", [])
         asked = [f"release.{'crosstab' if len(each) > 1 else 'share'}({', '.join(map(_quote, each[:2]))})" for each in cliques[:1]]

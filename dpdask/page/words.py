@@ -268,8 +268,10 @@ def _use_tables(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[st
 def _use_cells(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     good = ["Statistics that take weights (tables, quantiles, regressions), up to the width of the cells."]
     if "cells_listed" in told:
-        good.append(f"{told['cells_listed']:,} of {told['cells']:,} cells have a weight; weights up to {told.get('cut', 0):,} were set to 0.")
-    bad = ["Values inside a cell, which are not told apart.", "Rare combinations: cells with few rows were set to 0, or hold mostly noise."]
+        cut = "" if told.get("cut") is None else f"; weights up to {told['cut']:,} were set to 0"
+        good.append(f"{told['cells_listed']:,} of {told['cells']:,} cells have a weight{cut}.")
+    rare = "hold mostly noise" if told.get("cut") is None else "were set to 0, or hold mostly noise"
+    bad = ["Values inside a cell, which are not told apart.", f"Rare combinations: cells with few rows {rare}."]
     return good, [*bad, *_warn_of_means(card), *_describe_smallest(card)]
 
 

@@ -57,7 +57,7 @@ class Chain(TableReference):
 
     Notes
     -----
-    Memory of each process that writes: at most 32 bytes · nodes of the records' trie, which has no more than records ·
+    Memory of each process that writes: at most 36 bytes · nodes of the records' trie, which has no more than records ·
     columns of them (twice with `by`); while records are merged, `stats.records.Records`. With a sample of 2**-k of the rows,
     `min_rows` counts rows of the sample.
 
@@ -172,7 +172,7 @@ class Chain(TableReference):
             found.append(f"reference: read {read} of the public table; {records}")
         order = self.order if isinstance(self.order, str) else "given" if self.order else "the schema's"
         own = "" if self.by is None else f"; a reference for each {self.by} with {self.min_rows} or more reference rows, the pooled one for the rest"
-        fit = f"fit: the records as a trie of at most 32 bytes for each record and column, columns in {order} order{own}"
+        fit = f"fit: the records as a trie of at most 36 bytes for each record and column, columns in {order} order{own}"
         return (*found, f"{fit}; the noise of each column's ranks; on the driver, written once")
 
     def check(self, schema: Schema, unit: UnitColumn | None) -> None:

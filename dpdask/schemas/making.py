@@ -58,8 +58,11 @@ def _describe(definition: dict[str, Any], model: type[BaseModel]) -> None:
     for base in reversed(model.__mro__):
         fields |= _read_docstring(base)[1]
     for name, field in model.model_fields.items():
+        key = definition["properties"][field.alias or name]
+        if "const" in key:
+            fields.setdefault(name, f"Selects this {name}.")
         if name in fields:
-            definition["properties"][field.alias or name]["description"] = fields[name]
+            key["description"] = fields[name]
 
 
 def _read_docstring(model: type) -> tuple[str, Mapping[str, str]]:

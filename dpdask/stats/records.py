@@ -16,11 +16,13 @@ from dpdask.errors import DataError
 from dpdask.kernels import records as kernel
 from dpdask.kernels.siphash import siphash
 from dpdask.stats.hashing import as_words
+from dpdask.stats.levels import encode
 from dpdask.stats.statistic import Chosen, FoldCounter
 from dpdask.streams import RunKey, Streams, stream, words
 
 MAX_RECORDS = 2**22
 SAMPLE_ID, GROUP_ID = "chain/sample", "chain/by"
+_ALL = slice(None)
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -114,7 +116,7 @@ class Records:
         return int(self.counts.sum())
 
 
-def numbers(codec: Codec, array: pa.Array) -> Floats:
+def numbers(codec: Codec, array: pa.Array, rows: Ints | slice = _ALL) -> Floats:
     """Return a column's values as sortable numbers: a level's code, a number itself, and -inf for a null on a line.
 
     Parameters
@@ -122,7 +124,9 @@ def numbers(codec: Codec, array: pa.Array) -> Floats:
     codec
         The column's codec.
     array
-        Its values.
+        Its values; all are checked.
+    rows
+        Which of them are returned.
 
     Raises
     ------
@@ -130,9 +134,9 @@ def numbers(codec: Codec, array: pa.Array) -> Floats:
         If a value violates the schema.
     """
     if isinstance(codec, LevelCodec):
-        return codec.encode(array).astype(np.float64)
+        return encode(codec, array)[rows].astype(np.float64)
     values, is_null = codec.encode(array)
-    result: Floats = np.where(is_null, -np.inf, values + 0.0)  # one zero
+    result: Floats = np.where(is_null[rows], -np.inf, values[rows] + 0.0)  # one zero
     return result
 
 
@@ -204,9 +208,8 @@ class RecordStatistic:
         return FoldCounter(Records.identity(n_columns, self.max_records), self._count)
 
     def _count(self, batch: pa.RecordBatch, chosen: Chosen | None, streams: Streams) -> Records:
-        columns = [] if self.by is None else [group_hashes(self.by, batch.column(self.by), words(streams.of_run(GROUP_ID), 2))]
-        columns += [numbers(codec, batch.column(name)).view(np.uint64) for name, codec in self.codecs.items()]
-        own = words(streams.of_part(SAMPLE_ID), batch.num_rows)
-        if chosen is not None:
-            columns, own = [column[chosen] for column in columns], own[chosen]
+        rows = _ALL if chosen is None else np.flatnonzero(chosen)
+        columns = [] if self.by is None else [group_hashes(self.by, batch.column(self.by), words(streams.of_run(GROUP_ID), 2))[rows]]
+        columns += [numbers(codec, batch.column(name), rows).view(np.uint64) for name, codec in self.codecs.items()]
+        own = words(streams.of_part(SAMPLE_ID), batch.num_rows)[rows]
         return Records.of_rows(columns, own, self.max_records)

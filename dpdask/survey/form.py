@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from hashlib import sha256
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
 from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
+from dpdask.html.pages import read_file, render_page
 from dpdask.kernels.ranges import LEVELS, Steps
 from dpdask.mechanisms.interval.ranges import Narrowing
 from dpdask.survey.wording import Asked
@@ -51,18 +50,9 @@ def form(columns: Sequence[Asked], survey: str, *, title: str, introduction: str
         "ownTau": own_tau,
         "columns": [_column(asked) for asked in columns],
     }
-    folder = files("dpdask.survey").joinpath("page")
-    page, style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("form.html", "form.css", "form.js"))
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(page)
-    return template.render(
-        title=title,
-        introduction=introduction,
-        data=data,
-        style=style,
-        script=script,
-        style_hash=_hash(style),
-        script_hash=_hash(script),
-    )
+    style, script = (read_file(__package__, name) for name in ("form.css", "form.js"))
+    texts = {"title": title, "introduction": introduction, "style": style, "script": script}
+    return render_page(__package__, "form.html", {"hash": _hash}, texts | {"data": data})
 
 
 def _column(asked: Asked) -> dict[str, Any]:

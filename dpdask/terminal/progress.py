@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from time import monotonic
@@ -15,12 +15,14 @@ from typing import Any, Literal, Protocol
 
 import click
 
+from dpdask.html.tables import make_html_table
 from dpdask.steps import LOG
 
 LogFormat = Literal["auto", "bars", "text", "json"]
 
 _PAUSE_SECONDS = 5.0  # between two lines of one stage in a log
 _LEAST_SECONDS = 0.5  # before that, a rate says nothing
+_DRAW_SECONDS = 0.5  # between two drawings of a table that only differ in how far a stage is
 
 
 @dataclass(slots=True)
@@ -168,23 +170,54 @@ def show_progress(log_format: LogFormat = "auto") -> Iterator[Report]:
     """
     if log_format == "auto":
         log_format = "bars" if sys.stderr.isatty() else "json"
-    with _open_bars() if log_format == "bars" else _open_log(log_format) as display:
-        report = Report(display)
-        handler, level, propagate = _Steps(report, logging.DEBUG if log_format == "bars" else logging.INFO), LOG.level, LOG.propagate
-        LOG.addHandler(handler)
-        LOG.setLevel(handler.level)
-        LOG.propagate = False
-        try:
+    if log_format == "bars":
+        with _open_bars() as display, _listen(display, logging.DEBUG) as report:
             yield report
-        finally:
-            LOG.removeHandler(handler)
-            LOG.setLevel(level)
-            LOG.propagate = propagate
+    else:
+        with _listen(Lines(as_json=log_format == "json"), logging.INFO) as report:
+            yield report
 
 
 @contextmanager
-def _open_log(log_format: LogFormat) -> Iterator[Display]:
-    yield Lines(as_json=log_format == "json")
+def show_fit(shown: bool | None) -> Iterator[Report | None]:
+    """Yield a report of a fit in Python: lines that move on a terminal, a table in a notebook, and lines of a log elsewhere.
+
+    Parameters
+    ----------
+    shown
+        Whether it is shown; if not, None is yielded. By default it is on a terminal and in a notebook.
+    """
+    moves = _in_notebook() or sys.stderr.isatty()
+    if not (moves if shown is None else shown):
+        yield None
+    elif moves:
+        with nullcontext(Table()) if _in_notebook() else _open_bars() as display, _listen(display, logging.DEBUG) as report:
+            yield report
+    else:
+        with show_progress("text") as report:
+            yield report
+
+
+@contextmanager
+def _listen(display: Display, level: int) -> Iterator[Report]:
+    """Yield a report that also takes the steps in the log `dpdask.steps`, from a level on, until the block ends."""
+    report = Report(display)
+    handler, level_before, propagate = _Steps(report, level), LOG.level, LOG.propagate
+    LOG.addHandler(handler)
+    LOG.setLevel(level)
+    LOG.propagate = False
+    try:
+        yield report
+    finally:
+        LOG.removeHandler(handler)
+        LOG.setLevel(level_before)
+        LOG.propagate = propagate
+
+
+def _in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook; IPython is not imported for that."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
 
 
 class Lines:
@@ -225,6 +258,48 @@ class Lines:
             rates = {"rows_per_second": stage.rows_per_second, "seconds_left": stage.seconds_left if stage.done < stage.total else None}
             known |= {key: round(value) for key, value in rates.items() if value is not None}
         click.echo(json.dumps(known, ensure_ascii=False), err=True)
+
+
+class Table:
+    """Shows stages and steps as a table below the cell of a notebook; needs IPython alone."""
+
+    def __init__(self) -> None:
+        self._stages: dict[int, StageShown] = {}
+        self._handle: Any = None
+        self._drawn = 0.0
+
+    def show(self, stage: StageShown) -> None:
+        """Draw the table again, unless it was drawn just before."""
+        is_new = id(stage) not in self._stages
+        self._stages[id(stage)] = stage
+        if is_new or monotonic() - self._drawn >= _DRAW_SECONDS:
+            self._draw()
+
+    def end(self, stage: StageShown) -> None:
+        """Draw the table again."""
+        self._stages[id(stage)] = stage
+        self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = monotonic()
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(self, display_id=True)
+        else:
+            self._handle.update(self)
+
+    def __repr__(self) -> str:
+        return "\n".join(" ".join(row) for row in self._rows())
+
+    def _repr_html_(self) -> str:
+        return make_html_table("Progress", ("", "step", "time", "done"), self._rows())
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            ("…" if each.began is not None else "✓", each.name, _describe_seconds(each.seconds), "" if each.total is None else describe_stage(each))
+            for each in self._stages.values()
+        ]
 
 
 def describe_stage(stage: StageShown) -> str:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from e2e.helpers import call_cli, error_line, run_here, write_job
 from scipy import stats
 
@@ -208,6 +209,7 @@ def test_the_page_is_confidential_complete_and_escaped(outputs: Path) -> None:
         (["out", "--original", "in", "--target", "secret"], 64, "not among the compared columns"),
         (["out", "--original", "other"], 65, "column 'grade'"),
         (["out"], 2, "--original"),
+        (["--job", "job/job.yaml", "--original", "in"], 2, "--job"),
     ],
 )
 def test_what_cannot_be_reported_is_one_line(outputs: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, words: str) -> None:
@@ -228,3 +230,20 @@ def test_ranges_are_not_compared(outputs: Path, tmp_path: Path) -> None:
     done = call_cli("report", tmp_path / "ranges", "--original", outputs / "in", "--to", tmp_path / "page.html")
     assert done.returncode == 64
     assert "use dpdask.open" in error_line(done)
+
+
+def test_the_job_names_the_original_and_a_lake_its_version(outputs: Path, tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    table = pq.read_table(outputs / "in")
+    deltalake.write_deltalake(str(tmp_path / "in"), table)
+    schema = yaml.safe_load((outputs / "job" / "schema.yaml").read_text())["columns"]
+    job = write_job(
+        tmp_path / "job", tmp_path / "in", tmp_path / "out", schema=schema, input__format="delta", mechanism__reference={"kind": "histogram"}
+    )
+    run_here(job)
+    deltalake.write_deltalake(str(tmp_path / "in"), table, mode="append")  # a later version, which was not released
+    done = call_cli("report", "--job", job, "--to", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    assert f"{N:,} rows of the original" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    done = call_cli("report", tmp_path / "out", "--original", tmp_path / "in", "--to", tmp_path / "other.html")
+    assert (done.returncode, "dpdask report --job JOB" in done.stderr) == (64, True)

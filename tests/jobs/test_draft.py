@@ -119,6 +119,22 @@ def test_of_a_csv_file_the_header_alone_is_read(tmp_path):
     assert SECRET not in draft_schema(Input(path=str(tmp_path / "a.csv")))
 
 
+@pytest.mark.parametrize(
+    "line", [f"{SECRET},31,x", f"{SECRET},,x", f"{SECRET},x,x", f"{SECRET},2020-01-01T10:00:00Z", f"{SECRET},1.5e-3", f"{SECRET};31;x", "31/12/2020"]
+)
+def test_a_csv_file_without_a_header_is_refused(tmp_path, line):
+    (tmp_path / "a.csv").write_text(f"{line}\n{line}\n")
+    ended = call_cli("init", str(tmp_path / "a.csv"))
+    assert ended.returncode == 65
+    assert SECRET not in ended.stderr + ended.stdout
+    assert "looks like a row" in ended.stderr
+
+
+def test_names_may_hold_digits_and_spaces(tmp_path):
+    (tmp_path / "a.csv").write_text("2nd visit,q1_2020,Größe in m²,x:1\n")
+    assert list(draft(tmp_path / "a.csv")) == ["2nd visit", "q1_2020", "Größe in m²", "x:1"]
+
+
 def test_delta_and_iceberg_tables_are_drafted(tmp_path):
     rows = pa.table({"id": pa.array([1, 2], pa.int64()), "town": [SECRET, "b"]})
     write_deltalake(str(tmp_path / "delta"), rows, partition_by=["town"])

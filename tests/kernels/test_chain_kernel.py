@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpdask.kernels import chain
-from dpdask.kernels.chain import Trie, build, grid, ranks_of, values_at
+from dpdask.kernels.chain import Trie, build, find_slots, grid, ranks_of, values_at
 
 ALPHA = 1e-9
 LOWEST, HIGHEST = np.uint64(0), np.uint64(2**64 - 1)
@@ -76,7 +76,7 @@ def exact_distribution(trie: Trie, n_columns: int, root: int = 0) -> dict[tuple[
             start, end = trie.first[node], trie.first[node + 1]
             edges = np.concatenate([[0], trie.cumulative[start:end]]) / trie.cumulative[end - 1]
             for low, high in itertools.pairwise(edges):
-                [value], [child] = values_at(np.array([(low + high) / 2]), np.array([node]), trie, False)
+                [value], [child] = values_at(np.array([(low + high) / 2]), np.array([node]), trie, find_slots(trie), False)
                 found[(*prefix, value)] = (child, mass * (high - low))
         paths = found
     return {prefix: mass for prefix, (_, mass) in paths.items()}
@@ -149,11 +149,11 @@ def test_values_inside_a_cell() -> None:
     records = np.array([[3.0], [7.0], [7.0]])
     numbers = trie_of(records, grids=[grid(records[:, 0], NONE, None, None)])
     ranks = np.array([1e-12, 1 / 6, 1 / 3, 2 / 3, 1 - 1e-12])
-    found, _ = values_at(ranks, np.zeros(5, dtype=np.int64), numbers, False)
+    found, _ = values_at(ranks, np.zeros(5, dtype=np.int64), numbers, find_slots(numbers), False)
     assert found == pytest.approx([-1, 1, 3, 5, 7])
     whole = trie_of(records, grids=[grid(records[:, 0], NONE, None, 1.0)])
     ranks = (np.arange(3000) + 0.5) / 3000
-    found, _ = values_at(ranks, np.zeros(3000, dtype=np.int64), whole, True)
+    found, _ = values_at(ranks, np.zeros(3000, dtype=np.int64), whole, find_slots(whole), True)
     assert np.unique(found, return_counts=True)[1].tolist() == [1000, 500, 500, 500, 500]
     assert set(found) == {3, 4, 5, 6, 7}
 
@@ -161,7 +161,7 @@ def test_values_inside_a_cell() -> None:
 def test_the_largest_numbers_have_room() -> None:
     records = np.array([[-(2.0**1021)], [2.0**1021]])
     trie = trie_of(records, grids=[grid(records[:, 0], NONE, None, None)])
-    found, _ = values_at(np.array([0.25, 0.75]), np.zeros(2, dtype=np.int64), trie, False)
+    found, _ = values_at(np.array([0.25, 0.75]), np.zeros(2, dtype=np.int64), trie, find_slots(trie), False)
     assert np.isfinite(found).all()
     assert found[1] == 0.0
 
@@ -195,4 +195,16 @@ def test_both_ways_give_back_a_fresh_sample_of_the_same_distribution() -> None:
 def test_no_path_without_a_record() -> None:
     trie = Trie(np.zeros(1), np.zeros(1), np.zeros(1, dtype=np.int64), np.array([1, 1]))
     with pytest.raises(AssertionError):
-        chain.values_at(np.array([0.5]), np.zeros(1, dtype=np.int64), trie, False)
+        chain.values_at(np.array([0.5]), np.zeros(1, dtype=np.int64), trie, chain.find_slots(trie), False)
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+def test_a_rank_is_found_from_its_slot_as_by_a_search(skewed: bool) -> None:
+    rng = np.random.default_rng(8)
+    counts = (2 ** rng.integers(0, 40, size=300) if skewed else rng.integers(1, 4, size=300)).astype(np.int64)
+    trie = build([np.arange(300.0)], counts, np.zeros(300, dtype=np.int64), 1, [None])
+    total = np.cumsum(counts)
+    ranks = np.concatenate([rng.random(3_000), np.arange(1, 300) / 300, np.nextafter(np.arange(1, 300) / 300, 0.0), total[:-1] / total[-1]])
+    found, _ = values_at(ranks, np.zeros(len(ranks), dtype=np.int64), trie, find_slots(trie), False)
+    expected = np.minimum(np.searchsorted(total, np.floor(ranks * total[-1]), side="right"), 299)
+    assert found.tolist() == expected.tolist()

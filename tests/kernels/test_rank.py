@@ -16,6 +16,8 @@ from scipy import stats
 
 from dpdask.kernels import ecdf, rank
 from dpdask.kernels.channel import laplace_channel
+from dpdask.kernels.guide import first_knot
+from dpdask.kernels.guide import guide as guide_of
 
 ALPHA = 1e-9
 NOTHING = np.empty(0)
@@ -130,10 +132,10 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 )
 def test_first_knot_equals_searchsorted(knots: np.ndarray, others: list[float]) -> None:
     knots = np.sort(knots)
-    guide = rank.guide(knots)
+    guide = guide_of(knots)
     near = [math.nextafter(knot, side) for knot in knots for side in (-math.inf, math.inf)]
     for value in [*others, *knots, *filter(math.isfinite, near)]:
-        assert rank.first_knot(value, knots, guide) == np.searchsorted(knots, value, side="left")
+        assert first_knot(value, knots, guide) == np.searchsorted(knots, value, side="left")
 
 
 @st.composite
@@ -173,7 +175,7 @@ def test_rank_interval_is_the_jump_the_step_or_the_piece_that_a_value_stands_for
     reference: tuple[np.ndarray, np.ndarray, bool], more: list[int]
 ) -> None:
     x, c, lattice = reference
-    guide = rank.guide(x)
+    guide = guide_of(x)
     values = [*x, *(m * 1.0 for m in more), *([] if lattice else (m * 0.123 for m in more)), x[0] - 5, x[-1] + 5]
     for value in values:
         low, high = rank.rank_interval(value, x, c, guide, lattice)
@@ -185,7 +187,7 @@ def test_rank_interval_is_the_jump_the_step_or_the_piece_that_a_value_stands_for
 @given(reference=references(), seed=st.integers(0, 2**32))
 def test_value_at_is_the_quantile_of_the_continualised_cdf(reference: tuple[np.ndarray, np.ndarray, bool], seed: int) -> None:
     x, c, lattice = reference
-    guide = rank.guide(c)
+    guide = guide_of(c)
     ranks = np.random.default_rng(seed).uniform(c[0], 1.0, size=20)
     for u in [*ranks, *c[c > c[0]]]:
         value = rank.value_at(u, x, c, guide, lattice)
@@ -341,7 +343,7 @@ def test_the_first_word_places_a_value_inside_its_own_interval() -> None:
     words[1, 0] = 2**64 - 1
     values, _ = rank.privatise(np.zeros(2), np.zeros(2, bool), words, x, c, noise, rank.digit_tables(noise), lattice=False)
     assert (values == 0.0).all()
-    ranks = rank.disturb(rank._own_ranks(np.zeros(2), np.zeros(2, bool), words, x, c, rank.guide(x), False), words, noise, rank.digit_tables(noise))
+    ranks = rank.disturb(rank._own_ranks(np.zeros(2), np.zeros(2, bool), words, x, c, guide_of(x), False), words, noise, rank.digit_tables(noise))
     assert ranks[0] < 0.1 < 0.9 < ranks[1]
 
 
@@ -362,4 +364,4 @@ def test_the_stated_epsilon_covers_whatever_the_tables_hold(digit: int, cell: in
 
 def test_a_released_number_never_passes_the_largest_knot_by_rounding() -> None:
     x, c = np.array([-9.0, -9.0, -9.0, 15.17]), np.array([0.0, 0.0, 0.7142857142857143, 1.0])
-    assert rank.value_at(1.0, x, c, rank.guide(c), False) == 15.17
+    assert rank.value_at(1.0, x, c, guide_of(c), False) == 15.17

@@ -24,17 +24,32 @@ def test_a_draw_is_that_of_the_row_of_its_parent_and_own_level(n_parents: int, n
     own = rng.integers(0, n, size=2_000).astype(np.int32)
     words = rng.integers(0, 2**64, size=2_000, dtype=np.uint64)
     expected = channel_kernel.sample((parents.astype(np.int64) * n + own).astype(np.int32), words, thresholds, aliases)
-    found = kernel.sample_given(parents, own, words, n, thresholds, aliases)
+    found = kernel.sample_given(parents, own, words, n, kernel.make_given_tables(weights))
     assert found.dtype == np.uint16
     assert found.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("n", [2, 5, 64, 300])
+def test_words_beside_a_threshold_are_compared_with_all_of_it(n: int) -> None:
+    weights = random_weights(1, n)
+    weights[0, 0] = 0
+    weights[0, 0, n - 1] = 2**63  # cells that no word reaches, and one that every word reaches
+    tables = kernel.make_given_tables(weights)
+    bits = int(channel_kernel.index_bits(tables.thresholds))
+    rows, cells = (each.ravel() for each in np.indices(tables.thresholds.shape))
+    for step in (-1, 0, 1):
+        rest = np.clip(tables.thresholds.ravel().astype(object) + step, 0, 2 ** (63 - bits) - 1).astype(np.uint64)
+        words = ((rest << np.uint64(bits)) | cells.astype(np.uint64)) << np.uint64(1)
+        own = rows.astype(np.int32)
+        expected = channel_kernel.sample(own, words, tables.thresholds, tables.aliases)
+        assert kernel.sample_given(np.zeros(len(own), dtype=np.uint16), own, words, n, tables).tolist() == expected.tolist()
+
+
 def test_draws_have_the_weights_frequencies_and_no_others() -> None:
     weights = random_weights(2, 3)
-    thresholds, aliases = channel_kernel.alias_tables(weights.reshape(-1, 3))
     n = 300_000
     words = np.random.default_rng(3).integers(0, 2**64, size=n, dtype=np.uint64)
-    found = kernel.sample_given(np.ones(n, dtype=np.uint16), np.full(n, 2, dtype=np.int32), words, 3, thresholds, aliases)
+    found = kernel.sample_given(np.ones(n, dtype=np.uint16), np.full(n, 2, dtype=np.int32), words, 3, kernel.make_given_tables(weights))
     observed = np.bincount(found, minlength=3)
     assert stats.chisquare(observed, n * (weights[1, 2] / 2.0**63)).pvalue > 1e-6
     assert stats.chisquare(observed, n * (weights[0, 2] / 2.0**63)).pvalue < 1e-6

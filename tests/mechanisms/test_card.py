@@ -16,7 +16,7 @@ import pytest
 import dpdask
 from dpdask.errors import InputError
 from dpdask.inference import ReleasedColumn
-from dpdask.mechanisms.card import CARD_FORMAT, Card, Section, make_card, noisy_counts_section, plain
+from dpdask.mechanisms.card import CARD_FORMAT, Card, Section, make_card, noisy_counts_section, plain, say_date
 from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.privacy import Budget
 from dpdask.privacy.coverage import Coverage
@@ -187,3 +187,20 @@ def test_a_saved_release_with_a_card_of_another_format_is_refused(kind: Any, tmp
 def test_a_column_is_read_from_a_card() -> None:
     column = ReleasedColumn.from_card(dip(reference=dpdask.Holdout(fraction=0.5)), "x")
     assert column.levels == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("number", "numbers", "said"),
+    [
+        (18262.0, "days since 1970-01-01", "2020-01-01"),
+        (-1, "days since 1970-01-01", "1969-12-31"),
+        (1.5, "seconds since 1970-01-01 UTC", "1970-01-01 00:00:01"),
+        (86_400_000_000, "microseconds, nanoseconds cut off, since 1970-01-01", "1970-01-02"),
+        (1e300, "days since 1970-01-01", None),
+        (7.0, "the column's own", None),
+        (7.0, None, None),
+        ("2020-01-01", "days since 1970-01-01", None),
+    ],
+)
+def test_numbers_of_dates_are_told_as_dates(number, numbers, said):
+    assert say_date(number, numbers) == said

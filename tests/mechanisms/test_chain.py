@@ -215,7 +215,7 @@ def broken(release: ChainRelease, batch: pa.RecordBatch, key: RunKey) -> pa.Reco
     for name, mechanism in release.columns.items():
         drawn = words(rngs[name], batch.num_rows, mechanism.n_words)
         ranks, _ = kernel.ranks_of(batch.column(name).to_numpy().astype(float), released, drawn[:, 0].copy(), release.trie)
-        values, released = kernel.values_at(mechanism.disturb(ranks, drawn), released, release.trie, False)
+        values, released = kernel.values_at(mechanism.disturb(ranks, drawn), released, release.trie, release.slots, False)
         arrays[name] = values.astype(np.int64)
     return pa.RecordBatch.from_pydict({name: arrays[name] for name in batch.schema.names})
 

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from functools import partial
 from html import unescape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pytest
 from page.pages import EVIL, LEVEL, SCHEMA, Page, parts, release, synthetic
 
+from dpdask.html.pages import read_style
 from dpdask.io.manifest import CROISSANT_NAME, PAGE_NAME
 from dpdask.io.shards import ROW_GROUP_ROWS, Shard
 from dpdask.mechanisms.card import Card
@@ -60,7 +60,7 @@ def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
     for told in ("ε = 4", "replace-one", "the values of all rows", "CC-BY-4.0", "privacy@example.org", "By us.", "Insecure."):
         assert told in text
     assert "Published as it is group; the number of rows, and which rows are there" in text
-    assert "Releases of these data unknown: no ledger counts them" in text
+    assert "Releases of these data unknown: the card names no ledger that counts them" in text
     assert "Promise differential privacy, pure (δ = 0)" in text
     assert "Contact privacy@example.org" in text
     assert "Dropped, so no value of them is released: name." in text
@@ -80,8 +80,10 @@ def test_means_are_recommended_only_without_noise_in_counts(rows: Path) -> None:
     card = parts(rows)[0]
     held_out = card.model_copy(update={"mechanism": card.mechanism.model_copy(update={"reference": {"kind": "holdout", "fraction": 0.1}})})
     assert "shares, means and quantiles" in words.list_uses(held_out)[0][0]
-    assert 'release.mean("income")' in render._write_snippet(held_out, {})
-    assert 'release.quantile("day", 0.5)' in render._write_snippet(held_out, {"income": pa.timestamp("ms"), "day": pa.int32()})
+    assert 'release.mean("income")' in render._write_snippet(held_out)
+    units = {"income": "days since 1970-01-01", "day": None}
+    columns = {name: card.columns[name].model_copy(update={"numbers": unit}) for name, unit in units.items()}
+    assert 'release.quantile("day", 0.5)' in render._write_snippet(held_out.model_copy(update={"columns": columns}))
 
 
 def test_a_null_has_one_name() -> None:
@@ -194,7 +196,7 @@ def test_beliefs_are_bounded_and_rounded_up() -> None:
 @pytest.mark.parametrize("kind", ["rows", "records"])
 def test_its_python_runs(kind: str, request: pytest.FixtureRequest) -> None:
     output = request.getfixturevalue(kind)
-    snippet = render._write_snippet(parts(output)[0], {}).replace("path/or/url/of/the/folder", str(output))
+    snippet = render._write_snippet(parts(output)[0]).replace("path/or/url/of/the/folder", str(output))
     assert snippet.count("release.") == 4
     assert "mean(" not in snippet  # under noisy counts
     exec(snippet, {})
@@ -243,7 +245,7 @@ def luminance(colour: str) -> float:
 
 def test_colours_can_be_told_apart() -> None:
     """Contrast as WCAG 2 defines it, at least 4.5 for texts, in light, in dark and on paper."""
-    style = files("dpdask.page").joinpath("files", "page.css").read_text(encoding="utf-8")
+    style = read_style("dpdask.page", "release.css")
     themes = [dict(re.findall(r"--([\w-]+): (#\w{6})", found)) for found in re.findall(r":root \{(.*?)\}", style)]
     assert len(themes) == 3
     pairs = [*((ink, paper) for ink in ("ink", "quiet", "accent") for paper in ("paper", "tint")), ("warn", "on-warn")]

@@ -9,12 +9,15 @@ import select
 import sys
 import time
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numba
 import numpy as np
+import pandas as pd
 import pytest
 from e2e.bad_input import job
 
+import dpdask
 from dpdask.kernels.jit import jit
 from dpdask.steps import LOG, step
 from dpdask.terminal import progress as module
@@ -188,3 +191,44 @@ def test_compiling_is_told_once_and_only_when_it_happens(capsys):
         double(1)
         double(1.0)
     assert [line.partition(" ")[2] for line in lines(capsys)] == ["compiling (first use)"]
+
+
+def fit(progress: bool | None = None) -> None:
+    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
+    dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(pd.DataFrame({"x": [0, 1] * 50}), progress=progress)
+
+
+def test_a_fit_in_python_is_quiet_unless_it_is_asked_or_watched(capsys, monkeypatch):
+    fit()
+    assert lines(capsys) == []
+    fit(progress=True)
+    assert [line.partition(" ")[2].partition(":")[0] for line in lines(capsys)] == ["survey", "survey", "drawing noise", "fitting"]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    fit(progress=False)
+    assert lines(capsys) == []
+    fit()
+    assert "fitting" in capsys.readouterr().err
+
+
+def test_a_fit_in_a_notebook_is_a_table_below_the_cell(capsys, monkeypatch):
+    shown: list[str] = []
+
+    def draw(table: object) -> None:
+        shown.append(table._repr_html_())  # type: ignore[attr-defined]
+
+    def display(table: object, *, display_id: bool) -> SimpleNamespace:
+        assert display_id
+        draw(table)
+        return SimpleNamespace(update=draw)
+
+    notebook, drawn = ModuleType("IPython"), ModuleType("IPython.display")
+    monkeypatch.setattr(notebook, "get_ipython", lambda: SimpleNamespace(kernel="a kernel"), raising=False)
+    monkeypatch.setattr(drawn, "display", display, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setitem(sys.modules, "IPython.display", drawn)
+    fit()
+    assert "…" in shown[0]
+    assert shown[-1].count("✓") == shown[-1].count("<tr>") - 1 >= 3
+    assert "1/1" in shown[-1]
+    fit(progress=False)
+    assert lines(capsys) == []

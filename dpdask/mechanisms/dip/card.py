@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpdask.codec import Codec, LevelCodec, tell_bounds
-from dpdask.mechanisms.card import Section
+from dpdask.mechanisms.card import Section, tell_numbers
 from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.privacy import Budget, guarantee_text
 from dpdask.privacy.order import RowOrder, order_text
@@ -91,4 +91,4 @@ def describe_domain(schema: Schema, codec: Codec) -> dict[str, Any]:
     outside = {"kind": declared.kind, "outside": declared.outside_in_words}
     if isinstance(codec, LevelCodec):
         return {"levels": codec.levels.to_pylist()} | outside
-    return {"bounds": tell_bounds(declared, codec), "atoms": declared.atoms or (), "nulls": declared.nulls} | outside
+    return {"bounds": tell_bounds(declared, codec), "atoms": declared.atoms or (), "nulls": declared.nulls} | tell_numbers(codec) | outside

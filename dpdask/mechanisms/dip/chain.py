@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -137,11 +137,7 @@ class Groups:
         DataError
             If a row's group is null.
         """
-        found = group_hashes(self.column, array, self.key)
-        places = np.searchsorted(self.hashes, found)
-        known = np.append(self.hashes, np.uint64(0))[places] == found
-        known &= places < len(self.hashes)
-        return np.where(known, places + 1, 0)
+        return kernel.find_roots(group_hashes(self.column, array, self.key), self.hashes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -158,6 +154,8 @@ class ChainRelease(RandomisedRows):
         Which groups have a reference of their own, or None.
     least_grade
         The reference is a keyed sample of 2**-least_grade of its rows.
+    slots
+        Where a rank is looked for in the trie; follows from it.
 
     Privacy
     -------
@@ -186,6 +184,11 @@ class ChainRelease(RandomisedRows):
     trie: kernel.Trie
     groups: Groups | None
     least_grade: int
+    slots: kernel.Slots = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find the slots."""
+        object.__setattr__(self, "slots", kernel.find_slots(self.trie))
 
     @property
     def epsilon(self) -> float:
@@ -207,9 +210,9 @@ class ChainRelease(RandomisedRows):
             position = batch.schema.get_field_index(name)
             codec = codecs[name]
             drawn = words(rngs[name], batch.num_rows, mechanism.n_words)
-            ranks, own = kernel.ranks_of(numbers(codec, batch.column(position)), own, np.ascontiguousarray(drawn[:, 0]), self.trie)
+            ranks, own = kernel.ranks_of(numbers(codec, batch.column(position)), own, drawn[:, 0], self.trie)
             lattice = isinstance(codec, ValueCodec) and codec.lattice
-            values, released = kernel.values_at(mechanism.disturb(ranks, drawn), released, self.trie, lattice)
+            values, released = kernel.values_at(mechanism.disturb(ranks, drawn), released, self.trie, self.slots, lattice)
             arrays[position] = from_numbers(codec, values)
         return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from dpdask.archive import Archive, Contents
 from dpdask.cells import Cells, FoundBins
 from dpdask.codec import Codec, LevelCodec
-from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import tree as tree_kernel
 from dpdask.mechanisms.releases import RandomisedRows
 from dpdask.privacy.rounding import round_up_sum
@@ -36,8 +35,8 @@ class TreeColumn:
     weights
         uint64 array of shape (n_parent_levels, n, n), n the possible cells of the column: Pr(output j | own level k,
         released parent b) = weights[b, k, j] / 2**63.
-    thresholds, aliases
-        The exact tables that are drawn from, of shape (n_parent_levels · n, 2**bits).
+    tables
+        The exact tables that are drawn from.
     edges, possible
         The column's public cells, as in `Cells`.
     fine_edges, masses
@@ -50,8 +49,7 @@ class TreeColumn:
 
     parent: str | None
     weights: NDArray[np.uint64]
-    thresholds: NDArray[np.uint64]
-    aliases: NDArray[np.uint16]
+    tables: tree_kernel.GivenTables
     edges: Floats
     possible: NDArray[np.bool_]
     fine_edges: Floats
@@ -90,7 +88,7 @@ class TreeColumn:
         return cells.draw(released, drawn[:, 1]), released
 
     def _sample(self, parents: NDArray[np.uint16], own: NDArray[np.int32], drawn: NDArray[np.uint64]) -> NDArray[np.uint16]:
-        return tree_kernel.sample_given(parents, own, drawn, self.n_levels, self.thresholds, self.aliases)
+        return tree_kernel.sample_given(parents, own, drawn, self.n_levels, self.tables)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -170,9 +168,7 @@ class TreeRelease(RandomisedRows):
 
 def _column(column: Mapping[str, Any], arrays: Mapping[str, Any], index: int) -> TreeColumn:
     parts = {part: arrays[f"{index}_{part}"] for part in _ARRAYS}
-    weights = parts["weights"]
-    thresholds, aliases = channel_kernel.alias_tables(weights.reshape(-1, weights.shape[2]))
-    return TreeColumn(**{part: column[part] for part in _SCALARS}, **parts, thresholds=thresholds, aliases=aliases)
+    return TreeColumn(**{part: column[part] for part in _SCALARS}, **parts, tables=tree_kernel.make_given_tables(parts["weights"]))
 
 
 def worst_row(channels: Mapping[str, tuple[str | None, NDArray[np.uint64]]]) -> float:

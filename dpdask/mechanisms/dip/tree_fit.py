@@ -15,6 +15,7 @@ from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS
 from dpdask.codec import LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as channel_kernel
+from dpdask.kernels import tree as tree_kernel
 from dpdask.kernels.channel import TOTAL_BITS
 from dpdask.mechanisms.cell_search import CellSearch
 from dpdask.mechanisms.dip.spec import ChannelKind, Cost, DipMechanism, check_costs
@@ -240,13 +241,10 @@ def _cost(column: Cells, probabilities: Floats, cost: Cost | None) -> Floats:
 
 
 def _column(parent: str | None, weights: NDArray[np.uint64], cells: Cells, epsilon: float, solved: float) -> TreeColumn:
-    n_parents, n, _ = weights.shape
-    thresholds, aliases = channel_kernel.alias_tables(weights.reshape(n_parents * n, n))
     return TreeColumn(
         parent=parent,
         weights=weights,
-        thresholds=thresholds,
-        aliases=aliases,
+        tables=tree_kernel.make_given_tables(weights),
         edges=cells.edges,
         possible=cells.possible,
         fine_edges=cells.edges if cells.found is None else cells.found.edges,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpdask.codec import Codec
-from dpdask.mechanisms.card import Section
+from dpdask.mechanisms.card import OWN_NUMBERS, Section, tell_numbers
 from dpdask.mechanisms.card_parts import CoveredContent
 from dpdask.mechanisms.interval.coverage import coverage
 from dpdask.mechanisms.interval.design import (
@@ -20,7 +20,7 @@ from dpdask.mechanisms.interval.design import (
     find_reference,
     make_local_release,
 )
-from dpdask.mechanisms.interval.release import IntervalRelease, name_released, unit_of
+from dpdask.mechanisms.interval.release import IntervalRelease, name_released
 from dpdask.privacy import Budget, guarantee_text
 from dpdask.privacy.events import Composed, to_dict
 from dpdask.privacy.order import RowOrder, describe_published, order_text
@@ -190,7 +190,7 @@ def _column(name: str, release: IntervalRelease, schema: Schema, codec: Codec | 
     if schema.columns[name].bounds is not None:
         found["bounds"] = schema.columns[name].bounds
     if codec is not None:
-        found["numbers"] = unit_of(codec)
+        found |= {"numbers": OWN_NUMBERS} | tell_numbers(codec)
     perturbation = release.perturbations.get(name)
     if perturbation is not None:
         found |= {"epsilon": find_perturbed(release.designs)[name].epsilon, "epsilon_exact": perturbation.epsilon, "ranges_of": "perturbed values"}

@@ -20,7 +20,7 @@ Bools = NDArray[np.bool_]
 Words = NDArray[np.uint64]
 
 MECHANISM_ID = "interval"
-_CHUNK = 2**15  # rows at a time: their words stay in the cache
+_CHUNK = 2**13  # rows at a time: their words and anchors stay in the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -358,9 +358,10 @@ class RangeRandomiser:
             On NaN, an infinity, or a null where the design does not declare nulls public.
         """
         where = f"column {self.column!r}"
-        if not self.nulls and is_null.any():
+        has_nulls = bool(is_null.any())
+        if has_nulls and not self.nulls:
             raise DataError("holds a null", where, "declare `nulls: public` in the design if it is public which values are missing, or fill it")
-        known = np.where(is_null, 0.0, values) if is_null.any() else values
+        known = np.where(is_null, 0.0, values) if has_nulls else values
         if not np.isfinite(known).all():
             raise DataError("holds NaN or an infinity", where, "store a missing value as null")
         lower, upper = np.empty(len(values)), np.empty(len(values))
@@ -368,5 +369,6 @@ class RangeRandomiser:
             part = slice(start, min(start + _CHUNK, len(values)))
             drawn = words(rng, part.stop - start, self.step.words_per_row)
             lower[part], upper[part] = self.step.ranges(known[part], drawn)
-        lower[is_null] = upper[is_null] = np.nan
+        if has_nulls:
+            lower[is_null] = upper[is_null] = np.nan
         return Ranges(lower=lower, upper=upper, is_null=is_null.copy())

@@ -27,6 +27,7 @@ from dpdask.mechanisms.interval.fit import can_inform, fit_perturbation, range_r
 from dpdask.mechanisms.interval.ranges import MECHANISM_ID, RangeRandomiser
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon
 from dpdask.schema import Column
+from dpdask.stats.levels import encode
 from dpdask.streams import RunKey, stream
 
 Floats = NDArray[np.float64]
@@ -76,17 +77,6 @@ def is_lattice(codec: Codec) -> bool:
     return not pa.types.is_floating(codec.type if isinstance(codec, ValueCodec) else codec.levels.type)
 
 
-def unit_of(codec: Codec) -> str:
-    """Return which numbers the ends of a column's ranges are."""
-    type_ = codec.type if isinstance(codec, ValueCodec) else codec.levels.type
-    if pa.types.is_date(type_):
-        return "days since 1970-01-01"
-    if pa.types.is_timestamp(type_):
-        units = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "microseconds, nanoseconds cut off,"}
-        return f"{units[type_.unit]} since 1970-01-01" + (" UTC" if type_.tz else "")
-    return "the column's own"
-
-
 def to_numbers(codec: Codec, array: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return a column's values as numbers (0 where null), each exactly, and where they are null.
 
@@ -105,8 +95,8 @@ def to_numbers(codec: Codec, array: pa.Array) -> tuple[NDArray[np.float64], NDAr
     if isinstance(codec, ValueCodec):
         return codec.encode(array)
     levels, is_null = _line(codec).encode(codec.levels)
-    codes = codec.encode(array)
-    return levels[codes], is_null[codes]
+    codes = encode(codec, array)
+    return levels[codes], is_null[codes] if codec.levels.null_count else np.zeros(len(codes), dtype=np.bool_)
 
 
 def _line(codec: LevelCodec) -> ValueCodec:

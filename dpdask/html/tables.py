@@ -1,4 +1,4 @@
-"""Small HTML tables, by which notebooks show objects; every text in them is escaped."""
+"""Small tables, by which notebooks show objects."""
 
 from __future__ import annotations
 
