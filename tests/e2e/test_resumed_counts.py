@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from e2e.helpers import HOLDOUT, MIXED_SCHEMA, digests, hidden, lake, run_here, write_job
+from services.stores import OpenStore, everything_ever_written
 
 from dpdask.engine import compute, scan
 from dpdask.errors import TemporaryError
@@ -87,12 +88,36 @@ def test_counts_that_are_not_the_runs_own_are_counted_again(harm: str, tmp_path:
     assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
 
 
+def is_uniform(data: bytes) -> bool:
+    """Return whether all bytes are about as frequent, as those of an encrypted file are."""
+    frequencies = np.bincount(np.frombuffer(data, dtype=np.uint8), minlength=256)
+    return bool(np.ptp(frequencies) < 16 * np.sqrt(len(data) / 256))
+
+
 def test_what_is_kept_shows_neither_counts_nor_values(tmp_path: Path) -> None:
     job = write_job(tmp_path, lake(tmp_path / "in", [100] * 20, row_group=100), tmp_path / "out")
     with pytest.raises(TemporaryError):
         run_here(job, interrupt_at(18), cluster="{kind: synchronous}")
-    data = np.frombuffer((hidden(tmp_path / "out") / "counts-0").read_bytes(), dtype=np.uint8)
-    assert np.ptp(np.bincount(data, minlength=256)) < 16 * np.sqrt(len(data) / 256), "encrypted bytes are uniform"
+    assert is_uniform((hidden(tmp_path / "out") / "counts-0").read_bytes())
+
+
+@pytest.mark.parametrize("place", ["versioned radosgw", "azurite"])
+def test_counts_are_resumed_in_a_store(place: str, open_store: OpenStore, tmp_path: Path) -> None:
+    job = write_job(tmp_path, lake(tmp_path / "in", [100] * 20, row_group=100), tmp_path / "quiet")
+    quiet = run_here(job).manifest
+    *versioned, name = place.split()
+    with open_store(name, versioned=bool(versioned)) as store:
+        with pytest.raises(TemporaryError):
+            run_here(job, interrupt_at(18), cluster="{kind: synchronous}", output__path=store.folder.url)
+        kept = [data for path, data in everything_ever_written(store) if path.endswith("/counts-0")]
+        assert kept
+        assert all(is_uniform(data) for data in kept)
+        steps: list[int] = []
+        again = run_here(job, lambda _, done, __: steps.append(done), cluster="{kind: synchronous}", output__path=store.folder.url)
+        assert steps[:5] == [16, 17, 18, 19, 20]
+        assert [shard.sha256 for shard in again.manifest.shards] == [shard.sha256 for shard in quiet.shards]
+        assert store.folder.sibling(".", ".dpdask").names() == []
+        assert not any("counts-" in path or data in kept for path, data in everything_ever_written(store))
 
 
 def test_short_passes_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import adlfs  # noqa: F401  # with the next: importing them is most of what a driver does whose output is in a store
+import s3fs  # noqa: F401
 from e2e.helpers import MIXED_SCHEMA, draw_no_pictures, lake, run_here, spare_the_disk, write_job
 
 from dpdask import cli
@@ -28,6 +30,7 @@ from dpdask.engine import fit, scan, write
 from dpdask.engine.account import Account
 from dpdask.engine.work import RELEASE_NAME
 from dpdask.io import shards
+from dpdask.io.encrypted import EncryptedFile
 from dpdask.io.storage import Folder
 from dpdask.jobs import run, run_keys, spec
 from dpdask.jobs.records import NumberedRecords
@@ -107,6 +110,12 @@ def reached(stage: str) -> Callable[..., bool]:
     return lambda _state, progressed, *_: progressed.stage == stage
 
 
+def keep_counts_soon(strike: Strike) -> None:
+    """Strike when the counts of a pass are kept, which short passes do not wait for."""
+    scan.KEEP_SECONDS = 0.0
+    at(EncryptedFile, "write", strike)
+
+
 def later_manifest(_folder: Folder, name: str = "", *_: Any) -> bool:
     return "manifest-" in str(name)
 
@@ -153,6 +162,7 @@ POINTS["later-kept"] = lambda s: at(KeptFolder, "write", s)  # of growing tables
 POINTS["later-half-moved"] = lambda s: at(Path, "replace", s, nth=2)
 POINTS["later-carded"] = lambda s: at(Folder, "put_new", s, after=False, when=later_manifest)
 POINTS["later-manifest"] = lambda s: at(Folder, "put_new", s, when=later_manifest)
+POINTS["counts-kept"] = keep_counts_soon
 POINTS["counted"] = lambda s: at(fit, "scan", s)
 POINTS["noise-kept"] = lambda s: at(fit, "_keep_drawn", s)  # of jobs that draw central noise
 POINTS["bounded"] = lambda s: at(fit, "bound_units", s)  # of jobs whose unit is a column

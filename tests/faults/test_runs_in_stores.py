@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 from e2e.helpers import charging_entries, lake, load, run_here, write_job
 from faults.drivers import Drivers
-from fsspec.asyn import sync
-from services.stores import OpenStore, Store
+from services.stores import OpenStore, Store, everything_ever_written
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
-from dpdask.io.filesystems import open_filesystem
 from dpdask.io.manifest import Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs import records, state
@@ -28,7 +26,7 @@ from dpdask.jobs.run import abort, abort_job, status
 from dpdask.privacy.ledger_keys import KeyTable
 
 BEFORE_COMMIT = (
-    *("acquired", "key-kept", "opened", "surveying", "surveyed", "release-fitted", "release-written", "recorded", "fitted"),
+    *("acquired", "key-kept", "opened", "surveying", "counts-kept", "surveyed", "release-fitted", "release-written", "recorded", "fitted"),
     *("first-shard-begun", "shard-half-written", "shard-unrecorded", "some-shards", "all-shards", "card-created"),
 )
 AFTER_COMMIT = ("manifest-created", "success-staged", "uncommitted", "committed", "run-cleared", "removed")
@@ -72,22 +70,11 @@ def make_ledger(folder: Path) -> dict[str, str]:
 
 def environment(store: Store, tmp_path: Path) -> dict[str, str]:
     assert store.server is not None
-    return {**store.server.environment(), "XDG_STATE_HOME": str(tmp_path / "state")}
+    return {**store.server.environment(store.server.endpoint), "XDG_STATE_HOME": str(tmp_path / "state")}
 
 
 def kept(keys: Path) -> list[bytes]:
     return [path.read_bytes() for path in keys.iterdir() if path.name != "name"] if keys.exists() else []
-
-
-def everything_ever_written(store: Store) -> bytes:
-    """Return all versions of all files of the bucket, one after the other."""
-    fs, path = open_filesystem(store.folder.url)
-    bucket = path.partition("/")[0]
-    if store.server is not None and store.server.name != "radosgw":
-        return b"\n".join(fs.cat(name) for name in fs.find(bucket))
-    found = fs.call_s3("list_object_versions", Bucket=bucket).get("Versions", [])
-    answers = [fs.call_s3("get_object", Bucket=bucket, Key=each["Key"], VersionId=each["VersionId"])["Body"] for each in found]
-    return b"\n".join(sync(fs.loop, body.read) for body in answers)
 
 
 def check_released(folder: Folder, quiet: list[str], keys: Path) -> None:
@@ -115,7 +102,7 @@ def kill_and_run_again(point: str, folder: Folder, job: Path, drivers: Drivers, 
 
 
 def check_unwritten(secrets: list[bytes], store: Store) -> None:
-    written = everything_ever_written(store)
+    written = b"\n".join(data for _, data in everything_ever_written(store))
     for secret in secrets:
         assert not any(form in written for form in (secret, secret.hex().encode(), base64.b64encode(secret)))
 

@@ -51,7 +51,8 @@ ms bind ipv6 = false
 keyring = /dev/null
 [client.rgw]
 ms mon client mode = crc secure
-rgw frontends = beast endpoint=127.0.0.1:{port}
+# without tcp_nodelay most answers wait 40 ms for the client's acknowledgement
+rgw frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
 rgw override bucket index max shards = 1
 rgw enable apis = s3, admin
 rgw enable usage log = false

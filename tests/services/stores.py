@@ -11,6 +11,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.asyn import sync
 
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.storage import Folder
@@ -72,6 +73,19 @@ class Store:
         """The proxy of the server; the local disk has none."""
         assert self.server is not None
         return self.server.proxy
+
+
+def everything_ever_written(store: Store) -> list[tuple[str, bytes]]:
+    """Return the path and the content of all versions of all files of the bucket."""
+    fs, path = open_filesystem(store.folder.url)
+    bucket = path.partition("/")[0]
+    if store.server is not None and store.server.name != "radosgw":
+        return [(name, fs.cat(name)) for name in fs.find(bucket)]
+    page = fs.call_s3("list_object_versions", Bucket=bucket)
+    assert not page["IsTruncated"]
+    found = page.get("Versions", [])
+    answers = [fs.call_s3("get_object", Bucket=bucket, Key=each["Key"], VersionId=each["VersionId"])["Body"] for each in found]
+    return [(each["Key"], sync(fs.loop, body.read)) for each, body in zip(found, answers, strict=True)]
 
 
 @contextmanager
