@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 
+@functools.cache
 def read_file(package: str, name: str) -> str:
     """Return a file in the folder `files` of a package.
 
@@ -45,6 +47,11 @@ def render_page(package: str, name: str, filters: Mapping[str, Callable[..., obj
     values
         What it shows, by name; one that is missing is an error.
     """
+    return _compile(package, name, tuple(filters.items())).render(values)
+
+
+@functools.lru_cache(maxsize=8)
+def _compile(package: str, name: str, filters: tuple[tuple[str, Callable[..., object]], ...]) -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= filters
-    return environment.from_string(read_file(package, name)).render(values)
+    environment.filters |= dict(filters)
+    return environment.from_string(read_file(package, name))
