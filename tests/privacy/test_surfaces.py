@@ -27,7 +27,10 @@ from dpdask.errors import DataError
 from dpdask.jobs.run import run_job
 
 pytest.importorskip("bokeh", reason="the dashboard's plots need bokeh")
-pytestmark = pytest.mark.filterwarnings("ignore:coroutine 'WSHandler.send_message' was never awaited:RuntimeWarning")  # plots that are closed
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:coroutine 'WSHandler.send_message' was never awaited:RuntimeWarning"),  # plots that are closed
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"),  # of a cluster that stops
+]
 
 INCOME, USER, NAME, UNDECLARED = 481_516.234210815, 77_131_317_713, "Melpomene of Lindos", "Erato of Samos"
 PLANTED = {"income": [*forms(INCOME), struct.pack("<d", INCOME)], "user": [*forms(USER), struct.pack("<q", USER)]}
