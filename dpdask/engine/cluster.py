@@ -321,9 +321,11 @@ class Window:
         return next((batch.nodes[key] for batch in self._waiting.values() if key in batch.nodes), None)
 
     def close(self) -> None:
-        """Cancel what was submitted."""
+        """Cancel what was submitted, and release what all tasks share: to cancel a task that others need ends the scheduler's connection."""
         with suppress(Exception):  # a cluster that has gone away has nothing left to cancel
-            self._client.cancel([*self._futures.values(), *self._held])
+            self._client.cancel([*self._futures.values()])
+            for future in self._held:
+                future.release()
 
 
 def _patiently(client: Client, step: Callable[[], Any]) -> Any:
