@@ -62,11 +62,16 @@ class _StrictLoader(_Loader):  # type: ignore[misc]  # one of two
 
 
 def _check_depth(text: str) -> None:
-    """Check that a YAML document is not nested deeply: the loader in C recurses as deeply, and would end the process."""
-    depth = 0
+    """Check that a YAML document is not nested deeply, and no value in itself: the loader in C recurses as deeply, and would end the process."""
+    around: list[str | None] = []  # the anchors of the values that are open
     for event in yaml.parse(text, Loader=_Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
+        if isinstance(event, yaml.CollectionStartEvent):
+            around.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            around.pop()
+        elif isinstance(event, yaml.AliasEvent) and event.anchor in around:
+            raise SpecError("a value is in itself", None, f"remove the alias *{event.anchor}")
+        if len(around) > _DEEPEST:
             raise SpecError("the values are nested too deeply", None, "remove some of the brackets or indents")
 
 
@@ -131,7 +136,7 @@ def parse_value(text: str, where: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise SpecError("this is not valid YAML", f"{where}{line}", "correct its indentation or quoting") from None
-    except (ValueError, RecursionError):  # raised for 2020-02-30, or for a list that is in itself
+    except ValueError:  # raised for 2020-02-30
         raise SpecError("a value cannot be read", where, "correct a date that does not exist, or a number that is too long") from None
     except SpecError as error:
         raise error.at(where) from None

@@ -121,6 +121,12 @@ def test_a_text_that_is_nested_deeply_is_refused(text):
     assert parse_value("[" * 100 + "]" * 100, "job.yaml")
 
 
+@pytest.mark.parametrize("text", ["a: &x [*x]", "&x {a: {b: *x}}", "columns: &x\n  a: {role: TODO}\n  b: *x"])
+def test_a_value_that_is_in_itself_is_refused(text):
+    assert parse(text).what == "a value is in itself"
+    assert parse_value("{a: &x [1], b: *x}", "job.yaml") == {"a": [1], "b": [1]}
+
+
 @pytest.mark.parametrize("text", ["", "3", "- 1", "text", "null", "# only a comment"])
 def test_a_document_that_is_no_mapping_is_refused(text):
     assert parse(text).what == "a mapping of names to values is expected"

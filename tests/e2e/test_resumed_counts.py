@@ -62,6 +62,29 @@ def test_counts_are_resumed(mechanism: dict[str, Any], schema: dict[str, Any], c
     assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
 
 
+def test_counts_of_a_later_round_are_resumed(tmp_path: Path) -> None:
+    """Cells are found in a first pass, whose noise is kept, and tables are counted in a second one."""
+    schema = {name: column for name, column in MIXED_SCHEMA.items() if column["role"] == "privatise"}
+    source = lake(tmp_path / "in", [300] * 20, row_group=300, schema=schema)
+    job = write_job(tmp_path, source, tmp_path / "out", schema=schema, mechanism={"kind": "copula"}, privacy__delta=1e-6)
+    passes: list[str] = []
+
+    def interrupt(name: str, done: int, _: int) -> None:
+        passes.extend([name] if done == 0 else [])
+        if len(passes) == 2 and done == 18:
+            raise TemporaryError("crash")
+
+    with pytest.raises(TemporaryError):
+        run_here(job, interrupt, cluster="{kind: synchronous}")
+    kept = [path.name for path in hidden(tmp_path / "out").glob("counts-*")]
+    assert "counts-1" in kept
+    steps: list[tuple[str, int]] = []
+    run_here(job, lambda name, done, _: steps.append((name, done)), cluster="{kind: synchronous}")
+    assert steps[:5] == [(passes[1], done) for done in range(16, 21)]
+    run_here(job, output__path=tmp_path / "quiet")
+    assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
+
+
 @pytest.mark.parametrize("harm", ["cut", "changed", "of another run", "other content"])
 def test_counts_that_are_not_the_runs_own_are_counted_again(harm: str, tmp_path: Path) -> None:
     job = write_job(tmp_path, lake(tmp_path / "in", [100] * 20, row_group=100), tmp_path / "out")

@@ -14,6 +14,7 @@ from distributed import Client
 from dpdask.engine import cluster, compute
 from dpdask.engine.cluster import Batch, Window
 from dpdask.engine.compute import add_tree, make_stage, run_stage
+from dpdask.errors import DataError
 from dpdask.stats.statistic import FAN_IN, TreeFold
 
 
@@ -120,6 +121,19 @@ def test_a_cluster_has_a_window_of_tasks_and_the_driver_few_results(monkeypatch:
         assert fold_stage(5000) == expected
     assert max(running) < 600 + compute._LARGEST_BATCH
     assert max(waiting) < 3
+
+
+def refuse(number: int, shared: object) -> int:
+    raise DataError("wrong", f"{number} {shared}", None)
+
+
+def test_a_stage_that_fails_leaves_the_client_connected() -> None:
+    """The scheduler ends the connection of a client that cancels a task on which others depend."""
+    with Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None) as client:
+        for _ in range(20):
+            with pytest.raises(DataError, match="wrong"):
+                list(run_stage(make_stage("test", refuse, [(number,) for number in range(20)], 0.1, merge, least=FAN_IN)))
+        assert client.submit(sum, [1, 2]).result(timeout=30) == 3
 
 
 def test_a_batch_names_what_the_driver_takes() -> None:
