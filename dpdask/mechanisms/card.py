@@ -378,13 +378,13 @@ def _write_json(value: object, line: str) -> str:
     Parameters
     ----------
     value
-        Plain values.
+        Plain values; the keys are texts or integers.
     line
         The end of a line and the indent of this value.
     """
     inner = line + " "
     if isinstance(value, dict) and value:
-        return "{" + inner + ("," + inner).join(f"{_encoder('')(key)}: {_write_json(item, inner)}" for key, item in value.items()) + line + "}"
+        return "{" + inner + ("," + inner).join(f"{_encoder('')(str(key))}: {_write_json(item, inner)}" for key, item in value.items()) + line + "}"
     if isinstance(value, list | tuple) and value:
         if not {dict, list, tuple}.isdisjoint(map(type, value)):
             return "[" + inner + ("," + inner).join(_write_json(item, inner) for item in value) + line + "]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -27,7 +28,6 @@ from dpdask.privacy import attacker_power, percent_above
 MAX_COLUMNS = 50
 MAX_SHARDS = 50
 _MOST_CELLS = 12
-
 
 Content = dict[str, Any]
 
@@ -55,7 +55,8 @@ class Statistics:
 def write_page(card: Mapping[str, Any], path: str | Path) -> None:
     """Write the page of a release from its card alone: of a frame, of a survey, or of a folder that `dpdask.open` opened.
 
-    It is the page that a job writes, without statistics of the released rows and without the hashes of their files.
+    It is the page that a job writes, without statistics of the released rows and without the hashes of their files. If a part of it cannot be made, a
+    warning says so.
 
     Parameters
     ----------
@@ -87,7 +88,9 @@ def write_page(card: Mapping[str, Any], path: str | Path) -> None:
     >>> "Issued by The clinic" in path.read_text(encoding="utf-8")
     True
     """
-    page, _ = make_page(Card.read(card, "card"))
+    page, faults = make_page(Card.read(card, "card"))
+    for fault in faults:
+        warnings.warn(fault, stacklevel=2)
     try:
         with Path(path).open("xb") as file:
             file.write(page)
@@ -118,10 +121,10 @@ def make_page(card: Card, manifest: Manifest | None = None, shards: Folder | Non
         statistics = None if manifest is None or shards is None else _describe_rows(card, manifest, shards)
         return _render(card, manifest, statistics, list_channels(card), describe_kept(card)), ()
     except Exception as error:
-        fault = f"the page of the release was written without statistics ({type(error).__name__})"
+        fault = type(error).__name__
     with suppress(Exception):
-        return _render(card, manifest, None, [], ([], [])), (fault,)
-    return _write_promise(card), (fault,)
+        return _render(card, manifest, None, [], ([], [])), (f"the page of the release was written without statistics ({fault})",)
+    return _write_promise(card), (f"the page of the release holds its promise alone ({fault})",)
 
 
 def _write_promise(card: Card) -> bytes:

@@ -187,7 +187,7 @@ def show_fit(shown: bool | None) -> Iterator[Report | None]:
     shown
         Whether it is shown; if not, None is yielded. By default it is on a terminal and in a notebook.
     """
-    moves = _in_notebook() or sys.stderr.isatty()
+    moves = _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())  # a program without a console has no stderr
     if not (moves if shown is None else shown):
         yield None
     elif moves:

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import run_here, write_job
+from e2e.helpers import open_once
 
 import dpdask
 from dpdask.analysis.result import Result
@@ -81,10 +81,8 @@ def release(tmp_path_factory: pytest.TempPathFactory, original: pd.DataFrame) ->
 
     def open_(name: str) -> Any:
         schema, changes = jobs[name]
-        if not (folder / name).exists():
-            input_ = folder / ("few" if name == "interval" else "in")
-            run_here(write_job(folder / f"job-{name}", input_, folder / name, schema=schema, output__rows_per_shard=6_000, **changes))
-        return dpdask.open(str(folder / name))
+        input_ = folder / ("few" if name == "interval" else "in")
+        return open_once(folder, name, input_, schema=schema, output__rows_per_shard=6_000, **changes)
 
     return open_
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import run_here, write_job
+from e2e.helpers import open_once
 
 import dpdask
 from dpdask.analysis.result import Result
@@ -60,10 +60,8 @@ def release(tmp_path_factory: pytest.TempPathFactory, original: pd.DataFrame) ->
     pq.write_table(pa.Table.from_pandas(original, preserve_index=False), folder / "in" / "table.parquet")
 
     def open_(name: str) -> Any:
-        if not (folder / name).exists():
-            schema, changes = JOBS[name]
-            run_here(write_job(folder / f"job-{name}", folder / "in", folder / name, schema=schema, output__rows_per_shard=N, **changes))
-        return dpdask.open(str(folder / name))
+        schema, changes = JOBS[name]
+        return open_once(folder, name, folder / "in", schema=schema, output__rows_per_shard=N, **changes)
 
     return open_
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import run_here, write_job
+from e2e.helpers import open_once
 
 import dpdask
 from dpdask.analysis.result import Result
@@ -49,9 +49,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Any:
     pq.write_table(pa.Table.from_pandas(make_table(), preserve_index=False), folder / "in" / "table.parquet")
 
     def open_(name: str) -> Any:
-        if not (folder / name).exists():
-            run_here(write_job(folder / f"job-{name}", folder / "in", folder / name, schema=SCHEMA, output__rows_per_shard=N, **JOBS[name]))
-        return dpdask.open(str(folder / name))
+        return open_once(folder, name, folder / "in", schema=SCHEMA, output__rows_per_shard=N, **JOBS[name])
 
     return open_
 

@@ -16,6 +16,7 @@ import pytest
 import dpdask
 from dpdask.errors import InputError
 from dpdask.inference import ReleasedColumn
+from dpdask.mechanisms import card
 from dpdask.mechanisms.card import CARD_FORMAT, Card, Section, make_card, noisy_counts_section, plain, say_date
 from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.privacy import Budget
@@ -121,6 +122,15 @@ def test_cautions_depend_on_public_rows_alone() -> None:
 def test_plain_values_are_what_json_has() -> None:
     value = {"a": (1, 2.5, math.inf, -math.inf, math.nan), "b": [None, True, "x", dt.date(2026, 1, 2)]}
     assert plain(value) == {"a": [1, 2.5, "inf", "-inf", "nan"], "b": [None, True, "x", "2026-01-02"]}
+
+
+@pytest.mark.parametrize(
+    "value", [{}, [], {"a": [], "b": {}}, {'ä\n"': [1, 2.5, None, True, "x, y"]}, [[0.1, 1e22], []], [{"a": 1}, 2, ["é"]], {1: {"k": [[-0.0]]}}, "s"]
+)
+def test_a_card_is_written_as_json_writes_it(value: Any) -> None:
+    assert card._write_json(value, "\n") == json.dumps(value, indent=1, ensure_ascii=False)
+    with pytest.raises(ValueError, match="Out of range"):
+        card._write_json({"a": [1.0, value, math.inf]}, "\n")
 
 
 def test_batches_and_the_dataset_are_told() -> None:

@@ -12,6 +12,7 @@ from page.pages import EVIL, SCHEMA, Page, release
 
 import dpdask
 from dpdask.io.manifest import PAGE_NAME
+from dpdask.page import words
 
 DAYS = [dt.date(2020, 1, 1), dt.date(2021, 12, 31)]
 DAY: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": DAYS}
@@ -48,6 +49,14 @@ def test_a_frame_has_a_page(tmp_path: Path) -> None:
         read_page(fitted.card, tmp_path)
     with pytest.raises(dpdask.InputError, match="not a release card"):
         dpdask.write_page({}, tmp_path / "other.html")
+
+
+def test_a_page_that_cannot_be_made_of_a_card_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    survey = dpdask.Survey(schema(day={**DAY, "type": "date32"}), columns={"day": RANGES}, wording={"day": {"of": "the day of your visit"}})
+    monkeypatch.setattr(words, "list_uses", lambda _: 1 / 0)
+    with pytest.warns(UserWarning, match="promise alone"):
+        page = read_page(survey.card, tmp_path)
+    assert survey.card["guarantee"]["text"] in page.text
 
 
 def test_a_saved_release_has_a_page(tmp_path: Path) -> None:

@@ -208,6 +208,8 @@ def test_a_fit_in_python_is_quiet_unless_it_is_asked_or_watched(capsys, monkeypa
     assert lines(capsys) == []
     fit()
     assert "fitting" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stderr", None)  # as in a program without a console
+    fit()
 
 
 def test_a_fit_in_a_notebook_is_a_table_below_the_cell(capsys, monkeypatch):
