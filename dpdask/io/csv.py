@@ -117,7 +117,7 @@ def check_names(names: Sequence[str], name: str) -> None:
 
 def _is_value(field: str) -> bool:
     """Return whether a text is empty, or has digits and no letters but those of dates and exponents."""
-    bare = re.sub(r"(?<=\d)[eTZ](?=[-+\d]|$)", "", field.strip())
+    bare = re.sub(r"(?<=\d)[eETZ](?=[-+\d]|$)", "", field.strip())
     return not bare or (any(map(str.isdigit, bare)) and not any(map(str.isalpha, bare)))
 
 

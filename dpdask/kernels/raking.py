@@ -21,7 +21,6 @@ LOWEST, HIGHEST = -4.0, 2.0  # how far the logarithm of a cell's weights may mov
 _STEPS = 9
 _PACE = 1.5  # of the moves before the last sweep
 _STRIP = 2**12  # records whose weights and cells stay in the first-level cache
-_SUMMED = 2**15  # records whose weights are summed in single precision
 _LANES = 4  # records whose cells are summed apart, so that no sum waits for the last one
 _LEAST = np.float32(1e-30)  # a weight: smaller ones would be denormal, and slow
 
@@ -124,22 +123,19 @@ def _rake(
     n = codes.shape[1]
     weights = np.full(n, np.float32(total / n))
     thetas = np.zeros(len(targets))
-    lanes, found = np.zeros((_LANES, largest), dtype=np.float32), np.zeros(largest)
+    lanes, found = np.zeros((_LANES, largest)), np.zeros(largest)  # double precision: in single, sums of many equal weights would err all one way
     moves, factors = np.zeros(largest), np.ones(largest, dtype=np.float32)  # of the table that was visited last
     for visit in range(len(order)):
         t = order[visit]
         start, n_cells = starts[t], n_cells_of(tables[t], sizes)
-        found[:n_cells] = 0.0
-        for begin in range(0, n, _SUMMED):
-            end = min(begin + _SUMMED, n)
-            lanes[:, :n_cells] = np.float32(0.0)
-            for first in range(begin, end, _STRIP):
-                strip = slice(first, min(first + _STRIP, end))
-                _multiply(weights[strip], cells[strip], factors)
-                _find_cells(codes, strip, tables[t], sizes, cells[strip])
-                _sum_up(weights[strip], cells[strip], lanes)
-            for cell in range(n_cells):
-                found[cell] += (np.float64(lanes[0, cell]) + lanes[1, cell]) + (np.float64(lanes[2, cell]) + lanes[3, cell])
+        lanes[:, :n_cells] = 0.0
+        for first in range(0, n, _STRIP):
+            strip = slice(first, min(first + _STRIP, n))
+            _multiply(weights[strip], cells[strip], factors)
+            _find_cells(codes, strip, tables[t], sizes, cells[strip])
+            _sum_up(weights[strip], cells[strip], lanes)
+        for cell in range(n_cells):
+            found[cell] = (lanes[0, cell] + lanes[1, cell]) + (lanes[2, cell] + lanes[3, cell])
         own = thetas[start : start + n_cells]
         solve_cells(targets[start : start + n_cells], found[:n_cells], own, strengths[t], moves[:n_cells])
         pace = _PACE if visit < len(order) - len(tables) else 1.0
@@ -173,7 +169,7 @@ def _find_cells(codes: Codes, strip: slice, table: Ints, sizes: Ints, cells: Cel
 
 
 @jit
-def _sum_up(weights: Weights, cells: Cells, lanes: Weights) -> None:
+def _sum_up(weights: Weights, cells: Cells, lanes: Floats) -> None:
     for i in range(len(weights)):
         lanes[i % _LANES, cells[i]] += weights[i]
 

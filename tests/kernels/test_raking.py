@@ -99,6 +99,15 @@ def test_weights_are_those_of_plain_numpy(strength, dtype):
     np.testing.assert_allclose(found, reference(pool, targets, strengths, order), rtol=1e-5)
 
 
+@pytest.mark.parametrize("total", [112_407_258.7, 2_570_975_398.7])
+def test_many_equal_weights_are_summed_exactly(total):
+    shares, n = np.array([0.97, 0.01, 0.01, 0.01]), 2**17 + 3
+    cell = np.random.default_rng(3).choice(4, size=n, p=shares)
+    codes, sizes, table = np.stack([cell // 2, cell % 2]).astype(np.uint8), np.array([2, 2]), np.array([[0, 1, -1]])
+    weights = rake(codes, sizes, table, np.array([0]), total * shares, total, np.array([1.0]), np.zeros(6, dtype=np.int64))
+    np.testing.assert_allclose(np.bincount(cell, weights=weights), total * shares, rtol=2e-6)
+
+
 def test_firm_tables_are_met_and_weak_ones_leave_the_pool_alone():
     rng = np.random.default_rng(2)
     pool, targets = drawn(rng, 8000), tables_of(drawn(rng, 100_000, 0.5))
