@@ -18,6 +18,7 @@ from dpdask.engine.compute import Progress, guard, make_stage, run_stage
 from dpdask.engine.select import Chooser
 from dpdask.engine.source import Part, Source
 from dpdask.engine.work import TableWork
+from dpdask.errors import InputError
 from dpdask.io.encrypted import EncryptedFile
 from dpdask.stats.leaves import list_leaves, replace_leaves
 from dpdask.stats.statistic import FAN_IN, Statistic, TreeFold, Value
@@ -146,7 +147,8 @@ class _Joined(Generic[Value]):
         self.n_batches, self._fold = 0, TreeFold[Value]()
         self._n_released, self._seals, self._changed = list[int](), list[bytes](), Counter[str]()
         if file is not None and (kept := file.read()) is not None:
-            _ARCHIVE.unpack(kept, file.name, self._begin)
+            with suppress(InputError):  # of another form: the rows are counted again
+                _ARCHIVE.unpack(kept, file.name, self._begin)
 
     def add(self, found: Sequence[Scanned[Value]]) -> None:
         """Take the results of the next batches."""
@@ -181,9 +183,10 @@ class _Joined(Generic[Value]):
         if header["n_tasks"] != self._n_tasks:
             raise ValueError
         leaves = (arrays[f"leaf-{number}"] for number in count())
-        self._fold = TreeFold([[replace_leaves(self._template, leaves) for _ in range(n)] for n in header["levels"]])
-        self.n_batches, self._n_released, self._changed = header["n_batches"], header["n_released"], Counter(header["changed"])
-        self._seals = [bytes.fromhex(seal) for seal in header["seals"]]
+        levels = [[replace_leaves(self._template, leaves) for _ in range(n)] for n in header["levels"]]
+        seals, changed = [bytes.fromhex(seal) for seal in header["seals"]], Counter(header["changed"])
+        self.n_batches, self._n_released, self._fold = header["n_batches"], header["n_released"], TreeFold(levels)
+        self._seals, self._changed = seals, changed
 
 
 @guard
