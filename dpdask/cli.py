@@ -17,6 +17,7 @@ import click
 
 from dpdask.errors import DpdaskError, InternalError, UsageError
 from dpdask.steps import step
+from dpdask.terminal.waiting import show_step
 from dpdask.version import __version__
 
 if TYPE_CHECKING:
@@ -112,11 +113,12 @@ def init(table: str, format_: str, catalog: str | None, levels_from: str | None,
 @_set
 def validate(job: str, settings: dict[str, str]) -> None:
     """Check a job and its schema; read no data."""
-    from dpdask.connect import check_cluster
-    from dpdask.jobs.spec import load_job
+    with show_step("reading the job"):
+        from dpdask.connect import check_cluster
+        from dpdask.jobs.spec import load_job
 
-    checked = load_job(job, settings)
-    check_cluster(checked.cluster)
+        checked = load_job(job, settings)
+        check_cluster(checked.cluster)
     click.echo(f"{checked.file.name}: valid; privatises {', '.join(checked.schema.privatised)}")
 
 
@@ -126,13 +128,14 @@ def validate(job: str, settings: dict[str, str]) -> None:
 @_json
 def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
     """Say what a run would do, who is protected and how; read footers only."""
-    from dpdask.connect import check_cluster
-    from dpdask.jobs.plan import plan_job
-    from dpdask.jobs.spec import load_job
+    with show_step("planning"):
+        from dpdask.connect import check_cluster
+        from dpdask.jobs.plan import plan_job
+        from dpdask.jobs.spec import load_job
 
-    loaded = load_job(job, settings)
-    warned = check_cluster(loaded.cluster)
-    planned = plan_job(loaded)
+        loaded = load_job(job, settings)
+        warned = check_cluster(loaded.cluster)
+        planned = plan_job(loaded)
     planned = replace(planned, warnings=(*warned, *planned.warnings))
     click.echo(json.dumps(planned.to_dict(), ensure_ascii=False) if as_json else str(planned))
 
@@ -220,9 +223,8 @@ def status(out: str | None, job: str | None, as_json: bool) -> None:
 
     _check_one("status OUT", out, job)
     found = runner.status(absolute_url(str(out)) if job is None else load_job(job).output_url)
-    out = out or job
     sizes = [f", {n} {what}" for n, what in ((found.n_shards, "shards"), (found.n_releases, "releases")) if n > (what == "releases")]
-    click.echo(json.dumps(asdict(found)) if as_json else f"{out}: {found.stage}" + "".join(sizes))
+    click.echo(json.dumps(asdict(found)) if as_json else f"{out or job}: {found.stage}" + "".join(sizes))
 
 
 @cli.command()
@@ -254,11 +256,12 @@ def _check_one(usage: str, out: str | None, job: str | None) -> None:
 @click.option("--runs", "n_runs", type=click.IntRange(min=1000), default=20_000, show_default=True, help="Runs of each noisy measurement.")
 def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> None:
     """Compute the exact ε* of every channel, and a lower bound on the ε of noisy counts; read footers only."""
-    from dpdask.jobs.auditing import audit_job
-    from dpdask.jobs.spec import load_job
-    from dpdask.terminal.texts import describe_audit
+    with show_step("auditing"):
+        from dpdask.jobs.auditing import audit_job
+        from dpdask.jobs.spec import load_job
+        from dpdask.terminal.texts import describe_audit
 
-    found = audit_job(load_job(job, settings), n_runs=n_runs)
+        found = audit_job(load_job(job, settings), n_runs=n_runs)
     click.echo(json.dumps(found, ensure_ascii=False) if as_json else describe_audit(found))
     if not found["sound"]:
         raise InternalError("the audit found more ε than is claimed", found["name"], "release nothing with this version, and report it")
@@ -273,16 +276,17 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
 @click.option("--rows", "n_rows", type=click.IntRange(min=100), default=100_000, show_default=True, help="Rows of each table to compare, at most.")
 def report(out: str | None, original: str | None, job: str | None, to: str | None, target: str | None, n_rows: int) -> None:
     """Compare a release with its original, as a CONFIDENTIAL page; reads private rows."""
-    from dpdask.evaluation.report import Original, write_report
-    from dpdask.jobs.spec import load_job
-
     _check_one("report OUT --original PATH", out and original if job is None else out or original, job)
-    if job is None:
-        path = write_report(str(out), str(original), to, target=target, n_rows=n_rows)
-    else:
-        loaded = load_job(job)
-        table = Original(url=loaded.input_url, schema=loaded.schema, table_format=loaded.file.input.table_format)
-        path = write_report(loaded.output_url, table, to, target=target, n_rows=n_rows)
+    with show_step("comparing with the original"):
+        from dpdask.evaluation.report import Original, write_report
+        from dpdask.jobs.spec import load_job
+
+        if job is None:
+            path = write_report(str(out), str(original), to, target=target, n_rows=n_rows)
+        else:
+            loaded = load_job(job)
+            table = Original(url=loaded.input_url, schema=loaded.schema, table_format=loaded.file.input.table_format)
+            path = write_report(loaded.output_url, table, to, target=target, n_rows=n_rows)
     click.echo(f"{path}: CONFIDENTIAL, computed from private rows; do not publish it")
 
 

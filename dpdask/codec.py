@@ -24,6 +24,7 @@ _LARGEST = 2.0**1021
 _SMALL = 2**30
 _DAY = 86_400_000  # milliseconds
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_YEARS = 1500, 2500  # in days, 1974 to 1976
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,8 +346,9 @@ def _convert_bounds(name: str, bounds: tuple[Bound, Bound], type_: pa.DataType) 
     low, high = bounds
     if isinstance(low, dt.date) and isinstance(high, dt.date):
         return _count_since_1970(name, low, type_, last=False), _count_since_1970(name, high, type_, last=True)
-    assert not isinstance(low, dt.date)
-    assert not isinstance(high, dt.date)
+    assert not isinstance(low, dt.date) and not isinstance(high, dt.date)  # noqa: PT018 - two of one kind, says the schema
+    if pa.types.is_temporal(type_) and _YEARS[0] <= low and high <= _YEARS[1]:
+        raise DataError("its bounds look like years, and here numbers count from 1970", f"column {name!r}", "write dates, such as 2000-01-01")
     if pa.types.is_floating(type_):
         low, high = _convert_type(name, (low, high), type_).cast(pa.float64()).to_pylist()
     elif (low, high) != (round(low), round(high)):

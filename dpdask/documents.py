@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -13,12 +14,32 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dpdask.errors import CombinedSpecError, SpecError
+from dpdask.models import list_known_keys, list_required_keys
 
 Model = TypeVar("Model", bound=BaseModel)
 
 _LONGEST_SHOWN = 60
 _DEEPEST = 100  # levels of lists and mappings
 _NEAR = 0.7  # how alike a name must be to be proposed
+_NEAR_KEY = 0.6  # a key, of which fewer are possible
+_EXPECTED = {  # pydantic's types of errors, in the words of a YAML document
+    "bool_type": "true or false is expected",
+    "dict_type": "a mapping is expected",
+    "finite_number": "a finite number is expected",
+    "float_type": "a number is expected",
+    "greater_than": "a number above {gt:g} is expected",
+    "greater_than_equal": "at least {ge:g} is expected",
+    "int_from_float": "a whole number is expected",
+    "int_type": "a whole number is expected",
+    "less_than": "a number below {lt:g} is expected",
+    "less_than_equal": "at most {le:g} is expected",
+    "list_type": "a list is expected",
+    "literal_error": "{expected} is expected",
+    "model_attributes_type": "a mapping is expected",
+    "model_type": "a mapping is expected",
+    "string_type": "a text is expected",
+    "tuple_type": "a list is expected",
+}
 
 
 if TYPE_CHECKING:
@@ -133,13 +154,23 @@ def parse_value(text: str, where: str) -> Any:
         _check_depth(text)
         return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise SpecError("this is not valid YAML", f"{where}{line}", "correct its indentation or quoting") from None
+        raise _describe_invalid(error, text, where) from None
     except ValueError:  # raised for 2020-02-30
         raise SpecError("a value cannot be read", where, "correct a date that does not exist, or a number that is too long") from None
     except SpecError as error:
         raise error.at(where) from None
+
+
+def _describe_invalid(error: yaml.YAMLError, text: str, where: str) -> SpecError:
+    """Return the problem of a text that is not YAML: its lines, and what often is the cause."""
+    marks = [mark for mark in (getattr(error, "context_mark", None), getattr(error, "problem_mark", None)) if mark is not None]
+    lines = sorted({mark.line for mark in marks})
+    place = f", line{'s' * (len(lines) > 1)} {' to '.join(str(line + 1) for line in lines)}" if lines else ""
+    if any("\t" in line[: len(line) - len(line.lstrip())] for at in lines for line in text.splitlines()[at : at + 1]):
+        return SpecError("this is not valid YAML", f"{where}{place}", "indent with blanks, not with a tab")
+    if "flow" in str(getattr(error, "context", "")):
+        return SpecError("this is not valid YAML", f"{where}{place}", "close the bracket, or write the missing comma")
+    return SpecError("this is not valid YAML", f"{where}{place}", "correct its indentation or quoting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +319,21 @@ def suggest(name: object, known: Iterable[str], otherwise: str) -> str:
     otherwise
         The hint if none is near.
     """
-    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=_NEAR)
-    return f"did you mean {near[0]!r}?" if near else otherwise
+    near = find_near(name, known)
+    return otherwise if near is None else f"did you mean {near!r}?"
+
+
+def find_near(name: object, known: Iterable[str]) -> str | None:
+    """Return the known name that is nearest to a wrong one; None if none is near.
+
+    Parameters
+    ----------
+    name
+        The wrong name.
+    known
+        The names that would be right.
+    """
+    return next(iter(difflib.get_close_matches(str(name), list(known), n=1, cutoff=_NEAR)), None)
 
 
 def _list_problems(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], text: Text) -> list[SpecError]:
@@ -302,28 +346,49 @@ def _list_problems(error: ValidationError, model: type[BaseModel], data: Mapping
             missing = (*keys, str(issue["loc"][-1]) if issue["type"] == "missing" else issue["ctx"]["discriminator"].strip("'"))
             problems.setdefault(missing, SpecError(f"the key {'.'.join(missing)!r} is missing", text.find_line(keys), "add it"))
         elif issue["type"] == "extra_forbidden":
-            known = [name for name in _known_keys(model, keys[:-1], data) if name != keys[-1]]  # that of another kind may have the name
-            near = difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.0)
+            known = [name for name in list_known_keys(model, keys[:-1], data) if name != keys[-1]]  # that of another kind may have the name
+            near = difflib.get_close_matches(keys[-1], known, n=1, cutoff=_NEAR_KEY)
             answered.update((*keys[:-1], name) for name in near)
-            problems[tuple(keys)] = SpecError(f"unknown key {'.'.join(keys)!r}", text.find_line(keys), f"did you mean {near[0]!r}?" if near else None)
+            hint = f"did you mean {near[0]!r}?" if near else f"the keys here are {', '.join(dict.fromkeys(known))}" if known else None
+            problems[tuple(keys)] = SpecError(f"unknown key {'.'.join(keys)!r}", text.find_line(keys), hint)
         else:
-            problems.setdefault(tuple(keys), _describe_wrong(issue, keys, text))
+            problems.setdefault(tuple(keys), _describe_wrong(issue, keys, text, list_required_keys(model, keys, data)))
     return [problem for place, problem in problems.items() if place not in answered]
 
 
-def _describe_wrong(issue: Any, keys: Sequence[str], text: Text) -> SpecError:
-    """Return the problem of a value that is there, and wrong."""
-    context = issue.get("ctx", {})
+def _describe_wrong(issue: Any, keys: Sequence[str], text: Text, inside: Sequence[str]) -> SpecError:
+    """Return the problem of a value that is there, and wrong; `inside` are the keys of the mapping that may stand there."""
+    context, given = issue.get("ctx", {}), issue["input"]
     if issue["type"] == "union_tag_invalid":
         key, kinds = context["discriminator"].strip("'"), re.findall(r"'([^']*)'", context["expected_tags"])
-        hint = suggest(context["tag"], kinds, f"take one of {', '.join(kinds)}")
-        return SpecError(f"there is no {key} {context['tag'][:_LONGEST_SHOWN]!r} here", text.locate([*keys, key]), hint)
-    message = issue["msg"].removeprefix("Value error, ")
-    shown = repr(issue["input"])
-    if isinstance(issue["input"], bool | int | float | str) and len(shown) <= _LONGEST_SHOWN and shown not in message:
-        message = f"{message}, not {shown}"
-    choices = re.findall(r"'([^']*)'", context["expected"]) if issue["type"] == "literal_error" else []
-    return SpecError(message, text.locate(keys), suggest(issue["input"], choices, "") or None)
+        hint = suggest(context["tag"].lower(), kinds, f"take one of {', '.join(kinds)}")
+        shown = f"{key} {context['tag']!r}" if _may_show(context["tag"]) else f"such {key}"
+        return SpecError(f"there is no {shown} here", text.locate([*keys, key]), hint)
+    message = _EXPECTED[issue["type"]].format(**context) if issue["type"] in _EXPECTED else issue["msg"].removeprefix("Value error, ")
+    what, semicolon, mend = message.partition("; ")
+    shown = str(given).lower() if isinstance(given, bool) else repr(given)
+    if isinstance(given, bool | int | float | str) and _may_show(shown) and shown not in message:
+        what = f"{what}, not {shown}"
+    return SpecError(f"{what}{semicolon}{mend}", text.locate(keys), _mend_type(issue, keys, inside))
+
+
+def _may_show(text: str) -> bool:
+    """Return whether a value is short, and holds no password as URLs and connection strings do."""
+    return len(text) <= _LONGEST_SHOWN and not {"@", "="} & set(text)
+
+
+def _mend_type(issue: Any, keys: Sequence[str], inside: Sequence[str]) -> str | None:
+    """Return how a value of the wrong type is written, where that can be told."""
+    kind, given = issue["type"], issue["input"]
+    if isinstance(given, str) and kind in ("literal_error", "model_type", "model_attributes_type", "dict_type"):
+        if "{" in str(keys[-1:]):
+            return "write a blank after the colon"
+        choices = re.findall(r"'([^']*)'", issue.get("ctx", {}).get("expected", ""))
+        fits = inside and _may_show(given) and (inside[0] != "kind" or given.isidentifier())
+        return suggest(given, choices, "") or (f"write {{{inside[0]}: {given}{', …' if len(inside) > 1 else ''}}}" if fits else None)
+    if isinstance(given, str) and kind in ("float_type", "int_type") and re.fullmatch(r"[-+.\d]+(e[-+]?\d+)?", given, re.IGNORECASE):
+        return "write it without quotes"
+    return "put it in quotes" if kind == "string_type" and isinstance(given, bool | int | float | date) else None
 
 
 def _without_other_members(issues: Sequence[Any], data: Any) -> list[Any]:
@@ -361,29 +426,3 @@ def _place(location: Sequence[str | int], data: Any) -> list[str]:
 
 def _is_tag(part: str | int, data: Any) -> bool:
     return isinstance(data, Mapping) and part in (data.get("kind"), data.get("design"))
-
-
-def _known_keys(model: type[BaseModel], path: Sequence[str], data: Any) -> list[str]:
-    """Return the keys that are known at a path inside a model; names in a mapping and positions in a list lead no deeper.
-
-    Where models of several kinds may stand, the one whose kind the data names is meant.
-    """
-    models = [model]
-    for key in path:
-        data = data[int(key)] if isinstance(data, list | tuple) else data[key]
-        fields = [each.model_fields[key] for each in models if key in each.model_fields]
-        models = [inner for field in fields for inner in models_in(field.annotation)] or models
-        models = [each for each in models if _is_named(each, data)] or models
-    return [name for each in models for name in each.model_fields]
-
-
-def _is_named(model: type[BaseModel], data: Any) -> bool:
-    tags = ((tag, model.model_fields[tag]) for tag in ("kind", "design") if tag in model.model_fields)
-    return isinstance(data, Mapping) and any(data.get(tag) in getattr(field.annotation, "__args__", ()) for tag, field in tags)
-
-
-def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models that a field's type names."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in getattr(annotation, "__args__", ()) for model in models_in(part)]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 import pyarrow as pa
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from dpdask.documents import Document, Text, join_errors, parse_yaml, read_text, validate
+from dpdask.documents import Document, Text, find_near, join_errors, parse_yaml, read_text, validate
 from dpdask.errors import DataError, SpecError
 from dpdask.html.tables import make_html_table
 
@@ -25,6 +25,7 @@ Outside = Literal["clip", "null", "other", "refuse"]
 MAX_LEVELS = 2048
 _SHOWN = 6  # levels that are shown; of more, the first and the last
 _BOUNDS = "bounds need two finite numbers or two dates, the lower one first; leave them out for the whole line"
+_QUOTED = "bounds are texts, and two numbers or two dates are expected; write dates such as 2000-01-31, all without quotes"
 
 
 def _as_levels(value: object) -> object:
@@ -39,7 +40,15 @@ def _as_level(value: object) -> object:
     return value
 
 
+def _as_nulls(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("`level` (null is one more value) or `refuse` (a null stops the job) is expected")  # noqa: TRY004 - pydantic collects ValueErrors
+    return value
+
+
 def _as_bounds(value: object) -> object:
+    if isinstance(value, list | tuple) and any(isinstance(bound, str) for bound in value):
+        raise ValueError(_QUOTED)
     if not isinstance(value, list | tuple) or len(value) != 2 or isinstance(value[0], dt.date) != isinstance(value[1], dt.date):
         raise ValueError(_BOUNDS)
     return tuple(value)
@@ -103,7 +112,7 @@ class Column(Document):
     levels: Levels | None = None
     bounds: Bounds | None = None
     atoms: Levels | None = None
-    nulls: Literal["refuse", "level"] = "refuse"
+    nulls: Annotated[Literal["refuse", "level"], BeforeValidator(_as_nulls)] = "refuse"
     outside: Outside | None = None
     other: Annotated[Level | None, BeforeValidator(_as_level)] = None
     type: str | None = None
@@ -288,6 +297,8 @@ class Schema(Document):
         todos = text.list_todos()
         if todos:
             raise join_errors(todos)
+        if "columns" not in data and all(isinstance(value, dict) and "role" in value for value in data.values()):
+            raise SpecError("the key 'columns' is missing above the columns", text.name, "begin with the line `columns:`, and indent the rest")
         return validate(cls, data, text)
 
     @classmethod
@@ -373,9 +384,12 @@ class Schema(Document):
         DataError
             If one is undeclared, missing, or stands twice.
         """
+        lacking = [name for name in self.columns if name not in names]  # perhaps misspelt
         for name, count in Counter(names).items():
             if name not in self.columns:
-                raise DataError("this column is not declared in the schema", f"column {name!r}", "declare it: role keep, privatise or drop")
+                near = find_near(name, lacking)
+                other = "" if near is None else f", or correct the name {near!r} there"
+                raise DataError("this column is not declared in the schema", f"column {name!r}", f"declare it: role keep, privatise or drop{other}")
             if count > 1:
                 raise DataError("this column appears twice in the table", f"column {name!r}", "rename one of the two")
         for name in self.columns:

@@ -7,6 +7,7 @@ BLAKE2b of its identifiers (docs/explanation/design.md, Streams).
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from hashlib import blake2b
@@ -115,8 +116,7 @@ def words(rng: Generator, *shape: int) -> NDArray[np.uint64]:
 
     Raw words, not numpy's distributions: numpy may change how those use the stream, and a resumed run must not notice.
     """
-    count = int(np.prod(shape, dtype=np.int64))
-    raw: NDArray[np.uint64] = np.asarray(rng.bit_generator.random_raw(count))
+    raw: NDArray[np.uint64] = np.asarray(rng.bit_generator.random_raw(int(math.prod(shape))))
     return raw.reshape(shape)
 
 

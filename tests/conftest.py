@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import dask
 import pytest
 from distributed import LocalCluster
+from distributed.utils import get_mp_context
 from e2e.helpers import draw_no_pictures, processes, spare_the_disk
 from faults.drivers import Drivers, serving
 from hypothesis import settings
@@ -15,6 +16,8 @@ from services.browser import browser  # noqa: F401  # a fixture
 from services.stores import azurite_server, open_store, radosgw_server, remote_store, shared_folder, store  # noqa: F401  # fixtures
 
 from dpdask.jobs import spec
+
+PRELOADED = ["distributed", "distributed.nanny", "dask.dataframe", "dpdask.jobs.run", "dpdask.engine.work", "dpdask.mechanisms.dip.columns"]
 
 # the same examples everywhere, and no deadline on machines that are shared
 settings.register_profile("dpdask", deadline=None, derandomize=True, database=None)
@@ -57,6 +60,17 @@ def _keys_in_tmp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _dask_in_tmp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with dask.config.set({"temporary-directory": str(tmp_path_factory.mktemp("dask"))}):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _workers_are_forked() -> Iterator[None]:
+    """Fork the workers of this process's clusters from one that has imported dpdask, which is most of what a worker costs.
+
+    Its environment is that of the first cluster: whoever changes it for workers lets them spawn, as users do.
+    """
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        get_mp_context().set_forkserver_preload(PRELOADED)
         yield
 
 

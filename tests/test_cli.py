@@ -131,7 +131,7 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     shown = ledger(tmp_path, "show").out
     assert "ratings: ε 1.5 of 2.0 spent by 1 runs, 0.5 left; δ 0.0 of 0.0\n" in shown
     assert "for a row that every run covers" in shown
-    assert "is right with probability at most 22.5 %" in shown  # 0.05 · exp(1.5), rounded up
+    assert "detects it with probability at most 22.5 %" in shown  # 0.05 · exp(1.5), rounded up
     assert [line.split()[2] for line in shown.splitlines()[3:7]] == ["hold-out", "intend", "draw", "commit"]
     summary = json.loads(ledger(tmp_path, "show", "--json").out)
     assert summary["balance"]["epsilon_spent"] == 1.5

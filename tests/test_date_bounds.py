@@ -64,6 +64,8 @@ def test_times_bound_a_column_of_times_exactly():
         (TIMES, pa.date32(), r"its bound 2020-01-01 06:00:00 is a time, but its type is date32\[day\]; write the date 2020-01-01"),
         (TIMES, pa.timestamp("s"), r"its bound 2024-12-31 12:00:00.500000 is finer than its type timestamp\[s\]"),
         ("[2020-01-01T00:00:00Z, 2024-12-31]", pa.timestamp("us"), ".* has a time zone, but its type .* has none"),
+        ("[2000, 2040]", pa.timestamp("ms"), "its bounds look like years, .*; write dates, such as 2000-01-01"),
+        ("[1900, 2024]", pa.date32(), "its bounds look like years, .*; write dates, such as 2000-01-01"),
     ],
 )
 def test_bounds_that_do_not_fit_the_type_are_refused_in_dates(bounds, type_, says):

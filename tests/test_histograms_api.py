@@ -293,7 +293,7 @@ def test_what_is_no_saved_histogram_is_refused(harm: str, release: dpdask.Histog
 REFUSED = [
     ({"epsilon": 0.0}, "epsilon"),
     ({"threshold": "some"}, "threshold: .*'none', 'positive' or 'enhanced'"),
-    ({"factor": 0.0}, "factor: .*greater than 0"),
+    ({"factor": 0.0}, "factor: .*above 0"),
     ({"bins": "rule", "adjacency": "add-remove"}, "which add-remove hides"),
     ({"bins": 0}, "bins: a number of cells is a whole number from 1"),
     ({"bins": {"town": 3}}, "is not a continuous or mixed column"),

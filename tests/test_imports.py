@@ -30,6 +30,7 @@ ROW = {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}
 # what the driver draws, prices, solves and keeps books with
 DRIVERS = {"dp_accounting", "opendp", "scipy.optimize", "scipy.stats", "sklearn", "sqlalchemy"}
 HEAVY = DRIVERS | {"dask", "distributed", "jinja2", "numba", "numpy", "pandas", "pyarrow", "pydantic", "rich", "scipy", "yaml"}
+COMMAND_LINE = {"dpdask", "dpdask.cli", "dpdask.errors", "dpdask.steps", "dpdask.terminal", "dpdask.terminal.waiting", "dpdask.version"}
 
 
 def loaded(code: str, *arguments: str | Path) -> set[str]:
@@ -65,7 +66,7 @@ def test_the_package_does_no_work() -> None:
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"], ["ledger", "show", "--help"], ["simulate", "census", "--help"]])
 def test_help_loads_the_command_line_alone(words: list[str]) -> None:
     modules = verb(*words)
-    assert of(modules, "dpdask") == {"dpdask", "dpdask.cli", "dpdask.errors", "dpdask.steps", "dpdask.version"}
+    assert of(modules, "dpdask") == COMMAND_LINE
     assert not HEAVY & modules
 
 
@@ -74,7 +75,7 @@ def test_dask_loads_the_command_line_alone() -> None:
     assert isinstance(EntryPoint(name, value, "dask_cli").load(), click.Group)
     load_it = f"from importlib.metadata import EntryPoint\nEntryPoint({name!r}, {value!r}, 'dask_cli').load()"
     more = loaded(f"import dask.cli\n{load_it}") - loaded("import dask.cli")
-    assert of(more, "dpdask") == {"dpdask", "dpdask.cli", "dpdask.errors", "dpdask.steps", "dpdask.version"}
+    assert of(more, "dpdask") == COMMAND_LINE
     assert not HEAVY & more
 
 
@@ -90,6 +91,8 @@ def test_a_verb_loads_what_it_runs(tmp_path: Path) -> None:
     job = write_job(tmp_path, lake(tmp_path / "in", [40]), tmp_path / "out")
     assert not verb("validate", job, ";", "plan", job, ";", "status", tmp_path / "out") & (DRIVERS | {"dask.dataframe", "distributed", "rich"})
     assert not verb("run", job) & (DRIVERS | {"dask.dataframe", "rich"})  # a hold-out draws no central noise
+    elsewhere = write_job(tmp_path, tmp_path / "in", tmp_path / "out", cluster={"kind": "address", "address": "127.0.0.1:1"})
+    assert "distributed" not in verb("validate", elsewhere)  # also where the address leaves its scheme to Dask
 
 
 class _StopError(Exception):

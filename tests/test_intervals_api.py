@@ -200,7 +200,7 @@ def test_a_budget_that_no_card_can_promise_is_refused() -> None:
 
 
 PLAIN: dict[str, Any] = {"anchors": {"name": "norm"}}
-WHERE = "where inside its released range a value lies; every released range was drawn at random, apart from the values"
+WHERE = "where inside its released range a value lies; the cuts between ranges were drawn at random, without looking at the value"
 TRUE = "that the value lies in its released range"
 STOPPED = "by stopping where its own next range would be too narrow, that a value is likelier near an end of its range"
 UNRELEASED = "of a row released as the whole line, that its range was too narrow, with a probability of at most one half"

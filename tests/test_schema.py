@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from strategies import TableCase, mixed_tables
 
+from dpdask.documents import Text
 from dpdask.errors import DataError, DpdaskError, SpecError
 from dpdask.schema import MAX_LEVELS, Schema, arrow_type
 
@@ -87,17 +88,17 @@ def test_sensible_columns_are_accepted(column):
     ("column", "message"),
     [
         ({}, "the key 'columns.x.role' is missing"),
-        ({"role": "private"}, "columns.x.role: Input should be 'keep', 'privatise' or 'drop'"),
+        ({"role": "private"}, "columns.x.role: 'keep', 'privatise' or 'drop' is expected"),
         ({"role": 1}, "columns.x.role"),
-        ({"role": "keep", "nulls": "drop"}, "columns.x.nulls: Input should be 'refuse' or 'level'"),
+        ({"role": "keep", "nulls": "drop"}, "columns.x.nulls: 'refuse' or 'level' is expected, not 'drop'"),
         ({"role": "privatise"}, "needs a kind"),
-        ({"role": "privatise", "kind": "ordinal"}, "columns.x.kind: Input should be"),
+        ({"role": "privatise", "kind": "ordinal"}, "columns.x.kind: 'discrete'"),
         ({"role": "keep", "kind": "discrete"}, "kind belongs to a privatised column"),
         ({"role": "drop", "levels": [1]}, "levels belongs to a privatised column"),
         ({"role": "keep", "bounds": [0, 1]}, "bounds belongs to a privatised column"),
         ({"role": "keep", "atoms": [0]}, "atoms belongs to a privatised column"),
         ({"role": "keep", "type": "int33"}, "'int33' is not an Arrow type"),
-        ({"role": "keep", "type": 3}, "columns.x.type: Input should be a valid string"),
+        ({"role": "keep", "type": 3}, "columns.x.type: a text is expected"),
         (privatised("discrete"), "a discrete column needs levels"),
         (privatised("categorical"), "a categorical column needs levels"),
         (privatised("mixed"), "a mixed column needs atoms"),
@@ -166,9 +167,26 @@ def test_bounds_are_two_finite_numbers_the_lower_one_first(bounds):
     assert "bounds need two finite numbers" in refused(**privatised("continuous", bounds=bounds))
 
 
-@pytest.mark.parametrize("bounds", [["0", 1], [0, True], [0, None], [0, 10**400]])
+@pytest.mark.parametrize("bounds", [[0, True], [0, None], [0, 10**400]])
 def test_bounds_of_another_type_are_refused_by_their_place(bounds):
     assert "columns.x.bounds." in refused(**privatised("continuous", bounds=bounds))
+
+
+@pytest.mark.parametrize("bounds", [["0", 1], ["2000-01-01", "2040-12-31"], ["01.01.2000", "31.12.2040"]])
+def test_bounds_in_quotes_are_answered_with_how_they_are_written(bounds):
+    assert "columns.x.bounds: bounds are texts" in refused(**privatised("continuous", bounds=bounds))
+
+
+@pytest.mark.parametrize("nulls", [True, False])
+def test_nulls_are_a_word(nulls):
+    what = "columns.x.nulls: `level` (null is one more value) or `refuse` (a null stops the job) is expected"
+    assert f"{what}, not {str(nulls).lower()}" in refused(**privatised("continuous", nulls=nulls))
+
+
+def test_columns_without_the_key_above_them_are_answered_once():
+    with pytest.raises(SpecError) as caught:
+        Schema.from_text(Text("schema.yaml", "a: {role: keep}\nb: {role: drop}\n"))
+    assert str(caught.value) == "schema.yaml: the key 'columns' is missing above the columns; begin with the line `columns:`, and indent the rest"
 
 
 @pytest.mark.parametrize("atoms", [[-1, 0], [0, 11], [-0.5], [10**400]])
@@ -251,6 +269,15 @@ def test_what_is_released_has_the_tables_order_and_plain_types_and_no_metadata()
 def test_a_column_that_is_not_declared_stops_the_job():
     error = refusal(DataError, RATINGS.select_released, TABLE.append(pa.field("name", pa.string())))
     assert str(error) == "column 'name': this column is not declared in the schema; declare it: role keep, privatise or drop"
+
+
+def test_a_misspelt_column_is_answered_with_the_declared_one():
+    place = TABLE.get_field_index("rating")
+    error = refusal(DataError, RATINGS.select_released, TABLE.set(place, TABLE.field(place).with_name("ratings")))
+    assert (
+        str(error)
+        == "column 'ratings': this column is not declared in the schema; declare it: role keep, privatise or drop, or correct the name 'rating' there"
+    )
 
 
 @pytest.mark.parametrize("name", ["userId", "rating", "genre", "timestamp"])

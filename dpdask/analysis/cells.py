@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from dpdask.analysis.dates import DateScale, check_no_dates, find_scales
 from dpdask.analysis.points import NoisyCells, Points
+from dpdask.analysis.records import list_cells
 from dpdask.analysis.result import Result
 from dpdask.analysis.weighted import OpenedPoints, check_features
 from dpdask.inference import WeightedSample, least_squares, noise_error
@@ -21,6 +24,12 @@ from dpdask.streams import RunKey, stream
 Floats = NDArray[np.float64]
 _WEIGHT = "weight"
 _REPEATS = 100
+_STILL = 1e-9
+_MOST_OTHERS = 100_000
+_WIDTHS = "the bound on the bias is of the widths of the cells"
+_LEFT_OUT = "bounds of shares, counts and quantiles hold them, those of means do not"
+_NO_BOUND = "values count as the points of their cells, which moves coefficients by an amount that no bound is known of"
+_NO_ERROR = "it does not move when the noise is drawn again, as a quantile of few points, so no standard error is known"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -49,16 +58,21 @@ class OpenedCells(OpenedPoints):
         sample = WeightedSample.of_frame(cells, response, features, card=self.content)
         rng = stream(RunKey.insecure(0), "analysis/redraw", "")  # any stream: this is post-processing
         coefficients = np.asarray(estimator(sample), dtype=np.float64)
-        errors = noise_error(estimator, self._make_redraw(sample, self._cell_of(cells)), repeats=_REPEATS, rng=rng).standard_error
+        errors = noise_error(estimator, self._make_redraw(sample, cells, [response, *features]), repeats=_REPEATS, rng=rng).standard_error
         names = ["intercept", *sample.names]
         index = pd.Index(names[len(names) - len(coefficients) :]) if len(coefficients) <= len(names) else pd.RangeIndex(len(coefficients))
-        parts = (pd.Series(part, index) for part in (coefficients, errors))
-        return Result(estimate=next(parts), standard_error=next(parts), bias_bound=None, limits=self._limits())
+        estimate, error = (pd.Series(part, index) for part in (coefficients, errors))
+        cut = self.content["mechanism"]["cut"]
+        limits = (_NO_BOUND,) if cut is None else (_NO_BOUND, f"cells whose noisy count was below {cut} are left out, which no error holds")
+        if (errors <= _STILL * np.abs(coefficients)).any():
+            return Result(estimate=estimate, standard_error=None, bias_bound=None, limits=(*limits, _NO_ERROR))
+        return Result(estimate=estimate, standard_error=error, bias_bound=None, limits=limits)
 
     def slope(self, response: str, *features: str) -> Result:
         """Return the slopes of least squares of the cells, corrected for their widths; see `OpenedRelease.slope` and `fit`."""
         found = self.fit(least_squares, response, *features)
-        return replace(found, estimate=found.estimate.iloc[1:], standard_error=found.standard_error.iloc[1:])
+        error = None if found.standard_error is None else found.standard_error.iloc[1:]
+        return replace(found, estimate=found.estimate.iloc[1:], standard_error=error)
 
     def _answers(self, name: str) -> set[str]:
         found = super(OpenedCells, self)._answers(name)
@@ -72,10 +86,10 @@ class OpenedCells(OpenedPoints):
         deviation = self.content["accounting"]["noise"]["cells"]["standard_deviation"]
 
         def noise(chosen: Sequence[str]) -> NoisyCells:
-            numeric = {name: pd.api.types.is_numeric_dtype(cells[name]) and name not in self._level_map(names) for name in chosen}
-            groups = cells.groupby(cell, sort=True)
-            frame = pd.DataFrame({name: groups[name].mean() if numeric[name] else cells[name].groupby(cell).nth(0).to_numpy() for name in chosen})
-            return NoisyCells(frame=frame, variance=(deviation / n_rows) ** 2)
+            frame, listed, others = self._count_cells(cells, cell, chosen)
+            cut, law = self.content["mechanism"]["cut"], self.content["accounting"]["noise"]["cells"]
+            sizes = listed if cut is None else listed + others * _moment_above(law, cut, 2) / deviation**2
+            return NoisyCells(frame=frame, variance=(deviation / n_rows) ** 2, sizes=sizes)
 
         return Points(
             frame=cells[list(names)],
@@ -83,9 +97,10 @@ class OpenedCells(OpenedPoints):
             n_rows=n_rows,
             sampling=1.0 / n_rows,
             levels=self._level_map(names),
-            shifts={name: self._shift(name, cells[name]) for name in names if "edges" in self._column(name)},
+            ends={name: self._ends_of(name, cells[name]) for name in names if "edges" in self._column(name)},
             bounds=self._bounds(names),
             noise=noise,
+            lost=self._lost(cells[_WEIGHT].to_numpy(dtype=np.float64), cell) / n_rows,
             limits=self._limits(),
             dates=dates,
         )
@@ -98,13 +113,41 @@ class OpenedCells(OpenedPoints):
 
     def _limits(self) -> tuple[str, ...]:
         cut = self.content["mechanism"]["cut"]
-        told = "the bound on the bias is of the widths of the cells"
-        return (told,) if cut is None else (told, f"cells whose noisy count was below {cut} are left out, which no bound covers")
+        return (_WIDTHS,) if cut is None else (_WIDTHS, f"cells whose noisy count was below {cut} are left out: {_LEFT_OUT}")
+
+    def _lost(self, weights: Floats, cell: NDArray[np.int64]) -> float:
+        """Return how many rows may be in cells that were left out, or were counted by noise alone.
+
+        What is missing from the number of rows, and what the cut made of the noise: the mean of the part of it that reaches the cut from an empty
+        cell, for every cell, and from the cut itself, for those listed below twice the cut; and two standard deviations.
+        """
+        mechanism, accounting = self.content["mechanism"], self.content["accounting"]["noise"]
+        cut, noise, n_rows = mechanism["cut"], accounting["cells"], self.content["n_rows"]["value"]
+        if cut is None:
+            return 0.0
+        counts, deviation = np.bincount(cell, weights=weights), noise["standard_deviation"]
+        if n_rows is None:
+            return float(cut * (mechanism["cells"] - len(counts)))
+        near = int((counts < 2 * cut).sum())
+        selected = mechanism["cells"] * _moment_above(noise, cut, 1) + near * _moment_above(noise, 0, 1)
+        doubt = math.hypot(deviation * math.sqrt(len(counts)), accounting.get("n_rows", {}).get("standard_deviation", 0.0))
+        return max(0.0, float(n_rows - weights.sum() + selected + 2.0 * doubt))
+
+    def _count_cells(self, cells: pd.DataFrame, cell: NDArray[np.int64], names: Sequence[str]) -> tuple[pd.DataFrame, Floats, Floats]:
+        """Return a point of each cell of some columns' table, and how many cells of all columns lie in it: those that are listed, and others."""
+        lines = [list_cells(self._column(name)) for name in names]
+        every = pd.DataFrame(list(itertools.product(*lines)), columns=list(names))
+        first = cells.groupby(cell, sort=True)[list(names)].nth(0)
+        code = self._cell_of(pd.concat([first, every], ignore_index=True))
+        listed = np.bincount(code[: len(first)], minlength=int(code.max()) + 1)[code[len(first) :]].astype(np.float64)
+        return every, listed, np.maximum(self.content["mechanism"]["cells"] / len(every) - listed, 0.0)
 
     def _cell_of(self, cells: pd.DataFrame) -> NDArray[np.int64]:
         """Return the number of each point's cell: several points may stand for one."""
         code = np.zeros(len(cells), dtype=np.int64)
         for name, column in self.content["columns"].items():
+            if name not in cells:
+                continue
             if "edges" not in column:
                 own = pd.factorize(cells[name], use_na_sentinel=False)[0]
             else:
@@ -114,26 +157,65 @@ class OpenedCells(OpenedPoints):
             code = pd.factorize(pd.Series(code).astype(str) + "," + pd.Series(own).astype(str))[0].astype(np.int64)
         return code
 
-    def _shift(self, name: str, values: pd.Series) -> Floats:
-        """Return how far a row may be from the point of its cell; 0 at nulls and atoms."""
+    def _ends_of(self, name: str, values: pd.Series) -> tuple[Floats, Floats]:
+        """Return the least and the greatest value of the cell of each point; of an atom both are itself."""
         column = self._column(name)
         x, edges = values.to_numpy(dtype=np.float64, na_value=np.nan), np.array(column["edges"], dtype=np.float64)
         cell = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
         single = np.isnan(x) | np.isin(x, np.array(column["atoms"], dtype=np.float64))
-        shift: Floats = np.where(single, 0.0, np.maximum(x - edges[cell], edges[cell + 1] - x))
-        return shift
+        step = 0.0 if column["bounds"] is None else float(column["bounds"][0]) - edges[0]  # of whole numbers; a cell does not hold its lower edge
+        least = edges[:-1] + step if step > 0.0 else np.where(np.isfinite(edges[:-1]), np.nextafter(edges[:-1], np.inf), edges[:-1])
+        return np.where(single, x, np.minimum(least[cell], x)), np.where(single, x, np.maximum(edges[cell + 1], x))
 
-    def _make_redraw(self, sample: WeightedSample, cell: NDArray[np.int64]) -> Callable[[Generator], WeightedSample]:
-        """Return what draws the rows and the noise of every listed cell once more; its points share the new weight as they shared the old."""
+    def _make_redraw(self, sample: WeightedSample, cells: pd.DataFrame, names: Sequence[str]) -> Callable[[Generator], WeightedSample]:
+        """Return what draws the rows and the noise of every cell once more; its points share the new weight as they shared the old.
+
+        Of the cells that are not listed, those reach the cut that the noise of an empty cell takes there.
+        """
         noise, cut = self.content["accounting"]["noise"]["cells"], self.content["mechanism"]["cut"]
+        cell = self._cell_of(cells)
         counts = np.bincount(cell, weights=sample.weights)
         rows = np.maximum(counts, 0.0)
         share = -np.expm1(-1.0 / noise["scale"]) if "scale" in noise else 0.0
+        whole, others = self._add_others(sample, cells, names)
+        least, probability = _tail(noise, cut or 0)
 
         def redraw(rng: Generator) -> WeightedSample:
             drawn = rng.geometric(share, len(counts)) - rng.geometric(share, len(counts)) if share else rng.normal(0.0, noise["sigma"], len(counts))
             again = counts + rng.poisson(rows) - rows + drawn
             again = again if cut is None else np.where(again >= cut, again, 0.0)
-            return replace(sample, weights=sample.weights * (again / np.where(counts == 0.0, 1.0, counts))[cell])
+            weights = sample.weights * (again / np.where(counts == 0.0, 1.0, counts))[cell]
+            if not others.any():
+                return replace(sample, weights=weights)
+            n_new = rng.binomial(int(others.sum()), probability.sum())
+            place, value = rng.choice(len(others), n_new, p=others / others.sum()), rng.choice(least, n_new, p=probability / probability.sum())
+            return replace(whole, weights=np.append(weights, np.bincount(place, weights=value, minlength=len(others))))
 
         return redraw
+
+    def _add_others(self, sample: WeightedSample, cells: pd.DataFrame, names: Sequence[str]) -> tuple[WeightedSample, Floats]:
+        """Return a sample with a point, of no weight, for each cell of some columns' table, and how many cells that are not listed lie there."""
+        if self.content["mechanism"]["cut"] is None or math.prod(self._column(name)["cells"] for name in names) > _MOST_OTHERS:
+            return sample, np.zeros(0)
+        every, _, others = self._count_cells(cells, self._cell_of(cells), names)
+        known = every.notna().all(axis=1)
+        for name in self._level_map(names):
+            known &= every[name].isin(cells[name].unique())
+        added = pd.concat([cells[list(names)], every[known]], ignore_index=True).assign(**{_WEIGHT: 1.0})
+        found = WeightedSample.of_frame(added, names[0], names[1:])
+        widths = None if sample.widths is None else np.vstack([sample.widths, np.zeros((int(known.sum()), sample.widths.shape[1]))])
+        return replace(found, widths=widths), others[known.to_numpy()]
+
+
+def _tail(noise: Mapping[str, Any], least: int) -> tuple[Floats, Floats]:
+    """Return the values of a cell's noise from one on, as far as they matter, and their probabilities."""
+    spread = noise.get("scale") or noise["sigma"]
+    x = np.arange(-math.ceil(40 * spread), least + math.ceil(40 * spread) + 1, dtype=np.float64)
+    density = np.exp(-np.abs(x) / spread if "scale" in noise else -((x / spread) ** 2) / 2.0)
+    return x[x >= least], (density / density.sum())[x >= least]
+
+
+def _moment_above(noise: Mapping[str, Any], least: int, k: int) -> float:
+    """Return the k-th moment of a cell's noise where it is at least so much, and 0 elsewhere."""
+    x, probability = _tail(noise, least)
+    return float(probability @ x**k)

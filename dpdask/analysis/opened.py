@@ -130,7 +130,7 @@ class OpenedRelease:
         q
             Its probability, in (0, 1); or several.
         by
-            Not offered: `mean` has groups.
+            A kept column whose levels make the groups, for ranges; elsewhere `mean` has groups.
         """
         del q, by
         self._refuse("quantile", column)
@@ -306,4 +306,4 @@ def check_no_groups(question: str, column: str, by: str | None) -> None:
     """
     if by is not None:
         use = f"use crosstab({by!r}, {column!r})" if question == "share" else "use mean(…, by=…)"
-        raise SpecError(f"{question}() takes no groups", f"{question}({column}, by={by})", use)
+        raise SpecError(f"{question}() takes no groups", f"{question}({column}, by={by})", f"{use} where the release answers it: see `.columns`")

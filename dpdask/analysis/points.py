@@ -25,6 +25,8 @@ from dpdask.inference.tallies import level_codes
 Floats = NDArray[np.float64]
 WIDE = "the mean of a heavy tail cannot be estimated under wide bounds; use quantile()"
 WITHOUT_NULLS = "rows without a value are left out"
+_INSIDE = "an edge lies inside a cell, whose rows all count on one side of it, so only the bias bound tells how far off this is; use edges of cells"
+_POINT = "this is the point of a cell: only the bias bound tells how far off it is"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,11 +38,35 @@ class NoisyCells:
     frame
         A point of each cell.
     variance
-        Of the noise of each, as a share of the rows.
+        Of the noise of one, as a share of the rows.
+    sizes
+        How many cells of this variance each point stands for, float64 array; None: one each.
     """
 
     frame: pd.DataFrame
     variance: float
+    sizes: Floats | None = None
+
+    def add(self, chosen: NDArray[np.int64], n: int, values: Floats | float = 1.0) -> Floats:
+        """Return the sum of values over the cells of each of n groups; those of another number are in none.
+
+        Parameters
+        ----------
+        chosen
+            The group of each point.
+        n
+            How many groups there are.
+        values
+            Of each point.
+        """
+        weights = np.ones(len(self.frame)) if self.sizes is None else self.sizes
+        inside = chosen < n
+        return np.bincount(chosen[inside], weights=(weights * values)[inside], minlength=n).astype(np.float64)
+
+    @property
+    def n_cells(self) -> float:
+        """How many there are."""
+        return float(len(self.frame) if self.sizes is None else self.sizes.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,14 +85,19 @@ class Points:
         What the variance of one value is multiplied by: 1 / rows for a table of rows, more where records were drawn once more.
     levels
         The levels of each column that has levels; of others nothing.
-    shifts
-        By column, how far a row may be from its point, float64 array of shape (n,); no column if points are the rows' values.
+    ends
+        By column, the least and the greatest value that a point's rows may have, float64 arrays of shape (n,), NaN of a null; no column
+        if points are the rows' values.
     rank_errors
         By column, how far the rank of a released value may be off.
     bounds
         By column, the declared bounds.
     noise
         The noisy cells of some columns; None if no noise was added to counts.
+    rank_noise
+        By column of numbers, at most what standard deviation the noise of the counts gives the share of a range, where its cells are not told.
+    lost
+        What share of the rows may be in cells that were left out, or counted where there are none.
     biased
         Whether there is a bias that no bound is known of.
     limits
@@ -80,10 +111,12 @@ class Points:
     n_rows: float
     sampling: float
     levels: Mapping[str, Sequence[object]]
-    shifts: Mapping[str, Floats] = field(default_factory=dict)
+    ends: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)
     rank_errors: Mapping[str, float] = field(default_factory=dict)
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     noise: Callable[[Sequence[str]], NoisyCells] | None = None
+    rank_noise: Mapping[str, float] = field(default_factory=dict)
+    lost: float = 0.0
     biased: bool = False
     limits: tuple[str, ...] = ()
     dates: Mapping[str, DateScale] = field(default_factory=dict)
@@ -122,8 +155,10 @@ class Points:
                 numbers = number(cells.frame)
                 inside = np.isfinite(numbers)
                 place = np.zeros(len(numbers), dtype=np.int64) if by is None else _find_levels(cells.frame[by], groups, by)
-                apart = numbers[inside] - mean[place[inside]]
-                variance = variance + cells.variance * add(apart**2, place[inside]) / share**2
+                apart = np.where(inside, numbers - mean[place], 0.0)
+                variance = variance + cells.variance * cells.add(place, n_groups, apart**2) / share**2
+            if name in self.rank_noise and len(x):  # a mean is the integral of ranks over the released range
+                variance = variance + (self.rank_noise[name] * np.ptp(x)) ** 2
             bias = add(np.abs(weights) * self._shift(name)[here], code) / share + self._mean_shift(name)
         parts = (mean, np.sqrt(variance), bias)
         limits = self.limits if here.all() else (*self.limits, WITHOUT_NULLS)
@@ -141,9 +176,9 @@ class Points:
         levels = self._levels_of(name)
         p = self._add(_find_levels(self.frame[name], levels, name), len(levels))
         cells = None if self.noise is None else self.noise([name])
-        n_in = None if cells is None else np.bincount(_find_levels(cells.frame[name], levels, name), minlength=len(levels))
+        n_in = None if cells is None else cells.add(_find_levels(cells.frame[name], levels, name), len(levels))
         index = pd.Index(list(levels), name=name)
-        return self._result(*(pd.Series(part, index) for part in (p, self._share_error(p, n_in, cells), np.zeros(len(p)))))
+        return self._result(*(pd.Series(part, index) for part in (p, self._share_error(p, n_in, cells), self._lost_of(p))))
 
     def histogram(self, name: str, edges: Floats) -> Result:
         """Return how many rows lie in each range [edge, next edge); the last holds its upper edge too.
@@ -164,13 +199,14 @@ class Points:
         x, n = self._numbers(name), len(edges) - 1
         p = self._add(cut(x), n + 1)[:n]
         cells = None if self.noise is None else self.noise([name])
-        n_in = None if cells is None else np.bincount(cut(_to_numbers(cells.frame[name], name)), minlength=n + 1)[:n]
-        near = np.array([self._near(x, name, edge) for edge in edges])
-        bias = near[:-1] + near[1:] + 2.0 * self.rank_errors.get(name, 0.0)
+        n_in = None if cells is None else cells.add(cut(_to_numbers(cells.frame[name], name)), n)
+        near = np.array([self._cut_share(name, edge, edge == edges[-1]) for edge in edges])
+        bias = near[:-1] + near[1:] + 2.0 * self.rank_errors.get(name, 0.0) + self._lost_of(p)
         breaks = self.dates[name].to_dates(edges) if name in self.dates else edges
         index = pd.IntervalIndex.from_breaks(breaks, closed="left", name=name)
-        parts = (p, self._share_error(p, n_in, cells), bias)
-        return self._result(*(pd.Series(self.n_rows * part, index) for part in parts))
+        parts = (p, np.hypot(self._share_error(p, n_in, cells), self.rank_noise.get(name, 0.0)), bias)
+        found = self._result(*(pd.Series(self.n_rows * part, index) for part in parts))
+        return replace(found, limits=(*found.limits, _INSIDE)) if near.any() else found
 
     def quantile(self, name: str, q: float) -> Result:
         """Return a quantile of a column of numbers.
@@ -188,21 +224,22 @@ class Points:
         value = quantile(x, weights, q)
         p = np.array([float(weights[x <= value].sum() / weights.sum())])
         cells = None if self.noise is None else self.noise([name])
-        n_in = None if cells is None else np.array([(_to_numbers(cells.frame[name], name) <= value).sum()])
-        of_rank = float(self._share_error(p, n_in, cells)[0])
+        n_in = None if cells is None else cells.add((~(_to_numbers(cells.frame[name], name) <= value)).astype(np.int64), 1)
+        of_rank = math.hypot(float(self._share_error(p, n_in, cells)[0]), self.rank_noise.get(name, 0.0))
 
         def move(by: float) -> tuple[float, float]:
             low, high = (float(np.clip(q + side * by, 1e-12, 1.0 - 1e-12)) for side in (-1, 1))
             return quantile(x, weights, low), quantile(x, weights, high)
 
         low, high = move(of_rank)
-        rank_error = self.rank_errors.get(name, 0.0)
+        rank_error = self.rank_errors.get(name, 0.0) + self.lost
         bias = max(abs(end - value) for end in move(rank_error)) if rank_error else 0.0
         shift = float(self._shift(name)[here][x == value].max(initial=0.0))
         error = (high - low) / 2.0
         if shift > 0.0:  # the point stands for a range, along which its rows lie
             error = of_rank * 2.0 * shift * float(weights.sum()) / max(float(weights[x == value].sum()), 1e-300)
-        return self._result(*self._tell(name, value, error, bias + shift))
+        found = self._result(*self._tell(name, value, error, bias + shift))
+        return replace(found, limits=(*found.limits, _POINT)) if shift > 0.0 else found
 
     def crosstab(self, first: str, second: str) -> Result:
         """Return how many rows have each pair of levels, a DataFrame.
@@ -221,9 +258,9 @@ class Points:
 
         p = self._add(code(self.frame), math.prod(sizes))
         cells = None if self.noise is None else self.noise([first, second])
-        n_in = None if cells is None else np.bincount(code(cells.frame), minlength=len(p))
+        n_in = None if cells is None else cells.add(code(cells.frame), len(p))
         index, columns = (pd.Index(list(own), name=name) for name, own in zip((first, second), levels, strict=True))
-        parts = (p, self._share_error(p, n_in, cells), np.zeros(len(p)))
+        parts = (p, self._share_error(p, n_in, cells), self._lost_of(p))
         return self._result(*(pd.DataFrame(self.n_rows * part.reshape(sizes), index, columns) for part in parts))
 
     def slope(self, response: str, features: Sequence[str]) -> Result:
@@ -251,7 +288,7 @@ class Points:
         if self.noise is not None:
             variance = variance + self._noise_of_slope(names, centre, beta, inverse)
         index = pd.Index(list(features))
-        bias = None if self.shifts or self.rank_errors else np.zeros(len(beta))
+        bias = None if self.ends or self.rank_errors else np.zeros(len(beta))
         return self._result(pd.Series(beta, index), pd.Series(np.sqrt(variance), index), None if bias is None else pd.Series(bias, index))
 
     def _noise_of_slope(self, names: Sequence[str], centre: Floats, beta: Floats, inverse: Floats) -> Floats:
@@ -269,7 +306,7 @@ class Points:
             for left, right in {(one, two), (two, one)}:
                 if left:
                     weight += inverse[left - 1] * ahead[right]
-            total += np.abs(weight) * math.sqrt(cells.variance * np.nansum((a * b) ** 2))
+            total += np.abs(weight) * math.sqrt(cells.variance * cells.add(np.zeros(len(a), dtype=np.int64), 1, np.nan_to_num(a * b) ** 2)[0])
         return total**2
 
     def _tell(self, name: str, estimate: Any, error: Any, bias: Any) -> tuple[Any, Any, Any]:
@@ -289,7 +326,11 @@ class Points:
         return _to_numbers(self.frame[name], name)
 
     def _shift(self, name: str) -> Floats:
-        return self.shifts.get(name, np.zeros(len(self.frame)))
+        """Return how far a row may be from its point."""
+        if name not in self.ends:
+            return np.zeros(len(self.frame))
+        x, (low, high) = self._numbers(name), self.ends[name]
+        return np.where(np.isnan(x), 0.0, np.maximum(x - low, high - x))
 
     def _mean_shift(self, name: str) -> float:
         """Return how far an error of ranks may move a mean: that part of the bounds' distance."""
@@ -297,23 +338,30 @@ class Points:
         rank_error = self.rank_errors.get(name, 0.0)
         return rank_error * (high - low) if rank_error else 0.0
 
-    def _near(self, x: Floats, name: str, edge: float) -> float:
-        """Return the share of the rows that may lie on the other side of an edge than their point."""
-        low, high = self.bounds.get(name, (-math.inf, math.inf))
-        if not low < edge < high:
+    def _lost_of(self, p: Floats) -> Floats:
+        """Return how far rows that are lost may move shares."""
+        bias: Floats = self.lost * np.maximum(p, 1.0 - p)
+        return bias
+
+    def _cut_share(self, name: str, edge: float, is_last: bool) -> float:
+        """Return the share of the rows that may lie on the other side of an edge than their point; rows at the last edge lie before it."""
+        bounds = self.bounds.get(name, (-math.inf, math.inf))
+        if name not in self.ends or not bounds[0] < edge < bounds[1]:
             return 0.0
-        return float(np.abs(self.weights[np.abs(x - edge) < self._shift(name)]).sum() / self.weights.sum())
+        low, high = self.ends[name]
+        cut = (low <= edge) & (edge < high) if is_last else (low < edge) & (edge <= high)
+        return float(np.abs(self.weights[cut]).sum() / self.weights.sum())
 
     def _add(self, code: NDArray[np.int64], n: int) -> Floats:
         shares: Floats = np.bincount(code, weights=self.weights, minlength=n) / self.weights.sum()
         return shares
 
-    def _share_error(self, p: Floats, n_in: NDArray[np.int64] | None, cells: NoisyCells | None) -> Floats:
+    def _share_error(self, p: Floats, n_in: Floats | None, cells: NoisyCells | None) -> Floats:
         least = min(0.5, 1.0 / self.n_rows)  # of a level without released rows, the share is not known to be 0
         spread = np.clip(p, least, 1.0 - least)
         variance = self.sampling * spread * (1.0 - spread)
         if cells is not None and n_in is not None:
-            variance = variance + cells.variance * (n_in * (1.0 - p) ** 2 + (len(cells.frame) - n_in) * p**2)
+            variance = variance + cells.variance * (n_in * (1.0 - p) ** 2 + (cells.n_cells - n_in) * p**2)
         error: Floats = np.sqrt(variance)
         return error
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from dpdask.analysis.dates import check_no_dates, find_scales
 from dpdask.analysis.kept import KeptColumns
 from dpdask.analysis.opened import check_no_groups, check_probabilities
 from dpdask.analysis.result import Result
@@ -25,7 +26,9 @@ Floats = NDArray[np.float64]
 _N_KNOTS = 300
 _REPEATS = 50
 _GROUPS = 10
+_NEAREST = (50, 100, 200, 400, 800, 1600)  # ends of ranges
 _PERTURBED = "the ranges are of perturbed values: so is the estimate, and only under the declared reference is it that of the original values"
+_TOLD_TOO_LITTLE = "groups of too few rows, whose ranges do not tell where their values lie, have no estimate"
 _SLOW = "the distribution at a point is estimated at the rate of the cube root of the rows, so no standard error is given; use mean()"
 
 
@@ -34,7 +37,8 @@ class OpenedRanges(KeptColumns):
     """Ranges that contain the values, beside the columns that were kept."""
 
     refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "mean": ("the means of groups are not offered for ranges", "filter to_pandas() and use dpdask.inference.npmle, or use slope()"),
+        "mean": ("ranges have no levels, and their groups are those of a kept column", "leave out `values`, and group by a column that was kept"),
+        "quantile": ("the groups of ranges are those of a kept column, and take one probability", "group by a column that was kept, for one q"),
         "share": ("the values are known as ranges", "use histogram() or quantile(); share() is for columns that were kept"),
         "crosstab": ("the values are known as ranges, so no row has a level", "use slope(), or release with the mechanism `dip`"),
         "slope": ("a range cannot explain: only the response of a regression may be a range", "explain it by columns that were kept"),
@@ -47,15 +51,19 @@ class OpenedRanges(KeptColumns):
         """Return the mean of a column; see `OpenedRelease.mean`. Its standard error is that of 50 resamples of the ranges."""
         if self._is_kept(column):
             return super(OpenedRanges, self).mean(column, by=by, values=values)
-        if by is not None or values is not None:
+        if values is not None or (by is not None and not self._is_kept(by)):
             self._refuse("mean", column)
-        counts, support = self._count(column), self._support(column, None)
+        return self._for_each(column, by, lambda rows: self._mean(column, rows))
+
+    def _mean(self, column: str, rows: pd.DataFrame) -> Result:
+        counts = self._count(column, rows)
+        support = self._support(column, counts)
         rng = stream(RunKey.insecure(0), "analysis/resample", column)  # any stream: this is post-processing
         found = bootstrap(counts, lambda estimate: estimate.moment(1), _REPEATS, rng=rng, support=support, place="middle" if support else "right")
         bias = None
         if support is not None:
             estimate = npmle(counts, support=support, place="middle")
-            bias = float(estimate.masses @ (estimate.right - estimate.left)) / 2.0
+            bias = float(estimate.masses @ (estimate.right - estimate.left)) / 2.0 + self._doubt(column, rows, estimate, support)
         return Result(estimate=found.value, standard_error=found.standard_error, bias_bound=bias, limits=self._limits(column))
 
     def histogram(self, column: str, bins: int | Sequence[float] = 20) -> Result:
@@ -70,13 +78,18 @@ class OpenedRanges(KeptColumns):
 
     def quantile(self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None) -> Result:
         """Return a quantile of a column, or several; see `OpenedRelease.quantile`. That of ranges has no standard error."""
-        check_no_groups("quantile", column, by)
         probabilities = check_probabilities(q)
         if self._is_kept(column):
-            return super(OpenedRanges, self).quantile(column, q)
-        found = self.npmle(column).quantile(np.array(probabilities))
-        value = float(found[0]) if np.ndim(q) == 0 else pd.Series(found, pd.Index(probabilities, name="q"))
-        return Result(estimate=value, standard_error=None, bias_bound=None, limits=(_SLOW, *self._limits(column)))
+            return super(OpenedRanges, self).quantile(column, q, by=by)
+        if by is not None and (not self._is_kept(by) or np.ndim(q)):
+            self._refuse("quantile", column)
+
+        def find(rows: pd.DataFrame) -> Result:
+            found = self._fit(column, rows).quantile(np.array(probabilities))
+            value = float(found[0]) if np.ndim(q) == 0 else pd.Series(found, pd.Index(probabilities, name="q"))
+            return Result(estimate=value, standard_error=None, bias_bound=None, limits=(_SLOW, *self._limits(column)))
+
+        return self._for_each(column, by, find)
 
     def share(self, column: str, *, by: str | None = None) -> Result:
         """Return the share of each level of a kept column, a Series; see `OpenedRelease.share`."""
@@ -108,7 +121,7 @@ class OpenedRanges(KeptColumns):
         group = np.arange(len(X)) % _GROUPS
         if len(X) < 2 * _GROUPS:
             raise SpecError(f"slopes need at least {2 * _GROUPS} rows", f"slope({response})", "use more rows")
-        index = pd.Index(list(features))
+        index = X.columns
         parts = np.array([_make_regressor(None).fit(X[group != k], ends[group != k]).estimator_.coef_ for k in range(_GROUPS)])
         error = np.sqrt((_GROUPS - 1) * parts.var(axis=0))
         estimate = _make_regressor(None).fit(X, ends).estimator_.coef_
@@ -119,8 +132,7 @@ class OpenedRanges(KeptColumns):
         """Return the distribution under which a column's ranges are most likely; see `OpenedRelease.npmle`."""
         if self._is_kept(column):
             self._refuse("npmle", column)
-        support = self._support(column, support)
-        return npmle(self._count(column), support=support, place="middle" if support else "right")
+        return self._fit(column, self._ranges(column), support)
 
     def regress(self, response: str, *features: str, estimator: Any = None) -> Any:
         """Return a fitted regression of a column that is released as ranges; see `OpenedRelease.regress`."""
@@ -140,26 +152,77 @@ class OpenedRanges(KeptColumns):
         released: list[str] = self._column(name)["released_as"]
         return released[:2]
 
-    def _count(self, name: str) -> RangeCounts:
-        """Return the counts of a column's ranges; rows whose value is missing are left out."""
-        low, high = self._ends(name)
-        ranges = self.to_pandas([low, high]).dropna()
-        lower, upper = (ranges[end].to_numpy(dtype=np.float64) for end in (low, high))
-        return RangeCounts.of_batch(grid_of_ranges(lower, upper, _N_KNOTS), lower, upper)
+    def _for_each(self, column: str, by: str | None, find: Callable[[pd.DataFrame], Result]) -> Result:
+        """Return what is found in a column's ranges, or in those of each group; a group whose ranges tell too little has NaN."""
+        if by is None:
+            return find(self._ranges(column))
+        parts, left_out = {}, False
+        for level, rows in self._ranges(column, by).groupby(by, sort=True):
+            try:
+                parts[level] = find(rows)
+            except SpecError:
+                parts[level], left_out = Result(estimate=np.nan, standard_error=np.nan, bias_bound=np.nan), True
+        found = Result.gather(list(parts.values()), pd.Index(list(parts), name=by))
+        limits = next((part.limits for part in parts.values() if part.limits), ())
+        return replace(found, limits=(*limits, _TOLD_TOO_LITTLE) if left_out else limits)
 
-    def _support(self, name: str, given: tuple[float, float] | None) -> tuple[float, float] | None:
-        """Return the bounds of a column's values: those given, or the declared ones, so wide that they hold all anchors."""
-        bounds = self._column(name).get("bounds")
-        if given is not None or bounds is None or self._column(name).get("numbers") != OWN_NUMBERS:
-            return given
-        knots = self._count(name).knots
-        return min(float(bounds[0]), float(knots[0])), max(float(bounds[1]), float(knots[-1]))
+    def _ranges(self, name: str, *others: str) -> pd.DataFrame:
+        """Return a column's ranges, with other columns; rows that miss one of them are left out."""
+        return self.to_pandas([*others, *self._ends(name)]).dropna()
+
+    def _count(self, name: str, rows: pd.DataFrame) -> RangeCounts:
+        """Return the counts of a column's ranges.
+
+        Rounding gives the outermost knots ranges of one side alone. With them all mass would lie before the last anchor, where it begins to be
+        unknown; so they are left out where values are bounded.
+        """
+        lower, upper = (rows[end].to_numpy(dtype=np.float64) for end in self._ends(name))
+        grid = grid_of_ranges(lower, upper, _N_KNOTS)
+        counts = RangeCounts.of_batch(grid, lower, upper)
+        trimmed = counts.n_rounded > 0 and self._bounds_of(name) is not None
+        return RangeCounts.of_batch(grid[1:-1], lower, upper) if trimmed else counts
+
+    def _doubt(self, name: str, rows: pd.DataFrame, estimate: NPMLE, support: tuple[float, float]) -> float:
+        """Return how far more mass beyond the outermost knots may move the mean, from there: as much as the ranges nearest to them allow.
+
+        Of the rows that say whether their value is above an anchor beyond t, those that do are at least the share of values beyond all anchors;
+        two standard deviations and the rule of three are added. The best t is taken.
+        """
+        lower, upper = (rows[end].to_numpy(dtype=np.float64) for end in self._ends(name))
+        total = 0.0
+        for low, high, end, knot in ((lower, upper, support[1], estimate.knots[-1]), (-upper, -lower, -support[0], -estimate.knots[0])):
+            if end <= knot:
+                continue
+            beyond = float(estimate.masses[(estimate.left if end == support[1] else -estimate.right) >= knot].sum())
+            above, below = np.sort(low[np.isfinite(low)])[::-1], np.sort(high[np.isfinite(high)])[::-1]
+            bounds = []
+            for size in _NEAREST:
+                t = np.sort(np.append(above, below))[-min(size, len(above) + len(below))]
+                n_above, n = (above >= t).sum(), (above >= t).sum() + (below >= t).sum()
+                share = n_above / n
+                bounds.append(max(0.0, share + 2.0 * np.sqrt(share * (1.0 - share) / n) + 3.0 / n - beyond) * (end - knot))
+            total += min(bounds)
+        return float(total)
+
+    def _bounds_of(self, name: str) -> tuple[float, float] | None:
+        """Return the declared bounds of a column whose ranges are of its own numbers."""
+        return self._bounds([name]).get(name) if self._column(name).get("numbers") == OWN_NUMBERS else None
+
+    def _support(self, name: str, counts: RangeCounts) -> tuple[float, float] | None:
+        """Return the declared bounds, so wide that they hold all anchors."""
+        bounds, knots = self._bounds_of(name), counts.knots
+        return None if bounds is None else (min(bounds[0], float(knots[0])), max(bounds[1], float(knots[-1])))
+
+    def _fit(self, name: str, rows: pd.DataFrame, support: tuple[float, float] | None = None) -> NPMLE:
+        counts = self._count(name, rows)
+        support = support or self._support(name, counts)
+        return npmle(counts, support=support, place="middle" if support else "right")
 
     def _pairs(self, response: str, features: Sequence[str]) -> tuple[pd.DataFrame, Floats]:
-        """Return the features and the ranges of the rows that have all of them."""
-        ends = self._ends(response)
-        rows = self.to_pandas([*features, *ends]).dropna()
-        return rows[list(features)], rows[ends].to_numpy(dtype=np.float64)
+        """Return the features, an indicator for each level of a text but the first, and the ranges of the rows that have all of them."""
+        rows = self._ranges(response, *features)
+        check_no_dates(features, find_scales(rows[list(features)]))
+        return pd.get_dummies(rows[list(features)], drop_first=True, dtype=float), rows[self._ends(response)].to_numpy(dtype=np.float64)
 
     def _limits(self, name: str) -> tuple[str, ...]:
         return (_PERTURBED,) if name in (self.content["guarantee"].get("epsilon_private") or ()) else ()

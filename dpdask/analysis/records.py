@@ -28,7 +28,10 @@ class OpenedRecords(OpenedPoints):
     refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
         "npmle": ("the release holds values, not ranges", "use share(), histogram() or quantile()"),
         "regress": ("the release holds values, not ranges", "use slope()"),
-        "fit": ("the records carry no weights, and their noise cannot be redrawn from the folder", "use slope(), or any estimator on to_pandas()"),
+        "fit": (
+            "the records carry no weights, and their noise cannot be redrawn from the folder",
+            "use slope(), or to_pandas(), whose errors leave the noise out",
+        ),
     }
 
     def _points(self, *names: str) -> Points:

@@ -28,6 +28,9 @@ _KEPT_DISTRIBUTION = "its noise has no channel on its values, so only its own di
 _REFERENCE = "the released values have the distribution of the reference; its draw from the table is in the standard error"
 _TOLD_REFERENCE = "the released values have the distribution of noisy counts; standard errors hold that noise and the draws of the rows"
 _WORST_BIAS = "the bound on the bias is for the worst original values; `dpdask.inference.ReleasedColumn` also gives unbiased estimates"
+_NOISY_RANKS = (
+    "the released values have the distribution of noisy counts; standard errors count that noise at its largest, so those of means are too large"
+)
 _NOISY_REFERENCE = "the reference is noisy counts of the table; what their noise changes is not in the standard error, and is large for few rows"
 
 
@@ -195,6 +198,14 @@ class OpenedRows(KeptColumns):
         frame = pd.DataFrame(list(itertools.product(*lines)), columns=list(names), dtype=object)
         return NoisyCells(frame=frame, variance=(deviation / self.n_rows) ** 2)
 
+    def _find_rank_noise(self, names: Sequence[str]) -> dict[str, float]:
+        """Return what standard deviation noise gives the share of a range at most: its two ends take a count each from every vector of counts."""
+        if self.content["mechanism"]["reference"]["kind"] != "histogram" or self._levels(names[0]) is not None:
+            return {}
+        events = [event for event in self.content["accounting"]["events"].get("events", ()) if event["kind"] in _CENTRAL]
+        most = max(math.sqrt(2.0 * event["count"]) * (event.get("sigma") or math.sqrt(2.0) * event["scale"]) for event in events)
+        return {names[0]: most / self.n_rows}
+
     def _find_deviation(self, names: Sequence[str]) -> float | None:
         """Return the standard deviation of a noisy count in the reference's table of one or two columns."""
         kind, accounting = self.content["mechanism"]["reference"]["kind"], self.content["accounting"]
@@ -255,7 +266,8 @@ class OpenedRows(KeptColumns):
         of_levels = len(private) == len(names) <= 2 and all(self._levels(name) is not None for name in names)
         points = self._count_levels(names) if of_levels else super(OpenedRows, self)._points(*names)
         cells = self._find_noise(names) if of_levels else None
-        told = _REFERENCE if not noisy else _NOISY_REFERENCE if cells is None else _TOLD_REFERENCE
+        rank_noise = self._find_rank_noise(names) if noisy and cells is None else {}
+        told = _REFERENCE if not noisy else _TOLD_REFERENCE if cells is not None else _NOISY_RANKS if rank_noise else _NOISY_REFERENCE
         return replace(
             points,
             levels={name: own for name, own in points.levels.items() if name not in private} | dict(self._level_map(private)),
@@ -263,6 +275,7 @@ class OpenedRows(KeptColumns):
             rank_errors={name: column["reference"]["rank_error_at_most"] for name, column in columns.items() if "reference" in column},
             bounds=self._bounds(names),
             noise=None if cells is None else lambda _: cells,
+            rank_noise=rank_noise,
             biased=noisy,
             limits=(told, *points.limits),
         )

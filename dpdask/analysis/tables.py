@@ -44,7 +44,7 @@ class OpenedTables(OpenedPoints):
             raise InputError("does not have the cells that its card says", f"table {label!r}", "copy the whole folder again")
         codes = dict(zip(clique, np.unravel_index(np.arange(len(rows)), sizes), strict=True))
         levels = self._level_map(names)
-        frame, shifts, dates = pd.DataFrame(index=rows.index), {}, {}
+        frame, ends, dates = pd.DataFrame(index=rows.index), {}, {}
         for name in names:
             if name in levels:
                 frame[name] = pd.Series([levels[name][code] for code in codes[name]], dtype=object)
@@ -52,7 +52,8 @@ class OpenedTables(OpenedPoints):
                 if any(_is_date(text) for text in rows[name].unique()):
                     dates[name] = DateScale(unit="us")
                 read = {text: _read_cell(text, dates.get(name)) for text in rows[name].unique()}
-                frame[name], shifts[name] = np.array([read[text] for text in rows[name]]).T
+                low, high = np.array([read[text] for text in rows[name]]).T
+                frame[name], ends[name] = (low + high) / 2.0, (low, high)
         weights = rows["count"].to_numpy(dtype=np.float64)
         n_rows = self.content["n_rows"]["value"] or float(weights.sum())
         cells = NoisyCells(frame=frame, variance=(self.content["accounting"]["noise"][label]["standard_deviation"] / n_rows) ** 2)
@@ -62,10 +63,10 @@ class OpenedTables(OpenedPoints):
             n_rows=n_rows,
             sampling=1.0 / n_rows,
             levels=levels,
-            shifts=shifts,
+            ends=ends,
             bounds=self._bounds([name for name in names if name not in dates]),
             noise=lambda _: cells,
-            limits=("values of a range count as its middle",) if shifts else (),
+            limits=("values of a range count as its middle",) if ends else (),
             dates=dates,
         )
 
@@ -99,10 +100,10 @@ def _is_date(label: str) -> bool:
 
 
 def _read_cell(label: str, scale: DateScale | None) -> tuple[float, float]:
-    """Return the middle and half the width of a cell, from its label: `null`, `7`, `10..19`, `[10.0, 20.0)`; NaN where it is no number."""
+    """Return the least and the greatest value of a cell, from its label: `null`, `7`, `10..19`, `[10.0, 20.0)`; NaN where it is no number."""
     try:
         parts = re.split(r"\.\.|, ", label.strip("[]()"))
         ends = [float(part) for part in parts] if scale is None else scale.to_numbers(parts).tolist()
     except ValueError:
-        return math.nan, 0.0
-    return (ends[0] + ends[-1]) / 2.0, (ends[-1] - ends[0]) / 2.0
+        return math.nan, math.nan
+    return ends[0], math.nextafter(ends[-1], -math.inf) if label.endswith(")") else ends[-1]

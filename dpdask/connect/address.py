@@ -82,7 +82,7 @@ def is_exposed(address: str) -> bool:
 def _split(address: str) -> tuple[str, str]:
     """Return an address's scheme, or Dask's default one, and its `host:port`."""
     scheme, mark, place = address.rpartition("://")
-    return scheme.lower() if mark else dask.config.get("distributed.comm.default-scheme"), place.partition("/")[0]
+    return scheme.lower() if mark else dask.config.get("distributed.comm.default-scheme", "tcp"), place.partition("/")[0]
 
 
 def is_loopback(place: str) -> bool:

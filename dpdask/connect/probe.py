@@ -6,7 +6,8 @@ import asyncio
 import builtins
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 MEMORY_FACTOR = 2
 _BASE_BYTES = 400 * 2**20  # a worker's Python and its libraries
-_SECONDS = 15.0
+_SECONDS = 60.0  # a worker imports the package first, perhaps from a shared file system, or on a busy machine
 _INSTALL = "install the same versions on every worker, and run again"
 
 
@@ -57,11 +58,27 @@ def check_workers(fragments: Sequence[Fragment], *, output: Folder, secrets: Fol
     if client is None or client.asynchronous:
         return
     _wait_for_a_worker(client)
-    if secrets is None:
-        _check_encryption(client)
-    _check_versions(client)
-    _check_memory(client, max((fragment.n_bytes_decoded for fragment in fragments), default=0))
-    _check_places(client, fragments, output, secrets)
+    with _held(client):
+        if secrets is None:
+            _check_encryption(client)
+        _check_versions(client)
+        _check_memory(client, max((fragment.n_bytes_decoded for fragment in fragments), default=0))
+        _check_places(client, fragments, output, secrets)
+
+
+@contextmanager
+def _held(client: Client) -> Iterator[None]:
+    """Give a worker a task that lasts while workers are asked: to ask is no task, and an adaptive cluster retires workers that have none."""
+    from distributed import Event
+
+    name = f"dpdask-probe-{uuid.uuid4().hex[:12]}"
+    asked = Event(name, client=client)
+    task = client.submit(asked.wait, 3 * _SECONDS, key=name, pure=False)
+    try:
+        yield
+    finally:
+        asked.set()
+        task.release()
 
 
 def _wait_for_a_worker(client: Client) -> None:

@@ -63,11 +63,12 @@ def _draw(name: str, original: Side, released: Side) -> dict[str, Any]:
     if name in original.levels:
         size = len(original.levels[name])
         shares = [np.bincount(side.columns[name], minlength=size) / side.n_rows for side in (original, released)]
-        order = np.arange(size) if size <= _N_BARS else np.argsort(-shares[0], kind="stable")[:_N_BARS]
+        fits = size - 1 <= _N_BARS  # the last place is of values outside the domain
+        order = np.arange(size) if fits else np.argsort(-shares[0], kind="stable")[:_N_BARS]
         shares = [each[order] for each in shares]
-        if size <= _N_BARS and not (shares[0][-1] or shares[1][-1]):
+        if fits and not (shares[0][-1] or shares[1][-1]):
             shares = [each[:-1] for each in shares]  # nothing lies outside the domain
-        caption = f"{size - 1} levels, in order" if size <= _N_BARS else f"the {_N_BARS} most frequent of {size - 1} levels"
+        caption = f"{size - 1} levels, in order" if fits else f"the {_N_BARS} most frequent of {size - 1} levels"
     else:
         values = [side.columns[name].astype(np.float64) for side in (original, released)]
         known = np.concatenate([each[~np.isnan(each)] for each in values])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from dpdask.io.iceberg import Iceberg
 from dpdask.io.listing import TableFormat
 from dpdask.io.storage import absolute_url
 from dpdask.schema import Schema
+from dpdask.steps import step
 from dpdask.streams import RunKey, stream
 
 N_ROWS = 100_000
@@ -91,13 +93,16 @@ def write_report(out: str, original: str | Original, to: str | None = None, *, t
         raise SpecError(what, out, "use dpdask.open to analyse it, and compare its estimates with the original")
     key, columns = RunKey.insecure(_SEED), list(card["columns"])
     rng = stream(key, "report/original", "")
-    if isinstance(original, str):
-        private = read_original(original, columns, n_rows, rng)
-    else:
-        private = read_input(original.find_table(card.get("input", {}).get("version")), columns, n_rows, rng)
-    public = read_released(release.folder, release.shards, columns, n_rows, stream(key, "report/release", ""))
-    real, given, left_out = code_sides(private, public, card["columns"])
-    found = compare_sides(real, given, target=target, rng=stream(key, "report/compare", ""))
+    with step("reading the original", logging.DEBUG):
+        if isinstance(original, str):
+            private = read_original(original, columns, n_rows, rng)
+        else:
+            private = read_input(original.find_table(card.get("input", {}).get("version")), columns, n_rows, rng)
+    with step("reading the release", logging.DEBUG):
+        public = read_released(release.folder, release.shards, columns, n_rows, stream(key, "report/release", ""))
+    with step("comparing columns and pairs" if target is None else "comparing, and predicting the target", logging.DEBUG):
+        real, given, left_out = code_sides(private, public, card["columns"])
+        found = compare_sides(real, given, target=target, rng=stream(key, "report/compare", ""))
     _write(path, render_report(card, real, given, found, left_out))
     return path
 

@@ -36,8 +36,7 @@ def cell_widths(card: Mapping[str, Any], features: pd.DataFrame, weights: Floats
 
     Notes
     -----
-    Columns of whole numbers (whose cells begin one step below the bound) are never corrected: their values sit at few places. Nor are columns
-    whose cells were found: their points have the cells' means, so their variance is not too large. Nor is a column
+    Columns whose cells were found are not corrected: their points have the cells' means, so their variance is not too large. Nor is a column
     where Σ w h²/12 is below twice the noise's standard deviation of Σ w (x - mean)², as with the threshold `none` at many cells.
     """
     content = Card.read(card, "card").to_dict()
@@ -50,13 +49,15 @@ def cell_widths(card: Mapping[str, Any], features: pd.DataFrame, weights: Floats
     deviation = float(content["accounting"]["noise"]["cells"]["standard_deviation"])
     for place, name in enumerate(map(str, features.columns)):
         column = columns.get(name, {})
-        if name in mechanism["found"] or not column.get("edges") or column["bounds"] is None or column["edges"][0] < column["bounds"][0]:
-            continue  # means of cells that were found, levels, indicators, the whole line, whole numbers
+        if name in mechanism["found"] or not column.get("edges") or column["bounds"] is None:
+            continue  # means of cells that were found, levels, indicators, the whole line
         x, edges = features.iloc[:, place].to_numpy(dtype=np.float64), np.array(column["edges"])
         if (x < edges[0]).any() or (x > edges[-1]).any():
             raise SpecError("holds a number outside the cells of its card", f"column {name!r}", "use the frame that the card was written for")
         cell = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
-        own = np.where(np.isin(x, np.array(column["atoms"], dtype=np.float64)), 0.0, np.diff(edges)[cell])
+        step = column["bounds"][0] - edges[0]  # of whole numbers: k of them have the variance (k² - 1) step² / 12
+        width = np.sqrt(np.maximum(np.diff(edges) ** 2 - step**2, 0.0))
+        own = np.where(np.isin(x, np.array(column["atoms"], dtype=np.float64)), 0.0, width[cell])
         mean = weights @ x / weights.sum()
         hidden = 2.0 * deviation * float(np.sqrt(((x - mean) ** 4).sum()))
         widths[:, place] = own if weights @ own**2 / 12.0 > hidden else 0.0

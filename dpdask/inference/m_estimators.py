@@ -87,7 +87,7 @@ class WeightedSample:
             Names of its columns.
         card
             The card of the perturbed histogram that the frame is from: with it, the widths of its cells are known, and least squares is
-            corrected for them. They are 0, for no correction, of whole numbers and dates, of atoms, of points that are `spread`, and
+            corrected for them. They are 0, for no correction, of dates, of atoms, of points that are `spread`, and
             where noise hides what a correction changes (`cell_widths`).
 
         Raises

@@ -61,8 +61,7 @@ def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[str, str, in
         line = names[0] if len(names) == 1 else ""
         found = next((sign for sign in _SEPARATORS if set(_split(line, sign)) & set(schema.columns)), None)
         if found is not None:
-            what = f"its columns are separated by {_SEPARATORS[found]}, and commas are expected"
-            raise DataError(what, name, "write it with commas, or convert it to Parquet")
+            raise _refuse_separator(found, name)
         raise DataError("its first line names no declared column", name, "begin the file with the names of its columns, separated by commas")
     return content, version, n_bytes, pa.schema([pa.field(column, _type_of(column, schema)) for column in names])
 
@@ -109,10 +108,18 @@ def check_names(names: Sequence[str], name: str) -> None:
     DataError
         If a field is empty, repeated, a number, a date or a time; no field is shown.
     """
-    fields = names if len(names) > 1 else [field for sign in _SEPARATORS for field in _split(names[0], sign)]
+    found = next((sign for sign in _SEPARATORS if len(names) == 1 and sign in names[0]), None)
+    fields = _split(names[0], found) if found is not None else names
     if len(set(names)) < len(names) or any(map(_is_value, fields)):
         what = "its first line looks like a row: a field is empty, repeated, a number or a date"
         raise DataError(what, name, "begin the file with the names of its columns, separated by commas")
+    if found is not None:
+        raise _refuse_separator(found, name)
+
+
+def _refuse_separator(found: str, name: str) -> DataError:
+    what = f"its columns are separated by {_SEPARATORS[found]}, and commas are expected"
+    return DataError(what, name, "write it with commas, or convert it to Parquet")
 
 
 def _is_value(field: str) -> bool:

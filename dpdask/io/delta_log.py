@@ -58,7 +58,7 @@ class DeltaLog:
 
     def exists(self) -> bool:
         """Return whether there is a table."""
-        return any(_ENTRY.fullmatch(name) for name in self._folder.child(LOG).names())
+        return any(_ENTRY.fullmatch(name) for name in self._list())
 
     def find(self, release: str) -> int | None:
         """Return the number of the run that has committed a release, or None.
@@ -171,6 +171,19 @@ class DeltaLog:
                     return
         raise TemporaryError("other writers changed this table at the same time", self._folder.url, "run again to resume")
 
+    def _list(self) -> list[str]:
+        """Return the names of the log's files, with entries that are missing in a listing because it is an earlier one."""
+        names = self._folder.child(LOG).names()
+        numbers = (int(name[:20]) for name in names if _ENTRY.fullmatch(name) or _CHECKPOINT.fullmatch(name))
+        number = max(numbers, default=-1) + 1
+        with suppress(MissingError):
+            while True:
+                name = f"{number:020}.json"
+                self._newest[name] = self._folder.child(LOG).read(name)
+                names.append(name)
+                number += 1
+        return names
+
     @contextmanager
     def _copy(self) -> Iterator[Path]:
         """Yield a local folder with a copy of the newest part of the log."""
@@ -179,7 +192,7 @@ class DeltaLog:
             copied = Path(name) / LOG
             copied.mkdir()
             for _ in range(_TRIES):
-                names = log.names()
+                names = self._list()
                 try:
                     self._newest = {file: self._newest.get(file) or log.read(file) for file in _list_newest(names)}
                     for file, content in self._newest.items():

@@ -35,7 +35,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     """
     protocol = url.rpartition("::")[2].partition("://")[0] if "://" in url else "file"
     if protocol == "file" and "::" not in url:
-        local = LocalFileSystem()
+        local = _local()
         return local, str(local._strip_protocol(url))
     kind = KINDS.get(protocol)
     try:
@@ -61,6 +61,12 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         raise SpecError("the store cannot be opened with these options", f"{protocol}://", hint) from None
     fs.retries = 1
     return fs, path
+
+
+@cache
+def _local() -> LocalFileSystem:
+    """Return this machine's file system: it has no state, and fsspec's own search for one that exists takes longer than a small read."""
+    return LocalFileSystem()
 
 
 @cache

@@ -13,7 +13,7 @@ from dpdask.errors import DataError, OutputError
 from dpdask.io.faults import storage_faults
 from dpdask.io.manifest import CARD_NAME, DOCUMENTS, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
-from dpdask.jobs.publication import ManifestFolder, Publication, RenamedFolder, remove_shards
+from dpdask.jobs.publication import ManifestFolder, Publication, RenamedFolder, has_all, remove_shards
 from dpdask.jobs.records import busy
 
 
@@ -37,7 +37,10 @@ class GrowingFolder:
     def count(self) -> int:
         """Return how many releases there are, which is the number of the next one."""
         names = self.output.child(META).names()
-        return sum(f"{META}/{name}" == MANIFEST_NAME or re.fullmatch(r"manifest-\d{5,}\.json", name) is not None for name in names)
+        number = sum(f"{META}/{name}" == MANIFEST_NAME or re.fullmatch(r"manifest-\d{5,}\.json", name) is not None for name in names)
+        while self.output.exists(name_manifest(number)):  # the listing was an earlier one
+            number += 1
+        return number
 
     def make_staging(self, run_id: str, folder: Folder, actions: Folder) -> Staging:
         """Return where a run stages; see `Publication.make_staging`. Later shards on a file system have the release's number in their names."""
@@ -100,7 +103,7 @@ class GrowingFolder:
                     (staging.shards.local_path / name).replace(self.output.local_path / name)
         if not self.output.put_new(name_manifest(number), manifest.to_bytes()):
             raise OutputError("another run has released these rows into this output", self.output.url, "run the job again")
-        if not {shard.name for shard in manifest.shards} <= set(self.output.names()):  # aborted while this driver slept
+        if not has_all(self.output, manifest):  # aborted while this driver slept
             self.output.remove(name_manifest(number))
             raise busy(self.output)
 

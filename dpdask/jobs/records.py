@@ -320,6 +320,8 @@ class NumberedRecords:
         newest = first if number == 0 else _parse(self._folder, _record_name(chain, number))
         if newest is None:
             return None
+        while (later := _parse(self._folder, _record_name(chain, number + 1))) is not None:  # the listing was an earlier one
+            number, newest = number + 1, later
         return _Newest(number=number, chain=chain, owner=newest.get("owner"), content=newest.get("run"))
 
     def _remove_all_but_chain(self) -> None:

@@ -130,6 +130,8 @@ class Mechanism(ABC):
     releases_rows: ClassVar[bool]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.schema, Schema):
+            raise SpecError("a Schema is expected", "`schema`", "give Schema.from_yaml(path) or Schema.from_dict(mapping)")
         self.schema.check_privatised("schema")
         unit = None if self.budget is None else self.budget.unit_column
         if unit is not None and (unit.column not in self.schema.columns or self.schema.columns[unit.column].role == "privatise"):

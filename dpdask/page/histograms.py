@@ -172,9 +172,11 @@ def _count_cells(values: pa.Array, told: dict[str, Any], weights: Floats) -> lis
     atoms = [float(atom) for atom in told.get("atoms", ())][: MAX_BARS // 2]
     found = [(say_number(atom, values.type), float(weights[numbers == atom].sum())) for atom in atoms]
     rest = ~missing & ~np.isin(numbers, atoms)
+    declared, bounds = told.get("edges", told.get("cell_edges")), told.get("bounds")
     whole = pa.types.is_integer(values.type) or pa.types.is_temporal(values.type)
+    whole = whole or bool(declared and bounds and float(declared[0]) == float(bounds[0]) - 1.0)  # the points of cells of whole numbers
     if rest.any():
-        edges, is_clipped = _find_edges(numbers[rest], told.get("edges", told.get("cell_edges")), whole=whole)
+        edges, is_clipped = _find_edges(numbers[rest], declared, whole=whole)
         place = np.clip(np.searchsorted(edges, numbers[rest], side="left") - 1, 0, len(edges) - 2)
         counts = np.bincount(place, weights[rest], minlength=len(edges) - 1)
         labels = _label_cells(edges, values.type, whole=whole, is_clipped=is_clipped)
@@ -199,7 +201,9 @@ def _label_cells(edges: Floats, type_: pa.DataType, *, whole: bool, is_clipped: 
     for low, high in pairwise(edges):
         first = low + 1 if whole else low
         over = "" if whole else "over "
-        labels.append(say_number(high, type_) if whole and first == high else f"{over}{say_number(first, type_)} to {say_number(high, type_)}")
+        last = say_number(high, type_)
+        end = last.removesuffix(" 23:59:59") if " " not in say_number(first, type_) else last  # whole days
+        labels.append(last if whole and first == high else f"{over}{say_number(first, type_)} to {end}")
     if is_clipped and len(labels) > 1:
         labels[0] = f"up to {say_number(edges[1], type_)}"
         labels[-1] = f"above {say_number(edges[-2], type_)}"
@@ -219,7 +223,8 @@ def say_number(number: float, type_: pa.DataType) -> str:
     if pa.types.is_temporal(type_):
         time = pa.scalar(int(number), pa.int32() if type_.bit_width == 32 else pa.int64()).cast(type_).as_py()
         return str(time)[:19].removesuffix(" 00:00:00")
-    return f"{number:,.0f}" if number == int(number) and abs(number) < 1e15 else f"{number:,.4g}"
+    digits = f"{number:,.4g}"
+    return f"{number:,.0f}" if abs(number) < 1e15 and (number == int(number) or "e+" in digits) else digits
 
 
 Margin = Callable[[float], float | None]
@@ -265,7 +270,7 @@ def describe_margins(card: Card) -> str:
         extra = {
             "holdout": " and the size of the hold-out",
             "chain": " and the size of the hold-out",
-            "histogram": " and, of columns with levels, the noise of the counts in the reference",
+            "histogram": " and, of columns with levels alone, the noise of the counts in the reference",
         }
         reference = told.get("reference", {}).get("kind", "")
         without = {

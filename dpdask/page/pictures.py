@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDTH = 4.6  # inches, of 96 CSS pixels: pictures stay readable on a telephone
-_LONGEST = 24
+_LONGEST = 28
 _MOST_NUMBERS = 7
 _INK, _BAR, _RULE = "#1b1f24", "#4a7ab5", "#8a3b12"
 _STYLE: Any = {

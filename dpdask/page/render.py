@@ -28,6 +28,8 @@ from dpdask.privacy import attacker_power, percent_above
 MAX_COLUMNS = 50
 MAX_SHARDS = 50
 _MOST_CELLS = 12
+_NARROW = 0.1
+_OUTSIDE = {"clip": "moved to the nearest bound", "null": "become missing", "refuse": "none: they stop the run"}
 
 Content = dict[str, Any]
 
@@ -42,12 +44,15 @@ class Statistics:
         One for each released column that has one, with its picture.
     associations
         The strongest pairs, and the picture of all of them; None where there is none.
+    narrow
+        Columns whose ranges have a released coverage, each with the share of ranges that hold less than a tenth.
     n_read, n_rows
         How many released rows were read, and how many there are.
     """
 
     histograms: list[Content]
     associations: Content | None
+    narrow: list[tuple[str, float]]
     n_read: int
     n_rows: int
 
@@ -149,6 +154,11 @@ def _render(
         "about": card.about,
         "kind": words.KINDS.get(card.mechanism.kind, card.mechanism.kind),
         "unit": words.describe_unit(card),
+        "gain": words.describe_gain(card),
+        "again": words.describe_again(card),
+        "left": words.describe_left(card),
+        "trust": words.describe_trust(card),
+        "caution_of_pairs": words.warn_of_associations(card),
         "neighbours": words.describe_neighbours(card.guarantee.adjacency),
         "covered": _say_covered(card, "protected"),
         "uncovered": _say_covered(card, "unprotected"),
@@ -159,9 +169,12 @@ def _render(
         "manifest": manifest,
         "attacker": _describe_attacker(card),
         "spent": list(_list_spent(card)),
+        "spends_on_counts": any(told in (card.accounting.model_extra or {}) for told in ("epsilon_reference", "epsilon_tables")),
+        "has_kept": any(part.role == "kept" for part in card.columns.values()),
         "columns": [_describe_column(name, card) for name in names[:MAX_COLUMNS]],
         "n_columns_left": max(0, len(names) - MAX_COLUMNS),
         "statistics": statistics,
+        "narrow": [] if statistics is None else statistics.narrow,
         "margins": describe_margins(card),
         "channels": [_describe_channel(view) for view in channels],
         "has_pictures": pictures.is_installed(),
@@ -267,7 +280,9 @@ def _describe_column(name: str, card: Card) -> Content:
         domain = " to ".join(_describe_bound(bound, told.get("numbers")) for bound in bounds)
     else:
         domain = "as it is" if part.role == "kept" else ""
-    return {"name": name, "role": part.role, "kind": part.kind or "", "domain": domain, "outside": part.outside or "", "epsilon": part.epsilon}
+    domain += ", or missing" if told.get("nulls") == "level" else ""
+    outside = _OUTSIDE.get(part.outside or "", (part.outside or "").replace("other: ", "become "))
+    return {"name": name, "role": part.role, "kind": part.kind or "", "domain": domain, "outside": outside, "epsilon": part.epsilon}
 
 
 def _describe_bound(bound: Any, numbers: str | None) -> str:
@@ -277,7 +292,7 @@ def _describe_bound(bound: Any, numbers: str | None) -> str:
 def _describe_rows(card: Card, manifest: Manifest, shards: Folder) -> Statistics:
     names = [name for name, part in card.columns.items() if part.role == "privatised"][:MAX_COLUMNS]
     is_tables = card.mechanism.kind == "marginals"
-    more = ["table", "count", "margin_95"] if is_tables else ["weight"]
+    more = ["table", "count", "margin_95"] if is_tables else ["weight", *_name_coverages(card).values()]
     sample = read_sample(shards, manifest, [*names, *more])
     found = read_tables(card, sample)[:MAX_COLUMNS] if is_tables else _count_all(names, card, sample)
     pairs = None if is_tables else associate([name for name in names if name in sample.rows.column_names], sample, card)
@@ -288,9 +303,24 @@ def _describe_rows(card: Card, manifest: Manifest, shards: Folder) -> Statistics
     return Statistics(
         histograms=[_describe_histogram(each) for each in found],
         associations=associations,
+        narrow=list(_find_narrow(card, sample)),
         n_read=sample.rows.num_rows,
         n_rows=sample.n_rows,
     )
+
+
+def _name_coverages(card: Card) -> dict[str, str]:
+    """Return, by private column, the released column that holds the coverage of its ranges."""
+    released = {name: (part.model_extra or {}).get("released_as", []) for name, part in list(card.columns.items())[:MAX_COLUMNS]}
+    return {name: made[2] for name, made in released.items() if len(made) == 3}
+
+
+def _find_narrow(card: Card, sample: Sample) -> Iterator[tuple[str, float]]:
+    """Yield columns and the share of their ranges that hold less than a tenth of the values."""
+    for name, made in _name_coverages(card).items():
+        coverages = sample.rows[made].drop_null().to_numpy()
+        if len(coverages):
+            yield name, float((coverages < _NARROW).mean())
 
 
 def _count_all(names: list[str], card: Card, sample: Sample) -> list[ReleasedHistogram]:
@@ -324,7 +354,8 @@ def _write_snippet(card: Card) -> str:
         cliques = (card.mechanism.model_extra or {}).get("cliques", [])
         asked = [f"release.{'crosstab' if len(each) > 1 else 'share'}({', '.join(map(_quote, each[:2]))})" for each in cliques[:1]]
     else:
-        asked = [f"release.quantile({_quote(name)}, 0.5)  # with its standard error" for name in numbers[:1]]
+        with_error = "" if card.mechanism.kind == "interval" else "  # with its standard error"
+        asked = [f"release.quantile({_quote(name)}, 0.5){with_error}" for name in numbers[:1]]
         asked += [f"release.mean({_quote(name)})" for name in numbers[:1] if words.keeps_means(card)]
         asked += [f"release.share({_quote(name)})" for name in levels[:1] if card.mechanism.kind != "interval"]
     lines = [

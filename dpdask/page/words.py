@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from decimal import ROUND_UP, Context, Decimal
+from decimal import ROUND_DOWN, ROUND_UP, Context, Decimal
 from typing import Any
 
 from dpdask.mechanisms.card import Card
@@ -125,6 +125,53 @@ def describe_neighbours(adjacency: str | None) -> str:
     return "none: no ε is promised"
 
 
+def describe_gain(card: Card) -> str:
+    """Return what a release may change in a belief, in words that can be repeated; empty if no ε is promised, or it protects nobody."""
+    epsilon, unit = card.guarantee.epsilon, card.guarantee.unit
+    if epsilon is None or card.insecure:
+        return ""
+    losses = list_losses(epsilon, card.guarantee.delta or 0.0, card.guarantee.adjacency)
+    covered = "protected " if getattr(card.guarantee.unprotected, "fraction", 0.0) else ""
+    whose = f"a {covered}row" if isinstance(unit, str) else f"a {covered}{unit.column}"
+    whole = f" (its {', '.join(card.guarantee.epsilon_private)})" if card.guarantee.epsilon_private else ""
+    statements = {"it is there": "is in the table", "one value rather than another": f"has one value rather than another{whole}"}
+    told = [f"that {whose} {statements[what]} becomes one of at most {bound_belief(0.5, loss)}" for what, (loss, _) in losses.items()]
+    apart = ", apart from δ" if card.guarantee.delta else ""
+    return f"To someone who knows everything else, a belief of 50 % {', and one of 50 % '.join(told)}{apart}."
+
+
+def describe_again(card: Card) -> str:
+    """Return what this release and a second one like it would cost, in words; empty if no ε is promised, or it protects nobody."""
+    epsilon, delta = card.guarantee.epsilon, card.guarantee.delta or 0.0
+    if epsilon is None or card.insecure:
+        return ""
+    name, loss = list(list_losses(2.0 * epsilon, 2.0 * delta, card.guarantee.adjacency).items())[-1]
+    at = f" and δ = {round_up(2.0 * delta, 3)}" if delta else ""
+    found = f"a test of {name}, with false alarms in 5 % of the cases, would detect at most {percent_above(attacker_power(*loss))}"
+    return f"This release and a second one like it, of the same rows, would spend at most ε = {round_up(2.0 * epsilon)}{at} together: {found}."
+
+
+def describe_left(card: Card) -> str:
+    """Return the ε that a ledger leaves at most, rounded down; empty where it is no difference, as with δ."""
+    ledger = card.ledger
+    if ledger is None or ledger.epsilon is None or ledger.delta_limit:
+        return ""
+    left = Context(prec=6, rounding=ROUND_DOWN).plus(max(Decimal(0), Decimal(repr(ledger.epsilon_limit)) - Decimal(round_up(ledger.epsilon))))
+    return f"ε = {left.normalize():f}"
+
+
+def describe_trust(card: Card) -> str:
+    """Return who saw the table; empty if the card does not say."""
+    if card.terms is None:
+        return ""
+    if card.terms.trust_model == "local":
+        return "Nobody: each value was randomised where it was asked (local model)."
+    what = "of the random cuts" if card.guarantee.epsilon is None else "that undoes the noise of the rows"
+    key = f" They also had the key {what}; dpdask removes it when the release is complete."
+    rows = key if card.mechanism.kind in ("dip", "interval") else ""
+    return f"Whoever computed the release, or ran the machines for it, saw the table.{rows} Readers of the release are not trusted (central model)."
+
+
 def describe_unit(card: Card) -> str:
     """Return the unit of privacy, in words."""
     unit = card.guarantee.unit
@@ -132,7 +179,7 @@ def describe_unit(card: Card) -> str:
         values = ", and by 2k·ε for other values" if card.guarantee.adjacency == "add-remove" else ""
         return f"one row; a person with k rows is protected by k·ε only{values}"
     if unit == "value":
-        return "one value"
+        return "one value; nothing bounds what all values of a row, or all rows of a person, tell together"
     return f"all rows that share a value of {unit.column}; at most {unit.max_rows} of them are used"
 
 
@@ -155,8 +202,8 @@ def describe_order(card: Card, n_shards: int) -> str:
         How many files the release has.
     """
     if n_shards == 1 and card.order == order_text("shuffled"):
-        parts = "an input above 128 MiB is shuffled in parts, and rows of one part were neighbours in the input"
-        return f"the rows of the one file are in random order; {parts} (of similar values, if it was sorted by a private column; no ε covers that)"
+        parts = "Only an input above 128 MiB is shuffled in parts: rows of one part were neighbours in the input"
+        return f"the rows of the one file are in random order. {parts}, of similar values if it was sorted by a private column. No ε covers that"
     return card.order
 
 
@@ -219,7 +266,7 @@ def _use_rows(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]
     elif kind == "chain":
         good.append("The private columns together: their joint distribution is that of the reference.")
         bad.append("Hiding the reference: if it is a part of the table, its records are republished without any ε.")
-    elif len(epsilons) > 1:
+    elif _is_randomised_apart(card):
         bad.append("How the private columns depend on each other: the noise of each row weakens it. Correlations of released columns are too small.")
     kept = [name for name, part in card.columns.items() if part.role == "kept"]
     if kept:
@@ -232,16 +279,16 @@ def _use_rows(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]
         epsilon = min(epsilons.values())
         name = min(epsilons, key=lambda each: epsilons[each] or 0.0)
         bad.append(
-            f"Small groups: with ε = {round_up(epsilon, 3)} for {name}, one row tells which of two values it had in at most "
+            f"Small groups: with ε = {round_up(epsilon, 3)} for {name}, one released value tells which of two values it was in at most "
             f"{bound_belief(0.5, epsilon)} of the cases, and guessing in 50 %. Estimates for groups need many rows."
         )
     return good, bad
 
 
 def _use_copula(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    good = ["The distribution of each column.", "The tables of every two columns, up to their noise."]
+    good = ["The distribution of each column.", "The tables of every two columns, up to the noise and to what the fit could not tell from noise."]
     bad = [
-        "Finding a person: no record is a person's, and a record that equals one does so by chance.",
+        "Statements about a single person: no record is a person's, and a record that equals one does so by chance.",
         "Standard errors as if the records had been observed: they are too small. Those of `dpdask.open` hold the noise.",
         *_warn_of_means(card),
     ]
@@ -267,11 +314,10 @@ def _use_tables(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[st
 
 def _use_cells(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     good = ["Statistics that take weights (tables, quantiles, regressions), up to the width of the cells."]
-    if "cells_listed" in told:
-        cut = "" if told.get("cut") is None else f"; weights up to {told['cut']:,} were set to 0"
-        good.append(f"{told['cells_listed']:,} of {told['cells']:,} cells have a weight{cut}.")
-    rare = "hold mostly noise" if told.get("cut") is None else "were set to 0, or hold mostly noise"
-    bad = ["Values inside a cell, which are not told apart.", f"Rare combinations: cells with few rows {rare}."]
+    cut = told.get("cut")
+    rare = "hold mostly noise" if cut is None else f"hold mostly noise, and weights up to {cut:,} were set to 0"
+    listed = f" {told['cells_listed']:,} of {told['cells']:,} cells have a weight." if "cells_listed" in told else ""
+    bad = ["Values inside a cell, which are not told apart.", f"Rare combinations: cells with few rows {rare}.{listed}"]
     return good, [*bad, *_warn_of_means(card), *_describe_smallest(card)]
 
 
@@ -282,7 +328,24 @@ def _use_ranges(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[st
         mean = (part.model_extra or {}).get("mean_coverage")
         if mean is not None:
             good.append(f"{name}: a range holds {100 * mean:.0f} % of the values on average, if they are distributed as the public reference says.")
-    return good, ["The middle of a range in place of the value: means and slopes come out wrong.", "A narrow range almost tells the value."]
+    return good, [
+        "The middle of a range in place of the value: means and slopes come out wrong.",
+        "Hiding each value: a narrow range almost tells it.",
+    ]
+
+
+def warn_of_associations(card: Card) -> str:
+    """Return a warning if the rows' noise weakens what released columns show of each other, else an empty text."""
+    if not _is_randomised_apart(card):
+        return ""
+    return "The noise of each row weakens these numbers: columns that depend on each other in the table may show 0.00 here."
+
+
+def _is_randomised_apart(card: Card) -> bool:
+    """Return whether several columns were randomised, each on its own."""
+    told = card.mechanism.model_extra or {}
+    apart = card.mechanism.kind == "dip" and told.get("columns") != "tree" and told.get("reference", {}).get("kind") != "chain"
+    return apart and sum(bool(part.epsilon) for part in card.columns.values()) > 1
 
 
 def list_numeric(card: Card) -> list[str]:
@@ -300,7 +363,7 @@ def _warn_of_means(card: Card) -> list[str]:
     """Return a sentence on means of columns whose counts had noise; none if no column has bounds."""
     names = list_numeric(card)
     why = "the noise of the counts hides the few rows of a tail, so the mean of a heavy tail cannot be estimated"
-    return [f"Means under wide bounds ({_list_names(names)}): {why}. Use quantiles, or means of clipped values."] if names else []
+    return [f"Means, if bounds are far beyond most values ({_list_names(names)}): {why}. Use quantiles, or means of clipped values."] if names else []
 
 
 def _describe_smallest(card: Card) -> list[str]:
@@ -310,8 +373,11 @@ def _describe_smallest(card: Card) -> list[str]:
     if not margins:
         return []
     n_rows = None if card.n_rows is None else card.n_rows.value
-    share = f" ({percent_above(max(margins) / n_rows)} of the rows)" if n_rows else ""
-    return [f"Groups of fewer than about {math.ceil(max(margins)):,} rows{share}: the noise of a count is as large."]
+    share = f" ({100 * max(margins) / n_rows:.1g} % of the rows)" if n_rows else ""
+    groups = f"Groups of fewer than about {math.ceil(max(margins)):,} rows{share}"
+    if card.mechanism.kind == "histogram":
+        return [f"{groups}, even in a single cell: the noise of its count is as large. In a group of m cells the noise is about √m times that."]
+    return [f"{groups}: the noise of a count is as large."]
 
 
 def _list_pairs(cliques: list[list[str]]) -> str:

@@ -272,7 +272,8 @@ def _count(atoms: Iterable[Atom], delta: float) -> Counter[Atom]:
     if not 0 <= delta < 1:
         raise SpecError("delta must be in [0, 1)", "accountant")
     if len({atom.adjacency if not isinstance(atom, LocalRelease) else "replace-one" for atom in atoms}) > 1:
-        raise SpecError("events of different adjacencies cannot be composed", "accountant", "keep one adjacency for a dataset")
+        what = "releases of the adjacencies replace-one and add-remove cannot be added up"
+        raise SpecError(what, "privacy.adjacency", "give all jobs of a dataset in the ledger the same one, or give this job another dataset there")
     if len({atom.unit for atom in atoms if isinstance(atom, LocalRelease)}) > 1:
         raise _units_differ()
     counted: Counter[Atom] = Counter()

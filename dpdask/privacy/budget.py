@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from decimal import ROUND_UP, Context, Decimal
@@ -20,7 +21,7 @@ MAX_EPSILON = 100.0
 
 # where everything released is computed from noisy statistics of all rows
 COVERED = "every row of the table"
-UNCOVERED = "nobody: all that is released comes from noisy counts of all rows"
+UNCOVERED = "no row; all that is released comes from noisy counts of all rows"
 
 
 class UnitColumn(Document):
@@ -108,11 +109,17 @@ def split_epsilon(epsilon: float, columns: tuple[str, ...], weights: Mapping[str
         raise SpecError("weights must name exactly the privatised columns", "`weights`", "give each of them one weight")
     if not all(math.isfinite(weight) and weight > 0 for weight in weights.values()):
         raise SpecError("weights must be positive and finite", "`weights`", "drop a column rather than give it none of the budget")
-    total = sum(Fraction(weight) for weight in weights.values())
-    parts = {name: round_down(Fraction(epsilon) * Fraction(weights[name]) / total) for name in columns}
-    if not all(parts.values()):
+    parts = _split(epsilon, tuple(weights[name] for name in columns))
+    if not all(parts):
         raise SpecError("a weight is too small: its column's part of ε is 0", "`weights`", "bring the weights closer together")
-    return parts
+    return dict(zip(columns, parts, strict=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def _split(epsilon: float, weights: tuple[float, ...]) -> tuple[float, ...]:
+    """Return each weight's part of ε, rounded down; a run asks ten times for the same parts."""
+    total = sum(map(Fraction, weights), Fraction(0))
+    return tuple(round_down(Fraction(epsilon) * Fraction(weight) / total) for weight in weights)
 
 
 def guarantee_text(budget: Budget, protected: str, unprotected: str, order: RowOrder = "keep", *, everyone: bool = True) -> str:
@@ -238,14 +245,13 @@ def bound_values(epsilon: float, delta: float, adjacency: Adjacency | None) -> t
 
 
 def _attacker_text(budget: Budget, what: str, values: str = "") -> str:
-    """Return the most that a test can find; under add-remove also that of `values`, where `what` is presence."""
-    text = f"An attacker who tests at the 5 % level whether {what} is right with probability at most "
+    """Return the most that a test can detect; under add-remove also that of `values`, where `what` is presence."""
+    text = f"An attacker's test whether {what}, with false alarms in 5 % of the cases, detects it with probability at most "
     text += percent_above(attacker_power(budget.epsilon, budget.delta))
     epsilon, delta = bound_values(budget.epsilon, budget.delta, budget.adjacency)
     if values:
-        text += f", and one who tests whether {values} (this counts twice: 2ε) with probability at most "
-        text += percent_above(attacker_power(epsilon, delta))
-    return text + (", which is no protection worth the name." if epsilon >= 3 else ".")
+        text += f", and a test whether {values} (this counts twice: 2ε) with at most {percent_above(attacker_power(epsilon, delta))}"
+    return f"{text}; blind guessing detects 5 %." + (" This is no protection worth the name." if epsilon >= 3 else "")
 
 
 def attacker_power(epsilon: float, delta: float, level: float = 0.05) -> float:

@@ -161,7 +161,8 @@ class LedgerStore:
             raise self._absent()  # SQLite would make an empty file
 
     def _absent(self) -> SpecError:
-        return SpecError("there is no ledger here", self.place, "correct the URL, or make the ledger with `dpdask ledger init`")
+        hint = "correct the URL, or make the ledger with `dpdask ledger init --url URL --dataset NAME --epsilon E`"
+        return SpecError("there is no ledger here", self.place, hint)
 
     def _transact(self, engine: Engine, work: Callable[[Connection], Result]) -> Result:
         deadline = time.monotonic() + _PATIENCE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ BRANCHING = 16
 
 _N_LEAVES = BRANCHING**N_LEVELS
 _DECADES = 1e6  # the largest magnitude over the one below which leaves have one width
-_DOUBT, _MANY = 2.0, 5.0  # standard deviations
+_DOUBT, MANY = 2.0, 5.0  # standard deviations
 _LEAST_WHOLE = 60.0  # whole numbers up to about this one are leaves of their own, whatever the bounds
 
 Floats = NDArray[np.float64]
@@ -133,9 +134,9 @@ class Hierarchy:
         Notes
         -----
         Upwards, each count is averaged with the sum of its children, by inverse variance. Blocks of the first level that neither have nor
-        adjoin one with more than five standard deviations are emptied: noise far out would ruin means. Downwards, children are projected
-        to non-negative counts with the sum that their parent has; where that is less than twice the standard deviation of
-        their own sum, it is spread evenly over the cells instead.
+        adjoin one with more than five standard deviations are emptied: noise far out would ruin means. The others are projected to
+        non-negative counts with the sum `n_rows`. Downwards, children are projected to non-negative counts with the sum that their parent
+        has; where that is less than twice the standard deviation of their own sum, it is spread evenly over the cells instead.
 
         References
         ----------
@@ -148,12 +149,12 @@ class Hierarchy:
         leaves = np.where(n_leaves > 0, line[2], 0.0)
         middle, factors = _average(line[1], leaves, np.ones_like(leaves), n_leaves > 0)
         upper, spreads = _average(line[0], middle, factors, n_leaves.sum(axis=2) > 0)
-        present = n_leaves.sum(axis=(1, 2)) > 0
-        top = np.concatenate([own, np.where(_near_many(upper, noise * np.sqrt(spreads)), upper, 0.0)[present]])
+        kept = (n_leaves.sum(axis=(1, 2)) > 0) & _near_many(upper, noise * np.sqrt(spreads))
+        top = np.concatenate([own, upper[kept]])
         total = max(1.0, float(top.sum())) if n_rows is None else float(n_rows)
         first = simplex.project(top, total)
         masses = np.zeros(side)
-        masses[present] = first[singles:]
+        masses[kept] = first[singles:]
         masses = _share(masses, middle, noise * np.sqrt(factors), n_leaves.sum(axis=2))
         masses = _share(masses, leaves, np.full(leaves.shape, noise), n_leaves)
         return np.concatenate([first[:singles], masses.ravel()[: len(self._line)]])
@@ -180,7 +181,7 @@ def _average(own: Floats, children: Floats, factors: Floats, present: NDArray[np
 
 def _near_many(counts: Floats, deviations: Floats) -> NDArray[np.bool_]:
     """Return which blocks have more than noise, or adjoin one that has; all if none has."""
-    many = np.pad(counts > _MANY * deviations, 1)
+    many = np.pad(counts > MANY * deviations, 1)
     near: NDArray[np.bool_] = many[:-2] | many[1:-1] | many[2:]
     return near if near.any() else np.ones(len(counts), dtype=np.bool_)
 
@@ -216,12 +217,11 @@ def find_bins(grid: Cells, counts: Floats, n_bins: int, noise: float, *, tails: 
         Then the counts of the cells tell how many rows are far out.
     """
     masses = np.where(grid.possible, counts, 0.0)[grid.n_cells - len(grid.edges) + 1 :].astype(np.float32).astype(np.float64)  # as files hold them
-    part = _find_part(masses, n_bins, _MANY * noise)
+    part = _find_part(masses, n_bins, MANY * noise)
     places, taken = [0], 0.0
-    for place in range(1, len(masses)):
-        taken += masses[place - 1]
-        large = max(masses[place - 1], masses[place]) >= part  # then it is cut off on both sides
-        if taken > 0.0 and (large or taken + masses[place] > part):
+    for place, (before, after) in enumerate(pairwise(masses.tolist()), 1):
+        taken += before
+        if taken > 0.0 and (before >= part or after >= part or taken + after > part):  # a cell with more than its part is cut off on both sides
             places.append(place)
             taken = 0.0
     if tails and n_bins > 1:

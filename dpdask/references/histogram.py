@@ -70,7 +70,7 @@ class Histogram(ReferenceBase):
     bins: Annotated[Literal["adaptive"] | int, BeforeValidator(_as_bins)] = "adaptive"
 
     protected: ClassVar[str] = "the values of all rows"
-    unprotected: ClassVar[str] = "nobody: the reference is a noisy histogram of all rows, and its ε is part of the total"
+    unprotected: ClassVar[str] = "no row; the reference is a noisy histogram of all rows, and its ε is part of the total"
     not_local: ClassVar[str | None] = "raw rows were counted for a histogram, so somebody holds them: their release is not local"
 
     @property

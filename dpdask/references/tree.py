@@ -53,7 +53,7 @@ class Tree(ReferenceBase):
     bins: Bins = "adaptive"
 
     protected: ClassVar[str] = "the values of all rows"
-    unprotected: ClassVar[str] = "nobody: the reference is a tree of noisy tables of all rows, and their ε and δ are part of the total"
+    unprotected: ClassVar[str] = "no row; the reference is a tree of noisy tables of all rows, and their ε and δ are part of the total"
     structure: ClassVar[Structure] = "tree"
     joint: ClassVar[str] = (
         "pairs on the tree, and only these: two columns that the tree joins keep their table, up to its noise; other pairs keep what follows "

@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
-from dpdask.documents import models_in
 from dpdask.jobs.spec import job_file_type
 from dpdask.mechanisms.card import Card
+from dpdask.models import models_in
 from dpdask.schema import Schema
 from dpdask.schemas import Name
 

@@ -9,6 +9,8 @@ of its memory, in bytes. It imports this project only for this project's own met
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import itertools
 import json
 import secrets
@@ -102,9 +104,25 @@ def aim(task: Task) -> pd.DataFrame:
     """AIM of private-pgm on all pairs, with its own defaults."""
     data = pgm_data(task)
     from aim import AIM
+    from mbi import junction_tree
 
     pairs = [pair for pair in itertools.combinations(task.sizes, 2) if task.sizes[pair[0]] * task.sizes[pair[1]] <= AIM_MAX_CELLS]
-    mechanism = AIM(task.epsilon, task.delta, prng=np.random, max_model_size=AIM_MODEL_MEGABYTES)
+
+    class Told(AIM):
+        """AIM that says in each round how far it is."""
+
+        used = 0.0
+        rounds_done = 0
+
+        def worst_approximated(self, candidates: Any, answers: Any, model: Any, eps: float, sigma: float) -> Any:
+            self.used = (self.used or len(task.sizes) * 0.5 / sigma**2) + eps**2 / 8 + 0.5 / sigma**2
+            megabytes = junction_tree.hypothetical_model_size(model.domain, model.cliques)
+            said = {"round": self.rounds_done, "rounds": 16 * len(task.sizes), "sigma": float(sigma), "budget_share": float(self.used / self.rho)}
+            print(json.dumps({**said, "model_megabytes": float(megabytes), "peak_bytes": peak_bytes()}), flush=True)
+            self.rounds_done += 1
+            return super().worst_approximated(candidates, answers, model, eps, sigma)
+
+    mechanism = Told(task.epsilon, task.delta, prng=np.random, max_model_size=AIM_MODEL_MEGABYTES)
     return mechanism.run(data, [(pair, 1.0) for pair in pairs])[1].df
 
 
@@ -144,6 +162,56 @@ def margnet(task: Task) -> pd.DataFrame:
     return pd.DataFrame(generator.model.sample(n), columns=list(task.sizes))
 
 
+def share_records() -> None:
+    """Make the records that PrivSyn improves those that it returns: they are two tables with pandas above 1."""
+    from method.privsyn.lib_synthesize.records_update import RecordUpdate
+
+    of_singletons = RecordUpdate.initialize_records
+
+    def initialise(update: Any, *given: Any, **named: Any) -> None:
+        of_singletons(update, *given, **named)
+        update.records = update.df.to_numpy().copy()
+        update.df = pd.DataFrame(update.records, columns=update.df.columns, copy=False)
+
+    RecordUpdate.initialize_records = initialise
+
+
+class Keeper:
+    """Stands where MargNet's repository has its preprocessor, and keeps the records."""
+
+    frame: pd.DataFrame
+
+    def reverse_data(self, frame: pd.DataFrame, folder: str) -> None:
+        del folder
+        self.frame = frame
+
+
+def margnet_peer(module: str, entry: str) -> Callable[[Task], pd.DataFrame]:
+    """Another method of MargNet's repository, with that repository's settings for Adult, on the processor."""
+
+    def run(task: Task) -> pd.DataFrame:
+        import torch
+        from util.rho_cdp import cdp_rho
+
+        torch.manual_seed(task.seed)
+        vars(np).update(infty=np.inf, product=np.prod)  # the names that numpy had when these were written
+        names = [*(f"cat_attr_{place}" for place in range(len(task.sizes) - 1)), "y_attr"]  # PrivSyn starts from noise if no column is `y_attr`
+        given = argparse.Namespace(dataset="adult", method=entry, device="cpu", epsilon=task.epsilon, num_preprocess="", rare_threshold="")
+        given.test = given.resample = False
+        keeper = Keeper()
+        main = getattr(importlib.import_module(module), entry)
+        if entry == "privsyn_main":
+            share_records()
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            Path(f"exp/adult/{entry}/{task.epsilon}__").mkdir(parents=True)
+            table, domain = task.table.set_axis(names, axis=1), dict(zip(names, task.sizes.values(), strict=True))
+            made = main(given, df=table, domain=domain, rho=cdp_rho(task.epsilon, task.delta), parent_dir=folder, preprocesser=keeper)
+            next(iter(made.values())).syn(len(table), keeper, folder)
+        return keeper.frame[names].set_axis(list(task.sizes), axis=1)
+
+    return run
+
+
 METHODS: dict[str, Callable[[Task], pd.DataFrame]] = {
     "dpdask": dpdask_copula,
     "mst": mst,
@@ -152,6 +220,8 @@ METHODS: dict[str, Callable[[Task], pd.DataFrame]] = {
     "dpsynth-aim": dpsynth_with("AIMConfig"),
     "dpsynth-swift": dpsynth_with("SWIFTConfig"),
     "margnet": margnet,
+    "privsyn": margnet_peer("method.privsyn.run_privsyn", "privsyn_main"),
+    "gem": margnet_peer("method.GEM.gem", "gem_main"),
     "independent": independent,
     "floor": floor,
 }

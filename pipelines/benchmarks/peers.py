@@ -3,11 +3,12 @@
     python -m pipelines.benchmarks.peers --job pipelines/bank/job.yaml --input bank.parquet --target y=yes --work /path/to/bank \
         --private-pgm /path/to/private-pgm --private-pgm-python /path/to/python --json peers.json
 
-Methods: this project's copula with its defaults (`dpdask`); MST and AIM of private-pgm; AIM, MST and SWIFT of Google's dpsynth; MargNet; each
-column drawn on its own from its noisy one-way table (`independent`); and a resample of the table itself, which is not private (`floor`).
-Options name copies of the peers' repositories, and interpreters that can run them. A method without a copy is listed as not run.
-private-pgm runs with jax 0.7.0 and pandas below 3; dpsynth with Python 3.12 and with mbi and dp_accounting from their own repositories, not
-from the package index; MargNet with torch and tqdm, on the processor. Records of private-pgm are sampled; the others are as by default.
+Methods: this project's copula with its defaults (`dpdask`); MST and AIM of private-pgm; AIM, MST and SWIFT of Google's dpsynth; MargNet, and
+PrivSyn and GEM of its repository; each column drawn on its own from its noisy one-way table (`independent`); and a resample of the table itself,
+which is not private (`floor`). Options name copies of the peers' repositories, and interpreters that can run them. A method without a copy is
+listed as not run. private-pgm runs with jax 0.7.0 and pandas below 3; dpsynth with Python 3.12 and with mbi and dp_accounting from their own
+repositories, not from the package index; MargNet with torch and tqdm, on the processor; PrivSyn and GEM with all that its evaluators import.
+Records of private-pgm are sampled; the others are as by default.
 
 Every method gets the same table of whole numbers, cut as the job says, with the same public levels, and promises the same ε and δ under
 add-remove. Each method converts ε and δ in its own way. Runs follow one another, each in its own process. Seconds and memory are those of
@@ -64,6 +65,8 @@ METHODS = {
     "dpsynth-mst": "dpsynth",
     "dpsynth-swift": "dpsynth",
     "margnet": "margnet",
+    "privsyn": "margnet",
+    "gem": "margnet",
     "independent": None,
     "floor": None,
 }
@@ -195,7 +198,8 @@ class Work:
         seed = [] if self.seed is None else [f"--seed={self.seed + number}"]
         command = [python, str(RUNNER), method, *files, f"--epsilon={epsilon!r}", *seed]
         paths = os.pathsep.join(str(copy / part) for part in SOURCES.get(source or "", (".",)))
-        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore", "OPENBLAS_NUM_THREADS": "1"}
+        switches = {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": paths, **switches}
         log = self.place(method, epsilon, number, ".log")
         with log.open("w", encoding="utf-8") as file:
             costs = timed(command, self.limit, cwd=copy, env=environment, stdout=file, stderr=subprocess.STDOUT)

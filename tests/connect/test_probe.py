@@ -20,6 +20,7 @@ from connect.processes import AS_NOBODY, ROOT, hide_dpdask, python_path, running
 from distributed import Client, LocalCluster
 from e2e.helpers import charging_entries, digests, error_line, hidden, lake, load, run_cli, run_here, write_job
 
+from dpdask.connect import probe
 from dpdask.connect.probe import check_workers
 from dpdask.errors import SpecError, TemporaryError
 from dpdask.io.fragments import discover
@@ -173,6 +174,22 @@ def test_an_adaptive_cluster_starts_with_no_worker(source: Path, tmp_path: Path)
     assert ended.returncode == 0, ended.stderr
     run_here(write_job(tmp_path / "quiet", source, tmp_path / "out-quiet"))
     assert digests(tmp_path / "out") == digests(tmp_path / "out-quiet")
+
+
+def answer_late(libraries: tuple[str, ...]) -> dict[str, str | None]:
+    import time
+
+    from dpdask.versions import find_versions
+
+    time.sleep(2)  # as an import of the package may take
+    return find_versions(libraries)
+
+
+def test_an_adaptive_cluster_keeps_a_worker_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "find_versions", answer_late)
+    with LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster, Client(cluster):
+        cluster.adapt(minimum=0, maximum=1, interval="100ms", wait_count=1)
+        check_workers([], output=Folder(str(tmp_path)))
 
 
 def test_versions_are_found_without_this_package() -> None:

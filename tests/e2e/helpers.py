@@ -172,9 +172,16 @@ def run_cli(*arguments: str | Path, timeout: float = 120) -> subprocess.Complete
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout, check=False, env=dict(os.environ))
 
 
-def call_cli(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line in this process: `run_cli` for all that does not depend on the process."""
-    words, out, err = ["dpdask", *map(str, arguments)], io.StringIO(), io.StringIO()
+class Terminal(io.StringIO):
+    """Says that it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def call_cli(*arguments: str | Path, terminal: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run the command line in this process, its stderr a terminal or not: `run_cli` for all that does not depend on the process."""
+    words, out, err = ["dpdask", *map(str, arguments)], io.StringIO(), Terminal() if terminal else io.StringIO()
     code: object = None
     with mock.patch.object(sys, "argv", words), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

@@ -310,8 +310,8 @@ CASES = (
         r"mechanism\.reference\.path: the reference rows come from a public table, .*; add it, or mechanism\.reference\.fraction",
         chain={"fraction": None},
     ),
-    _case("chain: groups of a row at least", 64, r"mechanism\.reference\.min_rows: .*greater than or equal to 2", chain={"min_rows": 1}),
-    _case("chain: hardly any records", 64, r"mechanism\.reference\.max_records: .*greater than or equal to 16", chain={"max_records": 3}),
+    _case("chain: groups of a row at least", 64, r"mechanism\.reference\.min_rows: .*at least 2", chain={"min_rows": 1}),
+    _case("chain: hardly any records", 64, r"mechanism\.reference\.max_records: .*at least 16", chain={"max_records": 3}),
     _case(
         "chain: a cost of values",
         64,

@@ -116,7 +116,7 @@ def test_the_card_has_no_epsilon_and_says_what_a_range_reveals(source: Path, tmp
     text = found["guarantee"]["text"]
     assert text.startswith("INSECURE")
     assert "There is no ε" in text
-    assert "What is released is true of every row; for a value outside its column's domain, it is true of the value that replaces it." in text
+    assert "What is released is true of every row, after values outside their column's domain were replaced." in text
     assert card(tmp_path)["mechanism"]["true_of_every_row"] is False  # prices are clipped
     assert "the exact values inside the acceptable set" in text
     assert found["columns"]["price"]["mean_coverage"] == pytest.approx(0.7, abs=0.01)

@@ -17,10 +17,11 @@ from dpdask.io import filesystems
 from dpdask.io.delta_options import find_options
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.fragments import discover, read_batches
-from dpdask.io.manifest import list_manifests
+from dpdask.io.manifest import MANIFEST_NAME, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
+from dpdask.page.sample import MAX_PARTS
 
 N_FRAGMENTS = 6
 
@@ -117,13 +118,20 @@ def test_a_variable_that_is_not_set_is_named(job, remote_store):
         plan_job(load(job, **settings))
 
 
-def test_a_fragment_is_read_by_three_requests(job, remote_store):
-    """Its footer when the table is found, and its columns with the footer in each of two passes; sizes come from listings."""
-    settings = upload(job, remote_store)
-    run_here(job, **settings)
-    asked = [request for request in remote_store.proxy.requests if "/in/part" in request.path.partition("?")[0]]
-    assert {request.method for request in asked} == {"GET"}
-    assert len(asked) <= 3 * N_FRAGMENTS
+@pytest.mark.parametrize(("n_fragments", "n_shards"), [(20, 2), pytest.param(1_000, 130, marks=pytest.mark.slow)])  # of which a quarter is held out
+def test_a_job_makes_few_requests(n_fragments, n_shards, remote_store, tmp_path):
+    """A fragment's footer when the table is found, and its columns with the footer in each of two passes; sizes come from listings."""
+    folder = lake(tmp_path / "lake", [30] * n_fragments, row_group=30, schema=RATINGS_SCHEMA)
+    settings = upload(write_job(tmp_path, folder, tmp_path / "local", schema=RATINGS_SCHEMA), remote_store)
+    shards = run_here(tmp_path / "job.yaml", **settings, output__rows_per_shard=30 * n_fragments // n_shards).manifest.shards
+    asked = [(request.method, request.path.partition("?")[0]) for request in remote_store.proxy.requests]
+    of_fragments = [method for method, path in asked if "/in/part" in path]
+    of_shards = [method for method, path in asked if "/out/part-" in path]
+    assert set(of_fragments) == {"GET"}
+    assert len(of_fragments) <= 3 * n_fragments
+    assert n_shards / 2 <= len(shards) <= n_shards
+    assert len(of_shards) <= 2 * len(shards) + 3 * min(len(shards), MAX_PARTS)  # some are read for the page
+    assert asked.count(("PUT", next(path for _, path in asked if path.endswith(MANIFEST_NAME)))) == 1
 
 
 def test_reading_goes_on_when_requests_fail(job, remote_store, monkeypatch):

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from e2e.helpers import command, hidden, run_cli, run_here, write_job
+from e2e.helpers import call_cli, command, hidden, run_here, write_job
 
 from dpdask.engine.account import open_ledger
 from dpdask.engine.told import Told
@@ -91,17 +91,17 @@ def test_counts_stand_on_the_terminal_and_in_no_file(job: Path, tmp_path: Path) 
 
 
 def test_without_a_terminal_nobody_is_told(job: Path) -> None:
-    found = run_cli("run", job)
+    found = call_cli("run", job)
     assert found.returncode == 0
     assert nowhere(found.stdout)
     assert "outside" not in found.stderr
 
 
 def test_json_tells_nobody_even_on_a_terminal(job: Path) -> None:
-    out, shown = on_terminal("run", job, "--json")
-    assert json.loads(out)["status"] == "released"
-    assert nowhere(str({key: value for key, value in json.loads(out).items() if key != "bytes"}))
-    assert "outside" not in shown
+    found = call_cli("run", job, "--json", terminal=True)
+    assert json.loads(found.stdout)["status"] == "released"
+    assert nowhere(str({key: value for key, value in json.loads(found.stdout).items() if key != "bytes"}))
+    assert "outside" not in found.stderr
 
 
 def test_a_resumed_run_tells_what_the_first_one_counted(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,9 +148,11 @@ def test_what_is_counted_at_the_barrier_is_told_too(mechanism: str, job: Path, t
 def test_a_strict_ledger_tells_nobody(strict: bool, job: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(url).init("people", 100.0, strict=strict)
-    _, shown = on_terminal("run", job, "--set", f"ledger={{url: '{url}', dataset: people}}", "--set", "insecure_seed=null")
-    assert ("4,711 values were outside" in shown) is not strict
-    assert ("outside" in shown) is not strict
+    ledger = f"ledger={{url: '{url}', dataset: people}}"
+    found = call_cli("run", job, "--set", ledger, "--set", "insecure_seed=null", terminal=True)
+    assert found.returncode == 0
+    assert ("4,711 values were outside" in found.stderr) is not strict
+    assert ("outside" in found.stderr) is not strict
 
 
 def test_what_is_told_merges_in_order_and_comes_back_from_a_record() -> None:

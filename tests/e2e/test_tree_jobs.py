@@ -130,6 +130,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("tree") / "in", people())
 
 
+@pytest.fixture(scope="module")
+def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the job with nothing changed, whose release is there to be read."""
+    folder = tmp_path_factory.mktemp("plain")
+    run_here(job(folder, source))
+    return folder
+
+
 # ---- the distribution
 
 
@@ -155,8 +163,8 @@ def test_pairs_on_the_tree_keep_their_tables_where_margins_lose_them(channel: st
     assert np.mean([(cell(kept, name).to_numpy() == cell(given, name).to_numpy()).mean() for name in PRIVATE]) < 0.9  # and rows did change
 
 
-def test_values_are_valid_and_drawn_inside_their_cells(source: Path, tmp_path: Path) -> None:
-    found = released(tmp_path, source)
+def test_values_are_valid_and_drawn_inside_their_cells(plain: Path) -> None:
+    found = out(plain)
     assert set(found["a"]) == {0, 1, 2}
     assert set(found["b"].dropna()) == {"x", "y"}
     assert found["b"].isna().any()
@@ -172,12 +180,12 @@ def test_values_are_valid_and_drawn_inside_their_cells(source: Path, tmp_path: P
     assert inside.std() > 0.1
 
 
-def test_rows_go_to_others_that_are_alike(source: Path, tmp_path: Path) -> None:
+def test_rows_go_to_others_that_are_alike(plain: Path) -> None:
     """Which own value a row had shows, as far as ε lets it, and no further."""
-    given, found = people(), released(tmp_path, source)
+    given, found = people(), out(plain)
     own = (cell(given, "a").to_numpy() == cell(found, "a").to_numpy()).mean()
     other = (cell(given, "a").to_numpy() == np.roll(cell(found, "a").to_numpy(), 1)).mean()
-    part = card_of(tmp_path)["columns"]["a"]["epsilon"]
+    part = card_of(plain)["columns"]["a"]["epsilon"]
     assert other < own < other * np.exp(part)
 
 
@@ -272,7 +280,7 @@ def test_the_plan_the_card_and_the_audit_say_the_same(source: Path, tmp_path: Pa
     assert "a row: ε = 1.2" in planned.stages[1]
     assert "5 one-way and 10 two-way tables of all rows" in planned.stages[0]
     assert planned.released_rows == N_ROWS
-    assert "Protected: the values of all rows. Not protected: nobody" in text
+    assert "Protected: the values of all rows. Not protected: no row" in text
     assert "ε = 3 differentially private (δ = 9.32e-10, replace-one" in text
     assert "k·exp((k-1)·ε)·δ" in text
     assert [warning.partition(" (")[0] for warning in planned.warnings] == ["A released row keeps almost nothing of a, b, c, d, e"]
@@ -408,14 +416,13 @@ def test_frames(unit: Any, delta: float) -> None:
             release.close()
 
 
-def test_a_frame_is_released_like_a_job(source: Path, tmp_path: Path) -> None:
+def test_a_frame_is_released_like_a_job(plain: Path) -> None:
     """One distribution: the pair tables of both are those of the rows, and the cards promise the same."""
     with dask.config.set(scheduler="synchronous"):
         rows = people()
         release = dip().fit(rows)
         frame, card = release.transform(rows), release.card
-    made = released(tmp_path, source)
-    other = card_of(tmp_path)
+    made, other = out(plain), card_of(plain)
     for edge in (("a", "b"), ("a", "c"), ("a", "d")):
         assert variation(frame, made, *edge) < 1.5 * chance(people(), *edge)
     assert {frozenset(edge) for edge in card["mechanism"]["edges"]} >= {frozenset("ab"), frozenset("ac"), frozenset("ad")}
@@ -460,7 +467,7 @@ def test_frames_that_cannot_be_are_refused() -> None:
         dip(weights={"a": 1.0})
     with pytest.raises(dpdask.SpecError, match="delta"):
         dip(delta=-1e-9)
-    with pytest.raises(dpdask.SpecError, match=r"Tree, share: .*less than 1"):
+    with pytest.raises(dpdask.SpecError, match=r"Tree, share: .*below 1"):
         dpdask.Tree(share=1.0)
     with dask.config.set(scheduler="synchronous"):
         with pytest.raises(dpdask.SpecError, match="need more channels than can be held"):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +23,9 @@ PRIVATE = {"role": "privatise", "kind": "discrete", "levels": LEVELS}
 @pytest.fixture(scope="module")
 def small_worker() -> Iterator[LocalCluster]:
     options: dict[str, Any] = {"dashboard_address": "127.0.0.1:0", "scheduler_kwargs": {"dashboard": False}}
-    with LocalCluster(n_workers=1, threads_per_worker=1, memory_limit="1GiB", host="127.0.0.1", **options) as cluster, Client(cluster):
+    options |= {"host": "127.0.0.1", "memory_limit": "1GiB"}
+    spawned = dask.config.set({"distributed.worker.multiprocessing-method": "spawn"})  # with the memory that a user's worker has
+    with spawned, LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster, Client(cluster):
         yield cluster
 
 

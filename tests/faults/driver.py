@@ -1,4 +1,4 @@
-"""A driver that strikes itself: the command line with one function patched to kill, interrupt or pause at a chosen point.
+"""A driver that strikes itself: the command line with one function patched to kill, interrupt, pause or disconnect at a chosen point.
 
 `python -m faults.driver`, in the folder `tests`, reads requests from stdin, one JSON object a line, forks for each (to import and
 to load compiled kernels is most of a small run), and answers with the exit code. No production code knows of it.
@@ -24,6 +24,7 @@ from typing import Any
 import adlfs  # noqa: F401  # with the next: importing them is most of what a driver does whose output is in a store
 import s3fs  # noqa: F401
 from e2e.helpers import MIXED_SCHEMA, draw_no_pictures, lake, run_here, spare_the_disk, write_job
+from pyiceberg.catalog.sql import SqlCatalog
 
 from dpdask import cli
 from dpdask.engine import fit, scan, write
@@ -59,12 +60,16 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def disconnect() -> None:
+    raise ConnectionResetError
+
+
 def pause() -> None:
     (Path(os.environ["DRIVER_SIGN"])).touch()
     time.sleep(120)
 
 
-STRIKES: dict[str, Strike] = {"kill": kill, "interrupt": interrupt, "pause": pause}
+STRIKES: dict[str, Strike] = {"kill": kill, "interrupt": interrupt, "pause": pause, "disconnect": disconnect}
 
 
 def at(owner: Any, name: str, strike: Strike, *, after: bool = True, nth: int = 1, when: Callable[..., bool] = lambda *_: True) -> None:
@@ -157,6 +162,8 @@ POINTS["recorded"] = lambda s: at(NumberedRecords, "write", s, nth=2)
 POINTS["manifest-created"] = lambda s: at(Folder, "put_new", s, when=named("manifest.json"))
 POINTS["entry-unwritten"] = lambda s: at(Folder, "put_new", s, when=in_log, after=False)  # of jobs whose output is a Delta table
 POINTS["entry-written"] = lambda s: at(Folder, "put_new", s, when=in_log)
+POINTS["catalog-unasked"] = lambda s: at(SqlCatalog, "commit_table", s, after=False)  # of jobs whose output is an Iceberg table
+POINTS["catalog-asked"] = lambda s: at(SqlCatalog, "commit_table", s)
 POINTS["run-cleared"] = lambda s: at(NumberedRecords, "_remove_all_but_chain", s, nth=2)
 POINTS["later-kept"] = lambda s: at(KeptFolder, "write", s)  # of growing tables
 POINTS["later-half-moved"] = lambda s: at(Path, "replace", s, nth=2)
@@ -233,4 +240,5 @@ if __name__ == "__main__":
     spare_the_disk(setattr)
     draw_no_pictures(setattr)
     warm_up()
+    answer({"warm": True})
     serve()

@@ -48,6 +48,10 @@ class Drivers:
         codes: list[int] = self._answer()["codes"]
         return codes
 
+    def wait_until_warm(self) -> None:
+        """Wait for what the server says first."""
+        assert self._answer() == {"warm": True}
+
     def _answer(self) -> dict[str, Any]:
         assert self._server.stdout is not None
         answer: dict[str, Any] = json.loads(self._server.stdout.readline())
@@ -58,6 +62,8 @@ def serving(log: Path) -> Iterator[Drivers]:
     """Yield drivers of one server, which ends with them."""
     words = [sys.executable, "-m", "faults.driver"]
     with subprocess.Popen(words, cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        yield Drivers(server, log)
+        drivers = Drivers(server, log)
+        drivers.wait_until_warm()  # or this process compiles the kernels that the server is compiling
+        yield drivers
         assert server.stdin is not None
         server.stdin.close()

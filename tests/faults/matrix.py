@@ -1,8 +1,9 @@
-"""What may go wrong with a run, on every store: a fault, what the command line answers, and how the run ends after all.
+"""What may go wrong with a run, on every store and in every format: a fault, what the command line answers, and how the run ends after all.
 
 Each fault is a function of a `Cell`: it disturbs the run, checks the exit codes on the way, and leaves the release to `Cell.check`, which
-compares its bytes with those of a run that nobody disturbed, counts charges and commits, and looks for what is left.
-`python -m faults.matrix`, in the folder `tests`, runs all cells and prints a table.
+compares its bytes with those of a run that nobody disturbed, counts charges and commits, and looks for what is left. An Iceberg table
+lies in the store, and its catalog, which makes the commit, is a database of this machine.
+`python -m faults.matrix`, in the folder `tests`, runs all cells and prints a table; `python -m faults.matrix -k iceberg` runs some.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import time
 import xml.etree.ElementTree as ET  # of pytest's own report
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
 from distributed import Client, LocalCluster
 from e2e.helpers import charging_entries, load, processes, run_here
 from faults.drivers import Drivers
+from pyiceberg.catalog import load_catalog
 from services.stores import Store
 
 from dpdask.engine.account import open_ledger
@@ -30,7 +33,10 @@ from dpdask.io.manifest import MANIFEST_NAME, list_manifests
 from dpdask.jobs.run import run_job
 
 FOREVER = 10**6
+TABLE = "db.ratings"
 STAGES = ("opened", "intended", "drawn", "fitted", "first-shard-begun", "shard-unrecorded", "all-shards", "card", "uncommitted", "committed")
+COMMITS = {"parquet": MANIFEST_NAME, "delta": "_delta_log/", "iceberg": ".metadata.json"}
+LAST = {"parquet": "_SUCCESS", "delta": "_delta_log", "iceberg": "metadata"}
 
 
 @dataclass(frozen=True)
@@ -44,16 +50,17 @@ class Cell:
     environment: dict[str, str]
     quiet: list[str]
     scratch: Path
-    format: str = "parquet"
+    format: str
+    catalog: dict[str, str]
 
     @property
     def commit(self) -> str:
-        """The path of the request that commits a release."""
-        return "_delta_log/" if self.format == "delta" else MANIFEST_NAME
+        """A part of the path of the request that commits a release; of an Iceberg table it is the last one before."""
+        return COMMITS[self.format]
 
-    def run(self, point: str | None = None) -> int:
+    def run(self, point: str | None = None, strike: str = "kill") -> int:
         """Run the job in a process of its own, struck at a point, and return its exit code."""
-        return self.drivers.run("run", self.job, point=point, environment=self.environment)[0]
+        return self.drivers.run("run", self.job, point=point, strike=strike, environment=self.environment)[0]
 
     def end(self) -> None:
         """Run the job undisturbed, to its end."""
@@ -63,9 +70,14 @@ class Cell:
         """Check that there is one release, of the right bytes, for one charge, and nothing else."""
         [manifest] = list_manifests(self.store.folder)
         assert [shard.sha256 for shard in manifest.shards] == self.quiet
-        last = "_delta_log" if self.format == "delta" else "_SUCCESS"
-        assert set(self.store.folder.names()) == {shard.name for shard in manifest.shards} | {"_dpdask", last}
-        assert self.format == "parquet" or len(self.store.folder.child(last).names()) == 1
+        names = {shard.name for shard in manifest.shards}
+        assert set(self.store.folder.names()) == names | {"_dpdask", LAST[self.format]}
+        if self.format == "delta":
+            assert len(self.store.folder.child("_delta_log").names()) == 1
+        if self.format == "iceberg":
+            table = load_catalog(**self.catalog, **{"py-io-impl": "dpdask.io.iceberg_files.StoreFiles"}).load_table(TABLE)
+            assert len(table.snapshots()) == 1
+            assert {task.file.file_path.rpartition("/")[2] for task in table.scan().plan_files()} == names
         assert not self.store.folder.sibling(".", ".dpdask").exists()
         assert [entry.kind for entry in charging_entries(**self.ledger)] == ["intend", "commit"]
         assert open_ledger(self.ledger["url"]).verify(self.ledger["dataset"])
@@ -130,15 +142,19 @@ def start_a_second_driver(cell: Cell) -> None:
 
 
 def refuse_the_commit(cell: Cell) -> None:
-    cell.store.proxy.refuse_next(times=FOREVER, method="PUT", path=cell.commit)
-    assert cell.run() == TemporaryError.exit_code
-    cell.store.proxy.forget()
+    if cell.store.server is not None:
+        cell.store.proxy.refuse_next(times=FOREVER, method="PUT", path=cell.commit)
+        assert cell.run() == TemporaryError.exit_code
+        cell.store.proxy.forget()
+    if cell.format == "iceberg":
+        assert cell.run("catalog-unasked", "disconnect") == TemporaryError.exit_code
     cell.end()
 
 
 def lose_the_answer_of_the_commit(cell: Cell) -> None:
-    cell.store.proxy.cut_response(times=2, method="PUT", path=cell.commit)
-    cell.end()
+    if cell.store.server is not None:
+        cell.store.proxy.cut_response(times=2, method="PUT", path=cell.commit)
+    assert cell.run("catalog-asked" if cell.format == "iceberg" else None, "disconnect") == 0
 
 
 def answer_that_the_store_is_busy(cell: Cell) -> None:
@@ -166,6 +182,17 @@ def delay_every_answer(cell: Cell) -> None:
     cell.end()
 
 
+def list_as_before(cell: Cell) -> None:
+    """All listings up to the commit are stale, and one after the release: the driver may stop, but not take the run for another one."""
+    assert cell.run("all-shards") == -signal.SIGKILL
+    cell.store.proxy.list_as_before(times=FOREVER)
+    assert cell.run("uncommitted") in (-signal.SIGKILL, TemporaryError.exit_code)
+    cell.store.proxy.forget()
+    cell.end()
+    cell.store.proxy.list_as_before()
+    cell.end()
+
+
 ANYWHERE: dict[str, Callable[[Cell], None]] = {
     "driver killed": kill_the_driver,
     "worker killed": kill_a_worker,
@@ -179,22 +206,34 @@ IN_STORES: dict[str, Callable[[Cell], None]] = {
     "credentials expire": let_the_credentials_expire,
     "store full": fill_the_store,
     "store slow": delay_every_answer,
+    "stale listing": list_as_before,
 }
-FOLDERS = ("local", "radosgw", "versioned radosgw", "azurite")
-STORES = (*FOLDERS, *(f"{store} delta" for store in FOLDERS))
-CELLS = [(fault, store) for store in STORES for fault in (*ANYWHERE, *(() if store.startswith("local") else IN_STORES))]
+STORES = ("local", "radosgw", "versioned radosgw", "azurite")
+FAULTS = {**ANYWHERE, **IN_STORES}
+AT_CATALOGS = ("commit refused", "commit unanswered")
+
+
+def can_happen(fault: str, store: str, format_: str) -> bool:
+    """Return whether a fault is one of this store, or of the catalog of this format."""
+    return fault in ANYWHERE or store != "local" or (format_ == "iceberg" and fault in AT_CATALOGS)
+
+
+CELLS = [cell for cell in product(FAULTS, STORES, COMMITS) if can_happen(*cell)]
 
 
 def main() -> None:
-    """Run every cell and print what became of each."""
+    """Run the cells and print what became of each."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        words = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-m", "slow or not slow", "faults/test_matrix.py", f"--junitxml={report}"]
+        words = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-m", "slow or not slow", f"--junitxml={report}"]
+        words += ["faults/test_matrix.py", *sys.argv[1:]]
         code = subprocess.run(words, cwd=Path(__file__).parents[1], check=False).returncode
         found = {str(case.get("name")).partition("[")[2][:-1]: case for case in ET.parse(report).iter("testcase")}
-    sys.stdout.write(f"{'fault':<20}" + "".join(f"{store:<26}" for store in STORES) + "\n")
-    for fault in (*ANYWHERE, *IN_STORES):
-        sys.stdout.write(f"{fault:<20}" + "".join(f"{_describe(found.get(f'{fault}-{store}')):<26}" for store in STORES) + "\n")
+    for format_ in COMMITS:
+        sys.stdout.write(f"\n{format_:<20}" + "".join(f"{store:<20}" for store in STORES) + "\n")
+        for fault in FAULTS:
+            cells = (found.get(f"{fault}-{store}-{format_}") for store in STORES)
+            sys.stdout.write(f"{fault:<20}" + "".join(f"{_describe(cell):<20}" for cell in cells) + "\n")
     sys.exit(code)
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from e2e.helpers import digests, error_line, hidden, lake, run_cli, run_here, write_job
+from e2e.helpers import call_cli, digests, error_line, hidden, lake, run_cli, run_here, write_job
 
 ROWS = [4000] * 8
 
@@ -32,7 +32,7 @@ def test_full_disk(cluster: dict[str, object], disk: Path, tmp_path: Path) -> No
     source = lake(tmp_path / "in", ROWS, row_group=2000)
     out = disk / "out"
     job = write_job(tmp_path / "job", source, out, cluster=cluster, output__rows_per_shard=1500)
-    result = run_cli("run", job)
+    result = run_cli("run", job)  # a process waits for its threads, and these for their files
     assert result.returncode == 75, result.stderr
     assert "no space left" in error_line(result)
     assert result.stdout == ""
@@ -52,7 +52,7 @@ def test_no_space_for_the_first_byte(disk: Path, tmp_path: Path) -> None:
         for _ in range(1000):
             file.write(b"0" * 4096)
     job = write_job(tmp_path / "job", lake(tmp_path / "in", [100]), disk / "out")
-    result = run_cli("run", job)
+    result = call_cli("run", job)
     assert result.returncode == 75, result.stderr
     assert "no space left" in error_line(result)
     (disk / "filler").unlink()

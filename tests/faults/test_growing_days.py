@@ -180,3 +180,20 @@ def test_a_day_in_a_store_is_aborted(open_store: OpenStore, drivers: Drivers, tm
             run_here(made)
         assert spent(url) == 3.0  # the noise of both aborted days may have been seen
         assert [manifest.n_rows for manifest in manifests(out)] == [N, N, N]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("output", ["parquet", "delta"])
+def test_days_that_a_listing_hides(output: str, open_store: OpenStore, tmp_path: Path, url: str) -> None:
+    source = tmp_path / "in"
+    with open_store("radosgw") as store:
+        made = job(tmp_path / "job", source, output__path=store.folder.url, output__format=output, ledger=at(url))
+        for day in range(3):
+            add_day(source, day)
+            if day == 2:
+                store.proxy.list_as_before(times=10**6)
+            assert run_here(made).status == "released"
+        assert run_here(made).status == "nothing new"
+        store.proxy.forget()
+        assert [manifest.n_rows for manifest in manifests(store.folder)] == [N, N, N]
+        assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * 3)

@@ -145,7 +145,8 @@ def test_distribution_is_unbiased_and_the_naive_one_is_not() -> None:
     rng = np.random.default_rng(2)
     original = np.array([0.5, 0.1, 0.1, 0.3])
     draws = rng.multinomial(2000, original @ T, size=400)
-    estimates = np.array([column().distribution(counts, approximate=False).value for counts in draws])
+    subject = column()
+    estimates = np.array([subject.distribution(counts, approximate=False).value for counts in draws])
     for level in range(4):
         assert consistent(estimates[:, level], original[level])
     assert not consistent(draws[:, 0] / 2000, original[0])
@@ -165,9 +166,10 @@ def test_group_means_crosstab_and_slopes_are_unbiased_and_the_naive_ones_are_not
     }
     ours: dict[str, list[float]] = {name: [] for name in truth}
     naive: dict[str, list[float]] = {name: [] for name in truth}
+    subjects = (column(), ours), (column(np.eye(4)), naive)
     for _ in range(n_runs):
         frame = release(original, T, rng)
-        for subject, into in ((column(), ours), (column(np.eye(4)), naive)):
+        for subject, into in subjects:
             into["mean a"].append(subject.group_means(frame, "group", approximate=False).value["a"])
             into["b has 5"].append(subject.crosstab(frame, "group", approximate=False).value.loc["b", 5.0])
             into["on x"].append(subject.slope(frame, covariates=["x"], approximate=False).value["x"])
@@ -193,8 +195,9 @@ def test_intervals_of_distributions_and_means_cover_as_they_promise(n: int, low:
     rng = np.random.default_rng(4)
     original = np.array([0.4, 0.2, 0.15, 0.25])
     draws = rng.multinomial(1000, original @ T, size=n)
-    of_shares = np.mean([covers(column().distribution(counts, approximate=False), original) for counts in draws], axis=0)
-    of_mean = np.mean([covers(column().mean(counts, approximate=False), original @ LEVELS) for counts in draws])
+    subject = column()
+    of_shares = np.mean([covers(subject.distribution(counts, approximate=False), original) for counts in draws], axis=0)
+    of_mean = np.mean([covers(subject.mean(counts, approximate=False), original @ LEVELS) for counts in draws])
     assert ((of_shares > low) & (of_shares < high)).all()
     assert low < of_mean < high
 
@@ -207,13 +210,14 @@ def test_intervals_of_groups_and_slopes_cover_as_they_promise(n: int, low: float
     by_group = pd.Series(rating).groupby(population["group"]).mean()
     cross = pd.crosstab(population["group"], rating, normalize="index")
     on_x, of_y = ols(population, rating, [x]), ols(population, y, [rating, x])
+    subject = column()
     hits: dict[str, list[np.ndarray]] = {"means": [], "cells": [], "on x": [], "of y": []}
     for _ in range(n):
         frame = release(population.iloc[rng.integers(0, len(population), 1200)], T, rng)
-        hits["means"].append(covers(column().group_means(frame, "group", approximate=False), by_group))
-        hits["cells"].append(covers(column().crosstab(frame, "group", normalise=True, approximate=False), cross).ravel())
-        hits["on x"].append(covers(column().slope(frame, covariates=["x"], approximate=False), on_x))
-        hits["of y"].append(covers(column().slope(frame, response="y", covariates=["x"], approximate=False), of_y))
+        hits["means"].append(covers(subject.group_means(frame, "group", approximate=False), by_group))
+        hits["cells"].append(covers(subject.crosstab(frame, "group", normalise=True, approximate=False), cross).ravel())
+        hits["on x"].append(covers(subject.slope(frame, covariates=["x"], approximate=False), on_x))
+        hits["of y"].append(covers(subject.slope(frame, response="y", covariates=["x"], approximate=False), of_y))
     for name, found in hits.items():
         coverage = np.mean(found, axis=0)
         assert ((coverage > low) & (coverage <= high)).all(), (name, coverage)

@@ -76,7 +76,17 @@ def test_cells_of_different_widths_are_corrected_by_their_own() -> None:
     assert abs(least_squares(sample)[1] - true) < abs(slopes(release, ["x"], corrected=False)[0] - true) / 2
 
 
-def test_whole_numbers_levels_atoms_and_spread_points_are_not_corrected(table: pd.DataFrame) -> None:
+def test_slopes_on_whole_numbers_are_corrected(table: pd.DataFrame) -> None:
+    whole = table.assign(x=(100 * table["x"]).round().astype(int))[["x", "y"]]
+    schema = dpdask.Schema.from_dict({"columns": {"x": {**LINE, "bounds": [0, 100]}, "y": LINE}})
+    release = dpdask.PerturbedHistogram(schema, epsilon=4.0, bins=5, insecure_seed=1).fit(whole)
+    assert isinstance(release, dpdask.HistogramRelease)
+    true = truth(whole, ["x"])[0]
+    assert slopes(release, ["x"], corrected=True)[0] == pytest.approx(true, rel=0.03)
+    assert slopes(release, ["x"], corrected=False)[0] < 0.9 * true
+
+
+def test_levels_atoms_and_spread_points_are_not_corrected_and_whole_numbers_by_their_steps(table: pd.DataFrame) -> None:
     rng = np.random.default_rng(4)
     given = pd.DataFrame({"n": rng.binomial(40, 0.5, N), "amount": np.where(rng.random(N) < 0.5, 0.0, rng.gamma(3.0, 0.1, N).clip(0, 1))})
     given["y"] = given["n"] / 80 + given["amount"] / 4
@@ -84,7 +94,9 @@ def test_whole_numbers_levels_atoms_and_spread_points_are_not_corrected(table: p
     release = dpdask.PerturbedHistogram(schema, epsilon=8.0, bins=5, insecure_seed=1).fit(given)
     sample = WeightedSample.of_frame(release.cells, "y", ["n", "amount"], card=release.card)
     assert sample.widths is not None
-    assert (sample.widths[:, 0] == 0).all()
+    edges = np.array(release.card["columns"]["n"]["edges"])
+    assert set(sample.widths[:, 0].round(6)) <= set(np.sqrt(np.diff(edges) ** 2 - (edges[0] < 0)).round(6))
+    assert (sample.widths[:, 0] > 0).all()
     atom = sample.features[:, 1] == 0.0
     assert (sample.widths[atom, 1] == 0).all()
     assert sample.widths[~atom, 1] == pytest.approx(0.2)

@@ -134,6 +134,14 @@ def test_a_csv_file_without_a_header_is_refused(tmp_path, line):
     assert "looks like a row" in ended.stderr
 
 
+@pytest.mark.parametrize(("sign", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")])
+def test_a_csv_file_with_another_separator_is_refused(tmp_path, sign, name):
+    (tmp_path / "a.csv").write_text(sign.join(["user", "town"]) + "\n")
+    ended = call_cli("init", str(tmp_path / "a.csv"))
+    assert ended.returncode == 65
+    assert f"a.csv: its columns are separated by {name}, and commas are expected; write it with commas" in ended.stderr
+
+
 def test_names_may_hold_digits_and_spaces(tmp_path):
     (tmp_path / "a.csv").write_text("2nd visit,q1_2020,Größe in m²,x:1\n")
     assert list(draft(tmp_path / "a.csv")) == ["2nd visit", "q1_2020", "Größe in m²", "x:1"]

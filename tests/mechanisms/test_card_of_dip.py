@@ -107,7 +107,7 @@ def test_the_text_names_who_is_not_protected():
 
 
 @pytest.mark.parametrize(
-    ("reference", "who"), [(KNOWN, "nobody"), (Public(path="s3://lake/zebulon"), "the rows of the public reference table")], ids=["known", "public"]
+    ("reference", "who"), [(KNOWN, "no row"), (Public(path="s3://lake/zebulon"), "the rows of the public reference table")], ids=["known", "public"]
 )
 def test_all_rows_are_protected_by_a_reference_from_elsewhere(reference, who):
     found = card(reference)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,9 @@ def test_the_quality_of_tables_records_and_cells_is_what_stood_out(tmp_path: Pat
         said = quality_of(dpdask.GaussianCopula(schema, epsilon=epsilon, delta=1e-9), f"copula {epsilon}")
         assert said.endswith("come out nearly independent") == independent
     cells = quality_of(dpdask.PerturbedHistogram(schema, epsilon=8.0), "cells")
-    assert re.fullmatch(r"[\d,]+ of 512 cells have a weight; the weights sum to [\d,]+", cells)
+    assert re.fullmatch(r"[\d,]+ of 512 cells have a weight; the weights sum to [\d,]+ beside 1,000 rows", cells)
+    private = quality_of(dpdask.PerturbedHistogram(schema, epsilon=8.0, adjacency="add-remove"), "private cells")
+    assert 900 < int(private.rpartition(" beside ")[2].removesuffix(" rows").replace(",", "")) < 1100  # measured with a hundredth of ε
 
 
 def test_a_reference_that_is_mostly_noise_is_warned_of_and_one_that_is_not_is_not() -> None:
@@ -201,6 +204,20 @@ def test_a_reference_that_is_mostly_noise_is_warned_of_and_one_that_is_not_is_no
     assert planned.warnings == ()
     assert "heavy tail" in planned.expectations[-1]
     assert "heavy tail" in dpdask.DIP(schema, epsilon=100.0, reference=dpdask.Tree()).plan(frame).expectations[-1]
+
+
+def test_with_a_private_number_of_rows_the_plan_says_how_many_a_histogram_needs() -> None:
+    schema, frame = wide(3)
+    for epsilon in (1.0, 100.0):
+        given = {"epsilon": epsilon, "threshold": "positive"}
+        private, public = (dpdask.PerturbedHistogram(schema, adjacency=each, **given).plan(frame) for each in ("add-remove", "replace-one"))
+        [said] = [each for each in private.expectations if "few cells stand out" in each]
+        assert not any("few cells stand out" in each for each in public.expectations)
+        needed = float(said.removeprefix("with fewer than about ").partition(" ")[0].replace(",", ""))
+        assert needed == pytest.approx(3 * 512 * math.log(512) / epsilon, rel=0.06)  # 8 x 8 x 8 cells, three times the largest noise
+    line = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e9]}}})
+    found = dpdask.PerturbedHistogram(line, epsilon=1.0, adjacency="add-remove", threshold="positive").plan(pd.DataFrame({"x": [1.0, 2.0]}))
+    assert "with fewer than about 420 rows, few cells" in found.expectations[1]  # two cells of five deviations of a fine count each: 10·√2·30
 
 
 def test_with_a_private_number_of_rows_the_plan_says_how_many_the_tables_need() -> None:

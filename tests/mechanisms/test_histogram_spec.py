@@ -57,7 +57,7 @@ def table(n: int = 4000) -> pd.DataFrame:
         ({"bins": 0}, "a number of cells is a whole number from 1 to"),
         ({"bins": "rules"}, "a number of cells is a whole number from 1 to"),
         ({"threshold": "high"}, "'none', 'positive' or 'enhanced'"),
-        ({"factor": 0.0}, "greater than 0"),
+        ({"factor": 0.0}, "above 0"),
         ({"factor": float("inf")}, "finite"),
         ({"output": "both"}, "'cells' or 'rows'"),
         ({"points": "edge"}, "'centre' or 'spread'"),

@@ -146,7 +146,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         design(perturbed(1e-9), budget={"epsilon": 1.0}),
         r"^`columns\.price\.perturb\.epsilon`: is 1e-09, but a continuous column takes an ε in \[1e-06, 16\]",
     ),
-    "ε of 0": (design(perturbed(0.0), budget={"epsilon": 1.0}), r"^interval, columns\.price\.perturb\.epsilon: .*greater than 0"),
+    "ε of 0": (design(perturbed(0.0), budget={"epsilon": 1.0}), r"^interval, columns\.price\.perturb\.epsilon: .*above 0"),
     "an unknown distribution of what is perturbed": (
         design(perturbed(reference={"name": "unifrom"}), budget={"epsilon": 1.0}),
         r"^reference of column 'price': scipy\.stats has no distribution 'unifrom'",

@@ -170,6 +170,10 @@ def released(release: TreeRelease, batch: pa.RecordBatch, cuts: tuple[int, ...] 
     return pa.Table.from_batches(parts).combine_chunks()
 
 
+def stacked(table: pa.Table) -> np.ndarray:
+    return np.stack([table[name].to_numpy() for name in SIZES])
+
+
 def test_released_rows_follow_the_exact_law_and_no_other() -> None:
     release = fitted("laplace", 1.0)
     n = 200_000
@@ -411,13 +415,13 @@ def test_columns_without_dependence_stand_alone() -> None:
 def test_a_rows_own_record_is_recognised_no_more_often_than_epsilon_allows() -> None:
     codes = chain_codes(SIZES, 400_000)
     release = fitted("optimal", 0.5)
-    out = np.stack([released(release, rows_of(codes))[name].to_numpy() for name in SIZES])
+    out = stacked(released(release, rows_of(codes)))
     own = (out == codes).all(axis=0).mean()
     other = (np.roll(out, 1, axis=1) == codes).all(axis=0).mean()
     assert own <= other * math.exp(release.epsilon) * 1.02
     assert own > other * 1.1  # there is something to recognise: the attack has power
     strong = fitted("optimal", 3.0)
-    freer = np.stack([released(strong, rows_of(codes))[name].to_numpy() for name in SIZES])
+    freer = stacked(released(strong, rows_of(codes)))
     assert (freer == codes).all(axis=0).mean() > other * math.exp(release.epsilon)  # and tells a weaker promise from this one
 
 
@@ -447,8 +451,8 @@ def test_what_cannot_be_fitted_is_refused_before_any_row_is_read() -> None:
 @pytest.mark.parametrize(
     ("wrong", "what"),
     [
-        ({"share": 0.0}, "greater than 0"),
-        ({"share": 1.0}, "less than 1"),
+        ({"share": 0.0}, "above 0"),
+        ({"share": 1.0}, "below 1"),
         ({"bins": 0}, "whole number from 1"),
         ({"bins": {"a": []}}, "column 'a'"),
         ({"depth": 2}, "unknown key 'depth'"),
@@ -464,7 +468,7 @@ def test_a_tree_says_who_is_covered_and_splits_without_passing_epsilon() -> None
     assert tree.bins == {"a": (1.0, 5.5), "b": 4}
     assert json.loads(tree.model_dump_json())["kind"] == "tree"
     assert tree.protected == "the values of all rows"
-    assert tree.unprotected.startswith("nobody")
+    assert tree.unprotected.startswith("no row; ")
     for epsilon in (0.1, 1 / 3, 7.7):
         tables, rows = tree.split(epsilon)
         assert Fraction(tables) + Fraction(rows) <= Fraction(epsilon)

@@ -83,10 +83,12 @@ def test_texts_can_be_told_from_their_background(browser: Any, page: Path) -> No
 
 
 def test_numbers_are_on_paper(browser: Any, page: Path) -> None:
-    """What is folded on a screen is printed."""
+    """What is folded on a screen is printed, and no command or code is cut."""
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     browser.get(page.as_uri())
     heights = browser.execute_script("return [...document.querySelectorAll('details table')].map((each) => each.getBoundingClientRect().height);")
+    cut = browser.execute_script("return [...document.querySelectorAll('pre')].filter((each) => each.scrollWidth > each.clientWidth).length;")
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert cut == 0
     assert heights
     assert min(heights) > 0

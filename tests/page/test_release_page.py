@@ -59,7 +59,7 @@ def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
     assert card.guarantee.text in text
     for told in ("ε = 4", "replace-one", "the values of all rows", "CC-BY-4.0", "privacy@example.org", "By us.", "Insecure."):
         assert told in text
-    assert "Published as it is group; the number of rows, and which rows are there" in text
+    assert "Published as it is: not protected group; the number of rows, and which rows are there" in text
     assert "Releases of these data unknown: the card names no ledger that counts them" in text
     assert "Promise differential privacy, pure (δ = 0)" in text
     assert "Contact privacy@example.org" in text
@@ -71,8 +71,12 @@ def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
     assert "matplotlib was not installed" in text
     assert "2020-01-01 to 2022-01-08" in text  # bounds of dates
     assert "shares and quantiles can be read off" in text
-    assert "Means under wide bounds (income, day)" in text
+    assert "Means, if bounds are far beyond most values (income, day)" in text
     assert "Noisy counts of income, for the reference ε =" in text
+    assert "What one released value says about its original, beside what the noisy counts of all rows say." in text
+    assert "Kept columns are copied, row by row." in text
+    assert "columns that depend on each other in the table may show 0.00 here" in text
+    assert "0 to 1,000, or missing moved to the nearest bound" in text
     assert "vectors of counts" in text
 
 
@@ -101,7 +105,7 @@ def test_noise_of_one_kind_is_told_once() -> None:
 def test_the_order_of_one_file_is_told_in_short(rows: Path) -> None:
     card = parts(rows)[0].model_copy(update={"order": order_text("shuffled")})
     assert words.describe_order(card, 2) == card.order
-    assert words.describe_order(card, 1).startswith("the rows of the one file are in random order; ")
+    assert words.describe_order(card, 1).startswith("the rows of the one file are in random order. ")
     kept = card.model_copy(update={"order": order_text("keep")})
     assert words.describe_order(kept, 1) == kept.order
 
@@ -111,11 +115,11 @@ def test_a_page_of_records_says_what_they_are_not_good_for(records: Path) -> Non
     assert "no record is a person's" in text
     assert "no table of three columns was measured" in text
     assert "With δ above 0" in text
-    assert "Published as it is the number of rows" in text
+    assert "Published as it is: not protected the number of rows" in text
     assert "Promise differential privacy, approximate (δ above 0)" in text
     assert "Noise of a count, of a cell of two columns standard deviation" in text
     assert "Weak correlations: " in text.partition("Not good for")[2]
-    assert "1e-6" in text
+    assert "δ 1e-6, about 1 in 1,000,000" in text
 
 
 def test_a_page_of_ranges_has_no_epsilon(tmp_path: Path) -> None:
@@ -127,7 +131,7 @@ def test_a_page_of_ranges_has_no_epsilon(tmp_path: Path) -> None:
     )
     text = read_page(output).text
     assert "There is no ε, so there is no bound" in text
-    assert "no column whose values can be counted" in text
+    assert "No histogram is shown" in text
 
 
 def test_a_page_of_tables_shows_their_counts(tmp_path: Path) -> None:
@@ -157,18 +161,16 @@ def test_no_attack_on_tables_is_better_than_their_page_says(tmp_path: Path) -> N
     card, text = parts(output)[0], read_page(output).text
     [event] = (card.accounting.events or {})["events"]
     assert (event["kind"], event["scale"], event["count"]) == ("discrete-laplace", 1.0, 1)
-    told = re.search(r"Right, at most: it is there Right, at most: one value rather than another 1 % \S+ % \S+ % 5 % (\S+) % (\S+) %", text)
+    told = re.search(r"Detected: it is there Detected: one value rather than another 1 % \S+ % \S+ % 5 % (\S+) % (\S+) %", text)
     odds = re.search(r"unit is there by at most e ε = ([\d.]+)\. .* values by at most e 2ε = ([\d.]+):", text)
     assert told is not None
     assert odds is not None
     power, factor = attack(1.0, 0.05)
     assert float(told[1]) < 100 * power <= float(told[2]) <= 100 * power + 0.1
-    assert "Published as it is nothing" in text
+    assert "Published as it is: not protected nothing" in text
     assert "a person with k rows is protected by k·ε only, and by 2k·ε for other values" in text
     assert float(odds[1]) < factor <= float(odds[2])
-    assert (
-        f"who tests whether it had one value rather than another (this counts twice: 2ε) with probability at most {told[2]} %" in card.guarantee.text
-    )
+    assert f"a test whether it had one value rather than another (this counts twice: 2ε) with at most {told[2]} %;" in card.guarantee.text
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-3])
@@ -417,9 +419,7 @@ def test_a_page_tells_what_all_releases_give_away_together(rows: Path, n_earlier
     assert f"{'Together they spend' if n_earlier else 'This one spends'} ε = 2.5 at the ledger's δ = 1e-6; ε may be at most 8." in text
     if n_earlier:
         assert "this one and 1 earlier; together ε = 2.5 at the ledger's δ = 1e-6" in text
-        assert (
-            "together ε = 2.5 at the ledger's δ = 1e-6, so a test of one value against another at the level of 5 % is right in at most 61.0 %" in text
-        )
+        assert "so a test of one value against another, with false alarms in 5 % of the cases, detects at most 61.0 %" in text
     else:
         assert "Releases of these data this one; its ledger counts none before it" in text
         assert "These tables are for this release alone" not in text

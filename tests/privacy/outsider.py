@@ -174,10 +174,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How many runs of each neighbour look for events, by how much an event's rates must differ to be judged, and by how many fresh runs."""
+    """How many runs of each neighbour look for events, by how much an event's rates must differ to be judged, and by how many fresh runs.
 
-    looked: int = 14
+    After the first `again` of the fresh runs, the others are spared unless some event's rates still differ by nearly as much.
+    """
+
+    looked: int = 10
     gap: float = 0.7
+    again: int = 14
     judged: int = 60
 
 
@@ -188,7 +192,8 @@ def tell_apart(left: Draw, right: Draw, effort: Effort = Effort(), *, delta: flo
     """Return the lower bound on ε, at δ and up to an error of `alpha`, of the event that tells two distributions of views apart best.
 
     An event: a leaf has a value, is there at all, or is at most a number. The first runs find events whose rates differ; fresh
-    runs judge the best of these, by the bounds of Clopper and Pearson. So chance may cost runs, and never makes a finding.
+    runs judge the best of these, by the bounds of Clopper and Pearson. So chance may cost runs, and never makes a finding. Fresh runs
+    that end early find nothing: one time in 200 for an event of rates 0.9 and 0.1.
     """
     first = range(effort.looked)
     one, other = left(first), right(first)
@@ -197,8 +202,12 @@ def tell_apart(left: Draw, right: Draw, effort: Effort = Effort(), *, delta: flo
     n_released = sum("n rows" in view for view in (*one, *other))
     if not chosen:
         return Finding(0.0, f"none of {len(gaps)} events stands out", n_released)
-    fresh = range(effort.looked, effort.looked + effort.judged)
+    fresh = range(effort.looked, effort.looked + effort.again)
     one, other = left(fresh), right(fresh)
+    if all(abs(_rate(event, one) - _rate(event, other)) < effort.gap - 0.2 for event in chosen):
+        return Finding(0.0, "no event stands out again", n_released)
+    rest = range(fresh.stop, effort.looked + effort.judged)
+    one, other = one + left(rest), other + right(rest)
     return max(Finding(_bound(event, one, other, delta, alpha / _CHOSEN), str(event), n_released) for event in chosen)
 
 

@@ -19,7 +19,9 @@ import dask
 import psutil
 import pytest
 from distributed import Client, LocalCluster
-from e2e.helpers import command, lake, run_cli, write_job
+from e2e.helpers import command, lake, write_job
+
+from dpdask.engine.account import open_ledger
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -71,7 +73,7 @@ SCRIPT = ["bash", str(ROOT / "cluster/local/run")]
 @pytest.mark.parametrize("words", [pytest.param(command("run"), id="local"), pytest.param(SCRIPT, id="script", marks=pytest.mark.slow)])
 def test_nobody_else_gets_in_while_a_job_runs(words: list[str], place: Path, stranger: subprocess.Popen[str]) -> None:
     ledger, out = place / "mine" / "ledger.db", place / "mine" / "out"
-    assert run_cli("ledger", "init", "--url", f"sqlite:///{ledger}", "--dataset", "d", "--epsilon", "9").returncode == 0
+    open_ledger(f"sqlite:///{ledger}").init("d", 9.0)
     counts = {"kind": "histogram"}  # no key of a hold-out is asked of the ledger before rows are read
     options = {
         "mechanism__reference": counts,

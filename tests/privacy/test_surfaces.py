@@ -85,6 +85,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         "distributed.deploy.lost-worker-timeout": "1h",
         "distributed.admin.log-length": 100_000,
         "temporary-directory": str(tmp_path / "dask"),
+        "distributed.worker.multiprocessing-method": "spawn",  # as users' workers start
     }
     options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "worker_dashboard_address": "127.0.0.1:0"}
     with dask.config.set(settings), LocalCluster(n_workers=2, threads_per_worker=1, **options) as started:

@@ -127,6 +127,21 @@ def test_noise_alone_gives_no_negative_count_and_the_right_sum(event):
             assert found.sum() == pytest.approx(n_rows)
 
 
+@pytest.mark.parametrize("codec", [codec_of((0.0, 1e9)), codec_of((0.0, 1e9), nulls=True), codec_of((-(2.0**31), 2.0**31 - 1.0), pa.int32())])
+def test_rows_that_noise_took_are_not_put_far_out_where_there_are_none(codec):
+    """The number of rows is public: what the noisy counts lack is shared by the blocks that have rows, and their neighbours."""
+    hierarchy = Hierarchy(make_grid(codec))
+    values = np.random.default_rng(2).integers(1, 1000, 100_000).astype(codec.type.to_pandas_dtype())
+    exact = hierarchy.count(CellCounts.of_batch(hierarchy.cells, pa.array(values)))
+    middles = np.append(np.zeros(hierarchy.cells.n_cells - len(hierarchy.cells.edges) + 1), hierarchy.cells.edges[1:])
+    for seed in range(5):
+        noisy = perturb(exact, NOISE, rng=stream(RunKey.insecure(seed), "hierarchy", ""))
+        for n_rows in (99_000, 100_000, 101_000):
+            found = hierarchy.estimate(noisy, NOISE, n_rows)
+            assert found.sum() == pytest.approx(n_rows)
+            assert found[np.abs(middles) > 1e6].sum() == 0.0
+
+
 def skewed(n: int) -> np.ndarray:
     """Return amounts: a third of them 0, the rest log-normal."""
     rng = np.random.default_rng(3)

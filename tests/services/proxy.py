@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a store that counts requests, and refuses, delays or cuts what it is told to."""
+"""A TCP proxy in front of a store that counts requests, and refuses, delays or cuts what it is told to, or answers with an earlier listing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 _REQUEST = re.compile(rb"^(GET|PUT|POST|DELETE|HEAD|PATCH) (\S+) HTTP/1\.1\r\n")
 _RANGE = re.compile(rb"\r\n(?:x-ms-)?range: *bytes=(\S+)", re.IGNORECASE)
+_LISTING = re.compile(r"[?&](list-type=2|comp=list)(&|$)")  # of S3 and of Azure
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class Request:
     method: str
     path: str
     range: str | None
+
+    @property
+    def lists(self) -> bool:
+        """Whether it asks for the names of files."""
+        return self.method == "GET" and _LISTING.search(self.path) is not None
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}" + (f" [{self.range}]" if self.range else "")
@@ -56,6 +62,7 @@ class Proxy:
     requests: list[Request] = field(default_factory=list)
     delay_seconds: float = 0.0
     _orders: list[_Order] = field(default_factory=list)
+    _listings: dict[str, bytes] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def refuse_next(self, times: int = 1, method: str = "", path: str = "") -> None:
@@ -70,10 +77,15 @@ class Proxy:
         """Answer the next requests with an HTTP status; the store does not see them."""
         self._order("answer", times, method, path, status)
 
+    def list_as_before(self, times: int = 1, path: str = "") -> None:
+        """Answer the next listings as the same ones were answered first."""
+        self._orders.append(_Order(times, lambda request: request.lists and path in request.path, "list as before"))
+
     def forget(self) -> None:
-        """Forget the requests so far, and what was still to be done."""
+        """Forget the requests so far, the answers to listings, and what was still to be done."""
         with self._lock:
             self.requests.clear()
+            self._listings.clear()
             self._orders.clear()
             self.delay_seconds = 0.0
 
@@ -89,6 +101,11 @@ class Proxy:
                     order.times -= 1
                     return order.act, order.status
         return "pass", 0
+
+    def keep_listing(self, request: Request, answer: bytes) -> bytes:
+        """Return how a listing was answered first, which may be now."""
+        with self._lock:
+            return self._listings.setdefault(request.path, answer)
 
 
 @contextmanager
@@ -144,10 +161,22 @@ def _relay(proxy: Proxy, client: socket.socket, upstream: tuple[str, int]) -> No
                         break
                     if act == "cut":
                         cutting.set()
+                    elif request.lists:
+                        answer = _ask(upstream, data)
+                        first = proxy.keep_listing(request, answer)
+                        client.sendall(first if act == "list as before" else answer)
+                        break
                 store.sendall(data)
         with suppress(OSError):
             store.shutdown(socket.SHUT_RDWR)
         back.join()
+
+
+def _ask(upstream: tuple[str, int], request: bytes) -> bytes:
+    """Return the whole answer to a request that has no body."""
+    with socket.create_connection(upstream) as store:
+        store.sendall(request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+        return b"".join(iter(lambda: store.recv(2**18), b""))
 
 
 def _answer(store: socket.socket, client: socket.socket, cutting: threading.Event) -> None:

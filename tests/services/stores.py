@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import dask
 import fsspec
 import pytest
 from fsspec.asyn import sync
@@ -104,8 +105,9 @@ def run_server(name: str, shared: Path) -> Iterator[Server]:
 
 @contextmanager
 def in_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables, without those of the store that are set elsewhere; file systems opened before are not used again."""
-    with pytest.MonkeyPatch.context() as patch:
+    """Set variables, without those of the store that are set elsewhere, also for workers; file systems opened before are not used again."""
+    spawned = dask.config.set({"distributed.worker.multiprocessing-method": "spawn"})  # with the environment of now
+    with pytest.MonkeyPatch.context() as patch, spawned:
         for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_STORAGE_", "FSSPEC_"))]:
             patch.delenv(name)
         for name, value in variables.items():

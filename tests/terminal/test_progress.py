@@ -22,6 +22,7 @@ from dpdask.kernels.jit import jit
 from dpdask.steps import LOG, step
 from dpdask.terminal import progress as module
 from dpdask.terminal.progress import Lines, Report, StageShown, describe_stage, show_progress
+from dpdask.terminal.waiting import show_step
 
 # a margin for a busy machine is added: Python and rich must start, and no process is scheduled exactly
 FIRST_SECONDS = 2.0 + 4.0
@@ -196,6 +197,19 @@ def test_compiling_is_told_once_and_only_when_it_happens(capsys):
 def fit(progress: bool | None = None) -> None:
     schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
     dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(pd.DataFrame({"x": [0, 1] * 50}), progress=progress)
+
+
+def test_a_verb_without_progress_shows_its_step_on_a_terminal_alone(capsys, monkeypatch):
+    with show_step("planning"):
+        pass
+    assert lines(capsys) == []
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with show_step("planning"), step("reading", logging.DEBUG):
+        pass
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "planning" in shown.err
+    assert "reading" in shown.err
 
 
 def test_a_fit_in_python_is_quiet_unless_it_is_asked_or_watched(capsys, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -329,16 +330,21 @@ def rank_mechanisms(epsilons: Mapping[str, float], channel: ChannelKind) -> dict
 
 def _rank_mechanism(name: str, epsilon: float, channel: ChannelKind) -> RankRandomiser:
     if channel == "optimal":
-        masses = np.full(N_BINS, 1.0 / N_BINS)
-        found = optimal(masses, epsilon, costs.compute_rank(masses))
-        thresholds, aliases = channel_kernel.alias_tables(found.weights)
-        return BinnedRanks(channel=found, thresholds=thresholds, aliases=aliases)
+        return _bin_ranks(epsilon)
     try:
         noise = rank_kernel.rank_noise(epsilon)
     except ValueError as error:
         raise SpecError(str(error), f"column {name!r}", "change `epsilon`, or its division by `weights`") from None
     thresholds, aliases = rank_kernel.digit_tables(noise)
     return LaplaceRanks(noise=noise, thresholds=thresholds, aliases=aliases)
+
+
+@lru_cache(maxsize=64)  # it follows from ε alone, and is kept when a run ends and forgets what follows from rows
+def _bin_ranks(epsilon: float) -> BinnedRanks:
+    masses = np.full(N_BINS, 1.0 / N_BINS)
+    found = optimal(masses, epsilon, costs.compute_rank(masses))
+    thresholds, aliases = channel_kernel.alias_tables(found.weights)
+    return BinnedRanks(channel=found, thresholds=thresholds, aliases=aliases)
 
 
 def _grid(codec: Codec, column: Floats) -> tuple[Floats, Floats] | None:

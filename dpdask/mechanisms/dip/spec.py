@@ -215,7 +215,7 @@ class DipMechanism(Mechanism):
     @property
     def unprotected(self) -> str:
         """Who is not, in words."""
-        return f"nobody in this release; {_CONTINUED}" if self.continued else self.reference.unprotected
+        return f"no row of this release; {_CONTINUED}" if self.continued else self.reference.unprotected
 
     def guarantee(self, order: RowOrder) -> str:
         """Return the promise in words."""

@@ -52,7 +52,7 @@ def histogram_section(budget: Budget, fitted: FittedHistogram, n_released: int |
     }
     noises = {"cells": planned.cells, "n_rows": planned.total, "fine_counts": planned.fine}
     accounting = {
-        "composition": "the least of a sum, a concentrated bound and a privacy loss distribution, over all counts",
+        "composition": "the smallest of three upper bounds (a sum, concentrated privacy, a privacy loss distribution), over all counts",
         "epsilon_exact": compute_spent(planned, budget),
         "noise": {key: _noise(event) for key, event in noises.items() if event is not None},
         "events": to_dict(planned.event),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
@@ -75,8 +76,7 @@ class HistogramPlan:
     fine: CentralEvent | None = None
 
     def __post_init__(self) -> None:
-        numbers = (self.factor, self.epsilon)
-        positive = all(isinstance(number, int | float) and 0 < number < math.inf for number in numbers)
+        positive = all(isinstance(number, int | float) and 0 < number < math.inf for number in (self.factor, self.epsilon))
         if self.threshold not in get_args(Threshold) or not positive or type(self.rows) is not int or self.rows < 1:
             raise ValueError("no such threshold, or its factor, ε or rows are not positive")
 
@@ -105,6 +105,7 @@ class HistogramPlan:
         return max(1, math.ceil(self.factor * self.rows * math.log(max(2.0, n_rows)) / self.epsilon))
 
 
+@lru_cache(maxsize=64)
 def plan(
     budget: Budget,
     *,

@@ -19,7 +19,7 @@ from dpdask.mechanisms.expectations import describe_wide_cells
 from dpdask.mechanisms.histogram import noise as histogram
 from dpdask.mechanisms.histogram.card import histogram_section
 from dpdask.mechanisms.histogram.cells import MOST_FOUND, RARE, WELL_ABOVE, affordable_bins, bins_by_rule, count_rest, largest_noise
-from dpdask.mechanisms.histogram.noise import MAX_SPARSE, HistogramPlan, NoisyHistogram, Threshold, least_threshold
+from dpdask.mechanisms.histogram.noise import HistogramPlan, NoisyHistogram, Threshold, least_threshold
 from dpdask.mechanisms.histogram.points import MAX_CUT, Points, points_per_cell
 from dpdask.mechanisms.histogram.release import WEIGHT, FittedHistogram, Output, type_points
 from dpdask.mechanisms.histogram.sparse import compute_excess_mean, compute_tail
@@ -27,8 +27,10 @@ from dpdask.mechanisms.marginals.plan import margin_95
 from dpdask.mechanisms.mechanism import Columns, Spec
 from dpdask.mechanisms.noisy_counts import NoisyCounts, RecordsWanted, no_rows
 from dpdask.privacy.events import CentralEvent, Composed, DiscreteLaplace
+from dpdask.privacy.noise import deviation
 from dpdask.privacy.order import RowOrder
 from dpdask.references.bins import Bins, Found, as_bins, cut_with_found, list_adaptive, warn_of_far_cells
+from dpdask.references.hierarchy import MANY
 from dpdask.references.statistics import ColumnCounts
 from dpdask.stats import Domain
 from dpdask.stats.joint import JointCounts, n_cells
@@ -330,7 +332,11 @@ class HistogramMechanism(NoisyCounts):
         """Return how far the count of a cell may be off; see `Mechanism.expectations`."""
         count = f"a count of a cell is off by at most {margin_95(self.noise.cells):,.3g} with probability 0.95"
         wide = () if self.spec.bins == "rule" else describe_wide_cells(self._cells(columns), self.spec.bins)
-        return (count, *wide, *(() if self.search is None else self.search.expectations))
+        needed: tuple[str, ...] = ()
+        if self.n_rows_private:  # then nothing can warn of too few
+            n_rows = float(f"{count_needed_rows(domain_of(self._cells(columns)), self.noise):.2g}")
+            needed = (f"with fewer than about {n_rows:,.0f} rows, few cells stand out from noise",)
+        return (count, *needed, *wide, *(() if self.search is None else self.search.expectations))
 
     def n_expected(self, n_rows: int | None) -> int | None:
         """Return how many rows a run writes; None for cells, whose number is not known before."""
@@ -341,7 +347,8 @@ class HistogramMechanism(NoisyCounts):
     def describe_quality(self, release: FittedHistogram) -> str:
         """Return how many cells were kept, and what their weights sum to; see `Mechanism.describe_quality`."""
         found = release.histogram
-        return f"{len(found.keys):,} of {n_cells(found.domain):,} cells have a weight; the weights sum to {int(found.weights.sum()):,}"
+        beside = "" if found.n_rows is None else f" beside {max(0.0, found.n_rows):,.0f} rows"
+        return f"{len(found.keys):,} of {n_cells(found.domain):,} cells have a weight; the weights sum to {int(found.weights.sum()):,}{beside}"
 
     def section(self, release: FittedHistogram, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
         """Return the histogram's part of the release card; see `Mechanism.section`."""
@@ -401,9 +408,23 @@ def list_warnings_without_rows(domain: Domain, planned: HistogramPlan) -> list[s
     if floor <= (planned.cut(0.0) or 1):
         return []
     rows = math.exp((floor - 1) * planned.epsilon / (planned.factor * planned.rows))
-    sentence = f"With fewer than about {rows:,.0f} rows, the threshold is raised to {floor:,}, because noise alone would lift more than "
-    sentence += f"{MAX_SPARSE:,} of {n_cells(domain):,} cells above a lower one. Then most of the released weight may be noise."
+    few = f"{float(f'{rows:.2g}'):,.0f} rows"
+    sentence = f"With {n_cells(domain):,} cells and fewer than about {few}, the threshold is raised to {floor:,}, "
+    sentence += "and most of the released weight may be noise."
     return [f"{sentence} Take fewer cells or columns, or a larger factor of the threshold."]
+
+
+def count_needed_rows(domain: Domain, planned: HistogramPlan) -> float:
+    """Return at how many rows the average count of a cell is well above the largest noise, and a column that is searched has two cells.
+
+    Parameters
+    ----------
+    domain, planned
+        As in `draw`; of columns whose cells are still to be found, one cell each.
+    """
+    n = n_cells(domain)
+    fine = 0.0 if planned.fine is None else 2.0 * MANY * deviation(planned.fine)
+    return max(WELL_ABOVE * n * _largest(n, planned.cells), fine)
 
 
 def is_enough(n_rows: float, n: float, event: CentralEvent) -> bool:

@@ -33,14 +33,14 @@ CONVENTION = (
 COVERAGE = (
     "; coverage: the probability of the range under its design's public reference, 0 of an exact value: a function of the range and of what is public"
 )
-TRUE = "What is released is true of every row; for a value outside its column's domain, it is true of the value that replaces it. "
+TRUE = "What is released is true of every row, after values outside their column's domain were replaced. "
 
 
 def describe_protected(design: Design) -> str:
     """Return what a design protects, in words."""
     if isinstance(design, IntervalDifferential):
         return "the value, by the ε of its perturbation"
-    return "where inside its released range a value lies; every released range was drawn at random, apart from the values"
+    return "where inside its released range a value lies; the cuts between ranges were drawn at random, without looking at the value"
 
 
 def describe_unprotected(design: Design) -> str:
@@ -110,8 +110,8 @@ def interval_guarantee(designs: Mapping[str, Design], budget: Budget | None = No
 def _pure_guarantee(designs: Mapping[str, Design], order: RowOrder) -> str:
     return (
         f"Of each private value ({', '.join(designs)}) a random range is released that contains it. There is no ε: interval privacy bounds "
-        "what is told, not how much likelier an output gets. Given all that is listed as not protected, the value is distributed as it "
-        f"was before. Protected: {describe_all_protected(designs)}. Not protected: {describe_all_unprotected(designs)}. "
+        "what is told, not how much likelier an output gets. Beyond what is listed as not protected, the ranges tell nothing. "
+        f"Protected: {describe_all_protected(designs)}. Not protected: {describe_all_unprotected(designs)}. "
         f"{TRUE}Releasing the same rows again tells more: the ranges intersect, their leakages add up, and "
         f"no ledger counts them. {describe_published(order)}."
     )

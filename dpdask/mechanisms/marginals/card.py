@@ -51,7 +51,7 @@ def tables_accounting(noisy: NoisyMarginals, budget: Budget) -> dict[str, Any]:
     named |= {"measured_again": noise.chosen, "three_way": noise.triples}
     named |= {" x ".join(clique): event for clique, event in noise.cliques.items()}
     return {
-        "composition": "the least of a sum, a concentrated bound and a privacy loss distribution, over all tables",
+        "composition": "the smallest of three upper bounds (a sum, concentrated privacy, a privacy loss distribution), over all tables",
         "epsilon_exact": compute_spent(noise, budget),
         "noise": {key: {"standard_deviation": deviation(event), "margin_95": margin_95(event)} for key, event in named.items() if event is not None},
         "events": to_dict(noise.event),

@@ -1,0 +1,183 @@
+"""Standard errors and bounds of opened releases are neither too small nor too large, over fresh tables and fresh noise."""
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import dpdask
+from dpdask.analysis.cells import OpenedCells
+from dpdask.analysis.ranges import OpenedRanges
+from dpdask.analysis.rows import OpenedRows
+from dpdask.inference import quantile_regression
+
+ALPHA = 1e-6
+REPEATS = 40
+TOWNS = ["A", "B", "C"]
+SIZES = list(range(0, 79, 4))
+EDGES = [0.0, 100.0, 200.0, 300.0, 600.0]
+COLUMNS: dict[str, Any] = {
+    "town": {"role": "privatise", "kind": "categorical", "levels": TOWNS},
+    "size": {"role": "privatise", "kind": "continuous", "type": "int64", "bounds": [0, 79]},
+    "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1000.0]},
+}
+
+
+class Cells(OpenedCells):
+    """Opened cells whose table is at hand."""
+
+    table: pd.DataFrame
+
+    def to_pandas(self, columns: Any = None) -> pd.DataFrame:
+        return self.table if columns is None else self.table[list(columns)]
+
+
+class Ranges(OpenedRanges):
+    """Opened ranges whose table is at hand."""
+
+    table: pd.DataFrame
+
+    def to_pandas(self, columns: Any = None) -> pd.DataFrame:
+        return self.table if columns is None else self.table[list(columns)]
+
+
+class Rows(OpenedRows):
+    """Opened rows whose table is at hand."""
+
+    table: pd.DataFrame
+
+    def to_pandas(self, columns: Any = None) -> pd.DataFrame:
+        return self.table if columns is None else self.table[list(columns)]
+
+
+def sales(seed: int, n: int = 3000) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    size = rng.binomial(79, 0.4, n)
+    price = (3.0 * size + 60.0 + rng.gamma(2.0, 40.0, n)).clip(0.0, 1000.0)
+    return pd.DataFrame({"town": rng.choice(TOWNS, n, p=[0.8, 0.16, 0.04]), "size": size, "price": price})
+
+
+def opened(seed: int) -> Any:
+    schema = dpdask.Schema.from_dict({"columns": COLUMNS})
+    bins = {"price": EDGES, "size": SIZES}
+    release: Any = dpdask.PerturbedHistogram(schema, epsilon=1.0, bins=bins, insecure_seed=seed).fit(sales(seed))
+    found = Cells(folder=None, shards=(), n_rows=len(release.cells), content=release.card)  # type: ignore[arg-type]  # no folder is read
+    object.__setattr__(found, "table", release.cells)
+    return found
+
+
+@pytest.fixture(scope="module")
+def draws() -> list[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # few cells stand out: these tests are about the others
+        return [opened(seed) for seed in range(REPEATS)]
+
+
+def test_errors_hold_the_noise_of_cells_that_were_left_out(draws: list[Any]) -> None:
+    """Over tables and noise, the mean of a small group varies as its standard error says: empty cells that noise lists are a part of it."""
+    found = [each.mean("price", by="town") for each in draws]
+    estimates = np.array([each.estimate.to_numpy() for each in found])
+    errors = np.array([each.standard_error.to_numpy() for each in found])
+    low, high = stats.chi2.ppf([ALPHA, 1.0 - ALPHA], REPEATS - 1)
+    for k in (0, 2):
+        squares = (((estimates[:, k] - estimates[:, k].mean()) / errors[:, k]) ** 2).sum()
+        assert 0.6 * low < squares < high, TOWNS[k]
+
+
+def test_bounds_hold_the_rows_of_cells_that_were_left_out(draws: list[Any]) -> None:
+    truth = pd.Series([0.8, 0.16, 0.04], TOWNS)
+    found = [each.share("town") for each in draws]
+    for each in found:
+        assert (np.abs(each.estimate - truth) <= 4.9 * each.standard_error + each.bias_bound).all()
+    off = np.abs(np.mean([each.estimate - truth for each in found], axis=0))
+    assert (off > 4.9 * np.mean([each.standard_error for each in found], axis=0) / np.sqrt(REPEATS)).any()  # bias that an error does not hold
+    assert (off < np.mean([each.bias_bound for each in found], axis=0)).all()
+    assert np.mean([each.bias_bound.max() for each in found]) < 0.5
+
+
+def test_edges_of_cells_split_none_of_them(draws: list[Any]) -> None:
+    whole, inside = draws[0].histogram("price", [*EDGES, 1000.0]), draws[0].histogram("price", [0.0, 150.0, 1000.0])
+    n, lost = draws[0].content["n_rows"]["value"], draws[0].share("town").bias_bound.min() * 2
+    assert whole.bias_bound.max() <= n * lost
+    assert inside.bias_bound.iloc[0] > whole.estimate.iloc[1]
+    by_size = draws[0].histogram("size", [*SIZES, 79])
+    assert by_size.bias_bound.max() <= n * lost
+
+
+def test_a_quantile_of_few_points_has_no_standard_error(draws: list[Any]) -> None:
+    found = draws[0].fit(lambda sample: quantile_regression(replace(sample, widths=None)), "price", "size")
+    assert found.standard_error is None
+    assert "no standard error is known" in found.limits[-1]
+
+
+# ---- ranges
+
+
+def asked(seed: int, n: int = 4000) -> Any:
+    rng = np.random.default_rng(seed)
+    value, anchor = rng.exponential(1000.0, n).clip(0.0, 5000.0), rng.uniform(0.0, 2500.0, n)
+    above = value > anchor
+    table = pd.DataFrame({"low": np.where(above, anchor, -np.inf), "high": np.where(above, np.inf, anchor), "town": rng.choice(["A", "B"], n)})
+    table["day"] = pd.Timestamp("2026-01-01")
+    column = {"role": "privatised", "released_as": ["low", "high"], "bounds": [0.0, 5000.0], "numbers": "the column's own"}
+    kept = {"role": "kept"}
+    content = {"columns": {"value": column, "town": kept, "day": kept}, "guarantee": {"unit": "row"}}
+    found = Ranges(folder=None, shards=(), n_rows=n, content=content)  # type: ignore[arg-type]  # no folder is read
+    object.__setattr__(found, "table", table)
+    return found
+
+
+def test_the_bound_on_the_mean_holds_values_beyond_the_last_anchor() -> None:
+    """About 8 % of the values lie where no anchor reaches: neither their mean nor their place is known."""
+    true = 1000.0 * (1.0 - np.exp(-5.0))
+    for seed in range(6):
+        found = asked(seed).mean("value")
+        assert abs(found.estimate - true) <= 4.9 * found.standard_error + found.bias_bound
+        assert 100.0 < found.bias_bound < 500.0  # half of 2,500 for 8 %, and the doubt about these
+        assert asked(seed).npmle("value").cdf(2510.0) == pytest.approx(1.0 - np.exp(-2.5), abs=0.1)
+
+
+def test_ranges_have_groups_of_kept_columns() -> None:
+    release = asked(9)
+    means, medians = release.mean("value", by="town"), release.quantile("value", 0.5, by="town")
+    assert means.estimate.index.tolist() == medians.estimate.index.tolist() == ["A", "B"]
+    assert (np.abs(means.estimate - 993.0) <= 4.9 * means.standard_error + means.bias_bound).all()
+    assert medians.estimate.to_numpy() == pytest.approx(693.0, abs=200.0)
+    assert medians.standard_error is None
+    for refused in (lambda: release.mean("value", by="value"), lambda: release.quantile("value", [0.1, 0.2], by="town")):
+        with pytest.raises(dpdask.SpecError, match="kept column"):
+            refused()
+
+
+def test_texts_explain_ranges_and_dates_are_refused() -> None:
+    release = asked(10)
+    assert release.slope("value", "town").estimate.index.tolist() == ["town_B"]
+    with pytest.raises(dpdask.SpecError, match="holds dates"):
+        release.slope("value", "day")
+
+
+@pytest.mark.parametrize("far", [1e3, 1e5])
+def test_the_error_of_a_mean_of_noisy_ranks_is_that_of_the_released_range(far: float) -> None:
+    """It is at most the noise of the counts times the range: more than the estimates vary, and no multiple of bounds that are far too wide."""
+    schema = dpdask.Schema.from_dict({"columns": {"price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, far]}}})
+    found, off = [], []
+    for seed in range(12):
+        table = pd.DataFrame({"price": np.random.default_rng(seed).gamma(2.0, 70.0, 4000).clip(0.0, far)})
+        release = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram(), channel="laplace", insecure_seed=seed).fit(table)
+        rows = Rows(folder=None, shards=(), n_rows=len(table), content=release.card)  # type: ignore[arg-type]  # no folder is read
+        object.__setattr__(rows, "table", release.transform(table))
+        found.append(rows.mean("price"))
+        off.append(found[-1].estimate - table["price"].mean())
+    spread, error = np.sqrt(np.mean(np.square(off))), np.median([each.standard_error for each in found])
+    assert spread <= error <= 12.0 * spread
+
+
+def test_what_only_a_bound_tells_is_said(draws: list[Any]) -> None:
+    sold = draws[0]
+    assert not any("inside a cell" in limit for limit in sold.histogram("price", [*EDGES, 1000.0]).limits)
+    assert any("inside a cell" in limit for limit in sold.histogram("price", [0.0, 150.0, 1000.0]).limits)
+    assert any("the point of a cell" in limit for limit in sold.quantile("price", 0.5).limits)
