@@ -1,4 +1,4 @@
-"""Keyed secure random streams: (run key, mechanism id, fragment id) -> a numpy Generator on AES-128 in counter mode.
+"""Keyed secure random streams: (run key, mechanism id, fragment id) -> the words of AES-128 in counter mode.
 
 A draw is a pure function of these three, so a task that runs twice draws the same noise: a retry, a lost worker or a
 resumed run is never a second release. The key is 256 bits from the operating system; each stream's AES key is the keyed
@@ -14,12 +14,16 @@ from hashlib import blake2b
 from typing import NoReturn
 
 import numpy as np
-from numpy.random import Generator
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import ECB
+from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
-from randomgen import AESCounter
 
 STREAM_FORMAT = 1
 _PERSON = b"dpdask stream %d" % STREAM_FORMAT
+_BLOCK_BYTES = 16
+_TOGETHER = 2**13  # blocks that are encrypted at once: counters and words stay in the cache
 
 
 class RunKey:
@@ -79,7 +83,48 @@ class RunKey:
         raise TypeError("a run key is never tokenised: seeds and tokens are apart")
 
 
-Noise = Callable[[str], Generator | None]
+class Stream:
+    """The words of one randomised call: AES-128 of the little-endian counters 0, 1, 2 and so on, two words a block.
+
+    Parameters
+    ----------
+    key
+        16 bytes, of this stream alone.
+
+    Privacy
+    -------
+    Whoever holds the key can draw the words again. A stream is never pickled.
+    """
+
+    __slots__ = ("_cipher", "_n_drawn")
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = Cipher(AES(key), ECB()).encryptor()  # noqa: S305 - of counters, which never repeat: this is counter mode
+        self._n_drawn = 0
+
+    def draw(self, n: int) -> NDArray[np.uint64]:
+        """Return the next n words, uint64 of shape (n,), independent and uniform on 0..2**64-1."""
+        first, skipped = divmod(self._n_drawn, 2)
+        n_blocks = (skipped + n + 1) // 2
+        counters = np.zeros((min(n_blocks, _TOGETHER) or 1, 2), dtype="<u8")
+        counters[:, 0] = np.arange(first, first + len(counters))
+        out = np.empty(2 * n_blocks + 2, dtype="<u8")  # the cipher asks for almost a block more than it writes
+        given, room = counters.data.cast("B"), out.data.cast("B")
+        for done in range(0, n_blocks, _TOGETHER):
+            self._cipher.update_into(given[: (n_blocks - done) * _BLOCK_BYTES], room[done * _BLOCK_BYTES :])
+            counters[:, 0] += np.uint64(_TOGETHER)
+        self._n_drawn += n
+        return out[skipped : skipped + n].astype(np.uint64, copy=False)
+
+    def seed_generator(self) -> Generator:
+        """Return one of numpy's generators, seeded with the next words: for draws that protect nobody, such as a sample for a comparison."""
+        return Generator(PCG64(self.draw(4)))
+
+
+Rng = Stream | Generator
+"""What words are drawn from: a stream, or one of numpy's generators where no secret is needed."""
+
+Noise = Callable[[str], Rng | None]
 """Returns the random stream of a noisy measurement by its id; None: noise from the operating system's entropy."""
 
 
@@ -88,8 +133,8 @@ def fresh_seed() -> int:
     return secrets.randbits(64)
 
 
-def stream(key: RunKey, mechanism_id: str, fragment_id: str) -> Generator:
-    """Return the random stream of one mechanism on one fragment.
+def stream(key: RunKey, mechanism_id: str, fragment_id: str) -> Stream:
+    """Return the random stream of one mechanism on one fragment, at its start.
 
     Parameters
     ----------
@@ -99,24 +144,19 @@ def stream(key: RunKey, mechanism_id: str, fragment_id: str) -> Generator:
         Names the randomised call, for instance `dip/rating`; two calls never share one.
     fragment_id
         Names the fragment of the table, independent of scheduling and partition numbers.
-
-    Returns
-    -------
-    numpy.random.Generator
-        On AES-128-CTR, at its start.
     """
     parts = [part.encode() for part in (mechanism_id, fragment_id)]
     message = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-    digest = blake2b(message, key=key.reveal(), person=_PERSON, digest_size=16).digest()
-    return Generator(AESCounter(key=int.from_bytes(digest, "little")))
+    return Stream(blake2b(message, key=key.reveal(), person=_PERSON, digest_size=16).digest())
 
 
-def words(rng: Generator, *shape: int) -> NDArray[np.uint64]:
-    """Return the stream's next raw 64-bit words, uniform on 0..2**64-1.
+def words(rng: Rng, *shape: int) -> NDArray[np.uint64]:
+    """Return the next raw 64-bit words, uniform on 0..2**64-1.
 
-    Raw words, not numpy's distributions: numpy may change how those use the stream, and a resumed run must not notice.
+    Raw words, not numpy's distributions: numpy may change how those use the words, and a resumed run must not notice.
     """
-    raw: NDArray[np.uint64] = np.asarray(rng.bit_generator.random_raw(int(math.prod(shape))))
+    n = math.prod(shape)
+    raw: NDArray[np.uint64] = rng.draw(n) if isinstance(rng, Stream) else np.asarray(rng.bit_generator.random_raw(n))
     return raw.reshape(shape)
 
 
@@ -133,14 +173,14 @@ class Streams:
 
     def __init__(self, read_key: Callable[[], RunKey], fragment_id: str) -> None:
         self._read_key, self._fragment_id = read_key, fragment_id
-        self._open: dict[str, Generator] = {}
+        self._open: dict[str, Stream] = {}
 
-    def of_part(self, mechanism_id: str) -> Generator:
+    def of_part(self, mechanism_id: str) -> Stream:
         """Return the part's own stream for a randomised call."""
         if mechanism_id not in self._open:
             self._open[mechanism_id] = stream(self._read_key(), mechanism_id, self._fragment_id)
         return self._open[mechanism_id]
 
-    def of_run(self, mechanism_id: str) -> Generator:
+    def of_run(self, mechanism_id: str) -> Stream:
         """Return a stream that all parts share, at its start."""
         return stream(self._read_key(), mechanism_id, "")

@@ -56,10 +56,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 STRICTER: dict[str, set[str]] = {"kernels": set(), "io": {"schema", "errors"}, "streams": {"errors"}, "simulate": {"errors"}, "__main__": set()}
 DASK_ROOMS = {"engine", "connect"}
 
-RANDOM_MODULES = {"random", "secrets", "numpy.random", "randomgen"}
+RANDOM_MODULES = {"random", "secrets", "numpy.random"}
 RANDOM_ATTRIBUTES = {"default_rng", "urandom", "getrandbits", "SystemRandom"}
 SIMULATE_MAY = {"PCG64", "Generator", "SeedSequence"}
-GENERATOR_MAKERS = {"Generator", "PCG64", "SeedSequence", "AESCounter", "RandomState"}
+GENERATOR_MAKERS = {"Generator", "PCG64", "SeedSequence", "Stream", "RandomState"}
+GENERATORS_MAY = {"analysis", "evaluation", "mechanisms.dip.tree_fit"}  # draw what protects nobody
 
 # names whose first word is a participle: it ends in -ed (`need`, `seed` and `embed` are verbs), or is irregular
 IRREGULAR = "kept|written|drawn|spent|shown|known|told|chosen|frozen|broken|taken|made|given|found"
@@ -157,6 +158,12 @@ def stray_randomness(source: Source) -> Iterator[str]:
             yield f"{source.module}:{node.lineno}: {_dotted(node)} belongs to streams"
         if isinstance(node, ast.Call) and not simulate and _dotted(node.func).rpartition(".")[2] in GENERATOR_MAKERS:
             yield f"{source.module}:{node.lineno}: a generator is made outside streams"
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr == "seed_generator"
+            and not {source.module, source.module.partition(".")[0]} & GENERATORS_MAY
+        ):
+            yield f"{source.module}:{node.lineno}: what protects somebody is drawn from words"
 
 
 def banned_calls(source: Source) -> Iterator[str]:
@@ -322,7 +329,8 @@ BAD = [
     (stray_randomness, "engine.x", "from os import urandom"),
     (stray_randomness, "engine.x", "import os\nx = os.urandom(3)"),
     (stray_randomness, "engine.x", "from numpy.random import Generator\nrng = Generator(bits)"),
-    (stray_randomness, "mechanisms.x", "from randomgen import AESCounter"),
+    (stray_randomness, "mechanisms.x", "from dpdask.streams import Stream\nrng = Stream(key)"),
+    (stray_randomness, "mechanisms.dip.x", "rng = stream(key, name, place).seed_generator()"),
     (stray_randomness, "simulate", "from numpy.random import default_rng"),
     (banned_calls, "jobs.x", "import dask\ndask.compute(x)"),
     (banned_calls, "jobs.x", "frame[['a']].compute()"),
@@ -360,7 +368,8 @@ GOOD = [
     (stray_randomness, "stats.x", "from numpy.random import Generator\ndef f(rng: Generator) -> Generator: ..."),
     (stray_randomness, "stats.x", "import numpy as np\ndef f(rng: np.random.Generator): ..."),
     (stray_randomness, "simulate", "from numpy.random import PCG64, Generator, SeedSequence\nrng = Generator(PCG64(SeedSequence(1)))"),
-    (stray_randomness, "streams", "import secrets\nfrom randomgen import AESCounter"),
+    (stray_randomness, "streams", "import secrets\nfrom numpy.random import PCG64"),
+    (stray_randomness, "analysis.x", "rng = stream(key, name, place).seed_generator()"),
     (banned_calls, "engine.x", "import dask\ndask.compute(x)"),
     (banned_calls, "codec", "import pyarrow.compute as pc\npc.index_in(x)"),
     (banned_calls, "mechanisms.x", "np.load(f, allow_pickle=False)"),

@@ -56,7 +56,7 @@ class OpenedCells(OpenedPoints):
         check_no_dates([response, *features], dates)
         cells = cells[cells[[response, *features]].notna().all(axis=1)].reset_index(drop=True)
         sample = WeightedSample.of_frame(cells, response, features, card=self.content)
-        rng = stream(RunKey.insecure(0), "analysis/redraw", "")  # any stream: this is post-processing
+        rng = stream(RunKey.insecure(0), "analysis/redraw", "").seed_generator()  # any stream: this is post-processing
         coefficients = np.asarray(estimator(sample), dtype=np.float64)
         errors = noise_error(estimator, self._make_redraw(sample, cells, [response, *features]), repeats=_REPEATS, rng=rng).standard_error
         names = ["intercept", *sample.names]

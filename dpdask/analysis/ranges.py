@@ -58,7 +58,7 @@ class OpenedRanges(KeptColumns):
     def _mean(self, column: str, rows: pd.DataFrame) -> Result:
         counts = self._count(column, rows)
         support = self._support(column, counts)
-        rng = stream(RunKey.insecure(0), "analysis/resample", column)  # any stream: this is post-processing
+        rng = stream(RunKey.insecure(0), "analysis/resample", column).seed_generator()  # any stream: this is post-processing
         found = bootstrap(counts, lambda estimate: estimate.moment(1), _REPEATS, rng=rng, support=support, place="middle" if support else "right")
         bias = None
         if support is not None:

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
-from numpy.random import Generator
 
 from dpdask.engine.select import take_values
 from dpdask.io.fragment import Fragment
 from dpdask.kernels.permutation import permutation
 from dpdask.privacy.order import RowOrder
-from dpdask.streams import RunKey, stream, words
+from dpdask.streams import Rng, RunKey, stream, words
 
 ROWS_ID, SHARDS_ID = "order/rows", "order/shards"
 
@@ -193,7 +192,7 @@ def shuffle_rows(batches: Iterable[pa.RecordBatch], task: ShardWork, key: RunKey
         yield from _permute(held, rng)
 
 
-def _permute(held: list[pa.RecordBatch], rng: Generator) -> Iterator[pa.RecordBatch]:
+def _permute(held: list[pa.RecordBatch], rng: Rng) -> Iterator[pa.RecordBatch]:
     """Yield the rows of batches in random order; column by column, and the list of batches is emptied, to free memory."""
     types, n_rows = held[0].schema, sum(batch.num_rows for batch in held)
     columns = pa.Table.from_batches(held).columns

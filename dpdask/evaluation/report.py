@@ -92,17 +92,17 @@ def write_report(out: str, original: str | Original, to: str | None = None, *, t
         what = f"a release of the mechanism {mechanism['kind']!r} holds no rows with values of the original's columns"
         raise SpecError(what, out, "use dpdask.open to analyse it, and compare its estimates with the original")
     key, columns = RunKey.insecure(_SEED), list(card["columns"])
-    rng = stream(key, "report/original", "")
+    rng = stream(key, "report/original", "").seed_generator()
     with step("reading the original", logging.DEBUG):
         if isinstance(original, str):
             private = read_original(original, columns, n_rows, rng)
         else:
             private = read_input(original.find_table(card.get("input", {}).get("version")), columns, n_rows, rng)
     with step("reading the release", logging.DEBUG):
-        public = read_released(release.folder, release.shards, columns, n_rows, stream(key, "report/release", ""))
+        public = read_released(release.folder, release.shards, columns, n_rows, stream(key, "report/release", "").seed_generator())
     with step("comparing columns and pairs" if target is None else "comparing, and predicting the target", logging.DEBUG):
         real, given, left_out = code_sides(private, public, card["columns"])
-        found = compare_sides(real, given, target=target, rng=stream(key, "report/compare", ""))
+        found = compare_sides(real, given, target=target, rng=stream(key, "report/compare", "").seed_generator())
     _write(path, render_report(card, real, given, found, left_out))
     return path
 

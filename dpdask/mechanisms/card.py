@@ -48,7 +48,7 @@ CARD_FORMAT: Literal[2] = 2
 SEEDED = "INSECURE: the noise is reproducible from a seed, so this release protects nobody. "
 OWN_NUMBERS = "the column's own"
 _MICROSECONDS = {"days": 86_400_000_000, "seconds": 1_000_000, "milliseconds": 1_000, "microseconds": 1}
-_LIBRARIES = ("numpy", "opendp", "pyarrow", "randomgen", "scipy")
+_LIBRARIES = ("cryptography", "numpy", "opendp", "pyarrow", "scipy")
 _EPSILON_BATCHES = "a row in k batches is protected by k·ε, not by ε"
 _RANGE_BATCHES = "if a row is in several batches, its ranges narrow each other"
 

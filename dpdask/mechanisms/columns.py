@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells
@@ -21,7 +20,7 @@ from dpdask.references.hierarchy import make_grid
 from dpdask.schema import Schema
 from dpdask.stats import Domain
 from dpdask.stats.tables import domain_of
-from dpdask.streams import words
+from dpdask.streams import Rng, words
 
 CHUNK_ROWS = 2**15  # records that are drawn together; what the memory of a worker depends on
 
@@ -154,7 +153,7 @@ def columns_from_header(header: Mapping[str, Any], domain: Domain) -> tuple[Sche
 
 
 def draw_records(
-    types: pa.Schema, columns: Mapping[str, Cells], chunks: Iterable[Iterable[Codes]], open_stream: Callable[[str], Generator]
+    types: pa.Schema, columns: Mapping[str, Cells], chunks: Iterable[Iterable[Codes]], open_stream: Callable[[str], Rng]
 ) -> Iterator[pa.RecordBatch]:
     """Yield records: their cells, with a value drawn inside each.
 

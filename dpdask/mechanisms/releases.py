@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
-from numpy.random import Generator
 
 from dpdask.archive import Archived
 from dpdask.codec import Codec, LevelCodec
 from dpdask.schema import Schema
-from dpdask.streams import RunKey, stream
+from dpdask.streams import Rng, RunKey, Stream, stream
 
 
 class RowRelease(Protocol):
@@ -26,7 +25,7 @@ class RowRelease(Protocol):
     def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
         """Return which of the written columns have few distinct values."""
 
-    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Generator]:
+    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Stream]:
         """Return the random stream of each private column on one part of the table, at its start.
 
         Parameters
@@ -37,7 +36,7 @@ class RowRelease(Protocol):
             The id of the part.
         """
 
-    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Generator]) -> pa.RecordBatch:
+    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]) -> pa.RecordBatch:
         """Return the released rows of a batch, in its order.
 
         Parameters
@@ -108,6 +107,6 @@ class RandomisedRows(Archived):
         """Return which of them have few distinct values."""
         return [name for name, codec in codecs.items() if isinstance(codec, LevelCodec)]
 
-    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Generator]:
+    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Stream]:
         """Return the random stream of each column on one fragment, at its start; see `RowRelease.streams`."""
         return {name: stream(key, f"{self.mechanism_id}/{name}", fragment_id) for name in self.columns}

@@ -14,13 +14,12 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
 from dpdask.privacy.events import CentralEvent, DiscreteGaussian, DiscreteLaplace
 from dpdask.privacy.rounding import round_up
-from dpdask.streams import words
+from dpdask.streams import Rng, words
 
 MAX_COUNT = 2**53
 MAX_SCALE = 2.0**48  # noise beyond 2**62 then has probability exp(-2**14): a saturated count never happens
@@ -43,7 +42,7 @@ def laplace_scale(sensitivity: int, epsilon: float) -> float:
     return round_up(Fraction(sensitivity) / Fraction(epsilon))
 
 
-def perturb(counts: Counts, event: CentralEvent, *, rng: Generator | None = None) -> Counts:
+def perturb(counts: Counts, event: CentralEvent, *, rng: Rng | None = None) -> Counts:
     """Return counts with the noise of an event, exactly.
 
     Parameters
@@ -67,7 +66,7 @@ def deviation(event: CentralEvent) -> float:
     return math.sqrt(0.5) / math.sinh(0.5 / event.scale)  # √(2α) / (1-α), without cancellation
 
 
-def discrete_laplace(counts: Counts, scale: float, *, rng: Generator | None = None) -> Counts:
+def discrete_laplace(counts: Counts, scale: float, *, rng: Rng | None = None) -> Counts:
     """Return counts + e with independent e, Pr(e) = tanh(1 / 2·scale) · exp(-|e| / scale).
 
     Parameters
@@ -107,7 +106,7 @@ def discrete_laplace(counts: Counts, scale: float, *, rng: Generator | None = No
     return _secure(measurements.make_laplace(_whole_numbers(), metrics.l1_distance(T="i64"), scale=float(scale)), counts)
 
 
-def discrete_gaussian(counts: Counts, sigma: float, *, rng: Generator | None = None) -> Counts:
+def discrete_gaussian(counts: Counts, sigma: float, *, rng: Rng | None = None) -> Counts:
     """Return counts + e with independent e, Pr(e) ∝ exp(-e² / 2σ²).
 
     Parameters
@@ -184,18 +183,18 @@ def _secure(measurement: Measurement, counts: Counts) -> Counts:
     return np.concatenate(drawn).reshape(counts.shape)
 
 
-def _uniforms(rng: Generator, n: int) -> NDArray[np.float64]:
+def _uniforms(rng: Rng, n: int) -> NDArray[np.float64]:
     """Return n uniform numbers in (0, 1], from one raw word each."""
     return ((words(rng, n) >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53
 
 
-def _draw_keyed_laplace(rng: Generator, n: int, scale: float) -> Counts:
+def _draw_keyed_laplace(rng: Rng, n: int, scale: float) -> Counts:
     """Return the difference of two geometric draws, which is discrete Laplace up to the rounding of a logarithm. Insecure."""
     first, second = (np.floor(-scale * np.log(_uniforms(rng, n))) for _ in range(2))
     return (first - second).astype(np.int64)
 
 
-def _draw_keyed_gaussian(rng: Generator, n: int, sigma: float) -> Counts:
+def _draw_keyed_gaussian(rng: Rng, n: int, sigma: float) -> Counts:
     """Return discrete Gaussian draws by rejection from discrete Laplace ones (Canonne, Kamath and Steinke, Algorithm 3). Insecure."""
     scale = math.floor(sigma) + 1.0
     accepted = np.empty(0, dtype=np.int64)

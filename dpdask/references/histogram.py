@@ -9,7 +9,6 @@ from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
@@ -27,7 +26,7 @@ from dpdask.references.reference import FIT, ReferenceBase
 from dpdask.references.statistics import ColumnCounts
 from dpdask.schema import Column
 from dpdask.stats.cell_counts import CellCounts, Counts
-from dpdask.streams import Noise
+from dpdask.streams import Noise, Rng
 
 MAX_BINS = 2**15
 
@@ -210,7 +209,7 @@ def histogram_event(epsilon: float, adjacency: Adjacency, rows_per_unit: int = 1
 
 
 def noisy_counts(
-    cells: Cells, statistic: CellCounts, epsilon: float, adjacency: Adjacency, *, rows_per_unit: int = 1, rng: Generator | None = None
+    cells: Cells, statistic: CellCounts, epsilon: float, adjacency: Adjacency, *, rows_per_unit: int = 1, rng: Rng | None = None
 ) -> tuple[Counts, DiscreteLaplace]:
     """Return the counts of the possible cells with noise, and the event.
 
@@ -241,7 +240,7 @@ def noisy_counts(
 
 
 def noisy_distribution(
-    cells: Cells, statistic: CellCounts, epsilon: float, adjacency: Adjacency, *, rows_per_unit: int = 1, rng: Generator | None = None
+    cells: Cells, statistic: CellCounts, epsilon: float, adjacency: Adjacency, *, rows_per_unit: int = 1, rng: Rng | None = None
 ) -> tuple[Distribution, DiscreteLaplace]:
     """Return the column's distribution as a noisy histogram of all rows gives it, and the event.
 

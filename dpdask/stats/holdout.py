@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpdask.streams import words
+from dpdask.streams import Rng, words
 
 HOLDOUT_ID = "holdout"
 
 
-def holdout_mask(rng: Generator, n_rows: int, fraction: float) -> NDArray[np.bool_]:
+def holdout_mask(rng: Rng, n_rows: int, fraction: float) -> NDArray[np.bool_]:
     """Return which of the next `n_rows` rows are held out, each with probability `fraction`, independently.
 
     Parameters

@@ -242,7 +242,7 @@ CARD_KEYS = {
     "guarantee": {"text", "epsilon", "delta", "adjacency", "unit", "protected", "unprotected", "cautions"},
     "mechanism": {"kind", "channel", "columns", "joint", "reference"},
     "accounting": {"composition", "epsilon_exact", "epsilon_reference", "rows_per_unit", "events"},
-    "versions": {"dpdask", "streams", "numpy", "opendp", "pyarrow", "randomgen", "scipy"},
+    "versions": {"dpdask", "streams", "cryptography", "numpy", "opendp", "pyarrow", "scipy"},
 }
 LEVEL_KEYS = {"role", "kind", "outside", "epsilon", "epsilon_exact", "levels", "channel"}
 RANK_KEYS = {"role", "kind", "outside", "epsilon", "epsilon_exact", "bounds", "atoms", "nulls", "ranks", "alpha_log", "reference"}

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -23,6 +22,7 @@ from dpdask.mechanisms.copula.model import Codes, CopulaModel, Node, draw_latent
 from dpdask.mechanisms.marginals.denoise import Denoised, denoise, dependence_tree
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.steps import step
+from dpdask.streams import Rng
 
 Floats = NDArray[np.float64]
 Records = Literal["raked", "copula"]
@@ -89,9 +89,7 @@ class FitReport:
     residual: float
 
 
-def fit_copula(
-    noisy: NoisyMarginals, rng: Generator, options: CopulaOptions | None = None, *, records: Records = "raked"
-) -> tuple[CopulaModel, FitReport]:
+def fit_copula(noisy: NoisyMarginals, rng: Rng, options: CopulaOptions | None = None, *, records: Records = "raked") -> tuple[CopulaModel, FitReport]:
     """Return the copula that fits noisy one- and two-way tables.
 
     Parameters
@@ -158,7 +156,7 @@ class _Fit:
         self._offsets: dict[int, NDArray[np.float32]] = {}
         self._cuts = normal_kernel.normal_quantile(1.0 - np.clip(np.concatenate(shares), 1e-12, 1.0 - 1e-12))
 
-    def model(self, wanted: list[Floats], rng: Generator) -> tuple[CopulaModel, FitReport, Codes]:
+    def model(self, wanted: list[Floats], rng: Rng) -> tuple[CopulaModel, FitReport, Codes]:
         """Return the model whose latent variables have the wanted pair counts, the measures of the fit, and its calibration sample."""
         matrix, kept = self._correlations(wanted)
         nearest = correlation_kernel.nearest_correlation(matrix, floor=_FLOOR, tolerance=1e-6) if self._n_latents else None
@@ -194,7 +192,7 @@ class _Fit:
         return matrix, n_kept / max(1, n_cells)
 
     @step("fitting: the calibration of levels")
-    def _calibrate(self, factor: NDArray[np.float32], rng: Generator) -> tuple[list[Node], Codes]:
+    def _calibrate(self, factor: NDArray[np.float32], rng: Rng) -> tuple[list[Node], Codes]:
         n = CHUNK_ROWS
         drawn = latent_kernel.room_for(self._n_latents, n)
         draw_latents(latent_kernel.pack(factor), n, rng, drawn)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
@@ -15,7 +14,7 @@ from dpdask.kernels import latent as latent_kernel
 from dpdask.mechanisms.columns import CHUNK_ROWS
 from dpdask.mechanisms.copula.raking import Targets
 from dpdask.stats import Domain
-from dpdask.streams import RunKey, stream, words
+from dpdask.streams import Rng, RunKey, Stream, stream, words
 
 MECHANISM_ID = "copula"
 MAX_LATENTS = 6000  # an eigendecomposition of minutes, and 800 MB of latent variables in a chunk of records
@@ -140,7 +139,7 @@ class CopulaModel:
         most = n if self.targets is None else self.targets.n_pool(n, self.n_latents)
         return Workspace(latent_kernel.pack(self.factor), latent_kernel.room_for(self.n_latents, min(CHUNK_ROWS, most)))
 
-    def draw(self, n: int, rng: Generator, workspace: Workspace | None = None) -> Codes:
+    def draw(self, n: int, rng: Rng, workspace: Workspace | None = None) -> Codes:
         """Return a block of records, raked to the tables if there are any; otherwise those of `sample`.
 
         Parameters
@@ -161,7 +160,7 @@ class CopulaModel:
         pool = self.sample(self.targets.n_pool(n, self.n_latents), rng, workspace)
         return self.targets.redraw(pool, n, self.domain, [node.attribute for node in self.nodes], rng)
 
-    def sample(self, n: int, rng: Generator, workspace: Workspace | None = None) -> Codes:
+    def sample(self, n: int, rng: Rng, workspace: Workspace | None = None) -> Codes:
         """Return records of the copula alone.
 
         Parameters
@@ -185,7 +184,7 @@ class CopulaModel:
             self._decode(room, part, rng)
         return result
 
-    def _decode(self, drawn: latent_kernel.Latents, out: Codes, rng: Generator) -> None:
+    def _decode(self, drawn: latent_kernel.Latents, out: Codes, rng: Rng) -> None:
         """Write the records of some rows of latent variables."""
         found: list[NDArray[np.uint16]] = []
         root = np.zeros(out.shape[1], dtype=np.uint16)
@@ -196,7 +195,7 @@ class CopulaModel:
             every = len(node.levels) == self.domain.sizes[node.attribute]
             out[node.attribute] = found[-1] if every else node.levels[found[-1]]
 
-    def stream(self, key: RunKey, partition: str) -> Generator:
+    def stream(self, key: RunKey, partition: str) -> Stream:
         """Return the random stream of one partition of synthetic records, at its start.
 
         Parameters
@@ -209,7 +208,7 @@ class CopulaModel:
         return stream(key, MECHANISM_ID, partition)
 
 
-def draw_latents(panels: latent_kernel.Panels, n: int, rng: Generator, room: latent_kernel.Latents) -> None:
+def draw_latents(panels: latent_kernel.Panels, n: int, rng: Rng, room: latent_kernel.Latents) -> None:
     """Draw rows of correlated latent variables.
 
     Parameters
@@ -227,7 +226,7 @@ def draw_latents(panels: latent_kernel.Panels, n: int, rng: Generator, room: lat
         latent_kernel.latents(panels, words(rng, latent_kernel.words_per_block(panels.n_latents)), room, start)
 
 
-def draw_uniforms(rng: Generator, n: int) -> NDArray[np.float64]:
+def draw_uniforms(rng: Rng, n: int) -> NDArray[np.float64]:
     """Return n uniform numbers in [0, 1).
 
     Parameters

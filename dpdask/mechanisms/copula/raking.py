@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.kernels import raking as raking_kernel
@@ -17,7 +16,7 @@ from dpdask.privacy import noise
 from dpdask.privacy.noise import deviation
 from dpdask.stats import Domain
 from dpdask.steps import step
-from dpdask.streams import words
+from dpdask.streams import Rng, words
 
 Codes = NDArray[np.uint8] | NDArray[np.uint16]
 Floats = NDArray[np.float64]
@@ -106,7 +105,7 @@ class Targets:
         """How often each table is visited."""
         return SWEEPS if len(self.tables) <= _MANY_TABLES else FEW_SWEEPS
 
-    def weigh(self, pool: Codes, domain: Domain, rng: Generator) -> Weights:
+    def weigh(self, pool: Codes, domain: Domain, rng: Rng) -> Weights:
         """Return weights at which a pool meets the tables, float32 of shape (m,); their sum is about the number of rows.
 
         Parameters
@@ -122,7 +121,7 @@ class Targets:
         order = np.concatenate([permutation(words(rng, len(self.tables))) for _ in range(self.n_sweeps)]).astype(np.int64)
         return raking_kernel.rake(pool, sizes, self.tables, starts, self.counts, self.total, self.strengths, order)
 
-    def redraw(self, pool: Codes, n: int, domain: Domain, walk: list[int], rng: Generator) -> Codes:
+    def redraw(self, pool: Codes, n: int, domain: Domain, walk: list[int], rng: Rng) -> Codes:
         """Return n records of a pool, drawn by weights at which the pool meets the tables.
 
         Parameters

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.random import Generator
 
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.cells import Cells
@@ -22,7 +21,7 @@ from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.privacy.events import Composed
 from dpdask.schema import Schema
 from dpdask.stats import Domain
-from dpdask.streams import RunKey, words
+from dpdask.streams import RunKey, Stream, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,7 +102,7 @@ class FittedCopula(Archived):
             chunks = (codes[:, place : place + CHUNK_ROWS] for place in range(0, high - low, CHUNK_ROWS))
             yield from draw_records(self.types, cells, chunks, partial(self._open_values, key, block, low))
 
-    def _open_values(self, key: RunKey, block: int, n_before: int, name: str) -> Generator:
+    def _open_values(self, key: RunKey, block: int, n_before: int, name: str) -> Stream:
         """Return the stream of a column's values in a block, behind those of its first records."""
         rng = self.model.stream(key, f"block {block}/values/{name}")
         words(rng, n_before)

@@ -6,7 +6,6 @@ import itertools
 import math
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.errors import InternalError
@@ -18,7 +17,7 @@ from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.privacy import noise
 from dpdask.privacy.noise import deviation
 from dpdask.stats import Clique, Domain, MarginalCounts
-from dpdask.streams import RunKey, stream, words
+from dpdask.streams import Rng, RunKey, stream, words
 
 MOST_CANDIDATES = 512  # tables that a pass over the rows counts, and whose scores share the noise
 
@@ -64,7 +63,7 @@ def list_candidates(domain: Domain, target: str | None) -> tuple[Clique, ...]:
 
 
 def choose_triples(
-    first: NoisyMarginals, counts: MarginalCounts, options: CopulaOptions | None = None, *, rng: Generator | None = None
+    first: NoisyMarginals, counts: MarginalCounts, options: CopulaOptions | None = None, *, rng: Rng | None = None
 ) -> tuple[Clique, ...]:
     """Return the three-way tables to measure: those with the largest noisy scores, in which records of the two-way tables are most wrong.
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Contents
@@ -25,7 +24,7 @@ from dpdask.mechanisms.releases import RandomisedRows
 from dpdask.privacy.rounding import round_up_sum
 from dpdask.references import Chain
 from dpdask.stats.records import Records, from_numbers, group_hashes, group_key, numbers
-from dpdask.streams import RunKey, words
+from dpdask.streams import Rng, RunKey, words
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -196,7 +195,7 @@ class ChainRelease(RandomisedRows):
         """An upper bound on the ε that a released row has cost."""
         return round_up_sum(mechanism.epsilon for mechanism in self.columns.values())
 
-    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Generator]) -> pa.RecordBatch:
+    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]) -> pa.RecordBatch:
         """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`.
 
         Raises

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents
@@ -27,7 +26,7 @@ from dpdask.references import Distribution, LevelDistribution, RankDistribution
 from dpdask.references.histogram import NoisyHistograms
 from dpdask.references.statistics import ColumnCounts
 from dpdask.stats.levels import encode
-from dpdask.streams import Noise, RunKey, words
+from dpdask.streams import Noise, Rng, RunKey, words
 
 _N_KNOTS = 2**10
 
@@ -45,7 +44,7 @@ class LevelMechanism:
         """ε*, exact."""
         return self.channel.epsilon
 
-    def randomise(self, codec: LevelCodec, array: pa.Array, rng: Generator) -> pa.Array:
+    def randomise(self, codec: LevelCodec, array: pa.Array, rng: Rng) -> pa.Array:
         """Return a released value for each value of `array`; consumes one word a row.
 
         Parameters
@@ -75,7 +74,7 @@ class RankMechanism:
         """An upper bound on ε*."""
         return self.noise.epsilon
 
-    def randomise(self, codec: ValueCodec, array: pa.Array, rng: Generator) -> pa.Array:
+    def randomise(self, codec: ValueCodec, array: pa.Array, rng: Rng) -> pa.Array:
         """Return a released value for each value of `array`; consumes a fixed number of words a row. See `LevelMechanism.randomise`."""
         values, is_null = codec.encode(array)
         noise, reference = self.noise, self.distribution
@@ -112,7 +111,7 @@ class BinMechanism:
         """ε*, exact: what follows the channel does not look at the value any more."""
         return self.channel.epsilon
 
-    def randomise(self, codec: ValueCodec, array: pa.Array, rng: Generator) -> pa.Array:
+    def randomise(self, codec: ValueCodec, array: pa.Array, rng: Rng) -> pa.Array:
         """Return a released value for each value of `array`; consumes three words a row. See `LevelMechanism.randomise`."""
         values, is_null = codec.encode(array)
         drawn = words(rng, len(values), 3)
@@ -156,7 +155,7 @@ class DipRelease(RandomisedRows):
         """An upper bound on the ε that a released row has cost."""
         return round_up_sum(mechanism.epsilon for mechanism in self.columns.values())
 
-    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Generator]) -> pa.RecordBatch:
+    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]) -> pa.RecordBatch:
         """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`.
 
         Raises

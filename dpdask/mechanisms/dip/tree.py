@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Contents
@@ -17,7 +16,7 @@ from dpdask.codec import Codec, LevelCodec
 from dpdask.kernels import tree as tree_kernel
 from dpdask.mechanisms.releases import RandomisedRows
 from dpdask.privacy.rounding import round_up_sum
-from dpdask.streams import words
+from dpdask.streams import Rng, words
 
 _SCALARS, _ARRAYS = ("parent", "epsilon", "solved"), ("weights", "edges", "possible", "fine_edges", "masses")
 
@@ -62,7 +61,7 @@ class TreeColumn:
         """How many cells a value may fall in."""
         return int(self.possible.sum())
 
-    def randomise(self, codec: Codec, array: pa.Array, parents: NDArray[np.uint16], rng: Generator) -> tuple[pa.Array, NDArray[np.uint16]]:
+    def randomise(self, codec: Codec, array: pa.Array, parents: NDArray[np.uint16], rng: Rng) -> tuple[pa.Array, NDArray[np.uint16]]:
         """Return a released value for each value of `array`, and its level; one word a row, two where cells have an inside.
 
         Parameters
@@ -133,7 +132,7 @@ class TreeRelease(RandomisedRows):
         """(parent, column) for each column that is given another."""
         return tuple((column.parent, name) for name, column in self.columns.items() if column.parent is not None)
 
-    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Generator]) -> pa.RecordBatch:
+    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]) -> pa.RecordBatch:
         """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`.
 
         Raises

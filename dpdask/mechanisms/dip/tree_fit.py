@@ -440,7 +440,7 @@ def _read_channels(card: Mapping[str, Any] | None) -> Channels:
 
 def _simulate(domain: Domain) -> MarginalCounts:
     """Return the tables of rows whose columns depend on one another: each is by halves a trait of the row, or even."""
-    rng = stream(RunKey.insecure(0), "audit/rows", "")
+    rng = stream(RunKey.insecure(0), "audit/rows", "").seed_generator()
     trait = rng.random(_STAND_IN_ROWS)
     codes = np.empty((domain.n_attributes, _STAND_IN_ROWS), dtype=domain.code_dtype)
     for own, size in zip(codes, domain.sizes, strict=True):

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
@@ -19,6 +18,7 @@ from dpdask.privacy.accountant import epsilon as least_epsilon
 from dpdask.privacy.accountant import scale_events
 from dpdask.privacy.events import Adjacency, CentralEvent, Composed, LocalRelease
 from dpdask.stats import Clique, MarginalCounts
+from dpdask.streams import Rng
 
 Floats = NDArray[np.float64]
 
@@ -130,7 +130,7 @@ def compose_events(noise: MarginalNoise, rows: LocalRelease | None) -> Composed:
     return Composed(events=noise.event.events) if rows is None else Composed(events=(*noise.event.events, rows), unit=rows.unit)
 
 
-def measure_tree(counts: MarginalCounts, planned: MarginalNoise, *, rng: Generator | None = None) -> NoisyMarginals:
+def measure_tree(counts: MarginalCounts, planned: MarginalNoise, *, rng: Rng | None = None) -> NoisyMarginals:
     """Return the tables with their noise, the tree's edges (parent, column) as chosen ones: on the driver, once, after the charge.
 
     Parameters

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import pyarrow as pa
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents
@@ -26,6 +25,7 @@ from dpdask.privacy.accountant import epsilon, scale_events
 from dpdask.privacy.events import CentralEvent, Composed, DiscreteLaplace, central_from_dict, to_dict
 from dpdask.stats.joint import JointCounts, codes_of, n_cells
 from dpdask.stats.marginals import Domain
+from dpdask.streams import Rng
 
 Counts = NDArray[np.int64]
 Threshold = Literal["none", "positive", "enhanced"]
@@ -234,7 +234,7 @@ class NoisyHistogram(Archived):
         values = {name: centres(cells[name], (lines or {}).get(name)) for name in self.domain.names}
         return pa.table({**{name: values[name].take(pa.array(code)) for name, code in zip(values, codes, strict=True)}, "weight": self.weights})
 
-    def sample_codes(self, n: int, *, rng: Generator) -> Codes:
+    def sample_codes(self, n: int, *, rng: Rng) -> Codes:
         """Return synthetic rows, independent, each cell with probability proportional to its weight if that is positive.
 
         Parameters
@@ -275,7 +275,7 @@ class NoisyHistogram(Archived):
             hint = "lower `bins`, raise `epsilon`, or take another `threshold`"
             raise SpecError("no cell has a positive weight: noise and threshold left nothing to sample", "the perturbed histogram", hint)
 
-    def redraw(self, rng: Generator) -> NoisyHistogram:
+    def redraw(self, rng: Rng) -> NoisyHistogram:
         """Return this histogram with the same noise once more, cut at the same threshold: for a parametric bootstrap, free.
 
         Parameters
@@ -335,7 +335,7 @@ def _check_cells(domain: Domain, keys: NDArray[Any], weights: NDArray[Any], cut:
         raise ValueError("the weights are not above the threshold, or too large to sample")
 
 
-def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Generator | None = None, path: Path = "auto") -> NoisyHistogram:
+def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Rng | None = None, path: Path = "auto") -> NoisyHistogram:
     """Return the histogram with its noise: on the driver, once, after the ledger was charged.
 
     Parameters
@@ -435,7 +435,7 @@ def _is_sparse(n: int, planned: HistogramPlan, cut: int | None, path: Path) -> b
     return True
 
 
-def _perturb(counts: JointCounts, planned: HistogramPlan, n_rows: float | None, cut: int | None, path: Path, rng: Generator | None) -> NoisyHistogram:
+def _perturb(counts: JointCounts, planned: HistogramPlan, n_rows: float | None, cut: int | None, path: Path, rng: Rng | None) -> NoisyHistogram:
     n = n_cells(counts.domain)
     if _is_sparse(n, planned, cut, path):
         assert isinstance(planned.cells, DiscreteLaplace)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import pyarrow as pa
-from numpy.random import Generator
 
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.cells import Cells
@@ -20,7 +19,7 @@ from dpdask.mechanisms.histogram.noise import NoisyHistogram
 from dpdask.mechanisms.histogram.points import Points, points_per_cell, spread
 from dpdask.privacy.events import Composed
 from dpdask.schema import Schema
-from dpdask.streams import RunKey, stream
+from dpdask.streams import Rng, RunKey, stream
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,7 +181,7 @@ class FittedHistogram(Archived):
         points_per_cell(self.cells(), points)
         return replace(self, points=points)
 
-    def redraw(self, rng: Generator) -> Self:
+    def redraw(self, rng: Rng) -> Self:
         """Return this histogram with the same noise once more, cut at the same threshold: for `inference.noise_error`, free.
 
         Parameters

@@ -12,12 +12,11 @@ from decimal import Context, Decimal
 from functools import lru_cache
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.privacy import noise
 from dpdask.stats.joint import merge_cells
-from dpdask.streams import RunKey, stream, words
+from dpdask.streams import Rng, RunKey, Stream, stream, words
 
 Counts = NDArray[np.int64]
 
@@ -65,12 +64,12 @@ def compute_excess_mean(scale: float) -> float:
     return 1.0 / math.expm1(1.0 / scale)
 
 
-def open_secure_stream() -> Generator:
+def open_secure_stream() -> Stream:
     """Return a stream under a fresh key of the operating system that nobody keeps."""
     return stream(RunKey.fresh(), "histogram", "empty cells")
 
 
-def draw_kept(keys: Counts, counts: Counts, n_cells: int, scale: float, cut: int, *, rng: Generator | None = None) -> tuple[Counts, Counts]:
+def draw_kept(keys: Counts, counts: Counts, n_cells: int, scale: float, cut: int, *, rng: Rng | None = None) -> tuple[Counts, Counts]:
     """Return the cells whose noisy count reaches a threshold, and that count.
 
     Parameters
@@ -128,12 +127,12 @@ def draw_kept(keys: Counts, counts: Counts, n_cells: int, scale: float, cut: int
     return merge_cells(empty, cut + _geometric(len(empty), scale, rng=rng), place[order], weight[order])
 
 
-def _raise_counts(n: int, scale: float, least: int, rng: Generator) -> Counts:
+def _raise_counts(n: int, scale: float, least: int, rng: Rng) -> Counts:
     """Return which of n cells have noise of at least `least`, itself at least 1: increasing, int64."""
     return _distinct_below(rng, draw_binomial(n, scale, least, rng=rng), n)
 
 
-def draw_binomial(n_trials: int, scale: float, cut: int, *, rng: Generator) -> int:
+def draw_binomial(n_trials: int, scale: float, cut: int, *, rng: Rng) -> int:
     """Return a draw of Binomial(n_trials, Pr(e >= cut)), by inversion in whole numbers.
 
     Parameters
@@ -178,7 +177,7 @@ def _odds(scale: float, cut: int) -> Decimal:
     return _DIGITS.divide(power, _DIGITS.subtract(_DIGITS.add(Decimal(1), alpha), power))
 
 
-def _choose_cells(weights: list[int], rng: Generator) -> int:
+def _choose_cells(weights: list[int], rng: Rng) -> int:
     """Return an index with probability proportional to its weight, exactly."""
     total = sum(weights)
     n_bits = total.bit_length()
@@ -193,7 +192,7 @@ def _choose_cells(weights: list[int], rng: Generator) -> int:
     raise AssertionError("the weights sum to their total")
 
 
-def draw_uniform_below(rng: Generator, n: int, bound: int) -> Counts:
+def draw_uniform_below(rng: Rng, n: int, bound: int) -> Counts:
     """Return n independent whole numbers, exactly uniform on 0..bound-1; bound within 1 to 2**62.
 
     Parameters
@@ -214,7 +213,7 @@ def draw_uniform_below(rng: Generator, n: int, bound: int) -> Counts:
     return found
 
 
-def _distinct_below(rng: Generator, n: int, bound: int) -> Counts:
+def _distinct_below(rng: Rng, n: int, bound: int) -> Counts:
     """Return n distinct whole numbers below a bound, every set as likely as another: the first n that a uniform sequence shows."""
     found = np.empty(0, dtype=np.int64)
     while len(found) < n:
@@ -224,7 +223,7 @@ def _distinct_below(rng: Generator, n: int, bound: int) -> Counts:
     return found
 
 
-def _geometric(n: int, scale: float, *, rng: Generator | None) -> Counts:
+def _geometric(n: int, scale: float, *, rng: Rng | None) -> Counts:
     """Return n independent numbers k >= 0 with Pr(k) ∝ α^k: discrete Laplace noise folded at -1/2, both halves being geometric."""
     drawn = noise.discrete_laplace(np.zeros(n, dtype=np.int64), scale, rng=rng)
     return drawn ^ (drawn >> 63)

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.errors import DataError
 from dpdask.kernels import ranges as kernel
 from dpdask.kernels.ranges import Acceptable, Quantiles, Steps
-from dpdask.streams import words
+from dpdask.streams import Rng, words
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -335,7 +334,7 @@ class RangeRandomiser:
     step: Step
     nulls: bool = False
 
-    def randomise(self, values: Floats, is_null: Bools, rng: Generator) -> Ranges:
+    def randomise(self, values: Floats, is_null: Bools, rng: Rng) -> Ranges:
         """Return a range for each value; consumes `step.words_per_row` words a row, nulls included.
 
         Parameters

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
@@ -28,7 +27,7 @@ from dpdask.mechanisms.interval.ranges import MECHANISM_ID, RangeRandomiser
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon
 from dpdask.schema import Column
 from dpdask.stats.levels import encode
-from dpdask.streams import RunKey, stream
+from dpdask.streams import Rng, RunKey, Stream, stream
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -312,7 +311,7 @@ class IntervalRelease(Archived):
         """Return the ends of columns with few whole values: anchors are whole there too."""
         return [end for name, codec in codecs.items() if isinstance(codec, LevelCodec) and is_lattice(codec) for end in ends_of(name)]
 
-    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Generator]) -> pa.RecordBatch:
+    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]) -> pa.RecordBatch:
         """Return the batch with two columns of ends for each private one, and of coverage if it is released; the others untouched.
 
         Parameters
@@ -342,7 +341,7 @@ class IntervalRelease(Archived):
             arrays += [pa.array(made, mask=mask) for made in (ranges.lower, ranges.upper, *covered)]
         return pa.RecordBatch.from_arrays(arrays, names=self.types(batch.schema).names)
 
-    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Generator]:
+    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Stream]:
         """Return the random stream of each column on one fragment, at its start.
 
         Parameters

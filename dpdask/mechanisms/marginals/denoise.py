@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.kernels import simplex
@@ -15,6 +14,7 @@ from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure_chosen, pa
 from dpdask.privacy.noise import deviation
 from dpdask.stats import Clique, Domain, MarginalCounts
 from dpdask.steps import step
+from dpdask.streams import Rng
 
 Floats = NDArray[np.float64]
 
@@ -290,7 +290,7 @@ def choose_pairs(noisy: NoisyMarginals, n: int, target: str | None = None) -> tu
     return tuple((names[a], names[b]) for a, b in zip(first[best], second[best], strict=True))
 
 
-def measure_pairs_again(noisy: NoisyMarginals, counts: MarginalCounts, target: str | None = None, *, rng: Generator | None = None) -> NoisyMarginals:
+def measure_pairs_again(noisy: NoisyMarginals, counts: MarginalCounts, target: str | None = None, *, rng: Rng | None = None) -> NoisyMarginals:
     """Return noisy tables with a second measurement of as many pairs as are paid for; unchanged if none are.
 
     Parameters

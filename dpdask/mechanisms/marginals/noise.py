@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents
@@ -17,6 +16,7 @@ from dpdask.privacy import noise
 from dpdask.privacy.events import CentralEvent
 from dpdask.privacy.noise import deviation
 from dpdask.stats import Clique, Domain, MarginalCounts
+from dpdask.streams import Rng
 
 Counts = NDArray[np.int64]
 
@@ -176,7 +176,7 @@ def check_n_rows(n_rows: object) -> None:
         raise ValueError("no table has this number of rows")
 
 
-def measure(counts: MarginalCounts, planned: MarginalNoise, *, n_rows_public: bool, rng: Generator | None = None) -> NoisyMarginals:
+def measure(counts: MarginalCounts, planned: MarginalNoise, *, n_rows_public: bool, rng: Rng | None = None) -> NoisyMarginals:
     """Return all noisy tables except the chosen ones: drawn on the driver, once, after the ledger was charged.
 
     Parameters
@@ -203,7 +203,7 @@ def measure(counts: MarginalCounts, planned: MarginalNoise, *, n_rows_public: bo
     return NoisyMarginals(domain=domain, n_rows=total, noise=planned, one_way=noisy_one, pairs=noisy_pairs, cliques=further)
 
 
-def measure_chosen(noisy: NoisyMarginals, counts: MarginalCounts, chosen: Sequence[Clique], rng: Generator | None = None) -> NoisyMarginals:
+def measure_chosen(noisy: NoisyMarginals, counts: MarginalCounts, chosen: Sequence[Clique], rng: Rng | None = None) -> NoisyMarginals:
     """Return noisy tables extended by the chosen ones: drawn in the same run, on the driver, once.
 
     Parameters
