@@ -63,7 +63,7 @@ def describe_steps(planned: Planned) -> list[str]:
         *_tabulate([head, *((name, seconds, words) for (name, _, words), seconds in zip(stages, durations[1:], strict=True))]),
         *_tabulate([("column", "ε of a row", "ε of its counts"), *costs] if costs else []),
         *_tabulate([("noise on", "σ", "drawn as"), *noise] if noise else []),
-        *_describe_ledger(planned.ledger),
+        *(_describe_ledger(planned.ledger) if costs or noise else []),
     ]
 
 
@@ -96,7 +96,7 @@ def _tabulate(rows: list[tuple[str, str, str]]) -> list[str]:
 
 def _describe_ledger(ledger: Mapping[str, Any] | None) -> list[str]:
     if ledger is None:
-        return []
+        return ["  ledger    none, so nothing adds up what this and other releases of the table cost"]
     verdict = "" if ledger["fits"] else ": THE RUN WILL BE REFUSED"
     before, after = shorten(ledger["before"], up=True), shorten(ledger["after"], up=True)
     spent = f"  ledger    ε {before} spent by {ledger['runs']} runs, {after} after this one, of {ledger['limit']!r}{verdict}"

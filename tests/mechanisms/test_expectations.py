@@ -130,10 +130,11 @@ def test_a_plan_is_printed_line_by_line() -> None:
     lines = repr(planned).splitlines()
     assert str(planned) == repr(planned)
     assert lines[0] == "plan"
-    firsts = ["stage", "survey", "fit", "write", "column", *schema.privatised, "noise", "2", "promise", "expect", "expect"]
+    firsts = ["stage", "survey", "fit", "write", "column", *schema.privatised, "noise", "2", "ledger", "promise", "expect", "expect"]
     assert [line.split()[0] for line in lines[1:]][: len(firsts)] == firsts
     assert lines[2] == "  survey     " + planned.stages[0].partition(": ")[2]
     assert lines[9].split() == ["2", "vectors", "of", "counts", f"{planned.noise[0]['sigma']:.3g}", "discrete", "Laplace"]
+    assert lines[10].startswith("  ledger    none")
 
 
 def test_wide_bounds_say_that_a_heavy_mean_is_not_to_be_had() -> None:
