@@ -9,7 +9,7 @@ import dask
 import pytest
 from distributed import LocalCluster
 from distributed.utils import get_mp_context
-from e2e.helpers import draw_no_pictures, processes, spare_the_disk
+from e2e.helpers import processes, spare_the_disk
 from faults.drivers import Drivers, serving
 from hypothesis import settings
 from services.browser import browser  # noqa: F401  # a fixture
@@ -39,13 +39,6 @@ def pytest_unconfigure() -> None:
 def _no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         spare_the_disk(patch.setattr)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_pictures() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        draw_no_pictures(patch.setattr)
         yield
 
 

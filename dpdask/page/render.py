@@ -177,7 +177,6 @@ def _render(
         "narrow": [] if statistics is None else statistics.narrow,
         "margins": describe_margins(card),
         "channels": [_describe_channel(view) for view in channels],
-        "has_pictures": pictures.is_installed(),
         "max_associated": MAX_ASSOCIATED,
         "max_columns": MAX_COLUMNS,
         "good": good,
@@ -298,7 +297,7 @@ def _describe_rows(card: Card, manifest: Manifest, shards: Folder) -> Statistics
     pairs = None if is_tables else associate([name for name in names if name in sample.rows.column_names], sample, card)
     associations: Content | None = None
     if pairs is not None:
-        picture = pictures.draw_table(pairs.table, pairs.columns, across="", down="", most=1.0) if pictures.is_installed() else None
+        picture = pictures.draw_table(pairs.table, pairs.columns, across="", down="", most=1.0)
         associations = {"picture": picture, "pairs": pairs.list_strongest(10), "n_columns": len(pairs.columns)}
     return Statistics(
         histograms=[_describe_histogram(each) for each in found],
@@ -332,14 +331,13 @@ def _count_all(names: list[str], card: Card, sample: Sample) -> list[ReleasedHis
 def _describe_histogram(histogram: ReleasedHistogram) -> Content:
     widest = max(bar.share for bar in histogram.bars) or 1.0
     bars = [(bar.label, bar.share, bar.margin, 100.0 * bar.share / widest) for bar in histogram.bars]
-    picture = pictures.draw_histogram(histogram) if pictures.is_installed() else None
+    picture = pictures.draw_histogram(histogram)
     return {"column": histogram.column, "bars": bars, "picture": picture, "summary": histogram.summary}
 
 
 def _describe_channel(view: ChannelView) -> Content:
     across, down = ("released rank", "original rank") if view.of_ranks else ("released value", "original value")
-    drawn = pictures.is_installed()
-    picture = pictures.draw_table(view.matrix, view.labels, across=across, down=down, most=float(view.matrix.max())) if drawn else None
+    picture = pictures.draw_table(view.matrix, view.labels, across=across, down=down, most=float(view.matrix.max()))
     rows = list(zip(view.labels, view.matrix.tolist(), strict=True)) if len(view.labels) <= _MOST_CELLS else []
     return {"column": view.column, "labels": view.labels, "rows": rows, "picture": picture, "summary": view.summary}
 

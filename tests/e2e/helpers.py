@@ -30,7 +30,6 @@ from dpdask.engine.account import open_ledger
 from dpdask.engine.compute import Progress, Stage, make_stage, run_stage
 from dpdask.jobs.run import Outcome, run_job
 from dpdask.jobs.spec import Job, load_job
-from dpdask.page import pictures
 from dpdask.privacy import ledger_tables
 from dpdask.privacy.ledger_entries import Entry
 
@@ -129,11 +128,6 @@ def spare_the_disk(put: Callable[[Any, str, Any], None]) -> None:
     put(ledger_tables, "_on_connect", on_connect)
 
 
-def draw_no_pictures(put: Callable[[Any, str, Any], None]) -> None:
-    """Write pages as without matplotlib: pictures take most of the time of a small run. `put` is as for `spare_the_disk`."""
-    put(pictures, "is_installed", lambda: False)
-
-
 def load(job: Path, **settings: Any) -> Job:
     """Return the job of a file, with keys changed (`output__path=…`)."""
     return load_job(job, {key.replace("__", "."): str(value) for key, value in settings.items()})
@@ -162,9 +156,8 @@ def processes(workers: int) -> LocalCluster:
 
 
 def command(*arguments: str | Path) -> list[str]:
-    """Return the command line's words; a run draws no pictures."""
-    plain = "from dpdask.page import pictures; pictures.is_installed = bool; " if arguments[:1] == ("run",) else ""
-    return [sys.executable, "-c", f"{plain}from dpdask.cli import main; main()", *map(str, arguments)]
+    """Return the command line's words."""
+    return [sys.executable, "-c", "from dpdask.cli import main; main()", *map(str, arguments)]
 
 
 def run_cli(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:

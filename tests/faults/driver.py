@@ -23,7 +23,7 @@ from typing import Any
 
 import adlfs  # noqa: F401  # with the next: importing them is most of what a driver does whose output is in a store
 import s3fs  # noqa: F401
-from e2e.helpers import MIXED_SCHEMA, draw_no_pictures, lake, run_here, spare_the_disk, write_job
+from e2e.helpers import MIXED_SCHEMA, lake, run_here, spare_the_disk, write_job
 from pyiceberg.catalog.sql import SqlCatalog
 
 from dpdask import cli
@@ -238,7 +238,6 @@ def fork(request: dict[str, Any]) -> int:
 
 if __name__ == "__main__":
     spare_the_disk(setattr)
-    draw_no_pictures(setattr)
     warm_up()
     answer({"warm": True})
     serve()

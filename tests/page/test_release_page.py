@@ -22,7 +22,7 @@ from dpdask.io.manifest import CROISSANT_NAME, PAGE_NAME
 from dpdask.io.shards import ROW_GROUP_ROWS, Shard
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.card_parts import ColumnPart, LedgerPosition
-from dpdask.page import channels, make_croissant, make_page, pictures, render, sample, words
+from dpdask.page import channels, make_croissant, make_page, render, sample, words
 from dpdask.page.associations import associate
 from dpdask.page.channels import ChannelView, describe_kept
 from dpdask.page.histograms import count_histogram
@@ -38,12 +38,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synthetic(tmp_path_factory.mktemp("records"))
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib", reason="no matplotlib: install the extra dpdask[page]")
-    monkeypatch.setattr(pictures, "is_installed", lambda: True)
 
 
 def read_page(output: Path) -> Page:
@@ -68,7 +62,6 @@ def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
     assert manifest.card_sha256 in text
     assert all(shard.sha256 in text for shard in manifest.shards)
     assert "From all 600 released rows" in text
-    assert "matplotlib was not installed" in text
     assert "2020-01-01 to 2022-01-08" in text  # bounds of dates
     assert "shares and quantiles can be read off" in text
     assert "Means, if bounds are far beyond most values (income, day)" in text
@@ -207,7 +200,6 @@ def test_its_python_runs(kind: str, request: pytest.FixtureRequest) -> None:
 # ---- nothing runs, nothing is loaded
 
 
-@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("kind", ["rows", "records"])
 def test_nothing_in_a_page_runs_or_loads(kind: str, request: pytest.FixtureRequest) -> None:
     data, faults = make_page(*parts(request.getfixturevalue(kind)))
