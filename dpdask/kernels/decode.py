@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdask.kernels.jit import jit
+from dpdask.kernels.rivals import find_rivals
 
 Codes = NDArray[np.uint16]
 Utilities = NDArray[np.float32]
@@ -24,7 +25,6 @@ _STRIP = 1024
 _LANES = 4
 _EXCHANGES = 4
 _NEAR, _FAR = 1.0, 0.25  # how far the first search for rows to move reaches: a multiple of their share of the rarer side, at most so far
-_NEVER = np.float32(-3e38)
 
 
 @jit
@@ -73,27 +73,11 @@ def _choose(
             part = slice(start, min(start + _STRIP, n))
             _ask(utilities[0, part], differences, groups[part], chosen[part], seconds[part], gaps[part])
         return _count(groups, chosen, n_groups, n_levels)
-    by_level = np.ascontiguousarray(offsets.T)
-    strip = np.empty(5 * _STRIP, dtype=np.float32)
-    for start in range(0, n, _STRIP):  # a strip of rows stays in the first-level cache
-        m = min(_STRIP, n - start)
-        own = groups[start : start + m]
-        strip[_STRIP : 3 * _STRIP] = _NEVER
-        strip[3 * _STRIP :] = np.float32(0.0)
-        for level in range(n_levels):
-            added = by_level[level]
-            if level < n_free:
-                for i in range(m):
-                    strip[i] = added[own[i]]
-            else:
-                utility = utilities[level - n_free, start : start + m]
-                for i in range(m):
-                    strip[i] = utility[i] + added[own[i]]
-            _compete(strip, np.float32(level))
-        for i in range(m):
-            best = np.int64(strip[i + 3 * _STRIP])
-            chosen[start + i], seconds[start + i] = best, np.int64(strip[i + 4 * _STRIP])
-            gaps[start + i] = strip[i + _STRIP] - strip[i + 2 * _STRIP]
+    every = utilities
+    if n_free > 0:
+        every = np.zeros((n_levels, n), dtype=np.float32)
+        every[n_free:] = utilities[:, :n]
+    find_rivals(every, offsets, groups, chosen, seconds, gaps)
     return _count(groups, chosen, n_groups, n_levels)
 
 
@@ -120,22 +104,6 @@ def _ask(
         seconds[i] = np.uint16(1) - chosen[i]
     for i in range(len(groups)):
         gaps[i] = abs(gaps[i])
-
-
-@jit
-def _compete(strip: NDArray[np.float32], level: np.float32) -> None:
-    """Let the values of one level compete in a strip: after them come the best, the second best, and the levels of both.
-
-    One array of one type, and no branch: so it is vectorised.
-    """
-    for i in range(_STRIP):
-        value, best, after = strip[i], strip[i + _STRIP], strip[i + 2 * _STRIP]
-        first, second = strip[i + 3 * _STRIP], strip[i + 4 * _STRIP]
-        wins, places = value > best, value > after
-        strip[i + _STRIP] = value if wins else best
-        strip[i + 2 * _STRIP] = best if wins else (value if places else after)
-        strip[i + 3 * _STRIP] = level if wins else first
-        strip[i + 4 * _STRIP] = first if wins else (level if places else second)
 
 
 @jit
