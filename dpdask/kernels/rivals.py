@@ -41,23 +41,34 @@ def _transpose(builder: Any, parts: list[Any]) -> list[Any]:
 
 
 def _race_code(
-    _context: Any, utilities: Any, _row: Any, _stride: Any, _level: Any, _last: Any, offsets: Any, groups: Any, best: Any, after: Any, first: Any, second: Any
+    _context: Any,
+    utilities: Any,
+    _row: Any,
+    _stride: Any,
+    _level: Any,
+    _last: Any,
+    offsets: Any,
+    groups: Any,
+    best: Any,
+    after: Any,
+    one: Any,
+    two: Any,
 ) -> Any:
     """Return the type and the code that lets some levels compete in a tile of rows with the best and the second best of the levels before."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = {place: context.make_array(signature.args[place])(context, builder, arguments[place]).data for place in (0, 5, 6, 7, 8, 9, 10)}
+        data = {place: context.make_array(signature.args[place])(context, builder, arguments[place]).data for place in (0, *range(5, 11))}
         row, stride, begin, last = arguments[1:5]
         word, floats, shorts = row.type, ir.VectorType(_FLOAT, _ROWS), ir.VectorType(_SHORT, _ROWS)
-        four = ir.VectorType(_FLOAT, _LEVELS).as_pointer()
+        four, states = ir.VectorType(_FLOAT, _LEVELS).as_pointer(), (floats, floats, shorts, shorts)
         padded = builder.mul(builder.sdiv(builder.add(last, ir.Constant(word, _LEVELS)), ir.Constant(word, _LEVELS)), ir.Constant(word, _LEVELS))
         loaded = []
         for place in range(_ROWS):
             group = builder.zext(builder.load(builder.gep(data[6], [builder.add(row, ir.Constant(word, place))])), word)
             address = builder.gep(data[5], [builder.add(builder.mul(group, padded), begin)])
             loaded.append(builder.load(builder.bitcast(address, four), align=4))
-        places = [builder.bitcast(builder.gep(data[place], [row]), kind.as_pointer()) for place, kind in ((7, floats), (8, floats), (9, shorts), (10, shorts))]
-        high, low, one, other = (builder.load(address, align=2) for address in places)
+        places = [builder.bitcast(builder.gep(data[7 + number], [row]), kind.as_pointer()) for number, kind in enumerate(states)]
+        high, low, winner, second = (builder.load(address, align=2) for address in places)
         undefined, zeros = ir.Constant(shorts, ir.Undefined), ir.Constant(ir.VectorType(_INT, _ROWS), [0] * _ROWS)
         for number, added in enumerate(_transpose(builder, loaded)):
             level = builder.add(begin, ir.Constant(word, number))
@@ -65,15 +76,16 @@ def _race_code(
             address = builder.gep(data[0], [builder.add(row, builder.mul(known, stride))])
             value = builder.fadd(builder.load(builder.bitcast(address, floats.as_pointer()), align=4), added)
             wins, follows = builder.fcmp_ordered(">", value, high), builder.fcmp_ordered(">", value, low)
-            own = builder.shuffle_vector(builder.insert_element(undefined, builder.trunc(level, _SHORT), ir.Constant(_INT, 0)), undefined, zeros)
-            low, other = builder.select(wins, high, builder.select(follows, value, low)), builder.select(wins, one, builder.select(follows, own, other))
-            high, one = builder.select(wins, value, high), builder.select(wins, own, one)
-        for address, value in zip(places, (high, low, one, other), strict=True):
+            own = builder.insert_element(undefined, builder.trunc(level, _SHORT), ir.Constant(_INT, 0))
+            own = builder.shuffle_vector(own, undefined, zeros)
+            low = builder.select(wins, high, builder.select(follows, value, low))
+            second = builder.select(wins, winner, builder.select(follows, own, second))
+            high, winner = builder.select(wins, value, high), builder.select(wins, own, winner)
+        for address, value in zip(places, (high, low, winner, second), strict=True):
             builder.store(value, address, align=2)
         return context.get_dummy_value()
 
-    arguments = (utilities, *[types.intp] * 4, offsets, groups, best, after, first, second)
-    return types.void(*arguments), build
+    return types.void(utilities, *[types.intp] * 4, offsets, groups, best, after, one, two), build
 
 
 _race: Callable[..., None] = intrinsic(_race_code)

@@ -159,11 +159,13 @@ class _Fit:
     def model(self, wanted: list[Floats], rng: Rng) -> tuple[CopulaModel, FitReport, Codes]:
         """Return the model whose latent variables have the wanted pair counts, the measures of the fit, and its calibration sample."""
         matrix, kept = self._correlations(wanted)
+        firsts, order = self._arrange(matrix)
+        matrix = matrix[np.ix_(order, order)]
         nearest = correlation_kernel.nearest_correlation(matrix, floor=_FLOOR, tolerance=1e-6) if self._n_latents else None
         factor = np.zeros((0, 0), dtype=np.float32)
         if nearest is not None:
             factor = latent_kernel.thin(correlation_kernel.cholesky(nearest.matrix)).astype(np.float32)
-        nodes, codes = self._calibrate(factor, rng)
+        nodes, codes = self._calibrate(factor, firsts, rng)
         report = FitReport(
             n_latents=self._n_latents,
             kept_share=kept,
@@ -191,8 +193,21 @@ class _Fit:
             n_cells, n_kept = n_cells + int(possible.sum()), n_kept + int(kept.sum())
         return matrix, n_kept / max(1, n_cells)
 
+    def _arrange(self, matrix: Floats) -> tuple[list[int], NDArray[np.int64]]:
+        """Return the first latent variable of each attribute of the tree, and the latent variables in the order of the factor.
+
+        Attributes whose levels depend least on others come first: the factor's rows of later ones then have fewer parts that are not small.
+        """
+        counts = np.array([n_latents_of(len(self.levels[attribute])) for attribute, _ in self.tree])
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        strengths = np.concatenate([[0.0], np.cumsum((matrix**2).sum(axis=1) - 1.0)])
+        ranked = np.argsort((strengths[starts[1:]] - strengths[starts[:-1]]) / np.maximum(counts, 1), kind="stable")
+        firsts = np.zeros(len(counts), dtype=np.int64)
+        firsts[ranked] = np.cumsum(counts[ranked]) - counts[ranked]
+        return firsts.tolist(), np.concatenate([np.arange(starts[place], starts[place + 1]) for place in ranked])
+
     @step("fitting: the calibration of levels")
-    def _calibrate(self, factor: NDArray[np.float32], rng: Rng) -> tuple[list[Node], Codes]:
+    def _calibrate(self, factor: NDArray[np.float32], firsts: list[int], rng: Rng) -> tuple[list[Node], Codes]:
         n = CHUNK_ROWS
         drawn = latent_kernel.room_for(self._n_latents, n)
         draw_latents(latent_kernel.pack(factor), n, rng, drawn)
@@ -200,8 +215,7 @@ class _Fit:
         nodes: list[Node] = []
         found: list[NDArray[np.uint16]] = []
         codes = np.empty((len(self.tree), n), dtype=self.cleaned.domain.code_dtype)
-        first = 0
-        for attribute, parent in self.tree:
+        for first, (attribute, parent) in zip(firsts, self.tree, strict=True):
             levels = self.levels[attribute]
             probabilities = self._conditionals(attribute, parent)
             draft = Node(
@@ -212,7 +226,6 @@ class _Fit:
                 probabilities=probabilities,
                 offsets=self._begin(attribute, probabilities),
             )
-            first += draft.n_latents
             groups = np.zeros(n, dtype=np.uint16) if draft.parent < 0 else found[draft.parent]
             utilities = draft.utilities(drawn)
             node = Node(

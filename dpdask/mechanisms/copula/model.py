@@ -38,7 +38,7 @@ class Node:
     levels
         uint16 array: the levels that a record can have; an empty level has no latent variable.
     first
-        Its first latent variable. There is one for each level; for two levels, one, of the second.
+        Its first latent variable; attributes have theirs in any order. There is one for each level; for two levels, one, of the second.
     probabilities
         float64 array of shape (n_groups, len(levels)): the levels' probabilities given each level of the parent.
     offsets

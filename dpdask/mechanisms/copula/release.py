@@ -114,7 +114,7 @@ class FittedCopula(Archived):
 
         model, labels = self.model, {name: column.labels() for name, column in self.cells().items()}
         names = []
-        for node in model.nodes:
+        for node in sorted(model.nodes, key=_by_latents):
             column = model.domain.names[node.attribute]
             names += [(column, labels[column][level]) for level in node.levels[len(node.levels) - node.n_latents :]]
         factor = model.factor.astype(np.float64)
@@ -173,17 +173,25 @@ def _check_nodes(nodes: Sequence[Node], domain: Domain) -> None:
     """Raise ValueError unless the nodes are a tree of the domain's attributes: sampling indexes by their numbers without a check."""
     if sorted(node.attribute for node in nodes) != list(range(domain.n_attributes)):
         raise ValueError("the nodes are not one for each attribute")
-    first = 0
     for place, node in enumerate(nodes):
-        if not -1 <= node.parent < place or node.first != first:
-            raise ValueError("a node comes before its parent, or has other latent variables")
+        if not -1 <= node.parent < place:
+            raise ValueError("a node comes before its parent")
         if len(node.probabilities) != (1 if node.parent < 0 else len(nodes[node.parent].levels)):
             raise ValueError("a node has other groups than its parent has levels")
         if not (node.levels[1:] > node.levels[:-1]).all() or node.levels[-1] >= domain.sizes[node.attribute]:
             raise ValueError("a node's levels are not increasing, or outside the domain")
         if (node.probabilities < 0.0).any() or (np.abs(node.probabilities.sum(axis=1) - 1.0) > _ROUNDING).any():
             raise ValueError("a node's probabilities do not sum to 1")
+    first = 0
+    for node in sorted(nodes, key=_by_latents):
+        if node.first != first:
+            raise ValueError("the latent variables of a node are those of another, or of none")
         first += node.n_latents
+
+
+def _by_latents(node: Node) -> tuple[int, int]:
+    """Return what puts nodes in the order of their latent variables; a node without any comes before the one with the same first."""
+    return node.first, node.n_latents
 
 
 def _nodes(arrays: Mapping[str, Any]) -> tuple[Node, ...]:
