@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import numpy as np
 import scipy  # its modules are imported when they are first used, and `special` is slow to import
@@ -176,8 +177,8 @@ def tetrachoric(h: ArrayLike, k: ArrayLike, p: ArrayLike, *, n_threads: int = 1)
         raise ValueError("a tetrachoric correlation needs cuts, finite probabilities and at least one thread")
     x, y, q, out = x.ravel(), y.ravel(), q.ravel(), np.empty(q.size, dtype=np.float64)
     chunks = [slice(start, start + _CHUNK) for start in range(0, out.size, _CHUNK)]
-    with ThreadPoolExecutor(n_threads) as pool:
-        list(pool.map(lambda part: _correlations(x[part], y[part], q[part], out[part]), chunks))
+    with ThreadPoolExecutor(n_threads) if len(chunks) > 1 else nullcontext() as pool:  # a thread costs more than a small table
+        list((map if pool is None else pool.map)(lambda part: _correlations(x[part], y[part], q[part], out[part]), chunks))
     return out.reshape(np.broadcast_shapes(np.shape(h), np.shape(k), np.shape(p)))
 
 
