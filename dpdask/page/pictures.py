@@ -44,8 +44,8 @@ def draw_histogram(histogram: ReleasedHistogram) -> str:
             *_draw_line(left - _TICK, y, left, y),
         ]
         if bar.margin is not None:
-            x = (left + low * scale, left + high * scale)
-            parts += [*_draw_line(x[0], y, x[1], y, _RULE), *(line for end in x for line in _draw_line(end, y - 3, end, y + 3, _RULE))]
+            reach = (left + low * scale, left + high * scale)
+            parts += [*_draw_line(reach[0], y, reach[1], y, _RULE), *(line for end in reach for line in _draw_line(end, y - 3, end, y + 3, _RULE))]
     for tick in _list_ticks(most):
         x = left + tick * scale
         parts += [*_draw_line(x, bottom, x, bottom + _TICK), *_write(f"{tick:g}", x, bottom + 3 * _TICK, "middle")]
