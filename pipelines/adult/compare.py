@@ -42,7 +42,7 @@ from dpdask.privacy.events import Adjacency, DiscreteLaplace
 from dpdask.references.bins import list_adaptive
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.tables import domain_of, encode
-from dpdask.streams import RunKey, stream
+from dpdask.streams import RunKey, Stream, stream
 from pipelines.papers import asghar_copula
 
 QUERIES_SEED = 1
@@ -96,11 +96,11 @@ class Draws:
     key: RunKey
     secure: bool
 
-    def noise(self, part: str = "") -> np.random.Generator | None:
+    def noise(self, part: str = "") -> Stream | None:
         return None if self.secure else stream(self.key, "marginals/noise", part)
 
     def other(self, name: str = "") -> np.random.Generator:
-        return stream(self.key, "compare", name)
+        return stream(self.key, "compare", name).seed_generator()
 
 
 Maker = Callable[[Case, Draws], Run]
