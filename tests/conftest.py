@@ -24,10 +24,18 @@ settings.register_profile("dpdask", deadline=None, derandomize=True, database=No
 settings.load_profile("dpdask")
 
 
-def pytest_collection_finish() -> None:
+gc.disable()  # what is imported and collected stays: to look for garbage in it is a quarter of the time
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
     """Keep what thousands of tests hold out of every later collection of garbage."""
-    gc.collect()
-    gc.freeze()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_unconfigure() -> None:

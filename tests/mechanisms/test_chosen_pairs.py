@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,9 @@ def codes() -> np.ndarray:
     return found.astype(np.uint8)
 
 
-COUNTS = MarginalCounts.of_codes(DOMAIN, codes())
+@cache
+def counted() -> MarginalCounts:
+    return MarginalCounts.of_codes(DOMAIN, codes())
 
 
 def gaussian(sigma: float, count: int = 1, adjacency: Adjacency = "add-remove") -> DiscreteGaussian:
@@ -52,7 +55,7 @@ def gaussian(sigma: float, count: int = 1, adjacency: Adjacency = "add-remove") 
 
 def looked(sigma: float = 40.0, n_chosen: int = 4, again: float = 10.0) -> NoisyMarginals:
     planned = MarginalNoise(one_way=gaussian(sigma, 6), pairs=gaussian(sigma, 15), chosen=gaussian(again, n_chosen))
-    return measure(COUNTS, planned, n_rows_public=True, rng=keyed("first"))
+    return measure(counted(), planned, n_rows_public=True, rng=keyed("first"))
 
 
 def mechanism(n: int = 14, budget: Budget | None = None, **given: Any) -> CopulaMechanism:
@@ -138,17 +141,17 @@ def test_the_gain_is_the_departure_or_the_noise_whichever_is_less() -> None:
 def test_more_tables_than_are_paid_for_are_refused() -> None:
     noisy = looked(n_chosen=1)
     with pytest.raises(InternalError, match="more tables are chosen than are paid for"):
-        measure_chosen(noisy, COUNTS, choose_pairs(noisy, 2), rng=keyed("second"))
+        measure_chosen(noisy, counted(), choose_pairs(noisy, 2), rng=keyed("second"))
     none = replace(noisy, noise=replace(noisy.noise, chosen=None))
     with pytest.raises(InternalError, match="paid for"):
-        measure_chosen(none, COUNTS, [("a", "b")], rng=keyed("second"))
+        measure_chosen(none, counted(), [("a", "b")], rng=keyed("second"))
 
 
 # ---- what is made of it
 
 
 def test_two_measurements_are_averaged_by_their_inverse_variances() -> None:
-    noisy = measure_chosen(looked(), COUNTS, [("d", "a"), ("c", "e")], rng=keyed("second"))
+    noisy = measure_chosen(looked(), counted(), [("d", "a"), ("c", "e")], rng=keyed("second"))
     tables, deviations = average_pairs(noisy)
     starts = dict(zip(itertools.combinations(range(6), 2), np.cumsum([0, *(DOMAIN.sizes[a] * DOMAIN.sizes[b] for a, b in _pairs())]), strict=False))
     first = replace(noisy, cliques={}).table(("a", "d"))
@@ -167,10 +170,10 @@ def _pairs() -> list[tuple[int, int]]:
 
 def test_pairs_that_were_only_chosen_are_denoised_too() -> None:
     planned = MarginalNoise(one_way=gaussian(5.0, 6), pairs=None, chosen=gaussian(5.0, 1))
-    noisy = measure_chosen(measure(COUNTS, planned, n_rows_public=True, rng=keyed("first")), COUNTS, [("a", "b")], rng=keyed("second"))
+    noisy = measure_chosen(measure(counted(), planned, n_rows_public=True, rng=keyed("first")), counted(), [("a", "b")], rng=keyed("second"))
     cleaned = denoise(noisy)
     assert [len(group.first) for group in cleaned.groups] == [1]
-    assert np.abs(cleaned.table(0, 1) - COUNTS.table(("a", "b"))).sum() < 300
+    assert np.abs(cleaned.table(0, 1) - counted().table(("a", "b"))).sum() < 300
 
 
 def test_the_second_look_has_noise_of_its_own() -> None:
@@ -199,11 +202,11 @@ def test_a_second_look_makes_the_worst_tables_better() -> None:
     for seed in range(5):
         errors = []
         for n_chosen in (0, 4):
-            noisy = measure(COUNTS, plan_noise(budget, 6, n_chosen=n_chosen), n_rows_public=True, rng=keyed(f"{seed}"))
+            noisy = measure(counted(), plan_noise(budget, 6, n_chosen=n_chosen), n_rows_public=True, rng=keyed(f"{seed}"))
             if n_chosen:
-                noisy = measure_chosen(noisy, COUNTS, choose_pairs(noisy, n_chosen), rng=keyed(f"{seed} again"))
+                noisy = measure_chosen(noisy, counted(), choose_pairs(noisy, n_chosen), rng=keyed(f"{seed} again"))
             tables, _ = average_pairs(noisy)
-            parts = np.split(np.abs(tables - COUNTS.pairs), np.cumsum([DOMAIN.sizes[a] * DOMAIN.sizes[b] for a, b in _pairs()])[:-1])
+            parts = np.split(np.abs(tables - counted().pairs), np.cumsum([DOMAIN.sizes[a] * DOMAIN.sizes[b] for a, b in _pairs()])[:-1])
             errors.append({pair: float(part.mean()) for pair, part in zip(_pairs(), parts, strict=True)})
         once, twice = errors
         worst.append(twice[0, 1] / once[0, 1])
@@ -216,7 +219,7 @@ def test_a_second_look_makes_the_worst_tables_better() -> None:
 
 
 def test_kept_tables_say_what_was_chosen_and_no_more_than_was_paid_for() -> None:
-    noisy = measure_chosen(looked(n_chosen=2), COUNTS, [("d", "a"), ("c", "e")], rng=keyed("second"))
+    noisy = measure_chosen(looked(n_chosen=2), counted(), [("d", "a"), ("c", "e")], rng=keyed("second"))
     again = NoisyMarginals.from_bytes(noisy.to_bytes(), "tables")
     assert again.chosen == (("d", "a"), ("c", "e"))
     np.testing.assert_array_equal(again.table(("a", "d")), noisy.cliques["d", "a"].T)

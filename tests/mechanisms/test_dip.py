@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -63,11 +64,18 @@ def reference(batch: pa.RecordBatch, codecs: Mapping[str, Codec]) -> dict[str, D
 
 
 BATCH = table()
-RELEASE = fit_dip(reference(BATCH, CODECS), CODECS, EPSILONS)
 
 
-def randomised(batch: pa.RecordBatch, key: RunKey = KEY, fragment: str = "f", sizes: tuple[int, ...] = (), release: DipRelease = RELEASE) -> pa.Table:
+@cache
+def fitted() -> DipRelease:
+    return fit_dip(reference(BATCH, CODECS), CODECS, EPSILONS)
+
+
+def randomised(
+    batch: pa.RecordBatch, key: RunKey = KEY, fragment: str = "f", sizes: tuple[int, ...] = (), release: DipRelease | None = None
+) -> pa.Table:
     """Return a fragment's release, its rows handed over in chunks of the given sizes and then the rest."""
+    release = release or fitted()
     rngs = release.streams(key, fragment)
     cuts = [0, *np.minimum(np.cumsum(sizes, dtype=int), len(batch)).tolist(), len(batch)]
     parts = [release.randomise(batch.slice(low, high - low), CODECS, rngs) for low, high in pairwise(cuts)]
@@ -75,11 +83,11 @@ def randomised(batch: pa.RecordBatch, key: RunKey = KEY, fragment: str = "f", si
 
 
 def test_the_epsilon_of_a_row_is_the_exact_sum_of_its_columns_rounded_up() -> None:
-    parts = [mechanism.epsilon for mechanism in RELEASE.columns.values()]
+    parts = [mechanism.epsilon for mechanism in fitted().columns.values()]
     exact = sum(map(Fraction, parts))
-    assert exact <= Fraction(RELEASE.epsilon) <= exact * (1 + Fraction(1, 2**52))
-    assert all(mechanism.epsilon <= EPSILONS[name] for name, mechanism in RELEASE.columns.items())
-    assert fit_dip(reference(BATCH, {"age": CODECS["age"]}), CODECS, {"age": 0.1}).epsilon == RELEASE.columns["age"].epsilon
+    assert exact <= Fraction(fitted().epsilon) <= exact * (1 + Fraction(1, 2**52))
+    assert all(mechanism.epsilon <= EPSILONS[name] for name, mechanism in fitted().columns.items())
+    assert fit_dip(reference(BATCH, {"age": CODECS["age"]}), CODECS, {"age": 0.1}).epsilon == fitted().columns["age"].epsilon
 
 
 def test_equal_parts_of_epsilon_never_sum_above_it() -> None:
@@ -136,7 +144,7 @@ def test_columns_with_the_same_values_get_different_noise() -> None:
 
 
 def test_a_levels_value_that_the_reference_never_saw_is_randomised_like_its_neighbour() -> None:
-    mechanism = RELEASE.columns["rating"]
+    mechanism = fitted().columns["rating"]
     weights = mechanism.channel.weights  # type: ignore[union-attr]
     assert weights[2].tolist() == weights[1].tolist()
     assert exact_epsilon(weights) <= Decimal(mechanism.epsilon)

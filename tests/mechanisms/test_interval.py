@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,11 @@ def mechanism(design: dict[str, Any], **more: Any) -> RangeRandomiser:
     return range_randomiser("income", document(design), **more)
 
 
-MECHANISMS = {name: mechanism(design) for name, design in DESIGNS.items()}
+@cache
+def designed(name: str) -> RangeRandomiser:
+    return mechanism(DESIGNS[name])
+
+
 every_design = pytest.mark.parametrize("name", list(DESIGNS))
 
 
@@ -75,7 +80,7 @@ def normal(n: int, seed: int = 0) -> np.ndarray:
 @given(values=st.lists(st.floats(-(2.0**1021), 2.0**1021), min_size=1, max_size=20), fragment=st.text(max_size=3))
 @settings(max_examples=40)
 def test_a_range_contains_its_value(name, values, fragment):
-    released = run(MECHANISMS[name], np.array(values), fragment)
+    released = run(designed(name), np.array(values), fragment)
     assert released.contain(np.array(values)).all()
     assert not (np.isnan(released.lower) | np.isnan(released.upper)).any()
 
@@ -84,10 +89,10 @@ def test_a_range_contains_its_value(name, values, fragment):
 @pytest.mark.parametrize("end", ["lower", "upper"])
 def test_a_value_at_an_anchor_lies_left_of_it(name, end):
     """The ends of the first release become values: with the same words, the same anchors are drawn."""
-    first = run(MECHANISMS[name], normal(2000))
+    first = run(designed(name), normal(2000))
     at = getattr(first, end)
     values = np.where(np.isfinite(at), at, 0.0)
-    again = run(MECHANISMS[name], values)
+    again = run(designed(name), values)
     assert again.contain(values).all()
     moved = np.isfinite(at) & (again.lower < again.upper)
     if end == "upper" and name in ("case1", "case2", "optimal", "at least"):
@@ -103,10 +108,10 @@ def test_containment_is_looked_at():
 
 def test_exact_values_are_those_of_the_acceptable_set():
     values = normal(20_000)
-    released = run(MECHANISMS["canonical"], values)
+    released = run(designed("canonical"), values)
     accepted = ((values > -0.2) & (values <= 0.3)) | ((values > 1.0) & (values <= 1.2))
     np.testing.assert_array_equal(released.lower == released.upper, accepted)
-    middle = run(MECHANISMS["exact ranges"], values)
+    middle = run(designed("exact ranges"), values)
     told = middle.lower == middle.upper
     assert 0.1 < told.mean() < 0.5
     assert (np.isinf(middle.lower) | np.isinf(middle.upper))[~told].all()
@@ -114,15 +119,13 @@ def test_exact_values_are_those_of_the_acceptable_set():
 
 def test_the_two_ranges_of_a_ring():
     values = normal(20_000)
-    released = run(MECHANISMS["ring"], values)
+    released = run(designed("ring"), values)
     outer = released.lower > released.upper
     assert np.isfinite(released.lower).all()
     assert np.isfinite(released.upper).all()
     assert 0.3 < outer.mean() < 0.8
     assert ((values <= released.upper) | (values > released.lower))[outer].all()
-    point = Partition(
-        **{**fields(MECHANISMS["ring"].step), "distribution": type(MECHANISMS["ring"].step.distribution)(np.ones(2), np.array([0.0, 1.0]))}
-    )
+    point = Partition(**{**fields(designed("ring").step), "distribution": type(designed("ring").step.distribution)(np.ones(2), np.array([0.0, 1.0]))})
     lower, upper = point.ranges(np.array([0.0, 1.0, 2.0]), np.zeros((3, 2), dtype=np.uint64))
     assert lower.tolist() == [-np.inf] * 3  # two anchors in one place: the outer range is the whole line, no exact value
     assert upper.tolist() == [np.inf] * 3
@@ -167,12 +170,12 @@ private_designs = pytest.mark.parametrize("name", [name for name in DESIGNS if n
 @private_designs
 def test_a_range_tells_nothing_else(name):
     values = normal(60_000)
-    assert not tells_more(run(MECHANISMS[name], values), values, ACCEPTABLE.get(name, ()))
+    assert not tells_more(run(designed(name), values), values, ACCEPTABLE.get(name, ()))
 
 
 def test_a_released_range_of_a_selective_design_tells_nothing_else():
     values = normal(100_000)
-    released = run(MECHANISMS["selective"], values)
+    released = run(designed("selective"), values)
     shown = np.isfinite(released.lower) | np.isfinite(released.upper)
     part = Ranges(lower=released.lower[shown], upper=released.upper[shown], is_null=released.is_null[shown])
     assert not tells_more(part, values[shown])
@@ -189,8 +192,8 @@ def test_cheating_mechanisms_are_found_out():
     assert tells_more(
         Ranges(lower=np.where(values <= nudged, -np.inf, nudged), upper=np.where(values <= nudged, nudged, np.inf), is_null=none), values
     )
-    assert tells_more(run(MECHANISMS["canonical"], values), values)
-    assert tells_more(run(MECHANISMS["published progressive"], values), values)
+    assert tells_more(run(designed("canonical"), values), values)
+    assert tells_more(run(designed("published progressive"), values), values)
     assert "interval privacy does not hold" in describe_unprotected(document(DESIGNS["published progressive"]))
 
 
@@ -199,7 +202,7 @@ def test_cheating_mechanisms_are_found_out():
 
 @every_design
 def test_the_expected_coverage_is_that_of_many_rows(name):
-    made, values = MECHANISMS[name], normal(100_000, seed=5)
+    made, values = designed(name), normal(100_000, seed=5)
     found = coverages(run(made, values), ScipyDistribution(name="norm"), acceptable=ACCEPTABLE.get(name, ()))
     assert coverage(made, ScipyDistribution(name="norm")) == pytest.approx(found.mean(), abs=0.002 + 5 * found.std() / np.sqrt(len(values)))
     assert ((found >= 0) & (found <= 1)).all()
@@ -239,7 +242,7 @@ def test_the_coverage_of_the_uniform_case_in_closed_form():
 def test_leakages_of_an_ensemble_add_at_most():
     parts = DESIGNS["ensemble"]["of"]
     leakages = [1 - coverage(mechanism(part), ScipyDistribution(name="norm")) for part in parts]
-    together = 1 - coverage(MECHANISMS["ensemble"], ScipyDistribution(name="norm"))
+    together = 1 - coverage(designed("ensemble"), ScipyDistribution(name="norm"))
     assert max(leakages) < together <= sum(leakages) + 0.003
     disjoint = {"design": "ensemble", "of": [{"design": "case1", "anchors": {"name": "norm", "loc": at, "scale": 0.01}} for at in (-2, 2)]}
     apart = [1 - coverage(mechanism(part), ScipyDistribution(name="norm")) for part in disjoint["of"]]
@@ -251,7 +254,7 @@ def test_leakages_of_an_ensemble_add_at_most():
 
 @pytest.mark.parametrize(("name", "least"), [("at least", 0.15), ("ring at least", 0.3), ("progressive", 0.2)])
 def test_no_range_is_below_its_tau(name, least):
-    found = coverages(run(MECHANISMS[name], normal(50_000)), ScipyDistribution(name="norm"))
+    found = coverages(run(designed(name), normal(50_000)), ScipyDistribution(name="norm"))
     assert least <= found.min() < least + 0.01  # and ranges go down to it
 
 
@@ -268,7 +271,7 @@ def test_progressive_rounds_narrow_further():
 
 def test_a_selective_design_is_ignorable():
     """Of the rows without a range at least half lost the coin (Proposition 2); the coin is read from the words."""
-    made = MECHANISMS["selective"]
+    made = designed("selective")
     assert isinstance(made.step, Selection)
     values = normal(100_000)
     drawn = words(stream(RunKey.insecure(3), "interval/income", "a"), len(values), made.step.words_per_row)
@@ -314,7 +317,7 @@ def test_optimal_anchors_estimate_the_mean_better():
     """Theorem 2: the variance is ∫F(1-F)/g, here 3.2 against 5.6; an F test of 250 samples each."""
     n_samples, n_rows = 250, 400
     values = normal(n_samples * n_rows)
-    optimal = npmle_mean(run(MECHANISMS["optimal"], values), n_rows)
+    optimal = npmle_mean(run(designed("optimal"), values), n_rows)
     uniform = npmle_mean(run(mechanism({"design": "case1", "anchors": {"name": "uniform", "loc": -5, "scale": 10}}), values), n_rows)
     assert optimal.var() / uniform.var() < stats.f(n_samples - 1, n_samples - 1).ppf(1e-4)
     assert abs(optimal.mean()) < 5 * optimal.std() / np.sqrt(n_samples) + 0.02
@@ -365,7 +368,7 @@ def test_whole_numbers_are_narrowed_and_selected():
 def test_nulls_are_refused_or_public():
     values, is_null = np.array([1.0, np.nan, 2.0]), np.array([False, True, False])
     with pytest.raises(DataError, match="a null"):
-        MECHANISMS["case1"].randomise(values, is_null, stream(RunKey.insecure(1), "m", "f"))
+        designed("case1").randomise(values, is_null, stream(RunKey.insecure(1), "m", "f"))
     public = mechanism({**DESIGNS["case1"], "nulls": "public"})
     released = public.randomise(values, is_null, stream(RunKey.insecure(1), "m", "f"))
     assert released.is_null.tolist() == [False, True, False]
@@ -378,12 +381,12 @@ def test_nulls_are_refused_or_public():
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_is_refused(bad):
     with pytest.raises(DataError, match="NaN or an infinity"):
-        run(MECHANISMS["case1"], np.array([0.0, bad]))
+        run(designed("case1"), np.array([0.0, bad]))
 
 
 @every_design
 def test_the_same_stream_gives_the_same_ranges_however_it_is_cut(name, monkeypatch):
-    made, values = MECHANISMS[name], normal(1000)
+    made, values = designed(name), normal(1000)
     whole = run(made, values)
     rng, none = stream(RunKey.insecure(3), "interval/income", "a"), np.zeros(1000, dtype=bool)
     parts = [made.randomise(values[cut], none[cut], rng) for cut in (slice(0, 1), slice(1, 700), slice(700, 1000))]
@@ -402,8 +405,8 @@ def test_the_same_stream_gives_the_same_ranges_however_it_is_cut(name, monkeypat
 def test_a_mechanism_travels(name):
     """Workers are sent it pickled."""
     values = normal(100)
-    sent = pickle.loads(pickle.dumps(MECHANISMS[name]))
-    np.testing.assert_array_equal(run(sent, values).lower, run(MECHANISMS[name], values).lower)
+    sent = pickle.loads(pickle.dumps(designed(name)))
+    np.testing.assert_array_equal(run(sent, values).lower, run(designed(name), values).lower)
 
 
 # interval-differential
