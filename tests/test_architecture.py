@@ -11,6 +11,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -80,9 +81,16 @@ class Source:
 
     @property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text)
+        return parsed(self.text)
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    """Return the tree of a source, which every rule reads and none changes."""
+    return ast.parse(text)
+
+
+@cache
 def sources() -> list[Source]:
     files = sorted(PACKAGE.rglob("*.py"))
     return [Source(".".join(file.relative_to(PACKAGE).with_suffix("").parts), file.read_text(encoding="utf-8")) for file in files]

@@ -265,7 +265,11 @@ def test_processes_give_the_same_bytes(two_workers: LocalCluster, source: Path, 
     assert digests(tmp_path / "out") == quiet
 
 
-@pytest.mark.parametrize("point", ["opened", "intended", "fitted", "shard-half-written", "some-shards", "before-move", "after-move"])
+STAGES = ["opened", "intended", "fitted", "shard-half-written", "some-shards", "before-move", "after-move"]
+FEW = ("fitted", "shard-half-written", "after-move")  # the stages of every job are those of test_driver_kill.py
+
+
+@pytest.mark.parametrize("point", [point if point in FEW else pytest.param(point, marks=pytest.mark.slow) for point in STAGES])
 def test_a_killed_driver_changes_nothing(point: str, drivers: Drivers, source: Path, quiet: dict[str, str], tmp_path: Path) -> None:
     path = job(tmp_path, source)
     assert drivers.run("run", path, point=point)[0] == -signal.SIGKILL

@@ -127,7 +127,9 @@ def test_killed_again_and_again(point: str, store: Store, drivers: Drivers, sour
 
 
 @pytest.mark.parametrize("races", [1, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
-@pytest.mark.parametrize("name", ["radosgw", "versioned radosgw", "azurite"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("radosgw", marks=pytest.mark.slow), "versioned radosgw", "azurite"]
+)  # test_stores.py races in both buckets
 def test_drivers_race_for_one_output(races: int, name: str, open_store: OpenStore, drivers: Drivers, source: Path, tmp_path: Path) -> None:
     *versioned, name = name.split()
     with open_store(name, versioned=bool(versioned)) as store:
@@ -278,8 +280,13 @@ MOMENTS = {"before it publishes": (state.RunState, "publish"), "before the card"
 MOMENTS["before the manifest"] = (ManifestFolder, "commit")
 
 
-@pytest.mark.parametrize("meanwhile", ["aborted", "another release"])
-@pytest.mark.parametrize("moment", MOMENTS)
+WAKES = [(moment, meanwhile) for moment in MOMENTS for meanwhile in ("aborted", "another release")]
+FEW_WAKES = [("before it publishes", "aborted"), ("before the card", "another release"), ("before the manifest", "another release")]
+
+
+@pytest.mark.parametrize(
+    ("moment", "meanwhile"), [pytest.param(*each, id="-".join(each), marks=() if each in FEW_WAKES else pytest.mark.slow) for each in WAKES]
+)
 @pytest.mark.usefixtures("short_lease")
 def test_a_driver_that_wakes_up_publishes_nothing(
     meanwhile: str, moment: str, store: Store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from e2e.helpers import charging_entries, digests, run_here
-from mechanisms.contract import PRIVACY, MechanismContract, killed_at
+from mechanisms.contract import PRIVACY, SCHEMA, MechanismContract, killed_at
 
 import dpdask
 from dpdask.engine import fit as fit_module
@@ -46,8 +46,16 @@ class TestHoldout(_Dip):
 
 
 class TestNoisyHistogramReference(_Dip):
-    mechanism: ClassVar[dict[str, Any]] = {"kind": "dip", "reference": {"kind": "histogram", "bins": 16}, "channel": "optimal"}
+    mechanism: ClassVar[dict[str, Any]] = {"kind": "dip", "reference": {"kind": "histogram", "bins": 16}}
     reference = dpdask.Histogram(bins=16)
+
+
+class TestOptimal(_Dip):
+    """On levels alone: of a continuous column each run solves a large linear program, as those of test_recorded_releases.py do."""
+
+    mechanism: ClassVar[dict[str, Any]] = {"kind": "dip", "reference": {"kind": "histogram"}, "channel": "optimal"}
+    reference = dpdask.Histogram()
+    schema: ClassVar[dict[str, Any]] = {**SCHEMA, "line": {"role": "keep", "type": "float64"}}
 
 
 class TestPublic(_Dip):
