@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from collections.abc import Iterator
 
 import dask
@@ -24,6 +26,10 @@ settings.register_profile("dpdask", deadline=None, derandomize=True, database=No
 settings.load_profile("dpdask")
 
 
+# the processes of the tests share the package's bytecode, also where the environment of an image has Python write none: else each compiles
+# the package, which is a fifth of what its start costs
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 gc.disable()  # what is imported and collected stays: to look for garbage in it is a quarter of the time
 
 

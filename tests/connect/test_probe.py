@@ -8,17 +8,18 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import dask
 import pytest
 from connect.processes import AS_NOBODY, ROOT, hide_dpdask, python_path, running, scheduler, worker_options, worker_words
 from distributed import Client, LocalCluster
-from e2e.helpers import charging_entries, digests, error_line, hidden, lake, load, run_cli, run_here, write_job
+from e2e.helpers import call_cli, charging_entries, digests, error_line, hidden, lake, load, run_cli, run_here, write_job
 
 from dpdask.connect import probe
 from dpdask.connect.probe import check_workers
@@ -51,13 +52,13 @@ def wait_for(address: str, workers: int) -> None:
         client.wait_for_workers(workers, timeout=120)
 
 
-def refused(job: Path, folder: Path, address: str, source: Path) -> tuple[int, str]:
+def refused(job: Path, folder: Path, address: str, source: Path, run: Callable[..., CompletedProcess[str]] = call_cli) -> tuple[int, str]:
     """Run a job with a ledger on a scheduler; return its exit code and its line, after checking that nothing was charged or left."""
     url = f"sqlite:///{folder}/ledger.db"
-    assert run_cli("ledger", "init", "--url", url, "--dataset", "d", "--epsilon", "9").returncode == 0
+    assert call_cli("ledger", "init", "--url", url, "--dataset", "d", "--epsilon", "9").returncode == 0
     job = write_job(job, source, folder / "out", ledger={"url": url, "dataset": "d"}, cluster={"kind": "address", "address": address})
     began = time.monotonic()
-    ended = run_cli("run", job)
+    ended = run("run", job)
     assert time.monotonic() - began < LEAST
     assert charging_entries(url, "d") == []
     assert not hidden(folder / "out").exists()
@@ -79,7 +80,7 @@ def test_a_worker_without_dpdask_and_one_with_another_version(source: Path, tmp_
         without.enter_context(running(worker_words(address), tmp_path / "worker-1.log", python_path(hide_dpdask(tmp_path / "hidden"))))
         with without:
             wait_for(address, 2)
-            code, line = refused(tmp_path / "job", tmp_path, address, source)
+            code, line = refused(tmp_path / "job", tmp_path, address, source, run_cli)
             assert code == 64
             assert "cluster: 1 of 2 workers: no dpdask, and the driver has 0." in line
         with running(worker_words(address), tmp_path / "worker-2.log", python_path(other_version(tmp_path / "other"))):

@@ -319,9 +319,9 @@ def private(card: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize("channel", ["laplace", pytest.param("laplace-calibrated", marks=pytest.mark.slow), "optimal"])
 def test_an_audit_is_sound_before_and_after_a_run(channel: str, source: Path, tmp_path: Path) -> None:
     made = load(job(tmp_path, source, mechanism__channel=channel))
-    before = audit_job(made, n_runs=2000)
+    before = audit_job(made, n_runs=500)
     run_here(tmp_path / "job.yaml")
-    after = audit_job(made, n_runs=2000)
+    after = audit_job(made, n_runs=500)
     card = card_of(tmp_path)
     for found, source_ in ((before, "a simulated table"), (after, "the released channels")):
         assert found["sound"] is True
