@@ -354,7 +354,10 @@ def _grid(codec: Codec, column: Floats) -> tuple[Floats, Floats] | None:
 
 def _groups(records: Records, by: str, key: Words, min_rows: int) -> tuple[Groups, NDArray[np.int64]]:
     """Return the groups, and for each record the root of its group, 0 where it has none."""
-    hashes, numbers = np.unique(records.keys[:, 0], return_inverse=True)
+    hashed = np.ascontiguousarray(records.keys[:, 0])
+    first = np.flatnonzero(np.diff(hashed, prepend=~hashed[:1]))  # records of one group often stand together: fewer are sorted
+    hashes, numbers = np.unique(hashed[first], return_inverse=True)
+    numbers = np.repeat(numbers, np.diff(first, append=len(hashed)))
     sizes = np.bincount(numbers, weights=records.counts)
     large = sizes >= min_rows
     own = np.where(large, np.cumsum(large), 0)[numbers]
