@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dpdask.kernels.ecdf import origin
 from dpdask.kernels.jit import jit
+from dpdask.kernels.rank import Draws, disturb_rows
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -24,6 +25,7 @@ Slots = NDArray[np.uint32]
 
 _UNIT = 1.0 / 9007199254740992.0  # 2**-53
 _MOST_CODES = 2**62
+_TOGETHER = 2**10  # rows that go through all steps while they stay near the processor
 _DENSE = 4  # cells for each record: so many are counted one by one
 
 
@@ -305,6 +307,9 @@ def values_at(ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: boo
         target, size = ranks[row] * cumulative[end - one], end - start
         whole, slot = np.int64(target), min(np.uint64(np.int64(ranks[row] * size)), size - one)
         child = start + np.uint64(slots[start + slot])
+        child = min(
+            child + np.uint64(cumulative[child] <= whole), end - one
+        )  # most need this step or none: no branch, since nobody can predict which
         while child + one < end and cumulative[child] <= whole:
             child += one
         values[row], found[row] = keys[child], child
@@ -322,3 +327,26 @@ def _interpolate(low: float, key: float, share: float, lattice: bool) -> float:
         return float(low + min(max(np.ceil((key - low) * share), 1.0), key - low))
     half = (key / 2 - low / 2) * share  # halved: the gap between the largest floats is no float
     return float(min((low + half) + half, key))
+
+
+@jit
+def release_rows(values: Floats, own: Ints, released: Ints, words: Words, draws: Draws, trie: Trie, slots: Slots, lattice: bool) -> None:
+    """Replace the values of one column by released ones, and the current nodes of both paths by their children.
+
+    Parameters
+    ----------
+    values
+        float64 array of shape (n,), changed.
+    own, released
+        int64 arrays of shape (n,), changed: the current nodes of the rows' own paths, and of the released ones.
+    words
+        uint64 array of shape (n, n_words), uniform and independent: the first of a row is for `ranks_of`, the others for `rank.disturb_rows`.
+    draws
+        What the noise on ranks is drawn from.
+    trie, slots, lattice
+        As for `values_at`.
+    """
+    for start in range(0, len(values), _TOGETHER):
+        rows = slice(start, min(start + _TOGETHER, len(values)))
+        ranks, own[rows] = ranks_of(values[rows], own[rows], words[rows, 0], trie)
+        values[rows], released[rows] = values_at(disturb_rows(ranks, words[rows], draws), released[rows], trie, slots, lattice)
