@@ -26,7 +26,7 @@ from dpdask.streams import Rng, RunKey, words
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
 
-_TOGETHER = 2**14  # rows whose words are drawn at once: they stay near the processor
+_TOGETHER = 2**13  # rows whose words are drawn at once: they stay near the processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)  # the key and the trie are secret
@@ -127,14 +127,15 @@ class ChainRelease(RandomisedRows):
             If a value violates the schema, or a row's group is null.
         """
         own = np.zeros(batch.num_rows, dtype=np.int64) if self.groups is None else self.groups.roots(batch.column(self.groups.column))
-        released, values = own.copy(), {name: numbers(codecs[name], batch.column(name)) for name in self.columns}
-        for start in range(0, batch.num_rows, _TOGETHER):
-            rows = slice(start, min(start + _TOGETHER, batch.num_rows))
-            for name, mechanism in self.columns.items():
-                codec, drawn = codecs[name], words(rngs[name], rows.stop - start, mechanism.n_words)
-                lattice = isinstance(codec, ValueCodec) and codec.lattice
-                mechanism.release(values[name][rows], own[rows], released[rows], drawn, self.trie, self.slots, lattice=lattice)
-        arrays = [from_numbers(codecs[name], values[name]) if name in values else batch.column(name) for name in batch.schema.names]
+        released, arrays = own.copy(), list(batch.columns)
+        for name, mechanism in self.columns.items():
+            position, codec = batch.schema.get_field_index(name), codecs[name]
+            values, lattice = numbers(codec, batch.column(position)), isinstance(codec, ValueCodec) and codec.lattice
+            for start in range(0, batch.num_rows, _TOGETHER):
+                rows = slice(start, min(start + _TOGETHER, batch.num_rows))
+                drawn = words(rngs[name], rows.stop - start, mechanism.n_words)
+                mechanism.release(values[rows], own[rows], released[rows], drawn, self.trie, self.slots, lattice=lattice)
+            arrays[position] = from_numbers(codec, values)
         return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
     def _contents(self) -> Contents:
