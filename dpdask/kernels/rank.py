@@ -342,7 +342,15 @@ class Draws(NamedTuple):
 
 
 def make_draws(noise: RankNoise, tables: Tables) -> Draws:
-    """Return what noise is drawn from; `tables` are the noise's `digit_tables`."""
+    """Return what noise is drawn from.
+
+    Parameters
+    ----------
+    noise
+        The noise on ranks.
+    tables
+        Its `digit_tables`.
+    """
     powers = _powers(noise.rate, noise.n_cells + noise.margin)
     return Draws(noise.n_cells, noise.rate, noise.margin, np.uint64(noise.sign), *tables, *powers)
 

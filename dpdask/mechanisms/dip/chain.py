@@ -14,9 +14,9 @@ from dpdask.archive import Archive, Contents
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
-from dpdask.mechanisms.dip.ranks import BinnedRanks, LaplaceRanks, RankRandomiser, rank_mechanisms, read_randomiser
 from dpdask.mechanisms.dip.spec import ChannelKind, DipMechanism
 from dpdask.mechanisms.mechanism import Columns
+from dpdask.mechanisms.ranks import BinnedRanks, LaplaceRanks, RankRandomiser, rank_mechanisms, read_randomiser
 from dpdask.mechanisms.releases import RandomisedRows
 from dpdask.privacy.rounding import round_up_sum
 from dpdask.references import Chain
