@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dpdask.kernels.ecdf import origin
 from dpdask.kernels.jit import jit
+from dpdask.kernels.rank import Draws, disturb_rows
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -23,6 +24,9 @@ Words = NDArray[np.uint64]
 Slots = NDArray[np.uint32]
 
 _UNIT = 1.0 / 9007199254740992.0  # 2**-53
+_MOST_CODES = 2**62
+_TOGETHER = 2**10  # rows that go through all steps while they stay near the processor
+_DENSE = 4  # cells for each record: so many are counted one by one
 
 
 class Trie(NamedTuple):
@@ -99,15 +103,16 @@ def build(columns: Sequence[Floats], counts: Ints, roots: Ints, n_roots: int, gr
     grids
         For each column the `grid` of its values, or None where it has levels.
     """
-    order = np.lexsort([*reversed(columns), roots])
-    total = np.concatenate([[0], np.cumsum(counts[order])])
+    numbers = [_number(column) if cells is None else np.searchsorted(cells[0], column) for column, cells in zip(columns, grids, strict=True)]
+    order, counts = _sort_distinct([roots, *numbers], counts)
+    total = np.concatenate([[0], np.cumsum(counts)])
     starts = np.searchsorted(roots[order], np.arange(n_roots))
     keys, lows, cumulative = [np.zeros(n_roots)], [np.zeros(n_roots)], [np.zeros(n_roots, dtype=np.int64)]
     first: list[Ints] = []
     new = np.zeros(len(order), dtype=np.bool_)
     new[starts] = True
     offset = n_roots
-    for column, cells in zip(columns, grids, strict=True):
+    for column, number, cells in zip(columns, numbers, grids, strict=True):
         values = column[order]
         new[1:] |= values[1:] != values[:-1]
         nodes = np.flatnonzero(new)
@@ -115,12 +120,46 @@ def build(columns: Sequence[Floats], counts: Ints, roots: Ints, n_roots: int, gr
         sizes = np.diff(places, append=len(nodes))
         found = values[nodes]
         keys.append(found)
-        lows.append(found if cells is None else cells[1][np.unique(column, return_inverse=True)[1][order[nodes]]])
+        lows.append(found if cells is None else cells[1][number[order[nodes]]])
         cumulative.append(total[np.append(nodes[1:], len(order))] - np.repeat(total[starts], sizes))
         first.append(offset + places)
         starts, offset = nodes, offset + len(nodes)
     first.append(np.array([offset]))
     return Trie(np.concatenate(keys), np.concatenate(lows), np.concatenate(cumulative), np.concatenate(first))
+
+
+def _number(column: Floats) -> Ints:
+    """Return numbers in the order of the values, none of them negative: codes as they are."""
+    if column.min() >= 0.0 and column.max() < len(column) and (column == np.floor(column)).all():
+        return column.astype(np.int64)
+    return np.unique(column, return_inverse=True)[1]
+
+
+def _sort_distinct(numbers: Sequence[Ints], counts: Ints) -> tuple[Ints, Ints]:
+    """Return one place of each distinct tuple of numbers, in their order, and its count; the numbers are not negative."""
+    codes, n_codes = numbers[0], int(numbers[0].max()) + 1
+    for number in numbers[1:]:
+        size = int(number.max()) + 1
+        if n_codes * size > _MOST_CODES:
+            found, codes = np.unique(codes, return_inverse=True)
+            n_codes = len(found)
+        codes, n_codes = codes * size + number, n_codes * size
+    if n_codes <= _DENSE * len(codes):
+        return _sum_cells(codes, counts, n_codes)
+    order = np.argsort(codes)
+    first = np.flatnonzero(np.diff(codes[order], prepend=-1))
+    return order[first], np.add.reduceat(counts[order], first)
+
+
+@jit
+def _sum_cells(codes: Ints, counts: Ints, n_cells: int) -> tuple[Ints, Ints]:
+    """Return one place of each code that is there, in their order, and its count; in less time than sorting takes."""
+    sums, places = np.zeros(n_cells, dtype=np.int64), np.zeros(n_cells, dtype=np.int64)
+    for row in range(len(codes)):
+        sums[codes[row]] += counts[row]
+        places[codes[row]] = row
+    found = np.flatnonzero(sums)
+    return places[found], sums[found]
 
 
 @jit
@@ -268,6 +307,9 @@ def values_at(ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: boo
         target, size = ranks[row] * cumulative[end - one], end - start
         whole, slot = np.int64(target), min(np.uint64(np.int64(ranks[row] * size)), size - one)
         child = start + np.uint64(slots[start + slot])
+        child = min(
+            child + np.uint64(cumulative[child] <= whole), end - one
+        )  # most need this step or none: no branch, since nobody can predict which
         while child + one < end and cumulative[child] <= whole:
             child += one
         values[row], found[row] = keys[child], child
@@ -285,3 +327,26 @@ def _interpolate(low: float, key: float, share: float, lattice: bool) -> float:
         return float(low + min(max(np.ceil((key - low) * share), 1.0), key - low))
     half = (key / 2 - low / 2) * share  # halved: the gap between the largest floats is no float
     return float(min((low + half) + half, key))
+
+
+@jit
+def release_rows(values: Floats, own: Ints, released: Ints, words: Words, draws: Draws, trie: Trie, slots: Slots, lattice: bool) -> None:
+    """Replace the values of one column by released ones, and the current nodes of both paths by their children.
+
+    Parameters
+    ----------
+    values
+        float64 array of shape (n,), changed.
+    own, released
+        int64 arrays of shape (n,), changed: the current nodes of the rows' own paths, and of the released ones.
+    words
+        uint64 array of shape (n, n_words), uniform and independent: the first of a row is for `ranks_of`, the others for `rank.disturb_rows`.
+    draws
+        What the noise on ranks is drawn from.
+    trie, slots, lattice
+        As for `values_at`.
+    """
+    for start in range(0, len(values), _TOGETHER):
+        rows = slice(start, min(start + _TOGETHER, len(values)))
+        ranks, own[rows] = ranks_of(values[rows], own[rows], words[rows, 0], trie)
+        values[rows], released[rows] = values_at(disturb_rows(ranks, words[rows], draws), released[rows], trie, slots, lattice)

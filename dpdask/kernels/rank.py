@@ -315,44 +315,73 @@ def disturb(ranks: Floats, words: Weights, noise: RankNoise, tables: Tables) -> 
     -------
     float64 array of shape (n,), in (0, 1).
     """
-    powers = _powers(noise.rate, noise.n_cells + noise.margin)
-    return _disturb(ranks, words, noise.n_cells, noise.rate, noise.margin, np.uint64(noise.sign), *tables, powers)
+    return disturb_rows(ranks, words, make_draws(noise, tables))
 
 
-class _Powers(NamedTuple):
-    """Powers of α by two look-ups and a product: α^k is coarse[k // 256] · fine[k % 256]; `coarse` is empty where that takes too much memory."""
+class Draws(NamedTuple):
+    """What noise is drawn from, as kernels take it.
 
+    Attributes
+    ----------
+    n_cells, rate, margin, sign
+        As in `RankNoise`.
+    thresholds, aliases
+        From `digit_tables`.
+    coarse, fine
+        Powers of α by two look-ups and a product: α^k is coarse[k // 256] · fine[k % 256]; `coarse` is empty where that takes too much memory.
+    """
+
+    n_cells: int
+    rate: float
+    margin: int
+    sign: np.uint64
+    thresholds: Weights
+    aliases: NDArray[np.uint16]
     coarse: Floats
     fine: Floats
 
 
+def make_draws(noise: RankNoise, tables: Tables) -> Draws:
+    """Return what noise is drawn from.
+
+    Parameters
+    ----------
+    noise
+        The noise on ranks.
+    tables
+        Its `digit_tables`.
+    """
+    powers = _powers(noise.rate, noise.n_cells + noise.margin)
+    return Draws(noise.n_cells, noise.rate, noise.margin, np.uint64(noise.sign), *tables, *powers)
+
+
 @lru_cache(maxsize=16)
-def _powers(rate: float, most: int) -> _Powers:
+def _powers(rate: float, most: int) -> tuple[Floats, Floats]:
     """Return the powers α^k for k up to `most`."""
     n_coarse = most // _BASE + 1
-    return _Powers(np.exp(-rate * _BASE * np.arange(n_coarse if n_coarse <= _MOST_POWERS else 0)), np.exp(-rate * np.arange(_BASE)))
+    return np.exp(-rate * _BASE * np.arange(n_coarse if n_coarse <= _MOST_POWERS else 0)), np.exp(-rate * np.arange(_BASE))
 
 
 @jit
-def _disturb(
-    ranks: Floats,
-    words: Weights,
-    n_cells: int,
-    rate: float,
-    margin: int,
-    sign: np.uint64,
-    thresholds: Weights,
-    aliases: NDArray[np.uint16],
-    powers: _Powers,
-) -> Floats:
-    """Return w's place for each rank; digits are drawn from words 1..n_digits, the sign and the place from the next two.
+def disturb_rows(ranks: Floats, words: Weights, draws: Draws) -> Floats:
+    """Return ranks with noise; digits are drawn from words 1..n_digits, the sign and the place from the next two.
 
+    Parameters
+    ----------
+    ranks, words
+        As for `disturb`.
+    draws
+        What noise is drawn from.
+
+    Notes
+    -----
     The draw stands in the loop: handing arrays to a function for every row would cost more than the draw. So do the probabilities of
     `cell_interval`, whose cases are computed side by side, and no draw decides a branch: nobody can predict which one. Indices are unsigned, since
     numba looks for negative ones otherwise.
     """
+    n_cells, rate, margin, sign, thresholds, aliases, coarse, fine = draws
     a, k, tail = _tails(rate, n_cells)
-    n_digits, last, tabulated = np.uint64(len(thresholds)), n_cells - 1, len(powers.coarse) > 0
+    n_digits, last, tabulated = np.uint64(len(thresholds)), n_cells - 1, len(coarse) > 0
     one, byte, low_byte = np.uint64(1), np.uint64(8), np.uint64(255)
     step = 1.0 / n_cells
     out = np.empty(len(ranks), dtype=np.float64)
@@ -371,8 +400,8 @@ def _disturb(
         inside = int(beyond < 0)
         near, far = np.uint64(beyond + (w - beyond) * inside), np.uint64((last - w) * inside)
         if tabulated:
-            near_power = powers.coarse[near >> byte] * powers.fine[near & low_byte]
-            far_power = powers.coarse[far >> byte] * powers.fine[far & low_byte]
+            near_power = coarse[near >> byte] * fine[near & low_byte]
+            far_power = coarse[far >> byte] * fine[far & low_byte]
         else:
             near_power, far_power = math.exp(-rate * near), math.exp(-rate * far)
         outer = tail * near_power

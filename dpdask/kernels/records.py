@@ -1,4 +1,4 @@
-"""Distinct records: rows of 64-bit words counted in linear passes, without sorting."""
+"""Distinct rows of 64-bit words and their counts, in a table with open addresses that further rows are added to."""
 
 from __future__ import annotations
 
@@ -13,55 +13,87 @@ Ints = NDArray[np.int64]
 
 
 @jit
-def find_distinct(keys: Words, grades: Grades, counts: Ints) -> tuple[Ints, Ints]:
-    """Return the first row of each distinct (key, grade), in the order of their first appearance, and their summed counts.
+def add_rows(keys: Words, grades: Grades, counts: Ints, least: int, entries: Words, slots: Words, n_entries: int) -> int:
+    """Add rows to a table and return how many entries it has then.
 
     Parameters
     ----------
     keys
         uint64 array of shape (n, m): row r's key is its m words.
     grades, counts
-        uint8 and int64 arrays of shape (n,).
-
-    Notes
-    -----
-    An open-addressed table of row numbers, at most half full: n · 16 to 32 bytes of memory.
+        uint8 and int64 arrays of shape (n,); of shape (0,), if each row counts once.
+    least
+        Rows of a lower grade are left out.
+    entries
+        uint64 array of shape (n_entries + n or more, m + 2), changed: the key, grade and count of each entry, in the order of their first rows.
+    slots
+        uint64 array, changed: at least twice as many as there can be entries, a power of two. A slot has the place of an entry, counted from
+        1, in its lower half, and some bits of its hash in the upper one; an empty slot is 0.
+    n_entries
+        How many entries there are.
     """
-    size = 16
-    while size < 2 * len(keys):
-        size *= 2
-    slots = np.full(size, -1, dtype=np.int64)
-    firsts = np.empty(len(keys), dtype=np.int64)
-    sums = np.empty(len(keys), dtype=np.int64)
-    n_found = 0
+    low, half, one, m = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(1), keys.shape[1]
+    last = np.uint64(len(slots) - 1)
     for row in range(len(keys)):
-        slot = np.int64(_mix(keys[row], grades[row]) & np.uint64(size - 1))
-        while slots[slot] >= 0 and not _same(keys, grades, firsts[slots[slot]], row):
-            slot = (slot + 1) & (size - 1)
-        if slots[slot] < 0:
-            slots[slot] = n_found
-            firsts[n_found] = row
-            sums[n_found] = 0
-            n_found += 1
-        sums[slots[slot]] += counts[row]
-    return firsts[:n_found].copy(), sums[:n_found].copy()
+        grade = np.uint64(grades[row])
+        if grade < least:
+            continue
+        hashed = grade
+        for position in range(m):
+            hashed = _mix(hashed, keys[row, position])
+        slot, tag = hashed & last, hashed >> half
+        count = np.uint64(counts[row]) if len(counts) else one
+        while True:
+            found = slots[slot]
+            if found == 0:
+                entries[n_entries, :m] = keys[row]
+                entries[n_entries, m], entries[n_entries, m + 1] = grade, count
+                n_entries += 1
+                slots[slot] = (tag << half) | np.uint64(n_entries)
+                break
+            place = (found & low) - one
+            if found >> half == tag and entries[place, m] == grade and _same(keys, row, entries, place):
+                entries[place, m + 1] += count
+                break
+            slot = (slot + one) & last
+    return n_entries
 
 
 @jit
-def _mix(key: Words, grade: np.uint8) -> np.uint64:
-    mixed = np.uint64(grade)
-    for word in key:
-        mixed = (mixed ^ word) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(32)
-    return mixed
+def find_slots(entries: Words, n_entries: int, n_slots: int) -> Words:
+    """Return the slots of entries that are distinct; see `add_rows`.
+
+    Parameters
+    ----------
+    entries, n_entries
+        The entries, and how many there are.
+    n_slots
+        A power of two, at least twice as many as there can be entries.
+    """
+    half, one, m = np.uint64(32), np.uint64(1), entries.shape[1] - 2
+    last = np.uint64(n_slots - 1)
+    slots = np.zeros(n_slots, dtype=np.uint64)
+    for place in range(n_entries):
+        hashed = entries[place, m]
+        for position in range(m):
+            hashed = _mix(hashed, entries[place, position])
+        slot = hashed & last
+        while slots[slot] != 0:
+            slot = (slot + one) & last
+        slots[slot] = (hashed >> half << half) | np.uint64(place + 1)
+    return slots
 
 
 @jit
-def _same(keys: Words, grades: Grades, one: int, other: int) -> bool:
-    if grades[one] != grades[other]:
-        return False
+def _mix(hashed: np.uint64, word: np.uint64) -> np.uint64:
+    mixed = (hashed ^ word) * np.uint64(0x9E3779B97F4A7C15)
+    return np.uint64(mixed ^ (mixed >> np.uint64(32)))
+
+
+@jit
+def _same(keys: Words, row: int, entries: Words, place: np.uint64) -> bool:
     for position in range(keys.shape[1]):  # noqa: SIM110 - numba compiles no generator
-        if keys[one, position] != keys[other, position]:
+        if keys[row, position] != entries[place, position]:
             return False
     return True
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +16,13 @@ from dpdask.kernels import records as kernel
 from dpdask.kernels.siphash import siphash
 from dpdask.stats.hashing import as_words
 from dpdask.stats.levels import encode
-from dpdask.stats.statistic import Chosen, FoldCounter
+from dpdask.stats.statistic import Chosen
 from dpdask.streams import RunKey, Streams, stream, words
 
 MAX_RECORDS = 2**22
 SAMPLE_ID, GROUP_ID = "chain/sample", "chain/by"
 _ALL = slice(None)
+_STEP = 2**16  # rows that are added to a table before it is looked at whether they are too many
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -50,8 +50,8 @@ class Records:
     -----
     Where there would be more than `max_records` entries, `least` becomes the least grade for which there are not. A part
     of the rows never needs a higher one than all of them, so the result is the same however the rows are partitioned and
-    merged, two at a time. Memory: entries · (8 · columns + 9) bytes; while two parts are merged, about five times a part
-    besides both.
+    merged. Memory: entries · (8 · columns + 9) bytes; while rows are counted or parts merged, up to 24 · (columns + 6) bytes
+    for each entry of the result besides.
     """
 
     max_records: int
@@ -87,33 +87,82 @@ class Records:
         max_records
             At least 1.
         """
-        keys = np.stack(columns, axis=1) if columns else np.zeros((len(own), 0), dtype=np.uint64)
-        return cls._bound(max_records, keys, kernel.leading_zeros(own), np.ones(len(own), dtype=np.int64), 0)
+        table = _Table(len(columns), max_records)
+        table.add_rows(columns, own)
+        return cls(**table.parts())
 
     def merge(self, *others: Self) -> Self:
         """Return the statistic of all rows together."""
-        return functools.reduce(type(self)._with, others, self)
-
-    def _with(self, other: Self) -> Self:
-        least = max(self.least, other.least)
-        chosen = [(part, part.grades >= least) for part in (self, other)]
-        keys, grades, counts = (np.concatenate([getattr(part, name)[mask] for part, mask in chosen]) for name in ("keys", "grades", "counts"))
-        return self._bound(self.max_records, keys, grades, counts, least)
-
-    @classmethod
-    def _bound(cls, max_records: int, keys: Words, grades: NDArray[np.uint8], counts: Ints, least: int) -> Self:
-        first, counts = kernel.find_distinct(keys, grades, counts)
-        if len(first) > max_records:
-            of_grade_or_more = np.cumsum(np.bincount(grades[first], minlength=65)[::-1])[::-1]
-            least = int(np.argmax(np.append(of_grade_or_more, 0) <= max_records))
-            chosen = grades[first] >= least
-            first, counts = first[chosen], counts[chosen]
-        return cls(max_records=max_records, keys=keys[first], grades=grades[first], counts=counts, least=least)
+        table = _Table(self.keys.shape[1], self.max_records)
+        for part in (self, *others):
+            table.add(part.keys, part.grades, part.counts, part.least)
+        return type(self)(**table.parts())
 
     @property
     def n_rows(self) -> int:
         """How many rows it stands for."""
         return int(self.counts.sum())
+
+
+class _Table:
+    """Distinct records while they are counted; `Records` says what is kept of them.
+
+    Parameters
+    ----------
+    n_columns, max_records
+        As for `Records`.
+    """
+
+    def __init__(self, n_columns: int, max_records: int) -> None:
+        self._max_records, self._least, self._n = max_records, 0, 0
+        self._entries = np.empty((0, n_columns + 2), dtype=np.uint64)
+        self._slots = np.zeros(0, dtype=np.uint64)
+
+    def add_rows(self, columns: Sequence[Words], own: Words) -> None:
+        """Count further rows; see `Records.of_rows`."""
+        keys = np.empty((len(own), len(columns)), dtype=np.uint64)
+        for place, column in enumerate(columns):
+            keys[:, place] = column
+        self.add(keys, kernel.leading_zeros(own), np.zeros(0, dtype=np.int64), 0)
+
+    def add(self, keys: Words, grades: NDArray[np.uint8], counts: Ints, least: int) -> None:
+        """Count further rows, or records with their counts; see `Records` and `kernels.records.add_rows`."""
+        if least > self._least:
+            self._leave_out(least)
+        for start in range(0, len(keys), _STEP):
+            part = slice(start, start + _STEP)
+            self._make_room(self._n + len(keys[part]))
+            self._n = kernel.add_rows(keys[part], grades[part], counts[part], self._least, self._entries, self._slots, self._n)
+            if self._n > self._max_records:
+                of_grade_or_more = np.cumsum(np.bincount(self._grades, minlength=65)[::-1])[::-1]
+                self._leave_out(int(np.argmax(np.append(of_grade_or_more, 0) <= self._max_records)))
+
+    def parts(self) -> dict[str, Any]:
+        """Return the fields of the records."""
+        entries = self._entries[: self._n]
+        keys, grades, counts = entries[:, :-2].copy(), self._grades.astype(np.uint8), entries[:, -1].astype(np.int64)
+        return {"max_records": self._max_records, "keys": keys, "grades": grades, "counts": counts, "least": self._least}
+
+    @property
+    def _grades(self) -> Ints:
+        grades: Ints = self._entries[: self._n, -2].astype(np.int64)
+        return grades
+
+    def _leave_out(self, least: int) -> None:
+        """Leave out the entries of a lower grade."""
+        kept = self._entries[: self._n][self._grades >= least]
+        self._entries[: len(kept)] = kept
+        self._n, self._least = len(kept), least
+        self._slots = kernel.find_slots(self._entries, self._n, len(self._slots))
+
+    def _make_room(self, n_entries: int) -> None:
+        """Make room for so many entries, or twice as many as there was for."""
+        if n_entries > len(self._entries):
+            n_room = max(n_entries, min(2 * len(self._entries), self._max_records + _STEP))
+            room = np.empty((n_room, self._entries.shape[1]), dtype=np.uint64)
+            room[: self._n] = self._entries[: self._n]
+            self._entries = room
+            self._slots = kernel.find_slots(room, self._n, 2 << max(n_room - 1, 1).bit_length())
 
 
 def numbers(codec: Codec, array: pa.Array, rows: Ints | slice = _ALL) -> Floats:
@@ -202,14 +251,31 @@ class RecordStatistic:
     def rows_per_task(self) -> None:
         """None: a task for each part."""
 
-    def counter(self) -> FoldCounter[Records]:
+    def counter(self) -> RecordCounter:
         """Return a counter of no rows."""
-        n_columns = len(self.codecs) + (self.by is not None)
-        return FoldCounter(Records.identity(n_columns, self.max_records), self._count)
+        return RecordCounter(self)
 
-    def _count(self, batch: pa.RecordBatch, chosen: Chosen | None, streams: Streams) -> Records:
-        rows = _ALL if chosen is None else np.flatnonzero(chosen)
-        columns = [] if self.by is None else [group_hashes(self.by, batch.column(self.by), words(streams.of_run(GROUP_ID), 2))[rows]]
-        columns += [numbers(codec, batch.column(name), rows).view(np.uint64) for name, codec in self.codecs.items()]
-        own = words(streams.of_part(SAMPLE_ID), batch.num_rows)[rows]
-        return Records.of_rows(columns, own, self.max_records)
+
+class RecordCounter:
+    """Counts the distinct records of the rows of one task.
+
+    Parameters
+    ----------
+    statistic
+        What is counted.
+    """
+
+    def __init__(self, statistic: RecordStatistic) -> None:
+        self._statistic = statistic
+        self._table = _Table(len(statistic.codecs) + (statistic.by is not None), statistic.max_records)
+
+    def add(self, batch: pa.RecordBatch, chosen: Chosen | None, streams: Streams) -> None:
+        """Count the next rows; see `Counter.add`."""
+        by, rows = self._statistic.by, _ALL if chosen is None else np.flatnonzero(chosen)
+        columns = [] if by is None else [group_hashes(by, batch.column(by), words(streams.of_run(GROUP_ID), 2))[rows]]
+        columns += [numbers(codec, batch.column(name), rows).view(np.uint64) for name, codec in self._statistic.codecs.items()]
+        self._table.add_rows(columns, words(streams.of_part(SAMPLE_ID), batch.num_rows)[rows])
+
+    def result(self) -> Records:
+        """Return the records of all rows so far; see `Counter.result`."""
+        return Records(**self._table.parts())

@@ -208,3 +208,22 @@ def test_a_rank_is_found_from_its_slot_as_by_a_search(skewed: bool) -> None:
     found, _ = values_at(ranks, np.zeros(len(ranks), dtype=np.int64), trie, find_slots(trie), False)
     expected = np.minimum(np.searchsorted(total, np.floor(ranks * total[-1]), side="right"), 299)
     assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("n_values", [3, 1000, 2**40], ids=["cells", "sorted", "too many codes for a word"])
+def test_a_trie_holds_each_distinct_record_once_however_its_records_are_sorted(n_values: int) -> None:
+    rng = np.random.default_rng(n_values)
+    records = np.repeat(rng.integers(0, n_values, (2000, 6)), 2, axis=0).astype(np.float64)
+    records[:, 0] -= n_values < 2**40  # a number below 0 is no code
+    counts, roots = rng.integers(1, 9, len(records)), np.repeat(rng.permutation(2000) % 7, 2)
+    found: list[list[float]] = []
+    trie = trie_of(records, counts, roots)
+    paths = [[node] for node in range(7)]
+    for _ in range(6):
+        paths = [[*path, child] for path in paths for child in range(trie.first[path[-1]], trie.first[path[-1] + 1])]
+    before = {parent: int(trie.first[parent]) for *_, parent, _ in paths}
+    for path in paths:
+        own = int(trie.cumulative[path[-1]] - (trie.cumulative[path[-1] - 1] if path[-1] > before[path[-2]] else 0))
+        found.append([path[0], *trie.keys[path[1:]], own])
+    distinct, places = np.unique(np.column_stack([roots, records]), axis=0, return_inverse=True)
+    np.testing.assert_array_equal(found, np.column_stack([distinct, np.bincount(places.ravel(), weights=counts)]))

@@ -61,6 +61,14 @@ def test_any_partition_merged_in_any_order_is_the_definition(n: int, n_values: i
     assert (entries(parts[0]), parts[0].least) == (wanted, least)
 
 
+@pytest.mark.parametrize("max_records", [500, 10**6], ids=["a sample", "all"])
+def test_more_rows_than_are_added_at_once_are_the_definition(max_records: int) -> None:
+    keys, words = rows(150_000, 300, 4)
+    found = records_of(keys, words, max_records)
+    assert (entries(found), found.least) == expected(keys, words, max_records)
+    assert (found.least > 0) == (max_records == 500)
+
+
 def test_dropping_whatever_does_not_fit_would_depend_on_the_order() -> None:
     """The power of the test above: the first `max_records` entries are others in another order."""
     keys, words = rows(300, 40, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -12,14 +11,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Contents
-from dpdask.channels import LevelChannel, costs, optimal
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
-from dpdask.kernels import channel as channel_kernel
-from dpdask.kernels import rank as rank_kernel
-from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, DipMechanism
+from dpdask.mechanisms.dip.spec import ChannelKind, DipMechanism
 from dpdask.mechanisms.mechanism import Columns
+from dpdask.mechanisms.ranks import BinnedRanks, LaplaceRanks, RankRandomiser, rank_mechanisms, read_randomiser
 from dpdask.mechanisms.releases import RandomisedRows
 from dpdask.privacy.rounding import round_up_sum
 from dpdask.references import Chain
@@ -29,81 +26,7 @@ from dpdask.streams import Rng, RunKey, words
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LaplaceRanks:
-    """Discrete Laplace noise on ranks; uniform ranks stay uniform.
-
-    Attributes
-    ----------
-    noise
-        The noise and its distribution.
-    thresholds, aliases
-        The tables that are drawn from.
-    """
-
-    noise: rank_kernel.RankNoise
-    thresholds: Words
-    aliases: NDArray[np.uint16]
-
-    @property
-    def epsilon(self) -> float:
-        """An upper bound on ε*."""
-        return self.noise.epsilon
-
-    @property
-    def n_words(self) -> int:
-        """How many words a row consumes; the first one places it among its ties."""
-        return rank_kernel.words_per_row(self.noise)
-
-    def disturb(self, ranks: Floats, drawn: Words) -> Floats:
-        """Return ranks in (0, 1) for ranks in [0, 1].
-
-        Parameters
-        ----------
-        ranks, drawn
-            The ranks, float64 of shape (n,), and random words, uint64 of shape (n, n_words).
-        """
-        return rank_kernel.disturb(ranks, drawn, self.noise, (self.thresholds, self.aliases))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BinnedRanks:
-    """A channel on even bins of ranks; inside its bin a released rank is uniform.
-
-    Attributes
-    ----------
-    channel
-        The channel between bins.
-    thresholds, aliases
-        The tables that are drawn from.
-    """
-
-    channel: LevelChannel
-    thresholds: Words
-    aliases: NDArray[np.uint16]
-
-    @property
-    def epsilon(self) -> float:
-        """ε*, exact."""
-        return self.channel.epsilon
-
-    @property
-    def n_words(self) -> int:
-        """How many words a row consumes; the first one places it among its ties."""
-        return 3
-
-    def disturb(self, ranks: Floats, drawn: Words) -> Floats:
-        """Return ranks in (0, 1) for ranks in [0, 1]; see `LaplaceRanks.disturb`."""
-        n_bins = len(self.channel.weights)
-        bins = np.minimum((ranks * n_bins).astype(np.int32), n_bins - 1)
-        released = channel_kernel.sample(bins, np.ascontiguousarray(drawn[:, 1]), self.thresholds, self.aliases)
-        place = ((drawn[:, 2] >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-        result: Floats = (released + place) / n_bins
-        return result
-
-
-RankRandomiser = LaplaceRanks | BinnedRanks
+_TOGETHER = 2**13  # rows whose words are drawn at once: they stay near the processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)  # the key and the trie are secret
@@ -203,16 +126,15 @@ class ChainRelease(RandomisedRows):
         DataError
             If a value violates the schema, or a row's group is null.
         """
-        arrays = list(batch.columns)
         own = np.zeros(batch.num_rows, dtype=np.int64) if self.groups is None else self.groups.roots(batch.column(self.groups.column))
-        released = own
+        released, arrays = own.copy(), list(batch.columns)
         for name, mechanism in self.columns.items():
-            position = batch.schema.get_field_index(name)
-            codec = codecs[name]
-            drawn = words(rngs[name], batch.num_rows, mechanism.n_words)
-            ranks, own = kernel.ranks_of(numbers(codec, batch.column(position)), own, drawn[:, 0], self.trie)
-            lattice = isinstance(codec, ValueCodec) and codec.lattice
-            values, released = kernel.values_at(mechanism.disturb(ranks, drawn), released, self.trie, self.slots, lattice)
+            position, codec = batch.schema.get_field_index(name), codecs[name]
+            values, lattice = numbers(codec, batch.column(position)), isinstance(codec, ValueCodec) and codec.lattice
+            for start in range(0, batch.num_rows, _TOGETHER):
+                rows = slice(start, min(start + _TOGETHER, batch.num_rows))
+                drawn = words(rngs[name], rows.stop - start, mechanism.n_words)
+                mechanism.release(values[rows], own[rows], released[rows], drawn, self.trie, self.slots, lattice=lattice)
             arrays[position] = from_numbers(codec, values)
         return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
@@ -243,18 +165,11 @@ class ChainRelease(RandomisedRows):
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
         groups = header["groups"]
         return cls(
-            columns={column["name"]: _randomiser(column, arrays[f"{index}_weights"]) for index, column in enumerate(header["columns"])},
+            columns={column["name"]: read_randomiser(column, arrays[f"{index}_weights"]) for index, column in enumerate(header["columns"])},
             trie=kernel.Trie(**{name: arrays[name] for name in kernel.Trie._fields}),
             groups=None if groups is None else Groups(**groups, key=arrays["group_key"], hashes=arrays["group_hashes"]),
             least_grade=header["least_grade"],
         )
-
-
-def _randomiser(column: Mapping[str, Any], weights: Words) -> RankRandomiser:
-    thresholds, aliases = channel_kernel.alias_tables(weights)
-    if "noise" in column:
-        return LaplaceRanks(noise=rank_kernel.RankNoise(weights=weights, **column["noise"]), thresholds=thresholds, aliases=aliases)
-    return BinnedRanks(channel=LevelChannel(weights=weights, epsilon=column["epsilon"]), thresholds=thresholds, aliases=aliases)
 
 
 def fit_chain(
@@ -307,45 +222,6 @@ def fit_chain(
     return ChainRelease(columns=mechanisms, trie=trie, groups=groups, least_grade=records.least)
 
 
-def rank_mechanisms(epsilons: Mapping[str, float], channel: ChannelKind) -> dict[str, RankRandomiser]:
-    """Return how the ranks of each column are randomised; it does not depend on any reference.
-
-    Parameters
-    ----------
-    epsilons, channel
-        As for `fit_chain`.
-
-    Raises
-    ------
-    SpecError
-        If ε is above what the tables can resolve.
-    """
-    found: dict[float, RankRandomiser] = {}
-    for name, epsilon in epsilons.items():
-        if epsilon not in found:  # the tables depend on ε alone
-            found[epsilon] = _rank_mechanism(name, epsilon, channel)
-    return {name: found[epsilon] for name, epsilon in epsilons.items()}
-
-
-def _rank_mechanism(name: str, epsilon: float, channel: ChannelKind) -> RankRandomiser:
-    if channel == "optimal":
-        return _bin_ranks(epsilon)
-    try:
-        noise = rank_kernel.rank_noise(epsilon)
-    except ValueError as error:
-        raise SpecError(str(error), f"column {name!r}", "change `epsilon`, or its division by `weights`") from None
-    thresholds, aliases = rank_kernel.digit_tables(noise)
-    return LaplaceRanks(noise=noise, thresholds=thresholds, aliases=aliases)
-
-
-@lru_cache(maxsize=64)  # it follows from ε alone, and is kept when a run ends and forgets what follows from rows
-def _bin_ranks(epsilon: float) -> BinnedRanks:
-    masses = np.full(N_BINS, 1.0 / N_BINS)
-    found = optimal(masses, epsilon, costs.compute_rank(masses))
-    thresholds, aliases = channel_kernel.alias_tables(found.weights)
-    return BinnedRanks(channel=found, thresholds=thresholds, aliases=aliases)
-
-
 def _grid(codec: Codec, column: Floats) -> tuple[Floats, Floats] | None:
     if isinstance(codec, LevelCodec):
         return None
@@ -354,7 +230,10 @@ def _grid(codec: Codec, column: Floats) -> tuple[Floats, Floats] | None:
 
 def _groups(records: Records, by: str, key: Words, min_rows: int) -> tuple[Groups, NDArray[np.int64]]:
     """Return the groups, and for each record the root of its group, 0 where it has none."""
-    hashes, numbers = np.unique(records.keys[:, 0], return_inverse=True)
+    hashed = np.ascontiguousarray(records.keys[:, 0])
+    first = np.flatnonzero(np.diff(hashed, prepend=~hashed[:1]))  # records of one group often stand together: fewer are sorted
+    hashes, numbers = np.unique(hashed[first], return_inverse=True)
+    numbers = np.repeat(numbers, np.diff(first, append=len(hashed)))
     sizes = np.bincount(numbers, weights=records.counts)
     large = sizes >= min_rows
     own = np.where(large, np.cumsum(large), 0)[numbers]
