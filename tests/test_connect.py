@@ -47,7 +47,8 @@ def test_threads_are_as_many_as_there_are_without_a_number():
 def test_local_processes_listen_on_this_machine_alone_and_leave(recwarn):
     me = psutil.Process()
     children, listening = set(me.children(recursive=True)), {connection.laddr for connection in me.net_connections()}
-    with open_cluster(Local(workers=1)) as description:
+    as_for_users = dask.config.set({"distributed.worker.multiprocessing-method": "spawn"})  # what forks the tests' workers stays
+    with as_for_users, open_cluster(Local(workers=1)) as description:
         assert description == "1 local processes"
         client = get_client()
         assert client.submit(lambda: 1 + 1).result() == 2

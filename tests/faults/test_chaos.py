@@ -23,6 +23,7 @@ from dpdask.jobs.run import run_job
 def cluster() -> Iterator[LocalCluster]:
     # a LocalCluster closes for good the nanny of a worker that is away 15 s after any of its deaths, even if it came back in between
     patient = {"distributed.scheduler.allowed-failures": 100, "distributed.deploy.lost-worker-timeout": "1 hour"}
+    patient["distributed.worker.multiprocessing-method"] = "spawn"  # as users' workers start: forked ones are back while others still die
     with dask.config.set(patient), processes(2) as started:
         yield started
 
