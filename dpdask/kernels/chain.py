@@ -307,9 +307,8 @@ def values_at(ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: boo
         target, size = ranks[row] * cumulative[end - one], end - start
         whole, slot = np.int64(target), min(np.uint64(np.int64(ranks[row] * size)), size - one)
         child = start + np.uint64(slots[start + slot])
-        child = min(
-            child + np.uint64(cumulative[child] <= whole), end - one
-        )  # most need this step or none: no branch, since nobody can predict which
+        # most need one step or none: no branch for it, since nobody can predict which
+        child = min(child + np.uint64(cumulative[child] <= whole), end - one)
         while child + one < end and cumulative[child] <= whole:
             child += one
         values[row], found[row] = keys[child], child

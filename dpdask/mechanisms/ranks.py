@@ -48,16 +48,6 @@ class LaplaceRanks:
         """How many words a row consumes; the first one places it among its ties."""
         return rank_kernel.words_per_row(self.noise)
 
-    def disturb(self, ranks: Floats, drawn: Words) -> Floats:
-        """Return ranks in (0, 1) for ranks in [0, 1].
-
-        Parameters
-        ----------
-        ranks, drawn
-            The ranks, float64 of shape (n,), and random words, uint64 of shape (n, n_words).
-        """
-        return rank_kernel.disturb_rows(ranks, drawn, self._draws)
-
     def release(self, values: Floats, own: Ints, released: Ints, drawn: Words, trie: kernel.Trie, slots: kernel.Slots, *, lattice: bool) -> None:
         """Replace values by released ones; see `kernels.chain.release_rows`.
 
@@ -68,11 +58,8 @@ class LaplaceRanks:
         drawn
             Random words, uint64 of shape (n, n_words).
         """
-        kernel.release_rows(values, own, released, drawn, self._draws, trie, slots, lattice)
-
-    @property
-    def _draws(self) -> rank_kernel.Draws:
-        return rank_kernel.make_draws(self.noise, (self.thresholds, self.aliases))
+        draws = rank_kernel.make_draws(self.noise, (self.thresholds, self.aliases))
+        kernel.release_rows(values, own, released, drawn, draws, trie, slots, lattice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,7 +89,13 @@ class BinnedRanks:
         return 3
 
     def disturb(self, ranks: Floats, drawn: Words) -> Floats:
-        """Return ranks in (0, 1) for ranks in [0, 1]; see `LaplaceRanks.disturb`."""
+        """Return ranks in (0, 1) for ranks in [0, 1].
+
+        Parameters
+        ----------
+        ranks, drawn
+            The ranks, float64 of shape (n,), and random words, uint64 of shape (n, n_words).
+        """
         n_bins = len(self.channel.weights)
         bins = np.minimum((ranks * n_bins).astype(np.int32), n_bins - 1)
         released = channel_kernel.sample(bins, np.ascontiguousarray(drawn[:, 1]), self.thresholds, self.aliases)

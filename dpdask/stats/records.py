@@ -61,20 +61,6 @@ class Records:
     least: int = 0
 
     @classmethod
-    def identity(cls, n_columns: int, max_records: int = MAX_RECORDS) -> Self:
-        """Return the statistic of no rows.
-
-        Parameters
-        ----------
-        n_columns
-            How many columns a record has.
-        max_records
-            The most records to keep.
-        """
-        nothing = np.zeros(0, dtype=np.int64)
-        return cls(max_records=max_records, keys=np.zeros((0, n_columns), dtype=np.uint64), grades=nothing.astype(np.uint8), counts=nothing)
-
-    @classmethod
     def of_rows(cls, columns: Sequence[Words], own: Words, max_records: int = MAX_RECORDS) -> Self:
         """Return the statistic of some rows.
 
@@ -166,7 +152,7 @@ class _Table:
 
 
 def numbers(codec: Codec, array: pa.Array, rows: Ints | slice = _ALL) -> Floats:
-    """Return a column's values as sortable numbers: a level's code, a number itself, and -inf for a null on a line.
+    """Return a column's values as sortable numbers, in a new array: a level's code, a number itself, and -inf for a null on a line.
 
     Parameters
     ----------

@@ -16,10 +16,11 @@ from scipy import stats
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
+from dpdask.kernels import rank
 from dpdask.mechanisms.dip.chain import ChainRelease, RecordsMechanism, fit_chain, group_hashes
 from dpdask.mechanisms.dip.spec import N_BINS, DipSpec
 from dpdask.mechanisms.mechanism import Columns
-from dpdask.mechanisms.ranks import BinnedRanks, LaplaceRanks, rank_mechanisms
+from dpdask.mechanisms.ranks import BinnedRanks, LaplaceRanks, RankRandomiser, rank_mechanisms
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
 from dpdask.privacy.audit import rank_epsilon
@@ -210,13 +211,19 @@ ABC: dict[str, Codec] = {"a": levels("a", 3), "b": levels("b", 3), "c": levels("
 N_DRAWN = 40_000
 
 
+def disturb(mechanism: RankRandomiser, ranks: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    if isinstance(mechanism, BinnedRanks):
+        return mechanism.disturb(ranks, drawn)
+    return rank.disturb(ranks, drawn, mechanism.noise, (mechanism.thresholds, mechanism.aliases))
+
+
 def broken(release: ChainRelease, batch: pa.RecordBatch, key: RunKey) -> pa.RecordBatch:
     """Ranks given the released prefix, as (2) of the paper can be read."""
     rngs, released, arrays = release.streams(key, "f"), np.zeros(batch.num_rows, dtype=np.int64), {}
     for name, mechanism in release.columns.items():
         drawn = words(rngs[name], batch.num_rows, mechanism.n_words)
         ranks, _ = kernel.ranks_of(batch.column(name).to_numpy().astype(float), released, drawn[:, 0].copy(), release.trie)
-        values, released = kernel.values_at(mechanism.disturb(ranks, drawn), released, release.trie, release.slots, False)
+        values, released = kernel.values_at(disturb(mechanism, ranks, drawn), released, release.trie, release.slots, False)
         arrays[name] = values.astype(np.int64)
     return pa.RecordBatch.from_pydict({name: arrays[name] for name in batch.schema.names})
 
