@@ -27,6 +27,8 @@ BATCH_ROWS = 2**17
 BATCH_BYTES = 2**25
 _PAGE_BYTES = 2**20  # what most writers put into a page
 _HELD_BYTES = 2**27  # of pages, or of a remote row group
+_READER_BYTES = 2**28  # what Arrow's reader holds for a batch
+_READER_VALUE_BYTES = 14  # of it, for each value of a narrow column
 _TAIL_BYTES = 2**16
 _LEAST_TAIL_BYTES = 12  # the footer's length, and the magic number at both ends of a file
 _MAGIC = b"PAR1"
@@ -154,7 +156,7 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], pub
         with _open(fs, path, fragment, columns) as (source, metadata):
             group = metadata.row_group(fragment.row_group)
             row_bytes, page_bytes = measure(group, metadata.schema.to_arrow_schema(), columns, public)
-            n_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(1.0, row_bytes))))
+            n_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(1.0, row_bytes)), _limit_rows(len(columns))))
             # a reader with a buffer reads on as it needs more; one without holds all compressed bytes of its columns
             options = {"buffer_size": _PAGE_BYTES} if group.total_byte_size > _HELD_BYTES else {}
             file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, pre_buffer=False, **options)
@@ -167,6 +169,12 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], pub
         if isinstance(error, OSError) and error.errno:
             raise
         raise InputError("this row group cannot be read: it is truncated or corrupt", fragment.where, "write the file again") from None
+
+
+def _limit_rows(n_columns: int) -> int:
+    """Return the most rows of a batch for which Arrow's reader stays in its bytes: a power of two, to which it rounds its buffers."""
+    most: int = _READER_BYTES // (_READER_VALUE_BYTES * max(1, n_columns))
+    return 1 << max(0, most.bit_length() - 1)
 
 
 def measure(group: Any, types: pa.Schema, columns: list[str], public: Collection[str]) -> tuple[float, int]:

@@ -266,6 +266,21 @@ def test_batches_of_long_texts_are_bounded_by_bytes(tmp_path, monkeypatch):
     assert read(table, ("x",)) == texts
 
 
+def test_a_reader_of_many_narrow_columns_stays_in_its_bytes(tmp_path, monkeypatch):
+    """Arrow holds some 14 bytes for a value of one byte, and rounds its buffers to powers of two."""
+    monkeypatch.setattr(parquet, "_READER_BYTES", 2**24)
+    n_columns, n_rows = 400, 2**14 + 10
+    column = pa.array([row % 2 for row in range(n_rows)], pa.int8())
+    write(tmp_path / "a.parquet", pa.table({f"x{number}": column for number in range(n_columns)}))
+    table = found(tmp_path)
+    columns = [f"x{number}" for number in range(n_columns)]
+    before, held, read_rows = pa.total_allocated_bytes(), 0, 0
+    for batch in read_batches(table.fragments[0], columns, table.schema):
+        held, read_rows = max(held, pa.total_allocated_bytes() - before), read_rows + batch.num_rows
+    assert read_rows == n_rows
+    assert 2**22 < held <= 2**24
+
+
 def test_a_row_group_of_many_pages_is_read_column_by_column(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "_HELD_BYTES", 2**10)
     monkeypatch.setattr(parquet, "BATCH_BYTES", 2**12)
