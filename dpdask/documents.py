@@ -350,7 +350,8 @@ def _list_problems(error: ValidationError, model: type[BaseModel], data: Mapping
             near = difflib.get_close_matches(keys[-1], known, n=1, cutoff=_NEAR_KEY)
             answered.update((*keys[:-1], name) for name in near)
             hint = f"did you mean {near[0]!r}?" if near else f"the keys here are {', '.join(dict.fromkeys(known))}" if known else None
-            problems[tuple(keys)] = SpecError(f"unknown key {'.'.join(keys)!r}", text.find_line(keys), hint)
+            shown = keys if all(map(_may_show, keys)) else []
+            problems[tuple(keys)] = SpecError(f"unknown key {'.'.join(shown)!r}" if shown else "unknown key", text.find_line(keys), hint)
         else:
             problems.setdefault(tuple(keys), _describe_wrong(issue, keys, text, list_required_keys(model, keys, data)))
     return [problem for place, problem in problems.items() if place not in answered]

@@ -49,7 +49,7 @@ def _find_models(model: type[BaseModel], path: Sequence[str], data: Any) -> list
     """Return the models that may stand at a path inside a model."""
     models = [model]
     for key in path:
-        data = data[int(key)] if isinstance(data, list | tuple) else data[key]
+        data = data[int(key)] if isinstance(data, list | tuple) else next(value for name, value in data.items() if str(name) == key)
         fields = [each.model_fields[key] for each in models if key in each.model_fields]
         models = [inner for field in fields for inner in models_in(field.annotation)] or models
         models = [each for each in models if _is_named(each, data)] or models

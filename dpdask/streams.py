@@ -11,6 +11,7 @@ import math
 import secrets
 from collections.abc import Callable
 from hashlib import blake2b
+from threading import Lock
 from typing import NoReturn
 
 import numpy as np
@@ -93,17 +94,23 @@ class Stream:
 
     Privacy
     -------
-    Whoever holds the key can draw the words again. A stream is never pickled.
+    Whoever holds the key can draw the words again. A stream is never pickled or copied: the copy would repeat words. Threads that share
+    one get different words.
     """
 
-    __slots__ = ("_cipher", "_n_drawn")
+    __slots__ = ("_cipher", "_lock", "_n_drawn")
 
     def __init__(self, key: bytes) -> None:
+        self._lock = Lock()
         self._cipher = Cipher(AES(key), ECB()).encryptor()  # noqa: S305 - of counters, which never repeat: this is counter mode
         self._n_drawn = 0
 
     def draw(self, n: int) -> NDArray[np.uint64]:
         """Return the next n words, uint64 of shape (n,), independent and uniform on 0..2**64-1."""
+        with self._lock:
+            return self._draw(n)
+
+    def _draw(self, n: int) -> NDArray[np.uint64]:
         first, skipped = divmod(self._n_drawn, 2)
         n_blocks = (skipped + n + 1) // 2
         counters = np.zeros((min(n_blocks, _TOGETHER) or 1, 2), dtype="<u8")
@@ -119,6 +126,9 @@ class Stream:
     def seed_generator(self) -> Generator:
         """Return one of numpy's generators, seeded with the next words: for draws that protect nobody, such as a sample for a comparison."""
         return Generator(PCG64(self.draw(4)))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a stream is never pickled or copied: the copy would repeat its words")
 
 
 Rng = Stream | Generator

@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stats": MATHS | {"streams", "privacy"},
     "channels": MATHS | {"streams", "privacy", "stats"},
     "references": MATHS | {"streams", "privacy", "stats", "channels"},
-    "analysis": MATHS | {"streams", "stats", "inference", "mechanisms", "io", "engine"},
+    "analysis": MATHS | {"streams", "stats", "privacy", "inference", "mechanisms", "io", "engine"},
     "inference": MATHS | {"channels", "references", "stats", "mechanisms"},
     "mechanisms": ROWS,
     "io": set(),

@@ -176,6 +176,14 @@ def test_an_unknown_key_is_answered_with_the_nearest_one_that_is_known_there(dat
     assert error.hint == (f"did you mean {nearest!r}?" if nearest else f"the keys here are {', '.join(model.model_fields)}")
 
 
+def test_an_unknown_key_that_may_hold_a_password_is_not_shown():
+    url = "postgresql://user:hunter2@host/db"
+    for data in ({"title": "x", "layers": {"a": {"kind": "circle", "radius": 1, url: 1}}}, {"title": "x", url: 1}):
+        error = refusal(validate, Drawing, data, "job.yaml")
+        assert "hunter2" not in str(error)
+        assert "unknown key; the keys here are" in str(error)
+
+
 def test_a_missing_key_is_named_where_it_is_missing():
     assert str(check()) == "job.yaml: the key 'title' is missing; add it"
     assert str(check(title="t", shape={"kind": "circle"})) == "job.yaml: the key 'shape.radius' is missing; add it"

@@ -208,6 +208,14 @@ def test_an_unknown_key_of_a_column_is_answered_with_the_nearest_one(key, neares
     assert "'columns'" not in error.hint
 
 
+@pytest.mark.parametrize(
+    ("column", "says"), [({"role": "kep"}, "columns.0"), ({"role": "privatise", "kind": "discrete", "levels": "a"}, "columns.0")]
+)
+def test_columns_that_are_named_by_numbers_are_refused(column, says):
+    with pytest.raises(SpecError, match=says):
+        Schema.from_dict({"columns": {0: column}}, "schema.yaml")
+
+
 def test_an_unknown_key_of_the_schema_is_answered_with_the_nearest_one():
     error = refusal(SpecError, Schema.from_dict, {"colums": {"x": {"role": "keep"}}}, "schema.yaml")
     assert str(error) == "schema.yaml: unknown key 'colums'; did you mean 'columns'?"

@@ -1,6 +1,7 @@
 import copy
 import logging
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import combinations
@@ -168,3 +169,16 @@ def test_a_key_does_not_show(caplog):
 
 def test_a_key_cannot_be_compared_into_showing():
     assert RunKey(KEY.reveal()) != KEY
+
+
+def test_threads_that_share_a_stream_get_different_words():
+    rng = stream(KEY, "a", "b")
+    with ThreadPoolExecutor(4) as pool:
+        drawn = np.concatenate(list(pool.map(lambda _: words(rng, 33), range(2000))))
+    assert sorted(drawn.tolist()) == sorted(words(stream(KEY, "a", "b"), 33 * 2000).tolist())
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps, cloudpickle.dumps])
+def test_a_stream_is_never_copied(duplicate):
+    with pytest.raises(TypeError, match="never pickled or copied"):
+        duplicate(stream(KEY, "a", "b"))

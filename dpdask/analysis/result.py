@@ -11,6 +11,7 @@ import pandas as pd
 from scipy import special
 
 from dpdask.errors import SpecError
+from dpdask.privacy.rounding import write_digits
 
 _SHOWN = 12
 
@@ -91,8 +92,9 @@ class Result:
             return str(frame.head(_SHOWN).to_string(float_format=lambda number: f"{number:.4g}")) + more
         if isinstance(self.estimate, pd.Timestamp):
             return self._describe_date(self.estimate)
-        error = "no standard error" if self.standard_error is None else f"standard error {self.standard_error:.2g}"
-        bias = "no bound on its bias" if self.bias_bound is None else f"bias at most {self.bias_bound:.2g}" if self.bias_bound else "unbiased"
+        error = "no standard error" if self.standard_error is None else f"standard error {write_digits(self.standard_error)}"
+        bias = "no bound on its bias" if self.bias_bound is None else f"bias at most {write_digits(self.bias_bound)}"
+        bias = "unbiased" if self.bias_bound == 0.0 else bias
         return f"{self.estimate:.6g} ({error}, {bias})"
 
     def _describe_date(self, estimate: pd.Timestamp) -> str:

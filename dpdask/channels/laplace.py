@@ -130,13 +130,21 @@ def calibrate(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bo
     See `laplace` for the parameters, the result and the privacy.
     """
     margins = Margins.of(probabilities, target)
-    weights = _calibrate(margins.source.tobytes(), margins.target.tobytes(), float(epsilon))
+    weights = find_scale(margins.source.tobytes(), margins.target.tobytes(), float(epsilon))
     return spread_over_unseen(weights, margins, epsilon, ordered=ordered)
 
 
 @lru_cache(maxsize=64)
-def _calibrate(source_bytes: bytes, target_bytes: bytes, epsilon: float) -> NDArray[np.uint64]:
-    """Return the weights of the calibrated channel; cached by the bytes of both float64 margins."""
+def find_scale(source_bytes: bytes, target_bytes: bytes, epsilon: float) -> NDArray[np.uint64]:
+    """Return the weights of the calibrated channel, which has the least scale.
+
+    Parameters
+    ----------
+    source_bytes, target_bytes
+        The bytes of both float64 margins, by which it is remembered.
+    epsilon
+        What the channel may cost.
+    """
     source, target = np.frombuffer(source_bytes), np.frombuffer(target_bytes)
     low, high = min(_LEAST_SCALE, 1.0 / epsilon), 1.0 / epsilon  # ε* is not above ε at high
     for _ in range(_BISECTIONS):

@@ -7,7 +7,7 @@ import builtins
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,10 @@ def _held(client: Client) -> Iterator[None]:
     try:
         yield
     finally:
-        asked.set()
+        with suppress(Exception):  # a scheduler that is lost forgets both, and what was found out stands
+            asked.set()
+            task.result(timeout=_SECONDS)
+            asked.clear()  # or the scheduler would keep it for good
         task.release()
 
 

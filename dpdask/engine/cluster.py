@@ -15,6 +15,7 @@ import dask
 from dask.base import get_scheduler
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
+from dpdask.channels.laplace import find_scale
 from dpdask.channels.optimal import solve_weights
 from dpdask.channels.unbiased import solve_unbiased
 from dpdask.errors import TemporaryError
@@ -34,7 +35,7 @@ PATIENCE_KEY = "dpdask.patience-seconds"  # in Dask's configuration: replaces `L
 INSECURE_KEY = "dpdask.insecure"  # in Dask's configuration: whether a run's key may be sent over connections without TLS
 _POLL_SECONDS = 5.0
 _PATIENCE_SECONDS = 10.0
-_CACHES: list[Any] = [solve_weights, solve_unbiased]
+_CACHES: list[Any] = [solve_weights, solve_unbiased, find_scale]
 
 
 def find_client() -> Client | None:

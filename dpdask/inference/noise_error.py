@@ -51,7 +51,7 @@ def noise_error(estimator: Callable[[Sampled], Any], redraw: Callable[[Generator
     repeats
         How many times, at least 2.
     rng
-        Any stream.
+        One of numpy's generators: to analyse a release protects nobody.
 
     Raises
     ------

@@ -40,17 +40,18 @@ def audit_job(job: Job, *, n_runs: int = 20_000) -> dict[str, Any]:
         If the input cannot be found, or does not fit the schema.
     """
     opened = open_table(job, Folder(job.output_url))
-    card = _card(job, job.name_release(opened.table.fingerprint))
+    card = _card(job, opened.table.fingerprint)
     return {"name": job.file.name, **audit_mechanism(opened.mechanism, opened.work.columns, card, n_runs=n_runs)}
 
 
-def _card(job: Job, release: str) -> dict[str, Any] | None:
-    """Return the card of a finished job's own release, or None if there is none or it was changed."""
+def _card(job: Job, fingerprint: str) -> dict[str, Any] | None:
+    """Return the card of a finished job's own release of the input, or None if there is none or it was changed."""
     output, target = Folder(job.output_url), job.file.output.target
     publication: Publication = target.open(output)
     if job.file.growing:
-        release, publication = name_release(job.digest, 0), open_growing(target, output, job.digest)
+        publication = open_growing(target, output, job.digest)
     try:
+        release = name_release(job.digest, 0) if job.file.growing else job.release_names(fingerprint).find(publication)
         manifest = publication.find(release)
         data = b"" if manifest is None else publication.read_card(release)
         return Card.read(data, "the card").to_dict() if manifest is not None and hashlib.sha256(data).hexdigest() == manifest.card_sha256 else None

@@ -176,7 +176,7 @@ class GrowingState(RunState):
         """
         assert self._next is not None
         costs = [*(size.epsilon for size in self._next.sizes), self._epsilon]
-        return card.model_copy(update={"series": describe_release(len(costs) - 1, costs, job.file.privacy)})
+        return card.model_copy(update={"series": describe_release(len(costs) - 1, costs, job.file.privacy, has_holdout=card.has_holdout)})
 
     def publish(self, reached: Progressed, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
         """Keep the record that the release leaves, and make the release appear; see `RunState.publish`."""
@@ -267,7 +267,7 @@ def open_next(job: Job, state: GrowingState, unfinished: Progressed | None) -> J
     return opened
 
 
-def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, str], Ended]) -> Ended | None:
+def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, Callable[[bytes], str]], Ended]) -> Ended | None:
     """Finish the unfinished release of a growing table, if there is one, and release the rows that are new; None if none are.
 
     Parameters
@@ -275,7 +275,7 @@ def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, str
     job
         The job.
     run_locked
-        Runs a release, given its job, the state, the rows, and its name; this driver then has the output for itself.
+        Runs a release, given its job, the state, the rows, and a function that names it by the run key; this driver then has the output for itself.
 
     Raises
     ------
@@ -298,7 +298,7 @@ def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, str
     with state.lock():
         if (number, unfinished) != (state.number, state.find_unfinished(job)):
             raise busy(state.output)
-        ended = run_locked(following, state, opened, name_release(job.digest, number))
+        ended = run_locked(following, state, opened, lambda _: name_release(job.digest, number))
     if unfinished is None:
         return ended
     return run_growing(job, run_locked) or ended  # what came since the unfinished release began

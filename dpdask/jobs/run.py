@@ -23,8 +23,10 @@ from dpdask.io.storage import Folder
 from dpdask.jobs.describing import make_job_card, write_documents
 from dpdask.jobs.growing import GrowingState, open_state, run_growing
 from dpdask.jobs.keys import raises_in_keys
+from dpdask.jobs.naming import ReleaseNames, forget_unused
 from dpdask.jobs.ordering import list_sorted_warnings
 from dpdask.jobs.plan import expect
+from dpdask.jobs.run_keys import read_key
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
 from dpdask.jobs.stores import opens_stores
@@ -67,6 +69,7 @@ class Outcome:
 
 
 CountRows = Callable[[int | None, int | None], None]
+Name = Callable[[bytes], str]  # of a release, from the key of its run
 
 
 @raises_in_keys
@@ -110,12 +113,12 @@ def run_job(job: Job, progress: Progress | None = None, *, count_rows: CountRows
         return grown or Outcome(status="nothing new", output=job.output_url, manifest=nothing)
     state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url, job.file.output.target)
     opened = open_table(job, state.folder) if job.may_repeat else None
-    release = job.name_release("" if opened is None else opened.table.fingerprint)
-    finished = _find_finished(job, state, release)
+    names = job.release_names("" if opened is None else opened.table.fingerprint)
+    finished = _find_finished(job, state, names.find(state.publication))
     if finished is not None:
         state.sweep()
         return finished
-    finished = _check_room(job, state, release)
+    finished = _check_room(job, state, names)
     if finished is not None:
         return finished
     opened = opened or open_table(job, state.folder)
@@ -123,21 +126,21 @@ def run_job(job: Job, progress: Progress | None = None, *, count_rows: CountRows
         raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
     state.publication.check(opened.mechanism.find_written(opened.work.released))
     with state.lock():
-        finished = _find_finished(job, state, release)
+        finished = _find_finished(job, state, names.find(state.publication))
         if finished is not None:
             state.remove_rest()
             return finished
-        return _run_locked(job, state, opened, release, progress=progress, count_rows=count_rows)
+        return _run_locked(job, state, opened, names.make, progress=progress, count_rows=count_rows)
 
 
-def _run_locked(job: Job, state: RunState, opened: JobTable, release: str, *, progress: Progress | None, count_rows: CountRows | None) -> Outcome:
+def _run_locked(job: Job, state: RunState, opened: JobTable, name: Name, *, progress: Progress | None, count_rows: CountRows | None) -> Outcome:
     """Run a job whose output this driver has for itself."""
     expected = expect(job, opened)
     if count_rows is not None:
         count_rows(opened.public_rows, expected.n_rows)
     _check_cluster(state, opened)
     try:
-        outcome = _advance(job, state, opened, release, progress)
+        outcome = _advance(job, state, opened, name, progress)
         return replace(outcome, warnings=(*expected.warnings, *outcome.warnings))
     except DpdaskError as error:
         _fail(job, state, error)
@@ -176,7 +179,7 @@ def _find_finished(job: Job, state: RunState, release: str) -> Outcome | None:
     return Outcome(status="already released", output=job.output_url, manifest=manifest, release=release)
 
 
-def _check_room(job: Job, state: RunState, release: str) -> Outcome | None:
+def _check_room(job: Job, state: RunState, names: ReleaseNames) -> Outcome | None:
     """Check that the budget allows the job, or that its unfinished run is charged; return its outcome if another driver has just released it.
 
     Raises
@@ -188,7 +191,7 @@ def _check_room(job: Job, state: RunState, release: str) -> Outcome | None:
     try:
         job.account.check_room(None if before is None else before.run_id)
     except BudgetError:
-        finished, now = _find_finished(job, state, release), _find_unfinished(job, state)
+        finished, now = _find_finished(job, state, names.find(state.publication)), _find_unfinished(job, state)
         if finished is not None:
             return finished
         if now is None or (before is not None and now.run_id == before.run_id):
@@ -271,7 +274,7 @@ def _record_draw(job: Job, reached: Progressed) -> None:
         raise _copy_error(job) from None
 
 
-def _advance(job: Job, state: RunState, opened: JobTable, release: str, progress: Progress | None) -> Outcome:
+def _advance(job: Job, state: RunState, opened: JobTable, name: Name, progress: Progress | None) -> Outcome:
     table = opened.table
     reached = state.read()
     if reached is not None and reached.job == job.digest and job.account.was_refused(reached.run_id):
@@ -281,7 +284,7 @@ def _advance(job: Job, state: RunState, opened: JobTable, release: str, progress
         ids = tuple(fragment.id for fragment in table.fragments) if job.file.growing else ()
         holdout = job.account.find_holdout(opened.sample_place)
         seed, version = job.file.insecure_seed, table.version if job.file.growing else None
-        reached = state.open(job.digest, release, table.fingerprint, seed, holdout, fragments=ids, input_version=version)
+        reached = state.open(job.digest, name, table.fingerprint, seed, holdout, fragments=ids, input_version=version)
     if reached.job != job.digest:
         raise OutputError("a run of another job is staged for this output", job.file.output.path, "`dpdask abort` it, or choose another output.path")
     if reached.input != table.fingerprint:
@@ -310,6 +313,8 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
         manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(content).hexdigest())
         quality = opened.mechanism.describe_quality(release)
         documents, faults = write_documents(card, manifest, state.staging(reached.run_id).shards)
+        if job.may_repeat:
+            job.release_names(reached.input).keep(reached.release, read_key(state.keys, reached.run_id, state.output))
         state.publish(reached, manifest, {**documents, CARD_NAME: content})
         job.account.commit(reached.run_id, reached.release_sha256)
         state.remove(reached.run_id)
@@ -435,6 +440,7 @@ def abort(output_url: str, ledger_url: str | None = None) -> bool:
         if state.is_committed():
             raise OutputError("this output is released already", output_url, "run the job again to finish it")
         state.remove()
+        forget_unused(state.output, ledger_url)
     return True
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dpdask.engine.work import KEY_NAME
-from dpdask.errors import OutputError
+from dpdask.errors import InputError, OutputError
 from dpdask.io.faults import storage_faults
 from dpdask.io.storage import Folder
 
@@ -144,14 +144,14 @@ class LedgerKeys:
 
 
 def check_run_id(run_id: str) -> str:
-    """Return the name of a run or of a series, after checking that it is one: it comes from a file of the store, and names a file here.
+    """Return what a key is kept under, after checking that it is the name of a run, a series or a job: it comes from a file of the store.
 
     Raises
     ------
     OutputError
         If it is not.
     """
-    if re.fullmatch("(series-)?[0-9a-f]{32,64}", run_id) is None:
+    if re.fullmatch("(series-|names-)?[0-9a-f]{32,64}", run_id) is None:
         raise OutputError("the record of an unfinished run names no run: somebody has changed it", None, "remove the hidden folder beside the output")
     return run_id
 
@@ -169,3 +169,31 @@ def find_keys(folder: Folder, ledger_url: str | None) -> RunKeys:
     if folder.is_local:
         return FolderKeys(folder)
     return HostKeys() if ledger_url is None else LedgerKeys(ledger_url)
+
+
+def read_key(keys: RunKeys, run_id: str, output: Folder) -> bytes:
+    """Return the key of a run.
+
+    Parameters
+    ----------
+    keys
+        Where it is kept.
+    run_id
+        The name of the run.
+    output
+        The run's output, for the message.
+
+    Raises
+    ------
+    InputError
+        If it is gone.
+    """
+    key = keys.read(run_id)
+    if key is None:
+        raise InputError("the key of the run is gone", output.url, "`dpdask abort` the run and begin again")
+    return key
+
+
+def say_place(place: str) -> str:
+    """Return where a key is that is not here, for messages."""
+    return "in a ledger that is not named here" if place.startswith(LEDGER) else "on another machine, or of another user"

@@ -20,7 +20,7 @@ from dpdask.io.fragments import InputTable
 from dpdask.io.storage import Folder
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import check_place
-from dpdask.jobs.run_keys import LEDGER, HostKeys, LedgerKeys, RunKeys, check_run_id
+from dpdask.jobs.run_keys import HostKeys, LedgerKeys, RunKeys, check_run_id, say_place
 from dpdask.privacy.series import extend_head
 
 _ABOUT = "series.json"
@@ -261,7 +261,7 @@ class KeptFolder:
     def _key_name(self) -> str:
         about = self._read_about()
         if about["key"] != self._find_keys().place:
-            where = "in a ledger" if str(about["key"]).startswith(LEDGER) else "on another machine, or of another user"
+            where = say_place(str(about["key"]))
             raise InputError(f"the key of this series is {where}, so it cannot go on here", self._output.url, "run the job there")
         return check_run_id(str(about["id"]))
 

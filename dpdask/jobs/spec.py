@@ -24,9 +24,10 @@ from dpdask.io.fragments import takes_in
 from dpdask.io.iceberg import Iceberg
 from dpdask.io.listing import TableFormat
 from dpdask.io.options import Options, by_root, check_options
-from dpdask.io.storage import absolute_url
+from dpdask.io.storage import Folder, absolute_url
 from dpdask.jobs.catalog import Catalog
 from dpdask.jobs.keys import raises_in_keys
+from dpdask.jobs.naming import ReleaseNames
 from dpdask.jobs.output import Output
 from dpdask.mechanisms.card_parts import About
 from dpdask.mechanisms.mechanism import Spec
@@ -293,9 +294,16 @@ class Job:
         """Whether the job, run again on another input, makes another release in the same output."""
         return self.file.output.mode != "error" and not self.file.growing
 
-    def name_release(self, fingerprint: str) -> str:
-        """Return the name by which the output knows the release: the job's digest, or one of the job and the input if it may repeat."""
-        return blake2b(f"{self.digest} {fingerprint}".encode(), digest_size=16).hexdigest() if self.may_repeat else self.digest
+    def release_names(self, fingerprint: str) -> ReleaseNames:
+        """Return the names by which the output knows the job's releases.
+
+        Parameters
+        ----------
+        fingerprint
+            The input's fingerprint.
+        """
+        ledger = None if self.ledger is None else self.ledger.url
+        return ReleaseNames(self.digest, fingerprint if self.may_repeat else None, Folder(self.output_url), ledger)
 
 
 def check_promise(file: JobFile, where: str) -> None:

@@ -6,7 +6,7 @@ import base64
 import json
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from dpdask.io.manifest import META, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import STATE_FORMAT, LockedRecord, NumberedRecords, RunRecords, busy, unreadable
-from dpdask.jobs.run_keys import LEDGER, check_run_id, find_keys
+from dpdask.jobs.run_keys import check_run_id, find_keys, read_key, say_place
 from dpdask.streams import STREAM_FORMAT, RunKey
 from dpdask.version import __version__
 
@@ -176,7 +176,7 @@ class RunState:
             return None
         place = self._check_versions(content)
         if place != self.keys.place:
-            what = f"the key of this output's unfinished run is {_say_place(place)}"
+            what = f"the key of this output's unfinished run is {say_place(place)}"
             raise InputError(what, self.output.url, "run the job there, or abort it there")
         try:
             key = self.keys.read(check_run_id(str(content["run_id"])))
@@ -253,7 +253,7 @@ class RunState:
     def open(
         self,
         job: str,
-        release: str,
+        name: Callable[[bytes], str],
         fingerprint: str,
         seed: int | None,
         holdout: tuple[bytes, str] | None = None,
@@ -265,8 +265,10 @@ class RunState:
 
         Parameters
         ----------
-        job, release, fingerprint
-            The job's digest, the name of the release, and the input's fingerprint.
+        job, fingerprint
+            The job's digest, and the input's fingerprint.
+        name
+            Returns the name of the release, given the run key.
         seed
             Makes the run key, for tests; None for a fresh one.
         holdout
@@ -282,7 +284,7 @@ class RunState:
         if before is not None:
             self.keys.remove(before.run_id)
         key = (RunKey.fresh() if seed is None else RunKey.insecure(seed, self.number)).reveal()
-        run_id = uuid.uuid4().hex
+        run_id, release = uuid.uuid4().hex, name(key)
         if not self.output.is_local:  # the name before the key, so that no key is left that nothing names
             self._write({"run_id": run_id, "job": job, "release": release, "stage": "opened", _PRIVATE: None})
         self.keys.write(run_id, key)
@@ -306,10 +308,7 @@ class RunState:
         if self.output.is_local:
             yield
             return
-        key = self.keys.read(run_id)
-        if key is None:
-            raise InputError("the key of the run is gone", self.output.url, "`dpdask abort` the run and begin again")
-        with share_key(run_id, key):
+        with share_key(run_id, read_key(self.keys, run_id, self.output)):
             yield
 
     def publish(self, reached: Progressed, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
@@ -399,7 +398,7 @@ class RunState:
             place = str((self._records.read() or {}).get("key"))
             if place != self.keys.place:
                 hint = "abort it there, or name the job: `dpdask abort --job JOB`"
-                raise SpecError(f"the key of this run is {_say_place(place)}", self.output.url, hint)
+                raise SpecError(f"the key of this run is {say_place(place)}", self.output.url, hint)
             self.keys.remove(found.run_id)
             withdraw_key(found.run_id)  # a driver that was killed may have left it with the cluster
         if found is not None:
@@ -442,8 +441,3 @@ class RunState:
     def lock(self) -> AbstractContextManager[None]:
         """Keep other drivers away from the run; see `RunRecords.lock`."""
         return self._records.lock()  # type: ignore[no-any-return]  # of either class
-
-
-def _say_place(place: str) -> str:
-    """Return where the key of a run is that is not here, for messages."""
-    return "in a ledger that is not named here" if place.startswith(LEDGER) else "on another machine, or of another user"

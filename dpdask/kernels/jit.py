@@ -1,9 +1,15 @@
-"""The one numba decorator: compiled once per machine where a cache can be written, releasing the GIL."""
+"""The one numba decorator: compiled once per machine where a cache can be written, releasing the GIL.
+
+A function is compiled together with those that it calls. Numba keeps it until its own file changes, so that a change in another file, as after
+an upgrade, would have no effect. Here it is kept until any of the kernels changes.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numba
@@ -12,11 +18,14 @@ from numba.core import event
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
+_SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
+
 
 def jit(function: Callable[Args, Result]) -> Callable[Args, Result]:
     """Return `function` compiled on first use; without a writable cache folder it is compiled once per process."""
     try:
         compiled: Callable[Args, Result] = numba.njit(nogil=True, cache=True)(function)
+        compiled._cache._cache_file._source_stamp = _SOURCES  # type: ignore[attr-defined]  # numba has no public way
     except RuntimeError:  # numba found no place for its cache (a read-only install without a home folder)
         compiled = numba.njit(nogil=True)(function)
     return compiled

@@ -132,6 +132,12 @@ class Card(CardPart):
         """Return the card as canonical JSON: the same release, the same bytes."""
         return (_write_json(self.to_dict(), "\n") + "\n").encode()
 
+    @property
+    def has_holdout(self) -> bool:
+        """Whether the reference was made of rows that no ε covers: of this table, or of the first release of a growing one."""
+        reference = (self.mechanism.model_extra or {}).get("reference")
+        return bool(isinstance(reference, Mapping) and reference.get("fraction"))
+
     @classmethod
     def read(cls, data: bytes | Mapping[str, Any], where: str) -> Self:
         """Return a card from outside.

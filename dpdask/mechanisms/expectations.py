@@ -15,6 +15,7 @@ from dpdask.codec import Codec, LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import rank as rank_kernel
 from dpdask.privacy.events import DiscreteLaplace
+from dpdask.privacy.rounding import write_digits
 from dpdask.references.bins import Bins
 from dpdask.streams import RunKey, stream, words
 
@@ -137,7 +138,7 @@ def warn_of_noisy_references(measurements: Mapping[str, DiscreteLaplace], n_rows
     noisy = {name: share for name, share in shares.items() if share > _MUCH_NOISE}
     if not noisy:
         return ()
-    what = f"The noise of a count is {100 * max(noisy.values()):.2g} % of all rows in the reference of {_list_names(list(noisy))}"
+    what = f"The noise of a count is {write_digits(100 * max(noisy.values()))} % of all rows in the reference of {_list_names(list(noisy))}"
     return (f"{what}: the distribution will not be kept. Privatise fewer columns, spend more ε, or raise `reference.share`.",)
 
 
@@ -162,7 +163,8 @@ def describe_wide_cells(columns: Mapping[str, Cells], bins: Bins) -> tuple[str, 
     if not wide:
         return ()
     what = (
-        f"{_list_names(list(wide))}: cells are up to {100 * max(wide.values()):.2g} % of the bounds wide, and values inside a cell are not told apart"
+        f"{_list_names(list(wide))}: cells are up to {write_digits(100 * max(wide.values()))} % of the bounds wide, "
+        "and values inside a cell are not told apart"
     )
     return (f"{what}; `bins: adaptive` finds cells where the rows are",)
 

@@ -10,6 +10,7 @@ from typing import Any
 from dpdask.mechanisms.card import Card
 from dpdask.privacy.budget import attacker_power, bound_values, percent_above
 from dpdask.privacy.order import order_text
+from dpdask.privacy.rounding import write_digits
 
 PRIORS = (0.01, 0.1, 0.5, 0.9)
 ALARMS = (0.01, 0.05, 0.1)
@@ -131,7 +132,7 @@ def describe_gain(card: Card) -> str:
     if epsilon is None or card.insecure:
         return ""
     losses = list_losses(epsilon, card.guarantee.delta or 0.0, card.guarantee.adjacency)
-    covered = "protected " if getattr(card.guarantee.unprotected, "fraction", 0.0) else ""
+    covered = "protected " if card.has_holdout else ""
     whose = f"a {covered}row" if isinstance(unit, str) else f"a {covered}{unit.column}"
     whole = f" (its {', '.join(card.guarantee.epsilon_private)})" if card.guarantee.epsilon_private else ""
     statements = {"it is there": "is in the table", "one value rather than another": f"has one value rather than another{whole}"}
@@ -141,14 +142,19 @@ def describe_gain(card: Card) -> str:
 
 
 def describe_again(card: Card) -> str:
-    """Return what this release and a second one like it would cost, in words; empty if no ε is promised, or it protects nobody."""
+    """Return what this release and a second one like it would cost, in words.
+
+    Empty if no ε is promised, or it protects nobody; also with a hold-out and no ledger, where the second release holds out other rows: no ε
+    bounds what it tells about rows that this one protects.
+    """
     epsilon, delta = card.guarantee.epsilon, card.guarantee.delta or 0.0
-    if epsilon is None or card.insecure:
+    if epsilon is None or card.insecure or (card.has_holdout and card.ledger is None):
         return ""
     name, loss = list(list_losses(2.0 * epsilon, 2.0 * delta, card.guarantee.adjacency).items())[-1]
     at = f" and δ = {round_up(2.0 * delta, 3)}" if delta else ""
     found = f"a test of {name}, with false alarms in 5 % of the cases, would detect at most {percent_above(attacker_power(*loss))}"
-    return f"This release and a second one like it, of the same rows, would spend at most ε = {round_up(2.0 * epsilon)}{at} together: {found}."
+    whose = "a row that both protect" if card.has_holdout else "the same rows"
+    return f"This release and a second one like it, of {whose}, would spend at most ε = {round_up(2.0 * epsilon)}{at} together: {found}."
 
 
 def describe_left(card: Card) -> str:
@@ -167,7 +173,7 @@ def describe_trust(card: Card) -> str:
     if card.terms.trust_model == "local":
         return "Nobody: each value was randomised where it was asked (local model)."
     what = "of the random cuts" if card.guarantee.epsilon is None else "that undoes the noise of the rows"
-    key = f" They also had the key {what}; dpdask removes it when the release is complete."
+    key = f" They also had the key {what}. dpdask removes it at the end; backups of that time may hold it."
     rows = key if card.mechanism.kind in ("dip", "interval") else ""
     return f"Whoever computed the release, or ran the machines for it, saw the table.{rows} Readers of the release are not trusted (central model)."
 
@@ -177,7 +183,8 @@ def describe_unit(card: Card) -> str:
     unit = card.guarantee.unit
     if unit == "row":
         values = ", and by 2k·ε for other values" if card.guarantee.adjacency == "add-remove" else ""
-        return f"one row; a person with k rows is protected by k·ε only{values}"
+        covered = "protected rows" if card.has_holdout else "rows"
+        return f"one row; a person with k {covered} is protected by k·ε only{values}"
     if unit == "value":
         return "one value; nothing bounds what all values of a row, or all rows of a person, tell together"
     return f"all rows that share a value of {unit.column}; at most {unit.max_rows} of them are used"
@@ -373,7 +380,7 @@ def _describe_smallest(card: Card) -> list[str]:
     if not margins:
         return []
     n_rows = None if card.n_rows is None else card.n_rows.value
-    share = f" ({100 * max(margins) / n_rows:.1g} % of the rows)" if n_rows else ""
+    share = f" ({write_digits(100 * max(margins) / n_rows, 1)} % of the rows)" if n_rows else ""
     groups = f"Groups of fewer than about {math.ceil(max(margins)):,} rows{share}"
     if card.mechanism.kind == "histogram":
         return [f"{groups}, even in a single cell: the noise of its count is as large. In a group of m cells the noise is about √m times that."]

@@ -36,6 +36,19 @@ def shorten(value: float, *, up: bool) -> str:
     return repr(float(Context(prec=9, rounding=ROUND_CEILING if up else ROUND_FLOOR).plus(Decimal(repr(value)))))
 
 
+def write_digits(value: float, digits: int = 2) -> str:
+    """Return a number to so many digits, for people: with thousands apart, and never with an exponent.
+
+    Parameters
+    ----------
+    value
+        The number.
+    digits
+        How many digits count.
+    """
+    return f"{Context(prec=digits).create_decimal_from_float(value):,f}"
+
+
 def round_up_sum(parts: Iterable[float]) -> float:
     """Return the least float that is not below the exact sum of finite floats."""
     return round_up(sum(map(Fraction, parts), Fraction(0)))

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpdask.channels import laplace
+from dpdask.channels.laplace import calibrate, find_scale
+from dpdask.engine.cluster import forget_here
 from dpdask.kernels.channel import exact_epsilon, laplace_channel
 
 TOTAL = 2**63
@@ -74,3 +76,11 @@ def test_two_thousand_levels_are_resolved() -> None:
     channel = laplace(probabilities, 2.0, ordered=True)
     assert exact_epsilon(channel.weights) <= 2
     np.testing.assert_allclose(probabilities @ channel.matrix, probabilities, rtol=0, atol=1e-12)
+
+
+def test_what_a_reference_made_is_forgotten_with_the_run():
+    """The margins, by which a scale is remembered, may be those of held-out rows."""
+    calibrate(np.array([0.2, 0.3, 0.5]), 1.0, ordered=True)
+    assert find_scale.cache_info().currsize > 0
+    forget_here()
+    assert find_scale.cache_info().currsize == 0

@@ -193,6 +193,23 @@ def test_an_adaptive_cluster_keeps_a_worker_that_is_asked(tmp_path: Path, monkey
         check_workers([], output=Folder(str(tmp_path)))
 
 
+def test_a_scheduler_that_is_lost_while_workers_are_asked_is_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = Folder(f"file://{tmp_path}/out")
+    output.create()
+    with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
+        for _ in range(2):
+            check_workers((), output=output, secrets=output)
+        assert client.run_on_scheduler(lambda dask_scheduler: dict(dask_scheduler.extensions["events"]._events)) == {}
+
+        def lose(_: Client) -> None:
+            cluster.sync(cluster.scheduler.close)
+            raise TemporaryError("no worker answers")
+
+        monkeypatch.setattr(probe, "_check_versions", lose)
+        with pytest.raises(TemporaryError, match="no worker answers"):
+            check_workers((), output=output, secrets=output)
+
+
 def test_versions_are_found_without_this_package() -> None:
     found = find_versions()
     assert list(found) == ["Python", "dpdask", "stream format", "dask", "distributed", "numba", "numpy", "pandas", "pyarrow"]

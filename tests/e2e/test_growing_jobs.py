@@ -31,6 +31,7 @@ from dpdask.jobs.run import abort, status
 from dpdask.jobs.series import KeptFolder
 from dpdask.jobs.state import RunState
 from dpdask.mechanisms.card import Card
+from dpdask.page.words import describe_gain
 
 
 @pytest.fixture(autouse=True)
@@ -493,6 +494,26 @@ def test_cards_say_what_the_series_is(tmp_path: Path) -> None:
     assert cards[1].columns["r"] == cards[0].columns["r"]
     summary = Card.read((out / "_dpdask" / "series.json").read_bytes(), "series.json")
     assert (summary.series or {})["rows"] == released(out).num_rows
+
+
+def test_cards_of_later_releases_say_that_held_out_rows_have_no_epsilon(tmp_path: Path) -> None:
+    """Every release follows the rows that release 0 held out, and tells more of them."""
+    for name, reference in (("holdout", HOLDOUT), ("chain", {"kind": "chain", "fraction": 0.25}), ("histogram", {"kind": "histogram"})):
+        source, out = tmp_path / name / "in", tmp_path / name / "out"
+        grow(job(tmp_path / name, source, reference), source, range(2))
+        card, summary = (Card.read((out / "_dpdask" / file).read_bytes(), file) for file in ("release-00001.json", "series.json"))
+        unprotected, told = card.guarantee.unprotected.who, (card.series or {})["text"]  # type: ignore[union-attr]
+        if name == "histogram":
+            assert unprotected.startswith("no row of this release")
+            assert "No such bound" not in card.guarantee.text
+            assert "cost a row no more than release 0" in told
+            continue
+        assert unprotected.startswith("the rows that release 0 held out: no ε covers them, this release follows them too")
+        assert card.guarantee.text.endswith("No such bound holds for the rows that are not protected.")
+        assert "that a protected row has" in describe_gain(card.model_copy(update={"insecure": False}))
+        for text in (told, (summary.series or {})["text"]):
+            assert "Each released row is in one release" in text
+            assert "No ε covers the rows that release 0 held out: all releases follow them." in text
 
 
 def test_the_public_table_is_no_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def test_the_passes_of_central_mechanisms_count_what_they_change(tmp_path: Path)
         folder = tmp_path / f"{name}-{unit == 'row'}"
         job = load_job(write(folder, MECHANISMS[name], privacy={"epsilon": 6.0, "unit": unit}))
         state = RunState(Folder(job.output_url))
-        reached = state.open(job.digest, job.digest, "input", 7)
+        reached = state.open(job.digest, lambda _: "name", "input", 7)
         opened = open_table(job, state.folder)
         fitted, _ = fit(opened.mechanism, opened.source, opened.work, lambda: None, insecure=True)
         assert fitted.changed == ({} if name == "tree" else CHANGED)  # along a tree the rows are read again, and counted then

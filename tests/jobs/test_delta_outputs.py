@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import stat
 import sys
 import time
 from pathlib import Path
@@ -15,7 +17,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import LEVELS, call_cli, charging_entries, error_line, hidden, lake, load, run_here, write_job
+from e2e.helpers import LEVELS, call_cli, charging_entries, digests, error_line, hidden, lake, load, run_here, write_job
 from services.stores import OpenStore
 
 from dpdask.engine.account import open_ledger
@@ -25,7 +27,9 @@ from dpdask.io.commits import Transaction
 from dpdask.io.delta_log import DeltaLog
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
+from dpdask.jobs import naming
 from dpdask.jobs.auditing import audit_job
+from dpdask.jobs.naming import ReleaseNames
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort, status
 
@@ -412,3 +416,52 @@ def test_the_digest_of_a_job_that_writes_files_is_as_before(source: Path, out: P
     same = load(write_job(tmp_path / "same", source, out, output__format="parquet", output__mode="error"))
     table = load(write_delta(tmp_path / "table", source, out))
     assert plain.digest == same.digest != table.digest
+
+
+def released_names(out: Path) -> list[str]:
+    return [action["txn"]["appId"] for entry in read_log(out) for action in entry if "txn" in action]
+
+
+def test_the_name_of_a_release_is_no_function_of_the_rows(source: Path, tmp_path: Path) -> None:
+    """Whoever knows all rows but one cannot compute it for each possible value of the last one."""
+    found = []
+    for place in ("a", "b"):
+        out = tmp_path / "lake" / "out"
+        made_path = write_delta(tmp_path / "job", source, out, "append", insecure_seed=None)
+        assert run_here(made_path).status == "released"
+        assert run_here(made_path).status == "already released"
+        found += released_names(out)
+        for path in (out, *out.parent.glob(".out.dpdask-names-*")):
+            path.rename(tmp_path / f"{place}-{path.name}")
+    assert len(set(found)) == 2
+    assert ReleaseNames(load(made_path).digest, "", Folder(out.as_uri()), None).make(b"k") not in found
+
+
+def test_a_job_whose_names_have_lost_their_key_is_refused(source: Path, out: Path, tmp_path: Path) -> None:
+    made = write_delta(tmp_path / "job", source, out, "append")
+    run_here(made)
+    before, (kept,) = digests(out), out.parent.glob(".out.dpdask-names-*")
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+    kept.rename(tmp_path / "kept")
+    with pytest.raises(InputError, match=r"the key that names this job's releases is gone.*restore it"):
+        run_here(made)
+    assert digests(out) == before
+    assert not hidden(out).exists()
+    (tmp_path / "kept").rename(kept)
+    assert run_here(made).status == "already released"
+    shutil.copy(source / "part.0.parquet", source / "part.9.parquet")
+    assert run_here(made).status == "released"
+    assert len(set(released_names(out))) == 2
+
+
+def test_a_release_of_an_older_version_is_found_under_its_own_name(source: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = write_delta(tmp_path / "job", source, out, "append")
+    with monkeypatch.context() as patch:
+        patch.setattr(naming, "_derive", lambda _: b"")
+        run_here(made)
+    for path in (*(out / "_dpdask").glob("names-*"), *out.parent.glob(".out.dpdask-names-*")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert run_here(made).status == "already released"
+    shutil.copy(source / "part.0.parquet", source / "part.9.parquet")
+    assert run_here(made).status == "released"
+    assert list((out / "_dpdask").glob("names-*"))

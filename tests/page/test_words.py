@@ -23,7 +23,7 @@ def make_card(*, left_out: float = 0.0, insecure: bool = False, **changed: Any) 
         "format": 2,
         "name": "x",
         "guarantee": guarantee,
-        "mechanism": {"kind": "histogram"},
+        "mechanism": {"kind": "dip", "reference": {"kind": "holdout", "fraction": left_out}} if left_out else {"kind": "histogram"},
         "columns": {},
         "accounting": {"composition": "", "epsilon_exact": 1.0},
         "order": "",
@@ -51,6 +51,25 @@ def test_a_second_release_is_priced(adjacency: str, detected: str) -> None:
     assert told.endswith(f"would detect at most {detected}.")
 
 
+def test_no_price_is_told_for_rows_that_a_second_release_would_hold_out() -> None:
+    """Without a ledger it draws a hold-out of its own, and no ε covers those rows."""
+    assert words.describe_again(make_card(left_out=0.1)) == ""
+    ledger = {
+        "dataset": "people",
+        "entry": "ab",
+        "n_earlier": 0,
+        "earlier": [],
+        "epsilon": 1.0,
+        "delta": 0.0,
+        "epsilon_limit": 4.0,
+        "delta_limit": 0.0,
+    }
+    assert words.describe_again(make_card(left_out=0.1, ledger=ledger)).startswith(
+        "This release and a second one like it, of a row that both protect,"
+    )
+    assert "a person with k protected rows is protected" in words.describe_unit(make_card(left_out=0.1))
+
+
 @pytest.mark.parametrize(("delta_limit", "left"), [(0.0, "ε = 2"), (1e-6, "")])
 def test_what_a_ledger_leaves_is_told_where_it_is_a_difference(delta_limit: float, left: str) -> None:
     spent = {"epsilon": 1.9999999999999998, "delta": 0.0, "epsilon_limit": 4.0, "delta_limit": delta_limit}
@@ -62,6 +81,12 @@ def test_a_small_group_is_not_larger_than_it_is() -> None:
     card = make_card(n_rows={"value": 30_000.0, "exact": True}, accounting={"composition": "", "epsilon_exact": 1.0, "noise": noise})
     [told] = words._describe_smallest(card)
     assert told.startswith("Groups of fewer than about 6 rows (0.02 % of the rows), even in a single cell")
+
+
+def test_a_large_share_is_written_without_an_exponent() -> None:
+    noise = {"cells": {"standard_deviation": 2.8, "margin_95": 6.0}}
+    card = make_card(n_rows={"value": 60.0, "exact": True}, accounting={"composition": "", "epsilon_exact": 1.0, "noise": noise})
+    assert "(10 % of the rows)" in words._describe_smallest(card)[0]
 
 
 def test_narrow_ranges_are_counted() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.privacy.rounding import round_down, round_up, round_up_sum, shorten
+from dpdask.privacy.rounding import round_down, round_up, round_up_sum, shorten, write_digits
 
 POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
 
@@ -45,3 +45,19 @@ def test_plain_sums_would_fall_short() -> None:
     assert round_up_sum([]) == 0.0
     assert round_up(Fraction(10) ** 400) == math.inf
     assert Fraction(round_down(Fraction(-1, 3))) <= Fraction(-1, 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (10.4, 1, "10"),
+        (99.6, 1, "100"),
+        (6812.0, 2, "6,800"),
+        (0.00012345, 2, "0.00012"),
+        (0.0, 2, "0"),
+        (2.5e7, 2, "25,000,000"),
+        (-340.0, 2, "-340"),
+    ],
+)
+def test_numbers_for_people_have_no_exponent(value: float, digits: int, text: str) -> None:
+    assert write_digits(value, digits) == text

@@ -65,7 +65,7 @@ def dip_section(
     shown = reference.model_dump(mode="json", exclude_none=True, exclude={"path"})
     return Section(
         budget=budget,
-        text=guarantee_text(budget, *covered, order, everyone=not unreleased),
+        text=guarantee_text(budget, *covered, order, everyone=not reference.uncovered),
         protected=CoveredRows(who=covered[0], fraction=1.0 - unreleased, of=of),
         unprotected=CoveredRows(who=covered[1], fraction=unreleased, of=of),
         mechanism={"kind": "dip", "channel": channel, **joint, "reference": shown},

@@ -31,6 +31,10 @@ from dpdask.stats.statistic import Statistic
 N_BINS = 48  # of ranks, for the optimal channel
 
 _CONTINUED = "the rows of earlier releases, to which the reference was fitted, are protected as their own cards say"
+_FOLLOWED = (
+    "the rows that release 0 held out: no ε covers them, this release follows them too, and what it reveals of them adds to what other releases "
+    "reveal; no row of this release was held out"
+)
 
 ChannelKind = Literal["laplace", "laplace-calibrated", "optimal", "optimal-unbiased"]
 
@@ -215,11 +219,13 @@ class DipMechanism(Mechanism):
     @property
     def unprotected(self) -> str:
         """Who is not, in words."""
-        return f"no row of this release; {_CONTINUED}" if self.continued else self.reference.unprotected
+        if not self.continued:
+            return self.reference.unprotected
+        return _FOLLOWED if self.reference.uncovered else f"no row of this release; {_CONTINUED}"
 
     def guarantee(self, order: RowOrder) -> str:
         """Return the promise in words."""
-        return guarantee_text(self.budget, self.protected, self.unprotected, order, everyone=not self.uncovered)
+        return guarantee_text(self.budget, self.protected, self.unprotected, order, everyone=not self.reference.uncovered)
 
     @property
     def how(self) -> str:

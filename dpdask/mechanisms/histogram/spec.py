@@ -29,6 +29,7 @@ from dpdask.mechanisms.noisy_counts import NoisyCounts, RecordsWanted, no_rows
 from dpdask.privacy.events import CentralEvent, Composed, DiscreteLaplace
 from dpdask.privacy.noise import deviation
 from dpdask.privacy.order import RowOrder
+from dpdask.privacy.rounding import write_digits
 from dpdask.references.bins import Bins, Found, as_bins, cut_with_found, list_adaptive, warn_of_far_cells
 from dpdask.references.hierarchy import MANY
 from dpdask.references.statistics import ColumnCounts
@@ -334,8 +335,8 @@ class HistogramMechanism(NoisyCounts):
         wide = () if self.spec.bins == "rule" else describe_wide_cells(self._cells(columns), self.spec.bins)
         needed: tuple[str, ...] = ()
         if self.n_rows_private:  # then nothing can warn of too few
-            n_rows = float(f"{count_needed_rows(domain_of(self._cells(columns)), self.noise):.2g}")
-            needed = (f"with fewer than about {n_rows:,.0f} rows, few cells stand out from noise",)
+            n_rows = write_digits(count_needed_rows(domain_of(self._cells(columns)), self.noise))
+            needed = (f"with fewer than about {n_rows} rows, few cells stand out from noise",)
         return (count, *needed, *wide, *(() if self.search is None else self.search.expectations))
 
     def n_expected(self, n_rows: int | None) -> int | None:
@@ -408,8 +409,7 @@ def list_warnings_without_rows(domain: Domain, planned: HistogramPlan) -> list[s
     if floor <= (planned.cut(0.0) or 1):
         return []
     rows = math.exp((floor - 1) * planned.epsilon / (planned.factor * planned.rows))
-    few = f"{float(f'{rows:.2g}'):,.0f} rows"
-    sentence = f"With {n_cells(domain):,} cells and fewer than about {few}, the threshold is raised to {floor:,}, "
+    sentence = f"With {n_cells(domain):,} cells and fewer than about {write_digits(rows)} rows, the threshold is raised to {floor:,}, "
     sentence += "and most of the released weight may be noise."
     return [f"{sentence} Take fewer cells or columns, or a larger factor of the threshold."]
 

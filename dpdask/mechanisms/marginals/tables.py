@@ -19,6 +19,7 @@ from dpdask.mechanisms.mechanism import Columns, Search
 from dpdask.mechanisms.noisy_counts import NoisyCounts, no_rows
 from dpdask.privacy.events import Composed
 from dpdask.privacy.noise import deviation
+from dpdask.privacy.rounding import write_digits
 from dpdask.references.bins import Bins, Found, cut_with_found, list_adaptive, warn_of_far_cells
 from dpdask.stats import Clique, MarginalCounts
 from dpdask.stats.tables import TableStatistic, domain_of
@@ -122,7 +123,8 @@ class NoisyTables(NoisyCounts):
         found += describe_wide_cells(self.cells(columns), self.bins)
         if self.n_rows_private:  # then nothing can warn of too few
             needed = sorted(count_needed_rows(noise, sizes).values())
-            found.append(f"with fewer than about {needed[len(needed) // 2]:,.2g} rows, half of the tables have fewer rows in a cell than its noise")
+            few = write_digits(needed[len(needed) // 2])
+            found.append(f"with fewer than about {few} rows, half of the tables have fewer rows in a cell than its noise")
         return (*found, *(() if self.cell_search is None else self.cell_search.expectations))
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
