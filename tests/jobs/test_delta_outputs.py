@@ -465,3 +465,27 @@ def test_a_release_of_an_older_version_is_found_under_its_own_name(source: Path,
     shutil.copy(source / "part.0.parquet", source / "part.9.parquet")
     assert run_here(made).status == "released"
     assert list((out / "_dpdask").glob("names-*"))
+
+
+@pytest.mark.parametrize("has_ledger", [False, True])
+def test_the_key_of_names_in_a_store_is_where_run_keys_are(
+    has_ledger: bool, source: Path, tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    assert call_cli("ledger", "init", "--url", url, "--dataset", "d", "--epsilon", "9").returncode == 0
+    ledger = {"ledger": {"url": url, "dataset": "d"}} if has_ledger else {}
+    with open_store("radosgw") as store:
+        made = write_delta(tmp_path / "job", source, tmp_path, "append", output__path=store.folder.url, insecure_seed=None, **ledger)
+        assert run_here(made).status == "released"
+        assert run_here(made).status == "already released"
+        assert [name for name in store.folder.child("_dpdask").names() if name.startswith("names-")]
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
+        if has_ledger:
+            assert run_here(made).status == "already released"
+            made = write_delta(tmp_path / "job", source, tmp_path, "append", output__path=store.folder.url, insecure_seed=None)
+        where = "in a ledger that is not named here" if has_ledger else "on another machine"
+        before = store.folder.names()
+        with pytest.raises(InputError, match=f"the key that names this job's releases is {where}"):
+            run_here(made)
+        assert store.folder.names() == before
