@@ -1,5 +1,6 @@
 """Standard errors and bounds of opened releases are neither too small nor too large, over fresh tables and fresh noise."""
 
+import math
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import dpdask
 from dpdask.analysis.cells import OpenedCells
 from dpdask.analysis.ranges import OpenedRanges
 from dpdask.analysis.rows import OpenedRows
-from dpdask.inference import quantile_regression
+from dpdask.inference import WeightedSample, quantile_regression
 
 ALPHA = 1e-6
 REPEATS = 40
@@ -106,6 +107,35 @@ def test_edges_of_cells_split_none_of_them(draws: list[Any]) -> None:
     assert inside.bias_bound.iloc[0] > whole.estimate.iloc[1]
     by_size = draws[0].histogram("size", [*SIZES, 79])
     assert by_size.bias_bound.max() <= n * lost
+
+
+def test_a_redraw_lists_as_many_empty_cells_as_the_noise_does(draws: list[Any]) -> None:
+    """Their expected weight is that of the part of a cell's discrete Laplace noise which reaches the cut, for each cell that is not listed."""
+    sold = draws[0]
+    cells = sold.to_pandas()
+    sample = WeightedSample.of_frame(cells, "price", ["size"], card=sold.content)
+    redraw = sold._make_redraw(sample, cells, ["price", "size"])
+    rng, added = np.random.default_rng(5), []
+    for _ in range(200):
+        again = redraw(rng)
+        assert len(again.weights) > len(sample.weights)
+        added.append(again.weights[len(sample.weights) :].sum())
+    noise, mechanism = sold.content["accounting"]["noise"]["cells"], sold.content["mechanism"]
+    x = np.arange(mechanism["cut"], mechanism["cut"] + 60 * math.ceil(noise["scale"]))
+    mass = np.exp(-x / noise["scale"]) * np.tanh(0.5 / noise["scale"])
+    wanted = (mechanism["cells"] - len(cells)) * float(mass @ x)
+    error = np.std(added) / math.sqrt(len(added))
+    assert wanted > 20.0 * error  # or the next line would hold without them
+    assert abs(np.mean(added) - wanted) < 4.9 * error
+
+
+def test_the_bound_of_a_quantile_holds_the_rows_of_cells_that_were_left_out(draws: list[Any]) -> None:
+    points = draws[0]._points("size")
+    assert points.lost > 0.0
+    without = replace(points, lost=0.0)
+    moved = [points.quantile("size", q).bias_bound - without.quantile("size", q).bias_bound for q in np.linspace(0.05, 0.95, 19)]
+    assert max(moved) > 0.0
+    assert min(moved) >= 0.0
 
 
 def test_a_quantile_of_few_points_has_no_standard_error(draws: list[Any]) -> None:
