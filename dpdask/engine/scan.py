@@ -25,6 +25,8 @@ from dpdask.stats.statistic import FAN_IN, Statistic, TreeFold, Value
 from dpdask.streams import Streams
 from dpdask.versions import Stamp
 
+_TASK_ROWS = 2**20  # a task costs some milliseconds of the scheduler and its worker, as long as it takes to count 100,000 rows
+_LEAST_TASKS = 32  # of a table, so that workers end together
 KEEP_SECONDS = 30.0
 _KEEP_SHARE = 0.05  # of the driver's time
 _MOST_KEPT = 2**28  # bytes
@@ -235,14 +237,15 @@ def _count_changed(batch: pa.RecordBatch, work: TableWork) -> Counter[str]:
 
 
 def _groups(parts: Sequence[tuple[Part, Any]], rows_per_task: int | None) -> list[list[tuple[Part, Any]]]:
-    """Return the parts of each task: one, or for statistics that are large to merge, enough rows."""
+    """Return the parts of each task: as many neighbours as have enough rows to be worth a task. They depend on the table alone."""
+    most = rows_per_task or min(_TASK_ROWS, sum(part.n_rows or 0 for part, _ in parts) // _LEAST_TASKS)
     groups: list[list[tuple[Part, Any]]] = []
     taken = 0
     for part, own in parts:
-        size = rows_per_task if part.n_rows is None else part.n_rows
-        if not groups or rows_per_task is None or size is None or taken + size > rows_per_task:
+        size = most if part.n_rows is None else part.n_rows
+        if not groups or taken + size > most:
             groups.append([])
             taken = 0
         groups[-1].append((part, own))
-        taken += size or 0
+        taken += size
     return groups

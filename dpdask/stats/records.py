@@ -235,7 +235,7 @@ class RecordStatistic:
 
     @property
     def rows_per_task(self) -> None:
-        """None: a task for each part."""
+        """None: as for other statistics."""
 
     def counter(self) -> RecordCounter:
         """Return a counter of no rows."""

@@ -57,7 +57,7 @@ class Statistic(Protocol[Value_co]):
 
     @property
     def rows_per_task(self) -> int | None:
-        """How many rows one task counts at most if parts are put together, because the value is large to merge; None: one task for each part."""
+        """How many rows one task counts at most if parts are put together, because the value is large to merge; None: as for others."""
 
     def counter(self) -> Counter[Value_co]:
         """Return a counter of no rows."""

@@ -167,7 +167,7 @@ class JointStatistic:
 
     @property
     def rows_per_task(self) -> None:
-        """None: a task for each part."""
+        """None: as for other statistics."""
 
     def counter(self) -> FoldCounter[JointCounts]:
         """Return a counter of no rows."""
