@@ -238,7 +238,7 @@ def _count_changed(batch: pa.RecordBatch, work: TableWork) -> Counter[str]:
 
 def _groups(parts: Sequence[tuple[Part, Any]], rows_per_task: int | None) -> list[list[tuple[Part, Any]]]:
     """Return the parts of each task: as many neighbours as have enough rows to be worth a task. They depend on the table alone."""
-    most = rows_per_task or min(_TASK_ROWS, sum(part.n_rows or 0 for part, _ in parts) // _LEAST_TASKS)
+    most = rows_per_task or max(1, min(_TASK_ROWS, sum(part.n_rows or 0 for part, _ in parts) // _LEAST_TASKS))
     groups: list[list[tuple[Part, Any]]] = []
     taken = 0
     for part, own in parts:
