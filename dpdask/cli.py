@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from dpdask.engine.told import Told
     from dpdask.jobs.run import Outcome
     from dpdask.jobs.spec import Job
+    from dpdask.mechanisms.mechanism import Mechanism
     from dpdask.schemas import Name
     from dpdask.terminal.progress import LogFormat, Report
 
-_INTERRUPTED = 130
-_DEFECT = 70
+_INTERRUPTED, _DEFECT = 130, 70
 _CENSUS_ATTRIBUTES = 27  # those of `dpdask.simulate`, which is slow to import
 
 
@@ -152,7 +152,7 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
 
     with show_progress(log_format) as report:  # before anything that is slow to import
         loaded, warned, outcome = _run(job, settings, scheduler, report)
-    promised = loaded.file.privacy
+    promised, mechanism = loaded.file.privacy, outcome.mechanism or loaded.mechanism
     result = {
         "status": outcome.status,
         "output": outcome.output,
@@ -164,11 +164,11 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
         "balance": _read_balance(loaded),
         "warnings": [*warned, *outcome.warnings],
         "quality": outcome.quality,
-        "protected": loaded.mechanism.protected,
-        "unprotected": loaded.mechanism.unprotected,
+        "protected": mechanism.protected,
+        "unprotected": mechanism.unprotected,
         "insecure": loaded.file.insecure_seed is not None,
     }
-    click.echo(json.dumps(result, ensure_ascii=False) if as_json else _outcome_text(loaded, result))
+    click.echo(json.dumps(result, ensure_ascii=False) if as_json else _outcome_text(loaded, mechanism, result))
     if not as_json:
         _tell(outcome.told)
 
@@ -412,15 +412,15 @@ def _read_balance(job: Job) -> dict[str, Any] | None:
     return None if balance is None else asdict(balance)
 
 
-def _outcome_text(job: Job, result: dict[str, Any]) -> str:
+def _outcome_text(job: Job, mechanism: Mechanism, result: dict[str, Any]) -> str:
     if result["status"] == "nothing new":
         return f"{job.file.name}: nothing new\n  where     {result['output']}"
     lines = [
         f"{job.file.name}: {result['status']}" + (" (INSECURE: seeded, protects nobody)" if result["insecure"] else ""),
         f"  where     {result['output']}",
         f"  what      {result['rows']:,} rows in {result['shards']} shards, {result['bytes'] / 1e6:,.1f} MB",
-        f"  how       {job.mechanism.how}",
-        f"  promise   {job.mechanism.guarantee(job.file.output.order)}",
+        f"  how       {mechanism.how}",
+        f"  promise   {mechanism.guarantee(job.file.output.order)}",
         *(f"  WARNING   {warning}" for warning in result["warnings"]),
         *([f"  quality   {result['quality']}"] if result["quality"] else []),
     ]

@@ -50,6 +50,8 @@ class OpenedRanges(KeptColumns):
     def mean(self, column: str, *, by: str | None = None, values: Sequence[float] | None = None) -> Result:
         """Return the mean of a column; see `OpenedRelease.mean`. Its standard error is that of 50 resamples of the ranges."""
         if self._is_kept(column):
+            if by is not None:
+                self._column(by)
             return super(OpenedRanges, self).mean(column, by=by, values=values)
         if values is not None or (by is not None and not self._is_kept(by)):
             self._refuse("mean", column)

@@ -27,7 +27,12 @@ _CENTRAL = ("discrete-gaussian", "discrete-laplace")  # kinds of events
 _KEPT_DISTRIBUTION = "its noise has no channel on its values, so only its own distribution is kept: dependence on other columns is weakened by it"
 _REFERENCE = "the released values have the distribution of the reference; its draw from the table is in the standard error"
 _TOLD_REFERENCE = "the released values have the distribution of noisy counts; standard errors hold that noise and the draws of the rows"
-_WORST_BIAS = "the bound on the bias is for the worst original values; `dpdask.inference.ReleasedColumn` also gives unbiased estimates"
+_WORST_BIAS = (
+    "the bound on the bias is for the worst original values; `dpdask.inference.ReleasedColumn` also gives unbiased estimates, where the channel "
+    "determines them"
+)
+_ABSENT = "levels that the reference holds with probability 0 are taken not to occur: their estimates, errors and bounds are 0"
+_CELLS = "inside a cell of the reference the columns are independent: slopes and differences of groups are too small by an amount that no error holds"
 _NOISY_RANKS = (
     "the released values have the distribution of noisy counts; standard errors count that noise at its largest, so those of means are too large"
 )
@@ -268,6 +273,7 @@ class OpenedRows(KeptColumns):
         cells = self._find_noise(names) if of_levels else None
         rank_noise = self._find_rank_noise(names) if noisy and cells is None else {}
         told = _REFERENCE if not noisy else _TOLD_REFERENCE if cells is not None else _NOISY_RANKS if rank_noise else _NOISY_REFERENCE
+        in_cells = noisy and len(private) > 1 and any(self._levels(name) is None for name in private)
         return replace(
             points,
             levels={name: own for name, own in points.levels.items() if name not in private} | dict(self._level_map(private)),
@@ -277,7 +283,7 @@ class OpenedRows(KeptColumns):
             noise=None if cells is None else lambda _: cells,
             rank_noise=rank_noise,
             biased=noisy,
-            limits=(told, *points.limits),
+            limits=(told, *([_CELLS] if in_cells else []), *points.limits),
         )
 
     def _count_levels(self, names: Sequence[str]) -> Points:
@@ -344,6 +350,8 @@ class OpenedRows(KeptColumns):
         lost = int((bias > np.abs(np.asarray(found.value, dtype=np.float64))).sum()) if known else 0
         if lost:
             limits.append(f"the bound on the bias is larger than the estimate in {lost:,} of {bias.size:,} numbers: the noise leaves little of them")
+        if known and ((bias == 0.0) & (np.asarray(found.standard_error) == 0.0) & (np.asarray(found.value) == 0.0)).any():
+            limits.append(_ABSENT)
         return Result(
             estimate=found.value,
             standard_error=found.standard_error,

@@ -15,6 +15,7 @@ from dpdask.io.manifest import CARD_NAME, META, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.growing_folder import name_release, read_number
 from dpdask.jobs.growing_table import GrowingPublication, open_growing
+from dpdask.jobs.naming import Name
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import busy
 from dpdask.jobs.series import Kept, KeptFolder, Size, choose_new, select
@@ -267,7 +268,7 @@ def open_next(job: Job, state: GrowingState, unfinished: Progressed | None) -> J
     return opened
 
 
-def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, Callable[[bytes], str]], Ended]) -> Ended | None:
+def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, Name], Ended]) -> Ended | None:
     """Finish the unfinished release of a growing table, if there is one, and release the rows that are new; None if none are.
 
     Parameters

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Callable
 from hashlib import blake2b
 
 from dpdask.errors import InputError, OutputError
@@ -17,6 +18,8 @@ from dpdask.io.storage import Folder
 from dpdask.jobs.publication import Publication
 from dpdask.jobs.records import busy, check_place
 from dpdask.jobs.run_keys import LEDGER, FolderKeys, HostKeys, LedgerKeys, RunKeys, check_run_id, say_place
+
+Name = Callable[[bytes], str]  # of a release, from the key of its run
 
 _FORMAT = 1
 _DIGITS = 16  # of a job's digest
@@ -96,11 +99,11 @@ class ReleaseNames:
         """
         if self._fingerprint is None or release == self._name(b""):
             return
-        if self._read() is None:
+        if self._read() is None or not self._output.exists(self._about):
             keys, name = self._find_keys(), f"names-{uuid.uuid4().hex}"
             if self._output.is_local:
                 self._folder.create(private=True)
-            keys.write(name, _derive(run_key))
+            keys.write(name, self._read() or _derive(run_key))
             about = {"format": _FORMAT, "id": name, "key": keys.place}
             if not self._output.put_new(self._about, json.dumps(about).encode()):
                 keys.remove(name)
@@ -120,7 +123,7 @@ class ReleaseNames:
     def _read(self) -> bytes | None:
         """Return the key, or None if the job has released nothing here."""
         if not self._output.exists(self._about):
-            return None
+            return self._find_keys().read("") if self._output.is_local else None  # the file beside the shards may be lost
         name, place = self._read_about()
         keys = self._find_keys(place)
         if keys.place != place:

@@ -23,7 +23,7 @@ from dpdask.io.storage import Folder
 from dpdask.jobs.describing import make_job_card, write_documents
 from dpdask.jobs.growing import GrowingState, open_state, run_growing
 from dpdask.jobs.keys import raises_in_keys
-from dpdask.jobs.naming import ReleaseNames, forget_unused
+from dpdask.jobs.naming import Name, ReleaseNames, forget_unused
 from dpdask.jobs.ordering import list_sorted_warnings
 from dpdask.jobs.plan import expect
 from dpdask.jobs.run_keys import read_key
@@ -31,6 +31,7 @@ from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
 from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
+from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.steps import step
 
 
@@ -42,20 +43,18 @@ class Outcome:
     ----------
     status
         `released`, or `already released` when a finished job is run again; `nothing new` if a growing table has no new rows.
-    output
-        The output's URL.
-    manifest
-        The committed shards.
+    output, manifest
+        The output's URL, and the committed shards.
     warnings
         The warnings of the plan, and warnings about columns that were sorted in the input.
     told
         What is printed on the steward's terminal only: exact, and covered by no ε. Empty if the job was already finished.
     quality
         One line on how good the release is, from the release alone; empty if the job was already finished.
-    run_id
-        The run's name in the ledger; empty if the job was already finished.
-    release
-        The name by which the output knows the release.
+    mechanism
+        The mechanism as it was run, which differs among the releases of a growing table; None if the job was already finished.
+    run_id, release
+        The run's name in the ledger, empty if the job was already finished; the name by which the output knows the release.
     """
 
     status: Literal["released", "already released", "nothing new"]
@@ -64,12 +63,12 @@ class Outcome:
     warnings: tuple[str, ...] = ()
     told: Told = field(default_factory=Told)
     quality: str = ""
+    mechanism: Mechanism | None = None
     run_id: str = ""
     release: str = ""
 
 
 CountRows = Callable[[int | None, int | None], None]
-Name = Callable[[bytes], str]  # of a release, from the key of its run
 
 
 @raises_in_keys
@@ -327,6 +326,7 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
         warnings=warnings,
         told=told,
         quality=quality,
+        mechanism=opened.mechanism,
         run_id=reached.run_id,
         release=reached.release,
     )

@@ -6,7 +6,7 @@ import base64
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from dpdask.errors import SPENT_AGAIN, InputError, OutputError, SpecError, Tempo
 from dpdask.io.encrypted import EncryptedFolder, decrypt, encrypt
 from dpdask.io.manifest import META, Manifest
 from dpdask.io.storage import Folder
+from dpdask.jobs.naming import Name
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import STATE_FORMAT, LockedRecord, NumberedRecords, RunRecords, busy, unreadable
 from dpdask.jobs.run_keys import check_run_id, find_keys, read_key, say_place
@@ -253,7 +254,7 @@ class RunState:
     def open(
         self,
         job: str,
-        name: Callable[[bytes], str],
+        name: Name,
         fingerprint: str,
         seed: int | None,
         holdout: tuple[bytes, str] | None = None,

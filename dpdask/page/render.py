@@ -279,7 +279,7 @@ def _describe_column(name: str, card: Card) -> Content:
         domain = " to ".join(_describe_bound(bound, told.get("numbers")) for bound in bounds)
     else:
         domain = "as it is" if part.role == "kept" else ""
-    domain += ", or missing" if told.get("nulls") == "level" else ""
+    domain += ", or missing" if told.get("nulls") == "level" and levels is None else ""
     outside = _OUTSIDE.get(part.outside or "", (part.outside or "").replace("other: ", "become "))
     return {"name": name, "role": part.role, "kind": part.kind or "", "domain": domain, "outside": outside, "epsilon": part.epsilon}
 

@@ -28,7 +28,7 @@ _COUNTS = {
 }
 
 KINDS = {
-    "dip": "Every row, its private values randomised (distribution-invariant privatisation)",
+    "dip": "Rows with randomised private values (distribution-invariant privatisation)",
     "copula": "Synthetic records, drawn from a Gaussian copula of noisy counts",
     "marginals": "Tables of counts with noise",
     "histogram": "A joint histogram with noisy weights",

@@ -14,7 +14,7 @@ import dpdask
 from dpdask.analysis.cells import OpenedCells
 from dpdask.analysis.ranges import OpenedRanges
 from dpdask.analysis.rows import OpenedRows
-from dpdask.inference import WeightedSample, quantile_regression
+from dpdask.inference import Estimate, WeightedSample, quantile_regression
 
 ALPHA = 1e-6
 REPEATS = 40
@@ -183,6 +183,12 @@ def test_ranges_have_groups_of_kept_columns() -> None:
             refused()
 
 
+def test_an_unknown_group_of_ranges_is_refused_in_one_line() -> None:
+    for column in ("value", "town"):
+        with pytest.raises(dpdask.SpecError, match="'citty'"):
+            asked(11).mean(column, by="citty")
+
+
 def test_texts_explain_ranges_and_dates_are_refused() -> None:
     release = asked(10)
     assert release.slope("value", "town").estimate.index.tolist() == ["town_B"]
@@ -204,6 +210,15 @@ def test_the_error_of_a_mean_of_noisy_ranks_is_that_of_the_released_range(far: f
         off.append(found[-1].estimate - table["price"].mean())
     spread, error = np.sqrt(np.mean(np.square(off))), np.median([each.standard_error for each in found])
     assert spread <= error <= 12.0 * spread
+
+
+def test_levels_that_the_reference_does_not_hold_are_spoken_of() -> None:
+    """Their estimate is 0, without an error or a bound."""
+    rows = Rows(folder=None, shards=(), n_rows=10, content={"guarantee": {"unit": "row"}})  # type: ignore[arg-type]  # no folder is read
+    for last in (0.0, 0.2):
+        found = Estimate(value=np.array([0.5, last]), standard_error=np.array([0.1, 0.0]), condition_number=2.0, worst_bias=np.array([0.1, 0.0]))
+        said = [limit for limit in rows._result(found).limits if "probability 0" in limit]
+        assert len(said) == (last == 0.0)
 
 
 def test_what_only_a_bound_tells_is_said(draws: list[Any]) -> None:

@@ -516,6 +516,18 @@ def test_cards_of_later_releases_say_that_held_out_rows_have_no_epsilon(tmp_path
             assert "No ε covers the rows that release 0 held out: all releases follow them." in text
 
 
+def test_the_command_line_prints_the_promise_of_the_release_that_it_made(tmp_path: Path) -> None:
+    source, made = tmp_path / "in", job(tmp_path / "job", tmp_path / "in", HOLDOUT)
+    add_day(source, 0)
+    assert "Not protected: the held-out rows, 0.25 of the table" in call_cli("run", made).stdout
+    add_day(source, 1)
+    shown = call_cli("run", made).stdout
+    assert "Not protected: the rows that release 0 held out" in shown
+    assert "0.25 of the table" not in shown
+    add_day(source, 2)
+    assert json.loads(call_cli("run", made, "--json").stdout)["unprotected"].startswith("the rows that release 0 held out")
+
+
 def test_the_public_table_is_no_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, public = tmp_path / "in", tmp_path / "public"
     made = job(tmp_path / "job", source, {"kind": "public", "path": str(public)})

@@ -312,7 +312,7 @@ def test_the_texts_are_the_mechanisms(tmp_path: Path) -> None:
     assert "about 5 rows in at most 1 shards" in text
     assert "promise   a constant promise" in text
     result = {"status": "released", "insecure": False, "output": "out", "rows": 5, "shards": 1, "bytes": 1, "warnings": (), "quality": ""}
-    assert "how       5 rows of a constant\n  promise   a constant promise" in _outcome_text(job, result)
+    assert "how       5 rows of a constant\n  promise   a constant promise" in _outcome_text(job, job.mechanism, result)
 
 
 def test_all_of_a_mechanisms_noise_is_audited_at_the_budgets_delta(tmp_path: Path) -> None:

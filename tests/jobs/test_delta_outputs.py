@@ -454,6 +454,20 @@ def test_a_job_whose_names_have_lost_their_key_is_refused(source: Path, out: Pat
     assert len(set(released_names(out))) == 2
 
 
+def test_the_file_that_tells_where_the_key_is_may_be_lost(source: Path, out: Path, tmp_path: Path) -> None:
+    """Beside a local table the key itself is enough, and it is never replaced."""
+    made = write_delta(tmp_path / "job", source, out, "append", insecure_seed=None)
+    run_here(made)
+    [about], [kept] = (out / "_dpdask").glob("names-*"), out.parent.glob(".out.dpdask-names-*/run.key")
+    key = kept.read_bytes()
+    about.unlink()
+    assert run_here(made).status == "already released"
+    shutil.copy(source / "part.0.parquet", source / "part.9.parquet")
+    assert run_here(made).status == "released"
+    assert about.exists()
+    assert kept.read_bytes() == key
+
+
 def test_a_release_of_an_older_version_is_found_under_its_own_name(source: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = write_delta(tmp_path / "job", source, out, "append")
     with monkeypatch.context() as patch:

@@ -10,7 +10,7 @@ import pytest
 
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.card_parts import ColumnPart
-from dpdask.page import render, words
+from dpdask.page import histograms, render, words
 from dpdask.page.histograms import count_histogram
 from dpdask.page.sample import Sample
 
@@ -116,3 +116,13 @@ def test_cells_have_round_names(values: pa.Array, told: dict[str, Any], labels: 
     found = count_histogram("x", ColumnPart(role="privatised", **told), Sample(rows=pa.table({"x": values}), n_rows=2), make_card())
     assert found is not None
     assert [bar.label for bar in found.bars] == labels
+
+
+@pytest.mark.parametrize("kind", ["histogram", "tree", "known"])
+def test_numbers_of_noisy_counts_have_no_margin(kind: str) -> None:
+    columns = {"x": {"role": "privatised", "epsilon": 1.0}, "y": {"role": "privatised", "epsilon": 1.0, "levels": [1, 2]}}
+    card = make_card(columns=columns, mechanism={"kind": "dip", "reference": {"kind": kind}})
+    sample = Sample(rows=pa.table({"x": [1.0] * 100, "y": [1] * 100}), n_rows=100)
+    of_number, of_levels = (histograms._find_row_margin(name, card, sample)(0.5) for name in columns)
+    assert of_levels == pytest.approx(1.96 * 0.05, rel=0.01)
+    assert of_number == (of_levels if kind == "known" else None)
