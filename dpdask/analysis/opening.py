@@ -19,22 +19,26 @@ from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.card import Card
 
 
-def open(path: str, *, storage: Mapping[str, Mapping[str, Any]] | None = None) -> OpenedRelease:  # noqa: A001 - `dpdask.open`, as `Image.open`
+def open(  # noqa: A001 - `dpdask.open`, as `Image.open`
+    path: str, *, card: str | None = None, storage: Mapping[str, Mapping[str, Any]] | None = None
+) -> OpenedRelease:
     """Return a release from its output folder, ready for analysis; it reads the card and the manifest, and no row.
 
     Parameters
     ----------
     path
         The output folder of a job, a path or any fsspec URL.
+    card
+        The name of the release's card in the folder `_dpdask`, such as `release-00001.json`, if there are several releases.
     storage
         How its store is opened, as the `storage` of a job; the environment decides if not given.
 
     Raises
     ------
     InputError
-        If there is no release, or its card is another's.
+        If there is no release, or no such card, or the card is another's.
     SpecError
-        If the folder holds several releases, each with its own card.
+        If the folder holds several releases, each with its own card, and none is named.
 
     Examples
     --------
@@ -49,22 +53,27 @@ def open(path: str, *, storage: Mapping[str, Mapping[str, Any]] | None = None) -
     if storage is not None:
         set_options(by_root(check_options(dict(storage)), [url]))
     folder = Folder(url)
-    manifest, card = _read(folder, str(path))
-    content, shards = card.to_dict(), tuple(shard.name for shard in manifest.shards)
+    manifest, read = _read(folder, str(path), card)
+    content, shards = read.to_dict(), tuple(shard.name for shard in manifest.shards)
     return _choose(content["mechanism"], str(path))(folder=folder, shards=shards, n_rows=manifest.n_rows, content=content)
 
 
-def _read(folder: Folder, path: str) -> tuple[Manifest, Card]:
-    """Return the manifest and the card of the only release of a folder."""
+def _read(folder: Folder, path: str, card: str | None) -> tuple[Manifest, Card]:
+    """Return the manifest and the card of a release in a folder: of the only one, or of that whose card has this name."""
     prefix, _, suffix = MANIFEST_NAME.removeprefix(f"{META}/").partition(".")
     names = [name for name in folder.child(META).names() if name.startswith(prefix) and name.endswith(f".{suffix}")]
     if not names:
         raise InputError("there is no finished release here", path, "give the output folder of a job; `dpdask status` shows its state")
-    if len(names) > 1:
+    cards = {CARD_NAME.removesuffix(".json").removeprefix(f"{META}/") + name.removeprefix(prefix): name for name in names}
+    some = f"{', '.join(sorted(cards)[:3])}{', …' if len(cards) > 3 else ''}"
+    if card is not None and card not in cards:
+        raise InputError(f"there is no release with the card {card!r} here", path, f"its cards are {some}")
+    if card is None and len(names) > 1:
         what = f"this folder holds {len(names):,} releases, each with its own card and its own noise"
-        raise SpecError(what, path, "open a folder with one release, or read the Parquet files and combine estimates by release")
-    manifest = Manifest.read(folder, f"{META}/{names[0]}")
-    where = CARD_NAME.removesuffix(".json") + names[0].removeprefix(prefix)
+        raise SpecError(what, path, f"open one after the other, `dpdask.open(…, card=…)`, and combine estimates by release; its cards are {some}")
+    name = names[0] if card is None else cards[card]
+    manifest = Manifest.read(folder, f"{META}/{name}")
+    where = CARD_NAME.removesuffix(".json") + name.removeprefix(prefix)
     data = folder.read(where, replaced=True)
     if manifest is None or sha256(data).hexdigest() != manifest.card_sha256:
         raise InputError("this card is not the one that the manifest names", f"{path}/{where}", "copy the whole folder again")

@@ -359,7 +359,7 @@ def _write_snippet(card: Card) -> str:
     lines = [
         "import dpdask",
         "",
-        'release = dpdask.open("path/or/url/of/the/folder")',
+        'release = dpdask.open("path/or/url/of/the/folder"' + (")" if card.series is None else ', card="…")  # the name of its card in _dpdask'),
         "release.columns  # what each column is, and which questions it answers",
         *asked,
         "release.to_pandas()  # the released table as it is; any other reader of Parquet can read it too",

@@ -19,6 +19,7 @@ import pytest
 from e2e.growing import BY_USER, HISTOGRAM, HOLDOUT, KNOWN, SCHEMA, N, add_day, at, grow, job, kept, kinds, manifests, released, spent
 from e2e.helpers import call_cli, charging_entries, digests, error_line, hidden, load, run_here, write_job
 
+import dpdask
 from dpdask.engine import write
 from dpdask.engine.account import Account, open_ledger
 from dpdask.errors import BudgetError, DataError, InputError, OutputError, SpecError, TemporaryError
@@ -526,6 +527,20 @@ def test_the_command_line_prints_the_promise_of_the_release_that_it_made(tmp_pat
     assert "0.25 of the table" not in shown
     add_day(source, 2)
     assert json.loads(call_cli("run", made, "--json").stdout)["unprotected"].startswith("the rows that release 0 held out")
+
+
+def test_each_release_can_be_opened_by_its_card(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "job" / "out"
+    grow(job(tmp_path / "job", source, HOLDOUT), source, range(2))
+    with pytest.raises(SpecError, match=r"holds 2 releases.*its cards are release-00001.json, release.json"):
+        dpdask.open(str(out))
+    with pytest.raises(InputError, match=r"no release with the card 'release-00007.json' here; its cards are"):
+        dpdask.open(str(out), card="release-00007.json")
+    first, second = dpdask.open(str(out), card="release.json"), dpdask.open(str(out), card="release-00001.json")
+    assert (first.n_rows, second.n_rows) == tuple(manifest.n_rows for manifest in manifests(out))
+    shares = second.share("r")
+    assert float(shares.estimate.sum()) == pytest.approx(1.0)
+    assert (shares.standard_error > 0.0).all()
 
 
 def test_the_public_table_is_no_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
