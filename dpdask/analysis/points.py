@@ -24,6 +24,7 @@ from dpdask.inference.tallies import level_codes
 
 Floats = NDArray[np.float64]
 WIDE = "the mean of a heavy tail cannot be estimated under wide bounds; use quantile()"
+LOOSE = "the bound on the bias is larger than the mean itself, as under bounds that are far too wide; use quantile()"
 WITHOUT_NULLS = "rows without a value are left out"
 _INSIDE = "an edge lies inside a cell, whose rows all count on one side of it, so only the bias bound tells how far off this is; use edges of cells"
 _POINT = "this is the point of a cell: only the bias bound tells how far off it is"
@@ -164,6 +165,8 @@ class Points:
         limits = self.limits if here.all() else (*self.limits, WITHOUT_NULLS)
         if self.biased and values is None and name not in self.levels:  # noise puts rows anywhere between the bounds
             limits = (*limits, WIDE)
+        if (bias > np.abs(mean)).any() and values is None and name not in self.levels:
+            limits = (*limits, LOOSE)
         if by is None:
             found = self._result(*self._tell(name, *(float(part[0]) for part in parts)))
         else:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dpdask.analysis.dates import check_no_dates, find_scales
 from dpdask.analysis.kept import KeptColumns
 from dpdask.analysis.opened import check_no_groups, check_probabilities
+from dpdask.analysis.points import LOOSE
 from dpdask.analysis.result import Result
 from dpdask.analysis.weighted import check_features
 from dpdask.errors import SpecError
@@ -66,7 +67,8 @@ class OpenedRanges(KeptColumns):
         if support is not None:
             estimate = npmle(counts, support=support, place="middle")
             bias = float(estimate.masses @ (estimate.right - estimate.left)) / 2.0 + self._doubt(column, rows, estimate, support)
-        return Result(estimate=found.value, standard_error=found.standard_error, bias_bound=bias, limits=self._limits(column))
+        limits = (*self._limits(column), *([LOOSE] if bias is not None and bias > abs(float(found.value)) else []))
+        return Result(estimate=found.value, standard_error=found.standard_error, bias_bound=bias, limits=limits)
 
     def histogram(self, column: str, bins: int | Sequence[float] = 20) -> Result:
         """Return how many rows lie in each range of a column; see `OpenedRelease.histogram`. Ranges have no standard error."""

@@ -183,6 +183,15 @@ def test_ranges_have_groups_of_kept_columns() -> None:
             refused()
 
 
+@pytest.mark.parametrize(("far", "is_loose"), [(5000.0, False), (1e7, True)])
+def test_a_mean_that_bounds_do_not_determine_is_said_to_be_so(far: float, is_loose: bool) -> None:
+    release = asked(12)
+    release.content["columns"]["value"]["bounds"] = [0.0, far]
+    found = release.mean("value")
+    assert (found.bias_bound > found.estimate) == is_loose
+    assert any("larger than the mean itself" in limit for limit in found.limits) == is_loose
+
+
 def test_an_unknown_group_of_ranges_is_refused_in_one_line() -> None:
     for column in ("value", "town"):
         with pytest.raises(dpdask.SpecError, match="'citty'"):
