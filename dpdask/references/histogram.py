@@ -240,8 +240,8 @@ def noisy_distribution(
     Privacy
     -------
     Unit: `rows_per_unit` rows. Protected: the values of all rows counted. Sensitivity and event: `histogram_event`.
-    All that follows the noise is post-processing: under replace-one the number of rows is public
-    and the counts are projected to sum to it; under add-remove it is private, and their own noisy sum takes its place.
+    All that follows the noise is post-processing: under replace-one the number of rows is public and the counts are projected
+    to sum to it; under add-remove it is private, and their own noisy sum takes its place.
 
     References
     ----------

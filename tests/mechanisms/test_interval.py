@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize, stats
+from scipy import integrate, optimize, stats
 
 from dpdask.documents import validate
 from dpdask.errors import DataError, SpecError
@@ -219,6 +219,12 @@ def test_overlapping_acceptable_intervals_are_taken_out_once():
         compute_released_coverages(made, whole, ScipyDistribution(name="unifrom"))
 
 
+def test_individual_coverages_by_hand():
+    lower, upper = np.array([-np.inf, 0.25, 0.5, 0.75, -np.inf]), np.array([0.25, 0.75, 0.5, 0.25, np.inf])
+    ranges = Ranges(lower=lower, upper=upper, is_null=np.zeros(5, dtype=bool))
+    assert coverages(ranges, ScipyDistribution(name="uniform")).tolist() == [0.25, 0.5, 0.0, 0.5, 1.0]
+
+
 def test_the_published_figures_of_coverage():
     """Figure 3 (leakage around 0.25), and the experiments IV-A (0.95) and IV-B (0.9, 0.9)."""
     standard = mechanism({"design": "case1", "anchors": {"name": "logistic"}})
@@ -237,6 +243,10 @@ def test_the_coverage_of_the_uniform_case_in_closed_form():
     for design, expected in (("case1", 2 / 3), ("case2", 1 / 2), ("ring", 1 / 6 + 1 / 2)):
         made = mechanism({"design": design, "anchors": {"name": "uniform"}})
         assert coverage(made, uniform) == pytest.approx(expected, abs=2e-3)
+    law = stats.beta(2, 3)
+    expected, _ = integrate.quad(lambda u: law.cdf(u) ** 2 + law.sf(u) ** 2, 0, 1)
+    one = mechanism({"design": "case1", "anchors": {"name": "uniform"}})
+    assert coverage(one, ScipyDistribution(name="beta", a=2, b=3)) == pytest.approx(expected, abs=2e-3)
 
 
 def test_leakages_of_an_ensemble_add_at_most():
