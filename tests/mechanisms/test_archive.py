@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpdask.archive import Archive, kind_of
+from dpdask.archive import Archive
 from dpdask.cells import cells
 from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
 from dpdask.documents import validate
@@ -219,7 +219,8 @@ def test_it_comes_back_and_the_same_content_has_the_same_bytes(name: str) -> Non
     again = type(whole).from_bytes(data, "here.npz")
     assert type(again) is type(whole)
     assert again.to_bytes() == whole.to_bytes() == MADE[name]().to_bytes() == data
-    assert kind_of(data) == whole.archive.kind
+    with np.load(io.BytesIO(data), allow_pickle=False) as members:
+        assert json.loads(members["header"].tobytes())["kind"] == whole.archive.kind
     assert type(whole).from_bytes(changed(data), "here.npz").to_bytes() == data
 
 
@@ -272,7 +273,6 @@ def test_a_file_of_something_else_is_refused(name: str) -> None:
     headers = [b"", b"{}", b"[1]", b"5", b"\xff\xfe", b"[" * 100_000]
     for wrong in (b"", b"PK", b"garbage" * 50, array.getvalue(), zipped.getvalue(), pickled.getvalue(), *(changed(data, each) for each in headers)):
         refused(name, wrong)
-        assert kind_of(wrong) is None
 
 
 def test_no_flipped_byte_goes_unseen_or_ends_in_another_error() -> None:
