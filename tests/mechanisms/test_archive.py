@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from stats.counting import records_of_rows
 
 from dpdask.archive import Archive
 from dpdask.cells import cells
@@ -51,7 +52,7 @@ from dpdask.schema import Schema
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.bounding import UnitBounds, UnitRows
 from dpdask.stats.joint import JointCounts
-from dpdask.stats.records import Records, numbers
+from dpdask.stats.records import numbers
 from dpdask.streams import RunKey, stream
 
 DAYS = [dt.date(2026, 1, 1), dt.date(2026, 1, 2), dt.date(2026, 1, 3)]
@@ -94,7 +95,7 @@ def chain(channel: Any, by: str | None = None) -> ChainRelease:
     key = np.array([3, 4], dtype=np.uint64)
     groups = [group_hashes("by", pa.array(["x", "x", "x", "y", "y", "z"]), key)] if by else []
     words = [*groups, *(numbers(CODECS[name], column).view(np.uint64) for name, column in columns.items())]
-    records = Records.of_rows(words, np.full(6, 2**64 - 1, dtype=np.uint64), 2**20)
+    records = records_of_rows(words, np.full(6, 2**64 - 1, dtype=np.uint64), 2**20)
     return fit_chain(records, CODECS, {"a": 1.0, "b": 2.0}, channel, order=("b", "a"), by=by, group_key=key)
 
 
