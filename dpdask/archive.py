@@ -157,16 +157,6 @@ class Archived:
         raise NotImplementedError
 
 
-def kind_of(data: bytes) -> str | None:
-    """Return the kind of content in an archive's header; None if there is no such header."""
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as members:
-            kind = _header(members)["kind"]
-    except _UNREADABLE:
-        return None
-    return kind if isinstance(kind, str) else None
-
-
 def _header(members: Mapping[str, Any]) -> Any:
     return json.loads(members[_HEADER].tobytes(), object_hook=_untag_date)
 

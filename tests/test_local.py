@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from kernels.rank_cells import cell_interval
 from scipy import stats
 
 import dpdask
@@ -181,7 +182,7 @@ def test_the_example_reads_and_writes_ranks_as_the_library_does(texts, name, mon
             size = digits[0] + 256 * digits[1] + 256**2 * digits[2]
             start = min(int(n * library_rank(value, column, int(uniform * 2**53) / 2**53)), n - 1)
             w = min(max(start + (-1 - size if is_minus else size), -margin), n - 1 + margin)
-            low, high = rank.cell_interval(w, rate, n)
+            low, high = cell_interval(w, rate, n)
             low, high = 0.0 if w == -margin else low, 1.0 if w == n - 1 + margin else high
             expected = library_value(low + (high - low) * (place + 0.5) / 2**53, column)
             released = apply.randomise(value, column)

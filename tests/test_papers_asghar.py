@@ -7,7 +7,6 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from dpdask.evaluation.utility import Answers, compare, compare_answers, errors_of_answers, one_way_counts, three_way_queries, two_way_counts
 from dpdask.privacy.accountant import epsilon as cost
 from pipelines.papers import asghar_copula
 from pipelines.papers.asghar_copula import (
@@ -21,6 +20,7 @@ from pipelines.papers.asghar_copula import (
     table_epsilon,
     valid_share,
 )
+from pipelines.papers.asghar_utility import Answers, compare, compare_answers, errors_of_answers, one_way_counts, three_way_queries, two_way_counts
 
 SIZES = (3, 2, 4, 1)
 N = 40_000

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 pytest.importorskip("sklearn", reason="the regressions need the extra dpdask[inference]")
 
@@ -164,3 +165,36 @@ def test_mechanisms_have_the_paper_s_coverages_on_a_standard_table() -> None:
     assert covered["M1 ±½"] == pytest.approx(0.57, abs=0.02)
     assert covered["M1 ±1"] < 0.45
     assert (covered["M2"], covered["M3"]) == (pytest.approx(0.76, abs=0.02), pytest.approx(0.94, abs=0.02))
+
+
+def test_the_mean_of_uniform_anchors_is_unbiased_with_its_standard_error():
+    deviations = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        y, u = 2 + 3 * stats.beta(2, 3).rvs(400, random_state=rng), rng.uniform(2, 5, 400)
+        found = ding_moments.mean_case_one(u, y <= u, 2, 5)
+        deviations.append((found.value - (2 + 3 * 0.4)) / found.standard_error)
+    assert abs(np.mean(deviations)) < 4 / np.sqrt(200)
+    assert 0.8 < np.std(deviations) < 1.2
+    low, high = found.interval()
+    assert low < found.value < high
+
+
+ROWS = np.array([0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("u", "delta", "a", "b", "words"),
+    [
+        (ROWS, [True, False], 1, 0, "bounds"),
+        (ROWS, [True, False], 0, np.inf, "bounds"),
+        (ROWS, [True], 0, 1, "2 rows"),
+        (ROWS[:1], [True], 0, 1, "2 rows"),
+        (ROWS, [2, 0], 0, 1, "answer"),
+        (ROWS, [1, 0], 0.6, 1, "outside"),
+        (np.array([np.nan, 0.5]), [1, 0], 0, 1, "outside"),
+    ],
+)
+def test_what_is_no_case_one_answer_is_refused(u, delta, a, b, words):
+    with pytest.raises(ValueError, match=words):
+        ding_moments.mean_case_one(u, np.array(delta), a, b)

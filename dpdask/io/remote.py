@@ -75,21 +75,13 @@ class RemoteFile(io.RawIOBase):
         return memoryview(read_ranges(self._url, [(start, end)], self._size)[0])
 
 
-def open_remote(url: str, size: int | None = None) -> IO[bytes]:
-    """Return a file to read from its start to its end, block by block; a local one is opened as it is.
-
-    Parameters
-    ----------
-    url
-        The file.
-    size
-        Its length, if it is known.
-    """
+def open_remote(url: str) -> IO[bytes]:
+    """Return a file to read from its start to its end, block by block; a local one is opened as it is."""
     fs, path = open_filesystem(url)
     if is_local(fs):
         return fs.open(path, "rb")  # type: ignore[no-any-return]  # fsspec is untyped
-    found = size if size is not None else int(call_storage(url, lambda fs, path: fs.info(path)["size"]))
-    return io.BufferedReader(RemoteFile(url, found), _BLOCK_BYTES)
+    size = int(call_storage(url, lambda fs, path: fs.info(path)["size"]))
+    return io.BufferedReader(RemoteFile(url, size), _BLOCK_BYTES)
 
 
 def read_ranges(url: str, ranges: Sequence[Range], size: int) -> list[bytes]:

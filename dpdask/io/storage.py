@@ -188,7 +188,7 @@ class Folder:
         with self.open_replacement(name, mode=0o600 if private else 0o666) as file:
             file.write(data)
 
-    def put_new(self, name: str, data: bytes, *, private: bool = False) -> bool:
+    def put_new(self, name: str, data: bytes) -> bool:
         """Write a file, whole, unless it exists, and return whether it holds these bytes now.
 
         Of callers with different bytes exactly one sees True, wherever they run: put a token in the data to know who wrote it.
@@ -201,8 +201,6 @@ class Folder:
             The file's name in this folder.
         data
             Its content.
-        private
-            Whether only the owner may read it, where there are modes.
 
         Raises
         ------
@@ -211,7 +209,7 @@ class Folder:
         TemporaryError
             If the store does not answer; the file may be there or not.
         """
-        equal = self._create(name, data, lambda fs, path: _holds(fs, path, data), private=private)
+        equal = self._create(name, data, lambda fs, path: _holds(fs, path, data), private=False)
         return equal is None or equal
 
     def claim(self, name: str, data: bytes) -> bytes:

@@ -24,26 +24,10 @@ Floats = NDArray[np.float64]
 Weights = NDArray[np.uint64]
 
 
-def uniform_laplace_cdf(x: Floats, b: float) -> Floats:
-    """Return G(x), the cdf of Unif(0, 1) + Laplace(b), for x in [0, 1] (Bi & Shen, appendix, first section).
-
-    Parameters
-    ----------
-    x
-        float64 array in [0, 1].
-    b
-        The scale of the Laplace noise, positive.
-
-    Notes
-    -----
-    The paper's difference of two exponentials is written as one hyperbolic sine, which cancels nothing when b is large.
-    """
-    result: Floats = x + b * math.exp(-1 / (2 * b)) * np.sinh((0.5 - x) / b)
-    return result
-
-
 def uniform_laplace_quantile(c: Floats, b: float) -> Floats:
     """Return G⁻¹(c) for c in [0, 1], with -inf and inf at its ends; in between to a few units in the last place.
+
+    G is the cdf of Unif(0, 1) + Laplace(b) (Bi & Shen, appendix, first section).
 
     Parameters
     ----------
@@ -51,6 +35,10 @@ def uniform_laplace_quantile(c: Floats, b: float) -> Floats:
         float64 array in [0, 1].
     b
         The scale of the Laplace noise, positive.
+
+    Notes
+    -----
+    On [0, 1], G(x) = x + b·exp(-1/2b)·sinh((1/2 - x)/b): the paper's difference of two exponentials, written so that nothing cancels when b is large.
     """
     c = np.asarray(c, dtype=np.float64)
     edge = -b / 2 * math.expm1(-1 / b)  # G(0) = 1 - G(1)
@@ -64,7 +52,7 @@ def uniform_laplace_quantile(c: Floats, b: float) -> Floats:
 @jit
 def _search_quantiles(c: Floats, b: float) -> Floats:
     """Return G⁻¹(c) where it is in [0, 1], by bisection."""
-    factor = b * math.exp(-1 / (2 * b))  # as in `uniform_laplace_cdf`
+    factor = b * math.exp(-1 / (2 * b))
     out = np.empty(len(c), dtype=np.float64)
     for i in range(len(c)):
         low, high = 0.0, 1.0

@@ -1,4 +1,4 @@
-"""The standard bivariate normal: the probability of an upper orthant, and the correlation that gives one.
+"""The standard bivariate normal: the correlation that gives the probability of an upper orthant.
 
 The tetrachoric correlation of two binary columns is the r at which two normal variables, cut at h and k, are both above
 their cuts as often as both columns are one. Everything works with the angle asin(r): there the derivative of the orthant
@@ -30,21 +30,6 @@ _NODES_12, _WEIGHTS_12 = np.polynomial.legendre.leggauss(12)
 _NODES_20, _WEIGHTS_20 = np.polynomial.legendre.leggauss(20)
 
 
-def normal_cdf(x: ArrayLike) -> Floats:
-    """Return Pr(Z <= x) of a standard normal Z.
-
-    Parameters
-    ----------
-    x
-        Numbers, ±inf included.
-
-    Returns
-    -------
-    float64 array of the same shape, in [0, 1].
-    """
-    return np.asarray(scipy.special.ndtr(np.asarray(x, dtype=np.float64)), dtype=np.float64)
-
-
 def normal_quantile(p: ArrayLike) -> Floats:
     """Return the x with Pr(Z <= x) = p of a standard normal Z.
 
@@ -66,78 +51,6 @@ def normal_quantile(p: ArrayLike) -> Floats:
     if not ((probabilities >= 0) & (probabilities <= 1)).all():
         raise ValueError("a quantile needs probabilities in [0, 1]")
     return np.asarray(scipy.special.ndtri(probabilities), dtype=np.float64)
-
-
-def upper_orthant(h: ArrayLike, k: ArrayLike, r: ArrayLike) -> Floats:
-    """Return Pr(X > h, Y > k) of standard normals X and Y with correlation r.
-
-    Parameters
-    ----------
-    h, k
-        Cuts, ±inf included.
-    r
-        Correlations in [-1, 1].
-
-    Returns
-    -------
-    float64 array of the shape the three broadcast to, in [0, 1], within 1e-15 of the exact probabilities.
-
-    Raises
-    ------
-    ValueError
-        If a cut is NaN or a correlation is not in [-1, 1].
-
-    Notes
-    -----
-    Cuts are first made non-negative by reflection: Pr(X > -h, Y > k; r) = Pr(Y > k) - Pr(X > h, Y > k; -r). Then, with
-    φ₂ the bivariate density and a, b the two upper tails, the probability is ab + ∫₀ʳ φ₂(h, k, t) dt; in t = sin θ the
-    integrand is exp(-(h² + k² - 2hk sin θ) / (2 cos² θ)) / 2π, and Gauss's rule of 6, 12 or 20 nodes is exact to rounding.
-    Beyond |r| = 0.925 the integral is taken from ±1 instead, over x = (1 - t²)^½, after the first three terms of the smooth
-    factor's series, whose integrals are known, are subtracted.
-
-    References
-    ----------
-    Drezner and Wesolowsky, On the computation of the bivariate normal integral (1990); Genz, Numerical computation of
-    rectangular bivariate and trivariate normal and t probabilities (2004).
-    """
-    x, y, t = _broadcast(h, k, r)
-    _check(x, y, t)
-    out = np.empty(t.size, dtype=np.float64)
-    _orthants(x.ravel(), y.ravel(), t.ravel(), out)
-    return out.reshape(t.shape)
-
-
-def density(h: ArrayLike, k: ArrayLike, r: ArrayLike) -> Floats:
-    """Return φ₂(h, k; r), the density of two standard normals with correlation r.
-
-    It is also the derivative in r of Pr(X > h, Y > k).
-
-    Parameters
-    ----------
-    h, k
-        Where, ±inf included.
-    r
-        Correlations in [-1, 1].
-
-    Returns
-    -------
-    float64 array of the shape the three broadcast to; at r = ±1, the limit: inf on the line k = ±h, 0 elsewhere.
-
-    Raises
-    ------
-    ValueError
-        If a cut is NaN or a correlation is not in [-1, 1].
-
-    Notes
-    -----
-    exp(-(h² - 2hkr + k²) / (2(1 - r²))) / (2π(1 - r²)^½); with s the sign of r the exponent is computed as
-    -(h - sk)² / (2(1 - r²)) - shk / (1 + |r|), which does not cancel.
-    """
-    x, y, t = _broadcast(h, k, r)
-    _check(x, y, t)
-    out = np.empty(t.size, dtype=np.float64)
-    _densities(x.ravel(), y.ravel(), t.ravel(), out)
-    return out.reshape(t.shape)
 
 
 def tetrachoric(h: ArrayLike, k: ArrayLike, p: ArrayLike, *, n_threads: int = 1) -> Floats:
@@ -186,11 +99,6 @@ def _broadcast(*arrays: ArrayLike) -> tuple[Floats, ...]:
     return np.broadcast_arrays(*(np.asarray(array, dtype=np.float64) for array in arrays))
 
 
-def _check(h: Floats, k: Floats, r: Floats) -> None:
-    if np.isnan(h).any() or np.isnan(k).any() or not (np.abs(r) <= 1).all():
-        raise ValueError("a bivariate normal needs cuts that are numbers and correlations in [-1, 1]")
-
-
 @jit
 def upper_tail(x: float) -> float:
     """Return Pr(Z > x) of a standard normal Z."""
@@ -198,25 +106,21 @@ def upper_tail(x: float) -> float:
 
 
 @jit
-def _orthants(h: Floats, k: Floats, r: Floats, out: Floats) -> None:
-    for i in range(len(out)):
-        out[i] = _orthant(h[i], k[i], math.asin(r[i]))
-
-
-@jit
-def _orthant(h: float, k: float, angle: float) -> float:
-    """Return Pr(X > h, Y > k) at correlation sin(angle)."""
-    a, b = upper_tail(abs(h)), upper_tail(abs(k))
-    turned = -angle if (h < 0.0) != (k < 0.0) else angle
-    value = _reduce(abs(h), abs(k), turned, a, b)
-    if h >= 0.0:
-        return value if k >= 0.0 else a - value
-    return b - value if k >= 0.0 else (1.0 - (a + b)) + value
-
-
-@jit
 def _reduce(h: float, k: float, angle: float, a: float, b: float) -> float:
-    """Return Pr(X > h, Y > k) in [0, min(a, b)] for h, k >= 0 with upper tails a, b, at correlation sin(angle)."""
+    """Return Pr(X > h, Y > k) in [0, min(a, b)] for h, k >= 0 with upper tails a, b, at correlation sin(angle).
+
+    Notes
+    -----
+    With φ₂ the bivariate density, the probability is ab + ∫₀ʳ φ₂(h, k, t) dt; in t = sin θ the integrand is
+    exp(-(h² + k² - 2hk sin θ) / (2 cos² θ)) / 2π, and Gauss's rule of 6, 12 or 20 nodes is exact to rounding. Beyond
+    |r| = 0.925 the integral is taken from ±1 instead, over x = (1 - t²)^½, after the first three terms of the smooth
+    factor's series, whose integrals are known, are subtracted.
+
+    References
+    ----------
+    Drezner and Wesolowsky, On the computation of the bivariate normal integral (1990); Genz, Numerical computation of
+    rectangular bivariate and trivariate normal and t probabilities (2004).
+    """
     if a == 0.0 or b == 0.0:
         return 0.0
     if angle >= _SINGULAR:
@@ -267,22 +171,6 @@ def _from_one(gap: float, product: float, top: float) -> float:
         rest = math.exp(-product * x2 / (2.0 * (1.0 + t) ** 2)) / t - (1.0 + x2 * (c1 + c2 * x2))
         total += _WEIGHTS_20[i] * math.exp(-gap / (2.0 * x2)) * rest
     return scale * (m0 + c1 * m2 + c2 * m4 + total * top / 2.0) / (2.0 * math.pi)
-
-
-@jit
-def _densities(h: Floats, k: Floats, r: Floats, out: Floats) -> None:
-    for i in range(len(out)):
-        sign = -1.0 if r[i] < 0.0 else 1.0
-        rest = (1.0 - r[i]) * (1.0 + r[i])
-        if math.isinf(h[i]) or math.isinf(k[i]):
-            out[i] = 0.0
-        elif rest == 0.0:
-            out[i] = math.inf if h[i] == sign * k[i] else 0.0
-        elif max(abs(h[i]), abs(k[i])) > 60.0:
-            out[i] = 0.0  # far below the smallest float, and squares of what is larger could overflow
-        else:
-            exponent = (h[i] - sign * k[i]) ** 2 / (2.0 * rest) + sign * h[i] * k[i] / (1.0 + abs(r[i]))
-            out[i] = math.exp(-exponent) / (2.0 * math.pi * math.sqrt(rest))
 
 
 @jit

@@ -215,37 +215,14 @@ def value_at(rank: float, x: Floats, c: Floats, guide: Guide, lattice: bool) -> 
 
 
 @jit
-def cell_interval(w: int, rate: float, n_cells: int) -> tuple[float, float]:
-    """Return Pr(i + e < w) and Pr(i + e <= w) for i uniform on 0..n_cells-1 and e discrete Laplace with rate -log(α).
-
-    Parameters
-    ----------
-    w
-        The outcome.
-    rate
-        -log(α), positive.
-    n_cells
-        How many ranks there are.
+def _tails(rate: float, n_cells: int) -> tuple[float, float, float]:
+    """Return α, k, and Pr(i + e < 0), for i uniform on 0..n_cells-1 and e discrete Laplace with rate -log(α).
 
     Notes
     -----
     With k = α / ((1-α)(1+α)), Pr(i + e <= w) is (w + 1 + k(α^(w+1) - α^(n-1-w))) / n for w in -1..n-1, and a geometric
     tail on either side.
     """
-    a, k, tail = _tails(rate, n_cells)
-    if w < 0:
-        high = tail * math.exp(rate * (w + 1))
-        return high * a, high
-    if w >= n_cells:
-        rest = tail * math.exp(rate * (n_cells - w))
-        return 1.0 - rest, 1.0 - rest * a
-    rising, falling = math.exp(-rate * w), math.exp(-rate * (n_cells - 1 - w))
-    return (w + k * (rising - falling * a)) / n_cells, (w + 1 + k * (rising * a - falling)) / n_cells
-
-
-@jit
-def _tails(rate: float, n_cells: int) -> tuple[float, float, float]:
-    """Return α, k, and Pr(i + e < 0)."""
     a = math.exp(-rate)
     k = a / (-math.expm1(-rate) * (1.0 + a))
     return a, k, k * -math.expm1(-rate * n_cells) / n_cells
@@ -375,9 +352,9 @@ def disturb_rows(ranks: Floats, words: Weights, draws: Draws) -> Floats:
 
     Notes
     -----
-    The draw stands in the loop: handing arrays to a function for every row would cost more than the draw. So do the probabilities of
-    `cell_interval`, whose cases are computed side by side, and no draw decides a branch: nobody can predict which one. Indices are unsigned, since
-    numba looks for negative ones otherwise.
+    The draw stands in the loop: handing arrays to a function for every row would cost more than the draw. So do the two
+    probabilities of the cell that is drawn (see `_tails`): its cases are computed side by side, and no draw decides a branch, since nobody can
+    predict which one. Indices are unsigned, since numba looks for negative ones otherwise.
     """
     n_cells, rate, margin, sign, thresholds, aliases, coarse, fine = draws
     a, k, tail = _tails(rate, n_cells)

@@ -50,11 +50,6 @@ def register(spec_type: type[Spec], choose: Choose) -> None:
     _REGISTERED[spec_type] = choose
 
 
-def unregister(spec_type: type[Spec]) -> None:
-    """Remove a mechanism that was added."""
-    del _REGISTERED[spec_type]
-
-
 def spec_union() -> Any:
     """Return the type of all specifications, told apart by `kind`."""
     return Annotated[reduce(or_, _REGISTERED), Field(discriminator="kind")]

@@ -43,13 +43,10 @@ class ReleasedHistogram:
         The column.
     bars
         In the order of the levels or cells.
-    n_left_out
-        How many rare levels are in the last bar together.
     """
 
     column: str
     bars: tuple[Bar, ...]
-    n_left_out: int = 0
 
     @property
     def summary(self) -> str:
@@ -77,10 +74,10 @@ def count_histogram(column: str, part: ColumnPart, sample: Sample, card: Card) -
         return None
     told = part.model_extra or {}
     counted = _count_levels(values, told["levels"], weights) if "levels" in told else _count_cells(values, told, weights)
-    kept, n_left_out = _join_rare(counted) if "levels" in told else (counted, 0)
+    kept = _join_rare(counted) if "levels" in told else counted
     margin = _find_margin(column, part, card, sample)
     bars = tuple(Bar(label=label, share=count / total, margin=margin(count / total)) for label, count in kept)
-    return ReleasedHistogram(column=column, bars=bars, n_left_out=n_left_out)
+    return ReleasedHistogram(column=column, bars=bars)
 
 
 def find_weights(card: Card, sample: Sample) -> Floats:
@@ -147,14 +144,14 @@ def _count_levels(values: pa.Array, levels: Sequence[Any], weights: Floats) -> l
     return [*declared, *found.values()]
 
 
-def _join_rare(counted: list[tuple[str, float]]) -> tuple[list[tuple[str, float]], int]:
-    """Return the most frequent levels in their order, and the rest as one bar, with how many they are."""
+def _join_rare(counted: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Return the most frequent levels in their order, and the rest as one bar, which says how many they are."""
     if len(counted) <= MAX_BARS:
-        return counted, 0
+        return counted
     ranked = sorted(range(len(counted)), key=lambda place: (-counted[place][1], place))
     shown = set(ranked[: MAX_BARS - 1])
     rest = [count for place, (_, count) in enumerate(counted) if place not in shown]
-    return [*(counted[place] for place in sorted(shown)), (f"{len(rest)} other levels", sum(rest))], len(rest)
+    return [*(counted[place] for place in sorted(shown)), (f"{len(rest)} other levels", sum(rest))]
 
 
 def read_numbers(values: pa.Array) -> Floats:

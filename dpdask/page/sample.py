@@ -34,11 +34,6 @@ class Sample:
     rows: pa.Table
     n_rows: int
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all released rows were read."""
-        return bool(self.rows.num_rows == self.n_rows)
-
 
 def read_sample(shards: Folder, manifest: Manifest, columns: Sequence[str]) -> Sample:
     """Return at most `MAX_ROWS` released rows, from at most `MAX_PARTS` row groups: the same release, the same rows.

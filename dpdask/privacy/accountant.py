@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Literal, TypeGuard
+from typing import Any, TypeGuard
 
 from dpdask.errors import SpecError
-from dpdask.privacy.events import Adjacency, CentralEvent, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, from_dict, leaves, units
+from dpdask.privacy.events import CentralEvent, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, from_dict, leaves, units
 from dpdask.privacy.rounding import round_down, round_up
 from dpdask.privacy.series import Charged
 
@@ -150,38 +150,6 @@ def _units_differ() -> SpecError:
     return SpecError("charges for different units cannot be added up", "accountant", "charge a dataset of its own for each privacy.unit")
 
 
-def noise_scale(
-    kind: Literal["laplace", "gaussian"], n_queries: int, epsilon: float, delta: float, sensitivity: float, adjacency: Adjacency
-) -> float:
-    """Return the smallest noise scale at which `n_queries` vectors cost at most `epsilon` at `delta`, to a relative 1e-7.
-
-    Parameters
-    ----------
-    kind
-        `laplace` (the scale of the discrete Laplace distribution; its standard deviation is √2 times that) or `gaussian` (σ).
-    n_queries
-        How many vectors are measured, each with the same noise.
-    epsilon, delta
-        The target; `gaussian` needs delta > 0.
-    sensitivity
-        Of one vector, L1 and whole for `laplace`, L2 for `gaussian`, under `adjacency`.
-    adjacency
-        As in the events.
-
-    Returns
-    -------
-    float
-        Never too small: the accountant's ε at this very scale is at most the target.
-
-    Raises
-    ------
-    SpecError
-        If a parameter is out of range.
-    """
-    [found] = scale_events([_central(kind, 1.0, sensitivity, adjacency, n_queries)], epsilon, delta)
-    return found.sigma if isinstance(found, DiscreteGaussian) else found.scale
-
-
 def scale_events(events: Iterable[CentralEvent], epsilon: float, delta: float) -> tuple[CentralEvent, ...]:
     """Return events with all their noise multiplied by the least common factor at which they cost at most `epsilon` at `delta`.
 
@@ -257,14 +225,6 @@ def _least_scale(cost: Callable[[float], float], epsilon: float, start: float, *
 def _compare(cost: float, epsilon: float) -> float:
     """Return log(cost / ε), of a cost of 0 a number that a secant only leads away from."""
     return math.log(cost / epsilon) if cost > 0.0 else -1e3
-
-
-def _central(kind: str, scale: float, sensitivity: float, adjacency: Adjacency, count: int) -> CentralEvent:
-    if kind == "gaussian":
-        return DiscreteGaussian(sigma=scale, sensitivity=sensitivity, adjacency=adjacency, count=count)
-    if kind != "laplace" or sensitivity != int(sensitivity):
-        raise SpecError("noise is laplace, with a whole sensitivity, or gaussian", "noise scale")
-    return DiscreteLaplace(scale=scale, sensitivity=int(sensitivity), adjacency=adjacency, count=count)
 
 
 def _count(atoms: Iterable[Atom], delta: float) -> Counter[Atom]:

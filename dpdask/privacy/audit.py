@@ -56,11 +56,6 @@ class NoiseAudit:
     confidence: float
     n_runs: int
 
-    @property
-    def consistent(self) -> bool:
-        """Whether the runs do not contradict the claim."""
-        return self.lower_bound <= self.claimed
-
 
 def channel_epsilon(weights: NDArray[np.uint64]) -> float:
     """Return ε* of a channel's whole-number weights, the least float that is not below it; infinite if an output excludes an input."""

@@ -138,7 +138,7 @@ class NoisyHistograms(Archived):
     Attributes
     ----------
     counts
-        By column, as `noisy_counts` returns them.
+        By column, one for each possible cell; may be negative.
     events
         The event of the drawn noise, by column.
     n_rows
@@ -208,10 +208,10 @@ def histogram_event(epsilon: float, adjacency: Adjacency, rows_per_unit: int = 1
     return DiscreteLaplace(scale=scale, sensitivity=sensitivity, adjacency=adjacency, count=n_vectors)
 
 
-def noisy_counts(
+def noisy_distribution(
     cells: Cells, statistic: CellCounts, epsilon: float, adjacency: Adjacency, *, rows_per_unit: int = 1, rng: Rng | None = None
-) -> tuple[Counts, DiscreteLaplace]:
-    """Return the counts of the possible cells with noise, and the event.
+) -> tuple[Distribution, DiscreteLaplace]:
+    """Return the column's distribution as a noisy histogram of all rows gives it, and the event.
 
     Parameters
     ----------
@@ -223,31 +223,6 @@ def noisy_counts(
         Who are neighbours, and how many rows one unit may have.
     rng
         None: secure noise. A stream: INSECURE, for runs marked so; see `privacy.noise.discrete_laplace`.
-
-    Returns
-    -------
-    counts
-        int64 array, one for each possible cell; may be negative.
-    event
-        What was drawn.
-
-    Privacy
-    -------
-    Unit: `rows_per_unit` rows. Protected: the values of all rows counted. Sensitivity and event: `histogram_event`.
-    """
-    event = histogram_event(epsilon, adjacency, rows_per_unit)
-    return perturb(statistic.counts[cells.possible], event, rng=rng), event
-
-
-def noisy_distribution(
-    cells: Cells, statistic: CellCounts, epsilon: float, adjacency: Adjacency, *, rows_per_unit: int = 1, rng: Rng | None = None
-) -> tuple[Distribution, DiscreteLaplace]:
-    """Return the column's distribution as a noisy histogram of all rows gives it, and the event.
-
-    Parameters
-    ----------
-    cells, statistic, epsilon, adjacency, rows_per_unit, rng
-        As for `noisy_counts`.
 
     Returns
     -------
@@ -264,37 +239,19 @@ def noisy_distribution(
 
     Privacy
     -------
-    As for `noisy_counts`. All that follows the noise is post-processing: under replace-one the number of rows is public
-    and the counts are projected to sum to it; under add-remove it is private, and their own noisy sum takes its place.
+    Unit: `rows_per_unit` rows. Protected: the values of all rows counted. Sensitivity and event: `histogram_event`.
+    All that follows the noise is post-processing: under replace-one the number of rows is public and the counts are projected
+    to sum to it; under add-remove it is private, and their own noisy sum takes its place.
 
     References
     ----------
     Bi and Shen, Distribution-invariant differential privacy, with the hold-out's edf replaced by a private one.
     """
-    check_rows(cells, statistic, adjacency)
-    noisy, event = noisy_counts(cells, statistic, epsilon, adjacency, rows_per_unit=rows_per_unit, rng=rng)
-    return distribution_of(cells, noisy, statistic.n_rows if adjacency == "replace-one" else None), event
-
-
-def check_rows(cells: Cells, statistic: CellCounts, adjacency: Adjacency) -> None:
-    """Check that there are enough rows for a distribution, if their number is public.
-
-    Parameters
-    ----------
-    cells
-        The column's cells.
-    statistic
-        Its counts.
-    adjacency
-        Which tables are neighbours.
-
-    Raises
-    ------
-    DataError
-        If there are fewer than 2 under replace-one.
-    """
-    if adjacency == "replace-one" and statistic.n_rows < 2:
+    n_rows = statistic.n_rows if adjacency == "replace-one" else None
+    if n_rows is not None and n_rows < 2:
         raise DataError("the table has fewer than 2 rows", f"column {cells.codec.name!r}", "a distribution needs more")
+    event = histogram_event(epsilon, adjacency, rows_per_unit)
+    return distribution_of(cells, perturb(statistic.counts[cells.possible], event, rng=rng), n_rows), event
 
 
 def distribution_of(cells: Cells, noisy: Counts, n_rows: int | None) -> Distribution:
@@ -305,7 +262,7 @@ def distribution_of(cells: Cells, noisy: Counts, n_rows: int | None) -> Distribu
     cells
         The column's cells.
     noisy
-        int64 array, one count for each possible cell, as `noisy_counts` returns them.
+        int64 array, one count for each possible cell; may be negative.
     n_rows
         The number of rows if it is public; None uses the sum of the noisy counts.
     """

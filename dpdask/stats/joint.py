@@ -148,11 +148,6 @@ class JointCounts:
         """How many rows were counted."""
         return int(self.counts.sum())
 
-    @property
-    def n_occupied(self) -> int:
-        """How many cells hold a row; private."""
-        return len(self.keys)
-
 
 @jit
 def merge_cells(keys_a: Keys, counts_a: Counts, keys_b: Keys, counts_b: Counts) -> tuple[Keys, Counts]:

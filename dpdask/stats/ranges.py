@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -30,36 +29,6 @@ def check_grid(knots: Floats) -> Floats:
     if grid.ndim != 1 or not 1 <= len(grid) <= MAX_KNOTS or not np.isfinite(grid).all() or (np.diff(grid) <= 0).any():
         raise SpecError("a grid is made of finite knots, at least one, each above the one before", "grid", "sort the knots and drop repeated ones")
     return grid
-
-
-def grid_of_design(quantile: Callable[[Floats], Floats], n_knots: int = 1000) -> Floats:
-    """Return knots at equally likely places of the anchors' distribution, which the mechanism's design gives without any data.
-
-    Parameters
-    ----------
-    quantile
-        The quantile function of the anchors (for one, `scipy.stats.uniform(0, 9).ppf`).
-    n_knots
-        At least 2. Equal and infinite quantiles give fewer knots.
-
-    Returns
-    -------
-    float64 array of at most n_knots increasing knots, from the smallest to the largest possible anchor where they are finite.
-
-    Raises
-    ------
-    SpecError
-        If n_knots is below 2 or no quantile is finite.
-
-    Notes
-    -----
-    An anchor beyond the outermost knots is rounded to infinity. Anchors that are drawn from the grid itself (round them
-    before anybody is asked) are not rounded at all.
-    """
-    if n_knots < 2:
-        raise SpecError("a grid of a design has at least 2 knots", "n_knots", "leave it out for 1000")
-    knots = np.asarray(quantile(np.linspace(0.0, 1.0, n_knots)), dtype=np.float64)
-    return check_grid(np.unique(knots[np.isfinite(knots)]))
 
 
 def grid_of_ranges(lower: Floats, upper: Floats, n_knots: int = 1000) -> Floats:

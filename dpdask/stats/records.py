@@ -60,23 +60,6 @@ class Records:
     counts: Ints
     least: int = 0
 
-    @classmethod
-    def of_rows(cls, columns: Sequence[Words], own: Words, max_records: int = MAX_RECORDS) -> Self:
-        """Return the statistic of some rows.
-
-        Parameters
-        ----------
-        columns
-            For each column a uint64 array of shape (n,), the rows' values as words.
-        own
-            uint64 array of shape (n,): each row's own keyed word.
-        max_records
-            At least 1.
-        """
-        table = _Table(len(columns), max_records)
-        table.add_rows(columns, own)
-        return cls(**table.parts())
-
     def merge(self, *others: Self) -> Self:
         """Return the statistic of all rows together."""
         table = _Table(self.keys.shape[1], self.max_records)
@@ -106,7 +89,15 @@ class _Table:
         self._slots = np.zeros(0, dtype=np.uint64)
 
     def add_rows(self, columns: Sequence[Words], own: Words) -> None:
-        """Count further rows; see `Records.of_rows`."""
+        """Count further rows.
+
+        Parameters
+        ----------
+        columns
+            For each column a uint64 array of shape (n,), the rows' values as words.
+        own
+            uint64 array of shape (n,): each row's own keyed word.
+        """
         keys = np.empty((len(own), len(columns)), dtype=np.uint64)
         for place, column in enumerate(columns):
             keys[:, place] = column

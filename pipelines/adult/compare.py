@@ -25,8 +25,6 @@ import pyarrow.parquet as pq
 
 from dpdask.cells import DEFAULT_BINS, cells
 from dpdask.codec import codec_for
-from dpdask.evaluation import baselines
-from dpdask.evaluation.utility import N_QUERIES, Answers, ErrorProfile, UtilityReport, compare_answers, three_way_queries
 from dpdask.jobs.spec import load_job
 from dpdask.kernels import simplex
 from dpdask.kernels.marginals import Codes
@@ -43,7 +41,9 @@ from dpdask.references.bins import list_adaptive
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.tables import domain_of, encode
 from dpdask.streams import RunKey, Stream, stream
+from pipelines.papers import asghar_baselines as baselines
 from pipelines.papers import asghar_copula
+from pipelines.papers.asghar_utility import N_QUERIES, Answers, ErrorProfile, UtilityReport, compare_answers, three_way_queries
 
 QUERIES_SEED = 1
 WITHOUT = {

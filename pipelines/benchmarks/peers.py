@@ -46,11 +46,11 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 from threadpoolctl import threadpool_limits
 
-from dpdask.evaluation.utility import one_way_total_variation
 from dpdask.kernels.marginals import Codes
 from dpdask.stats import Domain
 from pipelines.adult.compare import read_case
 from pipelines.benchmarks.records import Truth
+from pipelines.papers.asghar_utility import one_way_total_variation
 
 HELD_OUT = 0.2
 SPLIT_SEED = 1

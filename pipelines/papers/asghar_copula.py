@@ -2,7 +2,7 @@
 
 `pipelines/adult/compare.py` compares ours with them. `cop`, `cop_id` and `cop_one` read private rows without noise, and the
 noise of `laplace_answers` is floating-point noise from an ordinary generator, which protects nobody. Dummies are a uint8 matrix of
-shape (Σ s_a, n), one row for each level of each attribute in the order of `dpdask.evaluation.utility`. A column of it need not
+shape (Σ s_a, n), one row for each level of each attribute in the order of `pipelines.papers.asghar_utility`. A column of it need not
 be a record: nothing keeps an attribute from having two levels, or none.
 
 References
@@ -21,7 +21,6 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpdask.evaluation.utility import Answers, Codes, Counts, Floats, check_queries, one_way_counts, three_way_counts, two_way_counts
 from dpdask.kernels import correlation as correlation_kernel
 from dpdask.kernels import normal as normal_kernel
 from dpdask.kernels.latent import pack, room_for
@@ -32,6 +31,7 @@ from dpdask.mechanisms.marginals.plan import MarginalNoise
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
 from dpdask.privacy.noise import laplace_scale
 from dpdask.stats import Domain, MarginalCounts
+from pipelines.papers.asghar_utility import Answers, Codes, Counts, Floats, check_queries, one_way_counts, three_way_counts, two_way_counts
 
 Dummies = NDArray[np.uint8]
 Within = Literal["disjoint", "independent"]

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from dpdask.inference.range_estimates import mean_case_one
+from pipelines.papers.ding_moments import mean_case_one
 from pipelines.papers.ding_regression import figure_12, figure_13
 
 Floats = Any

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpdask.inference.range_estimates import NPMLE, mean_case_one, npmle
+from dpdask.inference.range_estimates import NPMLE, RangeEstimate, npmle
 from dpdask.stats.ranges import RangeCounts
 
 Floats = Any
@@ -80,6 +80,22 @@ def sample(rng: np.random.Generator, moment: int, n_rows: int, share: float) -> 
     y = rng.normal(0.5, 1.0, n_rows) ** moment
     y[: round(share * n_rows)] = OUTLIER
     return y
+
+
+def mean_case_one(u: Floats, delta: Floats, a: float, b: float) -> RangeEstimate:
+    """Return the mean of values in [a, b] from Case I answers at anchors drawn uniformly from [a, b], unbiased (equation 3, proposition 1).
+
+    `u` are the anchors, at least two; `delta` whether each value is at its anchor or below. The average of Δ(2U - b) + (1 - Δ)(2U - a), and its
+    standard deviation over √n.
+    """
+    if not -np.inf < a < b < np.inf:
+        raise ValueError("the bounds are two finite numbers, a < b")
+    if u.shape != delta.shape or u.ndim != 1 or len(u) < 2 or not np.isin(delta, (0, 1)).all():
+        raise ValueError("at least 2 rows are needed, each with an anchor and an answer of 0 or 1")
+    if not ((u >= a) & (u <= b)).all():
+        raise ValueError("an anchor lies outside the bounds that anchors are drawn from")
+    terms = 2 * u - np.where(delta.astype(bool), b, a)
+    return RangeEstimate(value=float(terms.mean()), standard_error=float(terms.std(ddof=1) / np.sqrt(len(terms))))
 
 
 def guessed(found: NPMLE) -> float:

@@ -15,6 +15,7 @@ import pyarrow.dataset as pads
 import pytest
 from e2e.helpers import KNOWN, MIXED_SCHEMA, call_cli, charging_entries, digests, hidden, lake, load, run_here, write_job
 from faults.drivers import Drivers
+from mechanisms.containing import held_by
 from scipy import stats
 
 from dpdask.engine import fit
@@ -97,7 +98,7 @@ def card(folder: Path) -> dict[str, Any]:
 
 def contain(released: pa.Table, name: str, values: np.ndarray) -> np.ndarray:
     lower, upper = (released[f"{name}_{end}"].to_numpy() for end in ("lower", "upper"))
-    return Ranges(lower=lower, upper=upper, is_null=np.zeros(len(lower), dtype=bool)).contain(values.astype(float))
+    return held_by(Ranges(lower=lower, upper=upper, is_null=np.zeros(len(lower), dtype=bool)), values.astype(float))
 
 
 # ---- what is released, and what is promised of it

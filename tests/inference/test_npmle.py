@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import stats
 
 from dpdask.errors import SpecError
 from dpdask.inference import range_estimates as module
-from dpdask.inference.range_estimates import bootstrap, coverage, individual_coverage, mean_case_one, npmle
+from dpdask.inference.range_estimates import bootstrap, npmle
 from dpdask.kernels.isotonic import case_one
+from dpdask.mechanisms.interval.coverage import coverages
+from dpdask.mechanisms.interval.design import ScipyDistribution
+from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
 
 INF = np.inf
@@ -79,7 +82,8 @@ def test_the_truth_is_not_rejected_and_a_wrong_cdf_is(mechanism):
     estimate = npmle(counted(lower, upper), support=(0, 1))
 
     def likelihood(cdf):
-        return np.log(individual_coverage(cdf, lower, upper)).mean()
+        below, above = np.where(lower == -INF, 0.0, cdf(lower)), np.where(upper == INF, 1.0, cdf(upper))
+        return np.log(above - below + (lower > upper)).mean()
 
     wrong = stats.beta(2, 2.5)
     assert likelihood(BETA.cdf) - likelihood(wrong.cdf) > 2e-3
@@ -172,15 +176,12 @@ def test_mass_beyond_the_anchors_has_no_mean_unless_bounded():
         estimate.quantile(50)
 
 
-def test_coverage_of_known_designs():
-    rng = np.random.default_rng(1)
-    u, v = np.sort(rng.uniform(size=(100_000, 2)), axis=1).T
-    uniform = stats.uniform().cdf
-    assert coverage(uniform, rng.uniform(size=100_000)) == pytest.approx(2 / 3, abs=4e-3)  # E U² + (1-U)²
-    assert coverage(uniform, np.column_stack([u, v])) == pytest.approx(1 / 2, abs=4e-3)  # three spacings of E = 1/6 each
-    assert coverage(uniform, np.column_stack([u, v]), ring=True) == pytest.approx(2 / 3, abs=4e-3)
-    expected, _ = integrate.quad(lambda x: BETA.cdf(x) ** 2 + BETA.sf(x) ** 2, 0, 1)
-    assert coverage(BETA.cdf, rng.uniform(size=100_000)) == pytest.approx(expected, abs=4e-3)
+def coverage(cdf, anchors, *, ring=False):
+    """τ, the mean of Σ_i F(R_i)² over the ranges R_i between a row's anchors: Ding and Ding, theorem 1; example 3 for the ring."""
+    shares = np.diff(cdf(anchors.reshape(len(anchors), -1)), axis=1, prepend=0.0, append=1.0)
+    if ring:
+        shares = np.column_stack([shares[:, 0] + shares[:, -1], shares[:, 1:-1]])
+    return (shares**2).sum(axis=1).mean()
 
 
 @pytest.mark.parametrize("mechanism", [one_anchor, two_anchors, ring])
@@ -191,46 +192,9 @@ def test_the_mean_of_individual_coverages_is_the_coverage(mechanism):
     BETA.rvs(50_000, random_state=again)
     anchors = again.uniform(0, 1, 50_000) if mechanism is one_anchor else np.sort(again.uniform(0, 1, (50_000, 2)), axis=1)
     expected = coverage(BETA.cdf, anchors, ring=mechanism is ring)
-    assert individual_coverage(BETA.cdf, lower, upper).mean() == pytest.approx(expected, abs=5e-3)
+    ranges = Ranges(lower=lower, upper=upper, is_null=np.zeros(len(lower), dtype=bool))
+    assert coverages(ranges, ScipyDistribution(name="beta", a=2, b=3)).mean() == pytest.approx(expected, abs=5e-3)
     assert coverage(npmle(counted(lower, upper), support=(0, 1)).cdf, anchors, ring=mechanism is ring) == pytest.approx(expected, abs=1e-2)
-
-
-def test_individual_coverages_by_hand():
-    lower, upper = np.array([-INF, 0.25, 0.5, 0.75, -INF]), np.array([0.25, 0.75, 0.5, 0.25, INF])
-    assert individual_coverage(stats.uniform().cdf, lower, upper).tolist() == [0.25, 0.5, 0.0, 0.5, 1.0]
-
-
-def test_the_mean_of_uniform_anchors_is_unbiased_with_its_standard_error():
-    deviations = []
-    for seed in range(200):
-        rng = np.random.default_rng(seed)
-        y, u = 2 + 3 * BETA.rvs(400, random_state=rng), rng.uniform(2, 5, 400)
-        found = mean_case_one(u, y <= u, 2, 5)
-        deviations.append((found.value - (2 + 3 * BETA.mean())) / found.standard_error)
-    assert abs(np.mean(deviations)) < 4 / np.sqrt(200)
-    assert 0.8 < np.std(deviations) < 1.2
-    low, high = found.interval()
-    assert low < found.value < high
-
-
-ROWS = np.array([0.5, 0.5])
-
-
-@pytest.mark.parametrize(
-    ("u", "delta", "a", "b", "words"),
-    [
-        (ROWS, [True, False], 1, 0, "bounds"),
-        (ROWS, [True, False], 0, INF, "bounds"),
-        (ROWS, [True], 0, 1, "2 rows"),
-        (ROWS[:1], [True], 0, 1, "2 rows"),
-        (ROWS, [2, 0], 0, 1, "answer"),
-        (ROWS, [1, 0], 0.6, 1, "outside"),
-        (np.array([np.nan, 0.5]), [1, 0], 0, 1, "outside"),
-    ],
-)
-def test_what_is_no_case_one_answer_is_refused(u, delta, a, b, words):
-    with pytest.raises(SpecError, match=words):
-        mean_case_one(u, np.array(delta), a, b)
 
 
 @pytest.mark.parametrize(
@@ -267,6 +231,3 @@ def test_other_refusals():
     counts = counted(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
     with pytest.raises(SpecError, match="2 resamples"):
         bootstrap(counts, lambda f: f.moment(1), 1, rng=np.random.default_rng(0))
-    for anchors in ([], [np.nan], [[1.0, 0.0]], [[[1.0]]]):
-        with pytest.raises(SpecError, match="anchors are numbers"):
-            coverage(stats.norm.cdf, np.array(anchors))

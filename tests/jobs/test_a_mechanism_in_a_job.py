@@ -34,7 +34,7 @@ from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.mechanisms.dip.columns import ColumnsMechanism
 from dpdask.mechanisms.dip.spec import DipSpec
 from dpdask.mechanisms.mechanism import Columns, Mechanism, Spec, Spending
-from dpdask.mechanisms.registry import bind, register, unregister
+from dpdask.mechanisms.registry import _REGISTERED, bind, register
 from dpdask.privacy import Budget, central_guarantee_text
 from dpdask.privacy.accountant import epsilon
 from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace, to_dict
@@ -75,7 +75,7 @@ def _here() -> Iterator[None]:
     register(ConstantSpec, lambda _: ConstantMechanism)
     with dask.config.set(scheduler="synchronous"):
         yield
-    unregister(ConstantSpec)
+    del _REGISTERED[ConstantSpec]
 
 
 @dataclass(frozen=True)

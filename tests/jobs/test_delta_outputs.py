@@ -175,11 +175,11 @@ def test_another_writer_that_is_faster_loses_nothing(source: Path, out: Path, tm
     rows = pl.read_delta(str(out)).to_arrow().slice(0, 5)
     put_new, others = Folder.put_new, []
 
-    def slow(self: Folder, name: str, data: bytes, *, private: bool = False) -> bool:
+    def slow(self: Folder, name: str, data: bytes) -> bool:
         if self.url.endswith("_delta_log") and not others:
             others.append(True)
             deltalake.write_deltalake(str(out), rows, mode="append")
-        return put_new(self, name, data, private=private)
+        return put_new(self, name, data)
 
     before = pl.read_delta(str(out)).height
     monkeypatch.setattr(Folder, "put_new", slow)
@@ -192,11 +192,11 @@ def test_another_writer_that_is_faster_loses_nothing(source: Path, out: Path, tm
 def test_a_new_table_that_another_writer_makes_first_is_left_alone(source: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_new = Folder.put_new
 
-    def slow(self: Folder, name: str, data: bytes, *, private: bool = False) -> bool:
+    def slow(self: Folder, name: str, data: bytes) -> bool:
         if self.url.endswith("_delta_log"):
             monkeypatch.setattr(Folder, "put_new", put_new)
             deltalake.write_deltalake(str(out), pa.table({"x": [1]}))
-        return put_new(self, name, data, private=private)
+        return put_new(self, name, data)
 
     monkeypatch.setattr(Folder, "put_new", slow)
     with pytest.raises(OutputError, match="another writer has made this table"):

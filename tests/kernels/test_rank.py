@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from kernels.rank_cells import cell_interval
 from scipy import stats
 
 from dpdask.kernels import ecdf, rank
@@ -57,7 +58,7 @@ def exact_loss(weights: np.ndarray) -> Decimal:
 
 
 def clamped_intervals(noise: rank.RankNoise) -> np.ndarray:
-    intervals = np.array([rank.cell_interval(w, noise.rate, noise.n_cells) for w in range(-noise.margin, noise.n_cells + noise.margin)])
+    intervals = np.array([cell_interval(w, noise.rate, noise.n_cells) for w in range(-noise.margin, noise.n_cells + noise.margin)])
     intervals[0, 0], intervals[-1, 1] = 0.0, 1.0
     return intervals
 
@@ -98,7 +99,7 @@ def test_cell_interval_equals_a_sum_over_ranks(n_cells: int, rate: float) -> Non
     for w in range(-n_cells, 2 * n_cells, max(1, n_cells // 20)):
         e = w - ranks
         cdf = [np.where(d >= 0, 1 - a ** (np.abs(d) + 1.0) / (1 + a), a ** np.abs(d) / (1 + a)).mean() for d in (e - 1, e)]
-        assert rank.cell_interval(w, rate, n_cells) == pytest.approx(cdf, rel=1e-12)
+        assert cell_interval(w, rate, n_cells) == pytest.approx(cdf, rel=1e-12)
 
 
 def test_the_full_size_cells_tile_the_unit_interval() -> None:
@@ -106,7 +107,7 @@ def test_the_full_size_cells_tile_the_unit_interval() -> None:
         noise = rank.rank_noise(epsilon)
         starts = np.random.default_rng(2).integers(-noise.margin, noise.n_cells + noise.margin - 1, size=2000).tolist()
         for w in [*starts, -2, -1, 0, noise.n_cells - 2, noise.n_cells - 1, noise.n_cells]:
-            (low, high), (after, _) = rank.cell_interval(w, noise.rate, noise.n_cells), rank.cell_interval(w + 1, noise.rate, noise.n_cells)
+            (low, high), (after, _) = cell_interval(w, noise.rate, noise.n_cells), cell_interval(w + 1, noise.rate, noise.n_cells)
             assert low < high
             assert high == pytest.approx(after, abs=2e-13)
 
@@ -317,7 +318,7 @@ def by_hand(value: float, words: list[int], noise: rank.RankNoise, tables: tuple
         magnitude += 256**k * (cell if rest < tables[0][k][cell] else tables[1][k][cell])
     e = magnitude if words[n_digits + 1] >> 1 < noise.sign else -1 - magnitude
     w = min(max(i + e, -noise.margin), noise.n_cells - 1 + noise.margin)
-    low, high = rank.cell_interval(w, noise.rate, noise.n_cells)
+    low, high = cell_interval(w, noise.rate, noise.n_cells)
     low, high = 0.0 if w == -noise.margin else low, 1.0 if w == noise.n_cells - 1 + noise.margin else high
     return low + (high - low) * ((words[n_digits + 2] >> 11) + 0.5) * unit
 

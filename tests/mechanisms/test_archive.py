@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from stats.counting import records_of_rows
 
-from dpdask.archive import Archive, kind_of
+from dpdask.archive import Archive
 from dpdask.cells import cells
 from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
 from dpdask.documents import validate
@@ -51,7 +52,7 @@ from dpdask.schema import Schema
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.bounding import UnitBounds, UnitRows
 from dpdask.stats.joint import JointCounts
-from dpdask.stats.records import Records, numbers
+from dpdask.stats.records import numbers
 from dpdask.streams import RunKey, stream
 
 DAYS = [dt.date(2026, 1, 1), dt.date(2026, 1, 2), dt.date(2026, 1, 3)]
@@ -94,7 +95,7 @@ def chain(channel: Any, by: str | None = None) -> ChainRelease:
     key = np.array([3, 4], dtype=np.uint64)
     groups = [group_hashes("by", pa.array(["x", "x", "x", "y", "y", "z"]), key)] if by else []
     words = [*groups, *(numbers(CODECS[name], column).view(np.uint64) for name, column in columns.items())]
-    records = Records.of_rows(words, np.full(6, 2**64 - 1, dtype=np.uint64), 2**20)
+    records = records_of_rows(words, np.full(6, 2**64 - 1, dtype=np.uint64), 2**20)
     return fit_chain(records, CODECS, {"a": 1.0, "b": 2.0}, channel, order=("b", "a"), by=by, group_key=key)
 
 
@@ -219,7 +220,8 @@ def test_it_comes_back_and_the_same_content_has_the_same_bytes(name: str) -> Non
     again = type(whole).from_bytes(data, "here.npz")
     assert type(again) is type(whole)
     assert again.to_bytes() == whole.to_bytes() == MADE[name]().to_bytes() == data
-    assert kind_of(data) == whole.archive.kind
+    with np.load(io.BytesIO(data), allow_pickle=False) as members:
+        assert json.loads(members["header"].tobytes())["kind"] == whole.archive.kind
     assert type(whole).from_bytes(changed(data), "here.npz").to_bytes() == data
 
 
@@ -272,7 +274,6 @@ def test_a_file_of_something_else_is_refused(name: str) -> None:
     headers = [b"", b"{}", b"[1]", b"5", b"\xff\xfe", b"[" * 100_000]
     for wrong in (b"", b"PK", b"garbage" * 50, array.getvalue(), zipped.getvalue(), pickled.getvalue(), *(changed(data, each) for each in headers)):
         refused(name, wrong)
-        assert kind_of(wrong) is None
 
 
 def test_no_flipped_byte_goes_unseen_or_ends_in_another_error() -> None:

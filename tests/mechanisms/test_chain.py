@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from scipy import stats
+from stats.counting import records_of_rows
 
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, SpecError
@@ -51,7 +52,7 @@ def records_of(columns: dict[str, np.ndarray], codecs: dict[str, Codec], counts:
     keys = [*([group_hashes("by", pa.array(by), GROUP_KEY)] if by is not None else []), *keys]
     n = len(keys[0])
     words_ = np.full(n, HIGHEST)
-    found = Records.of_rows(keys, words_, 2**26)
+    found = records_of_rows(keys, words_, 2**26)
     if counts is None:
         return found
     assert len(found.counts) == n
@@ -276,7 +277,7 @@ MIXED: dict[str, Codec] = {
 def mixed_release(channel: Any = "laplace", **options: Any) -> ChainRelease:
     reference = mixed(5_000, 11)
     keys = [numbers(codec, reference.column(name)).view(np.uint64) for name, codec in MIXED.items()]
-    return fitted(Records.of_rows(keys, np.full(5_000, HIGHEST)), MIXED, 1.0, channel, **options)
+    return fitted(records_of_rows(keys, np.full(5_000, HIGHEST)), MIXED, 1.0, channel, **options)
 
 
 @functools.cache

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize, stats
+from mechanisms.containing import held_by
+from scipy import integrate, optimize, stats
 
 from dpdask.documents import validate
 from dpdask.errors import DataError, SpecError
@@ -81,7 +82,7 @@ def normal(n: int, seed: int = 0) -> np.ndarray:
 @settings(max_examples=40)
 def test_a_range_contains_its_value(name, values, fragment):
     released = run(designed(name), np.array(values), fragment)
-    assert released.contain(np.array(values)).all()
+    assert held_by(released, np.array(values)).all()
     assert not (np.isnan(released.lower) | np.isnan(released.upper)).any()
 
 
@@ -93,7 +94,7 @@ def test_a_value_at_an_anchor_lies_left_of_it(name, end):
     at = getattr(first, end)
     values = np.where(np.isfinite(at), at, 0.0)
     again = run(designed(name), values)
-    assert again.contain(values).all()
+    assert held_by(again, values).all()
     moved = np.isfinite(at) & (again.lower < again.upper)
     if end == "upper" and name in ("case1", "case2", "optimal", "at least"):
         assert moved.sum() > 500
@@ -103,7 +104,7 @@ def test_a_value_at_an_anchor_lies_left_of_it(name, end):
 def test_containment_is_looked_at():
     lower, upper = np.array([0.0, 0.0, 2.0, 2.0, 2.0, 1.0, 1.0]), np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
     ranges = Ranges(lower=lower, upper=upper, is_null=np.zeros(7, dtype=bool))
-    assert ranges.contain(np.array([0.0, 1.0, 1.0, 1.5, 2.5, 1.0, 0.5])).tolist() == [False, True, True, False, True, True, False]
+    assert held_by(ranges, np.array([0.0, 1.0, 1.0, 1.5, 2.5, 1.0, 0.5])).tolist() == [False, True, True, False, True, True, False]
 
 
 def test_exact_values_are_those_of_the_acceptable_set():
@@ -219,6 +220,12 @@ def test_overlapping_acceptable_intervals_are_taken_out_once():
         compute_released_coverages(made, whole, ScipyDistribution(name="unifrom"))
 
 
+def test_individual_coverages_by_hand():
+    lower, upper = np.array([-np.inf, 0.25, 0.5, 0.75, -np.inf]), np.array([0.25, 0.75, 0.5, 0.25, np.inf])
+    ranges = Ranges(lower=lower, upper=upper, is_null=np.zeros(5, dtype=bool))
+    assert coverages(ranges, ScipyDistribution(name="uniform")).tolist() == [0.25, 0.5, 0.0, 0.5, 1.0]
+
+
 def test_the_published_figures_of_coverage():
     """Figure 3 (leakage around 0.25), and the experiments IV-A (0.95) and IV-B (0.9, 0.9)."""
     standard = mechanism({"design": "case1", "anchors": {"name": "logistic"}})
@@ -237,6 +244,10 @@ def test_the_coverage_of_the_uniform_case_in_closed_form():
     for design, expected in (("case1", 2 / 3), ("case2", 1 / 2), ("ring", 1 / 6 + 1 / 2)):
         made = mechanism({"design": design, "anchors": {"name": "uniform"}})
         assert coverage(made, uniform) == pytest.approx(expected, abs=2e-3)
+    law = stats.beta(2, 3)
+    expected, _ = integrate.quad(lambda u: law.cdf(u) ** 2 + law.sf(u) ** 2, 0, 1)
+    one = mechanism({"design": "case1", "anchors": {"name": "uniform"}})
+    assert coverage(one, ScipyDistribution(name="beta", a=2, b=3)) == pytest.approx(expected, abs=2e-3)
 
 
 def test_leakages_of_an_ensemble_add_at_most():
@@ -265,7 +276,7 @@ def test_progressive_rounds_narrow_further():
     bounded = mechanism({**DESIGNS["progressive"], "anchors": {"name": "uniform", "loc": -3, "scale": 6}, "tau": 0.0, "rounds": 40})
     values = normal(1000)
     released = run(bounded, values)
-    assert released.contain(values).all()
+    assert held_by(released, values).all()
     assert np.median(released.upper - released.lower) < 1e-3
 
 
@@ -330,7 +341,7 @@ def test_ranges_of_whole_numbers_end_at_whole_numbers():
     design = {"design": "case2", "anchors": {"name": "uniform", "loc": -1, "scale": 12}}
     values = np.random.default_rng(0).integers(0, 10, size=50_000).astype(float)
     whole, plain = run(mechanism(design, lattice=True), values), run(mechanism(design), values)
-    assert whole.contain(values).all()
+    assert held_by(whole, values).all()
     np.testing.assert_array_equal(whole.lower, np.floor(plain.lower))
     np.testing.assert_array_equal(whole.upper, np.floor(plain.upper))
     found = coverages(whole, ScipyDistribution(name="randint", low=0, high=10), lattice=True)
@@ -359,7 +370,7 @@ def test_whole_numbers_are_narrowed_and_selected():
         },
     ):
         released = run(mechanism(design, lattice=True), values)
-        assert released.contain(values).all()
+        assert held_by(released, values).all()
         assert (np.isfinite(released.lower) | np.isfinite(released.upper)).mean() > 0.3
         distribution = ScipyDistribution(**design["reference"])
         assert coverages(released, distribution, lattice=True).min() >= 0.2 - 1e-9
@@ -432,7 +443,7 @@ def test_the_range_of_a_perturbed_value():
     assert made.step.words_per_row == 2
     n = 100_000
     zeros, ones = run(made, np.zeros(n)), run(made, np.ones(n))
-    assert 0.05 < 1 - zeros.contain(np.zeros(n)).mean() < 0.25  # it need not contain the value
+    assert 0.05 < 1 - held_by(zeros, np.zeros(n)).mean() < 0.25  # it need not contain the value
     middle = [((each.upper > 0) & (each.upper < 1)).sum() / n for each in (ones, zeros)]  # Ỹ = 0 and an anchor in between
     assert middle[1] / middle[0] == pytest.approx(3.0, rel=0.1)  # (32), and no slack is left
     assert 0 < coverage(made, ScipyDistribution(name="uniform")) < 1

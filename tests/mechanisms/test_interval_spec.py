@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from mechanisms.containing import held_by
 
 from dpdask.codec import codec_for
 from dpdask.documents import validate
@@ -274,7 +275,7 @@ def test_a_frame_is_released_as_ranges_that_hold_its_values(table: pd.DataFrame,
     pd.testing.assert_series_equal(lazy["user"], table["user"])
     for name in ("price", "rating"):
         lower, upper = (lazy[f"{name}_{end}"].to_numpy() for end in ("lower", "upper"))
-        assert Ranges(lower=lower, upper=upper, is_null=np.zeros(len(lower), dtype=bool)).contain(table[name].to_numpy()).all()
+        assert held_by(Ranges(lower=lower, upper=upper, is_null=np.zeros(len(lower), dtype=bool)), table[name].to_numpy()).all()
     at_once, _, _ = released(made, table, tmp_path / "pandas")
     one, _, _ = released(made, dd.from_pandas(table, npartitions=1), tmp_path / "one")
     with dask.config.set(scheduler="synchronous"):

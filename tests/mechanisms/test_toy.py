@@ -133,7 +133,7 @@ class Toy(Estimator):
 def _registered() -> Iterator[None]:
     registry.register(ToySpec, lambda _: ToyMechanism)
     yield
-    registry.unregister(ToySpec)
+    del registry._REGISTERED[ToySpec]
 
 
 class TestToy(MechanismContract):

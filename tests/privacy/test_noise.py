@@ -17,7 +17,7 @@ from scipy import stats
 
 from dpdask.errors import SpecError
 from dpdask.privacy import noise
-from dpdask.privacy.accountant import epsilon, noise_scale
+from dpdask.privacy.accountant import epsilon, scale_events
 from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace
 from dpdask.streams import RunKey, stream
 
@@ -189,7 +189,9 @@ def distribution_of(event: DiscreteLaplace | DiscreteGaussian) -> Distribution:
     """The distribution of the noise that would cost what the accountant says of the event, found without asking for its scale."""
     if isinstance(event, DiscreteLaplace):
         return laplace_distribution(2 / epsilon(event, 0))  # 2 is the sensitivity of a histogram, counted in tests/references
-    return gaussian_distribution(noise_scale("gaussian", 1, epsilon(event, 1e-6), 1e-6, math.sqrt(2), "replace-one"))
+    [found] = scale_events([replace(GAUSSIAN, sigma=1.0)], epsilon(event, 1e-6), 1e-6)
+    assert isinstance(found, DiscreteGaussian)
+    return gaussian_distribution(found.sigma)
 
 
 @pytest.mark.parametrize("event", [LAPLACE, GAUSSIAN], ids=["laplace", "gaussian"])

@@ -34,9 +34,9 @@ from dpdask.references.histogram import (
     _mark_frequent,
     _simplest,
     histogram_event,
-    noisy_counts,
     noisy_distribution,
 )
+from dpdask.references.statistics import ColumnCounts
 from dpdask.schema import Schema
 from dpdask.streams import RunKey, stream
 
@@ -198,7 +198,7 @@ WIDE = cells(value_codec(), 20_000)
 
 def drawn_fits(scale_of_distribution: float, adjacency: Any, secure: bool) -> bool:
     statistic = CellCounts(np.full(WIDE.n_cells, 100))
-    noisy, _ = noisy_counts(WIDE, statistic, 0.5, adjacency, rng=None if secure else keyed("draw"))
+    noisy = noise.perturb(statistic.counts[WIDE.possible], histogram_event(0.5, adjacency), rng=None if secure else keyed("draw"))
     e = np.abs(noisy - 100)
     ratio = math.exp(-1 / scale_of_distribution)
     top = round(3 * scale_of_distribution)
@@ -334,6 +334,8 @@ def test_under_add_remove_the_true_number_of_rows_is_not_used(monkeypatch):
 def test_a_public_number_of_fewer_than_two_rows_is_refused(counts):
     with pytest.raises(DataError, match="fewer than 2"):
         noisy_distribution(cells(level_codec([1, 2]), 2), CellCounts(np.array(counts)), 1.0, "replace-one")
+    with pytest.raises(DataError, match="fewer than 2"):
+        Histogram(bins=2).check_counts(ColumnCounts({"v": CellCounts(np.array(counts))}))
 
 
 # ---- a frequent number inside a fine cell

@@ -48,7 +48,7 @@ def test_counts_are_those_of_unique_and_merge_is_a_commutative_monoid(rows, firs
     keys, counts = np.unique(keys_of(domain, codes), return_counts=True)
     assert np.array_equal(whole.keys, keys)
     assert np.array_equal(whole.counts, counts)
-    assert (whole.n_rows, whole.n_occupied) == (len(rows), len(keys))
+    assert (whole.n_rows, len(whole.keys)) == (len(rows), len(keys))
     low, high = sorted((first, second))
     a, b, c = (JointCounts.of_codes(domain, part) for part in (codes[:, :low], codes[:, low:high], codes[:, high:]))
     nothing = JointCounts.identity(domain)

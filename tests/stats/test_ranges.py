@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from dpdask.errors import DataError, SpecError
-from dpdask.stats.ranges import RangeCounts, check_grid, grid_of_design, grid_of_ranges
+from dpdask.stats.ranges import RangeCounts, check_grid, grid_of_ranges
 
 GRID = np.array([-1.0, 0.0, 0.5, 3.0])
 ENDS = st.one_of(st.sampled_from([-1.0, 0.0, 0.5, 3.0]), st.floats(-5, 5))
@@ -93,11 +92,6 @@ def test_a_grid_of_all_ends_rounds_nothing():
     assert np.isin(coarse, ends).all()
 
 
-def test_a_grid_of_a_design_takes_its_quantiles():
-    np.testing.assert_allclose(grid_of_design(stats.uniform(2, 3).ppf, 4), [2, 3, 4, 5])
-    assert len(grid_of_design(stats.norm.ppf, 11)) == 9  # the infinite ones are no knots
-
-
 @pytest.mark.parametrize("knots", [[], [1.0, 1.0], [2.0, 1.0], [np.nan], [0.0, np.inf], [[1.0]]])
 def test_what_is_no_grid_is_refused(knots):
     with pytest.raises(SpecError, match="grid is made of finite knots"):
@@ -105,9 +99,8 @@ def test_what_is_no_grid_is_refused(knots):
 
 
 def test_too_few_knots_or_ends_are_refused():
-    for make in (lambda: grid_of_design(stats.norm.ppf, 1), lambda: grid_of_ranges(np.zeros(2), np.ones(2), 1)):
-        with pytest.raises(SpecError, match="at least 2 knots"):
-            make()
+    with pytest.raises(SpecError, match="at least 2 knots"):
+        grid_of_ranges(np.zeros(2), np.ones(2), 1)
     with pytest.raises(SpecError, match="no range has a finite end"):
         grid_of_ranges(np.array([-np.inf]), np.array([np.inf]))
 

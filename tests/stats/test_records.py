@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stats.counting import records_of_rows
 
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError
@@ -27,7 +28,7 @@ def rows(n: int, n_values: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def records_of(keys: np.ndarray, words: np.ndarray, max_records: int) -> Records:
-    return Records.of_rows([np.ascontiguousarray(column) for column in keys.T], words, max_records)
+    return records_of_rows([np.ascontiguousarray(column) for column in keys.T], words, max_records)
 
 
 def expected(keys: np.ndarray, words: np.ndarray, max_records: int) -> tuple[Counter[tuple[int, ...]], int]:

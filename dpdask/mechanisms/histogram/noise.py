@@ -354,7 +354,7 @@ def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Rng | None = None,
     ------
     SpecError
         As `check_size`, which needs no data: call it first. If the number of rows is private, nothing is refused that
-        `check_size` accepts for some number of rows.
+        `check_size` accepts for some number of rows. Or if the sparse path is asked for without a threshold or with Gaussian noise.
 
     Notes
     -----
@@ -396,12 +396,12 @@ def least_threshold(domain: Domain, planned: HistogramPlan) -> int:
     return least_cut(n_cells(domain), planned.cells.scale, MAX_SPARSE)
 
 
-def check_size(domain: Domain, planned: HistogramPlan, n_rows: float, *, path: Path = "auto") -> None:
+def check_size(domain: Domain, planned: HistogramPlan, n_rows: float) -> None:
     """Check, before any row is read, that the histogram can be drawn.
 
     Parameters
     ----------
-    domain, planned, path
+    domain, planned
         As in `draw`.
     n_rows
         The number of rows if it is public, for the enhanced threshold; else the largest possible number.
@@ -410,9 +410,9 @@ def check_size(domain: Domain, planned: HistogramPlan, n_rows: float, *, path: P
     ------
     SpecError
         If every cell must be drawn and there are more than 10⁷; if more than 5·10⁷ empty cells are expected to reach the
-        threshold; or if the sparse path is asked for without a threshold or with Gaussian noise.
+        threshold.
     """
-    _is_sparse(n_cells(domain), planned, planned.cut(n_rows), path)
+    _is_sparse(n_cells(domain), planned, planned.cut(n_rows), "auto")
 
 
 def _is_sparse(n: int, planned: HistogramPlan, cut: int | None, path: Path) -> bool:

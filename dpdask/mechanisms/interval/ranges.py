@@ -39,12 +39,6 @@ class Ranges:
     upper: Floats
     is_null: Bools
 
-    def contain(self, values: Floats) -> Bools:
-        """Return where the range contains the value: always, unless the value is perturbed or null."""
-        above, below = self.lower < values, values <= self.upper
-        inside = np.where(self.lower > self.upper, above | below, above & below)
-        return np.where(self.lower == self.upper, values == self.lower, inside) & ~self.is_null
-
 
 class Step(Protocol):
     """How numbers become ranges: a pure function of the numbers and as many uniform words as it says."""

@@ -1,6 +1,6 @@
 """Baseline errors: those of a table whose attributes are independent. CONFIDENTIAL: computed from private rows, never to be published.
 
-These answers to the queries of `dpdask.evaluation.utility` have the exact one-way frequencies and no noise: they are not a release.
+These answers to the queries of `pipelines.papers.asghar_utility` have the exact one-way frequencies and no noise: they are not a release.
 
 References
 ----------
@@ -15,7 +15,7 @@ from itertools import combinations
 
 import numpy as np
 
-from dpdask.evaluation.utility import Codes, Counts, Floats, check_queries, one_way_counts
+from pipelines.papers.asghar_utility import Codes, Counts, Floats, check_queries, one_way_counts
 
 
 def independent_two_way(codes: Codes, sizes: Sequence[int]) -> Floats:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.evaluation import baselines, utility
-from dpdask.evaluation.utility import (
+from pipelines.papers import asghar_baselines as baselines
+from pipelines.papers import asghar_utility as utility
+from pipelines.papers.asghar_utility import (
     ErrorProfile,
     UtilityReport,
     compare,
