@@ -25,6 +25,7 @@ STREAM_FORMAT = 1
 _PERSON = b"dpdask stream %d" % STREAM_FORMAT
 _BLOCK_BYTES = 16
 _TOGETHER = 2**13  # blocks that are encrypted at once: counters and words stay in the cache
+_COUNTERS = np.stack([np.arange(_TOGETHER, dtype="<u8"), np.zeros(_TOGETHER, dtype="<u8")], axis=1)
 
 
 class RunKey:
@@ -113,13 +114,12 @@ class Stream:
     def _draw(self, n: int) -> NDArray[np.uint64]:
         first, skipped = divmod(self._n_drawn, 2)
         n_blocks = (skipped + n + 1) // 2
-        counters = np.zeros((min(n_blocks, _TOGETHER) or 1, 2), dtype="<u8")
-        counters[:, 0] = np.arange(first, first + len(counters))
+        counters = _COUNTERS[: n_blocks or 1].copy()
         out = np.empty(2 * n_blocks + 2, dtype="<u8")  # the cipher asks for almost a block more than it writes
         given, room = counters.data.cast("B"), out.data.cast("B")
         for done in range(0, n_blocks, _TOGETHER):
+            counters[:, 0] += np.uint64(_TOGETHER if done else first)
             self._cipher.update_into(given[: (n_blocks - done) * _BLOCK_BYTES], room[done * _BLOCK_BYTES :])
-            counters[:, 0] += np.uint64(_TOGETHER)
         self._n_drawn += n
         return out[skipped : skipped + n].astype(np.uint64, copy=False)
 
