@@ -105,8 +105,8 @@ class ReleaseNames:
                 self._folder.create(private=True)
             keys.write(name, self._read() or _derive(run_key))
             about = {"format": _FORMAT, "id": name, "key": keys.place}
-            if not self._output.put_new(self._about, json.dumps(about).encode()):
-                keys.remove(name)
+            if not self._output.put_new(self._about, json.dumps(about).encode()) and not self._output.is_local:
+                keys.remove(name)  # another driver was faster; beside a local output there is one key, and one driver at a time
         if self._name(self._read() or b"") != release:
             raise busy(self._output)
 

@@ -122,7 +122,7 @@ def test_what_a_killed_driver_left_is_gone_when_another_ends_the_run(tmp_path: P
 def test_the_end_of_a_run_withdraws_its_key(in_process: Client, memory_store: str) -> None:
     state = RunState(Folder(memory_store))
     with state.lock():
-        reached = state.open("job", "release", "fingerprint", None)
+        reached = state.open("job", lambda _: "release", "fingerprint", None)
         key = state.keys.read(reached.run_id)
         assert key is not None
         name = [f"dpdask-key-{reached.run_id}"]
