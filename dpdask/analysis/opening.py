@@ -64,16 +64,16 @@ def _read(folder: Folder, path: str, card: str | None) -> tuple[Manifest, Card]:
     names = [name for name in folder.child(META).names() if name.startswith(prefix) and name.endswith(f".{suffix}")]
     if not names:
         raise InputError("there is no finished release here", path, "give the output folder of a job; `dpdask status` shows its state")
-    cards = {CARD_NAME.removesuffix(".json").removeprefix(f"{META}/") + name.removeprefix(prefix): name for name in names}
+    start = CARD_NAME.removesuffix(".json").removeprefix(f"{META}/")
+    cards = {start + name.removeprefix(prefix): name for name in names}
     some = f"{', '.join(sorted(cards)[:3])}{', …' if len(cards) > 3 else ''}"
     if card is not None and card not in cards:
         raise InputError(f"there is no release with the card {card!r} here", path, f"its cards are {some}")
     if card is None and len(names) > 1:
         what = f"this folder holds {len(names):,} releases, each with its own card and its own noise"
         raise SpecError(what, path, f"open one after the other, `dpdask.open(…, card=…)`, and combine estimates by release; its cards are {some}")
-    name = names[0] if card is None else cards[card]
-    manifest = Manifest.read(folder, f"{META}/{name}")
-    where = CARD_NAME.removesuffix(".json") + name.removeprefix(prefix)
+    chosen = card or next(iter(cards))
+    manifest, where = Manifest.read(folder, f"{META}/{cards[chosen]}"), f"{META}/{chosen}"
     data = folder.read(where, replaced=True)
     if manifest is None or sha256(data).hexdigest() != manifest.card_sha256:
         raise InputError("this card is not the one that the manifest names", f"{path}/{where}", "copy the whole folder again")

@@ -32,7 +32,7 @@ _WORST_BIAS = (
     "determines them"
 )
 _ABSENT = "levels that the reference holds with probability 0 are taken not to occur: their estimates, errors and bounds are 0"
-_CELLS = "inside a cell of the reference the columns are independent: slopes and differences of groups are too small by an amount that no error holds"
+_CELLS = "inside a cell of the reference the columns are independent: slopes and differences of groups are too small, and no error includes it"
 _NOISY_RANKS = (
     "the released values have the distribution of noisy counts; standard errors count that noise at its largest, so those of means are too large"
 )

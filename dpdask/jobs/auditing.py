@@ -51,7 +51,7 @@ def _card(job: Job, fingerprint: str) -> dict[str, Any] | None:
     if job.file.growing:
         publication = open_growing(target, output, job.digest)
     try:
-        release = name_release(job.digest, 0) if job.file.growing else job.release_names(fingerprint).find(publication)
+        release = name_release(job.digest, 0) if job.file.growing else job.name_releases(fingerprint).find(publication)
         manifest = publication.find(release)
         data = b"" if manifest is None else publication.read_card(release)
         return Card.read(data, "the card").to_dict() if manifest is not None and hashlib.sha256(data).hexdigest() == manifest.card_sha256 else None

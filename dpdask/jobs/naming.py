@@ -84,26 +84,29 @@ class ReleaseNames:
         """
         return self._job if self._fingerprint is None else self._name(self._read() or _derive(run_key))
 
-    def keep(self, release: str, run_key: bytes) -> None:
+    def keep(self, release: str, run_key: bytes | None) -> None:
         """Keep the key of the names, before a release is published. Doing it twice changes nothing.
 
         Parameters
         ----------
         release, run_key
-            The name of the release, and the key of its run.
+            The name of the release, and the key of its run; None if the key is gone.
 
         Raises
         ------
         TemporaryError
-            If another driver has released for the first time meanwhile.
+            If another driver has taken the run over, or has released for the first time meanwhile.
         """
-        if self._fingerprint is None or release == self._name(b""):
+        if self._fingerprint is None:
             return
-        if self._read() is None or not self._output.exists(self._about):
+        if run_key is None:
+            raise busy(self._output)
+        key = self._read()
+        if key is None or not self._output.exists(self._about):
             keys, name = self._find_keys(), f"names-{uuid.uuid4().hex}"
             if self._output.is_local:
                 self._folder.create(private=True)
-            keys.write(name, self._read() or _derive(run_key))
+            keys.write(name, key or _derive(run_key))
             about = {"format": _FORMAT, "id": name, "key": keys.place}
             if not self._output.put_new(self._about, json.dumps(about).encode()) and not self._output.is_local:
                 keys.remove(name)  # another driver was faster; beside a local output there is one key, and one driver at a time
@@ -162,11 +165,10 @@ def forget_unused(output: Folder, ledger_url: str | None) -> None:
     ledger_url
         The ledger that may keep such a key.
     """
-    released = {manifest.job[:_DIGITS] for manifest in list_manifests(output)}
-    for name in output.child(META).names():
-        found = re.fullmatch(r"names-([0-9a-f]{16})\.json", name)
-        if found is not None and found[1] not in released:
-            ReleaseNames(found[1], "", output, ledger_url).forget()
+    jobs = {found[1] for name in output.child(META).names() if (found := re.fullmatch(r"names-([0-9a-f]{16})\.json", name))}
+    released = {manifest.job[:_DIGITS] for manifest in list_manifests(output)} if jobs else set()
+    for job in sorted(jobs - released):
+        ReleaseNames(job, "", output, ledger_url).forget()
 
 
 def _derive(run_key: bytes) -> bytes:

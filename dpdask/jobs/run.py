@@ -26,7 +26,6 @@ from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.naming import Name, ReleaseNames, forget_unused
 from dpdask.jobs.ordering import list_sorted_warnings
 from dpdask.jobs.plan import expect
-from dpdask.jobs.run_keys import read_key
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
 from dpdask.jobs.stores import opens_stores
@@ -112,7 +111,7 @@ def run_job(job: Job, progress: Progress | None = None, *, count_rows: CountRows
         return grown or Outcome(status="nothing new", output=job.output_url, manifest=nothing)
     state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url, job.file.output.target)
     opened = open_table(job, state.folder) if job.may_repeat else None
-    names = job.release_names("" if opened is None else opened.table.fingerprint)
+    names = job.name_releases("" if opened is None else opened.table.fingerprint)
     finished = _find_finished(job, state, names.find(state.publication))
     if finished is not None:
         state.sweep()
@@ -312,8 +311,7 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
         manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(content).hexdigest())
         quality = opened.mechanism.describe_quality(release)
         documents, faults = write_documents(card, manifest, state.staging(reached.run_id).shards)
-        if job.may_repeat:
-            job.release_names(reached.input).keep(reached.release, read_key(state.keys, reached.run_id, state.output))
+        job.name_releases(reached.input).keep(reached.release, state.keys.read(reached.run_id))
         state.publish(reached, manifest, {**documents, CARD_NAME: content})
         job.account.commit(reached.run_id, reached.release_sha256)
         state.remove(reached.run_id)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dpdask.engine.work import KEY_NAME
-from dpdask.errors import InputError, OutputError
+from dpdask.errors import OutputError
 from dpdask.io.faults import storage_faults
 from dpdask.io.storage import Folder
 
@@ -169,29 +169,6 @@ def find_keys(folder: Folder, ledger_url: str | None) -> RunKeys:
     if folder.is_local:
         return FolderKeys(folder)
     return HostKeys() if ledger_url is None else LedgerKeys(ledger_url)
-
-
-def read_key(keys: RunKeys, run_id: str, output: Folder) -> bytes:
-    """Return the key of a run.
-
-    Parameters
-    ----------
-    keys
-        Where it is kept.
-    run_id
-        The name of the run.
-    output
-        The run's output, for the message.
-
-    Raises
-    ------
-    InputError
-        If it is gone.
-    """
-    key = keys.read(run_id)
-    if key is None:
-        raise InputError("the key of the run is gone", output.url, "`dpdask abort` the run and begin again")
-    return key
 
 
 def say_place(place: str) -> str:

@@ -294,7 +294,7 @@ class Job:
         """Whether the job, run again on another input, makes another release in the same output."""
         return self.file.output.mode != "error" and not self.file.growing
 
-    def release_names(self, fingerprint: str) -> ReleaseNames:
+    def name_releases(self, fingerprint: str) -> ReleaseNames:
         """Return the names by which the output knows the job's releases.
 
         Parameters

@@ -23,7 +23,7 @@ from dpdask.io.storage import Folder
 from dpdask.jobs.naming import Name
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import STATE_FORMAT, LockedRecord, NumberedRecords, RunRecords, busy, unreadable
-from dpdask.jobs.run_keys import check_run_id, find_keys, read_key, say_place
+from dpdask.jobs.run_keys import check_run_id, find_keys, say_place
 from dpdask.streams import STREAM_FORMAT, RunKey
 from dpdask.version import __version__
 
@@ -309,7 +309,10 @@ class RunState:
         if self.output.is_local:
             yield
             return
-        with share_key(run_id, read_key(self.keys, run_id, self.output)):
+        key = self.keys.read(run_id)
+        if key is None:
+            raise InputError("the key of the run is gone", self.output.url, "`dpdask abort` the run and begin again")
+        with share_key(run_id, key):
             yield
 
     def publish(self, reached: Progressed, manifest: Manifest, documents: Mapping[str, bytes]) -> None:

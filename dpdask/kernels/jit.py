@@ -25,7 +25,8 @@ def jit(function: Callable[Args, Result]) -> Callable[Args, Result]:
     """Return `function` compiled on first use; without a writable cache folder it is compiled once per process."""
     try:
         compiled: Callable[Args, Result] = numba.njit(nogil=True, cache=True)(function)
-        compiled._cache._cache_file._source_stamp = _SOURCES  # type: ignore[attr-defined]  # numba has no public way
+        if not numba.config.DISABLE_JIT:  # then it is the function itself
+            compiled._cache._cache_file._source_stamp = _SOURCES  # type: ignore[attr-defined]  # numba has no public way
     except RuntimeError:  # numba found no place for its cache (a read-only install without a home folder)
         compiled = numba.njit(nogil=True)(function)
     return compiled

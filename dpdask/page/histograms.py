@@ -248,9 +248,10 @@ def _find_row_margin(column: str, card: Card, sample: Sample) -> Margin:
     """Return the margin of rows that were randomised one by one: the rows' noise, and that of the reference where it is known."""
     accounting, told = card.accounting.model_extra or {}, card.mechanism.model_extra or {}
     reference, n_rows = told.get("reference", {}), sample.n_rows
-    counted = accounting.get("epsilon_reference", {}).get(column) if "levels" in (card.columns[column].model_extra or {}) else None
-    if counted is None and reference.get("kind") in ("histogram", "tree") and "levels" not in (card.columns[column].model_extra or {}):
-        return lambda _: None  # a bar's share of noisy counts in other cells is not known
+    has_levels = "levels" in (card.columns[column].model_extra or {})
+    if not has_levels and reference.get("kind") in ("histogram", "tree"):
+        return lambda _: None  # bars are not the cells that were counted
+    counted = accounting.get("epsilon_reference", {}).get(column) if has_levels else None
     fraction = reference.get("fraction") if reference.get("kind") in ("holdout", "chain") else None
     n_held_out = None if fraction is None else n_rows * fraction / (1.0 - fraction)
     noise = 0.0 if counted is None else (math.sqrt(2.0) * 2.0 * accounting.get("rows_per_unit", 1) / counted / n_rows) ** 2
@@ -269,10 +270,11 @@ def describe_margins(card: Card) -> str:
         extra = {
             "holdout": " and the size of the hold-out",
             "chain": " and the size of the hold-out",
-            "histogram": " and the noise of the counts in the reference, and are given for columns with levels alone",
+            "histogram": " and the noise of the counts in the reference",
         }
         reference = told.get("reference", {}).get("kind", "")
         without = {
+            "histogram": " They are given for columns with levels alone.",
             "tree": " They are given for columns with levels alone. The noise of the tables in the reference is not in them.",
             "known": " How far the declared distribution is from the table is not in them.",
             "public": " How far the public table is from this one is not in them.",

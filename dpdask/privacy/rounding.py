@@ -46,7 +46,7 @@ def write_digits(value: float, digits: int = 2) -> str:
     digits
         How many digits count.
     """
-    return f"{Context(prec=digits).create_decimal_from_float(value):,f}"
+    return f"{Context(prec=digits).create_decimal_from_float(float(value)):,f}"
 
 
 def round_up_sum(parts: Iterable[float]) -> float:

@@ -468,6 +468,12 @@ def test_the_file_that_tells_where_the_key_is_may_be_lost(source: Path, out: Pat
     assert kept.read_bytes() == key
 
 
+def test_a_driver_whose_run_was_taken_over_keeps_no_key(out: Path) -> None:
+    with pytest.raises(TemporaryError, match="another run is writing this output"):
+        ReleaseNames("job", "input", Folder(out.as_uri()), None).keep("release", None)
+    assert not out.parent.exists()
+
+
 def test_a_release_of_an_older_version_is_found_under_its_own_name(source: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = write_delta(tmp_path / "job", source, out, "append")
     with monkeypatch.context() as patch:
