@@ -107,42 +107,59 @@ def _ask(
 
 
 @jit
-def _exchange(
-    chosen: Codes, seconds: Codes, gaps: NDArray[np.float32], groups: Codes, counts: NDArray[np.int64], quota: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Move rows from levels that have too many to their second best if it has too few, the cheapest first; return what is left over by group."""
+def _find_near(
+    chosen: Codes, seconds: Codes, gaps: NDArray[np.float32], groups: Codes, counts: NDArray[np.int64], quota: NDArray[np.int64], attempt: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how many rows each group must move, and the rows that may: near to a second best level that has too few."""
     n_groups, n_levels = quota.shape
     near = np.empty(len(chosen) + 1, dtype=np.int64)
     limits, wanting = np.empty((n_groups, n_levels), dtype=np.float32), np.empty((n_groups, n_levels), dtype=np.bool_)
     left = np.zeros(n_groups, dtype=np.int64)
-    for attempt in range(_EXCHANGES + 1):
-        for group in range(n_groups):
-            size = quota[group].sum()
-            left[group] = 0
-            for level in range(n_levels):
-                own, over = quota[group, level], counts[group, level] - quota[group, level]
-                left[group] += max(over, 0)
-                wanting[group, level] = over < 0
-                reach = min(_NEAR * (over + 4) / max(min(own, size - own), 1), _FAR) * 8.0**attempt
-                limits[group, level] = np.float32(reach) if over > 0 else np.float32(0.0)
-        n_left = left.sum()
-        if n_left == 0 or attempt == _EXCHANGES:
-            break
-        n_near = 0
+    for group in range(n_groups):
+        size = 0
+        for level in range(n_levels):
+            size += quota[group, level]
+        for level in range(n_levels):
+            own, over = quota[group, level], counts[group, level] - quota[group, level]
+            left[group] += max(over, 0)
+            wanting[group, level] = over < 0
+            reach = min(_NEAR * (over + 4) / max(min(own, size - own), 1), _FAR) * 8.0**attempt
+            limits[group, level] = np.float32(reach) if over > 0 else np.float32(0.0)
+    n_near = 0
+    if attempt < _EXCHANGES and left.any():  # the last attempt only counts
         for row in range(len(chosen)):
             near[n_near] = row
             n_near += (gaps[row] < limits[groups[row], chosen[row]]) & wanting[groups[row], seconds[row]]
-        found = near[:n_near]
-        n_best = 4 * n_left + 64  # a few more than needed, for those whose goal is full
-        if n_near > n_best:
-            found = found[gaps[found] <= np.partition(gaps[found], n_best)[n_best]]
-        for place in np.argsort(gaps[found], kind="mergesort"):
-            row = found[place]
-            group, old, new = groups[row], chosen[row], seconds[row]
-            if counts[group, old] > quota[group, old] and counts[group, new] < quota[group, new]:
-                chosen[row] = new
-                counts[group, old] -= 1
-                counts[group, new] += 1
+    return left, near[:n_near]
+
+
+@jit
+def _move(rows: NDArray[np.int64], chosen: Codes, seconds: Codes, groups: Codes, counts: NDArray[np.int64], quota: NDArray[np.int64]) -> None:
+    """Move rows in their order to their second best level, as long as their own has too many and the other too few."""
+    for row in rows:
+        group, old, new = groups[row], chosen[row], seconds[row]
+        if counts[group, old] > quota[group, old] and counts[group, new] < quota[group, new]:
+            chosen[row] = new
+            counts[group, old] -= 1
+            counts[group, new] += 1
+
+
+def _exchange(
+    chosen: Codes, seconds: Codes, gaps: NDArray[np.float32], groups: Codes, counts: NDArray[np.int64], quota: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Move rows from levels that have too many to their second best if it has too few, the cheapest first; return what is left over by group."""
+    for attempt in range(_EXCHANGES + 1):
+        left, found = _find_near(chosen, seconds, gaps, groups, counts, quota, attempt)
+        if not left.any():
+            break
+        if not len(found):
+            continue
+        costs = gaps[found]
+        n_best = 4 * int(left.sum()) + 64  # a few more than needed, for those whose goal is full
+        if len(found) > n_best:
+            cheap = costs <= np.partition(costs, n_best)[n_best]
+            found, costs = found[cheap], costs[cheap]
+        _move(found[np.argsort(costs, kind="stable")], chosen, seconds, groups, counts, quota)
     return left
 
 
@@ -158,7 +175,7 @@ def _crowd(rows: NDArray[np.int64], chosen: Codes, full: NDArray[np.bool_]) -> N
 
 
 @jit
-def _moves(
+def _find_goals(
     utilities: NDArray[np.float32], offsets: NDArray[np.float32], crowd: NDArray[np.int64], wanting: NDArray[np.bool_], chosen: Codes
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return for each row of the crowd its best level among those with too few rows, and the cost of moving there."""
@@ -179,6 +196,23 @@ def _moves(
 
 
 @jit
+def _fill(
+    rows: NDArray[np.int64], goals: NDArray[np.int64], quota: NDArray[np.int64], chosen: Codes, counts: NDArray[np.int64], anywhere: bool
+) -> None:
+    """Move rows of one group in their order to their goals, or to where there is most room; only from levels that have too many."""
+    for place in range(len(rows)):
+        row, new = rows[place], goals[place]
+        old = chosen[row]
+        if counts[old] <= quota[old]:
+            continue
+        if anywhere:
+            new = np.argmax(quota - counts)
+        if counts[new] < quota[new]:
+            chosen[row] = new
+            counts[old] -= 1
+            counts[new] += 1
+
+
 def _settle(
     utilities: NDArray[np.float32],
     offsets: NDArray[np.float32],
@@ -188,29 +222,17 @@ def _settle(
     counts: NDArray[np.int64],
 ) -> None:
     """Move rows of one group from levels that have too many to levels that have too few, the cheapest moves first."""
-    n_levels = len(quota)
     for attempt in range(_ROUNDS + 1):
-        surplus = 0
-        for level in range(n_levels):
-            surplus += max(counts[level] - quota[level], 0)
+        surplus = int(np.maximum(counts - quota, 0).sum())
         if surplus == 0:
             return
         crowd = _crowd(rows, chosen, counts > quota)
-        costs, others = _moves(utilities, offsets, crowd, counts < quota, chosen)
+        costs, goals = _find_goals(utilities, offsets, crowd, counts < quota, chosen)
         # all moves of a round are among the cheapest of their levels; a few more than needed, for those whose goal is full
         n_best = min(len(crowd), 4 * surplus + 16) if attempt < _ROUNDS else len(crowd)
-        limit = np.partition(costs, n_best - 1)[n_best - 1]
-        near = np.flatnonzero(costs <= limit)
-        for place in near[np.argsort(costs[near], kind="mergesort")]:
-            row, old, new = crowd[place], chosen[crowd[place]], others[place]
-            if counts[old] <= quota[old]:
-                continue
-            if attempt == _ROUNDS:  # whatever is left goes where there is room
-                new = np.argmax(quota - counts)
-            if counts[new] < quota[new]:
-                chosen[row] = new
-                counts[old] -= 1
-                counts[new] += 1
+        near = np.flatnonzero(costs <= np.partition(costs, n_best - 1)[n_best - 1])
+        near = near[np.argsort(costs[near], kind="stable")]
+        _fill(crowd[near], goals[near], quota, chosen, counts, attempt == _ROUNDS)  # whatever is left at last goes where there is room
 
 
 @jit
@@ -228,7 +250,6 @@ def _rows_by_group(groups: Codes, n_groups: int) -> tuple[NDArray[np.int64], NDA
     return order, starts
 
 
-@jit
 def decode(
     utilities: NDArray[np.float32],
     offsets: NDArray[np.float32],
@@ -310,7 +331,6 @@ def calibrate(utilities: NDArray[np.float32], probabilities: NDArray[np.float64]
     return found
 
 
-@jit
 def calibrate_groups(
     utilities: NDArray[np.float32], probabilities: NDArray[np.float64], groups: Codes, start: NDArray[np.float32]
 ) -> NDArray[np.float32]:
@@ -330,9 +350,5 @@ def calibrate_groups(
     for group in range(len(probabilities)):
         rows = order[starts[group] : starts[group + 1]]
         if len(rows):
-            part = np.empty((len(utilities), len(rows)), dtype=np.float32)
-            for level in range(len(utilities)):
-                for place in range(len(rows)):
-                    part[level, place] = utilities[level, rows[place]]
-            offsets[group] = calibrate(part, probabilities[group], start[group])
+            offsets[group] = calibrate(utilities.take(rows, axis=1), probabilities[group], start[group])
     return offsets

@@ -55,19 +55,6 @@ def check_case(case: Case, folder: Path) -> None:
         assert secret not in ended.out + ended.err
 
 
-@pytest.mark.parametrize("case", FAILING, ids=ids)
-def test_what_is_wrong_is_said_in_one_line_and_leaves_nothing(case: Case, tmp_path):
-    ended, before, after = execute(case, tmp_path)
-    assert ended.code == case.code, ended.err
-    check_line(case, ended.lines, ended.out, ended.err)
-    if case.kept:
-        assert before.items() <= after.items()
-        assert all(name.startswith(".out.dpdask") for name in set(after) - set(before))
-        assert (tmp_path / ".out.dpdask" / "run.key").exists()
-    else:
-        assert after == before
-
-
 @pytest.mark.parametrize("case", WORKING, ids=ids)
 def test_what_is_right_works_and_leaves_no_state(case: Case, tmp_path):
     ended, before, after = execute(case, tmp_path)
@@ -79,6 +66,19 @@ def test_what_is_right_works_and_leaves_no_state(case: Case, tmp_path):
     assert data.items() <= after.items()
     for secret in SECRETS:
         assert secret not in ended.out + ended.err
+
+
+@pytest.mark.parametrize("case", FAILING, ids=ids)
+def test_what_is_wrong_is_said_in_one_line_and_leaves_nothing(case: Case, tmp_path):
+    ended, before, after = execute(case, tmp_path)
+    assert ended.code == case.code, ended.err
+    check_line(case, ended.lines, ended.out, ended.err)
+    if case.kept:
+        assert before.items() <= after.items()
+        assert all(name.startswith(".out.dpdask") for name in set(after) - set(before))
+        assert (tmp_path / ".out.dpdask" / "run.key").exists()
+    else:
+        assert after == before
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in FROM_OUTSIDE], ids=ids)

@@ -76,15 +76,6 @@ class TestTree(_Dip):
     privacy: ClassVar[dict[str, Any]] = {**PRIVACY, "delta": 1e-6}
 
 
-class TestCopula(MechanismContract):
-    mechanism: ClassVar[dict[str, Any]] = {"kind": "copula", "bins": 4, "n_rows": 150}
-    privacy: ClassVar[dict[str, Any]] = {**PRIVACY, "delta": 1e-6}
-    releases_rows = False
-
-    def estimator(self, schema: Schema, **changes: Any) -> Estimator:
-        return dpdask.GaussianCopula(schema, epsilon=4.0, delta=1e-6, bins=4, **changes)
-
-
 class TestMarginals(MechanismContract):
     mechanism: ClassVar[dict[str, Any]] = {"kind": "marginals", "bins": 4, "cliques": [["level"], ["level", "line"]]}
     releases_rows = False
@@ -123,14 +114,6 @@ class _TwoRounds(MechanismContract):
         with pytest.raises(DataError):
             run_here(job)
         assert [entry for entry in charging_entries(place["url"], "people") if entry.kind == "intend"] == []
-
-
-class TestCopulaWithFoundCells(_TwoRounds, TestCopula):
-    mechanism: ClassVar[dict[str, Any]] = {"kind": "copula", "n_rows": 150}
-    on_cluster = True
-
-    def estimator(self, schema: Schema, **changes: Any) -> Estimator:
-        return dpdask.GaussianCopula(schema, epsilon=4.0, delta=1e-6, **changes)
 
 
 class TestMarginalsWithFoundCells(_TwoRounds, TestMarginals):
@@ -189,3 +172,23 @@ class TestPerturbedRanges(TestRanges):
         },
     }
     privacy: ClassVar[dict[str, Any]] = PRIVACY
+
+
+# ---- last: kernels that another process compiles in the meantime
+
+
+class TestCopula(MechanismContract):
+    mechanism: ClassVar[dict[str, Any]] = {"kind": "copula", "bins": 4, "n_rows": 150}
+    privacy: ClassVar[dict[str, Any]] = {**PRIVACY, "delta": 1e-6}
+    releases_rows = False
+
+    def estimator(self, schema: Schema, **changes: Any) -> Estimator:
+        return dpdask.GaussianCopula(schema, epsilon=4.0, delta=1e-6, bins=4, **changes)
+
+
+class TestCopulaWithFoundCells(_TwoRounds, TestCopula):
+    mechanism: ClassVar[dict[str, Any]] = {"kind": "copula", "n_rows": 150}
+    on_cluster = True
+
+    def estimator(self, schema: Schema, **changes: Any) -> Estimator:
+        return dpdask.GaussianCopula(schema, epsilon=4.0, delta=1e-6, **changes)
