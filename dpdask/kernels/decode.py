@@ -76,7 +76,9 @@ def _choose(
     every = utilities
     if n_free > 0:
         every = np.zeros((n_levels, n), dtype=np.float32)
-        every[n_free:] = utilities[:, :n]
+        for level in range(n_free, n_levels):
+            for i in range(n):
+                every[level, i] = utilities[level - n_free, i]
     find_rivals(every, offsets, groups, chosen, seconds, gaps)
     return _count(groups, chosen, n_groups, n_levels)
 
@@ -84,10 +86,13 @@ def _choose(
 @jit
 def _count(groups: Codes, chosen: Codes, n_groups: int, n_levels: int) -> NDArray[np.int64]:
     """Return how many rows of each group have each level; neighbouring rows are counted apart, so that no sum waits for the last one."""
-    lanes = np.zeros((_LANES, n_groups * n_levels), dtype=np.int64)
+    lanes, counts = np.zeros((_LANES, n_groups * n_levels), dtype=np.int64), np.zeros((n_groups, n_levels), dtype=np.int64)
     for i in range(len(groups)):
         lanes[i % _LANES, np.int64(groups[i]) * n_levels + chosen[i]] += 1
-    counts: NDArray[np.int64] = lanes.sum(axis=0).reshape(n_groups, n_levels)
+    for group in range(n_groups):
+        for level in range(n_levels):
+            for lane in range(_LANES):
+                counts[group, level] += lanes[lane, group * n_levels + level]
     return counts
 
 
@@ -309,8 +314,10 @@ def calibrate(utilities: NDArray[np.float32], probabilities: NDArray[np.float64]
     one minimum; `decode` moves the few rows that they leave over.
     """
     n_levels, n = len(probabilities), utilities.shape[1]
-    offsets = np.where(probabilities > 0.0, start, np.float32(-1e9)).astype(np.float32).reshape(1, n_levels)
-    step, before = np.full(n_levels, 0.5), np.zeros(n_levels)
+    offsets, step, before = np.empty((1, n_levels), dtype=np.float32), np.empty(n_levels), np.zeros(n_levels)
+    for level in range(n_levels):
+        offsets[0, level] = start[level] if probabilities[level] > 0.0 else np.float32(-1e9)
+        step[level] = 0.5
     groups, chosen = np.zeros(n, dtype=np.uint16), np.empty(n, dtype=np.uint16)
     seconds, gaps = np.empty(n, dtype=np.uint16), np.empty(n, dtype=np.float32)
     for _ in range(_STEPS):

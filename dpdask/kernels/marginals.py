@@ -349,7 +349,7 @@ def _tally(first: Codes, second: Codes, width: int, keys: NDArray[np.uint16], ta
         t0[keys[row]] += np.uint16(1)
     for cell in range(len(out)):
         out[cell] += np.int64(t0[cell]) + np.int64(t1[cell]) + np.int64(t2[cell]) + np.int64(t3[cell])
-    tables[:, : len(out)] = 0
+        t0[cell], t1[cell], t2[cell], t3[cell] = 0, 0, 0, 0
 
 
 @jit

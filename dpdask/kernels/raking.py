@@ -57,7 +57,8 @@ def solve_cells(wanted: Floats, found: Floats, thetas: Floats, strength: float, 
     Newton's method; the difference of the two sides is convex and grows with d, so it converges from everywhere. No step is
     longer than 1, and the number of steps is fixed, so that many cells are solved at once.
     """
-    moves[:] = 0.0
+    for cell in range(len(moves)):
+        moves[cell] = 0.0
     for _ in range(_STEPS):
         for cell in range(len(moves)):
             d = moves[cell]
@@ -128,7 +129,9 @@ def _rake(
     for visit in range(len(order)):
         t = order[visit]
         start, n_cells = starts[t], n_cells_of(tables[t], sizes)
-        lanes[:, :n_cells] = 0.0
+        for lane in range(_LANES):
+            for cell in range(n_cells):
+                lanes[lane, cell] = 0.0
         for first in range(0, n, _STRIP):
             strip = slice(first, min(first + _STRIP, n))
             _multiply(weights[strip], cells[strip], factors)

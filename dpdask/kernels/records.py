@@ -46,7 +46,8 @@ def add_rows(keys: Words, grades: Grades, counts: Ints, least: int, entries: Wor
         while True:
             found = slots[slot]
             if found == 0:
-                entries[n_entries, :m] = keys[row]
+                for position in range(m):
+                    entries[n_entries, position] = keys[row, position]
                 entries[n_entries, m], entries[n_entries, m + 1] = grade, count
                 n_entries += 1
                 slots[slot] = (tag << half) | np.uint64(n_entries)

@@ -109,25 +109,32 @@ def find_rivals(utilities: Utilities, offsets: Offsets, groups: Codes, chosen: C
         float32 array of shape (n,), overwritten.
     """
     n, (n_groups, n_levels) = len(groups), offsets.shape
-    padded = np.full((n_groups, -(-n_levels // _LEVELS) * _LEVELS), np.float32(NEVER))
-    padded[:, :n_levels] = offsets
+    width = -(-n_levels // _LEVELS) * _LEVELS
+    padded = np.empty(n_groups * width, np.float32)
+    for group in range(n_groups):
+        for level in range(width):
+            padded[group * width + level] = offsets[group, level] if level < n_levels else np.float32(NEVER)
     whole = n // _ROWS * _ROWS
-    _compete(utilities, padded.reshape(-1), groups[:whole], chosen[:whole], seconds[:whole], gaps[:whole])
+    _compete(utilities, padded, groups[:whole], chosen[:whole], seconds[:whole], gaps[:whole])
     if whole < n:  # the rest of a tile, in a tile of its own
-        rest = n - whole
         part, own = np.zeros((n_levels, _ROWS), np.float32), np.zeros(_ROWS, np.uint16)
-        part[:, :rest], own[:rest] = utilities[:, whole:n], groups[whole:]
+        for i in range(n - whole):
+            own[i] = groups[whole + i]
+            for level in range(n_levels):
+                part[level, i] = utilities[level, whole + i]
         first, second, apart = np.empty(_ROWS, np.uint16), np.empty(_ROWS, np.uint16), np.empty(_ROWS, np.float32)
-        _compete(part, padded.reshape(-1), own, first, second, apart)
-        chosen[whole:], seconds[whole:], gaps[whole:] = first[:rest], second[:rest], apart[:rest]
+        _compete(part, padded, own, first, second, apart)
+        for i in range(n - whole):
+            chosen[whole + i], seconds[whole + i], gaps[whole + i] = first[i], second[i], apart[i]
 
 
 @jit
 def _compete(utilities: Utilities, padded: Offsets, groups: Codes, chosen: Codes, seconds: Codes, gaps: Gaps) -> None:
     """As `find_rivals`, for whole tiles, and for offsets that are padded to a multiple of levels."""
     flat, (n_levels, stride) = utilities.reshape(-1), utilities.shape
-    after = np.full(len(groups), np.float32(NEVER))
-    chosen[:], seconds[:], gaps[:] = 0, 0, np.float32(NEVER)
+    after = np.empty(len(groups), np.float32)
+    for row in range(len(groups)):
+        chosen[row], seconds[row], gaps[row], after[row] = 0, 0, np.float32(NEVER), np.float32(NEVER)
     for start in range(0, len(groups), _STRIP):  # the state of a strip stays in the first-level cache, and each level is read line after line
         for level in range(0, n_levels, _LEVELS):
             for row in range(start, min(start + _STRIP, len(groups)), _ROWS):
