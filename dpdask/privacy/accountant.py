@@ -30,6 +30,7 @@ _SMOOTHING_ERROR = 1e-16  # of ε, for each count that changes: above 4·2·exp(
 _EXACT_SIGMA = 64.0  # below it a discrete Gaussian's own PLD is made; above it, one has 23 σ points and the bound is as good
 _MAX_ROUGH = 1e3  # too little noise for a distribution
 _TOLERANCE = 1e-7
+_BITS = 25  # of a scale that is searched
 
 Atom = LocalRelease | DiscreteLaplace | DiscreteGaussian
 
@@ -197,29 +198,41 @@ def scale_events(events: Iterable[CentralEvent], epsilon: float, delta: float) -
 
 
 def _least_scale(cost: Callable[[float], float], epsilon: float, start: float, *, exact: bool) -> float:
-    """Return the least scale that costs at most ε, to a relative 1e-7, never too small; `exact` if the start is the least."""
-    high = start
-    while cost(high) > epsilon:
-        high = math.nextafter(high * (1.0 + 1e-12), math.inf)
+    """Return the least scale of 25 significant bits that costs at most ε, so to a relative 1e-7; `exact` if the start is the least.
+
+    Costs differ between processors in their last bits. Only scales of few bits are tried, so that all processors find the same one.
+    """
     if exact:
+        high = start
+        while cost(high) > epsilon:
+            high = math.nextafter(high * (1.0 + 1e-12), math.inf)
         return high
-    low = high / 1.25
+    high = _shorten(start)
+    while cost(high) > epsilon:
+        high = _shorten(high, 1)
+    low = _shorten(high / 1.25)
     while cost(low) <= epsilon:
-        low, high = low / 1.25, low
+        low, high = _shorten(low / 1.25), low
     points = [(math.log(scale), _compare(cost(scale), epsilon)) for scale in (low, high)]  # cost is nearly a power of the scale
     number = 0
-    while high / low > 1.0 + _TOLERANCE:
+    while _shorten(low, 1) < high:
         number += 1
         (x0, y0), (x1, y1) = points
         guess = x1 - y1 * (x1 - x0) / (y1 - y0) if y1 != y0 else math.inf
         guess += math.copysign(_TOLERANCE / 4.0, y1)  # beyond the root, so that it is soon between two near scales
         if not math.log(low) < guess < math.log(high) or number % 4 == 0:
             guess = (math.log(low) + math.log(high)) / 2.0
-        scale = math.exp(guess)
+        scale = min(max(_shorten(math.exp(guess)), _shorten(low, 1)), _shorten(high, -1))
         found = cost(scale)
-        points = [points[1], (guess, _compare(found, epsilon))]
+        points = [points[1], (math.log(scale), _compare(found, epsilon))]
         low, high = (low, scale) if found <= epsilon else (scale, high)
     return high
+
+
+def _shorten(scale: float, steps: int = 0) -> float:
+    """Return the nearest number of 25 significant bits, or the one so many steps after it."""
+    mantissa, exponent = math.frexp(scale)
+    return math.ldexp(round(math.ldexp(mantissa, _BITS)) + steps, exponent - _BITS)
 
 
 def _compare(cost: float, epsilon: float) -> float:

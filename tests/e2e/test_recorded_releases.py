@@ -5,8 +5,7 @@ the rows of each shard and, for each column, its name, its Arrow type and a dige
 compared byte by byte, because another version of pyarrow writes other bytes.
 
 Whole numbers, texts, dates and nulls are compared exactly; so are floats that are kept or are declared levels. Other floats
-are rounded to 9 significant digits first, because the last bits of exp and log differ between processors. One job has other
-records on processors without AVX-512; they stand under `without_avx512`. (A run keeps its fit, so no run has both.)
+are rounded to 9 significant digits first, because the last bits of exp and log differ between processors.
 
 A Parquet file's footer names the version of pyarrow that wrote it, the footer is part of a fragment's id, and the noise of
 released rows depends on that id. With another version of pyarrow, the jobs that release rows of Parquet files are skipped.
@@ -297,8 +296,7 @@ def recorded() -> dict[str, Any]:
 def test_a_job_releases_what_it_released(name: str, lakes: dict[str, Path], recorded: dict[str, Any], tmp_path: Path) -> None:
     if depends_on_pyarrow(name) and recorded["pyarrow"] != pa.__version__:
         pytest.skip(f"recorded with pyarrow {recorded['pyarrow']}: the fragments of files that another version wrote have other ids")
-    content = content_of(name, run_recorded(name, lakes, tmp_path))
-    assert content in (recorded["jobs"][name], recorded["without_avx512"].get(name, recorded["jobs"][name]))
+    assert content_of(name, run_recorded(name, lakes, tmp_path)) == recorded["jobs"][name]
 
 
 FEW_BATCHES = [
@@ -357,7 +355,7 @@ def record(names: list[str], cards: Path | None) -> None:
     unknown = [name for name in names if name not in JOBS]
     if unknown:
         raise SystemExit(f"there is no job {unknown[0]!r}; the jobs are: {'; '.join(JOBS)}")
-    known = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {"pyarrow": pa.__version__, "jobs": {}, "without_avx512": {}}
+    known = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {"pyarrow": pa.__version__, "jobs": {}}
     if names and known["pyarrow"] != pa.__version__:
         raise SystemExit(f"the other jobs were recorded with pyarrow {known['pyarrow']}: record all, or use that version")
     found: dict[str, Any] = {}
@@ -368,9 +366,7 @@ def record(names: list[str], cards: Path | None) -> None:
             output = run_recorded(name, lakes, Path(base) / str(number))
             found[name], found_cards[name] = content_of(name, output), card_of(output)
     jobs = {name: found.get(name, known["jobs"].get(name)) for name in JOBS if name in found or name in known["jobs"]}
-    others = {name: content for name, content in known["without_avx512"].items() if name not in found}
-    written = {"pyarrow": pa.__version__, "jobs": jobs, "without_avx512": others}
-    RECORDED.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    RECORDED.write_text(json.dumps({"pyarrow": pa.__version__, "jobs": jobs}, indent=1) + "\n", encoding="utf-8")
     if cards is not None:
         digests = {name: hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()[:32] for name, card in found_cards.items()}
         cards.write_text(json.dumps({"digests": digests, "cards": found_cards}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

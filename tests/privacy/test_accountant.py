@@ -276,3 +276,20 @@ def test_a_large_delta_that_makes_noise_free_ends_the_search(epsilon: float, del
     assert accountant.epsilon(Composed(events=found), delta) <= epsilon
     less = [replace(event, sigma=event.sigma * (1 - 1e-6)) for event in found if isinstance(event, DiscreteGaussian)]
     assert accountant.epsilon(Composed(events=tuple(less)), delta) > epsilon
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_last_bits_of_a_cost_which_processors_differ_in_do_not_change_the_scale(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copula's noise, by which all records follow: its scale is searched with costs that are wrong by some units in their last place."""
+    events, rng = [gaussian(1.7, math.sqrt(2), 7, "replace-one"), gaussian(4.1, 7.746, 1, "replace-one")], np.random.default_rng(seed)
+    exact, wrong = accountant._epsilon, {}
+
+    def elsewhere(atoms: Any, delta: float) -> float:
+        return wrong.setdefault(atoms, exact(atoms, delta) * (1.0 + 2.0**-50 * rng.integers(-4, 5)))
+
+    expected = scale_events(events, 4.0, 1e-6)
+    monkeypatch.setattr(accountant, "_epsilon", elsewhere)
+    assert scale_events(events, 4.0, 1e-6) == expected
+    assert len(wrong) > 3
+    assert exact(tuple(expected), 1e-6) <= 4.0 * (1.0 + 1e-12)
+    assert exact(tuple(replace(event, sigma=event.sigma * (1.0 - 1e-7)) for event in expected), 1e-6) > 4.0
