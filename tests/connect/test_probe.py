@@ -196,7 +196,9 @@ def test_an_adaptive_cluster_keeps_a_worker_that_is_asked(tmp_path: Path, monkey
 def test_a_scheduler_that_is_lost_while_workers_are_asked_is_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = Folder(f"file://{tmp_path}/out")
     output.create()
-    with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
+    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    patience = {"distributed.comm.timeouts.connect": "2s"}
+    with dask.config.set(patience), LocalCluster(**options) as cluster, Client(cluster) as client:
         for _ in range(2):
             check_workers((), output=output, secrets=output)
         assert client.run_on_scheduler(lambda dask_scheduler: dict(dask_scheduler.extensions["events"]._events)) == {}

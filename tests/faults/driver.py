@@ -30,10 +30,10 @@ from dpdask import cli
 from dpdask.engine import fit, scan, write
 from dpdask.engine.account import Account
 from dpdask.engine.work import RELEASE_NAME
-from dpdask.io import shards
+from dpdask.io import filesystems, shards
 from dpdask.io.encrypted import EncryptedFile
 from dpdask.io.storage import Folder
-from dpdask.jobs import run, run_keys, spec
+from dpdask.jobs import records, run, run_keys, spec
 from dpdask.jobs.records import NumberedRecords
 from dpdask.jobs.series import KeptFolder
 from dpdask.jobs.state import RunState
@@ -238,6 +238,7 @@ def fork(request: dict[str, Any]) -> int:
 
 if __name__ == "__main__":
     spare_the_disk(setattr)
+    filesystems._FIRST_WAIT_SECONDS, records.BEAT_SECONDS = 0.05, 0.2  # tests wait for both
     warm_up()
     answer({"warm": True})
     serve()

@@ -148,7 +148,10 @@ def test_drivers_race_for_one_output(races: int, name: str, open_store: OpenStor
             assert Folder(url).sibling(".", ".dpdask").names() == []
 
 
-def test_a_driver_at_work_is_not_disturbed(store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path) -> None:
+def test_a_driver_at_work_is_not_disturbed(
+    store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "BEAT_SECONDS", 0.2)
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     pid = drivers.start("run", job, point="some-shards", strike="pause", sign=tmp_path / "sign", environment=environment(store, tmp_path))
     while not (tmp_path / "sign").exists():

@@ -48,6 +48,9 @@ memstore device bytes = 4294967296
 osd max object name len = 256
 osd max object namespace len = 64
 ms bind ipv6 = false
+# else every new pool waits some seconds for one monitor to agree with itself
+paxos propose interval = 0.02
+paxos min wait = 0.01
 keyring = /dev/null
 [client.rgw]
 ms mon client mode = crc secure
