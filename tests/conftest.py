@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import gc
 import os
 import sys
@@ -9,6 +11,7 @@ from collections.abc import Iterator
 
 import dask
 import pytest
+from botocore.loaders import JSONFileLoader
 from distributed import LocalCluster
 from distributed.utils import get_mp_context
 from e2e.helpers import processes, spare_the_disk
@@ -22,7 +25,8 @@ from dpdask.jobs import spec
 PRELOADED = ["distributed", "distributed.nanny", "dask.dataframe", "dpdask.jobs.run", "dpdask.engine.work", "dpdask.mechanisms.dip.columns"]
 
 # the same examples everywhere, and no deadline on machines that are shared
-settings.register_profile("dpdask", deadline=None, derandomize=True, database=None)
+settings.register_profile("dpdask", deadline=None, derandomize=True, database=None, max_examples=30)
+settings.register_profile("thorough", deadline=None, derandomize=True, database=None, max_examples=100)
 settings.load_profile("dpdask")
 
 
@@ -46,7 +50,24 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_unconfigure() -> None:
     """Let the interpreter collect all of it at its end: some libraries report what is left."""
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out, by default, what is the same with other parameters."""
+    for item in items:
+        for mark in item.iter_markers("slow_with"):
+            if any(words in item.callspec.id for words in mark.args):
+                item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _services_are_described_once() -> Iterator[None]:
+    """Let all clients of a process share the descriptions of Amazon's services: to read them is most of opening a file system."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", functools.cache(JSONFileLoader.load_file))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

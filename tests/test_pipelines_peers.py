@@ -48,6 +48,7 @@ def compare(job: Path, *options: str) -> dict[str, object]:
     return json.loads(said.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_floor_beats_the_copula_and_the_copula_independent_columns(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = compare(job, "--target", "e=high")
     methods = found["rows"][0]["methods"]

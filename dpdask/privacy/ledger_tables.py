@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -239,6 +240,7 @@ def _parse(url: str) -> URL:
     return parsed
 
 
+@functools.lru_cache(maxsize=16)  # an engine keeps compiled statements, and no connection
 def _engine(url: URL) -> Engine:
     backend = url.get_backend_name()
     defaults = {name: value for name, value in _CONNECT[backend].items() if name not in url.query}

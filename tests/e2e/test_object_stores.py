@@ -70,6 +70,7 @@ def by_reference(server):
     return {"s3": block}, {"LAKE_KEY": found["AWS_ACCESS_KEY_ID"], "LAKE_SECRET": found["AWS_SECRET_ACCESS_KEY"], "AWS_EC2_METADATA_DISABLED": "true"}
 
 
+@pytest.mark.slow_with("azurite")
 def test_every_process_looks_its_own_secrets_up(job, remote_store, caplog):
     settings = upload(job, remote_store)
     storage, variables = by_reference(remote_store.server)
@@ -91,6 +92,7 @@ def test_every_process_looks_its_own_secrets_up(job, remote_store, caplog):
     assert load(job, **settings).digest == load(job, **{**settings, "storage": "{}"}).digest
 
 
+@pytest.mark.slow_with("radosgw-delta", "azurite-iceberg")
 @pytest.mark.parametrize("table", ["delta", "iceberg"])
 def test_tables_are_written_with_the_options_of_the_job(table, job, remote_store, tmp_path):
     settings = upload(job, remote_store) | {"output__format": table}
@@ -118,6 +120,7 @@ def test_a_variable_that_is_not_set_is_named(job, remote_store):
         plan_job(load(job, **settings))
 
 
+@pytest.mark.slow_with("azurite")
 @pytest.mark.parametrize(("n_fragments", "n_shards"), [(20, 2), pytest.param(1_000, 130, marks=pytest.mark.slow)])  # of which a quarter is held out
 def test_a_job_makes_few_requests(n_fragments, n_shards, remote_store, tmp_path):
     """A fragment's footer when the table is found, and its columns with the footer in each of two passes; sizes come from listings."""
@@ -134,6 +137,7 @@ def test_a_job_makes_few_requests(n_fragments, n_shards, remote_store, tmp_path)
     assert asked.count(("PUT", next(path for _, path in asked if path.endswith(MANIFEST_NAME)))) == 1
 
 
+@pytest.mark.slow_with("azurite")
 def test_reading_goes_on_when_requests_fail(job, remote_store, monkeypatch):
     monkeypatch.setattr(filesystems, "_FIRST_WAIT_SECONDS", 0.01)
     settings = upload(job, remote_store)
@@ -160,6 +164,7 @@ def test_a_file_that_changed_is_noticed(job, remote_store, change):
         list(read_batches(fragment, ["rating"], pa.schema([])))
 
 
+@pytest.mark.slow_with("radosgw-storage", "azurite-environment")
 @pytest.mark.parametrize("by", ["environment", "storage"])
 def test_a_delta_table_on_a_store(job, remote_store, by, monkeypatch):
     url = f"{remote_store.folder.url}/in"

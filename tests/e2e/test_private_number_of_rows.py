@@ -154,7 +154,7 @@ UNIFORM = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]}
 
 def test_a_sparse_histogram_is_never_refused_by_its_number_of_rows(tmp_path: Path) -> None:
     """5000**3 cells at ε = 8: by the formula's threshold noise raises 42 million at few rows, 14 thousand at many."""
-    for n in (0, 1, 3000, 4000):
+    for n in (0, 3000, 4000):
         job = write(tmp_path / str(n), pa.table({name: np.zeros(n) for name in "abc"}), SPARSE | {"factor": 0.2}, epsilon=7.0)
         (job.parent / "schema.yaml").write_text(yaml.safe_dump({"columns": dict.fromkeys("abc", UNIFORM)}))
         ended = command("plan", str(job))

@@ -124,6 +124,7 @@ def test_what_is_kept_shows_neither_counts_nor_values(tmp_path: Path) -> None:
     assert is_uniform((hidden(tmp_path / "out") / "counts-0").read_bytes())
 
 
+@pytest.mark.slow_with("azurite")
 @pytest.mark.parametrize("place", ["versioned radosgw", "azurite"])
 def test_counts_are_resumed_in_a_store(place: str, open_store: OpenStore, tmp_path: Path) -> None:
     job = write_job(tmp_path, lake(tmp_path / "in", [100] * 20, row_group=100), tmp_path / "quiet")

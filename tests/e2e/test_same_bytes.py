@@ -106,6 +106,7 @@ def test_the_lake_is_cut_and_joined(lakes: dict[str, Path], expected: Any, tmp_p
     assert sum(name.endswith(".parquet") for name in expected("parquet", "holdout")) >= 5
 
 
+@pytest.mark.slow
 def test_command_line_with_its_own_cluster(lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
     job = write_job(tmp_path, lakes["parquet"], tmp_path / "out", cluster={"kind": "local", "workers": 2})
     result = run_cli("run", job, "--json")

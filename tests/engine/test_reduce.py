@@ -106,6 +106,7 @@ def test_the_rest_of_a_fold_is_merged_as_in_the_tree() -> None:
 
 def test_a_cluster_has_a_window_of_tasks_and_the_driver_few_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "WINDOW", 600)
+    monkeypatch.setattr(compute, "_LARGEST_BATCH", FAN_IN**2)
     running: list[int] = []
     waiting: list[int] = []
     submit = Window._submit
@@ -116,9 +117,9 @@ def test_a_cluster_has_a_window_of_tasks_and_the_driver_few_results(monkeypatch:
         waiting.append(len(window._results))
 
     monkeypatch.setattr(Window, "_submit", watch)
-    expected = whole_tree([leaf(number, 0.1) for number in range(5000)])
+    expected = whole_tree([leaf(number, 0.1) for number in range(1500)])
     with Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None):
-        assert fold_stage(5000) == expected
+        assert fold_stage(1500) == expected
     assert max(running) < 600 + compute._LARGEST_BATCH
     assert max(waiting) < 3
 

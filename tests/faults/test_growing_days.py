@@ -39,6 +39,7 @@ def url(tmp_path: Path) -> str:
     return made
 
 
+@pytest.mark.slow_with("delta-6-row")
 @pytest.mark.parametrize(("unit", "cost"), [("row", 0), (BY_USER, 1)], ids=["row", "person"])
 @pytest.mark.parametrize("n_days", [6, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 @pytest.mark.parametrize(
@@ -108,7 +109,11 @@ def test_drivers_race_for_a_day(drivers: Drivers, tmp_path: Path, url: str) -> N
 @pytest.mark.parametrize("output", ["parquet", pytest.param("delta", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("ledger", "n_days"),
-    [(True, 2), (False, 3), *(pytest.param(ledger, 30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]) for ledger in (True, False))],
+    [
+        (True, 2),
+        pytest.param(False, 3, marks=pytest.mark.slow),
+        *(pytest.param(ledger, 30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]) for ledger in (True, False)),
+    ],
 )
 def test_days_in_a_store(
     n_days: int,

@@ -17,14 +17,12 @@ from dpdask.io import filesystems
 MECHANISM = {"kind": "dip", "reference": {"kind": "histogram"}, "channel": "laplace"}  # a hold-out would be the ledger's own
 SMALL = {
     ("worker killed", "radosgw", "parquet"),
-    ("commit refused", "radosgw", "parquet"),
     ("commit unanswered", "versioned radosgw", "parquet"),
     ("store busy", "azurite", "parquet"),
     ("credentials expire", "radosgw", "parquet"),
     ("store full", "azurite", "parquet"),
     ("cluster lost", "local", "parquet"),
     ("commit refused", "versioned radosgw", "delta"),
-    ("commit unanswered", "radosgw", "delta"),
     ("second driver", "local", "delta"),
     ("driver killed", "local", "delta"),
     ("stale listing", "radosgw", "delta"),

@@ -25,7 +25,7 @@ BEFORE = [point for point in (*BEFORE_COMMIT, "entry-unwritten") if point not in
 AFTER = ["entry-written", *(point for point in AFTER_COMMIT if point not in FOLDER_ALONE)]
 LOCAL_ALONE = {"locked", "key-written", "key-removed", "half-removed"}
 FEW = {("fitted", "local"), ("some-shards", "local"), ("entry-unwritten", "local"), ("entry-written", "local"), ("key-removed", "local")}
-FEW |= {("staged", "radosgw"), ("entry-written", "versioned radosgw")}
+FEW |= {("entry-written", "versioned radosgw")}
 STORES = ("local", "radosgw", "versioned radosgw")
 CASES = [(point, store) for store in STORES for point in (*BEFORE, *AFTER) if store == "local" or point not in LOCAL_ALONE]
 

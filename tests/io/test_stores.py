@@ -62,6 +62,7 @@ def test_of_threads_that_race_one_wins(store):
     _race(store.folder)
 
 
+@pytest.mark.slow_with("azurite")
 def test_of_processes_that_race_one_wins(store):
     store.folder.create()
     words = [sys.executable, "-c", RACER, store.folder.url]
@@ -111,6 +112,7 @@ def test_files_come_and_go(store):
         folder.read("a")
 
 
+@pytest.mark.slow_with("azurite")
 def test_a_large_shard_is_written_once_and_by_one_request(store):
     """Above 100 MiB s3fs writes in parts, and an S3 gateway checks no condition when these are put together; Azure's parts of two writers mix."""
     size = 2**20 if store.server is None else 105 * 2**20  # a local disk knows no parts

@@ -26,7 +26,7 @@ from distributed.protocol.pickle import dumps
 from distributed.security import Security
 
 NOBODY = 65534
-SECONDS = 3.0
+SECONDS = 1.5
 PAGES = [
     *("", "/", "/status", "/health", "/metrics", "/sitemap.json", "/statics/css/base.css", "/individual-task-stream", "/individual-profile"),
     *("/info/main/workers.html", "/info/logs.html", "/info/main/logs.html", "/json/counts.json", "/json/identity.json", "/json/index.html"),

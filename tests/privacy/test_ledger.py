@@ -694,6 +694,7 @@ def test_a_table_of_another_shape_is_refused(url: str) -> None:
 def test_a_ledger_that_stays_busy_is_a_temporary_failure_that_charges_nothing(url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_tables, "_PATIENCE", 0.2)
     monkeypatch.setitem(ledger_tables._CONNECT, "sqlite", {"timeout": 0.1})
+    ledger_tables._engine.cache_clear()
     monkeypatch.setattr(ledger_tables, "_POSTGRES_WRITE", ledger_tables._POSTGRES_WRITE.replace("'60s'", "'200ms'"))
     with another_hand(ledger) as connection:
         connection.execute(sa.select(DATASETS).with_for_update())
@@ -705,6 +706,7 @@ def test_a_ledger_that_stays_busy_is_a_temporary_failure_that_charges_nothing(ur
 
 def test_an_answered_charge_is_on_the_disk(url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_tables, "_on_connect", waits_for_the_disk)
+    ledger_tables._engine.cache_clear()
     sqlite = url.startswith("sqlite")
     careless = url if sqlite else f"{url}%20-csynchronous_commit%3Doff"
     setting = "PRAGMA synchronous" if sqlite else "SHOW synchronous_commit"

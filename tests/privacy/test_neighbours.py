@@ -66,6 +66,7 @@ def is_like_another(case: Case) -> bool:
     return case.delta == 0.0 and (case.adjacency == "replace-one") == (case.unit != "row")
 
 
+@pytest.mark.slow_with("copula-target-replace-one-row")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name == SOLVED or is_like_another(case) else ()) for name, case in CASES.items()]
 )
@@ -95,6 +96,7 @@ def told_apart(folder: Path, case: Case, left: pa.Table, right: pa.Table, **chan
 CENTRAL = [name for name, case in CASES.items() if case.adjacency == "add-remove" and case.unit == "row"]
 
 
+@pytest.mark.slow_with("copula-target")
 @pytest.mark.parametrize("name", CENTRAL)
 def test_an_empty_table_looks_like_one_with_a_row(name: str, tmp_path: Path) -> None:
     found = told_apart(tmp_path, CASES[name], table(0), table(1))

@@ -138,7 +138,7 @@ def run_all(names: list[str], sources: dict[str, Path], folder: Path, cluster: L
 @pytest.mark.parametrize(
     ("names", "n_rows"),
     [
-        pytest.param(["holdout", "interval"], 30_000, id="some"),
+        pytest.param(["holdout"], 30_000, id="some"),
         pytest.param([*JOBS], 30_000, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
     ],
 )
