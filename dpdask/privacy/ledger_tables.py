@@ -109,8 +109,9 @@ class LedgerStore:
     def __init__(self, url: str) -> None:
         parsed = _parse(url)
         self.place = parsed.set(query={}).render_as_string(hide_password=True)  # libpq takes passwords as options too
-        self._file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
-        engine, is_server = _engine(parsed), self._file is None
+        self._file = Path(parsed.database or "").absolute() if parsed.get_backend_name() == "sqlite" else None
+        is_server = self._file is None
+        engine = _engine(parsed if is_server else parsed.set(database=str(self._file)))
         writes = {"isolation_level": "READ COMMITTED"} if is_server else {}
         reads = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if is_server else {}
         self._writer = engine.execution_options(**writes)  # options of options fail in SQLAlchemy 2.0
@@ -240,7 +241,7 @@ def _parse(url: str) -> URL:
     return parsed
 
 
-@functools.lru_cache(maxsize=16)  # an engine keeps compiled statements, and no connection
+@functools.lru_cache(maxsize=16)  # an engine keeps compiled statements and the place of its file, and no connection
 def _engine(url: URL) -> Engine:
     backend = url.get_backend_name()
     defaults = {name: value for name, value in _CONNECT[backend].items() if name not in url.query}

@@ -22,7 +22,8 @@ def test_a_change_of_a_function_that_is_called_takes_effect(tmp_path: Path) -> N
     shutil.copy(SOURCE, package / "jit.py")
     (package / "__init__.py").touch()
     (package / "caller.py").write_text(CALLER)
-    environment = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    # Python would take bytecode for the source if both versions of a file are written in the same second
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
     found = []
     for value in (1, 2, 2):
         (package / "called.py").write_text(CALLED.format(value))

@@ -667,6 +667,16 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         Ledger(f"sqlite:///{tmp_path / 'absent' / 'ledger.db'}").init("ratings", 1.0)
 
 
+def test_a_relative_url_names_the_ledger_of_the_folder_in_which_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    for epsilon, name in ((1.0, "first"), (2.0, "second")):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        opened.append(Ledger("sqlite:///ledger.db"))
+        opened[-1].init("ratings", epsilon)
+    assert [ledger.show("ratings").balance.epsilon_limit for ledger in opened] == [1.0, 2.0]  # and they stay there
+
+
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").write_bytes(b"rows of somebody\n" * 100)
     for call in (lambda ledger: ledger.init("ratings", 1.0), lambda ledger: ledger.verify("ratings")):
