@@ -15,20 +15,12 @@ from distributed.spill import AnyKeyFile, SpillBuffer
 
 from dpdask.errors import OutputError
 
-# Dask has workers hand every large array back to the system at once; kernels that need the next one a moment later then
-# spend half their time on page faults. Here up to 128 MiB are kept.
-_MALLOC = {
-    "MALLOC_TRIM_THRESHOLD_": 2**27,
-    "MALLOC_MMAP_THRESHOLD_": 2**26,
-    "OMP_NUM_THREADS": 1,
-    "MKL_NUM_THREADS": 1,
-    "OPENBLAS_NUM_THREADS": 1,
-}
+_ENVIRONMENT = {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1, "OPENBLAS_NUM_THREADS": 1}
 
 
 def worker_settings() -> dict[str, Any]:
-    """Return Dask's settings for workers that are started for a run: their memory allocator, and no HTTP pages."""
-    return {"distributed.nanny.pre-spawn-environ": _MALLOC, "distributed.worker.http.routes": []}
+    """Return Dask's settings for workers that are started for a run: one thread for each library, and no HTTP pages."""
+    return {"distributed.nanny.pre-spawn-environ": _ENVIRONMENT, "distributed.worker.http.routes": []}
 
 
 def scratch_folder() -> Path:
