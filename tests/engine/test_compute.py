@@ -6,7 +6,10 @@ import functools
 import json
 import logging
 import os
+import platform
 import re
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -334,3 +337,31 @@ def test_a_cluster_without_workers_ends_in_75_instead_of_hanging(monkeypatch: py
     options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "processes": False, "protocol": "tcp"}
     with LocalCluster(n_workers=0, **options) as cluster, Client(cluster), pytest.raises(TemporaryError, match="lost its scheduler or its workers"):
         run_each("stage", abs, [-1])
+
+
+FAULTS = """
+import resource
+import numpy as np
+from dpdask.engine.compute import guard
+
+@guard
+def use():
+    held = [np.empty(2**24, dtype=np.uint8) for _ in range(4)]
+    for array in held:
+        array.fill(1)
+
+use()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    use()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
+def test_what_a_task_frees_the_next_one_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = {}
+    for limit in ("65536", "65537"):  # what Dask sets for workers, and what somebody else set
+        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", limit)
+        faults[limit] = int(subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout)
+    assert faults["65536"] < 200 < 20 * 4 * 8 <= faults["65537"]  # at least one page of 2 MiB for each 2 MiB of an array
