@@ -9,13 +9,14 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from dpdask.errors import DpdaskError, InternalError, UsageError
+from dpdask.startup import collect_rarely
 from dpdask.steps import step
 from dpdask.terminal.waiting import show_step
 from dpdask.version import __version__
@@ -237,11 +238,8 @@ def abort(out: str | None, job: str | None) -> None:
     from dpdask.jobs.spec import load_job
 
     _check_one("abort OUT", out, job)
-    if job is None:
-        removed = runner.abort(absolute_url(str(out)))
-    else:
-        removed, out = runner.abort_job(load_job(job)), job
-    click.echo(f"{out}: the unfinished run is removed" if removed else f"{out}: there is no unfinished run")
+    removed = runner.abort(absolute_url(str(out))) if job is None else runner.abort_job(load_job(job))
+    click.echo(f"{out or job}: " + ("the unfinished run is removed" if removed else "there is no unfinished run"))
 
 
 def _check_one(usage: str, out: str | None, job: str | None) -> None:
@@ -405,11 +403,10 @@ def census(
 
 def _read_balance(job: Job) -> dict[str, Any] | None:
     """Return the dataset's balance; None without a ledger, or if it cannot be read just now: the release stands."""
-    try:
+    with suppress(DpdaskError):
         balance = job.account.read_balance()
-    except DpdaskError:
-        return None
-    return None if balance is None else asdict(balance)
+        return None if balance is None else asdict(balance)
+    return None
 
 
 def _outcome_text(job: Job, mechanism: Mechanism, result: dict[str, Any]) -> str:
@@ -440,6 +437,7 @@ def _warn(warning: str) -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
+    collect_rarely()
     try:
         sys.exit(cli(standalone_mode=False))
     except click.exceptions.NoArgsIsHelpError as error:

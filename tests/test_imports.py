@@ -30,7 +30,16 @@ ROW = {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}
 # what the driver draws, prices, solves and keeps books with
 DRIVERS = {"dp_accounting", "opendp", "scipy.optimize", "scipy.stats", "sklearn", "sqlalchemy"}
 HEAVY = DRIVERS | {"dask", "distributed", "jinja2", "numba", "numpy", "pandas", "pyarrow", "pydantic", "rich", "scipy", "yaml"}
-COMMAND_LINE = {"dpdask", "dpdask.cli", "dpdask.errors", "dpdask.steps", "dpdask.terminal", "dpdask.terminal.waiting", "dpdask.version"}
+COMMAND_LINE = {
+    "dpdask",
+    "dpdask.cli",
+    "dpdask.errors",
+    "dpdask.startup",
+    "dpdask.steps",
+    "dpdask.terminal",
+    "dpdask.terminal.waiting",
+    "dpdask.version",
+}
 
 
 def loaded(code: str, *arguments: str | Path) -> set[str]:

@@ -14,6 +14,7 @@ from distributed import Nanny, Worker
 from distributed.spill import AnyKeyFile, SpillBuffer
 
 from dpdask.errors import OutputError
+from dpdask.startup import collect_rarely
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1, "OPENBLAS_NUM_THREADS": 1}
 
@@ -65,6 +66,7 @@ class PrivateWorker(Worker):  # type: ignore[misc]  # distributed is untyped
     """A worker that spills to `PrivateFiles`; also for `dask worker --worker-class`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        collect_rarely()
         super().__init__(*args, **options)
         if isinstance(self.data, SpillBuffer):  # without a memory limit, nothing is spilled
             files = self.data.slow.data

@@ -11,6 +11,8 @@ Words = NDArray[np.uint64]
 Grades = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
+_AHEAD = 64  # rows whose places are read ahead
+
 
 @jit
 def add_rows(keys: Words, grades: Grades, counts: Ints, least: int, entries: Words, slots: Words, n_entries: int) -> int:
@@ -31,32 +33,47 @@ def add_rows(keys: Words, grades: Grades, counts: Ints, least: int, entries: Wor
         1, in its lower half, and some bits of its hash in the upper one; an empty slot is 0.
     n_entries
         How many entries there are.
+
+    Notes
+    -----
+    The slots and entries of some rows are read before these rows are added: such reads do not wait for each other, while each row that is
+    added waits for its own.
     """
     low, half, one, m = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(1), keys.shape[1]
     last = np.uint64(len(slots) - 1)
-    for row in range(len(keys)):
-        grade = np.uint64(grades[row])
-        if grade < least:
-            continue
-        hashed = grade
-        for position in range(m):
-            hashed = _mix(hashed, keys[row, position])
-        slot, tag = hashed & last, hashed >> half
-        count = np.uint64(counts[row]) if len(counts) else one
-        while True:
-            found = slots[slot]
-            if found == 0:
-                for position in range(m):
-                    entries[n_entries, position] = keys[row, position]
-                entries[n_entries, m], entries[n_entries, m + 1] = grade, count
-                n_entries += 1
-                slots[slot] = (tag << half) | np.uint64(n_entries)
-                break
-            place = (found & low) - one
-            if found >> half == tag and entries[place, m] == grade and _same(keys, row, entries, place):
-                entries[place, m + 1] += count
-                break
-            slot = (slot + one) & last
+    hashes, seen = np.empty(_AHEAD, dtype=np.uint64), np.empty(_AHEAD, dtype=np.uint64)
+    for start in range(0, len(keys), _AHEAD):
+        n = min(_AHEAD, len(keys) - start)
+        for ahead in range(n):
+            hashed = np.uint64(grades[start + ahead])
+            for position in range(m):
+                hashed = _mix(hashed, keys[start + ahead, position])
+            hashes[ahead] = hashed
+        for ahead in range(n):
+            seen[ahead] = slots[hashes[ahead] & last] & low
+        for ahead in range(n):
+            if seen[ahead] != 0:
+                seen[ahead] = entries[seen[ahead] - one, m]
+        for ahead in range(n):
+            row, grade = start + ahead, np.uint64(grades[start + ahead])
+            if grade < least:
+                continue
+            slot, tag = hashes[ahead] & last, hashes[ahead] >> half
+            count = np.uint64(counts[row]) if len(counts) else one
+            while True:
+                found = slots[slot]
+                if found == 0:
+                    for position in range(m):
+                        entries[n_entries, position] = keys[row, position]
+                    entries[n_entries, m], entries[n_entries, m + 1] = grade, count
+                    n_entries += 1
+                    slots[slot] = (tag << half) | np.uint64(n_entries)
+                    break
+                place = (found & low) - one
+                if found >> half == tag and entries[place, m] == grade and _same(keys, row, entries, place):
+                    entries[place, m + 1] += count
+                    break
+                slot = (slot + one) & last
     return n_entries
 
 
