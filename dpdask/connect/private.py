@@ -63,7 +63,7 @@ class PrivateFiles(AnyKeyFile):  # type: ignore[misc]  # distributed is untyped
 
 
 class PrivateWorker(Worker):  # type: ignore[misc]  # distributed is untyped
-    """A worker that spills to `PrivateFiles`; also for `dask worker --worker-class`."""
+    """A worker that spills to `PrivateFiles` and collects garbage rarely; also for `dask worker --worker-class`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         collect_rarely()

@@ -30,9 +30,9 @@ Result = TypeVar("Result")
 Progress = Callable[[str, int, int], None]
 
 _MORE_MEMORY = "give workers more memory or fewer threads, or write smaller row groups"
-_TRIM_NAME, _TRIM_OF_DASK = "MALLOC_TRIM_THRESHOLD_", "65536"
+_TRIM_NAME, _TRIM_OF_DASK, _MMAP_NAME = "MALLOC_TRIM_THRESHOLD_", "65536", "MALLOC_MMAP_THRESHOLD_"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_KEPT_BYTES, _LARGEST_KEPT = 2**27, 2**26
+_KEPT_BYTES, _LARGEST_KEPT = 2**27, 2**25  # old versions take no larger one
 _MOST_RESULTS = 64  # for the driver to take, while batches are small
 _LARGEST_BATCH = FAN_IN**3
 
@@ -119,7 +119,7 @@ def _find_pools(n_modules: int) -> ThreadpoolController:
 def prepare_process() -> None:
     """Set, for good, what tasks need of this process: kept memory and, if it is a worker, one thread for BLAS.
 
-    A worker has as many tasks as it may use threads.
+    A worker already runs one task for each thread that it may use.
     """
     keep_memory()
     if is_worker():
@@ -127,17 +127,19 @@ def prepare_process() -> None:
 
 
 def keep_memory() -> None:
-    """Let this process keep up to 128 MiB of freed memory instead of handing large arrays back to the system at once.
+    """Let this process keep freed memory for the next arrays, instead of handing large ones back to the system at once.
 
-    Tasks need the next array a moment later, and then spend a third of their time on page faults. glibc alone has this setting. It stays as
-    it is if the environment sets it to anything but what Dask sets for workers.
+    About 128 MiB are kept, and up to 64 MiB for each thread that runs tasks. Tasks need the next array a moment later, and would otherwise
+    spend up to a third of their time on page faults. Only glibc has this setting. It stays as it is if the environment sets it to anything
+    but what Dask sets for workers.
     """
-    if os.environ.get(_TRIM_NAME, _TRIM_OF_DASK) != _TRIM_OF_DASK:
+    environment = os.environ
+    if environment.get(_TRIM_NAME, _TRIM_OF_DASK) != _TRIM_OF_DASK or _MMAP_NAME in environment or "malloc" in environment.get("GLIBC_TUNABLES", ""):
         return
     with suppress(OSError, AttributeError, TypeError):  # another C library
         set_option = ctypes.CDLL(None).mallopt
-        set_option(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        set_option(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
+        if set_option(_M_MMAP_THRESHOLD, _LARGEST_KEPT):  # the other one alone would be worse than nothing: it fixes this one at 128 KiB
+            set_option(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,8 @@ def add_rows(keys: Words, grades: Grades, counts: Ints, least: int, entries: Wor
 
     Notes
     -----
-    The slots and entries of some rows are read before these rows are added: such reads do not wait for each other, while each row that is
-    added waits for its own.
+    The slots and entries of the next rows are read first: these reads overlap, whereas rows that are added one by one would each wait for
+    memory.
     """
     low, half, one, m = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(1), keys.shape[1]
     last = np.uint64(len(slots) - 1)
@@ -46,11 +46,12 @@ def add_rows(keys: Words, grades: Grades, counts: Ints, least: int, entries: Wor
         n = min(_AHEAD, len(keys) - start)
         for ahead in range(n):
             hashed = np.uint64(grades[start + ahead])
-            for position in range(m):
-                hashed = _mix(hashed, keys[start + ahead, position])
-            hashes[ahead] = hashed
-        for ahead in range(n):
-            seen[ahead] = slots[hashes[ahead] & last] & low
+            seen[ahead] = 0
+            if hashed >= least:
+                for position in range(m):
+                    hashed = _mix(hashed, keys[start + ahead, position])
+                hashes[ahead] = hashed
+                seen[ahead] = slots[hashed & last] & low
         for ahead in range(n):
             if seen[ahead] != 0:
                 seen[ahead] = entries[seen[ahead] - one, m]

@@ -109,7 +109,7 @@ class LedgerStore:
     def __init__(self, url: str) -> None:
         parsed = _parse(url)
         self.place = parsed.set(query={}).render_as_string(hide_password=True)  # libpq takes passwords as options too
-        self._file = Path(parsed.database or "").absolute() if parsed.get_backend_name() == "sqlite" else None
+        self._file = _find_file(parsed) if parsed.get_backend_name() == "sqlite" else None
         is_server = self._file is None
         engine = _engine(parsed if is_server else parsed.set(database=str(self._file)))
         writes = {"isolation_level": "READ COMMITTED"} if is_server else {}
@@ -239,6 +239,14 @@ def _parse(url: str) -> URL:
     if parsed.get_backend_name() == "sqlite" and (not parsed.database or parsed.database.startswith((":memory:", "file:"))):
         raise SpecError("an SQLite ledger needs a named file", "ledger.url", "for example sqlite:///ledger.db")
     return parsed
+
+
+def _find_file(url: URL) -> Path:
+    """Return the one path that checks and SQLite use, however the process changes its folder, and whatever links are in the URL."""
+    try:
+        return Path(url.database or "").resolve()
+    except OSError:  # the working folder was removed
+        raise SpecError("the folder of the ledger does not exist", url.render_as_string(), "make it") from None
 
 
 @functools.lru_cache(maxsize=16)  # an engine keeps compiled statements and the place of its file, and no connection

@@ -360,8 +360,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
 def test_what_a_task_frees_the_next_one_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = {}
-    for limit in ("65536", "65537"):  # what Dask sets for workers, and what somebody else set
-        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", limit)
-        faults[limit] = int(subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout)
-    assert faults["65536"] < 200 < 20 * 4 * 8 <= faults["65537"]  # at least one page of 2 MiB for each 2 MiB of an array
+    for name in ("GLIBC_TUNABLES", "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
+    found = []
+    for trim, mmap in (("65536", None), ("65537", None), (str(2**28), str(2**25)), ("65536", "65536")):  # what Dask sets, and what somebody else set
+        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", trim)
+        monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", mmap) if mmap else monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+        found.append(int(subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout))
+    few, many = 200, 20 * 4 * 8  # at least one page of 2 MiB for each 2 MiB of an array
+    assert found[0] < few < many <= found[1]
+    assert found[2] < few < many <= found[3]

@@ -677,6 +677,24 @@ def test_a_relative_url_names_the_ledger_of_the_folder_in_which_it_is_opened(tmp
     assert [ledger.show("ratings").balance.epsilon_limit for ledger in opened] == [1.0, 2.0]  # and they stay there
 
 
+def test_a_url_through_a_link_names_one_file_for_this_user_alone(tmp_path: Path) -> None:
+    (tmp_path / "real" / "inner").mkdir(parents=True)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "link").symlink_to(tmp_path / "real" / "inner")
+    Ledger(f"sqlite:///{tmp_path}/links/link/../ledger.db").init("ratings", 1.0)
+    assert not (tmp_path / "links" / "ledger.db").exists()
+    assert (tmp_path / "real" / "ledger.db").stat().st_mode & 0o777 == 0o600
+    assert Ledger(f"sqlite:///{tmp_path}/real/ledger.db").verify("ratings") == 0
+
+
+def test_a_ledger_in_a_removed_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SpecError, match="the folder of the ledger does not exist"):
+        Ledger("sqlite:///ledger.db")
+
+
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").write_bytes(b"rows of somebody\n" * 100)
     for call in (lambda ledger: ledger.init("ratings", 1.0), lambda ledger: ledger.verify("ratings")):
