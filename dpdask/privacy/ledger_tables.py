@@ -246,7 +246,7 @@ def _find_file(url: URL) -> Path:
     try:
         return Path(url.database or "").resolve()
     except OSError:  # the working folder was removed
-        raise SpecError("the folder of the ledger does not exist", url.render_as_string(), "make it") from None
+        raise SpecError("the folder of the ledger does not exist", url.set(query={}).render_as_string(), "make it") from None
 
 
 @functools.lru_cache(maxsize=16)  # an engine keeps compiled statements and the place of its file, and no connection

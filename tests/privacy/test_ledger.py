@@ -691,8 +691,9 @@ def test_a_ledger_in_a_removed_folder_is_refused(tmp_path: Path, monkeypatch: py
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    with pytest.raises(SpecError, match="the folder of the ledger does not exist"):
-        Ledger("sqlite:///ledger.db")
+    with pytest.raises(SpecError, match="the folder of the ledger does not exist") as refused:
+        Ledger("sqlite:///ledger.db?timeout=s3cret")
+    assert "s3cret" not in str(refused.value)
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
