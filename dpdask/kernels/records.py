@@ -44,17 +44,7 @@ def add_rows(keys: Words, grades: Grades, counts: Ints, least: int, entries: Wor
     hashes, seen = np.empty(_AHEAD, dtype=np.uint64), np.empty(_AHEAD, dtype=np.uint64)
     for start in range(0, len(keys), _AHEAD):
         n = min(_AHEAD, len(keys) - start)
-        for ahead in range(n):
-            hashed = np.uint64(grades[start + ahead])
-            seen[ahead] = 0
-            if hashed >= least:
-                for position in range(m):
-                    hashed = _mix(hashed, keys[start + ahead, position])
-                hashes[ahead] = hashed
-                seen[ahead] = slots[hashed & last] & low
-        for ahead in range(n):
-            if seen[ahead] != 0:
-                seen[ahead] = entries[seen[ahead] - one, m]
+        _look_ahead(keys[start : start + n], grades[start : start + n], least, entries, slots, hashes, seen)
         for ahead in range(n):
             row, grade = start + ahead, np.uint64(grades[start + ahead])
             if grade < least:
@@ -76,6 +66,24 @@ def add_rows(keys: Words, grades: Grades, counts: Ints, least: int, entries: Wor
                     break
                 slot = (slot + one) & last
     return n_entries
+
+
+@jit
+def _look_ahead(keys: Words, grades: Grades, least: int, entries: Words, slots: Words, hashes: Words, seen: Words) -> None:
+    """Find the hashes of some rows, and read the slot and the entry where each is looked for first; `seen` makes sure that they are read."""
+    low, one, m = np.uint64(0xFFFFFFFF), np.uint64(1), keys.shape[1]
+    last = np.uint64(len(slots) - 1)
+    for row in range(len(keys)):
+        hashed = np.uint64(grades[row])
+        if grades[row] >= least:
+            for position in range(m):
+                hashed = _mix(hashed, keys[row, position])
+        hashes[row] = hashed
+    for row in range(len(keys)):
+        seen[row] = slots[hashes[row] & last] & low if grades[row] >= least else np.uint64(0)
+    for row in range(len(keys)):
+        if seen[row] != 0:
+            seen[row] = entries[seen[row] - one, m]
 
 
 @jit
