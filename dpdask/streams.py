@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 STREAM_FORMAT = 1
 _PERSON = b"dpdask stream %d" % STREAM_FORMAT
 _BLOCK_BYTES = 16
-_TOGETHER = 2**13  # blocks that are encrypted at once: counters and words stay in the cache
+_TOGETHER = 2**12  # blocks that are encrypted at once: counters and words stay in the cache
 _COUNTERS = np.stack([np.arange(_TOGETHER, dtype="<u8"), np.zeros(_TOGETHER, dtype="<u8")], axis=1)
+_STEP = np.tile(np.array([_TOGETHER, 0], dtype="<u8"), (_TOGETHER, 1))  # to add both halves is faster than to skip one
 
 
 class RunKey:
@@ -117,8 +118,10 @@ class Stream:
         counters = _COUNTERS[: n_blocks or 1].copy()
         out = np.empty(2 * n_blocks + 2, dtype="<u8")  # the cipher asks for almost a block more than it writes
         given, room = counters.data.cast("B"), out.data.cast("B")
+        counters[:, 0] += np.uint64(first)
         for done in range(0, n_blocks, _TOGETHER):
-            counters[:, 0] += np.uint64(_TOGETHER if done else first)
+            if done:
+                counters += _STEP
             self._cipher.update_into(given[: (n_blocks - done) * _BLOCK_BYTES], room[done * _BLOCK_BYTES :])
         self._n_drawn += n
         return out[skipped : skipped + n].astype(np.uint64, copy=False)

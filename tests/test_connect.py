@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from urllib.error import HTTPError
@@ -54,6 +55,8 @@ def test_local_processes_listen_on_this_machine_alone_and_leave(recwarn):
         client = get_client()
         assert client.submit(lambda: 1 + 1).result() == 2
         assert client.submit(gc.get_threshold).result()[0] == 100_000  # workers collect garbage rarely
+        client.submit(time.sleep, 1.5).result()
+        assert client.profile()["count"] == 0  # nor do they sample what they do: no page shows it
         started = [process for process in me.children(recursive=True) if process not in children]
         assert started
         open_ = [

@@ -20,8 +20,13 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1, "OPENBLAS_NUM_THREAD
 
 
 def worker_settings() -> dict[str, Any]:
-    """Return Dask's settings for workers that are started for a run: one thread for each library, and no HTTP pages."""
-    return {"distributed.nanny.pre-spawn-environ": _ENVIRONMENT, "distributed.worker.http.routes": []}
+    """Return Dask's settings for workers that are started for a run: one thread for each library, no HTTP pages, and no statistics for them."""
+    return {
+        "distributed.nanny.pre-spawn-environ": _ENVIRONMENT,
+        "distributed.worker.http.routes": [],
+        "distributed.worker.profile.enabled": False,
+        "distributed.admin.tick.interval": "500ms",  # how often each process looks whether its event loop is late; 20 ms, unless set
+    }
 
 
 def scratch_folder() -> Path:

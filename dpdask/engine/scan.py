@@ -204,7 +204,7 @@ def scan_parts(parts: list[Part], rows: list[Any], shared: Scan) -> Scanned[Any]
     shared
         What all tasks of the scan share.
     """
-    work, counter = shared.work, shared.statistic.counter()
+    work, counter = shared.work.hold_keys(), shared.statistic.counter()
     n_released, seals, changed = [], list[bytes](), Counter[str]()
     for part, own in zip(parts, rows, strict=True):
         chooser, streams = Chooser(work, part.id, part.number), Streams(work.key, part.id)

@@ -59,6 +59,7 @@ def collect_unit_rows(part: Part, rows: Any, work: TableWork) -> UnitRows:
     work
         The work on the table.
     """
+    work = work.hold_keys()
     assert work.unit is not None
     hasher = Hasher(work.key(), work.holdout_key(), work.unit, part.number)
     fold = TreeFold[UnitRows]()

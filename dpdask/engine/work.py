@@ -90,6 +90,8 @@ class TableWork:
         Whether a key that several runs share, stored beside the run key, chooses the hold-out.
     also_read
         The kept columns that the mechanism reads beside the private ones.
+    held_keys
+        The run key and the key that chooses the hold-out, in a task that holds them: see `hold_keys`.
     stamp
         A worker with other versions refuses the work.
     """
@@ -102,6 +104,7 @@ class TableWork:
     unit: UnitWork | None = None
     kept_holdout: bool = False
     also_read: tuple[str, ...] = ()
+    held_keys: tuple[RunKey, RunKey] | None = None
     stamp: Stamp = field(default_factory=Stamp)
 
     @property
@@ -146,7 +149,14 @@ class TableWork:
 
     def key(self) -> RunKey:
         """Return the run key: from its file, or from the memory of this process if the run's files are encrypted."""
+        if self.held_keys is not None:
+            return self.held_keys[0]
         return RunKey(self.secrets.key if isinstance(self.secrets, EncryptedFolder) else self.secrets.read(KEY_NAME))
+
+    def hold_keys(self) -> TableWork:
+        """Return the work for one task, with the keys in it, so that their files are read once for all parts: it cannot be pickled."""
+        key = self.key()
+        return replace(self, held_keys=(key, self.holdout_key() if self.kept_holdout else key))
 
     def open_counts(self, name: str) -> EncryptedFile:
         """Return the file that keeps the counts of a pass."""
@@ -159,6 +169,8 @@ class TableWork:
 
     def holdout_key(self) -> RunKey:
         """Read the key that chooses the hold-out: the run key, or the dataset's."""
+        if self.held_keys is not None:
+            return self.held_keys[1]
         if not self.kept_holdout:
             return self.key()
         secrets = self.secrets

@@ -283,7 +283,7 @@ def write_shards(task: Task, writing: Writing) -> list[tuple[int, Staged]]:
     work, staging = writing.work, writing.staging
     staged = read_recorded(task.names[0], staging)
     if staged is None:
-        teller = Teller(work.columns)
+        work, teller = work.hold_keys(), Teller(work.columns)
         batches, types, few_valued = task.open(load(work.secrets, writing.sha256, writing.release_type), work, teller)
         staged = stage(batches, types, few_valued, task.names, task.rows_per_shard, staging, lambda: teller.told)
     return [(task.number, staged)]

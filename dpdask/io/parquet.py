@@ -7,7 +7,7 @@ column is read whole, one after the other.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
@@ -61,12 +61,18 @@ def footer(fs: Any, path: str, name: str, size: int | None = None, *, tail_bytes
     url = str(fs.unstrip_protocol(path))
     if size is None:
         size = int(call_storage(url, lambda fs, path: fs.info(path)["size"]))
-    raw = read_ranges(url, [(max(0, size - tail_bytes), size)], size)[0]
+    n_bytes = size
+    return _read_footer(lambda start, end: read_ranges(url, [(start, end)], n_bytes)[0], size, name, tail_bytes)
+
+
+def _read_footer(read: Callable[[int, int], bytes], size: int, name: str, tail_bytes: int = _TAIL_BYTES) -> tuple[str, Any]:
+    """Return a digest of a file's size and footer, and the parsed footer; see `footer`. The bytes from `start` to `end` are `read(start, end)`."""
+    raw = read(max(0, size - tail_bytes), size)
     length = int.from_bytes(raw[-8:-4], "little") if len(raw) >= 12 and raw[-4:] == _MAGIC else size
     if length + 12 > size:
         raise InputError("this is not a complete Parquet file: it is truncated or corrupt", name, "write it again")
     if length + 8 > len(raw):
-        raw = read_ranges(url, [(size - length - 8, size)], size)[0]
+        raw = read(size - length - 8, size)
     try:
         return _digest(size, raw[-length - 8 :]), pq.read_metadata(pa.BufferReader(_MAGIC + raw[-length - 8 :]))
     except (pa.ArrowException, OSError):
@@ -233,11 +239,18 @@ def _read_columns(file: Any, row_group: int, columns: list[str], batch_rows: int
 def _open(fs: Any, path: str, fragment: Fragment, columns: list[str]) -> Iterator[tuple[Any, Any]]:
     """Open a row group's file, and yield it with its footer, after checking that the footer is the one that was read first."""
     layout = fragment.layout
-    if isinstance(fs, LocalFileSystem) or layout is None:
+    if isinstance(fs, LocalFileSystem):
+        with pa.OSFile(path) as source:
+            digest, metadata = _read_footer(lambda start, end: source.read_at(end - start, start), source.size(), fragment.name)
+            if digest != fragment.version:
+                raise report_change(fragment.name)
+            yield source, metadata
+        return
+    if layout is None:
         digest, metadata = footer(fs, path, fragment.name)
         if digest != fragment.version:
             raise report_change(fragment.name)
-        with pa.OSFile(path) if isinstance(fs, LocalFileSystem) else pa.PythonFile(open_remote(fragment.url), mode="r") as source:
+        with pa.PythonFile(open_remote(fragment.url), mode="r") as source:
             yield source, metadata
         return
     read = set(columns)

@@ -18,6 +18,7 @@ from typing import IO, Any, TypeVar
 from dpdask.errors import DpdaskError, OutputError
 from dpdask.io.faults import Fault, classify, storage_faults
 from dpdask.io.filesystems import call_storage, open_filesystem
+from dpdask.io.local_file import LocalFile
 from dpdask.io.objects import create_file, read_file, remove_file, replace_file, settle_file
 from dpdask.io.options import KINDS
 from dpdask.io.remote import open_remote
@@ -359,7 +360,7 @@ def _temporary(path: str, mode: int, publish: Callable[[Path, str], None]) -> It
     """Open a file beside a local path; when the block succeeds and the file is on the disk, publish it as the path."""
     temporary = Path(f"{path}.{uuid.uuid4().hex}.tmp")
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        with io.BufferedWriter(LocalFile(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

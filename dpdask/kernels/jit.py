@@ -41,12 +41,17 @@ class _Compiling(event.Listener):  # type: ignore[misc]  # numba ships no types
     step = "compiling (first use)"
 
     def on_start(self, event: Any) -> None:
-        if event.data["dispatcher"].py_func.__module__.startswith("dpdask."):
+        if _is_ours(event):
             logging.getLogger("dpdask.steps").info(self.step)
 
     def on_end(self, event: Any) -> None:
-        if event.data["dispatcher"].py_func.__module__.startswith("dpdask."):
+        if _is_ours(event):
             logging.getLogger("dpdask.steps").info("%s: done", self.step, extra={"ended": self.step})
+
+
+def _is_ours(event: Any) -> bool:
+    """Return whether a function of this package is compiled; a function that its caller made may have no module."""
+    return str(event.data["dispatcher"].py_func.__module__).startswith("dpdask.")
 
 
 event.register("numba:compile", _Compiling())

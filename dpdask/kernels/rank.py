@@ -26,12 +26,14 @@ MIN_EPSILON = 1e-6
 MAX_EPSILON = 16.0
 _BASE = 256
 _MOST_POWERS = 2**17
+_TOGETHER = 2**10  # rows that go through all loops while they stay near the processor
 _UNIT = 1.0 / 9007199254740992.0  # 2**-53
 _CLAMP_BITS = 10  # ranks beyond B by more than log(2**10)/-log(α) become one outcome
 _TAIL_BITS = 24  # and what those outcomes gain from the noise's unresolved tail is below 2**-24 of them
 _EXACT = Context(prec=50)
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Weights = NDArray[np.uint64]
 Tables = tuple[Weights, NDArray[np.uint16]]
 
@@ -352,45 +354,82 @@ def disturb_rows(ranks: Floats, words: Weights, draws: Draws) -> Floats:
 
     Notes
     -----
-    The draw stands in the loop: handing arrays to a function for every row would cost more than the draw. So do the two
-    probabilities of the cell that is drawn (see `_tails`): its cases are computed side by side, and no draw decides a branch, since nobody can
-    predict which one. Indices are unsigned, since numba looks for negative ones otherwise.
+    A block of rows goes through one simple loop after another: a compiler can make vector instructions of them, but not of one long loop. No
+    draw decides a branch, since nobody can predict which one. Indices are unsigned, since numba looks for negative ones otherwise.
     """
-    n_cells, rate, margin, sign, thresholds, aliases, coarse, fine = draws
-    a, k, tail = _tails(rate, n_cells)
-    n_digits, last, tabulated = np.uint64(len(thresholds)), n_cells - 1, len(coarse) > 0
-    one, byte, low_byte = np.uint64(1), np.uint64(8), np.uint64(255)
-    step = 1.0 / n_cells
     out = np.empty(len(ranks), dtype=np.float64)
-    for row in range(len(ranks)):
-        magnitude = np.uint64(0)
-        for place in range(n_digits):
-            digit = n_digits - one - np.uint64(place)
-            word = words[row, digit + one] >> one
+    magnitudes, noisy = np.empty(_TOGETHER, dtype=np.uint64), np.empty(_TOGETHER, dtype=np.int64)
+    near, far = np.empty(_TOGETHER, dtype=np.float64), np.empty(_TOGETHER, dtype=np.float64)
+    for start in range(0, len(ranks), _TOGETHER):
+        rows = slice(start, min(start + _TOGETHER, len(ranks)))
+        _draw_magnitudes(words[rows], draws, magnitudes)
+        _add_noise(ranks[rows], words[rows], draws, magnitudes, noisy)
+        _find_powers(draws, noisy[: rows.stop - start], near, far)
+        _place(words[rows], draws, noisy, near, far, out[rows])
+    return out
+
+
+@jit
+def _draw_magnitudes(words: Weights, draws: Draws, magnitudes: Weights) -> None:
+    """Draw each row's number from the digits' tables, the most significant digit first."""
+    one, byte, low_byte = np.uint64(1), np.uint64(8), np.uint64(255)
+    magnitudes[: len(words)] = 0
+    for place in range(len(draws.thresholds)):
+        digit = len(draws.thresholds) - 1 - place
+        thresholds, aliases, drawn = draws.thresholds[digit], draws.aliases[digit], words[:, digit + 1]
+        for row in range(len(drawn)):
+            word = drawn[row] >> one
             entry = word & low_byte
-            alias = np.uint64(aliases[digit, entry])
-            magnitude = (magnitude << byte) + alias + (entry - alias) * np.uint64((word >> byte) < thresholds[digit, entry])
-        is_negative = np.int64((words[row, n_digits + one] >> one) >= sign)
+            alias = np.uint64(aliases[entry])
+            magnitudes[row] = (magnitudes[row] << byte) + alias + (entry - alias) * np.uint64((word >> byte) < thresholds[entry])
+
+
+@jit
+def _add_noise(ranks: Floats, words: Weights, draws: Draws, magnitudes: Weights, noisy: Ints) -> None:
+    """Find each row's noisy rank w in whole numbers, clamped."""
+    n_cells, margin, sign, one = draws.n_cells, draws.margin, draws.sign, np.uint64(1)
+    last, of_sign = n_cells - 1, np.uint64(len(draws.thresholds)) + one
+    for row in range(len(ranks)):
+        is_negative = np.int64((words[row, of_sign] >> one) >= sign)
         rank = min(max(int(n_cells * ranks[row]), 0), last)
-        w = min(max(rank + int(np.int64(magnitude) ^ -is_negative), -margin), last + margin)  # -1 - magnitude where negative
-        beyond = max(-1 - w, w - n_cells)  # how far outside 0..n_cells-1; negative inside
+        noisy[row] = min(max(rank + int(np.int64(magnitudes[row]) ^ -is_negative), -margin), last + margin)  # -1 - magnitude where negative
+
+
+@jit
+def _find_powers(draws: Draws, noisy: Ints, near: Floats, far: Floats) -> None:
+    """Find the powers of α of each noisy rank's distances: from 0..n_cells-1 if it lies outside; else from both ends, 0 and n_cells-1."""
+    n_cells, rate, coarse, fine = draws.n_cells, draws.rate, draws.coarse, draws.fine
+    last, tabulated, byte, low_byte = n_cells - 1, len(coarse) > 0, np.uint64(8), np.uint64(255)
+    for row in range(len(noisy)):
+        w = noisy[row]
+        beyond = max(-1 - w, w - n_cells)  # how far outside; negative inside
         inside = int(beyond < 0)
-        near, far = np.uint64(beyond + (w - beyond) * inside), np.uint64((last - w) * inside)
+        low, high = np.uint64(beyond + (w - beyond) * inside), np.uint64((last - w) * inside)
         if tabulated:
-            near_power = coarse[near >> byte] * fine[near & low_byte]
-            far_power = coarse[far >> byte] * fine[far & low_byte]
+            near[row] = coarse[low >> byte] * fine[low & low_byte]
+            far[row] = coarse[high >> byte] * fine[high & low_byte]
         else:
-            near_power, far_power = math.exp(-rate * near), math.exp(-rate * far)
+            near[row], far[row] = math.exp(-rate * low), math.exp(-rate * high)
+
+
+@jit
+def _place(words: Weights, draws: Draws, noisy: Ints, near: Floats, far: Floats, out: Floats) -> None:
+    """Place each noisy rank uniformly inside its own probability under uniform ranks; see `_tails`."""
+    n_cells, margin, of_place = draws.n_cells, draws.margin, np.uint64(len(draws.thresholds)) + np.uint64(2)
+    a, k, tail = _tails(draws.rate, n_cells)
+    last, step = n_cells - 1, 1.0 / n_cells
+    for row in range(len(out)):
+        w, near_power, far_power = noisy[row], near[row], far[row]
+        is_inside = max(-1 - w, w - n_cells) < 0
         outer = tail * near_power
         inner = outer * a
         below, above = (inner, outer) if w < 0 else (1.0 - outer, 1.0 - inner)
-        below = (w + k * (near_power - far_power * a)) * step if beyond < 0 else below
-        above = (w + 1 + k * (near_power * a - far_power)) * step if beyond < 0 else above
+        below = (w + k * (near_power - far_power * a)) * step if is_inside else below
+        above = (w + 1 + k * (near_power * a - far_power)) * step if is_inside else above
         below = 0.0 if w == -margin else below
         above = 1.0 if w == last + margin else above
-        uniform = ((words[row, n_digits + np.uint64(2)] >> np.uint64(11)) + 0.5) * _UNIT
+        uniform = ((words[row, of_place] >> np.uint64(11)) + 0.5) * _UNIT
         out[row] = below + (above - below) * uniform
-    return out
 
 
 @jit

@@ -128,10 +128,9 @@ def _same(keys: Words, row: int, entries: Words, place: np.uint64) -> bool:
 @jit
 def leading_zeros(words: Words) -> Grades:
     """Return how many zero bits each word begins with, 0 to 64: at least k with probability 2**-k."""
-    out = np.empty(len(words), dtype=np.uint8)
+    out, one = np.empty(len(words), dtype=np.uint8), np.uint64(1)
     for row in range(len(words)):
-        word, count = words[row], 0
-        while count < 64 and (word >> np.uint64(63 - count)) == np.uint64(0):
-            count += 1
-        out[row] = count
+        word = words[row] & ~(words[row] >> one)  # its highest bit stays, and the next one is 0: rounding to a float cannot reach a higher bit
+        exponent = np.float64(word).view(np.int64) >> 52
+        out[row] = min(int(1086 - exponent), 64)
     return out

@@ -7,6 +7,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import numba
 
 from dpdask.kernels import chain, jit
 
@@ -34,3 +37,11 @@ def test_a_change_of_a_function_that_is_called_takes_effect(tmp_path: Path) -> N
 
 def test_every_kernel_has_the_stamp_of_all() -> None:
     assert chain.release_rows._cache._cache_file._source_stamp == jit._SOURCES  # type: ignore[attr-defined]
+
+
+def test_a_function_without_a_module_is_compiled_in_peace() -> None:
+    """Numba tells all listeners of each function that is compiled in the process, also of functions that are no module's."""
+    made: dict[str, Any] = {}
+    exec("def double(number):\n    return 2 * number", {"__name__": None}, made)
+    assert made["double"].__module__ is None
+    assert numba.njit(made["double"])(21) == 42

@@ -13,6 +13,7 @@ from stats.counting import records_of_rows
 
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError
+from dpdask.kernels.records import leading_zeros
 from dpdask.stats.records import Records, from_numbers, numbers
 
 
@@ -68,6 +69,13 @@ def test_more_rows_than_are_added_at_once_are_the_definition(max_records: int) -
     found = records_of(keys, words, max_records)
     assert (entries(found), found.least) == expected(keys, words, max_records)
     assert (found.least > 0) == (max_records == 500)
+
+
+def test_a_grade_is_the_number_of_leading_zeros_of_any_word() -> None:
+    powers = [2**bit for bit in range(64)]
+    words = [0, *powers, *(power - 1 for power in powers), *(power | (power >> 1) for power in powers), 2**64 - 1, 2**54 - 1, 2**63 - 2**9]
+    words += [word >> shift for shift, word in enumerate(np.random.default_rng(3).integers(0, 2**64, 64, dtype=np.uint64).tolist())]
+    assert leading_zeros(np.array(words, dtype=np.uint64)).tolist() == [64 - word.bit_length() for word in words]
 
 
 def test_dropping_whatever_does_not_fit_would_depend_on_the_order() -> None:
