@@ -12,7 +12,7 @@ import pyarrow as pa
 from dpdask.archive import Archived
 from dpdask.codec import Codec, codec_for
 from dpdask.engine.cluster import remember
-from dpdask.errors import DataError, InputError, SpecError
+from dpdask.errors import DataError, InputError, MissingError, SpecError
 from dpdask.io.encrypted import EncryptedFile, EncryptedFolder
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.mechanism import Columns, Mechanism
@@ -154,8 +154,14 @@ class TableWork:
         return RunKey(self.secrets.key if isinstance(self.secrets, EncryptedFolder) else self.secrets.read(KEY_NAME))
 
     def hold_keys(self) -> TableWork:
-        """Return the work for one task, with the keys in it, so that their files are read once for all parts: it cannot be pickled."""
-        key = self.key()
+        """Return the work for one task, with the keys in it, so that their files are read once for all parts: it cannot be pickled.
+
+        Exact counts of a frame have no key, and the work stays as it is.
+        """
+        try:
+            key = self.key()
+        except MissingError:
+            return self
         return replace(self, held_keys=(key, self.holdout_key() if self.kept_holdout else key))
 
     def open_counts(self, name: str) -> EncryptedFile:

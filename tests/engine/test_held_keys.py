@@ -46,3 +46,8 @@ def test_held_keys_are_not_shown_and_leave_no_process(work: TableWork) -> None:
         pickle.dumps(held)
     with pytest.raises(TypeError, match="a run key is never tokenised"):
         tokenize(held)
+
+
+def test_without_a_key_nothing_is_held(work: TableWork) -> None:
+    work.secrets.remove(KEY_NAME)
+    assert work.hold_keys() is work
