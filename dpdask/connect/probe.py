@@ -57,8 +57,8 @@ def check_workers(fragments: Sequence[Fragment], *, output: Folder, secrets: Fol
     client = find_client()
     if client is None or client.asynchronous:
         return
-    _wait_for_a_worker(client)
     with _held(client):
+        _wait_for_a_worker(client)
         if secrets is None:
             _check_encryption(client)
         _check_versions(client)
@@ -68,7 +68,7 @@ def check_workers(fragments: Sequence[Fragment], *, output: Folder, secrets: Fol
 
 @contextmanager
 def _held(client: Client) -> Iterator[None]:
-    """Give a worker a task that lasts while workers are asked: to ask is no task, and an adaptive cluster retires workers that have none."""
+    """Give a worker a task that lasts while workers are asked: to ask is no task, and an adaptive cluster starts and keeps workers for tasks only."""
     from distributed import Event
 
     name = f"dpdask-probe-{uuid.uuid4().hex[:12]}"
@@ -79,32 +79,28 @@ def _held(client: Client) -> Iterator[None]:
     finally:
         with suppress(Exception):  # a scheduler that is lost forgets both, and what was found out stands
             asked.set()
-            task.result(timeout=_SECONDS)
+            if client.scheduler_info(n_workers=1)["workers"]:
+                task.result(timeout=_SECONDS)
+            else:
+                task.cancel()  # no worker came
             asked.clear()  # or the scheduler would keep it for good
         task.release()
 
 
 def _wait_for_a_worker(client: Client) -> None:
-    """Wait until there is a worker; an adaptive cluster starts one for a task.
+    """Wait until there is a worker.
 
     Raises
     ------
     TemporaryError
         If none comes in time.
     """
-    from distributed import CancelledError
-
-    if client.scheduler_info(n_workers=1)["workers"]:
-        return
     seconds = dask.config.get(PATIENCE_KEY, LONELY_SECONDS)
-    task = client.submit(abs, -1, key=f"dpdask-probe-{uuid.uuid4().hex[:12]}", pure=False)
     try:
-        task.result(timeout=seconds)
-    except (TimeoutError, CancelledError, OSError):
+        client.wait_for_workers(1, timeout=max(seconds, 0.1))  # 0 would be no limit
+    except OSError:  # also TimeoutError
         what = f"no worker came within {seconds:.0f} seconds"
         raise TemporaryError(what, "cluster", "check that workers start, and run again") from None
-    finally:
-        task.release()
 
 
 def _check_encryption(client: Client) -> None:
