@@ -27,6 +27,8 @@ _BLOCK_BYTES = 16
 _TOGETHER = 2**12  # blocks that are encrypted at once: counters and words stay in the cache
 _COUNTERS = np.stack([np.arange(_TOGETHER, dtype="<u8"), np.zeros(_TOGETHER, dtype="<u8")], axis=1)
 _STEP = np.tile(np.array([_TOGETHER, 0], dtype="<u8"), (_TOGETHER, 1))  # to add both halves is faster than to skip one
+_COUNTERS.setflags(write=False)
+_STEP.setflags(write=False)
 
 
 class RunKey:

@@ -20,7 +20,7 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1, "OPENBLAS_NUM_THREAD
 
 
 def worker_settings() -> dict[str, Any]:
-    """Return Dask's settings for workers that are started for a run: one thread for each library, no HTTP pages, and no statistics for them."""
+    """Return Dask's settings for workers that are started for a run: one thread for each library, no HTTP pages, and no samples for them."""
     return {
         "distributed.nanny.pre-spawn-environ": _ENVIRONMENT,
         "distributed.worker.http.routes": [],

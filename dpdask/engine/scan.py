@@ -204,9 +204,10 @@ def scan_parts(parts: list[Part], rows: list[Any], shared: Scan) -> Scanned[Any]
     shared
         What all tasks of the scan share.
     """
-    work, counter = shared.work.hold_keys(), shared.statistic.counter()
+    counter = shared.statistic.counter()
     n_released, seals, changed = [], list[bytes](), Counter[str]()
     for part, own in zip(parts, rows, strict=True):
+        work = shared.work.hold_keys()
         chooser, streams = Chooser(work, part.id, part.number), Streams(work.key, part.id)
         n_rows = 0
         for batch in part.read(own, work, released=shared.released, seals=seals):

@@ -1,4 +1,4 @@
-"""What tasks carry: descriptions of the work and the places of the secrets, never the secrets."""
+"""What tasks carry: descriptions of the work and the places of the secrets, never the secrets: a work that holds keys cannot be pickled."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TableWork:
     also_read
         The kept columns that the mechanism reads beside the private ones.
     held_keys
-        The run key and the key that chooses the hold-out, in a task that holds them: see `hold_keys`.
+        The run key and the key that chooses the hold-out, while a task works on one part: see `hold_keys`.
     stamp
         A worker with other versions refuses the work.
     """
@@ -154,10 +154,13 @@ class TableWork:
         return RunKey(self.secrets.key if isinstance(self.secrets, EncryptedFolder) else self.secrets.read(KEY_NAME))
 
     def hold_keys(self) -> TableWork:
-        """Return the work for one task, with the keys in it, so that their files are read once for all parts: it cannot be pickled.
+        """Return the work on one part, with the keys in it, so that their files are read once: it cannot be pickled.
 
-        Exact counts of a frame have no key, and the work stays as it is.
+        A task asks again for each part: if an abort takes the key away, it stops there. Where no file holds a key, the work stays as it
+        is: exact counts of a frame need none, and whoever needs one finds it missing.
         """
+        if isinstance(self.secrets, EncryptedFolder):
+            return self  # keys are in memory, until they are withdrawn
         try:
             key = self.key()
         except MissingError:

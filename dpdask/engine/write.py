@@ -234,6 +234,7 @@ def randomise_batches(fragment: Fragment, release: RowRelease, work: TableWork, 
     InputError
         At the end, if the fragment changed since it was first read; then none of its rows may be kept.
     """
+    work = work.hold_keys()
     types = release.types(work.released)
     rngs = release.streams(work.key(), fragment.id)
     released = Chooser(work, fragment.id, fragment.number).find_released()
@@ -283,7 +284,7 @@ def write_shards(task: Task, writing: Writing) -> list[tuple[int, Staged]]:
     work, staging = writing.work, writing.staging
     staged = read_recorded(task.names[0], staging)
     if staged is None:
-        work, teller = work.hold_keys(), Teller(work.columns)
+        teller = Teller(work.columns)
         batches, types, few_valued = task.open(load(work.secrets, writing.sha256, writing.release_type), work, teller)
         staged = stage(batches, types, few_valued, task.names, task.rows_per_shard, staging, lambda: teller.told)
     return [(task.number, staged)]

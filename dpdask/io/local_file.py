@@ -13,9 +13,11 @@ _START_WRITING = 2  # SYNC_FILE_RANGE_WRITE
 
 def _find_hint() -> Callable[[int, int, int, int], int] | None:
     """Return Linux's `sync_file_range`, or None where there is none."""
-    hint = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if hint is not None:
-        hint.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    try:
+        hint = ctypes.CDLL(None).sync_file_range
+    except (OSError, AttributeError, TypeError):  # another system or C library
+        return None
+    hint.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
     return hint
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from dpdask.errors import InputError
-from dpdask.io.faults import report_change
+from dpdask.io.faults import report_change, storage_faults
 from dpdask.io.filesystems import call_storage
 from dpdask.io.fragment import Fragment, Layout
 from dpdask.io.remote import RemoteFile, open_remote, read_ranges
@@ -59,10 +59,8 @@ def footer(fs: Any, path: str, name: str, size: int | None = None, *, tail_bytes
         If the file is truncated or no Parquet file.
     """
     url = str(fs.unstrip_protocol(path))
-    if size is None:
-        size = int(call_storage(url, lambda fs, path: fs.info(path)["size"]))
-    n_bytes = size
-    return _read_footer(lambda start, end: read_ranges(url, [(start, end)], n_bytes)[0], size, name, tail_bytes)
+    n_bytes = int(call_storage(url, lambda fs, path: fs.info(path)["size"])) if size is None else size
+    return _read_footer(lambda start, end: read_ranges(url, [(start, end)], n_bytes)[0], n_bytes, name, tail_bytes)
 
 
 def _read_footer(read: Callable[[int, int], bytes], size: int, name: str, tail_bytes: int = _TAIL_BYTES) -> tuple[str, Any]:
@@ -240,7 +238,9 @@ def _open(fs: Any, path: str, fragment: Fragment, columns: list[str]) -> Iterato
     """Open a row group's file, and yield it with its footer, after checking that the footer is the one that was read first."""
     layout = fragment.layout
     if isinstance(fs, LocalFileSystem):
-        with pa.OSFile(path) as source:
+        with storage_faults(path):
+            source = pa.OSFile(path)
+        with source:
             digest, metadata = _read_footer(lambda start, end: source.read_at(end - start, start), source.size(), fragment.name)
             if digest != fragment.version:
                 raise report_change(fragment.name)

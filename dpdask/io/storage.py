@@ -232,7 +232,11 @@ class Folder:
         def create(fs: Any, path: str) -> T | None:
             try:
                 if self.is_local:
-                    fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+                    folder = path.rpartition("/")[0]
+                    if private and "/" in name:  # not this folder itself: once a run has removed it, no task makes it again
+                        Path(folder).mkdir(0o700, exist_ok=True)
+                    else:
+                        fs.makedirs(folder, exist_ok=True)
                     with _temporary(path, 0o600 if private else 0o666, os.link) as file:
                         file.write(data)
                 else:
@@ -360,7 +364,7 @@ def _temporary(path: str, mode: int, publish: Callable[[Path, str], None]) -> It
     """Open a file beside a local path; when the block succeeds and the file is on the disk, publish it as the path."""
     temporary = Path(f"{path}.{uuid.uuid4().hex}.tmp")
     try:
-        with io.BufferedWriter(LocalFile(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")) as file:
+        with io.BufferedWriter(LocalFile(temporary, "xb", opener=lambda path, flags: os.open(path, flags, mode))) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -355,7 +355,8 @@ def disturb_rows(ranks: Floats, words: Weights, draws: Draws) -> Floats:
     Notes
     -----
     A block of rows goes through one simple loop after another: a compiler can make vector instructions of them, but not of one long loop. No
-    draw decides a branch, since nobody can predict which one. Indices are unsigned, since numba looks for negative ones otherwise.
+    draw decides a branch, since nobody can predict which one. Indices that come from words are unsigned, since numba looks for negative ones
+    otherwise.
     """
     out = np.empty(len(ranks), dtype=np.float64)
     magnitudes, noisy = np.empty(_TOGETHER, dtype=np.uint64), np.empty(_TOGETHER, dtype=np.int64)

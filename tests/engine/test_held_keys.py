@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from dask.base import tokenize
 
+import dpdask
+from dpdask.codec import codec_for
+from dpdask.engine.scan import Scan, scan_parts
 from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, TableWork
-from dpdask.errors import InputError
+from dpdask.errors import DpdaskError, InputError, MissingError
 from dpdask.io.storage import Folder
+from dpdask.references.statistics import ColumnStatistic
 
 RUN, HOLDOUT = bytes(range(32)), bytes(range(32, 64))
 
@@ -46,6 +53,63 @@ def test_held_keys_are_not_shown_and_leave_no_process(work: TableWork) -> None:
         pickle.dumps(held)
     with pytest.raises(TypeError, match="a run key is never tokenised"):
         tokenize(held)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A part of a table in memory; when its rows are read, the key is taken away, if it says so."""
+
+    id: str
+    secrets: Folder
+    takes_key: bool = False
+    number: int = 0
+    n_rows: int | None = None
+
+    def read(self, rows: Any, work: TableWork, *, released: bool, seals: list[bytes] | None = None) -> Iterator[pa.RecordBatch]:
+        del rows, released, seals
+        READ.append((self.id, work.key().reveal()))
+        if self.takes_key:
+            self.secrets.remove(KEY_NAME)
+        yield pa.record_batch({"x": pa.array([0, 1, 1], pa.int64())})
+
+
+READ: list[tuple[str, bytes]] = []
+
+
+def scan_of(secrets: Folder) -> Scan:
+    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
+    types = pa.schema([("x", pa.int64())])
+    work = TableWork(types=types, released=types, codecs={"x": codec_for("x", schema.columns["x"], pa.int64())}, fraction=0.25, secrets=secrets)
+    return Scan(work=work, statistic=ColumnStatistic(codecs=work.codecs), released=False)
+
+
+def test_a_task_reads_its_key_once_for_each_part(work: TableWork, monkeypatch: pytest.MonkeyPatch) -> None:
+    READ.clear()
+    opened: list[str] = []
+    read = Folder.read
+    monkeypatch.setattr(Folder, "read", lambda self, name, **options: opened.append(name) or read(self, name, **options))
+    parts = [Rows(name, work.secrets) for name in "abc"]
+    scan_parts(parts, [None] * 3, scan_of(work.secrets))
+    assert [(name, RUN) for name in "abc"] == READ
+    assert opened == [KEY_NAME] * 3
+
+
+def test_a_task_whose_key_is_taken_away_stops_at_the_next_part(work: TableWork) -> None:
+    READ.clear()
+    parts = [Rows("a", work.secrets), Rows("b", work.secrets, takes_key=True), Rows("c", work.secrets), Rows("d", work.secrets)]
+    with pytest.raises(MissingError):
+        scan_parts(parts, [None] * 4, scan_of(work.secrets))
+    assert [name for name, _ in READ] == ["a", "b"]
+
+
+def test_what_a_removed_run_claims_is_not_made_again(work: TableWork) -> None:
+    assert work.secrets.claim("chosen/a", b"1") == b"1"
+    assert stat.S_IMODE((work.secrets.local_path / "chosen").stat().st_mode) == 0o700
+    assert work.secrets.claim("chosen/a", b"2") == b"1"
+    work.secrets.remove()
+    with pytest.raises(DpdaskError):
+        work.secrets.claim("chosen/b", b"1")
+    assert not work.secrets.exists()
 
 
 def test_without_a_key_nothing_is_held(work: TableWork) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,16 @@ def test_a_file_holds_what_was_written(told: list[tuple[int, int]], sizes: list[
         for piece in pieces:
             assert file.write(piece) == len(piece)
     assert folder.read("a") == b"".join(pieces)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a call of Linux")
+def test_linux_takes_the_hint(tmp_path: Path) -> None:
+    assert local_file._hint is not None
+    with (tmp_path / "a").open("wb") as file:
+        file.write(bytes(MIB))
+        file.flush()
+        assert local_file._hint(file.fileno(), 0, MIB, 2) == 0
+    assert local_file._hint(-1, 0, MIB, 2) == -1
 
 
 @pytest.mark.parametrize("told", ["recorded"], indirect=True)
