@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 MEMORY_FACTOR = 2
 _BASE_BYTES = 400 * 2**20  # a worker's Python and its libraries
+_LOOK_SECONDS = 0.1
 _SECONDS = 60.0  # a worker imports the package first, perhaps from a shared file system, or on a busy machine
 _INSTALL = "install the same versions on every worker, and run again"
 
@@ -96,8 +98,12 @@ def _wait_for_a_worker(client: Client) -> None:
         If none comes in time.
     """
     seconds = dask.config.get(PATIENCE_KEY, LONELY_SECONDS)
+    deadline = time.monotonic() + seconds
     try:
-        client.wait_for_workers(1, timeout=max(seconds, 0.1))  # 0 would be no limit
+        while not client.scheduler_info(n_workers=1)["workers"]:  # a worker that is paused counts, too: it may go on
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            time.sleep(_LOOK_SECONDS)
     except OSError:  # also TimeoutError
         what = f"no worker came within {seconds:.0f} seconds"
         raise TemporaryError(what, "cluster", "check that workers start, and run again") from None
