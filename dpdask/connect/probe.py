@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 MEMORY_FACTOR = 2
 _BASE_BYTES = 400 * 2**20  # a worker's Python and its libraries
-_LOOK_SECONDS = 0.1
 _SECONDS = 60.0  # a worker imports the package first, perhaps from a shared file system, or on a busy machine
 _INSTALL = "install the same versions on every worker, and run again"
 
@@ -59,8 +57,8 @@ def check_workers(fragments: Sequence[Fragment], *, output: Folder, secrets: Fol
     client = find_client()
     if client is None or client.asynchronous:
         return
+    _wait_for_a_worker(client)
     with _held(client):
-        _wait_for_a_worker(client)
         if secrets is None:
             _check_encryption(client)
         _check_versions(client)
@@ -70,7 +68,7 @@ def check_workers(fragments: Sequence[Fragment], *, output: Folder, secrets: Fol
 
 @contextmanager
 def _held(client: Client) -> Iterator[None]:
-    """Give a worker a task that lasts while workers are asked: to ask is no task, and an adaptive cluster starts and keeps workers for tasks only."""
+    """Give a worker a task that lasts while workers are asked: to ask is no task, and an adaptive cluster retires workers that have none."""
     from distributed import Event
 
     name = f"dpdask-probe-{uuid.uuid4().hex[:12]}"
@@ -81,32 +79,32 @@ def _held(client: Client) -> Iterator[None]:
     finally:
         with suppress(Exception):  # a scheduler that is lost forgets both, and what was found out stands
             asked.set()
-            if client.scheduler_info(n_workers=1)["workers"]:
-                task.result(timeout=_SECONDS)
-            else:
-                task.cancel()  # no worker came
+            task.result(timeout=_SECONDS)
             asked.clear()  # or the scheduler would keep it for good
         task.release()
 
 
 def _wait_for_a_worker(client: Client) -> None:
-    """Wait until there is a worker.
+    """Wait until there is a worker; an adaptive cluster starts one for a task.
 
     Raises
     ------
     TemporaryError
         If none comes in time.
     """
+    from distributed import CancelledError
+
+    if client.scheduler_info(n_workers=1)["workers"]:
+        return
     seconds = dask.config.get(PATIENCE_KEY, LONELY_SECONDS)
-    deadline = time.monotonic() + seconds
+    task = client.submit(abs, -1, key=f"dpdask-probe-{uuid.uuid4().hex[:12]}", pure=False)
     try:
-        while not client.scheduler_info(n_workers=1)["workers"]:  # a worker that is paused counts, too: it may go on
-            if time.monotonic() > deadline:
-                raise TimeoutError
-            time.sleep(_LOOK_SECONDS)
-    except OSError:  # also TimeoutError
+        task.result(timeout=seconds)
+    except (TimeoutError, CancelledError, OSError):
         what = f"no worker came within {seconds:.0f} seconds"
         raise TemporaryError(what, "cluster", "check that workers start, and run again") from None
+    finally:
+        task.release()
 
 
 def _check_encryption(client: Client) -> None:

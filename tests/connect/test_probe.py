@@ -182,18 +182,11 @@ def answer_late(libraries: tuple[str, ...]) -> dict[str, str | None]:
 
     from dpdask.versions import find_versions
 
-    time.sleep(1)  # as an import of the package may take
+    time.sleep(2)  # as an import of the package may take
     return find_versions(libraries)
 
 
 def test_an_adaptive_cluster_keeps_a_worker_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wait_for_a_worker = probe._wait_for_a_worker
-
-    def find_a_worker_and_pause(client: Client) -> None:
-        wait_for_a_worker(client)
-        time.sleep(1)
-
-    monkeypatch.setattr(probe, "_wait_for_a_worker", find_a_worker_and_pause)  # a busy machine
     monkeypatch.setattr(probe, "find_versions", answer_late)
     with LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster, Client(cluster):
         cluster.adapt(minimum=0, maximum=1, interval="100ms", wait_count=1)
