@@ -20,12 +20,12 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1, "OPENBLAS_NUM_THREAD
 
 
 def worker_settings() -> dict[str, Any]:
-    """Return Dask's settings for workers that are started for a run: one thread for each library, no HTTP pages, and no samples for them."""
+    """Return Dask's settings for workers that are started for a run: one thread for each library, no HTTP pages and nothing for them."""
     return {
         "distributed.nanny.pre-spawn-environ": _ENVIRONMENT,
         "distributed.worker.http.routes": [],
         "distributed.worker.profile.enabled": False,
-        "distributed.admin.tick.interval": "500ms",  # how often each process looks whether its event loop is late; 20 ms, unless set
+        "distributed.admin.tick.interval": "500ms",  # how often each process checks whether its event loop is late; Dask's default is 20 ms
     }
 
 

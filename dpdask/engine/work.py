@@ -1,4 +1,4 @@
-"""What tasks carry: descriptions of the work and the places of the secrets, never the secrets: a work that holds keys cannot be pickled."""
+"""What tasks carry: descriptions of the work and the places of the secrets. Secrets never travel: a work that holds keys cannot be pickled."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class TableWork:
         return RunKey(self.secrets.key if isinstance(self.secrets, EncryptedFolder) else self.secrets.read(KEY_NAME))
 
     def hold_keys(self) -> TableWork:
-        """Return the work on one part, with the keys in it, so that their files are read once: it cannot be pickled.
+        """Return this work with its keys in memory, for one part of a table, so that their files are read once. It cannot be pickled.
 
         A task asks again for each part: if an abort takes the key away, it stops there. Where no file holds a key, the work stays as it
         is: exact counts of a frame need none, and whoever needs one finds it missing.

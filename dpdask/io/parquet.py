@@ -233,6 +233,14 @@ def _read_columns(file: Any, row_group: int, columns: list[str], batch_rows: int
         yield from rows.slice(start, batch_rows).combine_chunks().to_batches()
 
 
+def _check_footer(found: tuple[str, Any], fragment: Fragment) -> Any:
+    """Return a footer, given with its digest, if it is the one that was read first."""
+    digest, metadata = found
+    if digest != fragment.version:
+        raise report_change(fragment.name)
+    return metadata
+
+
 @contextmanager
 def _open(fs: Any, path: str, fragment: Fragment, columns: list[str]) -> Iterator[tuple[Any, Any]]:
     """Open a row group's file, and yield it with its footer, after checking that the footer is the one that was read first."""
@@ -241,15 +249,11 @@ def _open(fs: Any, path: str, fragment: Fragment, columns: list[str]) -> Iterato
         with storage_faults(path):
             source = pa.OSFile(path)
         with source:
-            digest, metadata = _read_footer(lambda start, end: source.read_at(end - start, start), source.size(), fragment.name)
-            if digest != fragment.version:
-                raise report_change(fragment.name)
-            yield source, metadata
+            found = _read_footer(lambda start, end: source.read_at(end - start, start), source.size(), fragment.name)
+            yield source, _check_footer(found, fragment)
         return
     if layout is None:
-        digest, metadata = footer(fs, path, fragment.name)
-        if digest != fragment.version:
-            raise report_change(fragment.name)
+        metadata = _check_footer(footer(fs, path, fragment.name), fragment)
         with pa.PythonFile(open_remote(fragment.url), mode="r") as source:
             yield source, metadata
         return

@@ -354,7 +354,7 @@ def disturb_rows(ranks: Floats, words: Weights, draws: Draws) -> Floats:
 
     Notes
     -----
-    A block of rows goes through one simple loop after another: a compiler can make vector instructions of them, but not of one long loop. No
+    A block of rows goes through one simple loop after another: a compiler turns them into vector instructions, but not one long loop. No
     draw decides a branch, since nobody can predict which one. Indices that come from words are unsigned, since numba looks for negative ones
     otherwise.
     """

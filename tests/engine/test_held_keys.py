@@ -1,4 +1,4 @@
-"""A task reads its keys once; what holds them never leaves the task."""
+"""A task reads its keys once for each part; what holds them never leaves the task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import dpdask
 from dpdask.codec import codec_for
 from dpdask.engine.scan import Scan, scan_parts
 from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, TableWork
-from dpdask.errors import DpdaskError, InputError, MissingError
+from dpdask.errors import DpdaskError, InputError, MissingError, TemporaryError
+from dpdask.io.encrypted import EncryptedFolder, drop_key, hold_key
 from dpdask.io.storage import Folder
 from dpdask.references.statistics import ColumnStatistic
 
@@ -110,6 +111,19 @@ def test_what_a_removed_run_claims_is_not_made_again(work: TableWork) -> None:
     with pytest.raises(DpdaskError):
         work.secrets.claim("chosen/b", b"1")
     assert not work.secrets.exists()
+
+
+def test_keys_that_are_in_memory_are_not_held(work: TableWork) -> None:
+    """They can be withdrawn there at any time."""
+    hold_key("run", RUN)
+    try:
+        stored = replace(work, secrets=EncryptedFolder("memory://bucket/secrets", "run"))
+        assert stored.key().reveal() == RUN
+        held = stored.hold_keys()
+    finally:
+        drop_key("run")
+    with pytest.raises(TemporaryError):
+        held.key()
 
 
 def test_without_a_key_nothing_is_held(work: TableWork) -> None:

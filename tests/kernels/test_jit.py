@@ -39,7 +39,7 @@ def test_every_kernel_has_the_stamp_of_all() -> None:
     assert chain.release_rows._cache._cache_file._source_stamp == jit._SOURCES  # type: ignore[attr-defined]
 
 
-def test_a_function_without_a_module_is_compiled_in_peace() -> None:
+def test_a_function_without_a_module_can_be_compiled() -> None:
     """Numba tells all listeners of each function that is compiled in the process, also of functions that are no module's."""
     made: dict[str, Any] = {}
     exec("def double(number):\n    return 2 * number", {"__name__": None}, made)
