@@ -6,6 +6,7 @@ import datetime as dt
 import io
 import json
 import lzma
+import math
 import struct
 import tokenize
 import zipfile
@@ -29,7 +30,7 @@ _HINT = "read it with the version that wrote it, or begin again (a job: `dpdask 
 
 # raised when the bytes are of another file, or cut
 _UNREADABLE = (
-    *(ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, OSError, EOFError, RuntimeError, MemoryError),
+    *(ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, OSError, EOFError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError, pa.ArrowException, DpdaskError),
 )
 
@@ -92,12 +93,25 @@ class Archive:
         """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as members:
+                _check_sizes(members.zip)
                 header = _header(members)
                 if type(header["format"]) is int and (header["kind"], header["format"]) == (self.kind, self.format):
                     return build(header, _Members(members))
+        except MemoryError:
+            raise  # Arrow's, too: the file may be right
         except _UNREADABLE:
             pass
         raise InputError(f"this is not a {self.noun} of format {self.format}, which dpdask {__version__} reads", where, _HINT)
+
+
+def _check_sizes(members: zipfile.ZipFile) -> None:
+    """Check that each array is as large as its member, so that no wrong size asks for memory that nobody has."""
+    for member in members.infolist():
+        with members.open(member) as file:
+            np.lib.format.read_magic(file)
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        if math.prod(shape) * dtype.itemsize >= member.file_size:
+            raise ValueError
 
 
 class _Members(dict[str, Any]):

@@ -1,4 +1,4 @@
-"""What every test shares: Dask spills below pytest's own folder, never into the tree or a user's."""
+"""What every test shares: its files lie in memory where that has room, and Dask spills below pytest's own folder, never into the tree."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import atexit
 import functools
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import dask
+import psutil
 import pytest
 from botocore.loaders import JSONFileLoader
 from distributed import LocalCluster
@@ -34,6 +39,22 @@ settings.load_profile("dpdask")
 # the package, which is a fifth of what its start costs
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def has_room(folder: Path, n_bytes: int) -> bool:
+    """Return whether a file system in memory can be written, may hold programs, and has room."""
+    if not (folder.is_dir() and os.access(folder, os.W_OK)) or psutil.virtual_memory().available < 2 * n_bytes:
+        return False
+    system = os.statvfs(folder)
+    return system.f_bavail * system.f_frsize >= n_bytes and not system.f_flag & os.ST_NOEXEC
+
+
+# the tests make and remove some hundred thousand small files, which on a disk is a seventh of what they cost
+IN_MEMORY: Path | None = None
+if "TMPDIR" not in os.environ and has_room(Path("/dev/shm"), 4 * 2**30):
+    IN_MEMORY = Path(tempfile.mkdtemp(prefix="dpdask-tests-", dir="/dev/shm"))
+    IN_MEMORY.chmod(0o711)  # some tests start a process of another user
+    os.environ["TMPDIR"] = tempfile.tempdir = str(IN_MEMORY)
 gc.disable()  # what is imported and collected stays: to look for garbage in it is a quarter of the time
 
 
@@ -49,8 +70,15 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_unconfigure() -> None:
-    """Let the interpreter collect all of it at its end: some libraries report what is left."""
+    """Let the interpreter collect all of it at its end, as some libraries report what is left, and free the memory of files."""
     atexit.register(gc.unfreeze)
+    if IN_MEMORY is not None:
+        for path in IN_MEMORY.iterdir():
+            if not path.name.startswith("pytest-of-"):
+                shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):  # not empty: the folders of failed tests stay
+            for path in (*IN_MEMORY.iterdir(), IN_MEMORY):
+                path.rmdir()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,6 +1,8 @@
 """The Python API on Dask and pandas frames."""
 
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -267,6 +269,24 @@ def test_the_run_key_is_private_never_in_the_graph_and_destroyed_by_close(holdou
     release.close()
     with pytest.raises(dpdask.InputError, match="missing"):
         lazy.compute()
+
+
+def test_a_forked_process_that_ends_leaves_its_parent_the_key(tmp_path: Path) -> None:
+    """Servers fork their workers after they have prepared everything, and the workers come and go."""
+    script = f"""
+import os, sys
+from dpdask.estimators.frames import open_secrets
+folder = open_secrets({str(tmp_path)!r})
+folder.write("run.key", b"secret", private=True)
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(folder.names())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "['run.key']\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_run_key_may_not_lie_in_a_store(holdout: dpdask.DIP, frame: dd.DataFrame) -> None:

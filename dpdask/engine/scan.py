@@ -18,7 +18,7 @@ from dpdask.engine.compute import Progress, guard, make_stage, run_stage
 from dpdask.engine.select import Chooser
 from dpdask.engine.source import Part, Source
 from dpdask.engine.work import TableWork
-from dpdask.errors import InputError
+from dpdask.errors import InputError, TemporaryError
 from dpdask.io.encrypted import EncryptedFile
 from dpdask.stats.leaves import list_leaves, replace_leaves
 from dpdask.stats.statistic import FAN_IN, Statistic, TreeFold, Value
@@ -169,9 +169,9 @@ class _Joined(Generic[Value]):
         return Scanned(value=value, n_released=tuple(self._n_released), seals=tuple(self._seals), changed=dict(self._changed))
 
     def _keep(self, file: EncryptedFile) -> None:
-        """Keep the results, unless they are very large, or of arrays that no file can hold."""
+        """Keep the results, unless they are very large, of arrays that no file can hold, or the storage fails: the pass needs them not."""
         begin = time.monotonic()
-        with suppress(TypeError, ValueError):
+        with suppress(TypeError, ValueError, TemporaryError):
             leaves = [leaf for level in self._fold.levels for value in level for leaf in list_leaves(value, self._template)]
             if sum(leaf.nbytes for leaf in leaves) <= _MOST_KEPT:
                 header = {"n_tasks": self._n_tasks, "n_batches": self.n_batches, "levels": [len(level) for level in self._fold.levels]}

@@ -187,7 +187,9 @@ class TableWork:
 
 
 def keep(folder: Folder, name: str, data: bytes) -> str:
-    """Write a private file and return its sha256.
+    """Write a private file unless it exists, and return the sha256 of its content: the first driver of a run decides.
+
+    A driver that lost the run while it slept may come here late, and what it computed may differ in a last bit.
 
     Parameters
     ----------
@@ -198,8 +200,7 @@ def keep(folder: Folder, name: str, data: bytes) -> str:
     data
         The bytes.
     """
-    folder.write(name, data, private=True)
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(folder.claim(name, data)).hexdigest()
 
 
 def read_kept(folder: Folder, name: str, sha256: str, what: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import tempfile
 import uuid
 from typing import Any
@@ -37,8 +38,14 @@ def open_secrets(secrets: str | None) -> Folder:
     else:
         folder = Folder(absolute_url(secrets)).child(f"release-{uuid.uuid4().hex[:12]}")
         folder.create(private=True)
-    atexit.register(folder.remove)
+    atexit.register(_remove, folder, os.getpid())
     return folder
+
+
+def _remove(folder: Folder, process: int) -> None:
+    """Remove a folder at the end of the process that made it: a forked child leaves it to its parent."""
+    if os.getpid() == process:
+        folder.remove()
 
 
 def forget_secrets(folder: Folder) -> None:

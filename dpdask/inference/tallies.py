@@ -237,11 +237,9 @@ def moments(frame: Frame, kept: Sequence[str], outcomes: Outcomes) -> Moments:
     released = {column: f"level{place}" for place, column in enumerate(outcomes.columns)}
     part = frame[[*released, *kept]].rename(columns={**released, **dict(zip(kept, names, strict=True))})
     part = part.dropna(subset=names).astype(dict.fromkeys(names, "float64"))
-    totals = _reduce(part[names].assign(z0=1.0, **{f"{name}²": part[name] ** 2 for name in names}).sum())
-    n = float(totals["z0"])
-    centre = np.array([float(totals[name]) for name in names]) / max(n, 1.0)
-    spread = np.sqrt(np.maximum(np.array([float(totals[f"{name}²"]) for name in names]) / max(n, 1.0) - centre**2, 0.0))
-    if n <= len(names) + 2 or (spread <= 1e-7 * np.abs(centre)).any():
+    n, means, deviations = (_reduce(reduction) for reduction in (part["z1"].count(), part[names].mean(), part[names].std(ddof=0)))
+    centre, spread = (np.array([float(found[name]) for name in names]) for found in (means, deviations))
+    if n <= len(names) + 2 or not (spread > 1e-12 * np.abs(centre)).all():
         raise SpecError("a kept column does not vary, or too few rows have them all", "slope", "leave it out: the constant is always there")
     part = part.assign(z0=1.0, **{name: (part[name] - float(m)) / float(d) for name, m, d in zip(names, centre, spread, strict=True)})
     places = range(len(names) + 1)

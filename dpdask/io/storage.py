@@ -272,7 +272,7 @@ class Folder:
             self._call(name, lambda fs, path: replace_file(fs, path, remote.getvalue()), writing=True)
             return
         _, path = self._resolve(name)
-        with storage_faults(path), _temporary(path, mode, os.replace) as file:
+        with storage_faults(path, writing=True), _temporary(path, mode, os.replace) as file:
             yield file
 
     @contextmanager
@@ -304,7 +304,7 @@ class Folder:
                 if not filecmp.cmp(temporary, target, shallow=False):
                     raise other from None
 
-        with storage_faults(path), _temporary(path, 0o666, publish) as file:
+        with storage_faults(path, writing=True), _temporary(path, 0o666, publish) as file:
             yield file
 
     def open(self, name: str) -> IO[bytes]:

@@ -12,6 +12,7 @@ from services.stores import OpenStore, everything_ever_written
 
 from dpdask.engine import compute, scan
 from dpdask.errors import TemporaryError
+from dpdask.io.encrypted import EncryptedFile
 from dpdask.jobs.run import abort
 
 NUMBERS = {name: column for name, column in MIXED_SCHEMA.items() if name in ("rating", "genre")}
@@ -150,3 +151,20 @@ def test_short_passes_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(TemporaryError):
         run_here(job, interrupt_at(18), cluster="{kind: synchronous}")
     assert not (hidden(tmp_path / "out") / "counts-0").exists()
+
+
+def test_a_pass_does_without_what_it_cannot_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = lake(tmp_path / "in", [300] * 20, row_group=300, schema=MIXED_SCHEMA)
+    job = write_job(tmp_path, source, tmp_path / "out", schema=MIXED_SCHEMA, mechanism={"kind": "dip", "reference": HOLDOUT})
+    tried: list[str] = []
+
+    def fail(file: EncryptedFile, _: bytes) -> None:
+        tried.append(file.name)
+        raise TemporaryError("no space left on the device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EncryptedFile, "write", fail)
+        run_here(job, cluster="{kind: synchronous}")
+    assert set(tried) == {"counts-0"}
+    run_here(job, output__path=tmp_path / "quiet")
+    assert digests(tmp_path / "out") == digests(tmp_path / "quiet")

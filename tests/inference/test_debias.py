@@ -304,6 +304,21 @@ def test_simplex_gives_probabilities_where_the_unbiased_estimate_leaves_them() -
     assert column().crosstab(frame, "g", simplex=True, approximate=False).value.to_numpy().min() >= 0
 
 
+@pytest.mark.parametrize("lazy", [False, True], ids=["pandas", "dask"])
+def test_a_slope_on_large_numbers_that_vary_little(lazy: bool) -> None:
+    """Seconds since 1970 within some minutes: their squares agree in nearly all digits."""
+    rng = np.random.default_rng(9)
+    frame = release(table(3000, rng), np.eye(4), rng)
+    seconds = rng.integers(0, 300, len(frame))
+    column_ = column(np.eye(4))
+    small, large, same = frame.assign(x=1.0 * seconds), frame.assign(x=1.7e9 + seconds), frame.assign(x=1.7e9 + 0.1)
+    given = [dd.from_pandas(each, npartitions=3) if lazy else each for each in (small, large, same)]
+    expected, found = (column_.slope(each, covariates=["x"], approximate=False).value["x"] for each in given[:2])
+    assert found == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(SpecError, match="does not vary"):
+        column_.slope(given[2], covariates=["x"], approximate=False)
+
+
 def test_a_slope_on_a_column_that_is_all_noise_is_refused() -> None:
     rng = np.random.default_rng(8)
     weak = 0.02 * np.eye(4) + 0.98 * P[None, :]

@@ -1,6 +1,7 @@
 """Folders on the local file system and on one without renames; writes that appear whole or not at all; faults in one line."""
 
 import errno
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -148,6 +149,23 @@ def test_faults_become_one_line(raised, error, says):
     with pytest.raises(error, match=says) as caught, storage_faults("place"):
         raise raised
     assert "Zebulon" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_written_is_an_output_error(tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    gone = Folder(f"file://{tmp_path}/gone")
+    for write in (gone.open_new, gone.open_replacement):
+        with pytest.raises(OutputError, match="its folder, bucket or container does not exist"), write("a") as file:
+            file.write(b"one")
+    here = Folder(f"file://{tmp_path}")
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
+    for write in (here.open_new, here.open_replacement):
+        with pytest.raises(OutputError, match="permission denied"), write("a") as file:
+            file.write(b"one")
+    assert here.names() == []
 
 
 @pytest.mark.parametrize("raised", [PermissionError(), FileNotFoundError(), FileExistsError(), NotADirectoryError()])

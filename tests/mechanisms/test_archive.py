@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import tracemalloc
+import uuid
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -201,6 +202,10 @@ def changed(data: bytes, header: dict[str, Any] | bytes | None = None, **arrays:
     return buffer.getvalue()
 
 
+def new_folder() -> Folder:
+    return Folder(f"memory://archive/{uuid.uuid4().hex}")
+
+
 def refused(name: str, data: bytes) -> None:
     """It is refused by its class, and where a task reads the release of a run, with one line that names the file."""
     cls = type(made(name))
@@ -208,7 +213,7 @@ def refused(name: str, data: bytes) -> None:
     with pytest.raises(InputError, match=expected):
         cls.from_bytes(data, "here.npz")
     if cls in (DipRelease, ChainRelease, TreeRelease):
-        folder = Folder("memory://archive")
+        folder = new_folder()
         with pytest.raises(InputError, match=r"^release\.npz: this is not a fitted"):
             load(folder, keep(folder, RELEASE_NAME, data), cls)
 
@@ -530,12 +535,49 @@ def test_the_layout_of_an_array_in_memory_does_not_matter_and_objects_are_not_wr
 @pytest.mark.parametrize(("name", "reference"), [("dip", Histogram()), ("chain", Chain(fraction=0.5)), ("tree", Tree())])
 def test_the_mechanism_names_the_class_of_its_release(name: str, reference: Reference) -> None:
     cls = bind(DipSpec(reference=reference), SCHEMA, Budget(epsilon=1.0)).release_type
-    folder = Folder("memory://archive")
     assert cls is type(made(name))
+    folder = new_folder()
     assert type(load(folder, keep(folder, RELEASE_NAME, made(name).to_bytes()), cls)) is cls
     for other in {"dip", "chain", "tree", "noisy tables"} - {name}:
         with pytest.raises(InputError, match=rf"^release\.npz: this is not a {cls.archive.noun}"):
-            load(folder, keep(folder, RELEASE_NAME, made(other).to_bytes()), cls)
+            load(folder := new_folder(), keep(folder, RELEASE_NAME, made(other).to_bytes()), cls)
+
+
+def test_a_machine_without_memory_is_not_taken_for_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was told to abort and begin again would pay twice."""
+    data = made("dip").to_bytes()
+    for error in (MemoryError, pa.ArrowMemoryError):
+
+        def fail(*_: object, raised: type[Exception] = error) -> None:
+            raise raised
+
+        monkeypatch.setattr(DipRelease, "_of_contents", fail)
+        with pytest.raises(MemoryError):
+            DipRelease.from_bytes(data, "here.npz")
+
+
+def test_what_was_kept_first_stays() -> None:
+    """A driver that lost its run and wakes up late replaces nothing."""
+    folder = new_folder()
+    first, other = made("dip").to_bytes(), made("chain").to_bytes()
+    assert keep(folder, RELEASE_NAME, first) == keep(folder, RELEASE_NAME, other)
+    assert folder.read(RELEASE_NAME) == first
+
+
+def test_a_size_that_no_member_has_is_refused_before_memory_is_asked_for() -> None:
+    own = dip("optimal").to_bytes()
+    with np.load(io.BytesIO(own), allow_pickle=False) as members:
+        found = {name: members[name] for name in members.files}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as members:
+        for name, array in found.items():
+            with members.open(f"{name}.npy", "w") as member:
+                if name == "header":
+                    np.lib.format.write_array(member, array)
+                else:
+                    np.lib.format.write_array_header_1_0(member, {"descr": "<f8", "fortran_order": False, "shape": (2**45,)})
+    with pytest.raises(InputError, match=r"^here\.npz: this is not a "):
+        DipRelease.from_bytes(buffer.getvalue(), "here.npz")
 
 
 def test_a_member_that_nobody_asks_for_is_not_inflated() -> None:

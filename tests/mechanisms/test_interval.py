@@ -8,20 +8,25 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mechanisms.containing import held_by
 from scipy import integrate, optimize, stats
 
+from dpdask.codec import codec_for
 from dpdask.documents import validate
 from dpdask.errors import DataError, SpecError
+from dpdask.mechanisms.interval import release
 from dpdask.mechanisms.interval.card import describe_unprotected
 from dpdask.mechanisms.interval.coverage import compute_released_coverages, coverage, coverages
 from dpdask.mechanisms.interval.design import Design, ScipyDistribution
 from dpdask.mechanisms.interval.fit import range_randomiser
 from dpdask.mechanisms.interval.ranges import Partition, Perturbed, RangeRandomiser, Ranges, Selection
+from dpdask.mechanisms.interval.release import IntervalRelease
 from dpdask.mechanisms.interval.spec import IntervalSpec
+from dpdask.schema import Column
 from dpdask.streams import RunKey, stream, words
 
 N01 = {"name": "norm"}
@@ -447,3 +452,20 @@ def test_the_range_of_a_perturbed_value():
     middle = [((each.upper > 0) & (each.upper < 1)).sum() / n for each in (ones, zeros)]  # Ỹ = 0 and an anchor in between
     assert middle[1] / middle[0] == pytest.approx(3.0, rel=0.1)  # (32), and no slack is left
     assert 0 < coverage(made, ScipyDistribution(name="uniform")) < 1
+
+
+def test_the_tables_of_many_columns_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch asks for the tables of all columns in turn: a cache that holds fewer would never have them."""
+    names = [f"c{number}" for number in range(200)]
+    types = pa.schema([(name, pa.float64()) for name in names])
+    codecs = {name: codec_for(name, Column(role="privatise", kind="continuous"), pa.float64()) for name in names}
+    made = IntervalRelease.of({name: document(DESIGNS["case1"]) for name in names}, codecs)
+    batch = pa.RecordBatch.from_arrays([pa.array(normal(5))] * 200, schema=types)
+
+    def again(*_: object, **__: object) -> RangeRandomiser:
+        raise AssertionError
+
+    monkeypatch.setattr(release, "range_randomiser", again)
+    rngs = made.streams(RunKey.insecure(3), "a")
+    for _ in range(2):
+        assert made.randomise(batch, codecs, rngs).num_columns == 400

@@ -249,6 +249,15 @@ class IntervalRelease(Archived):
     lattice: Mapping[str, bool]
     perturbations: Mapping[str, DipPerturbation] = field(default_factory=dict)
     coverage: bool = False
+    columns: Mapping[str, RangeRandomiser] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Tabulate the distributions once for all batches."""
+        made = {
+            name: tabulate(name, design, lattice=self.lattice[name], perturbation=self.perturbations.get(name))
+            for name, design in self.designs.items()
+        }
+        object.__setattr__(self, "columns", made)
 
     @classmethod
     def of(cls, designs: Mapping[str, Design], codecs: Mapping[str, Codec], *, coverage: bool = False) -> IntervalRelease:
@@ -294,14 +303,6 @@ class IntervalRelease(Archived):
     @property
     def _fitted(self) -> DipRelease:
         return DipRelease(columns={name: perturbation.mechanism for name, perturbation in self.perturbations.items()})
-
-    @property
-    def columns(self) -> dict[str, RangeRandomiser]:
-        """The mechanism of each column."""
-        return {
-            name: tabulate(name, design, lattice=self.lattice[name], perturbation=self.perturbations.get(name))
-            for name, design in self.designs.items()
-        }
 
     def types(self, released: pa.Schema) -> pa.Schema:
         """Return the columns that are written, given the released columns of the table."""
@@ -390,7 +391,7 @@ def _level_numbers(codec: Codec) -> NDArray[np.float64]:
 
 
 def tabulate(column: str, design: Design, *, lattice: bool, perturbation: DipPerturbation | None = None) -> RangeRandomiser:
-    """Return a column's mechanism; its tables are computed once by each process.
+    """Return a column's mechanism; a process that checks a design does not compute its tables again for the release.
 
     Parameters
     ----------
