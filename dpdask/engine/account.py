@@ -181,8 +181,8 @@ class Account:
         entries = open_ledger(self.place.url).show(self.place.dataset).entries
         return next((entry.kind for entry in reversed(entries) if entry.run_id == run_id), None)
 
-    def commit(self, run_id: str, release_sha256: str) -> None:
-        """Record that a charged run was released, with the digest of its fitted release. It is idempotent; see `Account.record_draw`."""
+    def commit(self, run_id: str, release_sha256: str = "") -> None:
+        """Record that a charged run was released, by default with the digest that it drew. It is idempotent; see `Account.record_draw`."""
         if self.place is not None:
             open_ledger(self.place.url).commit(self.place.dataset, run_id, release_sha256)
 

@@ -18,7 +18,7 @@ from dpdask.jobs.growing_table import GrowingPublication, open_growing
 from dpdask.jobs.naming import Name
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import busy
-from dpdask.jobs.series import Kept, KeptFolder, Size, choose_new, select
+from dpdask.jobs.series import Kept, KeptFolder, Size, choose_first, choose_new, select
 from dpdask.jobs.series_card import describe_release, describe_series, sum_series
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
@@ -125,7 +125,7 @@ class GrowingState(RunState):
         if unfinished is not None:
             return select(table, unfinished.fragments, unfinished.input_version)
         kept = self.read_kept()
-        return table if kept is None else choose_new(table, kept)
+        return choose_first(table) if kept is None else choose_new(table, kept)
 
     def extend(self, job: Job, table: InputTable) -> Job:
         """Return the job of the next release; before the first release, the job itself.
@@ -233,11 +233,13 @@ class GrowingState(RunState):
     def tidy(self, job: Job) -> None:
         """Finish a release that was published, and remove what the removal of a run left; the caller holds the lock."""
         reached = self.read()
-        if reached is not None and (reached.job != job.digest or not self.is_committed()):
-            return
-        if reached is not None:
+        left = self.read_unfinished()
+        if left is not None and self.is_committed() and left.job == job.digest:
             self.finish()
-            job.account.commit(reached.run_id, reached.release_sha256)
+            self.remove_key(left.run_id)
+            job.account.commit(left.run_id)
+        elif reached is not None:
+            return
         self.remove()
 
 

@@ -170,10 +170,12 @@ def _find_finished(job: Job, state: RunState, release: str) -> Outcome | None:
     state.publication.finish()
     if state.is_left_by(release):
         with suppress(InputError, OutputError):  # of another version, or its key is elsewhere: the release stands all the same
-            reached = state.read()
-            if reached is not None and reached.job == job.digest:
-                job.account.commit(reached.run_id, reached.release_sha256)
-            state.remove(None if reached is None else reached.run_id)
+            state.read()
+            left = state.read_unfinished()
+            if left is not None and left.job == job.digest:
+                state.remove_key(left.run_id)
+                job.account.commit(left.run_id)
+            state.remove(None if left is None else left.run_id)
     return Outcome(status="already released", output=job.output_url, manifest=manifest, release=release)
 
 
@@ -313,9 +315,11 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
         documents, faults = write_documents(card, manifest, state.staging(reached.run_id).shards)
         job.name_releases(reached.input).keep(reached.release, state.keys.read(reached.run_id))
         state.publish(reached, manifest, {**documents, CARD_NAME: content})
+        state.remove_key(reached.run_id)  # now, for a ledger that cannot be reached would keep it beside the output
         job.account.commit(reached.run_id, reached.release_sha256)
         state.remove(reached.run_id)
-    told = Told() if strict else _told(reached.fitted, staged)  # with a strict ledger, nobody is told
+    counted = Told(changed={name: count for name, count in reached.fitted.changed.items() if count})
+    told = Told() if strict else counted.merge(staged.told)  # with a strict ledger, nobody is told
     warnings = (*list_sorted_warnings(job, told, len(manifest.shards)), *faults)
     return Outcome(
         status="released",
@@ -328,11 +332,6 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
         run_id=reached.run_id,
         release=reached.release,
     )
-
-
-def _told(fitted: Fitted, staged: Staged) -> Told:
-    """Return what the barrier and the writing tasks tell the steward."""
-    return Told(changed={name: count for name, count in fitted.changed.items() if count}).merge(staged.told)
 
 
 def _fit(job: Job, state: RunState, opened: JobTable, reached: Progressed, progress: Progress | None) -> Progressed:

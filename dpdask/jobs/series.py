@@ -317,6 +317,23 @@ def list_files(fragments: Iterable[Fragment], number: int) -> tuple[KeptFile, ..
     )
 
 
+def choose_first(table: InputTable) -> InputTable:
+    """Return the whole table, after checking that no two of its files are copies of each other.
+
+    Parameters
+    ----------
+    table
+        The table as it is now.
+
+    Raises
+    ------
+    InputError
+        If two files are.
+    """
+    _check_copies(list_files(table.fragments, 0), ())
+    return table
+
+
 def choose_new(table: InputTable, kept: Kept) -> InputTable:
     """Return the part of a table that is in no release yet.
 
@@ -347,18 +364,25 @@ def choose_new(table: InputTable, kept: Kept) -> InputTable:
             what = "rows seen again: this file was released and has been rewritten since, so its rows would be released twice"
             raise InputError(what, file.name, "restore it, and put new rows into new files; or start a new output")
         seen.update(file.fragments)
-    for file in present.values():
-        if file.url not in released:
-            _check_copy(file, kept.files)
+    _check_copies([file for file in present.values() if file.url not in released], kept.files)
     return select(table, [fragment.id for fragment in table.fragments if fragment.id not in seen and fragment.n_rows != 0], table.version)
 
 
-def _check_copy(file: KeptFile, released: Sequence[KeptFile]) -> None:
-    """Check that a new file does not hold the bytes of a released one; they are compared only if size and footer agree."""
-    for other in released:
-        if (file.n_bytes, file.version) == (other.n_bytes, other.version) and _digest_file(file.url) == _digest_file(other.url):
-            what = f"rows seen again: this file is a copy of {other.name}, which was released"
-            raise InputError(what, file.name, "remove it")
+def _check_copies(new: Sequence[KeptFile], released: Sequence[KeptFile]) -> None:
+    """Check that no new file holds the bytes of a released or another new one; they are compared only if size and footer agree."""
+    alike: dict[tuple[int, str], list[KeptFile]] = {}
+    for file in (*released, *new):
+        alike.setdefault((file.n_bytes, file.version), []).append(file)
+    fresh = {file.url for file in new}
+    for files in alike.values():
+        if len(files) == 1 or files[-1].url not in fresh:
+            continue
+        seen: dict[bytes, KeptFile] = {}
+        for file in files:
+            other = seen.setdefault(_digest_file(file.url), file)
+            if other is not file and file.url in fresh:
+                which = "" if other.url in fresh else ", which was released"
+                raise InputError(f"rows seen again: this file is a copy of {other.name}{which}", file.name, "remove it")
 
 
 def _digest_file(url: str) -> bytes:

@@ -232,8 +232,7 @@ class RunState:
         TemporaryError
             If another driver has taken the run over.
         """
-        content = asdict(replace(reached, changed={}))
-        del content["changed"]
+        content = {name: value for name, value in asdict(replace(reached, changed={})).items() if name != "changed"}
         if not self.output.is_local:
             key = self.keys.read(reached.run_id)
             if key is None:
@@ -381,6 +380,19 @@ class RunState:
         staging = self.staging(run_id)
         return sum(name.endswith(staging.place(".parquet")) for name in staging.shards.names())
 
+    def remove_key(self, run_id: str | None) -> None:
+        """Remove the keys of a run, None if no record names it: what is left can undo no noise. A `SpecError` if they are elsewhere."""
+        if self.output.is_local:
+            self.keys.remove("")
+            self.folder.remove(HOLDOUT_NAME)
+        elif run_id is not None:
+            place = str((self._records.read() or {}).get("key"))
+            if place != self.keys.place:
+                hint = "abort it there, or name the job: `dpdask abort --job JOB`"
+                raise SpecError(f"the key of this run is {say_place(place)}", self.output.url, hint)
+            self.keys.remove(run_id)
+            withdraw_key(run_id)  # a driver that was killed may have left it with the cluster
+
     def remove(self, run_id: str | None = None) -> None:
         """Remove the run: the key first, so that anything left behind is useless; then clear the memory of the driver and the workers.
 
@@ -395,16 +407,7 @@ class RunState:
         if not self.output.is_local and run_id is not None and (found is None or found.run_id != run_id):
             forget_everywhere()
             return
-        if self.output.is_local:
-            self.keys.remove("")
-            self.folder.remove(HOLDOUT_NAME)
-        elif found is not None:
-            place = str((self._records.read() or {}).get("key"))
-            if place != self.keys.place:
-                hint = "abort it there, or name the job: `dpdask abort --job JOB`"
-                raise SpecError(f"the key of this run is {say_place(place)}", self.output.url, hint)
-            self.keys.remove(found.run_id)
-            withdraw_key(found.run_id)  # a driver that was killed may have left it with the cluster
+        self.remove_key(None if found is None else found.run_id)
         if found is not None:
             found.target.open(self.output).undo(found.release, found.run_id)
         self._records.clear()

@@ -205,7 +205,14 @@ class Ledger:
         return self._store.write(work)
 
     def commit(self, dataset: str, run_id: str, release: str = "") -> Entry:
-        """Record that a run was released, and return the entry. It is idempotent. For the parameters see `Ledger.draw`.
+        """Record that a run was released, and return the entry. It is idempotent.
+
+        Parameters
+        ----------
+        dataset, run_id
+            The names of the dataset and the run.
+        release
+            As for `Ledger.draw`; by default, what was drawn.
 
         Raises
         ------
@@ -389,10 +396,10 @@ class Ledger:
             if latest is None:
                 raise SpecError(f"the run {run_id!r} is not intended", self._store.place, "intend it before its noise is drawn")
             drawn = latest.kind == "draw" and kind == "commit"
-            if drawn and latest.release not in ("", release):
+            if drawn and release and latest.release not in ("", release):
                 raise SpecError(f"the run {run_id!r} drew other noise before", self._store.place, "a new run is charged again")
             if latest.kind == "intend" or drawn:
-                return _append(connection, book, kind, run_id, latest.charge, release)
+                return _append(connection, book, kind, run_id, latest.charge, release or latest.release)
             if latest.kind != kind:
                 raise SpecError(f"the run {run_id!r} is {_ENDED[latest.kind]}", self._store.place)
             return latest

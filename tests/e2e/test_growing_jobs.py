@@ -265,6 +265,10 @@ def test_files_are_checked_against_those_that_were_released(tmp_path: Path, url:
     shutil.copy(source / "day-01.parquet", source / "copy.parquet")
     refuse(r"copy.parquet: rows seen again: this file is a copy of day-01.parquet")
     (source / "copy.parquet").rename(tmp_path / "aside")
+    shutil.copy(add_day(source, 7), source / "again.parquet")
+    refuse(r"day-07.parquet: rows seen again: this file is a copy of again.parquet; remove it")
+    (source / "day-07.parquet").unlink()
+    (source / "again.parquet").unlink()
     (source / "day-01.parquet").rename(source / "moved.parquet")
     refuse(r"day-01.parquet: this file was released and is gone")
     add_day(source, 1, n_rows=N + 1)
@@ -303,6 +307,17 @@ def test_files_without_rows_are_nothing_new(tmp_path: Path) -> None:
         add_day(source, 5, n_rows=0, name=f"{name}.parquet")
         assert run_here(made).status == "nothing new"
     add_day(source, 5, name="a.parquet")
+    assert run_here(made).manifest.n_rows == N
+
+
+def test_copies_in_the_first_release_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    made = job(tmp_path / "job", source)
+    (source / "linked.parquet").symlink_to(add_day(source, 0))
+    with pytest.raises(InputError, match=r"linked.parquet: rows seen again: this file is a copy of day-00.parquet; remove it"):
+        run_here(made)
+    assert not hidden(tmp_path / "job" / "out").exists()
+    (source / "linked.parquet").unlink()
     assert run_here(made).manifest.n_rows == N
 
 

@@ -18,9 +18,10 @@ from pyarrow import parquet as pq
 
 from dpdask.engine import fit
 from dpdask.engine.account import Account, open_ledger
-from dpdask.engine.work import NOISY_NAME, RELEASE_NAME
+from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, NOISY_NAME, RELEASE_NAME
 from dpdask.errors import BudgetError, DataError, InputError, SpecError, TemporaryError
-from dpdask.io.manifest import DOCUMENTS, MANIFEST_NAME
+from dpdask.io.manifest import DOCUMENTS, MANIFEST_NAME, list_manifests
+from dpdask.io.storage import Folder
 from dpdask.jobs import run
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort
@@ -195,7 +196,7 @@ def test_a_relative_ledger_lies_beside_the_job(tmp_path: Path, source: Path, out
 
 BETWEEN = [
     *("intended", "drawn", "noise-kept", "surveyed", "release-written", "fitted"),
-    *("some-shards", "staged", "before-move", "after-move", "uncommitted", "committed", "key-removed"),
+    *("some-shards", "staged", "before-move", "after-move", "key-removed", "uncommitted", "committed"),
 ]
 
 
@@ -382,3 +383,32 @@ def test_a_tampered_ledger_releases_nothing(job: Path, out: Path, url: str, driv
     assert code == 65
     assert "the chain is broken: the entry 1 was changed" in line
     assert not out.exists()
+
+
+# ---- the ledger is gone when the output is published
+
+
+@pytest.mark.parametrize("growing", [False, True], ids=["once", "growing"])
+@pytest.mark.parametrize("reference", [HISTOGRAM, {"kind": "holdout", "fraction": 0.25}], ids=["histogram", "holdout"])
+def test_no_key_waits_beside_a_release_for_the_ledger(
+    reference: dict[str, Any], growing: bool, tmp_path: Path, source: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = written(tmp_path, source, out, url, mechanism__reference=reference, **({"growing": True} if growing else {}))
+
+    def fail(*_: object) -> None:
+        raise TemporaryError("the ledger is busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Account, "commit", fail)
+        for _ in range(2):
+            with pytest.raises(TemporaryError, match="busy"):
+                run_here(job)
+            assert list_manifests(Folder(out.as_uri()))
+            assert hidden(out).exists()
+            assert not (hidden(out) / KEY_NAME).exists()
+            assert not (hidden(out) / HOLDOUT_NAME).exists()
+    before = digests(out)
+    run_here(job)
+    assert kinds(url) == ["intend", "commit"]
+    assert not hidden(out).exists()
+    assert digests(out) == before
