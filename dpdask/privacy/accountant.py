@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 from dpdask.errors import SpecError
 from dpdask.privacy.events import CentralEvent, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, from_dict, leaves, units
-from dpdask.privacy.rounding import round_down, round_up
+from dpdask.privacy.rounding import round_down, round_up, round_up_sum
 from dpdask.privacy.series import Charged
 
 _GRID = 1e-4  # the PLD's step relative to ε: connected dots err by its square
@@ -104,9 +104,14 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
 
     Notes
     -----
-    A first charge costs its declared ε, if its event costs no more and its δ is at most half of the limit. Later jobs may be
-    chosen after seeing earlier releases, so only sums and concentrated bounds hold for them. These are taken at the rest of
-    the limit's δ after the first charge, so that stopping after the first is paid for too (the two cases add up).
+    Later jobs may be chosen after seeing earlier releases, so only sums and concentrated bounds hold for them. If the event
+    of the first charge costs no more than it declares, and its δ is at most half of the limit, half of the limit is set
+    aside for plain sums of the declared ε and δ, as long as the sum of δ fits into it and no event costs more than its
+    charge declares. Concentrated bounds are then taken at the other half: a run may end under either bound, depending on what was
+    released, and what the two leave uncovered adds up. A single charge needs no half for another one.
+
+    Sums of ε and δ hold for jobs that are chosen one after the other, as long as their sums stay below fixed limits
+    (Rogers, Roth, Ullman and Vadhan, Privacy odometers and filters, 2016).
     """
     atoms: list[Atom] = []
     listed = list(charges)
@@ -114,12 +119,10 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
     if len(named) > 1:
         raise _units_differ()
     unit = named[0] if named else "row"
-    left, alone = Fraction(delta_limit), math.inf
-    if listed and listed[0].event and 2 * Fraction(listed[0].delta) <= left and _is_believed(listed[0]):
-        if len(listed) == 1:
-            alone = listed[0].epsilon  # one mechanism as a whole: no event was chosen after seeing a release
-        else:
-            left -= Fraction(listed[0].delta)
+    left = half = Fraction(delta_limit)
+    is_summed = bool(listed and listed[0].event) and 2 * Fraction(listed[0].delta) <= left and _is_believed(listed[0])
+    if is_summed and len(listed) > 1:
+        left = half = left / 2
     for charge in listed:
         priced = list(leaves(from_dict(charge.event))) if charge.event else []
         if priced:
@@ -127,12 +130,14 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
         else:  # without an event, only the declared numbers are known
             atoms += [LocalRelease(epsilon=charge.epsilon, unit=unit)] if charge.epsilon else []
             left -= Fraction(charge.delta)
-    if left < 0:
-        return math.inf
-    counted = _count(atoms, round_down(left))
-    # later jobs may be chosen after seeing earlier releases: then sums and concentrated bounds hold, a PLD does not
-    pure = _pure(counted)
-    return min(alone, pure if left == 0 or pure == 0 else min(pure, _bound_concentrated(counted, round_down(left))))
+    bound, counted = math.inf, _count(atoms, round_down(max(left, Fraction())))
+    if left >= 0:
+        pure = _pure(counted)
+        bound = pure if left == 0 or pure == 0 else min(pure, _bound_concentrated(counted, round_down(left)))
+    plain = round_up_sum(charge.epsilon for charge in listed)
+    if is_summed and plain < bound and sum(Fraction(charge.delta) for charge in listed) <= half and all(map(_is_believed, listed)):
+        return plain
+    return bound
 
 
 def _is_believed(charge: Charged) -> bool:

@@ -232,6 +232,31 @@ def test_charges_with_events_compose_by_their_events():
     assert compose(charges, 0.0) == math.inf
 
 
+def test_charges_are_plain_sums_as_long_as_their_deltas_fit_half_of_the_limit():
+    noise = gaussian(56.5)
+    small, pure = charge(0.6, 1e-7, to_dict(noise)), charge(1.0, 0.0, to_dict(laplace(1.0)))
+    assert epsilon([noise], 1e-7) <= 0.6
+    for charges in ([small, pure], [pure, small], [pure, pure, small, small]):
+        total, deltas = sum(each.epsilon for each in charges), sum(Fraction(each.delta) for each in charges)
+        assert compose(charges, float(2 * deltas) * (1 + 1e-9)) == pytest.approx(total, rel=1e-12)
+        assert compose(charges, float(2 * deltas) * (1 - 1e-9)) > 2 * total
+    declared_too_little = charge(0.01, 1e-7, to_dict(noise))
+    assert compose([pure, declared_too_little], 1e-6) > 2.0
+    other = charge(1.0, 6e-7, to_dict(LocalRelease(epsilon=1.0)))
+    with pytest.raises(SpecError, match="cannot be added up"):
+        compose([small, charge(1.0, 6e-7), other], 1e-6)
+    large = charge(0.6, 6e-7, to_dict(noise))  # half of the limit is not enough for the first: nothing is set aside for sums
+    assert compose([large, pure, pure], 1e-6) > 4.0
+
+
+def test_what_plain_sums_may_leave_uncovered_is_taken_from_the_concentrated_bound():
+    """A sequence of jobs may end under either bound, whichever the outputs make the shorter one, so both together have the limit's δ."""
+    many = [charge(0.6, 1e-8, to_dict(gaussian(56.5)))] * 40
+    whole = [charge(0.6, 9e-7, to_dict(gaussian(56.5))), *many[1:]]
+    assert compose(many, 1e-6) == compose(whole, 5e-7)  # at half of 1e-6, and at all of 5e-7
+    assert compose(whole, 1e-6) < compose(many, 1e-6) < sum(each.epsilon for each in many)
+
+
 def test_charges_without_events_are_any_mechanism_of_their_epsilon_and_delta():
     charges = [charge(0.3, 1e-7), charge(0.4, 2e-7)]
     assert compose(charges, 1e-7) == math.inf  # the limit does not even cover their deltas
