@@ -280,7 +280,8 @@ def _mark_frequent(cells: Cells, probabilities: Floats, found: RankDistribution)
 
     A cell that has a hundredth of the rows, and four times as many as its neighbours, has them mostly because of one number, such as a price of
     2.75. The jump has what the cell has beyond the mean of its neighbours. Without it, all these rows would have one rank, and the released
-    distribution would not be the reference's.
+    distribution would not be the reference's. A cell that reaches from one number to more than its double has many rows because it is wide, as the
+    cells about 0 are if the bounds are far too wide, and gets no jump.
     """
     codec, edges = cells.codec, cells.edges
     assert isinstance(codec, ValueCodec)
@@ -289,6 +290,8 @@ def _mark_frequent(cells: Cells, probabilities: Floats, found: RankDistribution)
     x, c = found.x, found.c
     for cell in np.flatnonzero((line >= _FREQUENT) & (line >= 4.0 * usual)) if not codec.lattice else ():
         low, high = edges[cell], edges[cell + 1]
+        if max(abs(low), abs(high)) > 2.0 * min(abs(low), abs(high)) or low < 0.0 < high:
+            continue
         number = float(codec.type.to_pandas_dtype()(_simplest(low, high)))
         if low < number < high:
             place = int(np.searchsorted(x, number))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -190,3 +191,24 @@ def test_noise_half_or_twice_as_large_is_noticed(unit: Any, tmp_path: Path) -> N
     for factor in (0.5, 2.0):
         assert not as_accounted(found, event.scale * factor)
         assert not as_accounted(np.round(found * factor), event.scale)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "says"),
+    [
+        ([0.0, 1e6], ""),
+        ([0.0, 1.0], r"; cost has 1e\+02 % of its values at its upper bound or next to it: check that it is not too low"),
+        ([0.0, 1e12], r"; cost has \d\d % of its values in one cell of the reference, over which they are spread evenly: check that its bounds .*"),
+    ],
+    ids=["right", "too low", "too wide"],
+)
+def test_bounds_that_cannot_be_right_are_named(bounds: list[float], says: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    costs = np.random.default_rng(5).lognormal(math.log(2000.0), 1.2, 20_000)
+    pq.write_table(pa.table({"cost": costs}), tmp_path / "in" / "a.parquet")
+    schema = {"cost": {"role": "privatise", "kind": "continuous", "bounds": bounds}}
+    found = run_here(job(tmp_path, tmp_path / "in", schema=schema, mechanism__reference={"kind": "histogram"}, privacy__epsilon=2.0)).quality
+    assert re.fullmatch(rf"cost keeps a correlation of ranks of 0\.\d\d{says}", found)
+    released = read(tmp_path / "out")["cost"].to_numpy()
+    _, counts = np.unique(released, return_counts=True)
+    assert counts.max() < 0.1 * len(released) or bounds[1] == 1.0  # no number that was made up

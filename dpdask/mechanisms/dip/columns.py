@@ -29,6 +29,8 @@ from dpdask.stats.levels import encode
 from dpdask.streams import Noise, Rng, RunKey, words
 
 _N_KNOTS = 2**10
+_AT_BOUND, _MANY_AT_BOUND = 0.01, 0.25  # what is next to a bound, as a part of the range, and which share of the values there is doubtful
+_MANY_IN_CELL = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -280,7 +282,10 @@ class ColumnsMechanism(DipMechanism):
 
     def describe_quality(self, release: DipRelease) -> str:
         """Return how much a row keeps of each column; see `Mechanism.describe_quality`."""
-        return "; ".join(f"{name} {_measure_kept(each)}" for name, each in release.columns.items())
+        kept = [f"{name} {_measure_kept(each)}" for name, each in release.columns.items()]
+        if self.reference.rows == "none":
+            return "; ".join(kept)
+        return "; ".join([*kept, *(f"{name} {said}" for name, each in release.columns.items() for said in _doubt_bounds(each))])
 
     def describe_joint(self, release: DipRelease) -> dict[str, Any]:
         """Return what the card says about the columns' joint distribution."""
@@ -324,6 +329,23 @@ def _measure_kept(mechanism: ColumnMechanism) -> str:
         return f"stays as it is in {100 * float(shares @ np.diag(matrix)):.3g} % of the rows"
     place = np.cumsum(shares) - shares / 2.0 - 0.5
     return f"keeps a correlation of ranks of {float((shares * place) @ matrix @ place / max(float((shares * place) @ place), 1e-300)):.2f}"
+
+
+def _doubt_bounds(mechanism: ColumnMechanism) -> list[str]:
+    """Return what the released distribution has that wrong bounds would explain."""
+    if isinstance(mechanism, LevelMechanism):
+        return []
+    x, c = mechanism.distribution.x, mechanism.distribution.c
+    values = max(1.0 - c[0], 1e-300)
+    at_end = (1.0 - float(np.interp(x[-1] - _AT_BOUND * (x[-1] - x[0]), x, c))) / values
+    widest = float(np.diff(c)[np.diff(x) > 0.0].max(initial=0.0)) / values
+    if at_end >= _MANY_AT_BOUND:
+        return [f"has {100 * at_end:.2g} % of its values at its upper bound or next to it: check that it is not too low"]
+    if widest >= _MANY_IN_CELL:
+        return [
+            f"has {100 * widest:.2g} % of its values in one cell of the reference, over which they are spread evenly: check that its bounds are not too wide"
+        ]
+    return []
 
 
 def _describe(mechanism: ColumnMechanism) -> dict[str, Any]:
