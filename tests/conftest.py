@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import dask
@@ -49,12 +50,24 @@ def has_room(folder: Path, n_bytes: int) -> bool:
     return system.f_bavail * system.f_frsize >= n_bytes and not system.f_flag & os.ST_NOEXEC
 
 
+def free_memory(folder: Path, process: int) -> None:
+    """Remove what the tests left in memory, but the folders of failed ones."""
+    if os.getpid() != process:
+        return
+    for path in folder.iterdir():
+        if not path.name.startswith("pytest-of-"):
+            shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):  # not empty: a test has failed
+        for path in (*folder.iterdir(), folder):
+            path.rmdir()
+
+
 # the tests make and remove some hundred thousand small files, which on a disk is a seventh of what they cost
-IN_MEMORY: Path | None = None
 if "TMPDIR" not in os.environ and has_room(Path("/dev/shm"), 4 * 2**30):
     IN_MEMORY = Path(tempfile.mkdtemp(prefix="dpdask-tests-", dir="/dev/shm"))
     IN_MEMORY.chmod(0o711)  # some tests start a process of another user
     os.environ["TMPDIR"] = tempfile.tempdir = str(IN_MEMORY)
+    Finalize(None, free_memory, (IN_MEMORY, os.getpid()), exitpriority=-1000)  # after what multiprocessing has there
 gc.disable()  # what is imported and collected stays: to look for garbage in it is a quarter of the time
 
 
@@ -70,15 +83,8 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_unconfigure() -> None:
-    """Let the interpreter collect all of it at its end, as some libraries report what is left, and free the memory of files."""
+    """Let the interpreter collect all of it at its end: some libraries report what is left."""
     atexit.register(gc.unfreeze)
-    if IN_MEMORY is not None:
-        for path in IN_MEMORY.iterdir():
-            if not path.name.startswith("pytest-of-"):
-                shutil.rmtree(path, ignore_errors=True)
-        with suppress(OSError):  # not empty: the folders of failed tests stay
-            for path in (*IN_MEMORY.iterdir(), IN_MEMORY):
-                path.rmdir()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -57,8 +57,7 @@ def check_workers(fragments: Sequence[Fragment], *, output: Folder, secrets: Fol
     client = find_client()
     if client is None or client.asynchronous:
         return
-    _wait_for_a_worker(client)
-    with _held(client):
+    with _first_worker(client), _held(client):
         if secrets is None:
             _check_encryption(client)
         _check_versions(client)
@@ -84,8 +83,9 @@ def _held(client: Client) -> Iterator[None]:
         task.release()
 
 
-def _wait_for_a_worker(client: Client) -> None:
-    """Wait until there is a worker; an adaptive cluster starts one for a task.
+@contextmanager
+def _first_worker(client: Client) -> Iterator[None]:
+    """Wait until there is a worker; an adaptive cluster starts one for a task, and retires none that holds the only copy of a result.
 
     Raises
     ------
@@ -95,14 +95,17 @@ def _wait_for_a_worker(client: Client) -> None:
     from distributed import CancelledError
 
     if client.scheduler_info(n_workers=1)["workers"]:
+        yield
         return
     seconds = dask.config.get(PATIENCE_KEY, LONELY_SECONDS)
     task = client.submit(abs, -1, key=f"dpdask-probe-{uuid.uuid4().hex[:12]}", pure=False)
     try:
-        task.result(timeout=seconds)
-    except (TimeoutError, CancelledError, OSError):
-        what = f"no worker came within {seconds:.0f} seconds"
-        raise TemporaryError(what, "cluster", "check that workers start, and run again") from None
+        try:
+            task.result(timeout=seconds)
+        except (TimeoutError, CancelledError, OSError):
+            what = f"no worker came within {seconds:.0f} seconds"
+            raise TemporaryError(what, "cluster", "check that workers start, and run again") from None
+        yield
     finally:
         task.release()
 

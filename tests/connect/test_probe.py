@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -187,6 +187,14 @@ def answer_late(libraries: tuple[str, ...]) -> dict[str, str | None]:
 
 
 def test_an_adaptive_cluster_keeps_a_worker_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = probe._held
+
+    def hold_late(client: Client) -> AbstractContextManager[None]:
+        time.sleep(1)  # on a busy machine, the first worker is idle for so long
+        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 1
+        return hold(client)
+
+    monkeypatch.setattr(probe, "_held", hold_late)
     monkeypatch.setattr(probe, "find_versions", answer_late)
     with LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster, Client(cluster):
         cluster.adapt(minimum=0, maximum=1, interval="100ms", wait_count=1)

@@ -342,9 +342,8 @@ def _doubt_bounds(mechanism: ColumnMechanism) -> list[str]:
     if at_end >= _MANY_AT_BOUND:
         return [f"has {100 * at_end:.2g} % of its values at its upper bound or next to it: check that it is not too low"]
     if widest >= _MANY_IN_CELL:
-        return [
-            f"has {100 * widest:.2g} % of its values in one cell of the reference, over which they are spread evenly: check that its bounds are not too wide"
-        ]
+        where = "in one cell of the reference, over which they are spread evenly"
+        return [f"has {100 * widest:.2g} % of its values {where}: check that its bounds are not too wide"]
     return []
 
 
