@@ -79,7 +79,7 @@ def test_the_python_example_keeps_its_promises():
     assert names["frequencies"].loc[5] == pytest.approx(0.4, abs=0.03)
     assert names["fives"].value == pytest.approx(0.4, abs=0.04)  # eight standard errors
     assert names["fives"].worst_bias == 0.0
-    assert "Not protected: no row" in names["promise"]
+    assert "Not protected: none; " in names["promise"]
 
 
 WITH_EXAMPLES = sorted(path for path in (ROOT / "dpdask").rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))

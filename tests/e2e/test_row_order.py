@@ -139,7 +139,7 @@ def test_of_many_row_groups_the_shards_numbers_tell_nothing_either(tmp_path: Pat
     card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
     assert "come from neighbouring fragments" in card["order"]
     assert "no ε covers that" in card["order"]
-    assert "those of one shard were neighbours in the input" in card["guarantee"]["text"]
+    assert "the rows of one shard were close together in the input" in card["guarantee"]["text"]
     assert "their order" not in card["guarantee"]["text"]
     manifest = json.loads((tmp_path / "out" / "_dpdask" / "manifest.json").read_text())
     assert [shard["name"] for shard in manifest["shards"]] == [shard.name for shard in shards]

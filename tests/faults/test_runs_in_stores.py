@@ -268,7 +268,7 @@ def test_a_run_of_another_version_is_left_alone(
 def test_a_folder_that_is_no_release(store: Store, source: Path, tmp_path: Path) -> None:
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     store.folder.write("mine.txt", b"keep")
-    with pytest.raises(OutputError, match="not this run's"):
+    with pytest.raises(OutputError, match="was not written by this run"):
         run_here(job)
     assert store.folder.names() == ["mine.txt"]
 

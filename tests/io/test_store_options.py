@@ -17,7 +17,7 @@ SECRET = "Zebulon-93af"
         (SECRET, "storage: a mapping of protocols to options is expected"),
         ({"s3": SECRET}, r"storage\.s3: a mapping of options is expected"),
         ({"s4": {}}, r"storage\.s4: no file system has this protocol; name one such as s3"),
-        ({"s3": {"secret": SECRET}}, r"storage\.s3\.secret: a secret may not stand in a job; write \{env: NAME\}"),
+        ({"s3": {"secret": SECRET}}, r"storage\.s3\.secret: a secret must not appear in a job; write \{env: NAME\}"),
         ({"s3": {"client_kwargs": {"aws_secret_access_key": SECRET}}}, r"storage\.s3\.client_kwargs\.aws_secret_access_key: a secret may not"),
         ({"s3": {"s3_additional_kwargs": {"SSECustomerKey": SECRET}}}, "SSECustomerKey: a secret may not"),
         ({"az": {"connection_string": SECRET}}, "connection_string: a secret may not"),

@@ -585,7 +585,7 @@ def test_an_entry_that_stands_twice_is_found() -> None:
     for row in rows:
         row["previous"] = digest_of({key: record[key] for key in ("format", "name", "created", "epsilon", "delta")})
         row["digest"] = digest_of(dict(row))
-    with pytest.raises(DataError, match="entry 1 stands twice"):
+    with pytest.raises(DataError, match="entry 1 appears twice"):
         ledger_tables.check_chain(record, rows)
 
 
