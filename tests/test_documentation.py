@@ -242,6 +242,20 @@ def test_headings_are_unique(document):
     assert len(found) == len(set(found)) > 0
 
 
+def test_the_index_lists_every_page_once():
+    listed = re.findall(r"^- \[[^]]+\]\(((?:tutorials|how-to|reference|explanation)/[^)#]+)\)", page("README"), re.MULTILINE)
+    there = [name.removeprefix("docs/") for name in EXPLANATIONS if name != "docs/README.md"]
+    assert sorted(listed) == sorted(set(there) - {"explanation/design.md", "explanation/math.md"})  # of the maintainers, on a line of their own
+    assert "(explanation/design.md)" in page("README")
+    assert "(explanation/math.md)" in page("README")
+    assert "(docs/README.md)" in README
+
+
+def test_titles_are_unique():
+    titles = [headings((ROOT / document).read_text(encoding="utf-8"))[0] for document in EXPLANATIONS]
+    assert sorted(titles) == sorted(set(titles))
+
+
 # blocks that run one after the other: in tests/analysis/test_open.py, and those of tutorials in test_examples.py
 RUN_TOGETHER = {"docs/how-to/analyse-a-release.md"}
 RUN_ALONE = [name for name in EXPLANATIONS if not name.startswith("docs/tutorials/") and name not in RUN_TOGETHER]
