@@ -151,7 +151,7 @@ def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(tmp_path: P
     run_here(chain)
     shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
     assert "about 25 % of the rows had no ε in some run (hold-outs), and the records of up to about 25 % were republished" in shown
-    assert "test of what a row was" not in shown
+    assert "tests what a row was" not in shown
     assert "for a row that every run covers, an attacker who has all these releases and tests " in shown
     assert card(tmp_path / "chain")["dataset"]["uncovered_fraction"] == 0.25
     assert card(tmp_path / "chain")["guarantee"]["text"].endswith("No such bound holds for the rows that are not protected.")
@@ -164,7 +164,7 @@ def test_values_under_add_remove_count_twice(url: str) -> None:
     event = to_dict(Composed(events=(DiscreteLaplace(scale=1.0, sensitivity=1, adjacency="add-remove"),), unit="row", uncovered=()))
     ledger(url).intend("people", "counts", Charge(epsilon=1.0, event=event))
     shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
-    bounds = "at most 37.0 % (values count twice: 2ε), and one whether it is there with at most 13.6 %"
+    bounds = "at most 37.0 % (values count twice: 2ε), and whether it is there with probability at most 13.6 %"
     assert f"tests what a row was, at a false-alarm rate of 5 %, detects it with probability {bounds}" in shown
 
 

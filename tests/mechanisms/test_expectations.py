@@ -232,4 +232,4 @@ def test_with_a_private_number_of_rows_the_plan_says_how_many_the_tables_need() 
     assert noise.pairs is not None
     assert needed[0] == pytest.approx(64 * deviation(noise.pairs), rel=0.06)  # 8 x 8 cells, in two digits
     public = dpdask.GaussianCopula(schema, epsilon=1.0, delta=1e-9).plan(frame)
-    assert not any("fewer rows in a cell" in sentence for sentence in public.expectations)
+    assert not any("fewer rows than the σ of its noise" in sentence for sentence in public.expectations)

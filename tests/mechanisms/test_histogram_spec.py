@@ -61,7 +61,7 @@ def table(n: int = 4000) -> pd.DataFrame:
         ({"factor": float("inf")}, "finite"),
         ({"output": "both"}, "'cells' or 'rows'"),
         ({"points": "edge"}, "'centre' or 'spread'"),
-        ({"n_rows": 0, "output": "rows"}, "at least 1, is expected, or `input`, not 0"),
+        ({"n_rows": 0, "output": "rows"}, "at least 1, or `input`, is expected, not 0"),
         (
             {"n_rows": 10},
             "`n_rows`: the number of records can be chosen for synthetic rows only, but `output` is cells; remove it, or set `output` to rows",

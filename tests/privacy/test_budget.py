@@ -172,7 +172,7 @@ def test_a_central_guarantee_of_a_unit_names_the_unit_and_its_bound():
     text = central(epsilon=0.5, unit=unit, adjacency="add-remove")
     assert "add-remove: one userId is present or absent" in text
     assert "protected by ε for each. " in text
-    assert "whether a userId's rows are there, with" in text
+    assert "whether a userId's rows are there, at a false-alarm rate" in text
 
 
 def test_a_number_of_rows_that_is_private_is_not_published():
