@@ -217,7 +217,7 @@ def test_abort_needs_the_ledger_that_keeps_the_key(store: Store, drivers: Driver
     run_id = charging_entries(**place)[-1].run_id
     other = make_ledger(tmp_path / "other")
     for url in (None, other["url"]):
-        with pytest.raises(SpecError, match="in a ledger that is not named"):
+        with pytest.raises(SpecError, match="in a ledger that is not given here"):
             abort(store.folder.url, url)
     assert KeyTable(place["url"]).read(run_id) is not None
     assert abort_job(load(job)) is True
