@@ -199,7 +199,7 @@ def cells(codec: Codec, bins: int | Sequence[float] | FoundBins) -> Cells:
     codec
         The column's codec.
     bins
-        How many cells of one width between the bounds of a continuous or mixed column; fewer where there are fewer whole
+        How many cells of equal width between the bounds of a continuous or mixed column; fewer where there are fewer whole
         numbers, a few more where atoms cut some. Or the first value of each cell, increasing and within the bounds; what
         lies before the first of them is a cell too. Or cells that were found. Not looked at for levels.
 

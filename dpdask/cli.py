@@ -70,7 +70,7 @@ def _fail(ctx: click.Context, line: str, code: int) -> NoReturn:
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 @click.version_option(__version__)
 def cli(debug: bool) -> None:  # `debug` is read by the group, which catches what its verbs raise
-    """Release privacy-protected versions of tables: read Parquet or CSV, write Parquet."""
+    """Release privacy-protected versions of tables: read Parquet, CSV, Delta or Iceberg; write Parquet, Delta or Iceberg."""
 
 
 def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -92,7 +92,7 @@ _log_format = click.option(
 @click.argument("table")
 @click.option("--format", "format_", type=click.Choice(["files", "delta", "iceberg"]), default="files", show_default=True, help="What the table is.")
 @click.option("--catalog", metavar="MAPPING", help="The catalog of an Iceberg table, as a job has it: '{name: lake, uri: …}'.")
-@click.option("--levels-from", metavar="FILE", help="A public code list: a CSV file of lines column,value.")
+@click.option("--levels-from", metavar="FILE", help="A public code list: a CSV file with the header column,value and a line for each level.")
 @click.option("--output", metavar="FILE", help="Write the draft to this new file instead of printing it.")
 def init(table: str, format_: str, catalog: str | None, levels_from: str | None, output: str | None) -> None:
     """Draft the schema of a table; read names, types and null flags, never a value."""
@@ -214,7 +214,7 @@ def schema(document: Name) -> None:
 
 @cli.command()
 @click.argument("out", required=False)
-@click.option("--job", metavar="JOB", help="The job, in place of OUT, if it has options of a store.")
+@click.option("--job", metavar="JOB", help="The job, instead of OUT: for a job with storage options.")
 @_json
 def status(out: str | None, job: str | None, as_json: bool) -> None:
     """Show the state of an output: absent, opened, fitted, staged or released."""
@@ -230,7 +230,7 @@ def status(out: str | None, job: str | None, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("out", required=False)
-@click.option("--job", metavar="JOB", help="The job, in place of OUT, if a ledger keeps the key of its run, or it has options of a store.")
+@click.option("--job", metavar="JOB", help="The job, instead of OUT: for a run whose key is in a ledger, or a job with storage options.")
 def abort(out: str | None, job: str | None) -> None:
     """Remove an unfinished run: its key and everything staged."""
     from dpdask.io.storage import absolute_url
@@ -251,7 +251,7 @@ def _check_one(usage: str, out: str | None, job: str | None) -> None:
 @_job
 @_set
 @_json
-@click.option("--runs", "n_runs", type=click.IntRange(min=1000), default=20_000, show_default=True, help="Runs of each noisy measurement.")
+@click.option("--runs", "n_runs", type=click.IntRange(min=1000), default=20_000, show_default=True, help="How often each noise is drawn.")
 def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> None:
     """Compute the exact ε* of every channel, and a lower bound on the ε of noisy counts; read footers only."""
     with show_step("auditing"):
@@ -268,9 +268,9 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
 @cli.command()
 @click.argument("out", required=False)
 @click.option("--original", metavar="PATH", help="The table that was released: Parquet or CSV.")
-@click.option("--job", metavar="JOB", help="The job, in place of OUT and --original; its input may be a Delta or an Iceberg table.")
+@click.option("--job", metavar="JOB", help="The job, instead of OUT and --original; its input may be a Delta or an Iceberg table.")
 @click.option("--to", metavar="FILE", help="The file to write; by default NAME-confidential.html in the working folder.")
-@click.option("--target", metavar="COLUMN", help="Also predict this column by models trained on the release.")
+@click.option("--target", metavar="COLUMN", help="Also test models that are trained on the release to predict this column.")
 @click.option("--rows", "n_rows", type=click.IntRange(min=100), default=100_000, show_default=True, help="Rows of each table to compare, at most.")
 def report(out: str | None, original: str | None, job: str | None, to: str | None, target: str | None, n_rows: int) -> None:
     """Compare a release with its original, as a CONFIDENTIAL page; reads private rows."""
@@ -300,8 +300,8 @@ _dataset = click.option("--dataset", required=True, help="The dataset's name.")
 @ledger.command("init")
 @_url
 @_dataset
-@click.option("--epsilon", type=float, required=True, help="The most ε that all releases together may spend.")
-@click.option("--delta", type=float, default=0.0, show_default=True, help="The most δ that they may spend.")
+@click.option("--epsilon", type=float, required=True, help="The largest total ε that all releases may spend.")
+@click.option("--delta", type=float, default=0.0, show_default=True, help="The largest total δ that all releases may spend.")
 @click.option("--strict", is_flag=True, help="Charge runs that read rows and then refuse them; cannot be undone.")
 def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bool) -> None:
     """Give a dataset its budget."""
@@ -350,7 +350,7 @@ def simulate() -> None:
 @click.option("--out", required=True, help="A new folder.")
 @_log_format
 def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int, rows_per_file: int, out: str, log_format: LogFormat) -> None:
-    """Write ratings of the shape of MovieLens-25M: its rating frequencies, and its activity of users and movies."""
+    """Write simulated ratings like those of MovieLens-25M: the same rating frequencies, and similarly active users and movies."""
     from dpdask.simulate import simulate_movielens
     from dpdask.terminal.progress import show_progress
 
@@ -381,7 +381,7 @@ def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int,
 def census(
     n_rows: int, n_attributes: int, n_levels: int | None, binary: bool, seed: int, rows_per_file: int, out: str, log_format: LogFormat
 ) -> None:
-    """Write a table of the shape of a census: strong, weak and no dependence, and pairs of levels that never occur."""
+    """Write a simulated census table: columns with strong, weak and no dependence, and pairs of levels that never occur."""
     from dpdask.simulate import simulate_census
     from dpdask.terminal.progress import show_progress
 

@@ -348,7 +348,7 @@ def _convert_bounds(name: str, bounds: tuple[Bound, Bound], type_: pa.DataType) 
         return _count_since_1970(name, low, type_, last=False), _count_since_1970(name, high, type_, last=True)
     assert not isinstance(low, dt.date) and not isinstance(high, dt.date)  # noqa: PT018 - two of one kind, says the schema
     if pa.types.is_temporal(type_) and _YEARS[0] <= low and high <= _YEARS[1]:
-        raise DataError("its bounds look like years, and here numbers count from 1970", f"column {name!r}", "write dates, such as 2000-01-01")
+        raise DataError("its bounds look like years, but dates as numbers count from 1970", f"column {name!r}", "write dates, such as 2000-01-01")
     if pa.types.is_floating(type_):
         low, high = _convert_type(name, (low, high), type_).cast(pa.float64()).to_pylist()
     elif (low, high) != (round(low), round(high)):
@@ -397,7 +397,7 @@ def _convert_type(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> p
     if pa.types.is_floating(type_) and not np.isfinite(typed.to_numpy()).all():  # 1e300 is infinite as a float32
         raise wrong
     if len(_comparable(typed).unique()) < len(typed):
-        raise DataError(f"two of its declared values are the same as {type_}", f"column {name!r}", "make them differ by more")
+        raise DataError(f"two of its declared values become equal when stored as {type_}", f"column {name!r}", "make them differ by more")
     return typed
 
 

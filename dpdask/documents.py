@@ -91,7 +91,7 @@ def _check_depth(text: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             around.pop()
         elif isinstance(event, yaml.AliasEvent) and event.anchor in around:
-            raise SpecError("a value is in itself", None, f"remove the alias *{event.anchor}")
+            raise SpecError("a value contains itself", None, f"remove the alias *{event.anchor}")
         if len(around) > _DEEPEST:
             raise SpecError("the values are nested too deeply", None, "remove some of the brackets or indents")
 

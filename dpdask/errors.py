@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-SPENT_AGAIN = "choose another output.path; to remove this output and run again spends ε again"
+SPENT_AGAIN = "choose another output.path; removing this output and running again spends ε again"
 
 
 class DpdaskError(Exception):
@@ -110,7 +110,7 @@ class InternalError(DpdaskError):
 
 
 class OutputError(DpdaskError):
-    """The output exists and is not this run's, may not be written, or cannot take the release (exit code 73)."""
+    """The output already exists and was not written by this run, cannot be written, or cannot take the release (exit code 73)."""
 
     exit_code = 73
 

@@ -81,7 +81,7 @@ class Column(Document):
     levels
         The public domain of a discrete column (strictly increasing) or a categorical one (distinct).
     bounds
-        The public closed range of a continuous or mixed column; none means the whole line. Of dates and times: two dates or
+        The public closed range of a continuous or mixed column; none means the whole line. For dates and times: two dates or
         times, such as 2020-01-01 (as the upper bound of times, a date means its last moment; without a time zone, UTC is
         meant), or days or the column's own unit since 1970 (microseconds if that is finer).
     atoms
@@ -236,7 +236,7 @@ def _is_truth(level: Level) -> bool:
 
 def _check_distinct(levels: tuple[Level, ...]) -> None:
     if not 1 <= len(levels) <= MAX_LEVELS:
-        raise ValueError(f"between 1 and {MAX_LEVELS:,} levels are possible; declare a finer column continuous, or bin it")
+        raise ValueError(f"a column may have between 1 and {MAX_LEVELS:,} levels; declare a column with more values continuous, or bin it")
     if len({type(level) for level in levels} - {int, float}) + any(type(level) in (int, float) for level in levels) > 1:
         raise ValueError("levels must be of one type: all numbers, all texts, all dates, or true and false")
     if any(isinstance(level, float) and not math.isfinite(level) for level in levels):
@@ -382,7 +382,7 @@ class Schema(Document):
         Raises
         ------
         DataError
-            If one is undeclared, missing, or stands twice.
+            If one is undeclared, missing, or appears twice.
         """
         lacking = [name for name in self.columns if name not in names]  # perhaps misspelt
         for name, count in Counter(names).items():

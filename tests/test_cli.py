@@ -47,7 +47,7 @@ def test_plan_as_text_names_the_promise_and_the_parts(tmp_path):
         "bad-input\n",
         "400 rows",
         "4 fragments, 2 files of Parquet",
-        "  takes     about 8 s on ",
+        "  takes     roughly 8 s on ",
         "  stage      about  what is done\n  survey     1 s    ",
         "  rating     0.5",
         "kept      userId; dropped: note",
@@ -115,10 +115,10 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     assert "ε 0.0 of 2.0 spent by 0 runs, 2.0 left" in ledger(tmp_path, "show").out
 
     plan = with_ledger(tmp_path, "plan", "1.5")
-    assert "ledger    ε 0.0 spent by 0 runs, 1.5 after this one, of 2.0\n" in command(*plan).out
+    assert "ledger    ε 0.0 of 2.0 spent by 0 runs; 1.5 after this run\n" in command(*plan).out
     assert command(*with_ledger(tmp_path, "run", "1.5")).code == 0
     again = with_ledger(tmp_path, "plan", "1.5", output={"path": "second"})
-    assert "ledger    ε 1.5 spent by 1 runs, 3.0 after this one, of 2.0: THE RUN WILL BE REFUSED\n" in command(*again).out
+    assert "ledger    ε 1.5 of 2.0 spent by 1 runs; 3.0 after this run: THE RUN WILL BE REFUSED\n" in command(*again).out
     found = json.loads(command(*again, "--json").out)["ledger"]
     coverage = {"uncovered_before": 0.25, "uncovered_after": 0.25, "coverage": "up to about 25 % of the rows had no ε in some run (hold-outs)"}
     assert found == {"limit": 2.0, "before": 1.5, "after": 3.0, "runs": 1, "fits": False, **coverage}
@@ -220,7 +220,7 @@ def test_run_as_json_and_again(tmp_path):
     assert found["bytes"] == (tmp_path / "out" / "part-00000.parquet").stat().st_size
     assert first.out.count("\n") == 1
     again = command(*given)
-    assert found["quality"].startswith("rating stays as it is in ")
+    assert found["quality"].startswith("rating is unchanged in ")
     assert json.loads(again.out) == found | {"status": "already released", "quality": ""}
     assert (again.code, again.err) == (0, "")
 

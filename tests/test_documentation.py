@@ -79,7 +79,7 @@ def test_the_python_example_keeps_its_promises():
     assert names["frequencies"].loc[5] == pytest.approx(0.4, abs=0.03)
     assert names["fives"].value == pytest.approx(0.4, abs=0.04)  # eight standard errors
     assert names["fives"].worst_bias == 0.0
-    assert "Not protected: no row" in names["promise"]
+    assert "Not protected: none; " in names["promise"]
 
 
 WITH_EXAMPLES = sorted(path for path in (ROOT / "dpdask").rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))
@@ -240,6 +240,20 @@ def test_broken_links_are_found():
 def test_headings_are_unique(document):
     found = headings((ROOT / document).read_text(encoding="utf-8"))
     assert len(found) == len(set(found)) > 0
+
+
+def test_the_index_lists_every_page_once():
+    listed = re.findall(r"^- \[[^]]+\]\(((?:tutorials|how-to|reference|explanation)/[^)#]+)\)", page("README"), re.MULTILINE)
+    there = [name.removeprefix("docs/") for name in EXPLANATIONS if name != "docs/README.md"]
+    assert sorted(listed) == sorted(set(there) - {"explanation/design.md", "explanation/math.md"})  # of the maintainers, on a line of their own
+    assert "(explanation/design.md)" in page("README")
+    assert "(explanation/math.md)" in page("README")
+    assert "(docs/README.md)" in README
+
+
+def test_titles_are_unique():
+    titles = [headings((ROOT / document).read_text(encoding="utf-8"))[0] for document in EXPLANATIONS]
+    assert sorted(titles) == sorted(set(titles))
 
 
 # blocks that run one after the other: in tests/analysis/test_open.py, and those of tutorials in test_examples.py

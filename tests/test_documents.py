@@ -123,7 +123,7 @@ def test_a_text_that_is_nested_deeply_is_refused(text):
 
 @pytest.mark.parametrize("text", ["a: &x [*x]", "&x {a: {b: *x}}", "columns: &x\n  a: {role: TODO}\n  b: *x"])
 def test_a_value_that_is_in_itself_is_refused(text):
-    assert parse(text).what == "a value is in itself"
+    assert parse(text).what == "a value contains itself"
     assert parse_value("{a: &x [1], b: *x}", "job.yaml") == {"a": [1], "b": [1]}
 
 

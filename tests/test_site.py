@@ -33,6 +33,9 @@ def test_links_lead_to_files_of_the_site(uri):
 @pytest.mark.parametrize(
     ("uri", "link", "expected"),
     [
+        ("index.md", "docs/README.md", "pages.md"),
+        ("pages.md", "how-to/audit.md", "how-to/audit.md"),
+        ("pages.md", "../README.md", "index.md"),
         ("index.md", "docs/how-to/audit.md#x", "how-to/audit.md#x"),
         ("how-to/audit.md", "../../cluster/tls/README.md", "../cluster/tls/README.md"),
         ("how-to/audit.md", "../../README.md", "../index.md"),

@@ -232,7 +232,7 @@ def test_choices_that_nobody_had_are_refused() -> None:
     refused(made, "id is not a UTF-8 text", {**head, "respondent": [SECRET]})
     refused(made, "another survey", {**head, "survey": np.array([1, 2])})
     refused(made, "another version", {**head, "format": np.array([1, 2])})
-    refused(made, "two answers are of one respondent", {**head, "respondent": SECRET}, {**head, "respondent": str(SECRET)})
+    refused(made, "one respondent has two answers", {**head, "respondent": SECRET}, {**head, "respondent": str(SECRET)})
     refused(made, "file 1: this is not a file of survey answers", f"{SECRET}".encode())
     refused(made, "file 2: this is not a file of survey answers", {**head}, b"[" * 100_000)
     bounded = survey(BEFOREHAND["exact ranges"], columns=schema(bounds=[0, 200_000]))

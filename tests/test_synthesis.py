@@ -237,7 +237,7 @@ def test_the_card(copula: dpdask.GaussianCopula, table: pd.DataFrame) -> None:
     card = release.card
     assert card["accounting"]["epsilon_exact"] <= 8.0
     assert (card["guarantee"]["epsilon"], card["guarantee"]["delta"], card["insecure"]) == (8.0, 1e-6, False)
-    assert "Protected: every row of the table. Not protected: no row" in card["guarantee"]["text"]
+    assert "Protected: every row of the table. Not protected: none; " in card["guarantee"]["text"]
     assert card["mechanism"]["records"] is None
     assert list(card["columns"]) == RELEASED
     assert card["n_rows"] == {"value": N_ROWS, "exact": True}

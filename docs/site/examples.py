@@ -69,7 +69,7 @@ RUN: dict[str, Callable[[str, dict[str, Any]], str]] = {"yaml": write_file, "bas
 def shown(printed: str, before: str) -> str:
     """What is printed as the page shows it: under a home of somebody, long lines wrapped, cut where the page had a line `…`."""
     lines = printed.rstrip().replace(str(Path.cwd()), HOME).split("\n")
-    lines = [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent=" " * 12) or [""]]
+    lines = [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False) or [""]]
     if "…" in (kept := before.splitlines()):
         cut = kept.index("…")
         lines = [*lines[:cut], "…", *lines[len(lines) - (len(kept) - cut - 1) :]]

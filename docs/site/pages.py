@@ -14,17 +14,20 @@ import click
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = ("README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE", "NOTICE", "pyproject.toml", "constraints.txt")
 FOLDERS = ("cluster", "pipelines")
+_RENAMED = {"README.md": "index.md", "docs/README.md": "pages.md"}  # MkDocs takes a README for the index of its folder
 LINK = re.compile(r"(\]\()(?!\w+:)([^)#\s]+)((?:#[^)\s]*)?\))")
 
 
 def place_in_site(path: str) -> str:
     """The place of a file of the repository in the site: docs/ and the README come first, the rest keeps its path."""
-    return "index.md" if path == "README.md" else path.removeprefix("docs/")
+    return _RENAMED.get(path) or path.removeprefix("docs/")
 
 
 def place_in_repository(uri: str) -> str:
-    elsewhere = uri.partition("/")[0] in (*FOLDERS, *SHOWN)
-    return "README.md" if uri == "index.md" else uri if elsewhere else f"docs/{uri}"
+    for path, place in _RENAMED.items():
+        if uri == place:
+            return path
+    return uri if uri.partition("/")[0] in (*FOLDERS, *SHOWN) else f"docs/{uri}"
 
 
 def with_links(text: str, uri: str) -> str:
@@ -103,7 +106,7 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     inside = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
-    names = [*SHOWN, *(name for name in inside if "__pycache__" not in name)]
+    names = ["docs/README.md", *SHOWN, *(name for name in inside if "__pycache__" not in name)]
     for name in names:
         files.append(File.generated(config, place_in_site(name), abs_src_path=str(ROOT / name)))
     for page in list(files.documentation_pages()):

@@ -111,4 +111,4 @@ def check_no_dates(names: Sequence[str], dates: Mapping[str, DateScale]) -> None
     """
     for name in names:
         if name in dates:
-            raise SpecError("holds dates, of which no slope is offered", f"column {name!r}", "use mean(), quantile() or histogram()")
+            raise SpecError("holds dates, and slopes of dates are not supported", f"column {name!r}", "use mean(), quantile() or histogram()")

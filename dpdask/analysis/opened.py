@@ -115,7 +115,7 @@ class OpenedRelease:
         column
             A column of numbers.
         bins
-            How many ranges of one width; or their edges.
+            How many ranges of equal width; or their edges.
         """
         del bins
         self._refuse("histogram", column)
@@ -285,7 +285,7 @@ def check_probabilities(q: float | Sequence[float]) -> list[float]:
     except (TypeError, ValueError):
         found = np.zeros(0)
     if found.ndim != 1 or not found.size or not ((found > 0) & (found < 1)).all():
-        raise SpecError("a quantile's probability lies between 0 and 1", "quantile", "give a share, not per cent; or a list of shares")
+        raise SpecError("a quantile's probability lies between 0 and 1", "quantile", "give a fraction, not a percentage; or a list of fractions")
     return found.tolist()  # type: ignore[no-any-return]  # numpy's typing
 
 

@@ -126,7 +126,7 @@ class OpenedRows(KeptColumns):
             self._refuse("slope", response, *features)
         if None in released.levels:
             raise SpecError(
-                "null is one of its levels, so no slope is offered", f"column {released.name!r}", "use mean(), in groups by a kept column"
+                "null is one of its levels, so slopes are not supported", f"column {released.name!r}", "use mean(), in groups by a kept column"
             )
         covariates = [name for name in features if name not in private]
         rows = self._rows(dict.fromkeys([*released.outcomes.columns, response, *features]))

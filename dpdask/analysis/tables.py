@@ -31,7 +31,7 @@ class OpenedTables(OpenedPoints):
     def histogram(self, column: str, bins: int | Sequence[Any] = 20) -> Result:
         """Return how many rows lie in each range of a column of numbers or dates; see `OpenedRelease.histogram`."""
         if isinstance(bins, int) and self._points(column).dates:
-            raise SpecError("a number of ranges is not offered for a table of dates", f"column {column!r}", "give the edges, as dates")
+            raise SpecError("a number of ranges is not supported for a table of dates", f"column {column!r}", "give the edges, as dates")
         return super(OpenedTables, self).histogram(column, bins)
 
     def _points(self, *names: str) -> Points:

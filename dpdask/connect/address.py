@@ -59,7 +59,7 @@ def check_address(cluster: Cluster) -> tuple[str, ...]:
         return ()
     local, where = is_loopback(place), hide_user(cluster.address)
     if isinstance(cluster, Gateway):
-        safe, who, what = "https://", "anyone on the way", "without https, {who} can read the password or token for this gateway"
+        safe, who, what = "https://", "anyone on the network path", "without https, {who} can read the password or token for this gateway"
     else:
         safe, who = "tls:// with certificates", "every user of this machine" if local else "anyone who can reach it over the network"
         what = "without TLS, anyone who can reach this scheduler can run code on its workers and read what they read"
@@ -69,12 +69,12 @@ def check_address(cluster: Cluster) -> tuple[str, ...]:
         return () if local else (f"{where}: {what.format(who=who)}; use {safe}",)
     what = f"the scheduler at {where} asks for no certificate: {who} can run code on its workers and read what they read"
     if not local:
-        what += ", and anyone on the way can read what is sent: exact counts, and the key of a run whose output is in a store"
+        what += ", and anyone on the network path can read what is sent: exact counts, and the key of a run whose output is in a store"
     return (f"{what}; use {safe}",)
 
 
 def is_exposed(address: str) -> bool:
-    """Return whether anyone on the way can read what is sent to a scheduler or a worker: it is on a network, and does not use TLS."""
+    """Return whether anyone on the network path can read what is sent to a scheduler or a worker: it is on a network, and does not use TLS."""
     scheme, place = _split(address)
     return scheme not in {*_AUTHENTICATED, _GATEWAY, _IN_PROCESS} and not is_loopback(place)
 
@@ -194,7 +194,7 @@ async def _reach(address: str, security: Security) -> None:
         what = "the scheduler closed the connection"
         raise TemporaryError(what, hide_user(address), "it may ask for a certificate: use its tls:// address") from None
     except RuntimeError:  # what distributed says of another address if cluster.tls or its configuration asks for encryption
-        raise SpecError("certificates are for a tls:// address, and this is none", hide_user(address), "write tls://") from None
+        raise SpecError("certificates need a tls:// address, and this is not one", hide_user(address), "write tls://") from None
     except (OSError, ValueError, OverflowError):
         raise _unreachable(address) from None
 

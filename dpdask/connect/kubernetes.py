@@ -76,7 +76,7 @@ def make_resource(cluster: Kubernetes) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError):
         raise SpecError("the manifest cannot be read", cluster.manifest, "check cluster.manifest") from None
     except (KeyError, TypeError):
-        raise SpecError("this is no DaskCluster with a name and workers", cluster.manifest, "begin with cluster/kubernetes/cluster.yaml") from None
+        raise SpecError("this is not a DaskCluster with a name and workers", cluster.manifest, "begin with cluster/kubernetes/cluster.yaml") from None
     return resource
 
 

@@ -103,7 +103,7 @@ def _first_worker(client: Client) -> Iterator[None]:
         try:
             task.result(timeout=seconds)
         except (TimeoutError, CancelledError, OSError):
-            what = f"no worker came within {seconds:.0f} seconds"
+            what = f"no worker connected within {seconds:.0f} seconds"
             raise TemporaryError(what, "cluster", "check that workers start, and run again") from None
         yield
     finally:
@@ -111,7 +111,7 @@ def _first_worker(client: Client) -> Iterator[None]:
 
 
 def _check_encryption(client: Client) -> None:
-    """Check that nobody on the way can read a key that is sent to the workers, unless the steward allows it.
+    """Check that nobody on the network path can read a key that is sent to the workers, unless the steward allows it.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def _check_encryption(client: Client) -> None:
     """
     exposed = [address for address in (client.scheduler.address, *client.scheduler_info(n_workers=-1)["workers"]) if is_exposed(address)]
     if exposed and not dask.config.get(INSECURE_KEY, False):
-        what = "the output is in a store, so workers need the run's key, and without TLS anyone on the way can read it"
+        what = "the output is in a store, so workers need the run's key, and without TLS anyone on the network path can read it"
         raise SpecError(what, hide_user(exposed[0]), "use tls:// with certificates, or a cluster of kind address with insecure: true")
 
 

@@ -188,10 +188,10 @@ def sample_frame(release: RecordRelease, folder: Folder, sha256: str, n_rows: in
     """
     for name, value in (("n_rows", 1 if n_rows is None else n_rows), ("rows_per_partition", rows_per_partition)):
         if type(value) is not int or value < 1:
-            raise SpecError(f"must be a whole number, at least 1, not {value!r}", name)
+            raise SpecError(f"must be a whole number of at least 1, not {value!r}", name)
     seed = fresh_seed() if seed is None else seed
     if type(seed) is not int or not 0 <= seed < 2**64:
-        raise SpecError(f"must be a whole number, at least 0 and below 2**64, not {seed!r}", "seed")
+        raise SpecError(f"must be a whole number from 0 to below 2**64, not {seed!r}", "seed")
     prefix, call = task_prefix("sample"), delayed(_sample_part, pure=False)
     n_drawn = release.n_drawn(n_rows)
     if n_drawn > MAX_PARTITIONS * rows_per_partition:

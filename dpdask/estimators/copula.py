@@ -66,13 +66,13 @@ class GaussianCopula(NoisyCountsEstimator[CopulaRelease]):
     delta
         δ, in [0, 1): above 0 the noise is Gaussian, and much smaller; at 0 it is Laplace. Take it far below 1 / rows.
     adjacency
-        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row is there or not
+        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row is present or absent
         (its values are then protected by 2·epsilon).
     unit
         What is protected: `row`, or `UnitColumn(column=…, max_rows=…)`.
     bins
         How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
-        their own. Or a number of cells of one width, or for each column one of these or the first value of each cell.
+        their own. A number: into that many cells of equal width. A mapping: for each column one of these, or a list of the first value of each cell.
     one_way, two_way
         The share of the budget of each one-way and each two-way table, relative to each other.
     measured_again

@@ -27,7 +27,7 @@ class DIP(Estimator[Release]):
     delta
         δ, in [0, 1): 0 unless the reference is a `Tree`, whose noisy tables spend all of it. Take it far below 1 / rows.
     reference
-        `Holdout(fraction=…)`, `Histogram()`, `Public()` or `Known(columns=…)`, each column by its own margin,
+        `Holdout(fraction=…)`, `Histogram()`, `Public()` or `Known(columns=…)`, each column by its own marginal distribution,
         `Chain(fraction=…)`, all columns jointly, or `Tree()`, the pairs of columns that depend most on each other: where
         the reference distribution comes from, and therefore who is protected. There is no default.
     channel
@@ -67,7 +67,7 @@ class DIP(Estimator[Release]):
 
     References
     ----------
-    Bi and Shen, Distribution-invariant differential privacy, Algorithm 1, each column by its own margin; (2) and (10) for a
+    Bi and Shen, Distribution-invariant differential privacy, Algorithm 1, each column by its own marginal distribution; (2) and (10) for a
     `Chain`, (2) for a `Tree`.
 
     Examples

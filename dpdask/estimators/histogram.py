@@ -109,14 +109,14 @@ class PerturbedHistogram(NoisyCountsEstimator[HistogramRelease]):
     delta
         δ, in [0, 1): it may be 0; under replace-one a positive one makes the noise a little smaller.
     adjacency
-        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row is there or not
+        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row is present or absent
         (its values are then protected by 2·epsilon).
     unit
         What is protected: `row`, or `UnitColumn(column=…, max_rows=…)`.
     bins
         How continuous and mixed columns are cut. `adaptive`: into as many cells of equal counts as the rows allow; the cells are found
-        under privacy, in a separate pass. A number: into so many cells of one width. A mapping: for each column one of these, or the
-        first value of each cell. `rule`: by the paper's rate, which needs replace-one.
+        under privacy, in a separate pass. A number: into that many cells of equal width. A mapping: for each column one of these, or a
+        list of the first value of each cell. `rule`: by the paper's rate, which needs replace-one.
     threshold
         Which cells are kept: `none` (all, with negative weights), `positive`, or `enhanced`: those whose noisy count reaches
         factor·log n/ε.

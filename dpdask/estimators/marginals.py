@@ -55,7 +55,7 @@ class MarginalsRelease(Release):
         return self.fitted.table(_as_clique(clique))
 
     def margin(self, clique: Sequence[str]) -> float:
-        """Return by how much the noise changes each count of a table at most, with probability 0.95."""
+        """Return the margin of error of each count of a table: with probability 0.95, the noise changes the count by at most this."""
         return self.fitted.margin(_as_clique(clique))
 
     def to_frame(self, clique: Sequence[str]) -> pd.DataFrame:
@@ -86,7 +86,7 @@ class Marginals(NoisyCountsEstimator[MarginalsRelease]):
     delta
         δ, in [0, 1): above 0 the noise is Gaussian; at 0 it is Laplace. Take it far below 1 / rows.
     adjacency
-        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row is there or not
+        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row is present or absent
         (its values are then protected by 2·epsilon).
     unit
         What is protected: `row`, or `UnitColumn(column=…, max_rows=…)`.
@@ -96,7 +96,7 @@ class Marginals(NoisyCountsEstimator[MarginalsRelease]):
         Each table's share of the budget, relative to the others; equal if not given.
     bins
         How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
-        their own. Or a number of cells of one width, or for each column one of these or the first value of each cell.
+        their own. A number: into that many cells of equal width. A mapping: for each column one of these, or a list of the first value of each cell.
     insecure_seed
         For tests: noise from a seed, which protects nobody.
 

@@ -6,7 +6,7 @@ estimated shares.
 References
 ----------
 SDMetrics (DataCebo), documentation of KSComplement, TVComplement, CorrelationSimilarity and ContingencySimilarity; of its quality report
-for pairs of a number and a category, where the number is cut into 10 ranges of one width over the real column.
+for pairs of a number and a category, where the number is cut into 10 ranges of equal width over the real column.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def correlation_similarity(real: tuple[Floats, Floats], other: tuple[Floats, Flo
 
 
 def cut_ranges(real: Floats, other: Floats) -> tuple[Codes, Codes]:
-    """Return the codes of two columns of numbers cut into 10 ranges of one width over the first; 0 below it, 11 at its end, 12 null.
+    """Return the codes of two columns of numbers cut into 10 ranges of equal width over the first; 0 below it, 11 at its end, 12 null.
 
     Parameters
     ----------

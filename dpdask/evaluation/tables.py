@@ -31,7 +31,8 @@ def exact_marginals(
     cliques
         The tables, each a tuple of columns; by default every column and every pair of columns.
     bins
-        How continuous and mixed columns are cut: a number of cells of one width, or for each column such a number or the first value of each cell.
+        How continuous and mixed columns are cut: a number of cells of equal width, or for each column such a number or a list of the first value
+        of each cell.
 
     Returns
     -------

@@ -352,7 +352,7 @@ class ReleasedColumn:
         ------
         SpecError
             As for `transform_for`; if a kept column is not numeric or does not vary; or if the variance of f(Z) cannot
-            be told from zero, so that its slope is not determined.
+            be distinguished from zero, so that its slope is not determined.
 
         Notes
         -----

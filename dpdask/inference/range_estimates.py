@@ -105,7 +105,7 @@ class NPMLE:
         """
         wanted = np.asarray(q, dtype=np.float64)
         if not ((wanted >= 0) & (wanted <= 1)).all():
-            raise SpecError("a quantile's probability lies within 0 to 1", "quantile", "give shares, not per cent")
+            raise SpecError("a quantile's probability lies within 0 to 1", "quantile", "give fractions, not percentages")
         position = np.searchsorted(np.cumsum(self.masses), wanted - 1e-12, side="left")  # a sum may miss q by its rounding
         found: Floats = self.points[np.minimum(position, len(self.points) - 1)]
         return found

@@ -52,7 +52,7 @@ def regress_kept_on(found: Moments, first: PseudoValues, second: PseudoValues) -
     Raises
     ------
     SpecError
-        If a kept column is determined by others, or the variance of f(Z) cannot be told from zero.
+        If a kept column is determined by others, or the variance of f(Z) cannot be distinguished from zero.
     """
     g, h = first.g[0].ravel(), second.g[0].ravel()
     q, y = found.n_columns - 1, found.n_columns - 1  # the constant and the covariates; the response stands last
@@ -63,7 +63,7 @@ def regress_kept_on(found: Moments, first: PseudoValues, second: PseudoValues) -
     bread = np.block([[np.array([[n_levels @ h]]), cross[None, :]], [cross[:, None], gram]])
     spread = bread[0, 0] - cross @ np.linalg.solve(gram, cross)
     if spread <= 3 * math.sqrt(n_levels @ (h - n_levels @ h / n_levels.sum()) ** 2):
-        what = "the variance of its original values cannot be told from zero"
+        what = "the variance of its original values cannot be distinguished from zero"
         raise SpecError(what, found.outcomes.where, "use more rows or a larger ε")
     inverse = np.linalg.inv(bread)
     beta = inverse @ np.append(by_level[0, y] @ g, by_level[:q, y].sum(axis=1))

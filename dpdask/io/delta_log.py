@@ -119,9 +119,9 @@ class DeltaLog:
     def _check_table(self, table: DeltaTable, types: pa.Schema, mode: Mode) -> None:
         metadata, url = table.metadata(), self._folder.url
         if metadata.partition_columns:
-            raise OutputError("this table has partition columns, which is not offered", url, _ELSEWHERE)
+            raise OutputError("this table has partition columns, which are not supported", url, _ELSEWHERE)
         if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
-            raise OutputError("this table has other names of its columns in its files, which is not offered", url, _ELSEWHERE)
+            raise OutputError("this table uses column mapping (other column names in its files), which is not supported", url, _ELSEWHERE)
         fields = table.schema().fields
         ruled = [key for key in metadata.configuration if key.startswith("delta.constraints.")]
         ruled += [key for field in fields for key in field.metadata if key.startswith(_RULES)]

@@ -29,7 +29,7 @@ def split_folders(name: str) -> dict[str, str | None]:
     Raises
     ------
     DataError
-        If a column stands twice in the path.
+        If a column appears twice in the path.
     """
     found: dict[str, str | None] = {}
     for folder in name.split("/")[:-1]:
@@ -62,7 +62,7 @@ def partition_types(names: list[str], schema: Schema) -> dict[str, pa.DataType]:
     for name in names:
         differing = set(first) ^ set(split_folders(name))
         if differing:
-            what = "some files have a folder for this column, and others have not"
+            what = "some files have a folder for this column, and others do not"
             raise DataError(what, f"column {min(differing)!r}", "give all files the same folders, or name those to read with a glob")
     return {column: csv_type(schema.columns[column]) if column in schema.columns else pa.string() for column in first}
 
@@ -92,7 +92,7 @@ def read_value(text: str | None, column: str, type_: pa.DataType) -> Any:
 
 
 def check_agreement(types: pa.Schema, folders: Mapping[str, str | None], metadata: Any, where: str) -> None:
-    """Check that a file that holds a column as well as its folder cannot have other values than the folder.
+    """Check that a file that holds a column which its folder's name holds too cannot have other values than the folder.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def check_agreement(types: pa.Schema, folders: Mapping[str, str | None], metadat
         text = folders[column]
         shown = metadata is not None and text is not None
         if not (shown and all(_is_constant(metadata, number, column, text, types) for number in range(metadata.num_row_groups))):
-            what = "the file holds this column as well as its folder, and they could disagree"
+            what = "both the file and its folder's name hold this column, and they could disagree"
             raise DataError(what, f"{where}, column {column!r}", "write the files without it, or rename the folders")
 
 

@@ -115,9 +115,9 @@ class IcebergLog:
         if mode == "error":
             return
         if not table.spec().is_unpartitioned():
-            raise OutputError("this table has partition columns, which is not offered", self._name, _ELSEWHERE)
+            raise OutputError("this table has partition columns, which are not supported", self._name, _ELSEWHERE)
         if table.metadata.format_version > _NEWEST_FORMAT:
-            raise OutputError(f"this table is of version {table.metadata.format_version} of the format, which is not written", self._name, _ELSEWHERE)
+            raise OutputError(f"this table has format version {table.metadata.format_version}, which dpdask cannot write", self._name, _ELSEWHERE)
         there = table.schema()
         found = [(field.name, _to_iceberg(field.type)) for field in there.as_arrow()]
         if found != [(field.name, _to_iceberg(field.type)) for field in types] or any(field.required for field in there.fields):

@@ -48,9 +48,7 @@ def create_file(fs: Any, path: str, data: bytes) -> None:
     elif names & set(KINDS):
         fs.pipe_file(path, data, mode="create")
     else:
-        raise OutputError(
-            "this file system cannot write a file only if it does not exist", path, "write to a local folder, or to s3://, az:// or gs://"
-        )
+        raise OutputError("this file system has no create-if-absent operation", path, "write to a local folder, or to s3://, az:// or gs://")
 
 
 def settle_file(fs: Any, path: str) -> None:

@@ -62,13 +62,13 @@ def _check_value(value: object, place: str, *, secret: bool) -> None:
         for inner in value:
             _check_value(inner, place, secret=secret)
     elif secret and value is not None:
-        raise SpecError("a secret may not stand in a job", place, _BY_NAME)
+        raise SpecError("a secret must not appear in a job", place, _BY_NAME)
     elif isinstance(value, str) and _USER.search(value):
-        raise SpecError("a URL with a user or password may not stand in a job", place, _BY_NAME)
+        raise SpecError("a URL with a user or password must not appear in a job", place, _BY_NAME)
     elif isinstance(value, str) and _QUERY.search(value):
-        raise SpecError("a URL with a query may not stand in a job", place, _BY_NAME)
+        raise SpecError("a URL with a query must not appear in a job", place, _BY_NAME)
     elif isinstance(value, str) and any(map(_is_secret, _NAMED.findall(value))):
-        raise SpecError("a secret may not stand in a job", place, _BY_NAME)
+        raise SpecError("a secret must not appear in a job", place, _BY_NAME)
 
 
 def root(url: str) -> str | None:

@@ -206,7 +206,7 @@ class Folder:
         Raises
         ------
         OutputError
-            If the file system cannot write a file only if it does not exist.
+            If the file system has no create-if-absent operation.
         TemporaryError
             If the store does not answer; the file may be there or not.
         """

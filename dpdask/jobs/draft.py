@@ -116,7 +116,7 @@ def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
     """Return the kind and the levels of a column that a code list names: numbers and dates in increasing order."""
     where = f"levels of {column.name!r}"
     if not 1 <= len(texts) <= MAX_LEVELS:
-        raise SpecError(f"between 1 and {MAX_LEVELS:,} levels are possible", where, "declare bounds in place of them, or merge levels")
+        raise SpecError(f"a column may have between 1 and {MAX_LEVELS:,} levels", where, "declare bounds instead of them, or merge levels")
     type_ = column.type or pa.string()
     try:
         levels: list[Level] = list(texts) if _is_text(type_) else pa.array(texts).cast(type_).to_pylist()
@@ -153,7 +153,7 @@ def _quote(name: str) -> str:
 
 
 def read_levels(path: str) -> dict[str, list[str]]:
-    """Return the levels of columns in a public code list: a CSV file of lines `column,value` below a header.
+    """Return the levels of columns in a public code list: a CSV file with the header `column,value` and a line for each level.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def read_levels(path: str) -> dict[str, list[str]]:
     except (OSError, UnicodeDecodeError, csv.Error):
         raise SpecError("the list of levels cannot be read", path, "write a CSV file in UTF-8, with the header `column,value`") from None
     if not rows or rows[0] != ["column", "value"]:
-        raise SpecError("the list of levels has another header", path, "begin it with the line `column,value`")
+        raise SpecError("the list of levels has the wrong header", path, "begin it with the line `column,value`")
     levels: dict[str, list[str]] = {}
     for number, row in enumerate(rows[1:], start=2):
         if len(row) != 2:
@@ -194,6 +194,6 @@ def write_draft(draft: str, output: str) -> None:
         with Path(output).open("x", encoding="utf-8") as file:
             file.write(draft)
     except FileExistsError:
-        raise OutputError("this file is there already", output, "choose another name: what people wrote is not replaced") from None
+        raise OutputError("this file is there already", output, "choose another name: an existing file is never overwritten") from None
     except OSError as error:
         raise OutputError(f"the file cannot be written ({type(error).__name__})", output, "choose another place") from None

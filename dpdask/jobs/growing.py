@@ -66,7 +66,7 @@ class GrowingState(RunState):
         """
         manifest, found = self.publication.find(name_release(job.digest, 0)), self._read_unfinished()
         if manifest is None and not self.publication.is_free(None if found is None else found.run_id):
-            raise OutputError("this output exists and is not this run's", self.output.url, SPENT_AGAIN)
+            raise OutputError("this output already exists and was not written by this run", self.output.url, SPENT_AGAIN)
         if (manifest is not None and manifest.job != job.digest) or self._holds_series_of_another_job():
             what = "this output holds another job's release; a growing table keeps its input, schema, privacy and mechanism"
             raise OutputError(what, job.file.output.path, "start a new output: choose another output.path")

@@ -130,10 +130,10 @@ class ReleaseNames:
         name, place = self._read_about()
         keys = self._find_keys(place)
         if keys.place != place:
-            raise InputError(f"the key that names this job's releases is {say_place(place)}", self._output.url, "run the job there")
+            raise InputError(f"the key for the names of this job's releases is {say_place(place)}", self._output.url, "run the job there")
         key = keys.read(name)
         if key is None:
-            raise InputError("the key that names this job's releases is gone", self._output.url, _HINT)
+            raise InputError("the key for the names of this job's releases is missing", self._output.url, _HINT)
         return key
 
     def _read_about(self) -> tuple[str, str]:
@@ -144,7 +144,7 @@ class ReleaseNames:
                 raise ValueError
             return check_run_id(str(about["id"])), str(about["key"])
         except (ValueError, KeyError, TypeError):
-            what = "the file that tells where the key of this job's names is cannot be read"
+            what = "the file that records the place of the key for this job's release names cannot be read"
             raise OutputError(what, f"{self._output.url}/{self._about}", "restore it, or use the dpdask that wrote it") from None
 
     def _find_keys(self, place: str = LEDGER) -> RunKeys:

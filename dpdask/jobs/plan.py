@@ -125,7 +125,7 @@ class Plan:
 
     def _describe_duration(self, n_workers: int) -> str:
         workers = "1 worker" if n_workers == 1 else f"{n_workers:,} workers"
-        took = f"about {describe_seconds(sum(self.seconds))} on {workers}, once they have started; rough"
+        took = f"roughly {describe_seconds(sum(self.seconds))} on {workers}, once they have started"
         return f"{took}; the first run on a machine compiles for about {COMPILING_SECONDS} s more"
 
     def _describe_input(self) -> str:
@@ -142,7 +142,7 @@ def _warn_of_full_charge(job: Job, ledger: dict[str, Any] | None) -> tuple[str, 
     budget = job.mechanism.budget
     if not job.mechanism.continued or ledger is None or budget is None or budget.unit != "row" or ledger["after"] <= ledger["before"]:
         return ()
-    why = "a release of the series was aborted after its noise was drawn, a copy of it was gone on with, or the ledger does not know it"
+    why = "a release was aborted after its noise was drawn, the series was continued from a copy, or the ledger does not know the series"
     return (f"this release is charged in full: {why}",)
 
 
@@ -258,7 +258,7 @@ def expect(job: Job, opened: JobTable) -> Expected:
 
 
 def _warn_of_repeats(job: Job) -> tuple[str, ...]:
-    """Return a warning if further runs release the same rows again, and nothing adds up what they cost."""
+    """Return a warning if further runs release the same rows again, and nothing keeps count of what they cost."""
     if not job.may_repeat or job.ledger is not None or job.epsilon is None:
         return ()
     again = f"each run on another version of the input releases all its rows once more, for ε = {job.epsilon!r} again"

@@ -92,7 +92,7 @@ def run_job(job: Job, progress: Progress | None = None, *, count_rows: CountRows
     InputError
         If the input is missing, or changed since the run began; what is staged is kept.
     OutputError
-        If the output exists and is not this run's.
+        If the output already exists and was not written by this run.
     TemporaryError
         If something failed that may pass; what is staged is kept.
 
@@ -241,7 +241,7 @@ def _charge(job: Job, state: RunState, reached: Progressed) -> None:
     InputError
         If noise was already drawn and the ledger is not the same as before; the noise is kept until the ledger is restored.
     OutputError
-        If the run drew its noise before: its folder is an old copy, and would draw it a second time.
+        If the run has already drawn its noise: its folder is an old copy, and resuming from it would draw it a second time.
     """
     try:
         entry = job.account.intend(reached.run_id, reached.sample)
@@ -256,7 +256,7 @@ def _charge(job: Job, state: RunState, reached: Progressed) -> None:
 
 
 def _copy_error(job: Job) -> OutputError:
-    what = "this run drew its noise before; its hidden folder is an old copy, and would draw new noise without a new charge"
+    what = "this run has already drawn its noise; its hidden folder is an old copy, and resuming from it would draw new noise without a new charge"
     return OutputError(what, job.file.output.path, "`dpdask abort` it; a new run is charged again")
 
 
@@ -428,7 +428,7 @@ def abort(output_url: str, ledger_url: str | None = None) -> bool:
         if isinstance(state, GrowingState):
             state.remove_rest()
         elif list_manifests(state.output):
-            raise OutputError("this output is released already", output_url, "if you must, remove the folder yourself; a further run spends ε again")
+            raise OutputError("this output is released already", output_url, "to release again, remove the folder yourself; a new run spends ε again")
         return False
     if state.is_broken():
         state.remove_broken()

@@ -173,4 +173,4 @@ def find_keys(folder: Folder, ledger_url: str | None) -> RunKeys:
 
 def say_place(place: str) -> str:
     """Return where a key is that is not here, for messages."""
-    return "in a ledger that is not named here" if place.startswith(LEDGER) else "on another machine, or of another user"
+    return "in a ledger that is not given here" if place.startswith(LEDGER) else "on another machine, or belongs to another user"

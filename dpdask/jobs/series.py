@@ -255,7 +255,7 @@ class KeptFolder:
         except InputError:
             raise self._lost() from None
         except (ValueError, KeyError, TypeError):
-            raise OutputError("what this series keeps is of another version", self.folder.url, "use the dpdask that wrote it") from None
+            raise OutputError("this series was saved by another version of dpdask", self.folder.url, "use the dpdask that wrote it") from None
         return about
 
     def _key_name(self) -> str:
@@ -283,7 +283,7 @@ class KeptFolder:
         return key
 
     def _lost(self) -> InputError:
-        return InputError("what this series keeps between its releases is missing or was changed, so it cannot go on", self.folder.url, _HINT)
+        return InputError("the saved state of this series is missing or was changed, so the series cannot go on", self.folder.url, _HINT)
 
 
 def _record_name(number: int, manifest: bytes) -> str:

@@ -215,9 +215,9 @@ class Job:
             raise SpecError(what, "growing", "remove the key, or take the mechanism dip or interval")
         for key in ("version", "snapshot"):
             if getattr(self.file.input, key) is not None:
-                raise SpecError(f"a growing table is read as it is now, not at one {key}", f"input.{key}", "remove the key")
+                raise SpecError(f"a growing table is always read in its newest version, so `{key}` cannot be set", f"input.{key}", "remove the key")
         if self.file.input.format == "iceberg" and self.file.input.catalog is None:
-            raise SpecError("a metadata file is that of one snapshot, so it never has new rows", "input.path", "set `input.catalog`")
+            raise SpecError("a metadata file describes one snapshot, so it never has new rows", "input.path", "set `input.catalog`")
         if self.file.output.mode == "overwrite":
             raise SpecError("a growing table adds to what was released and does not replace it", "output.mode", "remove the key")
 

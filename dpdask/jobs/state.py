@@ -356,7 +356,7 @@ class RunState:
                 return manifest
         if self.is_broken():
             raise unreadable(self.folder)
-        raise OutputError("this output exists and is not this run's", self.output.url, SPENT_AGAIN)
+        raise OutputError("this output already exists and was not written by this run", self.output.url, SPENT_AGAIN)
 
     def is_left_by(self, release: str) -> bool:
         """Return whether a hidden folder is there that a finished run has left: of a table, that of this release."""

@@ -71,7 +71,7 @@ class Card(CardPart):
     accounting
         What was spent.
     n_rows
-        The table's number of rows, where all that is released comes from noisy counts.
+        The table's number of rows, where everything that is released comes from noisy counts.
     order
         What the order of the released rows reveals, in words.
     insecure

@@ -20,7 +20,7 @@ from dpdask.references.bins import Bins
 from dpdask.streams import RunKey, stream, words
 
 LITTLE = 0.1
-TAILS = "quantiles and clipped means; the mean of a heavy tail cannot be estimated under wide bounds"
+TAILS = "quantiles and clipped means can be estimated; under wide bounds, the mean of a heavy tail cannot"
 
 _WIDE = 0.06  # of the bounds
 _MUCH_NOISE = 0.02  # of the rows: then a count of a twentieth of them is off by two fifths
@@ -104,7 +104,7 @@ def describe_kept(codecs: Mapping[str, Codec], epsilons: Mapping[str, float], ch
         kept = estimate_kept(codecs[name], epsilon, channel)
         if kept is not None:
             category = isinstance(codecs[name], LevelCodec) and not codecs[name].ordered  # type: ignore[union-attr]  # a level codec
-            what = "share of a row's values kept beyond chance" if category else "rank correlation of a row with its original"
+            what = "share of a row's values kept beyond chance" if category else "rank correlation of a released value with its original"
             found.append(f"{name}: {what} about {kept:.2f}")
     return tuple(found)
 
@@ -143,7 +143,7 @@ def warn_of_noisy_references(measurements: Mapping[str, DiscreteLaplace], n_rows
 
 
 def describe_wide_cells(columns: Mapping[str, Cells], bins: Bins) -> tuple[str, ...]:
-    """Return a sentence that names the columns with few cells of one width; none if there are none.
+    """Return a sentence that names the columns with few cells of equal width; none if there are none.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ from dpdask.streams import Noise
 
 def _as_records_wanted(value: object) -> object:
     if value != "input" and (type(value) is not int or value < 1):
-        raise ValueError(f"a whole number, at least 1, is expected, or `input`, not {value!r}")
+        raise ValueError(f"a whole number of at least 1, or `input`, is expected, not {value!r}")
     return value
 
 

@@ -96,10 +96,10 @@ def _tabulate(rows: list[tuple[str, str, str]]) -> list[str]:
 
 def _describe_ledger(ledger: Mapping[str, Any] | None) -> list[str]:
     if ledger is None:
-        return ["  ledger    none, so nothing adds up what this and other releases of the table cost"]
+        return ["  ledger    none, so nothing keeps count of what this release and others of the table cost together"]
     verdict = "" if ledger["fits"] else ": THE RUN WILL BE REFUSED"
     before, after = shorten(ledger["before"], up=True), shorten(ledger["after"], up=True)
-    spent = f"  ledger    ε {before} spent by {ledger['runs']} runs, {after} after this one, of {ledger['limit']!r}{verdict}"
+    spent = f"  ledger    ε {before} of {ledger['limit']!r} spent by {ledger['runs']} runs; {after} after this run{verdict}"
     return [spent, *([f"  coverage  after this run, {ledger['coverage']}"] if ledger["coverage"] else [])]
 
 

@@ -46,7 +46,7 @@ def register(spec_type: type[Spec], choose: Choose) -> None:
     """
     kind = _kind(spec_type)
     if any(_kind(other) == kind for other in _REGISTERED):
-        raise SpecError(f"there is a mechanism of the kind {kind!r}", spec_type.__name__, "choose another kind")
+        raise SpecError(f"a mechanism of the kind {kind!r} exists already", spec_type.__name__, "choose another kind")
     _REGISTERED[spec_type] = choose
 
 

@@ -152,7 +152,7 @@ def describe_again(card: Card) -> str:
         return ""
     name, loss = list(list_losses(2.0 * epsilon, 2.0 * delta, card.guarantee.adjacency).items())[-1]
     at = f" and δ = {round_up(2.0 * delta, 3)}" if delta else ""
-    found = f"a test of {name}, with false alarms in 5 % of the cases, would detect at most {percent_above(attacker_power(*loss))}"
+    found = f"a test of {name}, at a false-alarm rate of 5 %, would detect it with probability at most {percent_above(attacker_power(*loss))}"
     whose = "a row that both protect" if card.has_holdout else "the same rows"
     return f"This release and a second one like it, of {whose}, would spend at most ε = {round_up(2.0 * epsilon)}{at} together: {found}."
 
@@ -209,7 +209,7 @@ def describe_order(card: Card, n_shards: int) -> str:
         How many files the release has.
     """
     if n_shards == 1 and card.order == order_text("shuffled"):
-        parts = "Only an input above 128 MiB is shuffled in parts: rows of one part were neighbours in the input"
+        parts = "Only an input above 128 MiB is shuffled in parts: rows of one part were close together in the input"
         return f"the rows of the one file are in random order. {parts}, of similar values if it was sorted by a private column. No ε covers that"
     return card.order
 
@@ -226,7 +226,7 @@ def describe_published(card: Card) -> str:
     kept = [name for name, part in card.columns.items() if part.role == "kept"]
     told = [", ".join(kept[:_MOST_KEPT]) + (f" and {len(kept) - _MOST_KEPT} more columns" if len(kept) > _MOST_KEPT else "")] if kept else []
     if card.mechanism.kind in ("dip", "interval"):
-        told.append("the number of rows, and which rows are there")
+        told.append("the number of rows, and the presence of each row")
     elif card.n_rows is not None and card.n_rows.exact and card.n_rows.value is not None:
         told.append("the number of rows")
     return "; ".join(told) or "nothing"
@@ -256,7 +256,7 @@ def list_uses(card: Card) -> tuple[list[str], list[str]]:
 
 def _use_unknown(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     del card, told
-    return [], ["This page knows no more of this mechanism than its card."]
+    return [], ["This page has no advice for this mechanism; read its card."]
 
 
 def _use_rows(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -301,7 +301,9 @@ def _use_copula(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[st
     ]
     share = told.get("significant_share")
     if share is not None:
-        bad.append(f"Weak correlations: {100 * share:.3g} % of the correlations in the fit could be told from noise; the others were set close to 0.")
+        bad.append(
+            f"Weak correlations: {100 * share:.3g} % of the fitted correlations could be distinguished from noise; the others were set close to 0."
+        )
     three = told.get("three_way") or []
     bad.append(
         f"What more than two columns together show, except for {len(three)} measured tables of three columns."
@@ -374,7 +376,7 @@ def _warn_of_means(card: Card) -> list[str]:
 
 
 def _describe_smallest(card: Card) -> list[str]:
-    """Return a sentence on the smallest count that can be told from noise."""
+    """Return a sentence on the smallest count that can be distinguished from noise."""
     noise = (card.accounting.model_extra or {}).get("noise", {})
     margins = [each["margin_95"] for name, each in noise.items() if name != "fine_counts"]
     if not margins:

@@ -21,7 +21,7 @@ MAX_EPSILON = 100.0
 
 # where everything released is computed from noisy statistics of all rows
 COVERED = "every row of the table"
-UNCOVERED = "no row; all that is released comes from noisy counts of all rows"
+UNCOVERED = "none; everything that is released comes from noisy counts of all rows"
 
 
 class UnitColumn(Document):
@@ -32,7 +32,7 @@ class UnitColumn(Document):
     column
         The column that names the unit, as a user's id does.
     max_rows
-        The most rows of one unit that are released.
+        The largest number of rows of one unit that are released.
 
     Examples
     --------
@@ -200,10 +200,10 @@ def central_guarantee_text(budget: Budget, protected: str, unprotected: str, *, 
         tested = f"a {unit.column}'s rows " + ("had one value rather than another" if replaced else "are there")
         had = "they had one value rather than another"
         many = f"a person with several {unit.column} values is protected by ε" + (" and δ" if budget.delta else "") + " for each"
-    neighbours = f"{who}'s values change" if replaced else f"{who} is there or not"
+    neighbours = f"{who}'s values change" if replaced else f"{who} is present or absent"
     count = "is published as it is" if n_rows_public else "is public" if replaced else "is private"
     return (
-        f"All that is released is computed from noisy statistics, which are ε = {_epsilon_text(budget.epsilon)} differentially private "
+        f"Everything that is released is computed from noisy statistics, which are ε = {_epsilon_text(budget.epsilon)} differentially private "
         f"(δ = {_delta_text(budget.delta)}, {budget.adjacency}: {neighbours}, unit: {one}). "
         f"Protected: {protected}. Not protected: {unprotected}. "
         f"The number of rows {count}; {many}. " + _attacker_text(budget, tested, "" if replaced else had)
@@ -246,12 +246,12 @@ def bound_values(epsilon: float, delta: float, adjacency: Adjacency | None) -> t
 
 def _attacker_text(budget: Budget, what: str, values: str = "") -> str:
     """Return the most that a test can detect; under add-remove also that of `values`, where `what` is presence."""
-    text = f"An attacker's test whether {what}, with false alarms in 5 % of the cases, detects it with probability at most "
+    text = f"An attacker who tests whether {what}, at a false-alarm rate of 5 %, detects it with probability at most "
     text += percent_above(attacker_power(budget.epsilon, budget.delta))
     epsilon, delta = bound_values(budget.epsilon, budget.delta, budget.adjacency)
     if values:
-        text += f", and a test whether {values} (this counts twice: 2ε) with at most {percent_above(attacker_power(epsilon, delta))}"
-    return f"{text}; blind guessing detects 5 %." + (" This is no protection worth the name." if epsilon >= 3 else "")
+        text += f", and one who tests whether {values} (counted twice: 2ε) with probability at most {percent_above(attacker_power(epsilon, delta))}"
+    return f"{text}; blind guessing detects 5 %." + (" This is hardly any protection." if epsilon >= 3 else "")
 
 
 def attacker_power(epsilon: float, delta: float, level: float = 0.05) -> float:

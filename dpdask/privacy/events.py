@@ -292,7 +292,7 @@ def _check_positive(name: str, value: object) -> None:
 
 def _check_whole(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise _wrong(name, "a whole number, at least 1")
+        raise _wrong(name, "a whole number of at least 1")
 
 
 def _check_adjacency(value: object) -> None:

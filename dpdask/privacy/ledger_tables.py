@@ -214,14 +214,14 @@ def check_chain(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) ->
     digest = digest_of({key: record[key] for key in ("format", "name", "created", "epsilon", "delta")})
     for sequence, row in enumerate(rows, start=1):
         if row["sequence"] != sequence:
-            raise chain_error(f"the entry {sequence - 1} stands twice" if row["sequence"] == sequence - 1 else f"the entry {sequence} is missing")
+            raise chain_error(f"the entry {sequence - 1} appears twice" if row["sequence"] == sequence - 1 else f"the entry {sequence} is missing")
         if row["digest"] != digest_of({key: value for key, value in row.items() if key != "digest"}):
             raise chain_error(f"the entry {sequence} was changed")
         if row["previous"] != digest:  # this one is whole, so the one before it was rewritten
             raise chain_error(f"the entry {sequence - 1} was replaced" if sequence > 1 else "the limit of the dataset was changed")
         digest = row["digest"]
     if len(rows) > record["n_entries"]:
-        raise chain_error(f"the entry {record['n_entries'] + 1} was added by another hand")
+        raise chain_error(f"the entry {record['n_entries'] + 1} was not added by dpdask")
     if len(rows) < record["n_entries"]:
         raise chain_error(f"the entry {len(rows) + 1} is missing, the chain was cut")
     if digest != record["head"]:

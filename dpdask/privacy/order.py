@@ -26,6 +26,6 @@ def order_text(order: RowOrder) -> str:
 def describe_published(order: RowOrder) -> str:
     """Return what is published besides the private columns, as a sentence without its full stop."""
     if order == "keep":
-        return "Kept columns, the number of rows, their order and which rows are there are published as they are"
-    shuffled = "rows are shuffled, but those of one shard were neighbours in the input"
-    return f"Kept columns, the number of rows and which rows are there are published as they are; {shuffled}"
+        return "The kept columns, the number and the order of the rows, and the presence of each row are published as they are"
+    shuffled = "rows are shuffled, but the rows of one shard were close together in the input"
+    return f"The kept columns, the number of rows and the presence of each row are published as they are; {shuffled}"

@@ -65,7 +65,7 @@ def _as_bins_of(name: object, value: object) -> object:
 
 
 Bins = Annotated[Literal["adaptive"] | int | dict[str, Literal["adaptive"] | int | tuple[float, ...]], BeforeValidator(as_bins)]
-"""How continuous and mixed columns are cut: `adaptive` finds the cells of every column under privacy; a number of cells of one width for all; or
+"""How continuous and mixed columns are cut: `adaptive` finds the cells of every column under privacy; a number of cells of equal width for all; or
 one of these, or the first value of each cell, for each column, those that are not named being adaptive."""
 
 _FAR = 10
@@ -149,7 +149,7 @@ def cut_with_found(
     bins
         How continuous and mixed columns are cut.
     found
-        The cells that were found; None: as many as may be found, of one width, which is good for nothing but their number.
+        The cells that were found; None: as many as may be found, of equal width, which is good for nothing but their number.
     parameter
         The name of the bins among the mechanism's parameters, for messages.
     n_bins

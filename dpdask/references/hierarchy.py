@@ -23,7 +23,7 @@ N_LEVELS = 3
 BRANCHING = 16
 
 _N_LEAVES = BRANCHING**N_LEVELS
-_DECADES = 1e6  # the largest magnitude over the one below which leaves have one width
+_DECADES = 1e6  # the largest magnitude over the one below which leaves have equal width
 _DOUBT, MANY = 2.0, 5.0  # standard deviations
 _LEAST_WHOLE = 60.0  # whole numbers up to about this one are leaves of their own, whatever the bounds
 
@@ -45,7 +45,7 @@ def make_grid(codec: Codec) -> Cells:
     The levels of a level column. For numbers, cells whose width grows with their distance from 0, so that bounds may be far too
     wide: whole numbers up to about 60 have a cell of their own, and beyond, or for floating numbers beyond a millionth of the
     largest bound, a cell is about half a percent of its value wide, or one percent if the bounds have both signs or are huge.
-    Dates and times have cells of one width. The bounds and 0 have cells of their own, since many values may lie there.
+    Dates and times have cells of equal width. The bounds and 0 have cells of their own, since many values may lie there.
 
     Raises
     ------

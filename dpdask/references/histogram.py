@@ -50,7 +50,7 @@ class Histogram(ReferenceBase):
         The reference's share of a row's ε, in (0, 1); the rest randomises the row.
     bins
         How continuous and mixed columns are counted. `adaptive`: in a hierarchy of fine cells (`hierarchy.make_grid`), so that bounds
-        may be much too wide. A number: in so many cells of one width between the bounds.
+        may be much too wide. A number: in that many cells of equal width between the bounds.
 
     Privacy
     -------
@@ -69,7 +69,7 @@ class Histogram(ReferenceBase):
     bins: Annotated[Literal["adaptive"] | int, BeforeValidator(_as_bins)] = "adaptive"
 
     protected: ClassVar[str] = "the values of all rows"
-    unprotected: ClassVar[str] = "no row; the reference is a noisy histogram of all rows, and its ε is part of the total"
+    unprotected: ClassVar[str] = "none; the reference is a noisy histogram of all rows, and its ε is part of the total"
     not_local: ClassVar[str | None] = "raw rows were counted for a histogram, so somebody holds them: their release is not local"
 
     @property
@@ -194,7 +194,7 @@ def histogram_event(epsilon: float, adjacency: Adjacency, rows_per_unit: int = 1
     adjacency
         Which tables are neighbours.
     rows_per_unit
-        The most rows of one unit.
+        The largest number of rows of one unit.
     n_vectors
         How many histograms of the column there are; each of them costs the same part of `epsilon`.
 

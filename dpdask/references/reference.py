@@ -21,13 +21,13 @@ from dpdask.stats.records import RecordStatistic
 from dpdask.stats.tables import TableStatistic
 from dpdask.streams import Noise
 
-FIT = "fit: the reference and each column's channel, on the driver, written once"
+FIT = "fit: compute the reference and each column's channel on the driver, and write them once"
 
 Structure = Literal["columns", "records", "tree"]
 
 
 class ReferenceBase(Document):
-    """The base of all references: one without a hold-out, at no cost, each column by its own margin."""
+    """The base of all references: one without a hold-out, at no cost, each column by its own marginal distribution."""
 
     structure: ClassVar[Structure] = "columns"
     joint: ClassVar[str] = MARGINS
@@ -83,7 +83,7 @@ class ReferenceBase(Document):
         adjacency
             Which tables are neighbours.
         rows
-            The most rows of one unit.
+            The largest number of rows of one unit.
         """
         del epsilons, columns, adjacency, rows
         return {}

@@ -180,7 +180,7 @@ class Known(ReferenceBase):
     columns: Mapping[str, KnownColumn]
 
     protected: ClassVar[str] = "the values of all rows"
-    unprotected: ClassVar[str] = "no row; the reference is declared, not taken from the data"
+    unprotected: ClassVar[str] = "none; the reference is declared, not taken from the data"
     not_local: ClassVar[str | None] = None
 
     @property

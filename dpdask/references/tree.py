@@ -27,8 +27,8 @@ class Tree(ReferenceBase):
         the unit's rows. With a larger share, a release follows the tables more closely, and its own rows less.
     bins
         How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
-        their own; a released number follows the fine counts in its cell. Or a number of cells of one width, or for each column one of
-        these or the first value of each cell; then a released number is drawn uniformly in its cell.
+        their own; a released number follows the fine counts in its cell. A number: into that many cells of equal width. A mapping: for each
+        column one of these, or a list of the first value of each cell. In a declared cell, a released number is drawn uniformly.
 
     Privacy
     -------
@@ -53,7 +53,7 @@ class Tree(ReferenceBase):
     bins: Bins = "adaptive"
 
     protected: ClassVar[str] = "the values of all rows"
-    unprotected: ClassVar[str] = "no row; the reference is a tree of noisy tables of all rows, and their ε and δ are part of the total"
+    unprotected: ClassVar[str] = "none; the reference is a tree of noisy tables of all rows, and their ε and δ are part of the total"
     structure: ClassVar[Structure] = "tree"
     joint: ClassVar[str] = (
         "pairs on the tree, and only these: two columns that the tree joins keep their table, up to its noise; other pairs keep what follows "

@@ -125,7 +125,7 @@ def check_headers(found: Sequence[Answer], survey: str, known: Sequence[str], re
     respondents = [id_of(answer.get("respondent")) for answer in found]
     named = [respondent for respondent in respondents if respondent is not None]
     if len(set(named)) < len(named):
-        raise DataError("two answers are of one respondent", "respondent", "keep the first of each: two ranges of one value narrow each other")
+        raise DataError("one respondent has two answers", "respondent", "keep the first of each: two ranges of one value narrow each other")
     return respondents
 
 

@@ -66,13 +66,13 @@ class _Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Questions that ask people in which range a value lies, and a release of their answers.
+    """Asks people which range a value lies in, and releases their answers.
 
     Parameters
     ----------
     schema
         The columns to ask for, all of role `privatise`: numbers or dates. Declare `type: int64` (or `date32`) where values are
-        whole, and anchors will be. Public columns are joined to the release by respondent.
+        whole; the anchors are then whole too. Public columns are joined to the release by respondent.
     columns
         The design of each, as of `dpdask.IntervalMechanism`: all of them `case1`, `case2`, `canonical` or `ring`, whose
         questions are drawn beforehand, or all `progressive` (with `stop: either`), asked round by round by a form. None may
@@ -203,7 +203,7 @@ class Survey:
         Raises
         ------
         SpecError
-            If the survey is progressive, or an id stands twice or is invalid.
+            If the survey is progressive, or an id appears twice or is invalid.
         """
         if self._drawn.key is None:
             raise SpecError("a progressive design's questions follow from the answers", "questions", "give every respondent the form")
@@ -385,7 +385,7 @@ def check_ids(ids: Sequence[str | None]) -> list[str]:
     Raises
     ------
     SpecError
-        If an id stands twice, or is None, which no answer can carry.
+        If an id appears twice, or is None, which no answer can carry.
     """
     found = [each for each in ids if each is not None]
     if len(set(found)) < len(ids):

@@ -72,14 +72,14 @@ def _attacker_lines(balance: Balance, *, add_remove: bool) -> list[str]:
     """Return a bound on an attacker for the rows that every run covers, and the share of the other rows."""
     spent = balance.epsilon_spent, balance.delta_limit  # epsilon_spent is the ε at δ = delta_limit
     values = percent_above(attacker_power(*bound_values(*spent, "add-remove" if add_remove else "replace-one")))
-    detects = f"with false alarms in 5 % of the cases, detects it with probability at most {values}"
+    detects = f"at a false-alarm rate of 5 %, detects it with probability at most {values}"
     if add_remove:
-        detects += f" (values count twice: 2ε), and one whether it is there with at most {percent_above(attacker_power(*spent))}"
+        detects += f" (values count twice: 2ε), and whether it is there with probability at most {percent_above(attacker_power(*spent))}"
     coverage = balance.coverage
     if not coverage.text:
-        return [f"  with all these releases, an attacker's test of what a row was, {detects}"]
+        return [f"  an attacker who has all these releases and tests what a row was, {detects}"]
     lines = [f"  coverage: {coverage.text}; no bound on an attacker holds for rows or columns without ε"]
     if coverage.uncovered < 1 and not coverage.n_unknown:
         what = "what its other columns were" if coverage.columns else "what it was"
-        lines.append(f"  for a row that every run covers, an attacker's test with all these releases of {what}, {detects}")
+        lines.append(f"  for a row that every run covers, an attacker who has all these releases and tests {what}, {detects}")
     return lines

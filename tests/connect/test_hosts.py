@@ -125,7 +125,7 @@ def test_a_scheduler_that_is_silent_is_given_up_in_time(tls: dict[str, str], tmp
             with pytest.raises(TemporaryError, match="cannot be reached"), open_cluster(cluster):
                 pass
             assert time.monotonic() - began < 5
-        with pytest.raises(SpecError, match="certificates are for a tls:// address"), open_cluster(cluster.model_copy(update={"tls": Tls(**tls)})):
+        with pytest.raises(SpecError, match="certificates need a tls:// address"), open_cluster(cluster.model_copy(update={"tls": Tls(**tls)})):
             pass
 
 

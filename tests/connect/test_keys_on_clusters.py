@@ -151,7 +151,9 @@ def test_a_key_goes_over_no_network_without_tls(memory_store: str, tmp_path: Pat
     if get_ip().startswith("127."):
         pytest.skip("this machine has no address but the loopback")
     job = load(write_job(tmp_path / "job", lake(tmp_path / "in", [40]), tmp_path, output__path=memory_store))
-    says = r"^tcp://[^;]*: the output is in a store, so workers need the run's key, and without TLS anyone on the way can read it; use tls://"
+    says = (
+        r"^tcp://[^;]*: the output is in a store, so workers need the run's key, and without TLS anyone on the network path can read it; use tls://"
+    )
     with in_process_cluster(get_ip()):
         with pytest.raises(SpecError, match=says):
             run_job(job)
@@ -173,7 +175,7 @@ def test_the_block_says_whether_it_may(in_process: Client, insecure: bool) -> No
     with open_cluster(Address(insecure=insecure), in_process.scheduler.address):
         assert dask.config.get(INSECURE_KEY) is insecure
     [warning] = check_cluster(Address(address="tcp://10.0.0.1:8786", insecure=True))
-    assert "anyone on the way can read what is sent: exact counts, and the key of a run whose output is in a store; use tls://" in warning
+    assert "anyone on the network path can read what is sent: exact counts, and the key of a run whose output is in a store; use tls://" in warning
 
 
 @pytest.mark.parametrize(

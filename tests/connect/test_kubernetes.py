@@ -98,8 +98,8 @@ def test_two_runs_have_two_clusters() -> None:
     ("text", "says"),
     [
         (None, "the manifest cannot be read; check cluster.manifest"),
-        ("kind: Job", "this is no DaskCluster with a name and workers; begin with cluster/kubernetes/cluster.yaml"),
-        ("{kind: DaskCluster, metadata: {name: a}, spec: 1}", "this is no DaskCluster"),
+        ("kind: Job", "this is not a DaskCluster with a name and workers; begin with cluster/kubernetes/cluster.yaml"),
+        ("{kind: DaskCluster, metadata: {name: a}, spec: 1}", "this is not a DaskCluster"),
         ("[", "not valid YAML"),
     ],
 )

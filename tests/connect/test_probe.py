@@ -121,7 +121,7 @@ def test_a_worker_of_another_user(source: Path, open_folder: Path, tmp_path: Pat
 
 def test_no_worker_comes(source: Path, tmp_path: Path) -> None:
     with scheduler(tmp_path) as (_, address), Client(address) as client, dask.config.set({"dpdask.patience-seconds": 0.5}):
-        with pytest.raises(TemporaryError, match=r"^cluster: no worker came within 0 seconds; check that workers start"):
+        with pytest.raises(TemporaryError, match=r"^cluster: no worker connected within 0 seconds; check that workers start"):
             run_job(load(write_job(tmp_path / "job", source, tmp_path / "out")))
         assert client.status == "running"
     assert not hidden(tmp_path / "out").exists()

@@ -413,7 +413,7 @@ NOISY_TABLES: tuple[Case, ...] = (
         _copula(
             f"n_rows {text}",
             64,
-            rf"job\.yaml, .*mechanism\.n_rows: a whole number, at least 1, is expected, or `input`, not '?{text}'?$",
+            rf"job\.yaml, .*mechanism\.n_rows: a whole number of at least 1, or `input`, is expected, not '?{text}'?$",
             "--set",
             f"mechanism.n_rows={text}",
         )
@@ -498,7 +498,7 @@ NOISY_TABLES: tuple[Case, ...] = (
     _copula(
         "ten thousand levels",
         64,
-        r"schema\.yaml, .*columns\.rating: between 1 and 2,048 levels are possible; declare a finer column continuous, or bin it",
+        r"schema\.yaml, .*columns\.rating: a column may have between 1 and 2,048 levels; declare a column with more values continuous, or bin it",
         columns="columns: {userId: {role: drop}, note: {role: drop}, price: {role: drop}, rating: {role: privatise, kind: discrete, levels: "
         f"{list(range(10_000))}}}}}",
     ),
@@ -753,7 +753,7 @@ RANGES: tuple[Case, ...] = (
     _interval(
         "acceptable intervals that overlap",
         64,
-        r"acceptable intervals have a lower end below their upper end, increase, and do not overlap",
+        r"each acceptable interval needs a lower end below its upper end; list them in increasing order, without overlaps",
         price={"design": "canonical", "n_anchors": 2, "anchors": _CUT, "acceptable": [[0, 20], [10, 30]]},
     ),
     _interval(
@@ -923,7 +923,7 @@ HISTOGRAMS: tuple[Case, ...] = (
         _histogram(
             f"n_rows {text}",
             64,
-            rf"mechanism\.n_rows: a whole number, at least 1, is expected, or `input`, not '?{text}'?$",
+            rf"mechanism\.n_rows: a whole number of at least 1, or `input`, is expected, not '?{text}'?$",
             "--set",
             f"mechanism.n_rows={text}",
             output="rows",
@@ -948,7 +948,7 @@ HISTOGRAMS: tuple[Case, ...] = (
     _histogram(
         "bins by a rule that add-remove hides",
         64,
-        r"mechanism\.bins: the rule needs the number of rows",
+        r"mechanism\.bins: `rule` needs the number of rows",
         bins="rule",
         privacy={"adjacency": "add-remove"},
     ),
@@ -1138,7 +1138,7 @@ CASES: tuple[Case, ...] = (
     _case(
         "an unbiased channel along a tree",
         64,
-        r"mechanism\.channel: optimal-unbiased randomises each column by its own margin, but the reference tree releases columns jointly",
+        r"mechanism\.channel: optimal-unbiased randomises each column on its own, but the reference tree releases columns jointly",
         mechanism__channel="optimal-unbiased",
         mechanism__reference={"kind": "tree"},
     ),
@@ -1419,7 +1419,7 @@ CASES: tuple[Case, ...] = (
     _case(
         "a folder with another value than its file",
         65,
-        r"note=…/a\.parquet, column 'note': the file holds this column as well as its folder, and they could disagree",
+        r"note=…/a\.parquet, column 'note': both the file and its folder's name hold this column, and they could disagree",
         parts={f"note={TEXT}/a.parquet": table(note=pa.array(["n"] * N_ROWS))},
     ),
     _case(
@@ -1520,13 +1520,13 @@ CASES: tuple[Case, ...] = (
     Case(
         name="an output that is a file",
         code=73,
-        says=r"out: this output exists and is not this run's",
+        says=r"out: this output already exists and was not written by this run",
         prepare=lambda folder: _output(folder, lambda path: path.write_text("mine")),
     ),
     Case(
         name="an output folder that holds something",
         code=73,
-        says=r"out: this output exists and is not this run's; choose another output\.path",
+        says=r"out: this output already exists and was not written by this run; choose another output\.path",
         prepare=lambda folder: _output(folder, _filled),
     ),
     Case(
@@ -1539,7 +1539,7 @@ CASES: tuple[Case, ...] = (
     _case("an output below a file", 73, r"no folder can be made here; check output\.path", output__path="schema.yaml/out"),
     _case("an output where no folder can be made", 73, r"/proc/nowhere/\S+: no folder can be made here", output__path="/proc/nowhere/out"),
     _case("an output protocol that is not there", 64, r"nosuch://: no file system is installed for this URL", output__path="nosuch://x/out"),
-    _case("a secret in the job", 64, r"storage\.s3\.secret: a secret may not stand in a job; write \{env: NAME\}", storage={"s3": {"secret": "x"}}),
+    _case("a secret in the job", 64, r"storage\.s3\.secret: a secret must not appear in a job; write \{env: NAME\}", storage={"s3": {"secret": "x"}}),
     _case("an input protocol that is not there", 64, r"nosuch://: no file system is installed for this URL; install", input__path="nosuch://x"),
     _case("an output equal to the input", 64, r"output\.path: the output lies inside the input", output__path="data/"),
     _case(

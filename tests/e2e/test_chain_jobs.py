@@ -322,7 +322,7 @@ CASES = (
     _case(
         "chain: too large an ε",
         64,
-        r"column 'rating': its part of ε is 25, and ranks take .*; change privacy\.epsilon",
+        r"column 'rating': its part of ε is 25, but rank noise needs an ε in .*; change privacy\.epsilon",
         privacy__epsilon=50.0,
     ),
     _case("chain: a hold-out of no row", 65, r"mechanism\.reference: the reference has fewer than 2 rows; enlarge", chain={"fraction": 1e-9}),

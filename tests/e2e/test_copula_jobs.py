@@ -228,7 +228,7 @@ def test_without_a_seed_runs_differ_and_no_card_is_insecure(source: Path, tmp_pa
     found = [run(tmp_path / name, source, insecure_seed=None) for name in ("a", "b")]
     assert not found[0].equals(found[1])
     assert card(tmp_path / "a")["insecure"] is False
-    assert card(tmp_path / "a")["guarantee"]["text"].startswith("All that is released")
+    assert card(tmp_path / "a")["guarantee"]["text"].startswith("Everything that is released")
 
 
 def test_laplace_noise_spends_epsilon_alone(source: Path, tmp_path: Path) -> None:

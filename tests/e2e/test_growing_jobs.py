@@ -520,7 +520,7 @@ def test_cards_of_later_releases_say_that_held_out_rows_have_no_epsilon(tmp_path
         card, summary = (Card.read((out / "_dpdask" / file).read_bytes(), file) for file in ("release-00001.json", "series.json"))
         unprotected, told = card.guarantee.unprotected.who, (card.series or {})["text"]  # type: ignore[union-attr]
         if name == "histogram":
-            assert unprotected.startswith("no row of this release")
+            assert unprotected.startswith("none of the rows of this release; ")
             assert "No such bound" not in card.guarantee.text
             assert "cost a row no more than release 0" in told
             continue

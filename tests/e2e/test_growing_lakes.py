@@ -188,9 +188,9 @@ def test_rows_that_are_deleted_before_their_release_are_not_released(tmp_path: P
 @pytest.mark.parametrize(
     ("input_", "says"),
     [
-        ({"format": "delta", "version": 3}, "input.version: a growing table is read as it is now, not at one version"),
-        ({"format": "iceberg", "snapshot": 3, "catalog": {"name": "lake"}}, "input.snapshot: a growing table is read as it is now"),
-        ({"format": "iceberg"}, "input.path: a metadata file is that of one snapshot"),
+        ({"format": "delta", "version": 3}, "input.version: a growing table is always read in its newest version, so `version` cannot be set"),
+        ({"format": "iceberg", "snapshot": 3, "catalog": {"name": "lake"}}, "input.snapshot: a growing table is always read in its newest version"),
+        ({"format": "iceberg"}, "input.path: a metadata file describes one snapshot"),
     ],
 )
 def test_a_fixed_version_does_not_grow(input_: dict[str, Any], says: str, tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def test_what_another_version_keeps_is_refused(tmp_path: Path) -> None:
     about = json.loads((kept(out) / "series.json").read_text())
     (kept(out) / "series.json").write_text(json.dumps({**about, "format": 0}))
     for refused in (lambda: run_here(made), lambda: status(f"file://{out}"), lambda: abort(f"file://{out}")):
-        with pytest.raises(OutputError, match="what this series keeps is of another version"):
+        with pytest.raises(OutputError, match="this series was saved by another version of dpdask"):
             refused()
 
 

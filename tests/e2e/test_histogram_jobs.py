@@ -68,7 +68,7 @@ def test_every_row_is_released_and_every_row_is_covered(source: Path, quiet: Pat
     found = card(quiet)["guarantee"]
     assert found["protected"] == {"who": "the values of all rows", "fraction": 1.0, "of": "rows"}
     assert found["unprotected"]["fraction"] == 0.0
-    assert found["unprotected"]["who"].startswith("no row; ")
+    assert found["unprotected"]["who"].startswith("none; ")
     accounting = card(quiet)["accounting"]
     assert math.isclose(math.fsum(accounting["epsilon_reference"].values()), 1.0)
     assert accounting["epsilon_exact"] <= 4.0

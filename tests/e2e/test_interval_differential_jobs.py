@@ -135,7 +135,7 @@ def test_the_card_tells_the_private_columns_from_the_others(source: Path, tmp_pa
     assert "Protected: the values of rating, price in all rows" in text
     assert "For age that ε says nothing." in text
     after = text.split("For age that ε says nothing.")[1]
-    assert "Of each private value (age)" in after
+    assert "For each private value (age)" in after
     assert "There is no ε" in after
     assert "ε =" not in after
     assert not any(name in after for name in ("rating", "price"))

@@ -124,7 +124,7 @@ def test_a_crash_before_the_commit_and_a_restored_folder_draw_no_second_noise(
     shutil.rmtree(hidden(out))
     shutil.rmtree(out) if out_is == "removed" else out.rename(tmp_path / "first")
     shutil.copytree(tmp_path / "backup", hidden(out))
-    with pytest.raises(OutputError, match="this run drew its noise before"):
+    with pytest.raises(OutputError, match="this run has already drawn its noise"):
         run_here(made)
     assert not out.exists()
     assert kinds(url) == ["intend"]
@@ -155,7 +155,7 @@ def test_the_charge_of_a_published_release_is_never_given_back(
 def test_two_copies_of_a_run_release_one_noise(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
     copied_when_opened(made, out, tmp_path / ".out2.dpdask", monkeypatch)
-    with pytest.raises(OutputError, match="this run drew its noise before"):
+    with pytest.raises(OutputError, match="this run has already drawn its noise"):
         run_here(made, output__path=tmp_path / "out2")
     assert not (tmp_path / "out2").exists()
     assert kinds(url) == ["intend", "commit"]
@@ -173,7 +173,7 @@ def test_a_copy_that_draws_at_the_same_time_releases_nothing(tmp_path: Path, sou
         draw(given, run_id, sha256)
 
     monkeypatch.setattr(Account, "record_draw", overtaken)
-    with pytest.raises(OutputError, match="this run drew its noise before"):
+    with pytest.raises(OutputError, match="this run has already drawn its noise"):
         run_here(made)
     assert not out.exists()
 
@@ -221,7 +221,7 @@ def test_columns_without_epsilon_are_named_wherever_an_attacker_is_bounded(tmp_p
     run_here(made)
     shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
     assert "the private columns who were released without ε in some run; no bound on an attacker holds for rows or columns without ε" in shown
-    assert "of what its other columns were, with false alarms in 5 % of the cases, detects it with probability at most 5.6 %" in shown
+    assert "tests what its other columns were, at a false-alarm rate of 5 %, detects it with probability at most 5.6 %" in shown
     assert json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())["dataset"]["columns_without_epsilon"] == ["who"]
 
 

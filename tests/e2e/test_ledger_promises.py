@@ -138,7 +138,10 @@ def test_rows_at_other_places_are_another_sample_and_both_count(tmp_path: Path, 
 def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(tmp_path: Path, source: Path, url: str) -> None:
     run_here(job(tmp_path / "first", source, url, mechanism__reference=HISTOGRAM))
     shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
-    assert "an attacker's test of what a row was, with false alarms in 5 % of the cases, detects it with probability at most 13.6 %" in shown
+    assert (
+        "an attacker who has all these releases and tests what a row was, at a false-alarm rate of 5 %, detects it with probability at most 13.6 %"
+        in shown
+    )
     assert "dataset" not in card(tmp_path / "first")
     chain = job(tmp_path / "chain", source, url, mechanism__reference=CHAIN, privacy__epsilon=0.1)
     planned = plan_job(load(chain)).ledger
@@ -148,8 +151,8 @@ def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(tmp_path: P
     run_here(chain)
     shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
     assert "about 25 % of the rows had no ε in some run (hold-outs), and the records of up to about 25 % were republished" in shown
-    assert "test of what a row was" not in shown
-    assert "for a row that every run covers, an attacker's test" in shown
+    assert "tests what a row was" not in shown
+    assert "for a row that every run covers, an attacker who has all these releases and tests " in shown
     assert card(tmp_path / "chain")["dataset"]["uncovered_fraction"] == 0.25
     assert card(tmp_path / "chain")["guarantee"]["text"].endswith("No such bound holds for the rows that are not protected.")
     later = job(tmp_path / "later", source, url, mechanism__reference=HISTOGRAM)
@@ -161,8 +164,8 @@ def test_values_under_add_remove_count_twice(url: str) -> None:
     event = to_dict(Composed(events=(DiscreteLaplace(scale=1.0, sensitivity=1, adjacency="add-remove"),), unit="row", uncovered=()))
     ledger(url).intend("people", "counts", Charge(epsilon=1.0, event=event))
     shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
-    bounds = "at most 37.0 % (values count twice: 2ε), and one whether it is there with at most 13.6 %"
-    assert f"test of what a row was, with false alarms in 5 % of the cases, detects it with probability {bounds}" in shown
+    bounds = "at most 37.0 % (values count twice: 2ε), and whether it is there with probability at most 13.6 %"
+    assert f"tests what a row was, at a false-alarm rate of 5 %, detects it with probability {bounds}" in shown
 
 
 def test_runs_of_an_earlier_version_are_not_vouched_for(tmp_path: Path, source: Path, url: str) -> None:
@@ -223,7 +226,7 @@ def test_a_hidden_folder_that_is_restored_after_the_commit_draws_no_second_noise
     shutil.rmtree(out)
     shutil.copytree(tmp_path / "backup", hidden(out))
     if stage == "opened":
-        with pytest.raises(OutputError, match="this run drew its noise before; its hidden folder is an old copy"):
+        with pytest.raises(OutputError, match="this run has already drawn its noise; its hidden folder is an old copy"):
             run_here(made)
         assert not out.exists()
         assert abort(load(made).output_url)

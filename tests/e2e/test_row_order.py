@@ -139,8 +139,8 @@ def test_of_many_row_groups_the_shards_numbers_tell_nothing_either(tmp_path: Pat
     card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
     assert "come from neighbouring fragments" in card["order"]
     assert "no ε covers that" in card["order"]
-    assert "those of one shard were neighbours in the input" in card["guarantee"]["text"]
-    assert "their order" not in card["guarantee"]["text"]
+    assert "the rows of one shard were close together in the input" in card["guarantee"]["text"]
+    assert "the order of the rows" not in card["guarantee"]["text"]
     manifest = json.loads((tmp_path / "out" / "_dpdask" / "manifest.json").read_text())
     assert [shard["name"] for shard in manifest["shards"]] == [shard.name for shard in shards]
 
@@ -153,7 +153,7 @@ def test_the_card_of_ranges_says_what_holds(order: str, tmp_path: Path) -> None:
     outcome = run_here(job, output__order=order)
     card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
     kept = order == "keep"
-    assert ("their order" in card["guarantee"]["text"]) is kept
+    assert ("the order of the rows" in card["guarantee"]["text"]) is kept
     assert card["order"].startswith("rows keep the order of the input, which is published" if kept else "rows are shuffled")
     who = pq.read_table(source)["who"].to_pylist()
     released = pq.read_table(tmp_path / "out")["who"].to_pylist()

@@ -280,7 +280,7 @@ def test_the_plan_the_card_and_the_audit_say_the_same(source: Path, tmp_path: Pa
     assert "a row: ε = 1.2" in planned.stages[1]
     assert "5 one-way and 10 two-way tables of all rows" in planned.stages[0]
     assert planned.released_rows == N_ROWS
-    assert "Protected: the values of all rows. Not protected: no row" in text
+    assert "Protected: the values of all rows. Not protected: none; " in text
     assert "ε = 3 differentially private (δ = 9.32e-10, replace-one" in text
     assert "k·exp((k-1)·ε)·δ" in text
     assert [warning.partition(" (")[0] for warning in planned.warnings] == ["A released row keeps almost nothing of a, b, c, d, e"]

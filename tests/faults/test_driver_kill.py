@@ -198,7 +198,7 @@ def test_a_folder_that_is_no_release(drivers: Drivers, job: Path, out: Path) -> 
     (out / "mine.txt").write_text("keep")
     code, line = drivers.run("run", job)
     assert code == OutputError.exit_code
-    assert "not this run's" in line
+    assert "was not written by this run" in line
     assert alone(out)
 
 

@@ -180,7 +180,7 @@ def test_a_day_in_a_store_is_aborted(open_store: OpenStore, drivers: Drivers, tm
             if day:
                 before = [out.names(), out.child("_dpdask").names()]
                 assert drivers.run("run", made, point="task-staged" if day == 1 else "later-carded", environment=around)[0] == -signal.SIGKILL
-                with pytest.raises(SpecError, match="in a ledger that is not named here"):
+                with pytest.raises(SpecError, match="in a ledger that is not given here"):
                     abort(out.url)
                 assert abort(out.url, url)
                 assert [out.names(), out.child("_dpdask").names()] == before

@@ -217,7 +217,7 @@ def test_abort_needs_the_ledger_that_keeps_the_key(store: Store, drivers: Driver
     run_id = charging_entries(**place)[-1].run_id
     other = make_ledger(tmp_path / "other")
     for url in (None, other["url"]):
-        with pytest.raises(SpecError, match="in a ledger that is not named"):
+        with pytest.raises(SpecError, match="in a ledger that is not given here"):
             abort(store.folder.url, url)
     assert KeyTable(place["url"]).read(run_id) is not None
     assert abort_job(load(job)) is True
@@ -268,7 +268,7 @@ def test_a_run_of_another_version_is_left_alone(
 def test_a_folder_that_is_no_release(store: Store, source: Path, tmp_path: Path) -> None:
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     store.folder.write("mine.txt", b"keep")
-    with pytest.raises(OutputError, match="not this run's"):
+    with pytest.raises(OutputError, match="was not written by this run"):
         run_here(job)
     assert store.folder.names() == ["mine.txt"]
 

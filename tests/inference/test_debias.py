@@ -323,7 +323,7 @@ def test_a_slope_on_a_column_that_is_all_noise_is_refused() -> None:
     rng = np.random.default_rng(8)
     weak = 0.02 * np.eye(4) + 0.98 * P[None, :]
     frame = release(table(300, rng), weak, rng)
-    with pytest.raises(SpecError, match="cannot be told from zero"):
+    with pytest.raises(SpecError, match="cannot be distinguished from zero"):
         column(weak).slope(frame, response="y", approximate=False)
 
 

@@ -122,7 +122,7 @@ def test_folders_that_are_refused(paths, columns, says, tmp_path):
 @pytest.mark.parametrize("role", ["keep", "drop"])
 def test_a_file_that_could_disagree_with_its_folder_is_refused(role, tmp_path):
     write(tmp_path / f"name={SECRET}" / "a.parquet", x=[1, 2], name=[SECRET, "other"])
-    with pytest.raises(DataError, match=r"name=…/a.parquet, column 'name': the file holds this column as well as its folder") as caught:
+    with pytest.raises(DataError, match=r"name=…/a.parquet, column 'name': both the file and its folder's name hold this column") as caught:
         found(tmp_path, name={"role": role})
     assert SECRET not in str(caught.value)
 

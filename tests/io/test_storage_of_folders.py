@@ -296,7 +296,7 @@ def test_what_one_request_cannot_write_is_refused(lossy, monkeypatch):
 
 
 def test_a_file_system_without_such_a_request_is_refused(tmp_path):
-    with pytest.raises(OutputError, match="cannot write a file only if it does not exist"):
+    with pytest.raises(OutputError, match="this file system has no create-if-absent operation"):
         Folder(f"dir::file://{tmp_path}").put_new("a", b"")
 
 

@@ -332,7 +332,7 @@ def test_all_of_a_mechanisms_noise_is_audited_at_the_budgets_delta(tmp_path: Pat
 
 
 def test_a_kind_has_one_mechanism() -> None:
-    with pytest.raises(SpecError, match="there is a mechanism of the kind 'constant'"):
+    with pytest.raises(SpecError, match="a mechanism of the kind 'constant' exists already"):
         register(ConstantSpec, lambda _: ConstantMechanism)
 
 

@@ -157,7 +157,7 @@ def test_overwrite_replaces_what_the_table_holds(source: Path, out: Path, tmp_pa
 def test_a_table_of_others_is_kept_or_taken_in(source: Path, out: Path, tmp_path: Path) -> None:
     rows = pq.read_table(source).drop_columns(["timestamp"]).slice(0, 5)
     deltalake.write_deltalake(str(out), rows)
-    with pytest.raises(OutputError, match="not this run's"):
+    with pytest.raises(OutputError, match="was not written by this run"):
         run_here(write_delta(tmp_path / "error", source, out))
     assert run_here(write_delta(tmp_path / "append", source, out, "append")).status == "released"
     assert pl.read_delta(str(out)).height > 5
@@ -166,7 +166,7 @@ def test_a_table_of_others_is_kept_or_taken_in(source: Path, out: Path, tmp_path
 def test_a_folder_of_plain_files_is_no_table(source: Path, out: Path, tmp_path: Path) -> None:
     run_here(write_job(tmp_path / "plain", source, out))
     for mode in ("error", "append", "overwrite"):
-        with pytest.raises(OutputError, match="not this run's"):
+        with pytest.raises(OutputError, match="was not written by this run"):
             run_here(write_delta(tmp_path / mode, source, out, mode))
 
 
@@ -443,7 +443,7 @@ def test_a_job_whose_names_have_lost_their_key_is_refused(source: Path, out: Pat
     before, (kept,) = digests(out), out.parent.glob(".out.dpdask-names-*")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o700
     kept.rename(tmp_path / "kept")
-    with pytest.raises(InputError, match=r"the key that names this job's releases is gone.*restore it"):
+    with pytest.raises(InputError, match=r"the key for the names of this job's releases is missing.*restore it"):
         run_here(made)
     assert digests(out) == before
     assert not hidden(out).exists()
@@ -504,8 +504,8 @@ def test_the_key_of_names_in_a_store_is_where_run_keys_are(
         if has_ledger:
             assert run_here(made).status == "already released"
             made = write_delta(tmp_path / "job", source, tmp_path, "append", output__path=store.folder.url, insecure_seed=None)
-        where = "in a ledger that is not named here" if has_ledger else "on another machine"
+        where = "in a ledger that is not given here" if has_ledger else "on another machine"
         before = store.folder.names()
-        with pytest.raises(InputError, match=f"the key that names this job's releases is {where}"):
+        with pytest.raises(InputError, match=f"the key for the names of this job's releases is {where}"):
             run_here(made)
         assert store.folder.names() == before

@@ -186,7 +186,7 @@ def test_long_lists_of_levels_are_wrapped_and_read_back(file):
         ("column,value\nage,old\n", "levels of 'age': not all are of the column's type int32"),
         ("column,value\nage,1\nage,1\n", "levels of 'age': a level is repeated"),
         ("column,value\nage\n", "line 2 has 1 fields, not 2"),
-        ("age\n", "another header; begin it with the line `column,value`"),
+        ("age\n", "the wrong header; begin it with the line `column,value`"),
         (None, "the list of levels cannot be read"),
     ],
 )

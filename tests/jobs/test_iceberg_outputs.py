@@ -92,7 +92,7 @@ def test_a_table_is_appended_to_and_overwritten(source: Path, out: Path, place: 
     table = catalog.load_table(NAME)
     assert {Path(task.file.file_path).name for task in table.scan().plan_files()} == {shard.name for shard in third.manifest.shards}
     assert [run_here(job).status for job in jobs] == ["already released"] * 2
-    with pytest.raises(OutputError, match="not this run's"):
+    with pytest.raises(OutputError, match="was not written by this run"):
         run_here(write_iceberg(tmp_path / "four", source, out, place, name="four"))
 
 

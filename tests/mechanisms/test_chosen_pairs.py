@@ -108,7 +108,7 @@ def test_the_number_can_be_given_and_is_said_in_the_plan() -> None:
     with pytest.raises(SpecError, match=r"`measured_again`: 92 pairs cannot be chosen, because the columns have 91; give at most 91"):
         mechanism(measured_again=92)
     columns: Any = None
-    assert "noise on every table, of 27 chosen pairs twice, and" in mechanism().stages(columns, uncounted=False)[1]
+    assert "add noise to every table, and a second time to those of 27 chosen pairs; fit" in mechanism().stages(columns, uncounted=False)[1]
     assert "twice" not in mechanism(measured_again=0).stages(columns, uncounted=False)[1]
 
 

@@ -88,7 +88,7 @@ def test_tables_that_drown_are_warned_of_and_others_are_not() -> None:
         dpdask.GaussianCopula(schema, epsilon=1.0, delta=1e-9).fit(frame)
     planned = dpdask.GaussianCopula(schema, epsilon=100.0, delta=1e-9).plan(frame)
     assert planned.warnings == ()
-    named = ["a one-way table", "a two-way table", "a two-way table's second measurement"]
+    named = ["a one-way table", "a two-way table", "the second measurement of a two-way table"]
     assert [sentence.partition(" is off")[0] for sentence in planned.expectations] == [f"a count of {table}" for table in named]
 
 
@@ -141,7 +141,7 @@ def test_wide_bounds_say_that_a_heavy_mean_is_not_to_be_had() -> None:
     schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e9]}}})
     frame = pd.DataFrame({"x": np.linspace(0.0, 9.0, 100)})
     planned = dpdask.Marginals(schema, epsilon=1.0, cliques=[["x"]]).plan(frame)
-    assert "the mean of a heavy tail cannot be estimated" in planned.expectations[-1]
+    assert "under wide bounds, the mean of a heavy tail cannot" in planned.expectations[-1]
     assert planned.stages[0].startswith("search: read all privatised columns once; count x in fine cells")
 
 
@@ -169,7 +169,7 @@ def test_the_quality_of_rows_is_what_they_kept(channel: Any, tmp_path: Path) -> 
     )
     outcome = run_here(job)
     released = pd.read_parquet(tmp_path / "out").reset_index(drop=True)
-    found = re.fullmatch(r"level stays as it is in (\S+) % of the rows; line keeps a correlation of ranks of (\S+)", outcome.quality)
+    found = re.fullmatch(r"level is unchanged in (\S+) % of the rows; line keeps a correlation of ranks of (\S+)", outcome.quality)
     assert found is not None
     assert float(found[1]) == pytest.approx(100 * (released["level"] == frame["level"]).mean(), abs=1.0)
     assert float(found[2]) == pytest.approx(released["line"].corr(frame["line"], method="spearman"), abs=0.02)
@@ -232,4 +232,4 @@ def test_with_a_private_number_of_rows_the_plan_says_how_many_the_tables_need() 
     assert noise.pairs is not None
     assert needed[0] == pytest.approx(64 * deviation(noise.pairs), rel=0.06)  # 8 x 8 cells, in two digits
     public = dpdask.GaussianCopula(schema, epsilon=1.0, delta=1e-9).plan(frame)
-    assert not any("fewer rows in a cell" in sentence for sentence in public.expectations)
+    assert not any("fewer rows than the σ of its noise" in sentence for sentence in public.expectations)

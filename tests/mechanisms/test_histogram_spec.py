@@ -61,13 +61,13 @@ def table(n: int = 4000) -> pd.DataFrame:
         ({"factor": float("inf")}, "finite"),
         ({"output": "both"}, "'cells' or 'rows'"),
         ({"points": "edge"}, "'centre' or 'spread'"),
-        ({"n_rows": 0, "output": "rows"}, "at least 1, is expected, or `input`, not 0"),
+        ({"n_rows": 0, "output": "rows"}, "at least 1, or `input`, is expected, not 0"),
         (
             {"n_rows": 10},
             "`n_rows`: the number of records can be chosen for synthetic rows only, but `output` is cells; remove it, or set `output` to rows",
         ),
         ({"points": "spread", "output": "rows"}, "`points`: synthetic rows lie anywhere in their cells"),
-        ({"bins": "rule", "adjacency": "add-remove"}, "`bins`: the rule needs the number of rows, which add-remove hides"),
+        ({"bins": "rule", "adjacency": "add-remove"}, "`bins`: `rule` needs the number of rows, which add-remove hides"),
     ],
 )
 def test_a_wrong_parameter_is_refused_when_it_is_given(given, message):
@@ -101,7 +101,7 @@ def test_the_rule_gives_the_bins_from_the_number_of_rows():
     assert isinstance(fixed.spec.bins, int)
     assert 5 < fixed.spec.bins < 100
     assert fixed.with_rows(lambda: 5) is fixed
-    with pytest.raises(SpecError, match="`bins`: the rule needs the number of rows, which these files do not tell before they are read"):
+    with pytest.raises(SpecError, match="`bins`: `rule` needs the number of rows, which these files do not tell before they are read"):
         asked.with_rows(lambda: None)
     levels = Schema.from_dict({"columns": {"sex": COLUMNS["sex"]}})
     assert mechanism(columns=levels, bins="rule").with_rows(lambda: None).spec.bins == 20

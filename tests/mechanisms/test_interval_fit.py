@@ -68,7 +68,7 @@ def refusal(design, **more) -> str:
         ),
         ({"design": "canonical", "n_anchors": 0, "anchors": N01}, "at least 1"),
         ({"design": "canonical", "n_anchors": 2, "anchors": N01, "acceptable": [[1, 1]]}, "lower end below"),
-        ({"design": "canonical", "n_anchors": 2, "anchors": N01, "acceptable": [[0, 2], [1, 3]]}, "do not overlap"),
+        ({"design": "canonical", "n_anchors": 2, "anchors": N01, "acceptable": [[0, 2], [1, 3]]}, "without overlaps"),
         ({"design": "canonical", "n_anchors": 2, "anchors": N01, "exact_ranges": [4]}, "from 1 to 3"),
         ({"design": "canonical", "n_anchors": 2, "anchors": N01, "exact_ranges": [1, 1]}, "distinct"),
         ({"design": "progressive", "anchors": {"coverage": 0.8, "family": N01}, "tau": 0.2}, "cannot be designed for by rounds"),

@@ -468,7 +468,7 @@ def test_a_tree_says_who_is_covered_and_splits_without_passing_epsilon() -> None
     assert tree.bins == {"a": (1.0, 5.5), "b": 4}
     assert json.loads(tree.model_dump_json())["kind"] == "tree"
     assert tree.protected == "the values of all rows"
-    assert tree.unprotected.startswith("no row; ")
+    assert tree.unprotected.startswith("none; ")
     for epsilon in (0.1, 1 / 3, 7.7):
         tables, rows = tree.split(epsilon)
         assert Fraction(tables) + Fraction(rows) <= Fraction(epsilon)

@@ -53,7 +53,7 @@ def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
     assert card.guarantee.text in text
     for told in ("ε = 4", "replace-one", "the values of all rows", "CC-BY-4.0", "privacy@example.org", "By us.", "Insecure."):
         assert told in text
-    assert "Published as it is: not protected group; the number of rows, and which rows are there" in text
+    assert "Published as it is: not protected group; the number of rows, and the presence of each row" in text
     assert "Releases of these data unknown: the card names no ledger that counts them" in text
     assert "Promise differential privacy, pure (δ = 0)" in text
     assert "Contact privacy@example.org" in text
@@ -163,7 +163,9 @@ def test_no_attack_on_tables_is_better_than_their_page_says(tmp_path: Path) -> N
     assert "Published as it is: not protected nothing" in text
     assert "a person with k rows is protected by k·ε only, and by 2k·ε for other values" in text
     assert float(odds[1]) < factor <= float(odds[2])
-    assert f"a test whether it had one value rather than another (this counts twice: 2ε) with at most {told[2]} %;" in card.guarantee.text
+    assert (
+        f"one who tests whether it had one value rather than another (counted twice: 2ε) with probability at most {told[2]} %;" in card.guarantee.text
+    )
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-3])
@@ -411,7 +413,7 @@ def test_a_page_tells_what_all_releases_give_away_together(rows: Path, n_earlier
     assert f"{'Together they spend' if n_earlier else 'This one spends'} ε = 2.5 at the ledger's δ = 1e-6; ε may be at most 8." in text
     if n_earlier:
         assert "this one and 1 earlier; together ε = 2.5 at the ledger's δ = 1e-6" in text
-        assert "so a test of one value against another, with false alarms in 5 % of the cases, detects at most 61.0 %" in text
+        assert "so a test of one value against another, at a false-alarm rate of 5 %, detects it with probability at most 61.0 %" in text
     else:
         assert "Releases of these data this one; its ledger counts none before it" in text
         assert "These tables are for this release alone" not in text

@@ -48,7 +48,7 @@ def test_the_gain_is_told_in_words() -> None:
 def test_a_second_release_is_priced(adjacency: str, detected: str) -> None:
     told = words.describe_again(make_card(guarantee={"adjacency": adjacency, "delta": 1e-9}))
     assert "at most ε = 2 and δ = 2e-9 together: a test of one value rather than another" in told
-    assert told.endswith(f"would detect at most {detected}.")
+    assert told.endswith(f"would detect it with probability at most {detected}.")
 
 
 def test_no_price_is_told_for_rows_that_a_second_release_would_hold_out() -> None:

@@ -123,8 +123,8 @@ def test_the_guarantee_says_who_is_not_covered_in_the_same_breath():
     assert "ε = 1 differentially private (δ = 0, replace-one, unit: one row). Protected: the released rows. Not protected: the held-out rows." in text
     assert "a person with k released rows is protected by k·ε" in text
     assert "at most 13.6 %;" in text
-    assert "worth the name" not in text
-    assert guarantee_text(Budget(epsilon=3.0), "a", "b").endswith("at most 95.3 %; blind guessing detects 5 %. This is no protection worth the name.")
+    assert "hardly any protection" not in text
+    assert guarantee_text(Budget(epsilon=3.0), "a", "b").endswith("at most 95.3 %; blind guessing detects 5 %. This is hardly any protection.")
     assert text.endswith("at most 13.6 %; blind guessing detects 5 %.")
     partly = guarantee_text(Budget(epsilon=1.0), "the released rows", "the held-out rows", everyone=False)
     assert partly == text + " No such bound holds for the rows that are not protected."
@@ -146,19 +146,19 @@ def central(*, n_rows_public: bool = False, **budget: object) -> str:
 
 def test_a_central_guarantee_says_all_of_the_promise():
     assert central(epsilon=1.0, delta=2.0**-30, n_rows_public=True) == (
-        "All that is released is computed from noisy statistics, which are ε = 1 differentially private "
+        "Everything that is released is computed from noisy statistics, which are ε = 1 differentially private "
         "(δ = 9.32e-10, replace-one: one row's values change, unit: one row). Protected: all rows. Not protected: nobody. "
         "The number of rows is published as it is; a person with k rows is protected by k·ε and k·exp((k-1)·ε)·δ. "
-        "An attacker's test whether a row had one value rather than another, with false alarms in 5 % of the cases, "
+        "An attacker who tests whether a row had one value rather than another, at a false-alarm rate of 5 %, "
         "detects it with probability at most 13.6 %; blind guessing detects 5 %."
     )
     assert central(epsilon=3.0, adjacency="add-remove") == (
-        "All that is released is computed from noisy statistics, which are ε = 3 differentially private "
-        "(δ = 0, add-remove: one row is there or not, unit: one row). Protected: all rows. Not protected: nobody. "
+        "Everything that is released is computed from noisy statistics, which are ε = 3 differentially private "
+        "(δ = 0, add-remove: one row is present or absent, unit: one row). Protected: all rows. Not protected: nobody. "
         "The number of rows is private; a person with k rows is protected by k·ε. "
-        "An attacker's test whether a row is there, with false alarms in 5 % of the cases, detects it with probability at most 95.3 %, "
-        "and a test whether it had one value rather than another (this counts twice: 2ε) with at most 99.8 %; blind guessing detects 5 %. "
-        "This is no protection worth the name."
+        "An attacker who tests whether a row is there, at a false-alarm rate of 5 %, detects it with probability at most 95.3 %, "
+        "and one who tests whether it had one value rather than another (counted twice: 2ε) with probability at most 99.8 %; "
+        "blind guessing detects 5 %. This is hardly any protection."
     )
     assert "The number of rows is public;" in central(epsilon=1.0)
 
@@ -170,9 +170,9 @@ def test_a_central_guarantee_of_a_unit_names_the_unit_and_its_bound():
     assert "a person with several userId values is protected by ε and δ for each." in text
     assert "whether a userId's rows had one value rather than another" in text
     text = central(epsilon=0.5, unit=unit, adjacency="add-remove")
-    assert "add-remove: one userId is there or not" in text
+    assert "add-remove: one userId is present or absent" in text
     assert "protected by ε for each. " in text
-    assert "whether a userId's rows are there, with" in text
+    assert "whether a userId's rows are there, at a false-alarm rate" in text
 
 
 def test_a_number_of_rows_that_is_private_is_not_published():
@@ -200,10 +200,10 @@ def test_a_central_guarantee_never_prints_less_than_is_paid(epsilon, delta, adja
     assert exact - 1e-12 <= percent <= exact + 0.1 + 1e-9
     twice = adjacency == "add-remove"
     if twice:
-        percent = float(text.split("(this counts twice: 2ε) with at most ")[1].split(" %")[0])
+        percent = float(text.split("(counted twice: 2ε) with probability at most ")[1].split(" %")[0])
         exact = bound(2 * epsilon, min(1.0, (1 + math.exp(epsilon)) * delta))
         assert exact - 1e-9 <= percent <= exact + 0.1 + 1e-9
-    assert text.endswith(" This is no protection worth the name.") == ((2 if twice else 1) * epsilon >= 3)
+    assert text.endswith(" This is hardly any protection.") == ((2 if twice else 1) * epsilon >= 3)
 
 
 def test_without_delta_both_guarantees_give_the_attacker_the_same_power():

@@ -556,7 +556,7 @@ TAMPERED = {
     "cut, count mended": (cut_and_forget, "entry 5 was replaced"),
     "emptied": (delete(*range(1, 7)), "entry 1 is missing"),
     "exchanged": (exchange, "entry 3 was changed"),
-    "added": (add, "entry 7 was added"),
+    "added": (add, "entry 7 was not added by dpdask"),
     "limit": (set_dataset(epsilon=20.0), "the limit of the dataset was changed"),
     "limit of delta": (set_dataset(delta=0.5), "the limit of the dataset was changed"),
     "head": (set_dataset(head="0" * 64), "entry 6 was replaced"),
@@ -588,7 +588,7 @@ def test_an_entry_that_stands_twice_is_found() -> None:
     for row in rows:
         row["previous"] = digest_of({key: record[key] for key in ("format", "name", "created", "epsilon", "delta")})
         row["digest"] = digest_of(dict(row))
-    with pytest.raises(DataError, match="entry 1 stands twice"):
+    with pytest.raises(DataError, match="entry 1 appears twice"):
         ledger_tables.check_chain(record, rows)
 
 

@@ -33,7 +33,7 @@ from dpdask.streams import Noise, RunKey, stream
 
 def _as_how_many(value: object) -> object:
     if value != "auto" and (type(value) is not int or value < 0):
-        raise ValueError(f"a whole number, at least 0, is expected, or `auto`, not {value!r}")
+        raise ValueError(f"a whole number of at least 0, or `auto`, is expected, not {value!r}")
     return value
 
 
@@ -88,7 +88,7 @@ class CopulaSpec(Spec):
         weights. `copula`: records of the copula as they are, the paper's model.
     bins
         How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
-        their own. Or a number of cells of one width, or for each column one of these or the first value of each cell.
+        their own. A number: into that many cells of equal width. A mapping: for each column one of these, or a list of the first value of each cell.
     weights
         How the budget is shared among the tables.
     measured_again
@@ -291,7 +291,7 @@ class CopulaMechanism(NoisyTables):
         """Return what a run does, in words; see `Mechanism.stages`."""
         del columns, uncounted
         n, again = len(self.schema.privatised), self.n_measured_again
-        twice = f", of {again:,} chosen pairs twice" if again else ""
+        twice = f", and a second time to those of {again:,} chosen pairs" if again else ""
         n_scores = count_candidates(n, self.spec.target)
         what = f"choose: read {n} columns once more; count at most {n_scores:,} three-way tables, score them with noise"
         chosen = (f"{what}, measure at most {self.n_triples:,} that stand out",) if self.n_triples else ()
@@ -299,7 +299,7 @@ class CopulaMechanism(NoisyTables):
             *self.search_stages,
             f"tabulate: read {n} columns once; count {n} one-way and {n * (n - 1) // 2} two-way tables, merged in a tree",
             *chosen,
-            f"fit: noise on every table{twice}, and the copula of the noisy tables, on the driver, written once",
+            f"fit: add noise to every table{twice}; fit the copula to the noisy tables on the driver, and write it once",
             "write: sample synthetic records and stage their shards",
         )
 
@@ -308,9 +308,9 @@ class CopulaMechanism(NoisyTables):
         return n_rows if self.spec.n_rows == "input" else self.spec.n_rows
 
     def describe_quality(self, release: FittedCopula) -> str:
-        """Return how much dependence was told from noise; see `Mechanism.describe_quality`."""
+        """Return how much dependence could be distinguished from noise; see `Mechanism.describe_quality`."""
         share = release.report.kept_share
-        told = f"{100 * share:.3g} % of the correlations were told from noise"
+        told = f"{100 * share:.3g} % of the correlations could be distinguished from noise"
         if self.n_triples:
             chosen = sum(len(clique) == 3 for clique in release.noisy.chosen)
             told = f"{chosen:,} of at most {self.n_triples:,} three-way tables stood out from noise; {told}"

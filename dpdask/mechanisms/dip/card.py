@@ -57,7 +57,7 @@ def dip_section(
     hold-out's frequencies (P·T = P), and the card says so. Knots of a continuous reference are never in it: with a
     hold-out they are rows' values. Along a tree all channels are functions of noisy tables, which have their own ε.
     """
-    of = "rows" if budget.unit_column is None else "units; of each, the rows beyond the bound are not released"
+    of = "rows" if budget.unit_column is None else "units; for each, the rows beyond the bound are not released"
     guarantee = {}
     if budget.unit_column is not None and released_share is not None:
         # public under replace-one, where the number of rows of a unit is; whole percents say no more than is needed

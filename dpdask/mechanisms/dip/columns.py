@@ -144,7 +144,7 @@ class DipRelease(RandomisedRows):
 
     References
     ----------
-    Bi and Shen, Distribution-invariant differential privacy, Algorithm 1, each column by its own margin.
+    Bi and Shen, Distribution-invariant differential privacy, Algorithm 1, each column by its own marginal distribution.
     """
 
     archive: ClassVar[Archive] = Archive(kind="dip-columns", format=2, noun="fitted DIP release")
@@ -326,7 +326,7 @@ def _measure_kept(mechanism: ColumnMechanism) -> str:
     matrix = mechanism.channel.matrix
     shares = np.linalg.lstsq(np.vstack([matrix.T - np.eye(len(matrix)), np.ones(len(matrix))]), np.append(np.zeros(len(matrix)), 1.0), rcond=None)[0]
     if isinstance(mechanism, LevelMechanism):
-        return f"stays as it is in {100 * float(shares @ np.diag(matrix)):.3g} % of the rows"
+        return f"is unchanged in {100 * float(shares @ np.diag(matrix)):.3g} % of the rows"
     place = np.cumsum(shares) - shares / 2.0 - 0.5
     return f"keeps a correlation of ranks of {float((shares * place) @ matrix @ place / max(float((shares * place) @ place), 1e-300)):.2f}"
 

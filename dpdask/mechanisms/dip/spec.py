@@ -52,12 +52,12 @@ class DipSpec(Spec):
     Attributes
     ----------
     reference
-        `holdout`, `histogram`, `public` or `known`, each column by its own margin; `chain`, all columns jointly; or `tree`,
+        `holdout`, `histogram`, `public` or `known`, each column by its own marginal distribution; `chain`, all columns jointly; or `tree`,
         the pairs of columns that depend most on each other. There is no default, because it decides who is protected.
     channel
         `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
         ε-private channel of least expected cost. `optimal-unbiased`: the best of those whose expected released value is
-        linear in the original value; for levels that are numbers or dates, each column by its own margin.
+        linear in the original value; for levels that are numbers or dates, each column by its own marginal distribution.
     cost
         What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over the levels.
     weights
@@ -127,7 +127,7 @@ class DipMechanism(Mechanism):
     def _check_unbiased(self) -> None:
         """Check that every privatised column has a mean that its channel can keep."""
         if self.reference.structure != "columns":
-            what = f"optimal-unbiased randomises each column by its own margin, but the reference {self.reference.kind} releases columns jointly"
+            what = f"optimal-unbiased randomises each column on its own, but the reference {self.reference.kind} releases columns jointly"
             raise SpecError(what, "`channel`", "set it to optimal, or take another reference")
         for name in self.schema.privatised:
             column = self.schema.columns[name]
@@ -150,7 +150,7 @@ class DipMechanism(Mechanism):
             return  # on bins: no rank noise
         for name, epsilon in self.spending.row.items():
             if self.is_by_rank(name) and not MIN_EPSILON <= epsilon <= MAX_EPSILON:
-                what = f"its part of ε is {epsilon:g}, and ranks take [{MIN_EPSILON:g}, {MAX_EPSILON:g}]"
+                what = f"its part of ε is {epsilon:g}, but rank noise needs an ε in [{MIN_EPSILON:g}, {MAX_EPSILON:g}]"
                 raise SpecError(what, f"column {name!r}", "change `epsilon`, or its division by `weights`")
 
     def is_by_rank(self, name: str) -> bool:
@@ -221,7 +221,7 @@ class DipMechanism(Mechanism):
         """Who is not, in words."""
         if not self.continued:
             return self.reference.unprotected
-        return _FOLLOWED if self.reference.uncovered else f"no row of this release; {_CONTINUED}"
+        return _FOLLOWED if self.reference.uncovered else f"none of the rows of this release; {_CONTINUED}"
 
     def guarantee(self, order: RowOrder) -> str:
         """Return the promise in words."""

@@ -49,7 +49,7 @@ def bandwidth(n_rows: float, n_continuous: int, *, thresholded: bool) -> float:
     Lei, Differentially private M-estimators (2011), Theorems 3 and 4 (plain) and 5 (thresholded).
     """
     if not 2 <= n_rows < math.inf or n_continuous < 1:
-        raise SpecError("the rule needs a number of rows, at least 2, and a continuous column", "bins", "give the numbers of bins instead")
+        raise SpecError("`rule` needs at least 2 rows and a continuous column", "bins", "give the numbers of bins instead")
     if thresholded:
         return float((math.log(n_rows) / n_rows) ** (1.0 / (1.0 + n_continuous)))
     return float((math.sqrt(math.log(n_rows)) / n_rows) ** (2.0 / (n_continuous + 2.0)))
@@ -241,7 +241,7 @@ class WholeLine:
             If the column has bounds or atoms, which give cells of their own.
         """
         if codec.bounds is not None or codec.atoms:
-            raise SpecError("the whole line is for columns without bounds and atoms", f"column {codec.name!r}", "give a number of bins")
+            raise SpecError("only a column without bounds and atoms can be cut on the whole line", f"column {codec.name!r}", "give a number of bins")
         unit = np.arange(self.bins + 1) / self.bins
         unit[[0, -1]] = 0.25 / self.bins, 1.0 - 0.25 / self.bins
         edges = self.from_unit(unit)

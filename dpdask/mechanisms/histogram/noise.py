@@ -336,7 +336,7 @@ def _check_cells(domain: Domain, keys: NDArray[Any], weights: NDArray[Any], cut:
 
 
 def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Rng | None = None, path: Path = "auto") -> NoisyHistogram:
-    """Return the histogram with its noise: on the driver, once, after the ledger was charged.
+    """Return the histogram with its noise: on the driver, once, after the ledger has been charged.
 
     Parameters
     ----------

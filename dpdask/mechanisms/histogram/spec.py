@@ -53,8 +53,8 @@ class HistogramSpec(Spec):
     ----------
     bins
         How continuous and mixed columns are cut. `adaptive`: into as many cells of equal counts as the rows allow; the cells are found
-        under privacy, in a separate pass. A number: into so many cells of one width. A mapping: for each column one of these, or the
-        first value of each cell. `rule`: by the paper's rate, which needs a public number of rows.
+        under privacy, in a separate pass. A number: into that many cells of equal width. A mapping: for each column one of these, or a
+        list of the first value of each cell. `rule`: by the paper's rate, which needs a public number of rows.
     threshold
         Which cells are kept: `none` (all, with negative weights), `positive`, or `enhanced`.
     factor
@@ -121,7 +121,7 @@ class HistogramMechanism(NoisyCounts):
             what = "synthetic rows lie anywhere in their cells, so `points` does not apply"
             raise SpecError(what, "`points`", "remove it, or set `output` to cells")
         if spec.bins == "rule" and self.n_rows_private:
-            what = "the rule needs the number of rows, which add-remove hides"
+            what = "`rule` needs the number of rows, which add-remove hides"
             raise SpecError(what, "`bins`", "give numbers of cells, or set `adjacency` to replace-one")
 
     @property
@@ -159,7 +159,7 @@ class HistogramMechanism(NoisyCounts):
         if cut:
             n_rows = count()
             if n_rows is None:
-                what = "the rule needs the number of rows, which these files do not tell before they are read"
+                what = "`rule` needs the number of rows, which these files do not tell before they are read"
                 raise SpecError(what, "`bins`", "give numbers of cells, or convert the input to Parquet")
             bins = bins_by_rule(max(2, n_rows), cut, thresholded=self.spec.threshold != "none")
         return replace(self, spec=self.spec.model_copy(update={"bins": bins}))
@@ -297,7 +297,7 @@ class HistogramMechanism(NoisyCounts):
         return (
             *(() if self.search is None else (self.search.stage,)),
             f"tabulate: read {len(self.schema.privatised)} columns once; count their joint histogram{size}, merged in a tree",
-            f"fit: noise on every cell, threshold {self.spec.threshold}, on the driver, written once",
+            f"fit: add noise to every cell, with the threshold {self.spec.threshold}, on the driver, and write the cells once",
             "write: draw synthetic rows and stage their shards" if self.spec.output == "rows" else "write: the cells with a weight, one row a point",
         )
 

@@ -103,13 +103,13 @@ def interval_guarantee(designs: Mapping[str, Design], budget: Budget | None = No
         return _pure_guarantee(pure, order)
     columns = ", ".join(perturbed)
     epsilon = guarantee_text(budget, f"the values of {columns} in all rows", describe_all_unprotected(perturbed), order)
-    told = f"Of each value of {columns} a random range is released that contains what a perturbation made of it, and need not contain the value. "
+    told = f"For each value of {columns} a random range is released that contains what a perturbation made of it, and need not contain the value. "
     return f"{told}For {columns}: {epsilon}" + (f" For {', '.join(pure)} that ε says nothing. {_pure_guarantee(pure, order)}" if pure else "")
 
 
 def _pure_guarantee(designs: Mapping[str, Design], order: RowOrder) -> str:
     return (
-        f"Of each private value ({', '.join(designs)}) a random range is released that contains it. There is no ε: interval privacy bounds "
+        f"For each private value ({', '.join(designs)}) a random range is released that contains it. There is no ε: interval privacy bounds "
         "what is told, not how much likelier an output gets. Beyond what is listed as not protected, the ranges tell nothing. "
         f"Protected: {describe_all_protected(designs)}. Not protected: {describe_all_unprotected(designs)}. "
         f"{TRUE}Releasing the same rows again tells more: the ranges intersect, their leakages add up, and "

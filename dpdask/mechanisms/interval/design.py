@@ -263,7 +263,7 @@ class Canonical(_Anchored):
     def _a_set(self) -> Self:
         ends = [end for interval in self.acceptable for end in interval]
         if any(math.isnan(end) for end in ends) or any(not a < b for a, b in self.acceptable) or any(a > b for a, b in pairwise(ends)):
-            raise ValueError("acceptable intervals have a lower end below their upper end, increase, and do not overlap")
+            raise ValueError("each acceptable interval needs a lower end below its upper end; list them in increasing order, without overlaps")
         if len(set(self.exact_ranges)) < len(self.exact_ranges) or any(not 1 <= k <= self.n_ranges for k in self.exact_ranges):
             raise ValueError(f"exact_ranges are distinct numbers from 1 to {self.n_ranges}")
         return self
@@ -372,7 +372,7 @@ class Perturb(Document):
     Attributes
     ----------
     epsilon
-        Its ε, in (0, 100]; of a continuous or mixed column and a Laplace channel in [1e-6, 16].
+        Its ε, in (0, 100]; for a continuous or mixed column and a Laplace channel, in [1e-6, 16].
     channel
         `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
         ε-private channel of least expected cost; `optimal-unbiased`, for levels: the best of those that allow means without bias.

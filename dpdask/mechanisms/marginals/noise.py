@@ -177,7 +177,7 @@ def check_n_rows(n_rows: object) -> None:
 
 
 def measure(counts: MarginalCounts, planned: MarginalNoise, *, n_rows_public: bool, rng: Rng | None = None) -> NoisyMarginals:
-    """Return all noisy tables except the chosen ones: drawn on the driver, once, after the ledger was charged.
+    """Return all noisy tables except the chosen ones: drawn on the driver, once, after the ledger has been charged.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ class MarginalsSpec(Spec):
         Each table's share of the budget, relative to the others; equal if not given.
     bins
         How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
-        their own. Or a number of cells of one width, or for each column one of these or the first value of each cell.
+        their own. A number: into that many cells of equal width. A mapping: for each column one of these, or a list of the first value of each cell.
     """
 
     kind: Literal["marginals"] = "marginals"
@@ -78,7 +78,7 @@ class MarginalsMechanism(NoisyTables):
         Raises
         ------
         SpecError
-            If a table names an unknown column, or one twice, or stands twice; if the weights are not one for each; if a
+            If a table names an unknown column, or one twice, or appears twice; if the weights are not one for each; if a
             column has the name of one of the output's own.
         """
         cliques, weights = self.spec.cliques, self.spec.weights
@@ -155,7 +155,7 @@ class MarginalsMechanism(NoisyTables):
         return (
             *self.search_stages,
             f"tabulate: read {len(self.schema.privatised)} columns once; count {len(self.spec.cliques)} tables, merged in a tree",
-            "fit: noise on every cell, on the driver, written once",
+            "fit: add noise to every cell on the driver, and write the tables once",
             "write: the noisy tables, one row a cell",
         )
 

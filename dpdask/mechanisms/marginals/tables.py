@@ -110,7 +110,7 @@ class NoisyTables(NoisyCounts):
         """Return how far the counts of the tables may be off; see `Mechanism.expectations`."""
         noise, sizes = self.noise, self._sizes(columns)
         named = {"a one-way table": noise.one_way, "a two-way table": noise.pairs}
-        named |= {"a two-way table's second measurement": noise.chosen, "a chosen three-way table": noise.triples}
+        named |= {"the second measurement of a two-way table": noise.chosen, "a chosen three-way table": noise.triples}
         named |= {
             f"the table {' x '.join(clique)}, of {math.prod(sizes[name] for name in clique):,} cells,": noise.cliques[clique]
             for clique in noise.cliques
@@ -124,7 +124,7 @@ class NoisyTables(NoisyCounts):
         if self.n_rows_private:  # then nothing can warn of too few
             needed = sorted(count_needed_rows(noise, sizes).values())
             few = write_digits(needed[len(needed) // 2])
-            found.append(f"with fewer than about {few} rows, half of the tables have fewer rows in a cell than its noise")
+            found.append(f"with fewer than about {few} rows, the average cell of half of the tables holds fewer rows than the σ of its noise")
         return (*found, *(() if self.cell_search is None else self.cell_search.expectations))
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
