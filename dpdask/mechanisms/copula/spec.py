@@ -310,11 +310,11 @@ class CopulaMechanism(NoisyTables):
     def describe_quality(self, release: FittedCopula) -> str:
         """Return how much dependence could be distinguished from noise; see `Mechanism.describe_quality`."""
         share = release.report.kept_share
-        told = f"{100 * share:.3g} % of the correlations could be distinguished from noise"
+        told = f"{100 * share:.3g} % of the correlations stand out from noise; the others, weak or absent in the table, are close to 0"
         if self.n_triples:
             chosen = sum(len(clique) == 3 for clique in release.noisy.chosen)
             told = f"{chosen:,} of at most {self.n_triples:,} three-way tables stood out from noise; {told}"
-        return f"{told}: the columns come out nearly independent" if share < LITTLE else told
+        return f"{told}; the columns come out nearly independent" if share < LITTLE else told
 
     def section(self, release: FittedCopula, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
         """Return the copula's part of the release card; see `Mechanism.section`."""
