@@ -94,6 +94,24 @@ class DateScale:
         return micro
 
 
+def count_since_1970(bound: str, microseconds: int, *, last: bool) -> float:
+    """Return a bound of a card of ranges, an ISO text, as a number.
+
+    Parameters
+    ----------
+    bound
+        A date, or a time; one without a zone is in UTC.
+    microseconds
+        How long one unit of the number is.
+    last
+        Whether a date that bounds times is its last moment, and not its first one.
+    """
+    time = pd.Timestamp(bound)
+    since = (time if time.tzinfo is None else time.tz_convert("UTC").tz_localize(None)) - pd.Timestamp(0)
+    rest = _MICROSECONDS["D"] // microseconds - 1 if last and len(bound) == len("2000-01-31") else 0
+    return float(since / pd.Timedelta(microseconds=microseconds)) + rest
+
+
 def find_scales(frame: pd.DataFrame) -> dict[str, DateScale]:
     """Return how the numbers of each column of dates count them."""
     return {str(name): scale for name in frame.columns if (scale := DateScale.of(frame[name])) is not None}
