@@ -215,7 +215,7 @@ def test_a_plan_tells_how_wide_ranges_will_be() -> None:
     assert "without a `reference` nothing says" in said[5]
     assert made.cautions(columns, 1_000) == ()
     many = {f"c{place}": PRICE for place in range(9)}
-    wide = bound({name: CASE1 for name in many}, schema=many)
+    wide = bound(dict.fromkeys(many, CASE1), schema=many)
     assert wide.expectations(columns_of(wide, pa.schema([(name, pa.float64()) for name in many])))[-1] == "4 more columns of ranges"
 
 

@@ -15,10 +15,16 @@ from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON as MAX_RANK_EPSILON
 from dpdask.kernels.rank import MIN_EPSILON as MIN_RANK_EPSILON
 from dpdask.mechanisms.card import Section
-from dpdask.mechanisms.interval.card import describe_all_protected, describe_all_unprotected, interval_guarantee, interval_section
+from dpdask.mechanisms.interval.card import (
+    describe_all_protected,
+    describe_all_unprotected,
+    describe_widths,
+    interval_guarantee,
+    interval_section,
+    warn_of_wide_ranges,
+)
 from dpdask.mechanisms.interval.design import Design, IntervalDifferential, find_perturbed, find_reference, make_local_release
 from dpdask.mechanisms.interval.release import IntervalRelease, make_released_schema, name_released, tabulate
-from dpdask.mechanisms.interval.widths import describe_widths, warn_of_wide_ranges
 from dpdask.mechanisms.mechanism import Columns, Mechanism, Spec, Spending
 from dpdask.privacy import Budget, split_epsilon
 from dpdask.privacy.budget import MAX_EPSILON
