@@ -34,7 +34,8 @@ _FAR = (
     "the bound on the bias is larger than the mean itself: values may lie far beyond the anchors, or the anchors lie so far apart that the ranges "
     "tell little; see npmle(), or release ranges with anchors where the values are"
 )
-_COARSE = "between the ends of ranges nearest to it, which lie further apart than it lies from 0, nothing tells where the quantile is; see npmle()"
+_COARSE = "it lies between two ends of ranges that are as far apart as most values are, and nothing tells where between them; see npmle()"
+_UNBOUNDED = "the card gives no bounds in the numbers of the ranges, so no bound on the bias is known"
 _UNMOVED = "resamples of the ranges do not vary, since the anchors lie too far apart, so no standard error is given"
 _STILL = 1e-9  # of the numbers: resamples that differ by less differ by rounding alone
 
@@ -75,8 +76,10 @@ class OpenedRanges(KeptColumns):
             bias = float(estimate.masses @ (estimate.right - estimate.left)) / 2.0 + self._doubt(column, rows, estimate, support)
         size = max(abs(found.value), float(np.ptp(counts.knots)))
         error = found.standard_error if found.standard_error > _STILL * size else None
-        limits = (*self._limits(column), *([_FAR] if bias is not None and bias > abs(found.value) else []), *([_UNMOVED] if error is None else []))
-        return Result(estimate=found.value, standard_error=error, bias_bound=bias, limits=limits)
+        is_of_dates = microseconds_of(self._column(column).get("numbers")) is not None  # whose 0 means nothing
+        limits = [_UNBOUNDED] if bias is None else [_FAR] if bias > abs(found.value) and not is_of_dates else []
+        limits += [_UNMOVED] if error is None else []
+        return Result(estimate=found.value, standard_error=error, bias_bound=bias, limits=(*self._limits(column), *limits))
 
     def histogram(self, column: str, bins: int | Sequence[float] = 20) -> Result:
         """Return how many rows lie in each range of a column; see `OpenedRelease.histogram`. Ranges have no standard error."""
@@ -100,8 +103,7 @@ class OpenedRanges(KeptColumns):
             estimate = self._fit(column, rows)
             found = estimate.quantile(np.array(probabilities))
             value = float(found[0]) if np.ndim(q) == 0 else pd.Series(found, pd.Index(probabilities, name="q"))
-            width = (estimate.right - estimate.left)[np.minimum(np.searchsorted(estimate.points, found), len(estimate.points) - 1)]
-            coarse = [_COARSE] if (width > np.abs(found)).any() else []
+            coarse = [_COARSE] if _is_coarse(estimate, found) else []
             return Result(estimate=value, standard_error=None, bias_bound=None, limits=(_SLOW, *coarse, *self._limits(column)))
 
         return self._for_each(column, by, find)
@@ -255,6 +257,13 @@ def _make_regressor(estimator: Any) -> Any:
     except ModuleNotFoundError:
         raise SpecError("interval regression needs scikit-learn", "regress", "install dpdask[inference]") from None
     return module.IntervalRegressor(estimator)
+
+
+def _is_coarse(estimate: NPMLE, quantiles: Floats) -> bool:
+    """Return whether an interval that a quantile lies in is over half as wide as what nine tenths of the mass lie in."""
+    low, high = np.searchsorted(np.cumsum(estimate.masses), [0.05, 0.95])
+    places = np.minimum(np.searchsorted(estimate.points, quantiles), len(estimate.points) - 1)
+    return bool(((estimate.right - estimate.left)[places] > (estimate.right[high] - estimate.left[low]) / 2.0).any())
 
 
 def _check_knots(knots: Sequence[float]) -> Floats:

@@ -231,10 +231,13 @@ def test_limits_of_ranges_do_not_advise_what_is_as_uncertain() -> None:
     mean, median = release.mean("value"), release.quantile("value")
     assert mean.bias_bound > mean.estimate
     assert any("larger than the mean itself" in limit for limit in mean.limits)
-    assert any("nothing tells where the quantile is" in limit for limit in median.limits)
+    assert any("nothing tells where between them" in limit for limit in median.limits)
     assert not any("use quantile()" in limit or "use mean()" in limit for limit in (*mean.limits, *median.limits))
     told = asked_of(np.random.default_rng(1).uniform(0.0, 5e7, 2_000), 5e7, OWN)
     assert not any("nothing tells" in limit or "larger than" in limit for limit in (*told.mean("value").limits, *told.quantile("value").limits))
+    unbounded = asked_of(np.random.default_rng(1).uniform(1e7, 4e7, 2_000), 5e7, {"numbers": "the column's own"}).mean("value")
+    assert unbounded.bias_bound is None
+    assert any("gives no bounds" in limit for limit in unbounded.limits)
 
 
 def test_resamples_that_do_not_vary_give_no_standard_error() -> None:
