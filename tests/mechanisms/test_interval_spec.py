@@ -225,8 +225,10 @@ def test_a_plan_warns_of_ranges_that_tell_next_to_nothing() -> None:
     near = design | {"anchors": {"name": "lognorm", "s": 1.5, "scale": 2_000}}
     inside = {name: part for name, part in design.items() if name != "reference"}
     hidden = perturbed(reference={"name": "uniform", "loc": 0, "scale": 5e7}) | {"of": inside, "reference": design["reference"]}
-    made = bound({"far": design, "near": near, "hidden": hidden}, {"epsilon": 1.0}, {"far": far, "near": far, "hidden": far})
-    columns = columns_of(made, pa.schema([(name, pa.float64()) for name in ("far", "near", "hidden")]))
+    chosen = design | {"anchors": {"coverage": 0.999, "family": {"name": "uniform", "loc": 0, "scale": 1}}}
+    designs = {"far": design, "near": near, "hidden": hidden, "chosen": chosen}
+    made = bound(designs, {"epsilon": 1.0}, dict.fromkeys(designs, far))
+    columns = columns_of(made, pa.schema([(name, pa.float64()) for name in designs]))
     [warning] = made.cautions(columns, None)
     assert warning.startswith("far, hidden: a range rules out less than 1 % of the values on average")
     assert "holds 99.98" in made.expectations(columns)[0]

@@ -15,6 +15,7 @@ from dpdask.mechanisms.card_parts import CoveredContent
 from dpdask.mechanisms.interval.coverage import PublicReference, coverage, quasi_run
 from dpdask.mechanisms.interval.design import (
     Canonical,
+    CoverageAnchors,
     Design,
     Ensemble,
     IntervalDifferential,
@@ -301,14 +302,15 @@ def describe_widths(designs: Mapping[str, Design], codecs: Mapping[str, Codec]) 
 
 
 def warn_of_wide_ranges(designs: Mapping[str, Design], codecs: Mapping[str, Codec]) -> tuple[str, ...]:
-    """Return a warning of columns whose ranges tell next to nothing under their reference.
+    """Return a warning of columns whose ranges tell next to nothing under their reference, unless the user chose how much they hold.
 
     Parameters
     ----------
     designs, codecs
         By column.
     """
-    wide = [name for name in designs if (held := expect_held(name, designs[name], codecs[name])) is not None and 1.0 - held < _LITTLE]
+    open_ = [name for name, design in designs.items() if not isinstance(getattr(design, "anchors", None), CoverageAnchors)]
+    wide = [name for name in open_ if (held := expect_held(name, designs[name], codecs[name])) is not None and 1.0 - held < _LITTLE]
     if not wide:
         return ()
     told = (
