@@ -39,6 +39,11 @@ class DateScale:
             return cls(unit="us" if unit == "ns" else unit, zone=values.dt.tz)
         return cls(unit="D") if pd.api.types.infer_dtype(values, skipna=True) == "date" else None
 
+    @property
+    def microseconds(self) -> int:
+        """How long one unit is."""
+        return _MICROSECONDS[self.unit]
+
     def to_numbers(self, dates: pd.Series | Sequence[object]) -> Floats:
         """Return dates as float64 numbers, missing ones as NaN."""
         index = pd.DatetimeIndex(dates)
@@ -47,7 +52,7 @@ class DateScale:
         elif self.zone is not None:
             index = index.tz_localize(self.zone).tz_convert("UTC").tz_localize(None)
         found = index.to_numpy().astype("datetime64[us]")
-        numbers: Floats = np.where(np.isnat(found), np.nan, found.astype(np.int64) / _MICROSECONDS[self.unit])
+        numbers: Floats = np.where(np.isnat(found), np.nan, found.astype(np.int64) / self.microseconds)
         return numbers
 
     def to_dates(self, numbers: Floats) -> pd.DatetimeIndex:
@@ -84,9 +89,27 @@ class DateScale:
     def _count(self, numbers: Floats) -> NDArray[np.int64]:
         known = np.isfinite(numbers)
         missing = np.iinfo(np.int64).min  # NaT
-        micro: NDArray[np.int64] = np.where(known, np.rint(np.where(known, numbers, 0.0) * _MICROSECONDS[self.unit]), 0.0).astype(np.int64)
+        micro: NDArray[np.int64] = np.where(known, np.rint(np.where(known, numbers, 0.0) * self.microseconds), 0.0).astype(np.int64)
         micro[~known] = missing
         return micro
+
+
+def count_since_1970(bound: str, microseconds: int, *, last: bool) -> float:
+    """Return a bound of a card of ranges, an ISO text, as a number.
+
+    Parameters
+    ----------
+    bound
+        A date, or a time; one without a zone is in UTC.
+    microseconds
+        How long one unit of the number is.
+    last
+        Whether a date that bounds times is its last moment, and not its first one.
+    """
+    time = pd.Timestamp(bound)
+    since = (time if time.tzinfo is None else time.tz_convert("UTC").tz_localize(None)) - pd.Timestamp(0)
+    rest = _MICROSECONDS["D"] // microseconds - 1 if last and len(bound) == len("2000-01-31") else 0
+    return float(since / pd.Timedelta(microseconds=microseconds)) + rest
 
 
 def find_scales(frame: pd.DataFrame) -> dict[str, DateScale]:

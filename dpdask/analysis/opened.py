@@ -157,7 +157,7 @@ class OpenedRelease:
         """
         self._refuse("slope", response, *features)
 
-    def npmle(self, column: str, *, support: tuple[float, float] | None = None) -> NPMLE:
+    def npmle(self, column: str, *, support: tuple[float, float] | None = None, knots: Sequence[float] | None = None) -> NPMLE:
         """Return the distribution under which a column's released ranges are most likely.
 
         Parameters
@@ -166,8 +166,11 @@ class OpenedRelease:
             The original column.
         support
             Bounds that no value lies outside of; the declared ones if not given.
+        knots
+            Where the estimate may tell values apart, such as `numpy.geomspace(100, 1e6, 300)`. By default they are quantiles of the ranges' ends, and
+            more ends where the distribution has its mass.
         """
-        del support
+        del support, knots
         self._refuse("npmle", column)
 
     def regress(self, response: str, *features: str, estimator: Any = None) -> Any:
@@ -241,13 +244,18 @@ class OpenedRelease:
             raise SpecError(f"needs {len(levels)} values, in the order of the levels", f"mean({name})", f"give a number, or NaN, for each of {shown}")
         return found
 
+    def _bounds_of(self, name: str) -> tuple[float, float] | None:
+        """Return the declared bounds of a column in the numbers of its estimates; None if there are none."""
+        bounds = self._column(name).get("bounds")
+        return None if bounds is None else (float(bounds[0]), float(bounds[1]))
+
     def _edges(self, name: str, bins: int | Sequence[Any], scale: DateScale | None = None) -> NDArray[np.float64]:
         """Return the edges of a histogram's ranges; a number of them lies between the declared bounds."""
-        bounds = self._column(name).get("bounds")
         if isinstance(bins, int):
+            bounds = self._bounds_of(name)
             if bounds is None or bins < 1 or bins is True:
                 raise SpecError("a number of ranges needs declared bounds, and is at least 1", f"column {name!r}", "give the edges: bins=[0, 10, 20]")
-            return np.linspace(float(bounds[0]), float(bounds[1]), bins + 1)
+            return np.linspace(*bounds, bins + 1)
         try:
             edges = np.asarray(bins, dtype=np.float64) if scale is None else scale.to_edges(bins, f"column {name!r}")
         except (TypeError, ValueError):

@@ -11,16 +11,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dpdask.analysis.dates import check_no_dates, find_scales
+from dpdask.analysis.dates import check_no_dates, count_since_1970, find_scales
 from dpdask.analysis.kept import KeptColumns
 from dpdask.analysis.opened import check_no_groups, check_probabilities
-from dpdask.analysis.points import LOOSE
 from dpdask.analysis.result import Result
 from dpdask.analysis.weighted import check_features
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, RangeCounts, bootstrap, npmle
-from dpdask.mechanisms.card import OWN_NUMBERS
-from dpdask.stats.ranges import grid_of_ranges
+from dpdask.inference.range_grids import count_ranges
+from dpdask.mechanisms.card import OWN_NUMBERS, microseconds_of
 from dpdask.streams import RunKey, stream
 
 Floats = NDArray[np.float64]
@@ -30,7 +29,15 @@ _GROUPS = 10
 _NEAREST = (50, 100, 200, 400, 800, 1600)  # ends of ranges
 _PERTURBED = "the ranges are of perturbed values: so is the estimate, and only under the declared reference is it that of the original values"
 _TOLD_TOO_LITTLE = "groups of too few rows, whose ranges do not tell where their values lie, have no estimate"
-_SLOW = "the distribution at a point is estimated at the rate of the cube root of the rows, so no standard error is given; use mean()"
+_SLOW = "the distribution at a point is estimated at the rate of the cube root of the rows, so no standard error is given"
+_FAR = (
+    "the bound on the bias is larger than the mean itself: values may lie far beyond the anchors, or the anchors lie so far apart that the ranges "
+    "tell little; see npmle(), or release ranges with anchors where the values are"
+)
+_COARSE = "it lies between two ends of ranges that are as far apart as most values are, and nothing tells where between them; see npmle()"
+_UNBOUNDED = "the card gives no bounds in the numbers of the ranges, so no bound on the bias is known"
+_UNMOVED = "resamples of the ranges do not vary, since the anchors lie too far apart, so no standard error is given"
+_STILL = 1e-9  # of the numbers: resamples that differ by less differ by rounding alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -67,8 +74,12 @@ class OpenedRanges(KeptColumns):
         if support is not None:
             estimate = npmle(counts, support=support, place="middle")
             bias = float(estimate.masses @ (estimate.right - estimate.left)) / 2.0 + self._doubt(column, rows, estimate, support)
-        limits = (*self._limits(column), *([LOOSE] if bias is not None and bias > abs(float(found.value)) else []))
-        return Result(estimate=found.value, standard_error=found.standard_error, bias_bound=bias, limits=limits)
+        size = max(abs(found.value), float(np.ptp(counts.knots)))
+        error = found.standard_error if found.standard_error > _STILL * size else None
+        is_of_dates = microseconds_of(self._column(column).get("numbers")) is not None  # whose 0 means nothing
+        limits = [_UNBOUNDED] if bias is None else [_FAR] if bias > abs(found.value) and not is_of_dates else []
+        limits += [_UNMOVED] if error is None else []
+        return Result(estimate=found.value, standard_error=error, bias_bound=bias, limits=(*self._limits(column), *limits))
 
     def histogram(self, column: str, bins: int | Sequence[float] = 20) -> Result:
         """Return how many rows lie in each range of a column; see `OpenedRelease.histogram`. Ranges have no standard error."""
@@ -89,9 +100,11 @@ class OpenedRanges(KeptColumns):
             self._refuse("quantile", column)
 
         def find(rows: pd.DataFrame) -> Result:
-            found = self._fit(column, rows).quantile(np.array(probabilities))
+            estimate = self._fit(column, rows)
+            found = estimate.quantile(np.array(probabilities))
             value = float(found[0]) if np.ndim(q) == 0 else pd.Series(found, pd.Index(probabilities, name="q"))
-            return Result(estimate=value, standard_error=None, bias_bound=None, limits=(_SLOW, *self._limits(column)))
+            coarse = [_COARSE] if _is_coarse(estimate, found) else []
+            return Result(estimate=value, standard_error=None, bias_bound=None, limits=(_SLOW, *coarse, *self._limits(column)))
 
         return self._for_each(column, by, find)
 
@@ -132,11 +145,11 @@ class OpenedRanges(KeptColumns):
         limits = ("the response is taken to have normal errors of one variance", *self._limits(response))
         return Result(estimate=pd.Series(estimate, index), standard_error=pd.Series(error, index), bias_bound=None, limits=limits)
 
-    def npmle(self, column: str, *, support: tuple[float, float] | None = None) -> NPMLE:
+    def npmle(self, column: str, *, support: tuple[float, float] | None = None, knots: Sequence[float] | None = None) -> NPMLE:
         """Return the distribution under which a column's ranges are most likely; see `OpenedRelease.npmle`."""
         if self._is_kept(column):
             self._refuse("npmle", column)
-        return self._fit(column, self._ranges(column), support)
+        return self._fit(column, self._ranges(column), support, knots)
 
     def regress(self, response: str, *features: str, estimator: Any = None) -> Any:
         """Return a fitted regression of a column that is released as ranges; see `OpenedRelease.regress`."""
@@ -166,8 +179,10 @@ class OpenedRanges(KeptColumns):
                 parts[level] = find(rows)
             except SpecError:
                 parts[level], left_out = Result(estimate=np.nan, standard_error=np.nan, bias_bound=np.nan), True
+        if any(part.standard_error is not None and not np.isnan(part.standard_error) for part in parts.values()):
+            parts = {level: replace(part, standard_error=np.nan) if part.standard_error is None else part for level, part in parts.items()}
         found = Result.gather(list(parts.values()), pd.Index(list(parts), name=by))
-        limits = next((part.limits for part in parts.values() if part.limits), ())
+        limits = tuple(dict.fromkeys(limit for part in parts.values() for limit in part.limits))
         return replace(found, limits=(*limits, _TOLD_TOO_LITTLE) if left_out else limits)
 
     def _ranges(self, name: str, *others: str) -> pd.DataFrame:
@@ -175,16 +190,12 @@ class OpenedRanges(KeptColumns):
         return self.to_pandas([*others, *self._ends(name)]).dropna()
 
     def _count(self, name: str, rows: pd.DataFrame) -> RangeCounts:
-        """Return the counts of a column's ranges.
+        """Return the counts of a column's ranges, with finer knots where their mass is."""
+        return count_ranges(*self._two_ends(name, rows), _N_KNOTS, bounds=self._bounds_of(name))
 
-        Rounding gives the outermost knots ranges of one side alone. With them all mass would lie before the last anchor, where it begins to be
-        unknown; so they are left out where values are bounded.
-        """
+    def _two_ends(self, name: str, rows: pd.DataFrame) -> tuple[Floats, Floats]:
         lower, upper = (rows[end].to_numpy(dtype=np.float64) for end in self._ends(name))
-        grid = grid_of_ranges(lower, upper, _N_KNOTS)
-        counts = RangeCounts.of_batch(grid, lower, upper)
-        trimmed = counts.n_rounded > 0 and self._bounds_of(name) is not None
-        return RangeCounts.of_batch(grid[1:-1], lower, upper) if trimmed else counts
+        return lower, upper
 
     def _doubt(self, name: str, rows: pd.DataFrame, estimate: NPMLE, support: tuple[float, float]) -> float:
         """Return how far more mass beyond the outermost knots may move the mean, from there: as much as the ranges nearest to them allow.
@@ -192,7 +203,7 @@ class OpenedRanges(KeptColumns):
         Of the rows that say whether their value is above an anchor beyond t, those that do are at least the share of values beyond all anchors;
         two standard deviations and the rule of three are added. The best t is taken.
         """
-        lower, upper = (rows[end].to_numpy(dtype=np.float64) for end in self._ends(name))
+        lower, upper = self._two_ends(name, rows)
         total = 0.0
         for low, high, end, knot in ((lower, upper, support[1], estimate.knots[-1]), (-upper, -lower, -support[0], -estimate.knots[0])):
             if end <= knot:
@@ -209,16 +220,24 @@ class OpenedRanges(KeptColumns):
         return float(total)
 
     def _bounds_of(self, name: str) -> tuple[float, float] | None:
-        """Return the declared bounds of a column whose ranges are of its own numbers."""
-        return self._bounds([name]).get(name) if self._column(name).get("numbers") == OWN_NUMBERS else None
+        """Return the declared bounds of a column in the numbers of its ranges; None if there are none, or its card does not tell which numbers."""
+        column = self._column(name)
+        bounds, micro = column.get("bounds"), microseconds_of(column.get("numbers"))
+        if bounds is None or (micro is None and column.get("numbers") != OWN_NUMBERS):
+            return None
+        low, high = (
+            float(bound) if isinstance(bound, int | float) else count_since_1970(str(bound), micro or 1, last=last)
+            for bound, last in zip(bounds, (False, True), strict=True)
+        )
+        return low, high
 
     def _support(self, name: str, counts: RangeCounts) -> tuple[float, float] | None:
         """Return the declared bounds, so wide that they hold all anchors."""
         bounds, knots = self._bounds_of(name), counts.knots
         return None if bounds is None else (min(bounds[0], float(knots[0])), max(bounds[1], float(knots[-1])))
 
-    def _fit(self, name: str, rows: pd.DataFrame, support: tuple[float, float] | None = None) -> NPMLE:
-        counts = self._count(name, rows)
+    def _fit(self, name: str, rows: pd.DataFrame, support: tuple[float, float] | None = None, knots: Sequence[float] | None = None) -> NPMLE:
+        counts = self._count(name, rows) if knots is None else RangeCounts.of_batch(_check_knots(knots), *self._two_ends(name, rows))
         support = support or self._support(name, counts)
         return npmle(counts, support=support, place="middle" if support else "right")
 
@@ -238,3 +257,18 @@ def _make_regressor(estimator: Any) -> Any:
     except ModuleNotFoundError:
         raise SpecError("interval regression needs scikit-learn", "regress", "install dpdask[inference]") from None
     return module.IntervalRegressor(estimator)
+
+
+def _is_coarse(estimate: NPMLE, quantiles: Floats) -> bool:
+    """Return whether an interval that a quantile lies in is over half as wide as what nine tenths of the mass lie in."""
+    low, high = np.searchsorted(np.cumsum(estimate.masses), [0.05, 0.95])
+    places = np.minimum(np.searchsorted(estimate.points, quantiles), len(estimate.points) - 1)
+    return bool(((estimate.right - estimate.left)[places] > (estimate.right[high] - estimate.left[low]) / 2.0).any())
+
+
+def _check_knots(knots: Sequence[float]) -> Floats:
+    """Return knots as an increasing array without repeats, as a list of ends may have them."""
+    try:
+        return np.unique(np.asarray(knots, dtype=np.float64))
+    except (TypeError, ValueError):
+        raise SpecError("knots are numbers, those of the ranges' ends", "npmle", "write them as in knots=[0, 10, 100, 1000]") from None

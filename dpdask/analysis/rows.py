@@ -300,26 +300,10 @@ class OpenedRows(KeptColumns):
         return self.to_pandas(chosen) if self.n_rows <= _IN_MEMORY else self.to_dask()[chosen]
 
     def _correct_mean(self, released: ReleasedColumn, numbers: NDArray[np.float64], by: str | None) -> Result:
-        """Return a mean that is corrected for the channel; of the rows with a number, it is a ratio of two."""
+        """Return a mean that is corrected for the channel, of the rows with a number."""
         rows = self._rows([*released.outcomes.columns, *([] if by is None else [by])])
-
-        def estimate(values: NDArray[np.float64]) -> Estimate:
-            return released.mean(rows, values) if by is None else released.group_means(rows, by, values)
-
-        here = np.isfinite(numbers)
-        if here.all():
-            return self._result(estimate(numbers))
-        centre = float(numbers[here].mean()) if here.any() else 0.0
-        above, inside = estimate(np.where(here, numbers - centre, 0.0)), estimate(here.astype(np.float64))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.maximum(inside.value, 0.0)
-            shift = above.value / share
-            error, bias = (
-                (one + np.abs(shift) * two) / share
-                for one, two in ((above.standard_error, inside.standard_error), (above.worst_bias, inside.worst_bias))
-            )
-        found = self._result(replace(above, value=centre + shift, standard_error=error, worst_bias=bias))
-        return replace(found, limits=(*found.limits, WITHOUT_NULLS))
+        found = self._result(released.mean(rows, numbers) if by is None else released.group_means(rows, by, numbers))
+        return found if np.isfinite(numbers).all() else replace(found, limits=(*found.limits, WITHOUT_NULLS))
 
     def _crosstab_private(self, one: ReleasedColumn, two: ReleasedColumn) -> Result:
         """Return the table of two columns with noise of their own: of the pair, the channel is the Kronecker product of the two."""

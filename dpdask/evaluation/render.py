@@ -10,6 +10,7 @@ import numpy as np
 from dpdask.evaluation.comparison import Comparison
 from dpdask.evaluation.samples import Floats, Side
 from dpdask.html.pages import read_style, render_page
+from dpdask.mechanisms.card import say_date
 from dpdask.mechanisms.card_parts import Guarantee
 from dpdask.version import __version__
 
@@ -75,7 +76,8 @@ def _draw(name: str, original: Side, released: Side) -> dict[str, Any]:
         low, high = (float(end) for end in np.quantile(known, [0.005, 0.995]))
         edges = np.linspace(low, high if high > low else low + 1.0, _N_BARS + 1)
         shares = [np.histogram(np.clip(each[~np.isnan(each)], edges[0], edges[-1]), edges)[0] / len(each) for each in values]
-        caption = f"{edges[0]:.6g} to {edges[-1]:.6g}; values beyond are in the outermost bars"
+        ends = [(say_date(float(end), "days") if name in original.dates else None) or f"{end:.6g}" for end in edges[[0, -1]]]
+        caption = f"{ends[0]} to {ends[1]}; values beyond are in the outermost bars"
     return {"name": name, "bars": _place_bars(*shares), "caption": caption}
 
 

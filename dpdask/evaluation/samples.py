@@ -15,17 +15,20 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
+from dpdask.analysis.dates import DateScale
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.inference.tallies import level_key
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.fragments import InputTable, read_batches
 from dpdask.io.storage import Folder
+from dpdask.mechanisms.card import microseconds_of
 
 Codes: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
 MOST_LEVELS = 1_000
 _BATCH_ROWS = 2**16
+_DAY = 86_400_000_000  # microseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -38,10 +41,13 @@ class Side:
         By name, the values of the rows.
     levels
         By name, the categories that the codes stand for; a column without them is one of numbers.
+    dates
+        The columns whose numbers are days since 1970.
     """
 
     columns: Mapping[str, Floats | Codes]
     levels: Mapping[str, tuple[object, ...]]
+    dates: frozenset[str] = frozenset()
 
     @property
     def n_rows(self) -> int:
@@ -192,14 +198,15 @@ def code_sides(original: pd.DataFrame, released: pd.DataFrame, columns: Mapping[
     """
     sides: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     levels: dict[str, tuple[object, ...]] = {}
-    left_out = []
+    dates, left_out = set(), []
     for name in original.columns:
         column, pair = columns[name], (original[name], released[name])
         numbers = None if "levels" in column else [_to_numbers(part) for part in pair]
         if numbers is not None and numbers[0] is not None and numbers[1] is not None:
-            bounds = column.get("bounds")
-            sides[0][name] = numbers[0] if bounds is None else np.clip(numbers[0], float(bounds[0]), float(bounds[1]))
+            bounds, unit = column.get("bounds"), _days_of_one(column, released[name])
+            sides[0][name] = numbers[0] if bounds is None else np.clip(numbers[0], float(bounds[0]) * unit, float(bounds[1]) * unit)
             sides[1][name] = numbers[1]
+            dates |= set() if pd.api.types.is_numeric_dtype(released[name]) else {str(name)}
             continue
         keys = [[level_key(value) for value in part] for part in pair]
         known = dict.fromkeys(level_key(level) for level in column["levels"]) if "levels" in column else dict.fromkeys(keys[0] + keys[1])
@@ -212,7 +219,17 @@ def code_sides(original: pd.DataFrame, released: pd.DataFrame, columns: Mapping[
             side[name] = np.array([places.get(key, len(places)) for key in own], dtype=np.int64)
     if not sides[0]:
         raise SpecError("no column can be compared", "report", "compare a release with columns of numbers or of at most 1,000 categories")
-    return Side(columns=sides[0], levels=levels), Side(columns=sides[1], levels=levels), tuple(left_out)
+    real, given = (Side(columns=side, levels=levels, dates=frozenset(dates)) for side in sides)
+    return real, given, tuple(left_out)
+
+
+def _days_of_one(column: Mapping[str, Any], released: pd.Series) -> float:
+    """Return how many days a column's card counts as 1, since `_to_numbers` gives days; 1.0 for a column of numbers."""
+    micro = microseconds_of(column.get("numbers"))
+    if micro is None:  # a column of numbers, or a card of a version that did not tell
+        scale = DateScale.of(released)
+        micro = _DAY if scale is None else scale.microseconds
+    return micro / _DAY
 
 
 def _to_numbers(values: pd.Series) -> Floats | None:

@@ -95,14 +95,17 @@ def correlation_similarity(real: tuple[Floats, Floats], other: tuple[Floats, Flo
 def cut_ranges(real: Floats, other: Floats) -> tuple[Codes, Codes]:
     """Return the codes of two columns of numbers cut into 10 ranges of equal width over the first; 0 below it, 11 at its end, 12 null.
 
+    A first column without 10 different ranges, such as one of a single value, has as many as it has: 0 is below it, 12 null.
+
     Parameters
     ----------
     real, other
         float64 arrays; NaN is null.
     """
-    known = real[~np.isnan(real)]
-    edges = np.histogram_bin_edges(known if len(known) else np.zeros(1), bins=N_RANGES)
-    first, second = (np.where(np.isnan(column), len(edges) + 1, np.digitize(column, edges)).astype(np.int64) for column in (real, other))
+    known = real[np.isfinite(real)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    edges = np.unique(np.linspace(low, high, N_RANGES + 1)) if low < high else np.array([low, np.nextafter(low, np.inf)])
+    first, second = (np.where(np.isnan(column), N_RANGES + 2, np.digitize(column, edges)).astype(np.int64) for column in (real, other))
     return first, second
 
 

@@ -7,7 +7,8 @@ first asked for.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dpdask.inference.debias import Estimate, ReleasedColumn
+from dpdask.inference.debias import ReleasedColumn
+from dpdask.inference.estimates import Estimate
 from dpdask.inference.m_estimators import (
     Contrast,
     WeightedSample,

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import special
 
 from dpdask.errors import SpecError
+from dpdask.inference.estimates import Estimate, average_known
 from dpdask.inference.pseudo_values import (
     MAX_CONDITION,
     Directions,
@@ -29,36 +29,6 @@ from dpdask.inference.pseudo_values import (
 from dpdask.inference.slopes import regress_kept_on, regress_on_kept
 from dpdask.inference.tallies import Floats, Frame, Outcomes, group_counts, moments, outcome_counts
 from dpdask.mechanisms.card import Card
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Estimate:
-    """An estimate of a quantity of the original column.
-
-    Attributes
-    ----------
-    value
-        A number, a Series (by level, group or covariate) or a DataFrame (groups × levels).
-    standard_error
-        The spread of `value` over drawing rows from a population and releasing them, of the same shape. For the released
-        table itself it is an upper bound on average, since the rows are then fixed.
-    condition_number
-        The ratio of the largest to the smallest singular value that was inverted, by at least a half: the
-        largest factor by which noise in the released column is amplified.
-    worst_bias
-        Zero where the channel determines the value and it was inverted. Otherwise the largest possible bias, for any original
-        values; infinite where no bound is known. Most biases are much smaller.
-    """
-
-    value: Any
-    standard_error: Any
-    condition_number: float
-    worst_bias: Any = 0.0
-
-    def interval(self, confidence: float = 0.95) -> tuple[Any, Any]:
-        """Return the normal confidence interval, widened by the worst bias."""
-        half = float(special.ndtri(0.5 + confidence / 2)) * self.standard_error + self.worst_bias
-        return self.value - half, self.value + half
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -272,10 +242,23 @@ class ReleasedColumn:
         return self._estimate(*(pd.Series(part[0], index) for part in (value, error, worst)), table=table)
 
     def mean(self, counts: Any, values: Sequence[float] | Floats | None = None, *, approximate: bool = True) -> Estimate:
-        """Return the mean of f(Z); parameters as for `distribution` and `transform_for`."""
+        """Return the mean of f(Z), as a rule over the rows that are not null.
+
+        Parameters
+        ----------
+        counts, approximate
+            As for `distribution`.
+        values
+            f at each level, in the card's order; by default the levels themselves, which must then be numbers. NaN leaves the rows of a level
+            out, as nulls are left out by default.
+        """
         table = self._table(outcome_counts(counts, self.outcomes))
-        value, error, worst = self._means(table, self._values(values), approximate=approximate)
-        return self._estimate(float(value[0]), float(error[0]), float(worst[0]), table=table)
+
+        def average(f: Floats) -> Estimate:
+            value, error, worst = self._means(table, f, approximate=approximate)
+            return self._estimate(float(value[0]), float(error[0]), float(worst[0]), table=table)
+
+        return average_known(average, self._values(values, partly=True))
 
     def group_means(
         self, frame: Frame, by: str | Sequence[str], values: Sequence[float] | Floats | None = None, *, approximate: bool = True
@@ -289,7 +272,7 @@ class ReleasedColumn:
         by
             Kept columns.
         values
-            f at each level, as for `transform_for`.
+            f at each level, as for `mean`.
         approximate
             As for `distribution`. True: groups lean to the average of all rows, the more the fewer rows they have and the less groups seem to
             differ.
@@ -299,8 +282,12 @@ class ReleasedColumn:
         Standard errors come from each group's own spread, conditional on its size; a group of one row has none (NaN).
         """
         groups, table = self._group(frame, by)
-        value, error, worst = self._means(table, self._values(values), approximate=approximate)
-        return self._estimate(*(pd.Series(part, groups) for part in (value, error, worst)), table=table)
+
+        def average(f: Floats) -> Estimate:
+            parts = self._means(table, f, approximate=approximate)
+            return self._estimate(*(pd.Series(part, groups) for part in parts), table=table)
+
+        return average_known(average, self._values(values, partly=True))
 
     def crosstab(
         self, frame: Frame, by: str | Sequence[str], *, simplex: bool = False, normalise: bool = False, approximate: bool = True
@@ -378,13 +365,15 @@ class ReleasedColumn:
             parts = regress_kept_on(found, *both)
         return self._estimate(*(pd.Series(part, pd.Index(names)) for part in parts), table=table)
 
-    def _values(self, values: Sequence[float] | Floats | None) -> Floats:
+    def _values(self, values: Sequence[float] | Floats | None, *, partly: bool = False) -> Floats:
+        """Return f at each level; only with `partly` may some have none, NaN."""
         if values is None:
-            if not all(isinstance(level, int | float) for level in self.levels):
+            numbers = [math.nan if level is None and partly else level for level in self.levels]
+            if not all(isinstance(number, int | float) for number in numbers):
                 raise SpecError("its levels are not all numbers", f"column {self.name!r}", "give `values`, one number per level (null included)")
-            values = [float(level) for level in self.levels if isinstance(level, int | float)]
+            values = [float(number) for number in numbers if isinstance(number, int | float)]
         f = np.asarray(values, dtype=np.float64)
-        if f.shape != (len(self.levels),) or not np.isfinite(f).all():
+        if f.shape != (len(self.levels),) or np.isinf(f).any() or not (partly or np.isfinite(f).all()):
             raise SpecError("values must be finite numbers, one per level", f"column {self.name!r}", f"give {len(self.levels)} of them")
         return f
 

@@ -346,6 +346,17 @@ def tell_numbers(codec: Codec) -> dict[str, str]:
     return {}
 
 
+def microseconds_of(numbers: str | None) -> int | None:
+    """Return how long one of a card's numbers for dates is; None if a column's numbers are not those of dates.
+
+    Parameters
+    ----------
+    numbers
+        Which numbers stand for the column's dates, as `tell_numbers` writes it.
+    """
+    return _MICROSECONDS.get(str(numbers).partition(" ")[0].rstrip(","))
+
+
 def say_date(number: object, numbers: str | None) -> str | None:
     """Return a number of a card as a date, or as a time in whole seconds; None if the column's numbers are not those of dates.
 
@@ -356,7 +367,7 @@ def say_date(number: object, numbers: str | None) -> str | None:
     numbers
         Which numbers stand for the column's dates, as `tell_numbers` writes it.
     """
-    microseconds = _MICROSECONDS.get(str(numbers).partition(" ")[0].rstrip(","))
+    microseconds = microseconds_of(numbers)
     if microseconds is None or not isinstance(number, int | float):
         return None
     try:

@@ -192,6 +192,92 @@ def test_a_mean_that_bounds_do_not_determine_is_said_to_be_so(far: float, is_loo
     assert any("larger than the mean itself" in limit for limit in found.limits) == is_loose
 
 
+def asked_of(value: Any, farthest: float, column: dict[str, Any], seed: int = 0, step: float = 0.0) -> Any:
+    """Return opened ranges of values, with two anchors a row that are spread evenly from 0; they are rounded up to a step, if one is given."""
+    rng = np.random.default_rng(seed)
+    u, v = np.sort(rng.uniform(0.0, farthest, (len(value), 2)), axis=1).T
+    u, v = (step * np.ceil(each / step) if step else each for each in (u, v))
+    low, high = np.where(value > v, v, np.where(value > u, u, -np.inf)), np.where(value <= u, u, np.where(value <= v, v, np.inf))
+    table = pd.DataFrame({"low": low, "high": high, "town": rng.choice(["A", "B"], len(value))})
+    content = {
+        "columns": {"value": {"role": "privatised", "released_as": ["low", "high"]} | column, "town": {"role": "kept"}},
+        "guarantee": {"unit": "row"},
+    }
+    found = Ranges(folder=None, shards=(), n_rows=len(value), content=content)  # type: ignore[arg-type]  # no folder is read
+    object.__setattr__(found, "table", table)
+    return found
+
+
+OWN = {"bounds": [0.0, 5e7], "numbers": "the column's own"}
+
+
+def test_anchors_over_far_more_than_the_values_leave_what_the_ranges_tell() -> None:
+    """Of 200,000 anchors 12 lie below 3,000: quantiles of the anchors begin at 160,000."""
+    for seed in range(3):
+        value = np.exp(np.random.default_rng(seed).normal(7.6, 1.1, 100_000))
+        release = asked_of(value, 5e7, OWN, seed)
+        assert 500.0 < release.quantile("value").estimate < 8_000.0  # 2,000
+        mean = release.mean("value")
+        assert abs(mean.estimate - value.mean()) < 4.9 * mean.standard_error + mean.bias_bound
+        assert mean.bias_bound < 15_000.0
+        assert release.histogram("value", [0.0, 20_000.0, 5e7]).estimate.iloc[0] > 0.9 * len(value)
+        assert 500.0 < release.npmle("value", knots=np.geomspace(100.0, 4e7, 300)).quantile(0.5) < 8_000.0
+    with pytest.raises(dpdask.SpecError, match="knots=\\["):
+        release.npmle("value", knots=["far"])
+
+
+def test_limits_of_ranges_do_not_advise_what_is_as_uncertain() -> None:
+    release = asked_of(np.random.default_rng(1).uniform(0.0, 1e-3, 2_000), 5e7, OWN)
+    mean, median = release.mean("value"), release.quantile("value")
+    assert mean.bias_bound > mean.estimate
+    assert any("larger than the mean itself" in limit for limit in mean.limits)
+    assert any("nothing tells where between them" in limit for limit in median.limits)
+    assert not any("use quantile()" in limit or "use mean()" in limit for limit in (*mean.limits, *median.limits))
+    told = asked_of(np.random.default_rng(1).uniform(0.0, 5e7, 2_000), 5e7, OWN)
+    assert not any("nothing tells" in limit or "larger than" in limit for limit in (*told.mean("value").limits, *told.quantile("value").limits))
+    unbounded = asked_of(np.random.default_rng(1).uniform(1e7, 4e7, 2_000), 5e7, {"numbers": "the column's own"}).mean("value")
+    assert unbounded.bias_bound is None
+    assert any("gives no bounds" in limit for limit in unbounded.limits)
+
+
+def test_resamples_that_do_not_vary_give_no_standard_error() -> None:
+    """No anchor lies among the values, and many rows have the least one, so that all resamples are alike."""
+    value, step = np.random.default_rng(2).uniform(0.0, 1e-3, 2_000), 5e6
+    release = asked_of(value, 5e7, OWN, step=step)
+    found = release.mean("value")
+    assert found.standard_error is None
+    assert any("do not vary" in limit for limit in found.limits)
+    assert release.mean("value", by="town").standard_error is None
+    in_a = (release.table["town"] == "A").to_numpy()
+    value[in_a] = np.random.default_rng(3).uniform(0.0, 4e7, in_a.sum())
+    groups = asked_of(value, 5e7, OWN, step=step).mean("value", by="town")  # the same anchors and towns
+    assert groups.standard_error["A"] > 0.0
+    assert np.isnan(groups.standard_error["B"])
+    assert any("do not vary" in limit for limit in groups.limits)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "unit", "bounds"),
+    [
+        ("days since 1970-01-01", 1.0, ["1970-01-01", "2051-01-01"]),
+        ("microseconds since 1970-01-01", 86_400e6, ["1970-01-01", "2050-12-31"]),
+        ("seconds since 1970-01-01 UTC", 86_400.0, ["1970-01-01 01:00:00+01:00", "2051-01-01 00:00:00+00:00"]),
+    ],
+)
+def test_the_mean_of_ranges_of_dates_has_a_bound(numbers: str, unit: float, bounds: list[str]) -> None:
+    """Their anchors reach half of the bounds, which cards have as texts."""
+    value = np.random.default_rng(4).uniform(0.0, 25_000.0, 3_000)
+    found, same = (
+        asked_of(value * each, 20_000.0 * each, {"bounds": ends, "numbers": which}).mean("value")
+        for each, ends, which in ((unit, bounds, numbers), (1.0, [0.0, 29_585.0], "the column's own"))
+    )
+    assert found.bias_bound / unit == pytest.approx(same.bias_bound, rel=1e-6)
+    assert found.estimate / unit == pytest.approx(same.estimate, rel=1e-6)
+    assert abs(found.estimate - unit * value.mean()) < 4.9 * found.standard_error + found.bias_bound
+    counts = asked_of(value * unit, 20_000.0 * unit, {"bounds": bounds, "numbers": numbers}).histogram("value", 3)
+    assert counts.estimate.index[-1].right == pytest.approx(29_585.0 * unit)
+
+
 def test_an_unknown_group_of_ranges_is_refused_in_one_line() -> None:
     for column in ("value", "town"):
         with pytest.raises(dpdask.SpecError, match="'citty'"):

@@ -133,6 +133,9 @@ def test_plan_run_and_audit_promise_no_epsilon(source: Path, tmp_path: Path) -> 
     planned = plan_job(loaded)
     assert (planned.epsilons, planned.reference_epsilons, planned.ledger) == ({}, {}, None)
     assert planned.released_rows == sum(SIZES)
+    said = str(planned)
+    assert "expect    price: a range holds 70 % of the values on average" in said
+    assert "expect    rating, age, amount: without a `reference`" in said
     assert audit_job(loaded) == {"name": "test", "columns": {}, "row": None, "measurements": [], "sound": True}
     outcome = call_cli("run", tmp_path / "job" / "job.yaml", "--json")
     result = json.loads(outcome.stdout)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,13 @@ import yaml
 from e2e.helpers import call_cli, error_line, run_here, write_job
 from scipy import stats
 
+from dpdask.codec import ValueCodec, codec_for, tell_bounds
 from dpdask.errors import SpecError
 from dpdask.evaluation.comparison import compare_sides
 from dpdask.evaluation.samples import Side, code_sides, sample_rows
 from dpdask.evaluation.similarity import contingency_similarity, correlation_similarity, cut_ranges, ks_complement, tv_complement
+from dpdask.mechanisms.card import tell_numbers
+from dpdask.schema import Schema
 
 EVIL = "<script>alert(1)</script>"
 N = 4_000
@@ -47,6 +52,15 @@ def test_scores_are_those_of_their_definitions() -> None:
     assert ks_complement(np.array([np.nan]), y) is None
     assert correlation_similarity((np.zeros(9), x[:9]), numbers[1]) is None
     assert np.array_equal(cut_ranges(np.array([0.0, 10.0, np.nan]), np.array([-1.0, 5.5, 12.0]))[1], [0, 6, 11])
+
+
+@pytest.mark.parametrize("value", [0.0, -3.0, 19_364.8, 9.46685e14, 1e300])
+def test_a_constant_column_is_cut_into_one_range(value: float) -> None:
+    real, other = cut_ranges(np.array([value, value, np.nan]), np.array([value - abs(value) - 1.0, value, value + abs(value) + 1.0, np.inf, np.nan]))
+    assert real.tolist() == [1, 1, 12]
+    assert other.tolist() == [0, 1, 2, 2, 12]
+    narrow = np.array([value, np.nextafter(value, np.inf)])  # fewer than 10 numbers lie between its ends
+    assert np.diff(cut_ranges(narrow, narrow)[1])[0] > 0
 
 
 def test_standard_errors_are_the_spread_over_tables() -> None:
@@ -91,6 +105,25 @@ def test_columns_are_coded_by_the_card() -> None:
     many = pd.DataFrame({"id": [f"u{n}" for n in range(2_000)]})
     with pytest.raises(SpecError, match="no column can be compared"):
         code_sides(many, many, {"id": {"role": "kept"}})
+
+
+@pytest.mark.parametrize(
+    "type_", [pa.date32(), pa.timestamp("s"), pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("ns"), pa.timestamp("us", "UTC")]
+)
+@pytest.mark.parametrize("tells", [True, False])  # cards of older versions do not tell `numbers`
+def test_dates_and_their_bounds_are_days(type_: pa.DataType, tells: bool) -> None:
+    schema = Schema.from_dict(
+        {"columns": {"when": {"role": "privatise", "kind": "continuous", "bounds": [dt.date(2020, 1, 1), dt.date(2020, 1, 31)]}}}
+    )
+    codec = codec_for("when", schema.columns["when"], type_)
+    assert isinstance(codec, ValueCodec)
+    card = {"role": "privatised", "bounds": tell_bounds(schema.columns["when"], codec)} | (tell_numbers(codec) if tells else {})
+    days = [
+        pa.array(pd.to_datetime(texts, utc=True)).cast(type_).to_pandas() for texts in (["2010-01-01", "2020-01-05"], ["2020-01-01", "2020-01-05"])
+    ]
+    real, given, _ = code_sides(pd.DataFrame({"when": days[0]}), pd.DataFrame({"when": days[1]}), {"when": card})
+    assert real.columns["when"].tolist() == given.columns["when"].tolist() == [18262.0, 18266.0]  # 2010 is brought to the bound
+    assert real.dates == given.dates == {"when"}
 
 
 # ---- comparison
@@ -221,6 +254,34 @@ def test_what_cannot_be_reported_is_one_line(outputs: Path, monkeypatch: pytest.
     assert done.returncode == code, done.stderr
     assert words in error_line(done)
     assert not Path("out-confidential.html").exists()
+
+
+@pytest.mark.parametrize("unit", ["us", "ns"])
+def test_times_dates_and_a_constant_column_are_compared(tmp_path: Path, unit: str) -> None:
+    rng = np.random.default_rng(8)
+    when = pd.Timestamp("2023-01-01") + pd.to_timedelta(rng.integers(0, 700 * 86_400, N), unit="s")
+    table = pa.table(
+        {
+            "when": pa.array(when).cast(pa.timestamp(unit)),
+            "born": pa.array(when).cast(pa.timestamp("s")).cast(pa.date32(), safe=False),
+            "same": np.full(N, 1e15),
+            "grade": rng.integers(1, 4, N),
+        }
+    )
+    (tmp_path / "in").mkdir()
+    pq.write_table(table, tmp_path / "in" / "a.parquet")
+    dates = {"role": "privatise", "kind": "continuous", "bounds": [dt.date(2000, 1, 1), dt.date(2035, 12, 31)]}
+    grade = {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]}
+    schema = {"when": dates, "born": dates, "same": {"role": "keep"}, "grade": grade}
+    mechanism = {"mechanism__reference": {"kind": "histogram"}, "privacy__epsilon": 20.0}
+    run_here(write_job(tmp_path / "job", tmp_path / "in", tmp_path / "out", schema=schema, **mechanism))
+    done = call_cli("report", tmp_path / "out", "--original", tmp_path / "in", "--to", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    scores = re.findall(r"(when|born)</th><td class=\"text\">KSComplement</td><td>([0-9.]+)", text)
+    assert {name for name, _ in scores} == {"when", "born"}
+    assert min(float(score) for _, score in scores) > 0.9
+    assert "2023-01-" in text  # the ends of a picture are dates
 
 
 def test_ranges_are_not_compared(outputs: Path, tmp_path: Path) -> None:

@@ -377,6 +377,29 @@ def test_null_levels_dates_texts_and_categories_are_recognised(npartitions: int)
         np.testing.assert_allclose(shares, np.linalg.solve(third.T, [0.25, 0.5, 0.25]))
 
 
+def test_means_leave_out_nulls_and_levels_without_a_number() -> None:
+    third, levels = np.full((3, 3), 0.1) + 0.7 * np.eye(3), (None, 1, 3)
+    frame = pd.DataFrame({"rating": np.repeat([np.nan, 1.0, 3.0], [300, 400, 300]), "group": np.tile(["u", "v"], 500)})
+    shares = np.linalg.solve(third.T, [0.3, 0.4, 0.3])
+    truth = (shares[1] + 3.0 * shares[2]) / (shares[1] + shares[2])
+    found = column(third, levels).mean(frame, approximate=False)
+    assert found.value == pytest.approx(truth)
+    assert found.standard_error > 0.0
+    groups = column(third, levels).group_means(frame, "group", approximate=False)
+    np.testing.assert_allclose(groups.value, [truth, truth])
+    of_null = column(third, levels).mean(frame, [0.0, 1.0, 3.0], approximate=False)
+    assert of_null.value == pytest.approx(shares[1] + 3.0 * shares[2])
+    assert column(third, levels).mean(frame, [5.0, math.nan, math.nan], approximate=False).value == pytest.approx(5.0)
+    with pytest.raises(SpecError, match="one per level"):
+        column(third, levels).mean(frame, [0.0, math.inf, 1.0])
+    for refused in (
+        lambda: column(third, levels).transform_for(),
+        lambda: column(third, levels).slope(frame.assign(x=range(1000)), covariates=["x"]),
+    ):
+        with pytest.raises(SpecError, match="null included"):
+            refused()
+
+
 def test_the_card_of_a_release_is_what_from_card_reads() -> None:
     schema = dpdask.Schema.from_dict({"columns": {"g": {"role": "keep"}, "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
     rng = np.random.default_rng(11)

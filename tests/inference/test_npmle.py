@@ -11,6 +11,7 @@ from scipy import stats
 from dpdask.errors import SpecError
 from dpdask.inference import range_estimates as module
 from dpdask.inference.range_estimates import bootstrap, npmle
+from dpdask.inference.range_grids import _place_knots, _Stretch, count_ranges
 from dpdask.kernels.isotonic import case_one
 from dpdask.mechanisms.interval.coverage import coverages
 from dpdask.mechanisms.interval.design import ScipyDistribution
@@ -231,3 +232,44 @@ def test_other_refusals():
     counts = counted(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
     with pytest.raises(SpecError, match="2 resamples"):
         bootstrap(counts, lambda f: f.moment(1), 1, rng=np.random.default_rng(0))
+
+
+# ---- grids
+
+
+def test_a_grid_is_of_quantiles_where_they_are_fine_enough():
+    """Also where a tenth of the values lie beyond all anchors: finer knots would draw them before the last one."""
+    rng = np.random.default_rng(31)
+    y = rng.normal(0.5, 0.1, 20_000)
+    lower, upper = one_anchor(rng, y)
+    assert np.array_equal(count_ranges(lower, upper, bounds=(0.0, 1.0)).knots, grid_of_ranges(lower, upper, 300)[1:-1])
+    assert np.array_equal(count_ranges(lower, upper).knots, grid_of_ranges(lower, upper, 300))
+    lower, upper = one_anchor(rng, np.where(rng.random(20_000) < 0.1, 1.8, y))
+    assert np.array_equal(count_ranges(lower, upper, bounds=(0.0, 2.0)).knots, grid_of_ranges(lower, upper, 300)[1:-1])
+
+
+@pytest.mark.parametrize("mechanism", [one_anchor, two_anchors, ring])
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), None])
+def test_a_grid_is_fine_where_the_mass_is(mechanism, bounds):
+    """Values within a thousandth of the anchors' span, at its ends and inside it; a cell of quantiles is three times as wide."""
+    rng, place = np.random.default_rng(32), "right" if bounds is None else "middle"
+    for start in (0.0, 0.6, 0.999):
+        y = start + 1e-3 * BETA.rvs(40_000, random_state=rng)
+        lower, upper = mechanism(rng, y)
+        counts = count_ranges(lower, upper, bounds=bounds)
+        assert len(counts.knots) < 600
+        fine, coarse = (npmle(each, support=bounds, place=place, max_ambiguity=1.0) for each in (counts, counted(lower, upper, 300)))
+        assert abs(fine.quantile(0.5) - np.median(y)) < 2.5e-4
+        assert start > 0.0 or abs(coarse.quantile(0.5) - np.median(y)) > 4e-4
+
+
+def test_cells_grow_slowly():
+    ends = np.arange(100_001.0)
+    for stretch in (_Stretch(0, 50, 1.0), _Stretch(30_000, 30_100, 2.0), _Stretch(99_990, 100_000, 1.0)):
+        knots = _place_knots(ends, 300.0, [stretch], trim=True)
+        sizes = np.diff(knots)
+        assert sizes.max() <= 301.0
+        inside = (knots[:-1] >= stretch.first) & (knots[1:] <= stretch.last)
+        assert (sizes[inside] <= stretch.size).all()
+        assert inside.any()
+        assert (np.abs(np.diff(sizes)) <= 0.1 * np.maximum(sizes[:-1], sizes[1:]) + 2.5).all()

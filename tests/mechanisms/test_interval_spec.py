@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,44 @@ def test_more_than_any_budget_is_refused() -> None:
 
 
 # ---- what it says
+
+
+def test_a_plan_tells_how_wide_ranges_will_be() -> None:
+    """Of values spread as evenly as the anchors, one anchor leaves 2/3 of the domain on average, two leave 1/2, and so does a ring leave 2/3."""
+    ring = {"design": "ring", "anchors": UNIT}
+    day = {"role": "privatise", "kind": "continuous", "bounds": [dt.date(2020, 1, 1), dt.date(2030, 1, 1)]}
+    schema = {"one": PRICE, "two": PRICE, "ring": PRICE, "kept": {"role": "keep"}, "known": PRICE, "day": day}
+    designs = {"one": CASE1, "two": CASE1 | {"design": "case2"}, "ring": ring, "known": CASE1 | {"reference": UNIT}}
+    designs["day"] = {"design": "case1", "anchors": {"name": "uniform", "loc": 18_262 * 86_400_000, "scale": 3_653 * 86_400_000}}
+    made = bound(designs, schema=schema)
+    columns = columns_of(made, pa.schema([*((name, pa.float64()) for name in ("one", "two", "ring", "known")), ("day", pa.timestamp("ms"))]))
+    said = made.expectations(columns)
+    assert [sentence.partition(":")[0] for sentence in said] == ["one", "two", "ring", "known", "day", "one, two, ring, day"]
+    assert "0.67 wide on average, 67 % of the domain" in said[0]
+    assert "0.50 wide on average, 50 % of the domain" in said[1]
+    assert "67 % of the domain" in said[2]
+    assert "holds 67 % of the values on average" in said[3]
+    assert "2,400 days wide on average" in said[4]
+    assert "without a `reference` nothing says" in said[5]
+    assert made.cautions(columns, 1_000) == ()
+    many = {f"c{place}": PRICE for place in range(9)}
+    wide = bound(dict.fromkeys(many, CASE1), schema=many)
+    assert wide.expectations(columns_of(wide, pa.schema([(name, pa.float64()) for name in many])))[-1] == "4 more columns of ranges"
+
+
+def test_a_plan_warns_of_ranges_that_tell_next_to_nothing() -> None:
+    far = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 5e7]}
+    design = {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": 5e7}, "reference": {"name": "lognorm", "s": 1.1, "scale": 2_000}}
+    near = design | {"anchors": {"name": "lognorm", "s": 1.5, "scale": 2_000}}
+    inside = {name: part for name, part in design.items() if name != "reference"}
+    hidden = perturbed(reference={"name": "uniform", "loc": 0, "scale": 5e7}) | {"of": inside, "reference": design["reference"]}
+    chosen = design | {"anchors": {"coverage": 0.999, "family": {"name": "uniform", "loc": 0, "scale": 1}}}
+    designs = {"far": design, "near": near, "hidden": hidden, "chosen": chosen}
+    made = bound(designs, {"epsilon": 1.0}, dict.fromkeys(designs, far))
+    columns = columns_of(made, pa.schema([(name, pa.float64()) for name in designs]))
+    [warning] = made.cautions(columns, None)
+    assert warning.startswith("far, hidden: a range rules out less than 1 % of the values on average")
+    assert "holds 99.98" in made.expectations(columns)[0]
 
 
 def test_a_mechanism_without_perturbation_spends_nothing() -> None:

@@ -288,8 +288,7 @@ class IntervalRelease(Archived):
         }
         made = cls(designs={name: designs[name] for name in codecs}, lattice=lattice, perturbations=perturbations, coverage=coverage)
         for name, mechanism in made.columns.items():
-            codec = codecs[name]
-            ends = codec.bounds if isinstance(codec, ValueCodec) else (levels[name].min(), levels[name].max())
+            ends = find_ends(codecs[name])
             if ends is not None and not can_inform(mechanism, *ends):
                 what = f"no anchor falls between its least and greatest value ({ends[0]:g} and {ends[1]:g}), so its ranges would carry no information"
                 raise SpecError(what, f"column {name!r}", "choose anchors that reach where values are")
@@ -388,6 +387,20 @@ def _level_numbers(codec: Codec) -> NDArray[np.float64]:
         If they are no numbers.
     """
     return to_numbers(codec, codec.levels.drop_null())[0] if isinstance(codec, LevelCodec) else np.zeros(0)
+
+
+def find_ends(codec: Codec) -> tuple[float, float] | None:
+    """Return the least and the greatest value of a column's domain, as numbers; None if it has no bounds.
+
+    Parameters
+    ----------
+    codec
+        The column's codec.
+    """
+    if isinstance(codec, ValueCodec):
+        return codec.bounds
+    levels = _level_numbers(codec)
+    return float(levels.min()), float(levels.max())
 
 
 def tabulate(column: str, design: Design, *, lattice: bool, perturbation: DipPerturbation | None = None) -> RangeRandomiser:

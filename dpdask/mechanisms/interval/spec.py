@@ -15,7 +15,14 @@ from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON as MAX_RANK_EPSILON
 from dpdask.kernels.rank import MIN_EPSILON as MIN_RANK_EPSILON
 from dpdask.mechanisms.card import Section
-from dpdask.mechanisms.interval.card import describe_all_protected, describe_all_unprotected, interval_guarantee, interval_section
+from dpdask.mechanisms.interval.card import (
+    describe_all_protected,
+    describe_all_unprotected,
+    describe_widths,
+    interval_guarantee,
+    interval_section,
+    warn_of_wide_ranges,
+)
 from dpdask.mechanisms.interval.design import Design, IntervalDifferential, find_perturbed, find_reference, make_local_release
 from dpdask.mechanisms.interval.release import IntervalRelease, make_released_schema, name_released, tabulate
 from dpdask.mechanisms.mechanism import Columns, Mechanism, Spec, Spending
@@ -187,6 +194,15 @@ class RandomRangesMechanism(Mechanism):
             "fit: the tables that anchors and perturbations are drawn from, on the driver; the designs are written once",
             f"write: {f'perturb {perturbed}; ' if perturbed else ''}draw each fragment's anchors, find its values' ranges, and stage its shards",
         )
+
+    def expectations(self, columns: Columns) -> tuple[str, ...]:
+        """Return how wide the ranges will be, from the anchors and what is declared; see `Mechanism.expectations`."""
+        return describe_widths(self.designs, columns.codecs)
+
+    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+        """Return what a steward should think of before a run; see `Mechanism.cautions`."""
+        del n_rows
+        return warn_of_wide_ranges(self.designs, columns.codecs)
 
     def n_expected(self, n_rows: int | None) -> int | None:
         """Return how many rows a run writes: all of them."""
