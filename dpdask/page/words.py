@@ -302,8 +302,8 @@ def _use_copula(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[st
     share = told.get("significant_share")
     if share is not None:
         bad.append(
-            f"Weak correlations: {100 * share:.3g} % of the fitted correlations stand out from noise. The others, weak or absent in the table, were set "
-            "close to 0."
+            f"Weak correlations: {100 * share:.3g} % of the fitted correlations stand out from noise. The others, weak or absent in the table, were "
+            "set close to 0."
         )
     three = told.get("three_way") or []
     bad.append(
