@@ -12,7 +12,7 @@ import pyarrow as pa
 from dask._task_spec import TaskRef
 from dask.base import tokenize
 
-from dpdask.engine.seal import Seal, check_part, make_change_error
+from dpdask.engine.seal import Seal, check_part, find_content, make_change_error
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
 from dpdask.io.fragment import Fragment
@@ -120,7 +120,7 @@ class FilePart:
         if work.unit is not None:
             yield from self._read_sealed(work.sealed, work)
         elif released and seals is not None:
-            seal = self._make_seal(work)
+            seal = _make_seal(work, work.sealed, self.id)
             for batch in read_batches(self.fragment, work.sealed, work.types):
                 seal.add(batch)
                 yield batch
@@ -136,7 +136,7 @@ class FilePart:
         if work.unit is None and not self.fragment.seal:  # no earlier pass has read it
             yield from read_batches(self.fragment, list(columns), work.types, work.public)
             return
-        seal = self._make_seal(work)
+        seal = _make_seal(work, work.sealed, self.id)
         for batch in read_batches(self.fragment, list(columns), work.types, work.public):
             seal.add(batch)
             yield batch
@@ -144,9 +144,6 @@ class FilePart:
             seal.check(work.secrets, self.fragment.id, self.fragment.where)
         elif seal.digest() != self.fragment.seal:
             raise make_change_error(self.fragment.where)
-
-    def _make_seal(self, work: TableWork) -> Seal:
-        return Seal(work.sealed, words(stream(work.key(), _SEAL_ID, self.fragment.id), _SEAL_WORDS).tobytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +202,37 @@ class FramePart:
         del seals
         if released:
             check_index(rows.index, rows.index.names)  # before ε is spent on a frame that could not be released
+        batch = make_batch(rows, work.sealed, work.types)
         if released or work.unit is not None:
-            check_part(rows, work.sealed, work.secrets, self.id)
-        yield make_batch(rows, work.sealed, work.types)
+            check_part(seal_part(rows, batch, work, self.id), work.secrets, self.id)
+        yield batch
+
+
+def _make_seal(work: TableWork, columns: Sequence[str], part_id: str) -> Seal:
+    return Seal(columns, words(stream(work.key(), _SEAL_ID, part_id), _SEAL_WORDS).tobytes())
+
+
+def seal_part(rows: pd.DataFrame, batch: pa.RecordBatch, work: TableWork, part_id: str) -> bytes:
+    """Return the seal of a frame's partition: of the values as its noise meets them, and of the kept columns and the index.
+
+    Parameters
+    ----------
+    rows
+        The partition.
+    batch
+        The columns that the work seals, as Arrow.
+    work
+        The work on the table.
+    part_id
+        The id of the partition.
+    """
+    columns = {f"column {name}": batch.column(name) for name in batch.schema.names}
+    if work.unit is None:  # else the unit's column and the kept ones are among the batch's
+        kept = {f"column {name}": rows[name] for name in work.public if name in rows.columns} | {"index": rows.index}
+        columns |= {name: content for name in kept.keys() - columns.keys() if (content := find_content(kept[name])) is not None}
+    seal = _make_seal(work, sorted(columns), part_id)
+    seal.add(pa.RecordBatch.from_pydict(columns))
+    return seal.digest()
 
 
 @dataclass(frozen=True, slots=True)
