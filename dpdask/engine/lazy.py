@@ -12,6 +12,7 @@ from dask import delayed
 
 from dpdask.codec import Codec, LevelCodec
 from dpdask.engine.compute import guard, task_prefix
+from dpdask.engine.kept import check_kept_dtype, copy_values, is_in_arrow
 from dpdask.engine.select import Chooser, filter_rows
 from dpdask.engine.source import Frame, FramePart, FrameSource, check_index, find_meta
 from dpdask.engine.work import TableWork, load
@@ -106,7 +107,9 @@ def make_published_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
             released[name] = released[name].astype(pd.CategoricalDtype(levels, ordered=codec.ordered))
         else:
             plain = find_plain_dtype(dtype)
-            released[name] = released[name].astype(plain if name not in work.codecs or not _has_null(work.codecs[name]) else _nullable(plain))
+            nullable = name in work.codecs and _has_null(work.codecs[name])
+            empty = released[name].astype(_nullable(plain) if nullable else plain)
+            released[name] = copy_values(empty) if is_in_arrow(empty) else empty
     result: pd.DataFrame = released.set_axis(_plain_index(released.index))  # whether pandas has type hints depends on what is installed
     return result
 
@@ -128,9 +131,10 @@ def convert_kept(kept: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
     Raises
     ------
     DataError
-        If a partition's categories are of another type than the frame's.
+        If a partition's categories are of another type than the frame's, or cannot be removed.
     """
     for name in kept.columns:
+        check_kept_dtype(name, kept[name].dtype)
         plain, wanted = find_plain_dtype(kept[name].dtype), meta[name].dtype
         if plain != kept[name].dtype:
             if plain != wanted and not (pd.api.types.is_string_dtype(plain) and pd.api.types.is_string_dtype(wanted)):
@@ -138,6 +142,8 @@ def convert_kept(kept: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
                     "a partition's values do not fit the frame's dtypes", f"column {name!r}", "give every partition the dtypes of its meta"
                 )
             kept[name] = kept[name].astype(wanted)
+        if is_in_arrow(kept[name]):
+            kept[name] = copy_values(kept[name])
     result: pd.DataFrame = kept.set_axis(_plain_index(kept.index))
     return result
 
@@ -164,7 +170,8 @@ def _nullable(plain: Any) -> Any:
 
 def _plain_index(index: pd.Index) -> pd.Index:
     plain = find_plain_dtype(index.dtype)
-    return index if plain == index.dtype else index.astype(plain)
+    index = index if plain == index.dtype else index.astype(plain)
+    return pd.Index(copy_values(index), name=index.name) if is_in_arrow(index) else index
 
 
 def sample_frame(release: RecordRelease, folder: Folder, sha256: str, n_rows: int | None, rows_per_partition: int, seed: int | None) -> Frame:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from dask._task_spec import TaskRef
 from dask.base import tokenize
 
+from dpdask.engine.kept import check_cells
 from dpdask.engine.seal import Seal, check_part, find_content, make_change_error
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
@@ -202,6 +203,9 @@ class FramePart:
         del seals
         if released:
             check_index(rows.index, rows.index.names)  # before ε is spent on a frame that could not be released
+            for name in work.public:
+                if name in rows.columns:  # a public table may lack it
+                    check_cells(name, rows[name])
         batch = make_batch(rows, work.sealed, work.types)
         if released or work.unit is not None:
             check_part(seal_part(rows, batch, work, self.id), work.secrets, self.id)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from dpdask.engine.kept import check_kept_dtype
 from dpdask.engine.source import Frame, check_index, find_meta, find_types
 from dpdask.engine.work import TableWork, make_table_work
 from dpdask.errors import DataError, SpecError
@@ -95,7 +96,8 @@ def declare_dtypes(meta: pd.DataFrame, schema: Schema, *, lazy: bool) -> Schema:
     Raises
     ------
     DataError
-        If a column is not declared; if the index is neither row numbers nor declared, or its role is not keep.
+        If a column is not declared; if the index is neither row numbers nor declared, or its role is not keep; if the values of a kept
+        column cannot be told from those of other rows.
     """
     index: list[Any] = list(meta.index.names)
     if len(index) > 1 or not (lazy and index == [None] and pd.api.types.is_integer_dtype(meta.index.dtype)):
@@ -104,6 +106,8 @@ def declare_dtypes(meta: pd.DataFrame, schema: Schema, *, lazy: bool) -> Schema:
     schema.check_names([*named, *meta.columns])
     if index[0] is not None and schema.columns[index[0]].role != "keep":
         raise DataError("the index is published with the rows, and its role is not keep", f"index {index[0]!r}", "reset_index(drop=True)")
+    for name in schema.kept:
+        check_kept_dtype(name, (meta.index if name in named else meta[name]).dtype)
     return Schema(columns={name: column for name, column in schema.columns.items() if name not in named}) if named else schema
 
 
