@@ -187,6 +187,7 @@ def nested(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["list", "fixed", "struct", "map", "deep", "view", "runs", "objects"])
 def test_kept_values_that_hold_those_of_other_rows_are_refused(kind: str, tmp_path: Path) -> None:
     table = rows().assign(name=nested(kind))
+    table = table.head(100).copy() if kind == "objects" else table  # each cell holds all names, and a graph all cells
     made = dip(dpdask.Holdout(fraction=0.5), name=KEPT)
     with pytest.raises(dpdask.DataError, match=r"column 'name': its (values|cells) .* which may hold values of rows that are not released") as caught:
         made.fit(table, secrets=str(tmp_path))

@@ -12,7 +12,6 @@ import pyarrow as pa
 from dask._task_spec import TaskRef
 from dask.base import tokenize
 
-from dpdask.engine.kept import check_cells
 from dpdask.engine.seal import Seal, check_part, find_content, make_change_error
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
@@ -21,6 +20,7 @@ from dpdask.io.fragments import read_batches
 from dpdask.streams import stream, words
 
 _SEAL_ID, _SEAL_WORDS = "seal", 4
+_CONTAINERS = (pd.api.extensions.ExtensionArray, pd.Index, pd.Series, pd.DataFrame, pa.Array, pa.ChunkedArray, pa.Scalar, pa.RecordBatch, pa.Table)
 
 Frame: TypeAlias = Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
 
@@ -304,6 +304,26 @@ def check_index(index: pd.Index, names: Sequence[Any]) -> None:
     if len(names) > 1 or list(index.names) != list(names) or (names[0] is None and not isinstance(index, pd.RangeIndex)):
         what = "its index would be published, but is neither row numbers (a RangeIndex) nor one column that the schema declares"
         raise DataError(what, "frame", "reset_index(drop=True), or name it and declare it with role keep")
+
+
+def check_cells(name: str, column: pd.Series | pd.Index) -> None:
+    """Check that the cells of a kept column of objects are no containers of pandas or Arrow, which may hold a whole column's categories.
+
+    Parameters
+    ----------
+    name
+        The column, or the index.
+    column
+        Its values.
+
+    Raises
+    ------
+    DataError
+        If one is.
+    """
+    if column.dtype == object and any(issubclass(each, _CONTAINERS) for each in set(map(type, column.to_numpy()))):
+        what = "its cells are containers of pandas or Arrow, which may hold values of rows that are not released"
+        raise DataError(what, f"column {name!r}", "make them lists, or drop it")
 
 
 def name_part(batch: str, number: int) -> str:

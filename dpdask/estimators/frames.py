@@ -1,16 +1,12 @@
-"""Frames on the way to the engine: a private folder of their own, what identifies them, and the columns that they have."""
+"""Frames on the way to the engine: where their secrets may lie, and the columns that they have."""
 
 from __future__ import annotations
 
-import atexit
-import os
-import tempfile
-import uuid
 from typing import Any
 
 import pandas as pd
 
-from dpdask.engine.kept import check_kept_dtype
+from dpdask.engine.lazy import check_kept_dtype
 from dpdask.engine.source import Frame, check_index, find_meta, find_types
 from dpdask.engine.work import TableWork, make_table_work
 from dpdask.errors import DataError, SpecError
@@ -30,23 +26,6 @@ def check_secrets(secrets: str | None) -> None:
     if secrets is not None and not Folder(absolute_url(secrets)).is_local:
         what = "an object store may keep what is removed, so the run key may not lie in one"
         raise SpecError(what, "`secrets`", "name a folder of a file system that all workers share, or run a job")
-
-
-def open_secrets(secrets: str | None) -> Folder:
-    """Return a new private folder for a run key, removed when Python ends: inside `secrets`, or temporary."""
-    if secrets is None:
-        folder = Folder(absolute_url(tempfile.mkdtemp(prefix="dpdask-")))
-    else:
-        folder = Folder(absolute_url(secrets)).child(f"release-{uuid.uuid4().hex[:12]}")
-        folder.create(private=True)
-    atexit.register(_remove, folder, os.getpid())
-    return folder
-
-
-def _remove(folder: Folder, process: int) -> None:
-    """Remove a folder at the end of the process that made it: a forked child leaves it to its parent."""
-    if os.getpid() == process:
-        folder.remove()
 
 
 def forget_secrets(folder: Folder) -> None:
