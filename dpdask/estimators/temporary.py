@@ -32,6 +32,7 @@ class _Home:
 
 _homes: dict[str, _Home] = {}  # by the place of temporary folders
 _opened: dict[Folder, int] = {}  # by which process
+os.register_at_fork(before=_BUSY.acquire, after_in_parent=_BUSY.release, after_in_child=_BUSY.release)  # no child finds it held
 
 
 def open_secrets(secrets: str | None) -> Folder:
