@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from dpdask.errors import DpdaskError, InternalError, UsageError
-from dpdask.startup import collect_rarely
+from dpdask.startup import collect_rarely, keep_folder_out
 from dpdask.steps import step
 from dpdask.terminal.waiting import show_step
 from dpdask.version import __version__
@@ -37,6 +37,7 @@ class _Verbs(click.Group):
     """A group whose verbs fail with one line and a documented exit code, also when `dask dpdask` calls it."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        keep_folder_out()  # here, because `dask dpdask` does not come by `main`
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError):

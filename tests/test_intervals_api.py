@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -13,7 +14,7 @@ import pytest
 from mechanisms.containing import held_by
 
 import dpdask
-from dpdask.mechanisms.interval.card import describe_protected, describe_unprotected
+from dpdask.mechanisms.interval.card import describe_protected, describe_unprotected, list_revealed
 from dpdask.mechanisms.interval.design import Case1, ScipyDistribution
 from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.mechanisms.interval.release import IntervalRelease
@@ -232,6 +233,27 @@ EVERY: list[tuple[dict[str, Any], str]] = [
 def test_what_a_design_does_not_protect_is_said_once(design: dict[str, Any], says: str) -> None:
     document = IntervalSpec.model_validate({"columns": {"y": design}}).columns["y"]
     assert (describe_protected(document), describe_unprotected(document)) == (WHERE, says)
+
+
+def test_the_page_on_ranges_names_each_design_that_tells_where_inside_a_value_lies() -> None:
+    norm: dict[str, Any] = {"name": "norm", "loc": 0, "scale": 1}
+    inner = {"design": "case2", "anchors": norm}
+    designs: dict[str, dict[str, Any]] = {
+        "selective": {"design": "selective", "of": inner, "tau": 0.45, "reference": norm},
+        "progressive` with `stop: own": {"design": "progressive", "anchors": norm, "tau": 0.1, "stop": "own", "reference": norm},
+        "canonical` with an acceptable set": {"design": "canonical", "anchors": norm, "n_anchors": 2, "acceptable": [[0, 1]]},
+    }
+    page = (Path(__file__).parents[1] / "docs/explanation/interval-privacy.md").read_text(encoding="utf-8")
+    for name, design in designs.items():
+        assert list_revealed(IntervalSpec.model_validate({"kind": "interval", "columns": {"x": design}}).columns["x"])
+        assert f"- `{name}" in page
+    schema = {"x": {"role": "privatise", "kind": "continuous"}}
+    zeros_and_tails = pd.DataFrame({"x": [0.0, -3.0] * 20_000})
+    found = transformed(zeros_and_tails, schema, {"x": designs["selective"]}, insecure_seed=1)
+    whole = np.isneginf(found["x_lower"]) & np.isposinf(found["x_upper"])
+    for value, percent in ((0, 54), (-3, 83)):
+        assert whole[zeros_and_tails["x"] == value].mean() == pytest.approx(percent / 100, abs=0.012)
+        assert f"{percent} % of the values {value}" in page
 
 
 def test_what_a_perturbed_design_does_not_protect() -> None:

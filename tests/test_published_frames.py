@@ -166,6 +166,63 @@ def test_categories_of_rows_that_are_not_released_do_not_come_along(bounded: boo
     assert plain.dtypes.astype(str).to_dict() == lazy.dtypes.astype(str).to_dict() == released.dtypes.astype(str).to_dict()
 
 
+def nested(kind: str) -> Any:
+    """A kept column whose cells hold dictionaries or the like of everybody's names."""
+    names = [f"{PLANTED}-{number:04d}" for number in range(600)]
+    ends, words = pa.array(range(601), pa.int32()), pa.array(names).dictionary_encode()
+    if kind == "objects":
+        return pd.Series([pd.Categorical([name], categories=names) for name in names], dtype=object)
+    found: Any = {
+        "list": lambda: pa.ListArray.from_arrays(ends, words),
+        "fixed": lambda: pa.FixedSizeListArray.from_arrays(words, 1),
+        "struct": lambda: pa.StructArray.from_arrays([pa.array(range(600)), words], ["n", "name"]),
+        "map": lambda: pa.MapArray.from_arrays(ends, pa.array(range(600)), words),
+        "deep": lambda: pa.StructArray.from_arrays([pa.ListArray.from_arrays(ends, words)], ["names"]),
+        "view": lambda: pa.ListArray.from_arrays(ends, pa.array(names, pa.string_view())),
+        "runs": lambda: pa.StructArray.from_arrays([pa.RunEndEncodedArray.from_arrays(pa.array(range(1, 601), pa.int32()), names)], ["name"]),
+    }[kind]()
+    return pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([found])))
+
+
+@pytest.mark.parametrize("kind", ["list", "fixed", "struct", "map", "deep", "view", "runs", "objects"])
+def test_kept_values_that_hold_those_of_other_rows_are_refused(kind: str, tmp_path: Path) -> None:
+    table = rows().assign(name=nested(kind))
+    table = table.head(100).copy() if kind == "objects" else table  # each cell holds all names, and a graph all cells
+    made = dip(dpdask.Holdout(fraction=0.5), name=KEPT)
+    with pytest.raises(dpdask.DataError, match=r"column 'name': its (values|cells) .* which may hold values of rows that are not released") as caught:
+        made.fit(table, secrets=str(tmp_path))
+    assert PLANTED not in str(caught.value)
+    assert list(tmp_path.rglob("*.npz")) == []  # nothing was fitted
+
+    meta = rows(0).assign(name=pd.Series(dtype=object if kind == "objects" else pd.ArrowDtype(pa.list_(pa.string()))))
+    with dask.config.set({"dataframe.convert-string": False}):
+        lazy = dd.from_map(lambda _: table, [0], meta=meta)
+    with dask.config.set(scheduler="synchronous"), pytest.raises(dpdask.DataError, match="which may hold values of rows that are not released"):
+        dip(KNOWN, name=KEPT).fit(lazy).transform(lazy).compute()
+
+
+def arrow(kind: str) -> pd.Series:
+    names = [f"{PLANTED}-{number:04d}" for number in range(600)]
+    if kind == "str":
+        return pd.Series(names)
+    found = {"string": names, "list": [[name] for name in names], "struct": [{"name": name} for name in names]}[kind]
+    return pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([pa.array(found)])))
+
+
+@pytest.mark.parametrize("kind", ["str", "string", "list", "struct"])
+def test_kept_values_are_copied_from_beside_those_that_are_not_released(kind: str) -> None:
+    """A slice of an Arrow array is a view: what is written of it, and what lies in memory, may hold its neighbours."""
+    table = rows().assign(name=arrow(kind))
+    whole = {"part": table.iloc[100:300].reset_index(drop=True)}
+    if kind != "list" and kind != "struct":
+        whole["index"] = table.iloc[100:300].set_index("name")
+    for name, frame in whole.items():
+        found = dip(KNOWN, name=KEPT).fit(frame).transform(frame)
+        values = found.index.array if name == "index" else found["name"].array
+        held = b"".join(buffer.to_pybytes() for chunk in values.__arrow_array__().chunks for buffer in chunk.buffers() if buffer is not None)
+        assert {number for number in range(600) if f"{PLANTED}-{number:04d}".encode() in held} == set(range(100, 300))
+
+
 def test_ranges_carry_no_categories() -> None:
     table = people()
     release = ranges(name=KEPT).fit(table)

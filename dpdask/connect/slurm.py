@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import tempfile
@@ -103,6 +104,8 @@ def _options(cluster: Slurm, folder: Path) -> dict[str, Any]:
     scratch = dask.config.get("jobqueue.slurm.local-directory") or "${TMPDIR:-/tmp}"
     settings = {**worker_settings(), "distributed.comm.require-encryption": True}
     environment = [f"export DASK_{key.replace('-', '_').replace('.', '__').upper()}={shlex.quote(repr(value))}" for key, value in settings.items()]
+    if os.environ.get("PYTHONSAFEPATH"):  # of a command: sbatch may not hand it on
+        environment.append("export PYTHONSAFEPATH=1")
     # `mktemp -d` gives mode 0700
     private = [f'DPDASK_SCRATCH=$(mktemp -d "{scratch}/dpdask-XXXXXX") || exit 1', "trap 'rm -rf \"$DPDASK_SCRATCH\"' EXIT"]
     worker = ["--worker-class", "dpdask.connect.private.PrivateWorker", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +21,8 @@ from dpdask.io.storage import Folder
 from dpdask.mechanisms.releases import RecordRelease, RowRelease
 from dpdask.streams import RunKey, fresh_seed
 
+_COPIED = (pa.types.is_struct, pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_map)
+_NOT_COPIED = (pa.types.is_dictionary, pa.types.is_string_view, pa.types.is_binary_view)
 MAX_PARTITIONS = 10**6  # of drawn records: a graph of gigabytes
 
 
@@ -106,7 +109,9 @@ def make_published_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
             released[name] = released[name].astype(pd.CategoricalDtype(levels, ordered=codec.ordered))
         else:
             plain = find_plain_dtype(dtype)
-            released[name] = released[name].astype(plain if name not in work.codecs or not _has_null(work.codecs[name]) else _nullable(plain))
+            nullable = name in work.codecs and _has_null(work.codecs[name])
+            empty = released[name].astype(_nullable(plain) if nullable else plain)
+            released[name] = _copy_values(empty) if _is_in_arrow(empty) else empty
     result: pd.DataFrame = released.set_axis(_plain_index(released.index))  # whether pandas has type hints depends on what is installed
     return result
 
@@ -128,9 +133,10 @@ def convert_kept(kept: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
     Raises
     ------
     DataError
-        If a partition's categories are of another type than the frame's.
+        If a partition's categories are of another type than the frame's, or cannot be removed.
     """
     for name in kept.columns:
+        check_kept_dtype(name, kept[name].dtype)
         plain, wanted = find_plain_dtype(kept[name].dtype), meta[name].dtype
         if plain != kept[name].dtype:
             if plain != wanted and not (pd.api.types.is_string_dtype(plain) and pd.api.types.is_string_dtype(wanted)):
@@ -138,8 +144,60 @@ def convert_kept(kept: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
                     "a partition's values do not fit the frame's dtypes", f"column {name!r}", "give every partition the dtypes of its meta"
                 )
             kept[name] = kept[name].astype(wanted)
+        if _is_in_arrow(kept[name]):
+            kept[name] = _copy_values(kept[name])
     result: pd.DataFrame = kept.set_axis(_plain_index(kept.index))
     return result
+
+
+def check_kept_dtype(name: str, dtype: Any) -> None:
+    """Check that the values of released rows can be told from those of other rows: a dictionary or a view inside a value cannot be cut.
+
+    Parameters
+    ----------
+    name
+        The column, or the index.
+    dtype
+        Its dtype.
+
+    Raises
+    ------
+    DataError
+        If its lists, structs or the like hold dictionaries or views.
+    """
+    if isinstance(dtype, pd.CategoricalDtype):
+        dtype = dtype.categories.dtype
+    if not isinstance(dtype, pd.ArrowDtype):
+        return
+    arrow = dtype.pyarrow_dtype
+    if not _is_own(arrow.value_type if pa.types.is_dictionary(arrow) else arrow):
+        what = "its values hold dictionaries or views, which may hold values of rows that are not released"
+        raise DataError(what, f"column {name!r}", "cast it to an Arrow type without them, or drop it")
+
+
+def _is_own(arrow: pa.DataType) -> bool:
+    """Return whether some rows of a column can be copied without anything of the others."""
+    if isinstance(arrow, pa.BaseExtensionType):
+        return _is_own(arrow.storage_type)
+    if any(is_one(arrow) for is_one in _COPIED):
+        return all(_is_own(arrow.field(number).type) for number in range(arrow.num_fields))
+    return not (pa.types.is_nested(arrow) or any(is_one(arrow) for is_one in _NOT_COPIED))
+
+
+def _is_in_arrow(column: pd.Series | pd.Index) -> bool:
+    """Return whether the values lie in Arrow arrays, of which a part is a view of the whole."""
+    return isinstance(column.array, pd.arrays.ArrowExtensionArray)
+
+
+def _copy_values(column: pd.Series | pd.Index) -> Any:
+    """Return the values of a column that lies in Arrow arrays in memory of their own, without the values beside them.
+
+    Parameters
+    ----------
+    column
+        The values.
+    """
+    return column.array.take(np.arange(len(column)))
 
 
 def find_plain_dtype(dtype: Any) -> Any:
@@ -164,7 +222,8 @@ def _nullable(plain: Any) -> Any:
 
 def _plain_index(index: pd.Index) -> pd.Index:
     plain = find_plain_dtype(index.dtype)
-    return index if plain == index.dtype else index.astype(plain)
+    index = index if plain == index.dtype else index.astype(plain)
+    return pd.Index(_copy_values(index), name=index.name) if _is_in_arrow(index) else index
 
 
 def sample_frame(release: RecordRelease, folder: Folder, sha256: str, n_rows: int | None, rows_per_partition: int, seed: int | None) -> Frame:

@@ -12,8 +12,8 @@ run key, since several passes, or whoever computes a frame, read them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from hashlib import blake2b, sha256
+from collections.abc import Iterable
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -140,15 +140,13 @@ def make_change_error(where: str) -> InputError:
     return InputError("this file changed since the run began", where, "restore it and run again, or `dpdask abort` the run")
 
 
-def check_part(part: pd.DataFrame, sealed: Collection[str], secrets: Folder, fragment_id: str) -> None:
-    """Seal a frame's partition, or compare it with its seal: the same rows of the same columns, in the same order.
+def check_part(seal: bytes, secrets: Folder, fragment_id: str) -> None:
+    """Keep the seal of a frame's partition, or compare it with the one that is kept.
 
     Parameters
     ----------
-    part
-        The rows.
-    sealed
-        The columns that must be compared; of the others, those without a hash are left out.
+    seal
+        The digest of what the partition holds.
     secrets
         The folder of the run key.
     fragment_id
@@ -157,19 +155,40 @@ def check_part(part: pd.DataFrame, sealed: Collection[str], secrets: Folder, fra
     Raises
     ------
     DataError
-        If it held something else before, or a column of `sealed` has no hash.
+        If it held something else before.
     """
-    digest = sha256(str(len(part)).encode())
-    for name in part.columns:
-        digest.update(f"{name!r} {part[name].dtype} ".encode())  # streams are named by the column
-        try:
-            digest.update(pd.util.hash_pandas_object(part[name], index=False).to_numpy().tobytes())
-        except TypeError:  # a column of lists or the like has no hash; no noise depends on it, unless it is sealed
-            if name in sealed:
-                what = "its objects have no hash, so a change to them could not be detected"
-                raise DataError(what, f"column {name!r}", "make them plain texts or numbers") from None
-    if not _same(secrets, fragment_id, digest.digest()):
+    if not _same(secrets, fragment_id, seal):
         raise DataError("a partition's rows changed since they were first read", "frame", "persist the frame before its first use, or fit again")
+
+
+def find_content(column: pd.Series | pd.Index) -> pa.Array | None:
+    """Return what a seal takes of a kept column or an index: its values, or where Arrow has no plain type for them, their hashes.
+
+    Nothing is drawn for kept columns. They tell whether the rows are in another order, in which each would meet another row's noise.
+
+    Parameters
+    ----------
+    column
+        The values.
+
+    Returns
+    -------
+    An array of plain values; None for lists and the like, which have no hash.
+    """
+    try:
+        array = pa.array(column, from_pandas=True)
+        array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+        plain = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+        if pa.types.is_nested(plain):
+            return None
+        if not (pa.types.is_dictionary(plain) or isinstance(plain, pa.BaseExtensionType)):
+            return array
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):  # objects of several types
+        pass
+    try:
+        return pa.array(pd.util.hash_array(np.asarray(column, dtype=object)))
+    except (TypeError, ValueError):
+        return None
 
 
 def _same(secrets: Folder, fragment_id: str, digest: bytes) -> bool:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from dask._task_spec import TaskRef
 from dask.base import tokenize
 
-from dpdask.engine.seal import Seal, check_part, make_change_error
+from dpdask.engine.seal import Seal, check_part, find_content, make_change_error
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError
 from dpdask.io.fragment import Fragment
@@ -20,6 +20,7 @@ from dpdask.io.fragments import read_batches
 from dpdask.streams import stream, words
 
 _SEAL_ID, _SEAL_WORDS = "seal", 4
+_CONTAINERS = (pd.api.extensions.ExtensionArray, pd.Index, pd.Series, pd.DataFrame, pa.Array, pa.ChunkedArray, pa.Scalar, pa.RecordBatch, pa.Table)
 
 Frame: TypeAlias = Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
 
@@ -120,7 +121,7 @@ class FilePart:
         if work.unit is not None:
             yield from self._read_sealed(work.sealed, work)
         elif released and seals is not None:
-            seal = self._make_seal(work)
+            seal = _make_seal(work, work.sealed, self.id)
             for batch in read_batches(self.fragment, work.sealed, work.types):
                 seal.add(batch)
                 yield batch
@@ -136,7 +137,7 @@ class FilePart:
         if work.unit is None and not self.fragment.seal:  # no earlier pass has read it
             yield from read_batches(self.fragment, list(columns), work.types, work.public)
             return
-        seal = self._make_seal(work)
+        seal = _make_seal(work, work.sealed, self.id)
         for batch in read_batches(self.fragment, list(columns), work.types, work.public):
             seal.add(batch)
             yield batch
@@ -144,9 +145,6 @@ class FilePart:
             seal.check(work.secrets, self.fragment.id, self.fragment.where)
         elif seal.digest() != self.fragment.seal:
             raise make_change_error(self.fragment.where)
-
-    def _make_seal(self, work: TableWork) -> Seal:
-        return Seal(work.sealed, words(stream(work.key(), _SEAL_ID, self.fragment.id), _SEAL_WORDS).tobytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +203,40 @@ class FramePart:
         del seals
         if released:
             check_index(rows.index, rows.index.names)  # before ε is spent on a frame that could not be released
+            for name in work.public:
+                if name in rows.columns:  # a public table may lack it
+                    check_cells(name, rows[name])
+        batch = make_batch(rows, work.sealed, work.types)
         if released or work.unit is not None:
-            check_part(rows, work.sealed, work.secrets, self.id)
-        yield make_batch(rows, work.sealed, work.types)
+            check_part(seal_part(rows, batch, work, self.id), work.secrets, self.id)
+        yield batch
+
+
+def _make_seal(work: TableWork, columns: Sequence[str], part_id: str) -> Seal:
+    return Seal(columns, words(stream(work.key(), _SEAL_ID, part_id), _SEAL_WORDS).tobytes())
+
+
+def seal_part(rows: pd.DataFrame, batch: pa.RecordBatch, work: TableWork, part_id: str) -> bytes:
+    """Return the seal of a frame's partition: of the values as its noise meets them, and of the kept columns and the index.
+
+    Parameters
+    ----------
+    rows
+        The partition.
+    batch
+        The columns that the work seals, as Arrow.
+    work
+        The work on the table.
+    part_id
+        The id of the partition.
+    """
+    columns = {f"column {name}": batch.column(name) for name in batch.schema.names}
+    if work.unit is None:  # else the unit's column and the kept ones are among the batch's
+        kept = {f"column {name}": rows[name] for name in work.public if name in rows.columns} | {"index": rows.index}
+        columns |= {name: content for name in kept.keys() - columns.keys() if (content := find_content(kept[name])) is not None}
+    seal = _make_seal(work, sorted(columns), part_id)
+    seal.add(pa.RecordBatch.from_pydict(columns))
+    return seal.digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +304,26 @@ def check_index(index: pd.Index, names: Sequence[Any]) -> None:
     if len(names) > 1 or list(index.names) != list(names) or (names[0] is None and not isinstance(index, pd.RangeIndex)):
         what = "its index would be published, but is neither row numbers (a RangeIndex) nor one column that the schema declares"
         raise DataError(what, "frame", "reset_index(drop=True), or name it and declare it with role keep")
+
+
+def check_cells(name: str, column: pd.Series | pd.Index) -> None:
+    """Check that the cells of a kept column of objects are no containers of pandas or Arrow, which may hold a whole column's categories.
+
+    Parameters
+    ----------
+    name
+        The column, or the index.
+    column
+        Its values.
+
+    Raises
+    ------
+    DataError
+        If one is.
+    """
+    if column.dtype == object and any(issubclass(each, _CONTAINERS) for each in set(map(type, column.to_numpy()))):
+        what = "its cells are containers of pandas or Arrow, which may hold values of rows that are not released"
+        raise DataError(what, f"column {name!r}", "make them lists, or drop it")
 
 
 def name_part(batch: str, number: int) -> str:

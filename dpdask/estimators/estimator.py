@@ -20,8 +20,9 @@ from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, NOISY_NAME, RELEASE_NAME,
 from dpdask.errors import DataError
 from dpdask.estimators.batches import FITTED, PUBLIC, Batches
 from dpdask.estimators.frame_order import find_order_warning
-from dpdask.estimators.frames import check_secrets, make_frame_work, open_secrets
+from dpdask.estimators.frames import check_secrets, make_frame_work
 from dpdask.estimators.release import Release
+from dpdask.estimators.temporary import close_secrets, open_secrets
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.auditing import audit_mechanism
 from dpdask.mechanisms.mechanism import Mechanism
@@ -121,7 +122,8 @@ class Estimator(ABC, Generic[Made]):
             Releases of several frames are charged once for each batch, when it is transformed for the first time.
         secrets
             A private folder of a file system that every worker can read; by default a new temporary one of this machine
-            (mode 0700), removed when Python ends.
+            (mode 0700). What is made there is removed when Python ends normally. If the process is killed, also by SIGTERM, the key
+            stays: this user's next `fit` on this machine removes it from the temporary folder, but nothing removes it from one of yours.
         progress
             Whether the stages of the fit are shown while it works; by default they are on a terminal and in a notebook.
 
@@ -289,7 +291,7 @@ class _Fitting:
         """Update the ledger after a failure, and remove what is left."""
         drawn = any(self.folder.exists(name) for name in (NOISY_NAME, RELEASE_NAME))
         self.folder.remove(KEY_NAME)  # first, in case the ledger cannot be reached
-        self.folder.remove()
+        close_secrets(self.folder)
         settlement = settle(error, drawn=drawn, strict=self.began and self.account.is_strict)
         if settlement == "refuse" and self.began:
             self.account.refuse(self.run_id, self.sample, drawn=drawn)

@@ -1,15 +1,12 @@
-"""Frames on the way to the engine: a private folder of their own, what identifies them, and the columns that they have."""
+"""Frames on the way to the engine: where their secrets may lie, and the columns that they have."""
 
 from __future__ import annotations
 
-import atexit
-import os
-import tempfile
-import uuid
 from typing import Any
 
 import pandas as pd
 
+from dpdask.engine.lazy import check_kept_dtype
 from dpdask.engine.source import Frame, check_index, find_meta, find_types
 from dpdask.engine.work import TableWork, make_table_work
 from dpdask.errors import DataError, SpecError
@@ -29,23 +26,6 @@ def check_secrets(secrets: str | None) -> None:
     if secrets is not None and not Folder(absolute_url(secrets)).is_local:
         what = "an object store may keep what is removed, so the run key may not lie in one"
         raise SpecError(what, "`secrets`", "name a folder of a file system that all workers share, or run a job")
-
-
-def open_secrets(secrets: str | None) -> Folder:
-    """Return a new private folder for a run key, removed when Python ends: inside `secrets`, or temporary."""
-    if secrets is None:
-        folder = Folder(absolute_url(tempfile.mkdtemp(prefix="dpdask-")))
-    else:
-        folder = Folder(absolute_url(secrets)).child(f"release-{uuid.uuid4().hex[:12]}")
-        folder.create(private=True)
-    atexit.register(_remove, folder, os.getpid())
-    return folder
-
-
-def _remove(folder: Folder, process: int) -> None:
-    """Remove a folder at the end of the process that made it: a forked child leaves it to its parent."""
-    if os.getpid() == process:
-        folder.remove()
 
 
 def forget_secrets(folder: Folder) -> None:
@@ -95,7 +75,8 @@ def declare_dtypes(meta: pd.DataFrame, schema: Schema, *, lazy: bool) -> Schema:
     Raises
     ------
     DataError
-        If a column is not declared; if the index is neither row numbers nor declared, or its role is not keep.
+        If a column is not declared; if the index is neither row numbers nor declared, or its role is not keep; if the values of a kept
+        column cannot be told from those of other rows.
     """
     index: list[Any] = list(meta.index.names)
     if len(index) > 1 or not (lazy and index == [None] and pd.api.types.is_integer_dtype(meta.index.dtype)):
@@ -104,6 +85,8 @@ def declare_dtypes(meta: pd.DataFrame, schema: Schema, *, lazy: bool) -> Schema:
     schema.check_names([*named, *meta.columns])
     if index[0] is not None and schema.columns[index[0]].role != "keep":
         raise DataError("the index is published with the rows, and its role is not keep", f"index {index[0]!r}", "reset_index(drop=True)")
+    for name in schema.kept:
+        check_kept_dtype(name, (meta.index if name in named else meta[name]).dtype)
     return Schema(columns={name: column for name, column in schema.columns.items() if name not in named}) if named else schema
 
 

@@ -19,7 +19,8 @@ from dpdask.engine.work import KEY_NAME, RELEASE_NAME, TableWork, keep, load
 from dpdask.errors import DataError, InputError, InternalError, SpecError
 from dpdask.estimators.batches import Batches
 from dpdask.estimators.frame_order import find_order_warning
-from dpdask.estimators.frames import forget_secrets, make_frame_work, open_secrets
+from dpdask.estimators.frames import forget_secrets, make_frame_work
+from dpdask.estimators.temporary import close_secrets, open_secrets
 from dpdask.html.tables import make_html_table
 from dpdask.io.saved import CARD, load_release, save_release
 from dpdask.io.storage import Folder, absolute_url
@@ -318,7 +319,7 @@ class Release:
     def close(self) -> None:
         """Remove the key, the fitted release and the units' bounds, also from workers' memory; frames not yet computed are lost."""
         self.folder.remove(KEY_NAME)
-        self.folder.remove()
+        close_secrets(self.folder)
         forget_everywhere()
 
     def __enter__(self) -> Self:

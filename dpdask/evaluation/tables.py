@@ -10,7 +10,8 @@ from dpdask.engine.scan import scan
 from dpdask.engine.source import Frame, FrameSource, find_meta, find_types
 from dpdask.engine.work import TableWork
 from dpdask.errors import SpecError
-from dpdask.estimators.frames import declare_counted, open_secrets
+from dpdask.estimators.frames import declare_counted
+from dpdask.estimators.temporary import close_secrets, open_secrets
 from dpdask.references.bins import as_fixed_bins
 from dpdask.schema import Schema
 from dpdask.stats import Clique, MarginalCounts
@@ -67,7 +68,7 @@ def exact_marginals(
         work = TableWork(types=types, released=released, codecs=codecs, fraction=None, secrets=place)
         return scan(FrameSource(frame, "frame"), work, statistic, "tabulate").value
     finally:
-        place.remove()
+        close_secrets(place)
 
 
 def _check_bins(bins: int | Mapping[str, int | Sequence[float]]) -> Mapping[str, int | Sequence[float]] | int:
