@@ -1,13 +1,11 @@
-"""The cells of a perturbed histogram: their number by the paper's rules, the limit on it, their centres, and the whole line."""
+"""The cells of a perturbed histogram: their number by the paper's rules, the limit on it, and their centres."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import scipy  # its modules are imported when they are first used, and `special` is slow to import
 from numpy.typing import NDArray
 
 from dpdask.cells import Cells, FoundBins
@@ -158,98 +156,19 @@ def _uniform(edges: Floats, step: float) -> tuple[Floats, Floats, Floats]:
     return (edges[:-1] + step) / 2.0 + edges[1:] / 2.0, widths, np.maximum(widths * widths - step, 0.0) / 12.0
 
 
-def centres(column: Cells, line: WholeLine | None = None) -> pa.Array:
+def centres(column: Cells) -> pa.Array:
     """Return the value that stands for each possible cell of a column: Arrow array of length `column.size`.
 
     Levels and atoms stand for themselves, in the column's own type where it is not numeric. A cell of the line is its
     middle as float64; of whole numbers the middle one, or halfway between the middle two; of dates and times the earlier
     of those. A cell that was found is the mean of its fine cells. Null is null.
-
-    Parameters
-    ----------
-    column
-        The column's cells.
-    line
-        What made them, if the column has no bounds: then the middle is that of the transformed cell.
     """
     codec = column.codec
     if isinstance(codec, LevelCodec):
         return codec.decode(np.arange(codec.n_levels))
-    middle = line.middles(column.edges) if line is not None else line_moments(column)[0]
-    values = np.concatenate([np.zeros(int(codec.nulls)), codec.atoms, middle])[column.possible]
+    values = np.concatenate([np.zeros(int(codec.nulls)), codec.atoms, line_moments(column)[0]])[column.possible]
     is_null = np.zeros(len(values), dtype=np.bool_)
     is_null[: int(codec.nulls)] = True
     if pa.types.is_integer(codec.type) or pa.types.is_floating(codec.type):
         return pa.array(values, type=pa.float64(), mask=is_null)
     return codec.decode(np.floor(values), is_null)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeLine:
-    """Public cells of a continuous column without bounds: equal cells of x = 1 / (1 + exp(-(z - location)/scale)) in (0, 1).
-
-    Attributes
-    ----------
-    bins
-        How many cells; at least 2.
-    location, scale
-        Public guesses of the middle and the spread of the column; never computed from it. The cells are narrowest, of width
-        4·scale/bins, at the location, and half of them lie within ±1.1·scale of it.
-
-    Raises
-    ------
-    SpecError
-        If the bins are fewer than 2, or the scale is not positive and finite.
-
-    Notes
-    -----
-    Quantiles are preserved by the monotone transform, so those of the cells' centres, taken back, are consistent. Means
-    and slopes are not: the outermost cells have no end, and whatever lies in one counts as its centre.
-
-    References
-    ----------
-    Lei (2011), section 3.2, the extension to distributions on the whole line, there with location 0 and scale 1.
-    """
-
-    bins: int
-    location: float = 0.0
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.bins <= MAX_LEVELS or not math.isfinite(self.location) or not 0 < self.scale < math.inf:
-            raise SpecError("the whole line is cut into 2 to 65,536 cells of a positive scale", "bins", "correct its bins, location or scale")
-
-    def to_unit(self, z: Floats) -> Floats:
-        """Return x = 1 / (1 + exp(-(z - location)/scale)) of each number."""
-        x: Floats = scipy.special.expit((z - self.location) / self.scale)
-        return x
-
-    def from_unit(self, x: Floats) -> Floats:
-        """Return z = location + scale·log(x / (1 - x)) of each number in (0, 1): the inverse of `to_unit`."""
-        z: Floats = self.location + self.scale * scipy.special.logit(x)
-        return z
-
-    def cells(self, codec: ValueCodec) -> Cells:
-        """Return the cells of a column without bounds or atoms.
-
-        The first and the last have no end, and hold every value beyond; for drawing values they end where a quarter of
-        their probability under the logistic distribution would lie beyond.
-
-        Raises
-        ------
-        SpecError
-            If the column has bounds or atoms, which give cells of their own.
-        """
-        if codec.bounds is not None or codec.atoms:
-            raise SpecError("the whole line is for columns without bounds and atoms", f"column {codec.name!r}", "give a number of bins")
-        unit = np.arange(self.bins + 1) / self.bins
-        unit[[0, -1]] = 0.25 / self.bins, 1.0 - 0.25 / self.bins
-        edges = self.from_unit(unit)
-        edges = np.unique(np.floor(edges)) if codec.lattice else np.unique(edges)
-        return Cells(codec=codec, edges=edges, possible=np.ones(len(edges) - 1 + int(codec.nulls), dtype=np.bool_))
-
-    def middles(self, edges: Floats) -> Floats:
-        """Return the middle of each cell in x, taken back to z."""
-        unit = self.to_unit(edges)
-        unit[[0, -1]] = 0.0, 1.0
-        return self.from_unit((unit[:-1] + unit[1:]) / 2.0)

@@ -135,10 +135,6 @@ class _Line:
 
 
 def _line(column: Cells) -> _Line:
-    codec = column.codec
-    assert isinstance(codec, ValueCodec)
-    if codec.bounds is None:
-        raise SpecError("the points of cells on the whole line cannot be spread", f"column {codec.name!r}", "take the centres")
     means, masses, deviations, skewness = (each[column.possible[-len(each) :]] for each in line_moments(column))
     root = np.sqrt(skewness**2 + 4.0)
     lower, upper = (means + deviations * (skewness + side * root) / 2.0 for side in (-1.0, 1.0))  # Gauss's two points: never outside the cell
