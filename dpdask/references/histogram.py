@@ -71,11 +71,7 @@ class Histogram(ReferenceBase):
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "no row; the reference is a noisy histogram of all rows, and its ε is part of the total"
     not_local: ClassVar[str | None] = "raw rows were counted for a histogram, so somebody holds them: their release is not local"
-
-    @property
-    def is_measured_by_column(self) -> bool:
-        """True."""
-        return True
+    is_measured_by_column: ClassVar[bool] = True
 
     def cells(self, codecs: Mapping[str, Codec]) -> dict[str, Cells]:
         """Return the public cells in which columns are counted."""

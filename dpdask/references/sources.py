@@ -92,11 +92,7 @@ class Public(TableReference):
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "the rows of the public reference table, which is taken to be public already"
     not_local: ClassVar[str | None] = None
-
-    @property
-    def rows(self) -> Literal["public"]:
-        """The rows of the public table are counted."""
-        return "public"
+    rows: ClassVar[Literal["public"]] = "public"
 
     def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
         """Return the steps of a run before it writes, in words.
@@ -182,11 +178,7 @@ class Known(ReferenceBase):
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "no row; the reference is declared, not taken from the data"
     not_local: ClassVar[str | None] = None
-
-    @property
-    def rows(self) -> Literal["none"]:
-        """None: the reference is declared."""
-        return "none"
+    rows: ClassVar[Literal["none"]] = "none"
 
     def check(self, schema: Schema, unit: UnitColumn | None) -> None:
         """Check that exactly the privatised columns have a declared distribution.

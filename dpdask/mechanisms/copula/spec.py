@@ -134,6 +134,7 @@ class CopulaMechanism(NoisyTables):
     first: NoisyMarginals | None = None
 
     nobody: ClassVar[str] = "synthetic records"
+    release_type: ClassVar[type[FittedCopula]] = FittedCopula
 
     @property
     def noise(self) -> MarginalNoise:
@@ -278,11 +279,6 @@ class CopulaMechanism(NoisyTables):
         model, report = fit_copula(counts, stream(key, "copula/calibration", ""), self.spec.options, records=self.spec.records)
         bins = self.bins_of(columns)
         return FittedCopula(schema=self.schema, types=columns.types, bins=bins, noisy=counts, model=model, report=report)
-
-    @property
-    def release_type(self) -> type[FittedCopula]:
-        """The class of the fitted release."""
-        return FittedCopula
 
     def n_records(self, release: FittedCopula) -> int:
         """Return how many records a job writes."""

@@ -251,15 +251,12 @@ def _groups(records: Records, by: str, key: Words, min_rows: int) -> tuple[Group
 class RecordsMechanism(DipMechanism):
     """Distribution-invariant privatisation with a reference of whole records, each column given those before it."""
 
+    release_type: ClassVar[type[ChainRelease]] = ChainRelease
+
     @property
     def reference(self) -> Chain:
         """Where the reference records come from."""
         return cast("Chain", self.spec.reference)
-
-    @property
-    def release_type(self) -> type[ChainRelease]:
-        """The class of the fitted release."""
-        return ChainRelease
 
     def check_parameters(self) -> None:
         """Check the budget and the reference, and that costs are those of ranks; see `DipMechanism.check_parameters`."""

@@ -224,10 +224,7 @@ def _from_parts(column: Mapping[str, Any], arrays: Mapping[str, Any], index: int
 class ColumnsMechanism(DipMechanism):
     """Distribution-invariant privatisation with a reference for each column."""
 
-    @property
-    def release_type(self) -> type[DipRelease]:
-        """The class of the fitted release."""
-        return DipRelease
+    release_type: ClassVar[type[DipRelease]] = DipRelease
 
     def check(self, columns: Columns) -> None:
         """Check the declared distributions, the bins and the costs against the columns; see `Mechanism.check`."""

@@ -97,6 +97,7 @@ class HistogramMechanism(NoisyCounts):
     found: Found | None = None
 
     nobody: ClassVar[str] = "the cells of a histogram"
+    release_type: ClassVar[type[FittedHistogram]] = FittedHistogram
 
     def check_spec(self) -> None:
         """Check the histogram's own parameters.
@@ -273,11 +274,6 @@ class HistogramMechanism(NoisyCounts):
         del key
         spec, bins = self.spec, bins_by_column(self._bins(), self._cells(columns), self.found)
         return FittedHistogram(schema=self.schema, columns=columns.types, bins=bins, histogram=counts, output=spec.output, points=self.points)
-
-    @property
-    def release_type(self) -> type[FittedHistogram]:
-        """The class of the fitted release."""
-        return FittedHistogram
 
     def n_records(self, release: FittedHistogram) -> int:
         """Return how many cells or rows a job writes.

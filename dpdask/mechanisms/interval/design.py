@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import (
@@ -203,10 +203,7 @@ class Case1(_Anchored):
 
     design: Literal["case1"]
 
-    @property
-    def n_cuts(self) -> int:
-        """One."""
-        return 1
+    n_cuts: ClassVar[int] = 1
 
 
 class Case2(_Anchored):
@@ -214,10 +211,7 @@ class Case2(_Anchored):
 
     design: Literal["case2"]
 
-    @property
-    def n_cuts(self) -> int:
-        """Two."""
-        return 2
+    n_cuts: ClassVar[int] = 2
 
 
 class Ring(_Anchored):
@@ -225,15 +219,8 @@ class Ring(_Anchored):
 
     design: Literal["ring"]
 
-    @property
-    def n_cuts(self) -> int:
-        """Two."""
-        return 2
-
-    @property
-    def n_ranges(self) -> int:
-        """Two, on a ring."""
-        return 2
+    n_cuts: ClassVar[int] = 2
+    n_ranges: ClassVar[int] = 2
 
 
 class Canonical(_Anchored):
