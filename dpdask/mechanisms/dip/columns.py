@@ -21,7 +21,6 @@ from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, Cost, DipMechanism, 
 from dpdask.mechanisms.expectations import correlate_ranks
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.releases import RandomisedRows
-from dpdask.privacy.rounding import round_up_sum
 from dpdask.references import Distribution, LevelDistribution, RankDistribution
 from dpdask.references.histogram import NoisyHistograms
 from dpdask.references.statistics import ColumnCounts
@@ -149,11 +148,6 @@ class DipRelease(RandomisedRows):
     mechanism_id: ClassVar[str] = "dip"
 
     columns: Mapping[str, ColumnMechanism]
-
-    @property
-    def epsilon(self) -> float:
-        """An upper bound on the ε that a released row has cost."""
-        return round_up_sum(mechanism.epsilon for mechanism in self.columns.values())
 
     def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]) -> pa.RecordBatch:
         """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`.
