@@ -14,6 +14,7 @@ from dpdask.engine.work import TableWork
 from dpdask.io.faults import report_change
 from dpdask.io.fragment import Fragment
 from dpdask.io.rows import estimate_width
+from dpdask.io.shards import number_key
 from dpdask.kernels.permutation import permutation
 from dpdask.mechanisms.releases import RowRelease
 from dpdask.privacy.order import RowOrder
@@ -146,11 +147,6 @@ def lay_out_rows(
     window = per_shard * max(1, min(WINDOW_ROWS, WINDOW_BYTES // estimate_row_bytes(released)) // per_shard)
     shuffled = [replace(task, names=tuple(names[next(places)] for _ in task.names), window=window) for task in tasks]
     return sorted(shuffled, key=lambda task: number_key(task.names[0]))
-
-
-def number_key(shard: str) -> tuple[int, str]:
-    """Return the sort key of a shard's name: `part-99999` comes before `part-100000`."""
-    return len(shard), shard
 
 
 def limit_shard_rows(released: pa.Schema, rows_per_shard: int, order: RowOrder) -> int:

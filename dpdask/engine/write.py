@@ -13,11 +13,10 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from dpdask.engine.compute import Progress, guard, make_stage, run_stage
-from dpdask.engine.shuffle import number_key
 from dpdask.engine.told import Teller, Told
 from dpdask.engine.work import TableWork, load
 from dpdask.errors import InputError
-from dpdask.io.shards import Shard, ShardWriter
+from dpdask.io.shards import Shard, ShardWriter, number_key
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.releases import RecordRelease
 from dpdask.versions import Stamp
