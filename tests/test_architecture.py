@@ -368,7 +368,7 @@ BAD = [
 GOOD = [
     (wrong_arrows, "kernels.x", "from dpdask.kernels import channel\nfrom .jit import jit\nimport numpy"),
     (wrong_arrows, "cli", "from dpdask import jobs\nfrom dpdask.connect import open_cluster"),
-    (wrong_arrows, "estimators.dip", "from dpdask.mechanisms.dip.card import dip_section\nfrom dpdask.engine import fit"),
+    (wrong_arrows, "estimators.dip", "from dpdask.mechanisms.dip.chain import RecordsMechanism\nfrom dpdask.engine import fit"),
     (wrong_arrows, "evaluation.tables", "from dpdask.engine.scan import scan\nfrom dpdask.estimators.frames import declare_counted"),
     (wrong_arrows, "schema", "from dpdask.archive import Archive"),
     (wrong_arrows, "io.x", "from dpdask.errors import DataError\nfrom dpdask.schema import Schema"),

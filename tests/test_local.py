@@ -25,7 +25,7 @@ from scipy import stats
 
 import dpdask
 from dpdask import local
-from dpdask.engine.work import load_release
+from dpdask.engine.work import load
 from dpdask.errors import InputError, OutputError, SpecError
 from dpdask.kernels import bins, rank
 from dpdask.kernels.guide import guide as guide_of
@@ -402,7 +402,7 @@ def test_a_file_is_written_once(tmp_path):
     with pytest.raises(OutputError, match="cannot be written"):
         local.save(release, tmp_path / "nowhere" / "channels.json")
     release.close()
-    load_release.cache_clear()
+    load.cache_clear()
     with pytest.raises(InputError):
         local.export(release)
 

@@ -337,7 +337,7 @@ def test_a_job_leaves_the_workers_memory_at_its_commit(client: Client, tmp_path:
 
         def look(stage: str, done: int, total: int, seen: list[int] = seen) -> None:
             if stage == "write" and done == total:
-                seen.extend(found["load_release"] for found in client.run(held).values())
+                seen.extend(found["load"] for found in client.run(held).values())
 
         with client.as_current():
             run_job(load(job), look)
@@ -355,9 +355,9 @@ def test_closed_frames_leave_the_workers_memory(client: Client) -> None:
     intervals = ranges(user=KEPT).fit(frame)
     intervals.transform(frame).compute()
     before.append(client.run(held))
-    for cache in ("load_bounds", "load_release"):
+    for cache in ("load_bounds", "load"):
         assert sum(found[cache] for found in before[0].values()) >= 1
-    first, second = (sum(found["load_release"] for found in each.values()) for each in before)
+    first, second = (sum(found["load"] for found in each.values()) for each in before)
     assert second > first  # the designs
     intervals.close()
     assert all(not any(found.values()) for found in client.run(held).values())

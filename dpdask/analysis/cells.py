@@ -176,12 +176,12 @@ class OpenedCells(OpenedPoints):
         cell = self._cell_of(cells)
         counts = np.bincount(cell, weights=sample.weights)
         rows = np.maximum(counts, 0.0)
-        share = -np.expm1(-1.0 / noise["scale"]) if "scale" in noise else 0.0
+        share = -np.expm1(-1.0 / noise["scale"])
         whole, others = self._add_others(sample, cells, names)
         least, probability = _tail(noise, cut or 0)
 
         def redraw(rng: Generator) -> WeightedSample:
-            drawn = rng.geometric(share, len(counts)) - rng.geometric(share, len(counts)) if share else rng.normal(0.0, noise["sigma"], len(counts))
+            drawn = rng.geometric(share, len(counts)) - rng.geometric(share, len(counts))
             again = counts + rng.poisson(rows) - rows + drawn
             again = again if cut is None else np.where(again >= cut, again, 0.0)
             weights = sample.weights * (again / np.where(counts == 0.0, 1.0, counts))[cell]
@@ -209,9 +209,9 @@ class OpenedCells(OpenedPoints):
 
 def _tail(noise: Mapping[str, Any], least: int) -> tuple[Floats, Floats]:
     """Return the values of a cell's noise from one on, as far as they matter, and their probabilities."""
-    spread = noise.get("scale") or noise["sigma"]
+    spread = noise["scale"]
     x = np.arange(-math.ceil(40 * spread), least + math.ceil(40 * spread) + 1, dtype=np.float64)
-    density = np.exp(-np.abs(x) / spread if "scale" in noise else -((x / spread) ** 2) / 2.0)
+    density = np.exp(-np.abs(x) / spread)
     return x[x >= least], (density / density.sum())[x >= least]
 
 

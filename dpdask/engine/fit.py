@@ -67,6 +67,7 @@ class PublicTable:
     work: TableWork
 
 
+@one_thread()
 def fit(
     mechanism: Mechanism,
     source: Source,
@@ -114,21 +115,6 @@ def fit(
     Exact counts reach the driver and go no further: what it keeps of a long pass is encrypted with the run key. Central noise is drawn
     here, outside any graph, and is kept at once: a resumed run loads it.
     """
-    with one_thread():
-        return _fit(mechanism, source, work, charge, public, insecure=insecure, progress=progress)
-
-
-def _fit(
-    mechanism: Mechanism,
-    source: Source,
-    work: TableWork,
-    charge: Callable[[], None],
-    public: PublicTable | None,
-    *,
-    insecure: bool,
-    progress: Progress | None,
-) -> tuple[Fitted, TableWork]:
-    """Fit a release; see `fit`."""
     if (public is None) == (mechanism.reference_rows == "public"):
         raise InternalError("a public table and a mechanism that counts its rows go together", None, "report it")
     planned = mechanism

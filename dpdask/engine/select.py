@@ -16,15 +16,34 @@ from dpdask.errors import DataError, InputError
 from dpdask.io.storage import Folder
 from dpdask.kernels.rows import keep_chosen, take_at
 from dpdask.kernels.siphash import siphash
-from dpdask.stats import holdout_mask
 from dpdask.stats.bounding import UnitBounds
 from dpdask.stats.hashing import as_words
-from dpdask.stats.holdout import HOLDOUT_ID
-from dpdask.streams import RunKey, stream, words
+from dpdask.streams import Rng, RunKey, stream, words
 
 Words = NDArray[np.uint64]
+HOLDOUT_ID = "holdout"
 _CHOSEN = "chosen"
 _WORDS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}  # by bits
+
+
+def holdout_mask(rng: Rng, n_rows: int, fraction: float) -> NDArray[np.bool_]:
+    """Return which of the next `n_rows` rows are held out, each with probability `fraction`, independently.
+
+    Parameters
+    ----------
+    rng
+        The fragment's stream of mechanism `holdout`; row r of the fragment owns its r-th word, so the split depends
+        on the run key, the fragment and the position in it, and on nothing else.
+    n_rows
+        How many rows come next.
+    fraction
+        In (0, 1).
+
+    Returns
+    -------
+    bool array of shape (n_rows,).
+    """
+    return words(rng, n_rows) < np.uint64(int(fraction * 2**64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

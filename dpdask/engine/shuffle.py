@@ -1,15 +1,22 @@
-"""The writing tasks of rows and their order: shuffled (within each task, and the order of the shards), or kept."""
+"""The writing tasks of rows, what they write, and their order: shuffled (within each task, and the order of the shards), or kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from dpdask.engine.select import take_values
+from dpdask.engine.select import Chooser, filter_rows, take_values
+from dpdask.engine.source import FilePart
+from dpdask.engine.told import Teller
+from dpdask.engine.work import TableWork
+from dpdask.io.faults import report_change
 from dpdask.io.fragment import Fragment
+from dpdask.io.rows import estimate_width
+from dpdask.io.shards import number_key
 from dpdask.kernels.permutation import permutation
+from dpdask.mechanisms.releases import RowRelease
 from dpdask.privacy.order import RowOrder
 from dpdask.streams import Rng, RunKey, stream, words
 
@@ -18,12 +25,11 @@ ROWS_ID, SHARDS_ID = "order/rows", "order/shards"
 WINDOW_ROWS = 2**20
 WINDOW_BYTES = 2**27
 HELD_BYTES = WINDOW_BYTES
-_TEXT_BYTES = 64
 _MOST_READ = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardWork:
+class RowTask:
     """One task of the writing stage: neighbouring fragments, and the shards that they become.
 
     Attributes
@@ -46,8 +52,28 @@ class ShardWork:
     rows_per_shard: int
     window: int | None = None
 
+    @property
+    def number(self) -> int:
+        """The place of the first fragment in the table."""
+        return self.fragments[0].number
 
-def lay_out(fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_per_shard: int) -> list[ShardWork]:
+    def open(self, release: RowRelease, work: TableWork, teller: Teller) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
+        """Return the randomised rows; see `write.Task`."""
+        rows = shuffle_rows(self._rows(release, work, teller), self, work.key())
+        return rows, release.types(work.released), release.few_valued(work.codecs)
+
+    def _rows(self, release: RowRelease, work: TableWork, teller: Teller) -> Iterator[pa.RecordBatch]:
+        """Yield the released rows of the fragments, checking that each has as many as were counted."""
+        for fragment, expected in zip(self.fragments, self.n_released, strict=True):
+            n_rows = 0
+            for batch in randomise_batches(fragment, release, work, teller):
+                n_rows += batch.num_rows
+                yield batch
+            if n_rows != expected:
+                raise report_change(fragment.where)
+
+
+def lay_out(fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_per_shard: int) -> list[RowTask]:
     """Return the writing tasks: neighbours share a shard while they fit, and a large fragment is cut into several.
 
     Where most rows are not released (a bound on units), a task reads at most four times `rows_per_shard` rows all the
@@ -69,7 +95,7 @@ def lay_out(fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_p
             room, taken = rows_per_shard, 0
         groups[-1].append(index)
         room, taken = room - rows, taken + read
-    works: list[ShardWork] = []
+    works: list[RowTask] = []
     first = 0
     for group in groups:
         rows = sum(n_released[index] for index in group)
@@ -79,7 +105,7 @@ def lay_out(fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_p
         names = tuple(f"part-{number:05d}.parquet" for number in range(first, first + count))
         first += count
         works.append(
-            ShardWork(
+            RowTask(
                 fragments=tuple(fragments[index] for index in group),
                 n_released=tuple(n_released[index] for index in group),
                 names=names,
@@ -91,7 +117,7 @@ def lay_out(fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_p
 
 def lay_out_rows(
     fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_per_shard: int, released: pa.Schema, order: RowOrder, key: RunKey
-) -> list[ShardWork]:
+) -> list[RowTask]:
     """Return the writing tasks of a release row by row, in the order of their shards.
 
     Parameters
@@ -123,11 +149,6 @@ def lay_out_rows(
     return sorted(shuffled, key=lambda task: number_key(task.names[0]))
 
 
-def number_key(shard: str) -> tuple[int, str]:
-    """Return the sort key of a shard's name: `part-99999` comes before `part-100000`."""
-    return len(shard), shard
-
-
 def limit_shard_rows(released: pa.Schema, rows_per_shard: int, order: RowOrder) -> int:
     """Return the most rows of a shard: as the job says, but if rows are shuffled, at most the rows that are shuffled at once.
 
@@ -145,17 +166,37 @@ def limit_shard_rows(released: pa.Schema, rows_per_shard: int, order: RowOrder) 
 
 def estimate_row_bytes(released: pa.Schema) -> int:
     """Estimate the bytes that a row takes in memory from its types alone; texts, lists and the like count 64 bytes."""
-    return sum(_bytes_of(type_) for type_ in released.types) or 1
+    return sum(max(1, int(estimate_width(type_))) for type_ in released.types) or 1
 
 
-def _bytes_of(type_: pa.DataType) -> int:
-    try:
-        return max(1, int(type_.bit_width) // 8)
-    except ValueError:  # no fixed width
-        return _TEXT_BYTES
+def randomise_batches(fragment: Fragment, release: RowRelease, work: TableWork, teller: Teller) -> Iterator[pa.RecordBatch]:
+    """Yield a fragment's released rows, in order: a pure function of the run key, the release and the fragment.
+
+    Parameters
+    ----------
+    fragment, release, work
+        What is released, and how.
+    teller
+        Looks at each batch before it is randomised.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema.
+    InputError
+        At the end, if the fragment changed since it was first read; then none of its rows may be kept.
+    """
+    work = work.hold_keys()
+    types = release.types(work.released)
+    rngs = release.streams(work.key(), fragment.id)
+    released = Chooser(work, fragment.id, fragment.number).find_released()
+    for batch in FilePart(fragment).read_all(work):
+        rows = filter_rows(batch.select(work.released.names), released(batch))
+        teller.add(rows)
+        yield release.randomise(rows, work.codecs, rngs).cast(types)
 
 
-def shuffle_rows(batches: Iterable[pa.RecordBatch], task: ShardWork, key: RunKey) -> Iterator[pa.RecordBatch]:
+def shuffle_rows(batches: Iterable[pa.RecordBatch], task: RowTask, key: RunKey) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a writing task in the order of its shards: in the order of the input, or shuffled window by window.
 
     Parameters

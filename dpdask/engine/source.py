@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import pandas as pd
 import pyarrow as pa
@@ -162,20 +162,13 @@ class FileSource:
     fragments: tuple[Fragment, ...]
     where: str
 
-    @property
-    def hint(self) -> str:
-        """The key of a job that names the files."""
-        return "check the job's input.path"
+    hint: ClassVar[str] = "check the job's input.path"
+    is_lasting: ClassVar[bool] = True  # the record of the run names the input
 
     @property
     def parts(self) -> Sequence[tuple[FilePart, None]]:
         """Each fragment; tasks read the rows themselves."""
         return [(FilePart(fragment), None) for fragment in self.fragments]
-
-    @property
-    def is_lasting(self) -> bool:
-        """True: the record of the run names the input."""
-        return True
 
     @property
     def nodes(self) -> None:
@@ -254,6 +247,10 @@ class FrameSource:
     frame: Frame
     batch: str
 
+    is_lasting: ClassVar[bool] = False  # each process makes its own frames
+    where: ClassVar[str] = "frame"
+    hint: ClassVar[str] = "give it some rows"
+
     @property
     def parts(self) -> Sequence[tuple[FramePart, Any]]:
         """Each partition with its rows, or with a reference to the task that computes them."""
@@ -261,24 +258,9 @@ class FrameSource:
         return [(FramePart(name_part(self.batch, number), number), part) for number, part in enumerate(rows)]
 
     @property
-    def is_lasting(self) -> bool:
-        """False: each process makes its own frames."""
-        return False
-
-    @property
     def nodes(self) -> Mapping[Any, Any] | None:
         """The tasks of a Dask frame; None if it is a pandas frame."""
         return None if isinstance(self.frame, pd.DataFrame) else dict(self.frame.__dask_graph__())
-
-    @property
-    def where(self) -> str:
-        """A frame has no place of its own."""
-        return "frame"
-
-    @property
-    def hint(self) -> str:
-        """A frame is made by the caller."""
-        return "give it some rows"
 
     def count_released(self, work: TableWork) -> tuple[int, ...]:
         """Return nothing: a lazy frame needs no counts before it is computed."""

@@ -226,6 +226,7 @@ def read_kept(folder: Folder, name: str, sha256: str, what: str) -> bytes:
     return data
 
 
+@remember(maxsize=4)
 def load(secrets: Folder, sha256: str, release_type: type[Loaded]) -> Loaded:
     """Return a fitted release, read once by each process and checked against its digest.
 
@@ -243,12 +244,6 @@ def load(secrets: Folder, sha256: str, release_type: type[Loaded]) -> Loaded:
     InputError
         If the file is missing or another.
     """
-    return load_release(secrets, sha256, release_type)  # type: ignore[return-value]  # the cache forgets the type
-
-
-@remember(maxsize=4)
-def load_release(secrets: Folder, sha256: str, release_type: type[Archived]) -> Archived:
-    """Return a fitted release; see `load`."""
     data = read_kept(secrets, RELEASE_NAME, sha256, "the run's fitted release is not the one that was written")
     return release_type.from_bytes(data, RELEASE_NAME)
 

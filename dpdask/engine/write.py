@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, pairwise
 from operator import itemgetter
@@ -13,16 +13,12 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from dpdask.engine.compute import Progress, guard, make_stage, run_stage
-from dpdask.engine.select import Chooser, filter_rows
-from dpdask.engine.shuffle import ShardWork, number_key, shuffle_rows
-from dpdask.engine.source import FilePart
 from dpdask.engine.told import Teller, Told
 from dpdask.engine.work import TableWork, load
 from dpdask.errors import InputError
-from dpdask.io.fragment import Fragment
-from dpdask.io.shards import Shard, ShardWriter
+from dpdask.io.shards import Shard, ShardWriter, number_key
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.releases import RecordRelease, RowRelease
+from dpdask.mechanisms.releases import RecordRelease
 from dpdask.versions import Stamp
 
 _TOGETHER = 2**17  # records that a release draws together, or a multiple of them
@@ -110,54 +106,6 @@ class Task(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class RowTask:
-    """Neighbouring fragments of files, whose rows are randomised.
-
-    Attributes
-    ----------
-    shards
-        The fragments, and the shards that they become.
-    """
-
-    shards: ShardWork
-
-    @property
-    def fragments(self) -> tuple[Fragment, ...]:
-        """What is read, one after the other."""
-        return self.shards.fragments
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the shards, in order."""
-        return self.shards.names
-
-    @property
-    def rows_per_shard(self) -> int:
-        """The most rows of a shard."""
-        return self.shards.rows_per_shard
-
-    @property
-    def number(self) -> int:
-        """The place of the first fragment in the table."""
-        return self.shards.fragments[0].number
-
-    def open(self, release: RowRelease, work: TableWork, teller: Teller) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
-        """Return the randomised rows; see `Task.open`."""
-        rows = shuffle_rows(self._rows(release, work, teller), self.shards, work.key())
-        return rows, release.types(work.released), release.few_valued(work.codecs)
-
-    def _rows(self, release: RowRelease, work: TableWork, teller: Teller) -> Iterator[pa.RecordBatch]:
-        """Yield the released rows of the fragments, checking that each has as many as were counted."""
-        for fragment, expected in zip(self.shards.fragments, self.shards.n_released, strict=True):
-            n_rows = 0
-            for batch in randomise_batches(fragment, release, work, teller):
-                n_rows += batch.num_rows
-                yield batch
-            if n_rows != expected:
-                raise InputError("this file changed since the run began", fragment.where, "restore it and run again, or `dpdask abort` the run")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordTask:
     """One shard of records.
@@ -215,34 +163,6 @@ def list_record_tasks(n_rows: int, rows_per_shard: int) -> list[RecordTask]:
         if max(sizes) <= rows_per_shard and (min(sizes) > 0 or n_rows == 0):
             break
     return [RecordTask(number=number, start=starts[number], n_rows=size, n_total=n_rows) for number, size in enumerate(sizes)]
-
-
-def randomise_batches(fragment: Fragment, release: RowRelease, work: TableWork, teller: Teller | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield a fragment's released rows, in order: a pure function of the run key, the release and the fragment.
-
-    Parameters
-    ----------
-    fragment, release, work
-        What is released, and how.
-    teller
-        Looks at each batch before it is randomised.
-
-    Raises
-    ------
-    DataError
-        If a value violates the schema.
-    InputError
-        At the end, if the fragment changed since it was first read; then none of its rows may be kept.
-    """
-    work = work.hold_keys()
-    types = release.types(work.released)
-    rngs = release.streams(work.key(), fragment.id)
-    released = Chooser(work, fragment.id, fragment.number).find_released()
-    for batch in FilePart(fragment).read_all(work):
-        rows = filter_rows(batch.select(work.released.names), released(batch))
-        if teller is not None:
-            teller.add(rows)
-        yield release.randomise(rows, work.codecs, rngs).cast(types)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

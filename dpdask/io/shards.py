@@ -40,6 +40,11 @@ class Shard:
     sha256: str
 
 
+def number_key(shard: str) -> tuple[int, str]:
+    """Return the sort key of a shard's name: `part-99999` comes before `part-100000`."""
+    return len(shard), shard
+
+
 class _HashingSink:
     """A file that hashes its content while it is written."""
 

@@ -15,7 +15,7 @@ from dpdask.engine.fit import Fitted, carry_on, fit
 from dpdask.engine.shuffle import lay_out_rows
 from dpdask.engine.told import Told
 from dpdask.engine.work import NOISY_NAME, RELEASE_NAME, load
-from dpdask.engine.write import RowTask, Staged, Staging, Task, list_record_tasks, write_all
+from dpdask.engine.write import Staged, Staging, Task, list_record_tasks, write_all
 from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.fragment import Fragment
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, Manifest, list_manifests
@@ -359,8 +359,7 @@ def _write(job: Job, opened: JobTable, fitted: Fitted, staging: Staging, progres
     tasks: Sequence[Task]
     if mechanism.releases_rows:
         fragments, written = _seal(opened.table.fragments, fitted.seals), mechanism.find_written(work.released)
-        laid_out = lay_out_rows(fragments, fitted.n_released, output.rows_per_shard, written, output.order, work.key())
-        tasks = [RowTask(shards) for shards in laid_out]
+        tasks = lay_out_rows(fragments, fitted.n_released, output.rows_per_shard, written, output.order, work.key())
     else:
         tasks = list_record_tasks(fitted.n_released[0], output.rows_per_shard)
     return write_all(tasks, work, fitted.release_sha256, mechanism.release_type, staging, progress)

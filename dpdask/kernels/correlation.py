@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_DIMENSION = 20_000
+_NEWTON_STEPS = 100
 _CG_STEPS = 200
 _SIZES = tuple(0.5**halvings for halvings in range(20))
 _DESCENT = 1e-4  # Armijo's share of the predicted descent
@@ -30,19 +31,17 @@ class NearestCorrelation:
     distance
         The Frobenius norm of the change.
     residual
-        The stopping residual: the largest difference from 1 on the diagonal before it was scaled to 1.
+        The stopping residual: the largest difference from 1 on the diagonal before it was scaled to 1. If it is above the tolerance, the
+        matrix is a correlation matrix, but not the nearest, and its smallest eigenvalue may be below the floor by the factor that the
+        residual was scaled away with.
     n_iterations
         How many Newton steps were taken; 0 if the input was a correlation matrix already.
-    converged
-        Whether the residual fell below the tolerance. If not, the matrix is a correlation matrix, but not the
-        nearest, and its smallest eigenvalue may be below the floor by the factor that the residual was scaled away with.
     """
 
     matrix: Floats
     distance: float
     residual: float
     n_iterations: int
-    converged: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,7 +54,7 @@ class _Spectrum:
     gradient: Floats
 
 
-def nearest_correlation(matrix: Floats, *, floor: float = 1e-6, tolerance: float = 1e-7, max_iterations: int = 100) -> NearestCorrelation:
+def nearest_correlation(matrix: Floats, *, floor: float = 1e-6, tolerance: float = 1e-7) -> NearestCorrelation:
     """Return the correlation matrix with eigenvalues of at least `floor` that is nearest in the Frobenius norm.
 
     Parameters
@@ -66,8 +65,6 @@ def nearest_correlation(matrix: Floats, *, floor: float = 1e-6, tolerance: float
         In [0, 1). Above 0, a Cholesky factor of the result exists.
     tolerance
         The residual at which to stop, in [1e-12, 1).
-    max_iterations
-        The largest number of Newton steps, at least 1.
 
     Returns
     -------
@@ -99,22 +96,16 @@ def nearest_correlation(matrix: Floats, *, floor: float = 1e-6, tolerance: float
     Newton algorithm for the nearest correlation matrix (2010).
     """
     _check(matrix)
-    if not (0 <= floor < 1 and 1e-12 <= tolerance < 1 and max_iterations >= 1):
-        raise ValueError("a nearest correlation matrix needs a floor in [0, 1), a tolerance in [1e-12, 1) and an iteration")
+    if not (0 <= floor < 1 and 1e-12 <= tolerance < 1):
+        raise ValueError("a nearest correlation matrix needs a floor in [0, 1) and a tolerance in [1e-12, 1)")
     given = np.asarray((matrix + matrix.T) / 2, dtype=np.float64)
     np.fill_diagonal(given, 1.0)
     if _reaches(given, _ALMOST * floor):
-        return NearestCorrelation(matrix=given, distance=0.0, residual=0.0, n_iterations=0, converged=True)
+        return NearestCorrelation(matrix=given, distance=0.0, residual=0.0, n_iterations=0)
     shifted = given - floor * np.eye(len(given))
-    point, n_iterations, residual = _minimise(shifted, 1 - floor, tolerance, max_iterations)
+    point, n_iterations, residual = _minimise(shifted, 1 - floor, tolerance)
     found = _unit_diagonal(_positive_part(point) + floor * np.eye(len(given)))
-    return NearestCorrelation(
-        matrix=found,
-        distance=float(np.linalg.norm(found - given)),
-        residual=residual,
-        n_iterations=n_iterations,
-        converged=residual <= tolerance,
-    )
+    return NearestCorrelation(matrix=found, distance=float(np.linalg.norm(found - given)), residual=residual, n_iterations=n_iterations)
 
 
 def cholesky(matrix: Floats) -> Floats:
@@ -159,12 +150,12 @@ def _reaches(matrix: Floats, floor: float) -> bool:
     return True
 
 
-def _minimise(shifted: Floats, target: float, tolerance: float, max_iterations: int) -> tuple[_Spectrum, int, float]:
+def _minimise(shifted: Floats, target: float, tolerance: float) -> tuple[_Spectrum, int, float]:
     """Return the minimum of the dual, the number of Newton steps that led there, and the largest gradient left."""
     y = np.zeros(len(shifted))
     point = _evaluate(shifted, y, target)
     residual = float(np.abs(point.gradient).max())
-    for iteration in range(max_iterations):
+    for iteration in range(_NEWTON_STEPS):
         if residual <= tolerance:
             return point, iteration, residual
         direction = _newton_direction(point)
@@ -176,7 +167,7 @@ def _minimise(shifted: Floats, target: float, tolerance: float, max_iterations: 
                 break
         y, point = y + size * direction, trial
         residual = float(np.abs(point.gradient).max())
-    return point, max_iterations, residual
+    return point, _NEWTON_STEPS, residual
 
 
 def _evaluate(shifted: Floats, y: Floats, target: float) -> _Spectrum:

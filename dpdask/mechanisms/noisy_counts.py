@@ -48,6 +48,8 @@ class NoisyCounts(Mechanism):
 
     releases_rows: ClassVar[bool] = False
     nobody: ClassVar[str]
+    protected: ClassVar[str] = COVERED
+    unprotected: ClassVar[str] = UNCOVERED
 
     def check_parameters(self) -> None:
         """Check that no column has the role keep, since no input row is released, and check the specification.
@@ -91,16 +93,6 @@ class NoisyCounts(Mechanism):
         """Return a warning if δ is so large that it would allow publishing a row; see `Mechanism.cautions`."""
         del columns
         return delta_warnings(self.budget, n_rows)
-
-    @property
-    def protected(self) -> str:
-        """Who is covered, in words."""
-        return COVERED
-
-    @property
-    def unprotected(self) -> str:
-        """Who is not, in words."""
-        return UNCOVERED
 
     def guarantee(self, order: RowOrder) -> str:
         """Return the promise in words; no row of the input is released, so no order matters."""

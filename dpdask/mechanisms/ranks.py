@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,15 +78,12 @@ class BinnedRanks:
     thresholds: Words
     aliases: NDArray[np.uint16]
 
+    n_words: ClassVar[int] = 3  # the first one places a row among its ties
+
     @property
     def epsilon(self) -> float:
         """ε*, exact."""
         return self.channel.epsilon
-
-    @property
-    def n_words(self) -> int:
-        """How many words a row consumes; the first one places it among its ties."""
-        return 3
 
     def disturb(self, ranks: Floats, drawn: Words) -> Floats:
         """Return ranks in (0, 1) for ranks in [0, 1].

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from dpdask.archive import Archived
 from dpdask.codec import Codec, LevelCodec
+from dpdask.privacy.rounding import round_up_sum
 from dpdask.schema import Schema
 from dpdask.streams import Rng, RunKey, Stream, stream
 
@@ -98,6 +99,11 @@ class RandomisedRows(Archived):
     __slots__ = ()
     mechanism_id: ClassVar[str]
     columns: Mapping[str, Any]
+
+    @property
+    def epsilon(self) -> float:
+        """An upper bound on the ε that a released row has cost."""
+        return round_up_sum(mechanism.epsilon for mechanism in self.columns.values())
 
     def types(self, released: pa.Schema) -> pa.Schema:
         """Return the columns that are written: the released columns of the table."""

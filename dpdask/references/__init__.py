@@ -2,7 +2,7 @@
 
 from dpdask.references.chain import Chain
 from dpdask.references.distribution import Distribution, LevelDistribution, RankDistribution, from_statistic
-from dpdask.references.histogram import Histogram, noisy_distribution
+from dpdask.references.histogram import Histogram
 from dpdask.references.sources import Holdout, Known, Public
 from dpdask.references.tree import Tree
 
@@ -20,5 +20,4 @@ __all__ = [
     "Reference",
     "Tree",
     "from_statistic",
-    "noisy_distribution",
 ]

@@ -26,7 +26,7 @@ from dpdask.references.reference import FIT, ReferenceBase
 from dpdask.references.statistics import ColumnCounts
 from dpdask.schema import Column
 from dpdask.stats.cell_counts import CellCounts, Counts
-from dpdask.streams import Noise, Rng
+from dpdask.streams import Noise
 
 MAX_BINS = 2**15
 
@@ -71,11 +71,7 @@ class Histogram(ReferenceBase):
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "none; the reference is a noisy histogram of all rows, and its ε is part of the total"
     not_local: ClassVar[str | None] = "raw rows were counted for a histogram, so somebody holds them: their release is not local"
-
-    @property
-    def is_measured_by_column(self) -> bool:
-        """True."""
-        return True
+    is_measured_by_column: ClassVar[bool] = True
 
     def cells(self, codecs: Mapping[str, Codec]) -> dict[str, Cells]:
         """Return the public cells in which columns are counted."""
@@ -208,52 +204,6 @@ def histogram_event(epsilon: float, adjacency: Adjacency, rows_per_unit: int = 1
     return DiscreteLaplace(scale=scale, sensitivity=sensitivity, adjacency=adjacency, count=n_vectors)
 
 
-def noisy_distribution(
-    cells: Cells, statistic: CellCounts, epsilon: float, adjacency: Adjacency, *, rows_per_unit: int = 1, rng: Rng | None = None
-) -> tuple[Distribution, DiscreteLaplace]:
-    """Return the column's distribution as a noisy histogram of all rows gives it, and the event.
-
-    Parameters
-    ----------
-    cells, statistic
-        The column's cells, and the counts of all rows in them.
-    epsilon
-        What the histogram may cost.
-    adjacency, rows_per_unit
-        Who are neighbours, and how many rows one unit may have.
-    rng
-        None: secure noise. A stream: INSECURE, for runs marked so; see `privacy.noise.discrete_laplace`.
-
-    Returns
-    -------
-    distribution
-        Of levels; or a cdf that is linear inside a cell and jumps at the atoms, whose `rank_error` is the probability of
-        its largest cell (what linear interpolation can misplace; the noise comes on top).
-    event
-        What was drawn.
-
-    Raises
-    ------
-    DataError
-        If there are fewer than 2 rows, where their number is public (replace-one).
-
-    Privacy
-    -------
-    Unit: `rows_per_unit` rows. Protected: the values of all rows counted. Sensitivity and event: `histogram_event`.
-    All that follows the noise is post-processing: under replace-one the number of rows is public and the counts are projected
-    to sum to it; under add-remove it is private, and their own noisy sum takes its place.
-
-    References
-    ----------
-    Bi and Shen, Distribution-invariant differential privacy, with the hold-out's edf replaced by a private one.
-    """
-    n_rows = statistic.n_rows if adjacency == "replace-one" else None
-    if n_rows is not None and n_rows < 2:
-        raise DataError("the table has fewer than 2 rows", f"column {cells.codec.name!r}", "a distribution needs more")
-    event = histogram_event(epsilon, adjacency, rows_per_unit)
-    return distribution_of(cells, perturb(statistic.counts[cells.possible], event, rng=rng), n_rows), event
-
-
 def distribution_of(cells: Cells, noisy: Counts, n_rows: int | None) -> Distribution:
     """Return the distribution that noisy counts describe; this is post-processing.
 
@@ -265,6 +215,15 @@ def distribution_of(cells: Cells, noisy: Counts, n_rows: int | None) -> Distribu
         int64 array, one count for each possible cell; may be negative.
     n_rows
         The number of rows if it is public; None uses the sum of the noisy counts.
+
+    Returns
+    -------
+    Of levels; or a cdf that is linear inside a cell and jumps at the atoms, whose `rank_error` is the probability of its largest
+    cell (what linear interpolation can misplace; the noise comes on top).
+
+    References
+    ----------
+    Bi and Shen, Distribution-invariant differential privacy, with the hold-out's edf replaced by a private one.
     """
     total = max(1, int(noisy.sum())) if n_rows is None else n_rows
     probabilities = np.zeros(cells.n_cells)

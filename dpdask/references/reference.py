@@ -37,6 +37,12 @@ class ReferenceBase(Document):
     path_hint: ClassVar[str] = "add it"
     """What to do if the path of a public table is missing."""
 
+    spends_delta: ClassVar[bool] = False
+    """Whether its noise can spend a δ."""
+
+    is_measured_by_column: ClassVar[bool] = False
+    """Whether each column has a noisy histogram of its own."""
+
     @property
     def rows(self) -> Literal["own", "public", "none"]:
         """Which rows are counted: the table's own, those of a public table, or none."""
@@ -60,16 +66,6 @@ class ReferenceBase(Document):
     def split(self, epsilon: float) -> tuple[float, float]:
         """Return the ε of the reference and the ε of the rows' own releases; both are rounded down, so their sum never passes `epsilon`."""
         return 0.0, epsilon
-
-    @property
-    def spends_delta(self) -> bool:
-        """Whether its noise can spend a δ."""
-        return False
-
-    @property
-    def is_measured_by_column(self) -> bool:
-        """Whether each column has a noisy histogram of its own."""
-        return False
 
     def events(self, epsilons: Mapping[str, float], columns: Mapping[str, Column], adjacency: Adjacency, rows: int) -> dict[str, DiscreteLaplace]:
         """Return the noise of each column's counts; none if they have no noise of their own.

@@ -92,11 +92,7 @@ class Public(TableReference):
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "the rows of the public reference table, which is taken to be public already"
     not_local: ClassVar[str | None] = None
-
-    @property
-    def rows(self) -> Literal["public"]:
-        """The rows of the public table are counted."""
-        return "public"
+    rows: ClassVar[Literal["public"]] = "public"
 
     def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
         """Return the steps of a run before it writes, in words.
@@ -132,28 +128,42 @@ class KnownColumn(Document):
     null: float = Field(default=0.0, ge=0, lt=1)
 
     def freeze(self, column: str) -> Any:
-        """Return the scipy distribution with its parameters.
+        """Return the scipy distribution with its parameters; see `freeze`."""
+        return freeze(self.name or "", self.model_extra or {}, f"reference of column {column!r}", discrete=True)
 
-        Raises
-        ------
-        SpecError
-            If scipy has no such distribution, or the parameters do not fit it.
-        """
-        from scipy import stats  # slow to import, and only a distribution named in a job needs it
 
-        family = getattr(stats, self.name or "", None)
-        where = f"reference of column {column!r}"
-        wrong = SpecError(f"scipy.stats has no distribution {self.name!r} with these parameters", where, "see scipy.stats")
-        if not isinstance(family, stats.rv_continuous | stats.rv_discrete):
-            raise wrong
-        try:
-            frozen = family(**(self.model_extra or {}))
-            usable = bool(np.isfinite(frozen.ppf(0.5)))
-        except (TypeError, ValueError):
-            raise wrong from None
-        if not usable:
-            raise wrong
-        return frozen
+def freeze(name: str, parameters: Mapping[str, Any], where: str, *, discrete: bool) -> Any:
+    """Return a distribution of scipy.stats with its parameters.
+
+    Parameters
+    ----------
+    name, parameters
+        Its name in scipy.stats, and its parameters by name.
+    where
+        What the distribution describes, for the message.
+    discrete
+        Whether a discrete distribution will do too.
+
+    Raises
+    ------
+    SpecError
+        If scipy has no such distribution, it is discrete where it must not be, or the parameters do not fit it.
+    """
+    from scipy import stats  # slow to import, and only a distribution named in a job needs it
+
+    family = getattr(stats, name, None)
+    what = f"scipy.stats has no {'' if discrete else 'continuous '}distribution {name!r} with these parameters"
+    wrong = SpecError(what, where, "see scipy.stats")
+    if not isinstance(family, stats.rv_continuous | stats.rv_discrete if discrete else stats.rv_continuous):
+        raise wrong
+    try:
+        frozen = family(**parameters)
+        usable = bool(np.isfinite(frozen.ppf(0.5)))
+    except (TypeError, ValueError):
+        raise wrong from None
+    if not usable:
+        raise wrong
+    return frozen
 
 
 class Known(ReferenceBase):
@@ -182,11 +192,7 @@ class Known(ReferenceBase):
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "none; the reference is declared, not taken from the data"
     not_local: ClassVar[str | None] = None
-
-    @property
-    def rows(self) -> Literal["none"]:
-        """None: the reference is declared."""
-        return "none"
+    rows: ClassVar[Literal["none"]] = "none"
 
     def check(self, schema: Schema, unit: UnitColumn | None) -> None:
         """Check that exactly the privatised columns have a declared distribution.

@@ -59,11 +59,7 @@ class Tree(ReferenceBase):
         "pairs on the tree, and only these: two columns that the tree joins keep their table, up to its noise; other pairs keep what follows "
         "along the tree, and what only three columns together show is not kept"
     )
-
-    @property
-    def spends_delta(self) -> bool:
-        """True: the noise of the tables is Gaussian if there is a δ."""
-        return True
+    spends_delta: ClassVar[bool] = True
 
     def check(self, schema: Schema, unit: UnitColumn | None) -> None:
         """Check that the bins name only columns that are cut; see `ReferenceBase.check`."""

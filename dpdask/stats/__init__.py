@@ -3,9 +3,8 @@
 They are computed on workers and merged in a tree. They are private: nothing of them leaves the run but through a mechanism.
 """
 
-from dpdask.stats.holdout import holdout_mask
 from dpdask.stats.levels import LevelCounts
 from dpdask.stats.marginals import Clique, Domain, MarginalCounter, MarginalCounts
 from dpdask.stats.ranks import RankSummary
 
-__all__ = ["Clique", "Domain", "LevelCounts", "MarginalCounter", "MarginalCounts", "RankSummary", "holdout_mask"]
+__all__ = ["Clique", "Domain", "LevelCounts", "MarginalCounter", "MarginalCounts", "RankSummary"]

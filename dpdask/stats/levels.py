@@ -10,8 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.codec import LevelCodec
-from dpdask.kernels import counts as kernel
-from dpdask.kernels.levels import find_codes
+from dpdask.kernels.levels import count_all, count_chosen, find_codes
 
 
 def encode(codec: LevelCodec, array: pa.Array) -> NDArray[np.int32]:
@@ -88,4 +87,4 @@ class LevelCounts(Tally):
             If any row, chosen or not, holds no level.
         """
         codes = encode(codec, array)
-        return cls(kernel.count_all(codes, codec.n_levels) if chosen is None else kernel.count_chosen(codes, chosen, codec.n_levels))
+        return cls(count_all(codes, codec.n_levels) if chosen is None else count_chosen(codes, chosen, codec.n_levels))

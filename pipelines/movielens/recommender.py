@@ -36,7 +36,8 @@ from dpdask import channels
 from dpdask.cells import cells
 from dpdask.codec import LevelCodec
 from dpdask.inference import ReleasedColumn
-from dpdask.references import noisy_distribution
+from dpdask.privacy.noise import perturb
+from dpdask.references.histogram import distribution_of, histogram_event
 from dpdask.stats.cell_counts import CellCounts
 
 RATINGS = np.arange(1.0, 6.0)
@@ -194,8 +195,8 @@ def noisy_shares(table: Table, epsilon: float, rng: np.random.Generator) -> np.n
     codec = LevelCodec(name="Rating", levels=pa.array(RATINGS), ordered=True)
     public = cells(codec, bins=2)
     counts = CellCounts.of_batch(public, pa.array(table.ratings).cast(codec.levels.type))
-    law, _ = noisy_distribution(public, counts, epsilon, "replace-one", rng=rng)
-    return law.probabilities
+    noisy = perturb(counts.counts[public.possible], histogram_event(epsilon, "replace-one"), rng=rng)
+    return distribution_of(public, noisy, counts.n_rows).probabilities
 
 
 def read(path: str, rows: int | None = None) -> Table:

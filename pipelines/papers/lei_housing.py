@@ -46,6 +46,7 @@ from dpdask.cells import cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.inference import WeightedSample, least_squares
 from dpdask.mechanisms.histogram import noise as histogram
+from dpdask.mechanisms.histogram.cells import centres
 from dpdask.mechanisms.histogram.noise import Threshold
 from dpdask.mechanisms.histogram.points import Points, spread
 from dpdask.privacy import Budget
@@ -107,11 +108,12 @@ def fit(frame: pd.DataFrame) -> Any:
 
 def frame_of(release: histogram.NoisyHistogram, columns: dict[str, Any], points: Points) -> pd.DataFrame:
     """Return a histogram's cells as a frame with weights."""
-    table = release.to_table(columns)
     if points == "spread":
         values, weights = spread(release, columns, 0, len(release.keys))
-        table = pa.table({**values, "weight": weights})
-    frame: pd.DataFrame = table.to_pandas()
+    else:
+        coded = zip(columns.items(), release.codes_at(0, len(release.keys)), strict=True)
+        values, weights = {name: centres(column).take(pa.array(code)) for (name, column), code in coded}, release.weights
+    frame: pd.DataFrame = pa.table({**values, "weight": weights}).to_pandas()
     return frame
 
 

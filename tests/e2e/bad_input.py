@@ -30,12 +30,12 @@ import yaml
 from e2e.helpers import call_cli
 
 from dpdask.engine.account import open_ledger
+from dpdask.engine.select import holdout_mask
 from dpdask.errors import TemporaryError
 from dpdask.io.fragments import discover
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import load_job
 from dpdask.schema import Schema
-from dpdask.stats import holdout_mask
 from dpdask.streams import RunKey, stream
 
 TEXT, NUMBER = "Zebulon-Quux", 1815.1875

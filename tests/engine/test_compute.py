@@ -229,8 +229,8 @@ def test_blas_has_one_thread_in_tasks(name: str, cluster: LocalCluster) -> None:
 
 def test_blas_has_one_thread_in_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
-    inner = engine_fit._fit
-    monkeypatch.setattr(engine_fit, "_fit", lambda *given, **more: (found.extend(count_threads(0)), inner(*given, **more))[1])
+    inner = engine_fit.keep  # what was fitted is kept before the fit ends
+    monkeypatch.setattr(engine_fit, "keep", lambda *given: (found.extend(count_threads(0)), inner(*given))[1])
     with threadpool_limits(2):
         run_here(write_job(tmp_path, lake(tmp_path / "in", [100]), tmp_path / "out"))
     assert set(found) == {1}

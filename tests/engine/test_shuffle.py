@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpdask.engine import shuffle
-from dpdask.engine.shuffle import ShardWork, estimate_row_bytes, lay_out_rows, limit_shard_rows, shuffle_rows
+from dpdask.engine.shuffle import RowTask, estimate_row_bytes, lay_out_rows, limit_shard_rows, shuffle_rows
 from dpdask.io.fragment import Fragment
 from dpdask.streams import RunKey
 
@@ -24,8 +24,8 @@ def fragments(n: int) -> tuple[Fragment, ...]:
     return tuple(Fragment(id=f"{number:032x}", row_group=number, n_rows=10, number=number, **common) for number in range(n))
 
 
-def task(window: int | None, first: int = 0) -> ShardWork:
-    return ShardWork(fragments=fragments(first + 1)[first:], n_released=(1,), names=("part-00000.parquet",), rows_per_shard=10, window=window)
+def task(window: int | None, first: int = 0) -> RowTask:
+    return RowTask(fragments=fragments(first + 1)[first:], n_released=(1,), names=("part-00000.parquet",), rows_per_shard=10, window=window)
 
 
 def batches(n_rows: int, cuts: list[int]) -> list[pa.RecordBatch]:

@@ -3,7 +3,7 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dpdask.engine.shuffle import ShardWork, lay_out
+from dpdask.engine.shuffle import RowTask, lay_out
 from dpdask.io.fragment import Fragment
 from dpdask.jobs.plan import most_shards
 
@@ -17,7 +17,7 @@ def fragments(count: int) -> tuple[Fragment, ...]:
     )
 
 
-def shard_rows(works: list[ShardWork]) -> list[int]:
+def shard_rows(works: list[RowTask]) -> list[int]:
     """Return the rows of each shard as `write_shards` cuts them: full ones, then the rest."""
     sizes: list[int] = []
     for work in works:

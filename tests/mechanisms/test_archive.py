@@ -46,7 +46,7 @@ from dpdask.mechanisms.marginals.plan import MarginalNoise, plan_noise
 from dpdask.mechanisms.marginals.release import MarginalTables
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
-from dpdask.privacy.events import DiscreteLaplace
+from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, to_dict
 from dpdask.references import Chain, Histogram, LevelDistribution, RankDistribution, Reference, Tree
 from dpdask.references.histogram import NoisyHistograms
 from dpdask.schema import Schema
@@ -420,6 +420,7 @@ WRONG_HISTOGRAMS: dict[str, Callable[[], dict[str, Any]]] = {
     "another domain": lambda: {"header": {"sizes": [4, 5, 5]}},
     "no cut for a threshold": lambda: {"header": {"cut": None}},
     "a cut of 0": lambda: {"header": {"cut": 0}},
+    "Gaussian noise of fine counts": lambda: {"header": {"fine": to_dict(DiscreteGaussian(sigma=2.0, sensitivity=1.5, adjacency="replace-one"))}},
     "an unknown threshold": lambda: header_part("noisy histogram", "plan", threshold="high"),
     "a factor that is no number": lambda: header_part("noisy histogram", "plan", factor=float("nan")),
     "a negative ε": lambda: header_part("noisy histogram", "plan", epsilon=-1.0),

@@ -15,7 +15,7 @@ from dpdask.cells import Cells, cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares
-from dpdask.mechanisms.histogram.cells import WholeLine
+from dpdask.mechanisms.histogram.cells import WholeLine, centres
 from dpdask.mechanisms.histogram.noise import NoisyHistogram, plan
 from dpdask.mechanisms.histogram.points import points_per_cell, spread
 from dpdask.privacy import Budget
@@ -138,7 +138,9 @@ def test_least_squares_is_no_longer_attenuated():
     np.add.at(table, (columns["x"].codes(pa.array(x)), columns["y"].codes(pa.array(y))), 1)
     given = released(table, columns)
     frame = points(table, columns)
-    centre = given.to_table(columns).to_pandas()
+    codes = given.codes_at(0, len(given.keys))
+    values = {name: centres(column).take(pa.array(code)) for (name, column), code in zip(columns.items(), codes, strict=True)}
+    centre = pd.DataFrame({**values, "weight": given.weights})
     true, spread_, centred = (
         least_squares(WeightedSample.of_frame(f, "y", ["x"]))[1] for f in (pd.DataFrame({"x": x, "y": y, "weight": 1.0}), frame, centre)
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,10 @@ from dpdask.errors import SpecError
 from dpdask.mechanisms.histogram import noise as histogram
 from dpdask.mechanisms.histogram import sparse
 from dpdask.mechanisms.histogram.cells import WholeLine, affordable_bins, bandwidth, bins_by_rule, centres, largest_noise
-from dpdask.mechanisms.histogram.noise import HistogramPlan, NoisyHistogram, compute_spent, plan
+from dpdask.mechanisms.histogram.noise import NoisyHistogram, compute_spent, plan
 from dpdask.mechanisms.histogram.spec import list_warnings
 from dpdask.privacy import Budget
-from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace
+from dpdask.privacy.events import DiscreteLaplace
 from dpdask.stats.joint import JointCounts, codes_of
 from dpdask.stats.marginals import Domain
 from dpdask.streams import RunKey, stream
@@ -31,11 +30,6 @@ ALPHA = 1e-9  # how often a right sampler may fail, per test
 
 def keyed(name: str) -> Any:
     return stream(RunKey.insecure(23), "histogram", name)
-
-
-@lru_cache(maxsize=1)
-def gaussian() -> HistogramPlan:
-    return plan(budget(1.0, 1e-6), distribution="gaussian")
 
 
 def budget(epsilon: float = 1.0, delta: float = 0, **changes: Any) -> Budget:
@@ -77,18 +71,7 @@ def test_the_plan_spends_its_budget_and_never_more(threshold, adjacency, delta):
     planned = plan(given, threshold=threshold)
     assert 0.8 * (1 - 1e-5) <= compute_spent(planned, given) <= 0.8
     assert (planned.total is not None) == (threshold == "enhanced" and adjacency == "add-remove")
-    assert planned.cells.scale <= (2 if adjacency == "replace-one" else 1 / 0.98) / 0.8 * 1.001  # type: ignore[union-attr]
-
-
-def test_gaussian_noise_is_there_for_who_has_a_delta():
-    planned = gaussian()
-    assert isinstance(planned.cells, DiscreteGaussian)
-    assert 0.999 < compute_spent(planned, budget(1.0, 1e-6)) <= 1.0
-    assert planned.cells.sensitivity == pytest.approx(math.sqrt(2))
-    released = histogram.draw(counts_of(named(3, 2), {0: 500}), planned, rng=keyed("gaussian"))
-    assert abs(table(released)[0] - 500) < 12 * planned.cells.sigma
-    with pytest.raises(SpecError, match="delta"):
-        plan(budget(), distribution="gaussian")
+    assert planned.cells.scale <= (2 if adjacency == "replace-one" else 1 / 0.98) / 0.8 * 1.001
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, math.nan, math.inf])
@@ -137,7 +120,9 @@ COUNTS = {0: 1, 5: 2, 6: 3, 77: 8, 140: 1, 299: 30}
 def repeated(path: Any, times: int, *, factor: float = 0.5, epsilon: float = 0.7, domain: Domain | None = None) -> np.ndarray:
     planned = plan(budget(epsilon), factor=factor)
     exact, rng = counts_of(domain or named(30, 10), COUNTS), keyed(f"{path} {factor} {epsilon}")
-    return np.stack([table(histogram.draw(exact, planned, rng=rng, path=path)) for _ in range(times)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(histogram, "DENSE_CELLS", 0 if path == "sparse" else 2**20)
+        return np.stack([table(histogram.draw(exact, planned, rng=rng)) for _ in range(times)])
 
 
 def agree(one: np.ndarray, other: np.ndarray) -> bool:
@@ -233,7 +218,7 @@ def test_ten_to_the_eighteen_cells_take_no_time():
     planned = plan(budget(1.0), factor=9.0)
     released = histogram.draw(counts_of(domain, {123: 1000, 10**18 - 1: 1000}), planned, rng=keyed("large"))
     assert {123, 10**18 - 1} <= set(released.keys.tolist())
-    assert (released.codes()[:, -1] == 999).all()
+    assert (released.codes_at(0, len(released.keys))[:, -1] == 999).all()
     with pytest.raises(SpecError, match="noise alone would raise"):
         histogram.check_size(domain, plan(budget(1.0)), 2000)
 
@@ -275,9 +260,7 @@ def test_sizes_are_refused_before_any_noise():
     with pytest.raises(SpecError, match="10,010,000 cells"):
         histogram.draw(JointCounts.identity(large), plan(budget(), threshold="none"))
     with pytest.raises(SpecError, match="enhanced"):
-        histogram.check_size(large, gaussian(), 10**6)
-    with pytest.raises(SpecError, match="sparse form"):
-        histogram.draw(JointCounts.identity(named(2)), plan(budget(), threshold="none"), path="sparse")
+        histogram.check_size(large, plan(budget(), threshold="none"), 10**6)
     with pytest.raises(SpecError, match="noise alone would raise"):
         histogram.check_size(named(50_000, 40_000), plan(budget(), threshold="positive"), 10**6)
     histogram.check_size(named(10_000, 1000), plan(budget(), threshold="none"), 10**6)
@@ -293,7 +276,7 @@ def test_bandwidths_are_the_papers():
     assert bins_by_rule(1e18, 1, thresholded=False) == 65536
     assert bins_by_rule(2, 5, thresholded=True) == 1
     for wrong in ((1, 1), (math.inf, 1), (100, 0)):
-        with pytest.raises(SpecError, match="number of rows"):
+        with pytest.raises(SpecError, match="at least 2 rows"):
             bandwidth(*wrong, thresholded=True)
 
 
@@ -318,7 +301,6 @@ def test_weight_that_noise_alone_makes_is_told():
     assert len(said) == 2
     assert "Noise alone may raise 1,140,074 empty cells to the threshold of 8" in said[1]
     assert len(list_warnings(domain, plan(budget(1.0), factor=2.0), 5e6)) == 1
-    assert len(list_warnings(domain, gaussian(), 5e6)) == 1
 
 
 # What analysts get
@@ -347,16 +329,6 @@ def test_synthetic_rows_follow_the_positive_weights():
     for nothing in ({}, {1: -3}):
         with pytest.raises(SpecError, match="no cell has a positive weight"):
             released(nothing, named(2, 3)).sample_codes(5, rng=keyed("rows"))
-
-
-def test_the_table_has_centres_and_weights():
-    town = LevelCodec(name="town", levels=pa.array(["A", "B"]), ordered=False)
-    given = {"x": cells(floats(), 4), "town": cells(town, 1)}
-    found = released({1: 5, 6: -2}, Domain(names=("x", "town"), sizes=(4, 2))).to_table(given)
-    assert found.to_pydict() == {"x": [1.25, 8.75], "town": ["B", "A"], "weight": [5, -2]}
-    assert found.schema.field("weight").type == pa.int64()
-    with pytest.raises(SpecError, match="weight"):
-        released({0: 1}, Domain(names=("weight",), sizes=(4,))).to_table({"weight": given["x"]})
 
 
 def test_centres_of_every_kind_of_cell():
@@ -399,9 +371,10 @@ def test_a_quantile_on_the_whole_line_is_found():
     column = line.cells(floats(bounds=None))
     z = np.random.default_rng(1).normal(0.7, 1.5, n)
     exact = JointCounts.of_codes(Domain(names=("x",), sizes=(400,)), column.codes(pa.array(z)).astype(np.uint16)[None, :])
-    found = histogram.draw(exact, plan(budget(1.0), threshold="none"), rng=keyed("line")).to_table({"x": column}, {"x": line})
+    found = histogram.draw(exact, plan(budget(1.0), threshold="none"), rng=keyed("line"))
+    values = centres(column, line).to_numpy()[found.codes_at(0, len(found.keys))[0]]
     for tau in (0.1, 0.5, 0.9):
-        guess = quantile(found["x"].to_numpy(), found["weight"].to_numpy().astype(float), tau)
+        guess = quantile(values, found.weights.astype(float), tau)
         assert guess == pytest.approx(stats.norm(0.7, 1.5).ppf(tau), abs=0.05)
 
 

@@ -10,14 +10,15 @@ from pydantic import BeforeValidator, Field
 
 from dpdask.documents import Document, suggest
 from dpdask.errors import SpecError
-from dpdask.mechanisms.card import Section
-from dpdask.mechanisms.copula.card import copula_section
+from dpdask.mechanisms.card import Section, noisy_counts_section
+from dpdask.mechanisms.columns import describe_bins
 from dpdask.mechanisms.copula.fit import CopulaOptions, Records, fit_copula
 from dpdask.mechanisms.copula.model import check_latents
 from dpdask.mechanisms.copula.raking import MOST_CELLS
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.copula.triples import MOST_CANDIDATES, choose_triples, count_candidates, list_candidates
 from dpdask.mechanisms.expectations import LITTLE
+from dpdask.mechanisms.marginals.card import tables_accounting
 from dpdask.mechanisms.marginals.denoise import measure_pairs_again
 from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure_chosen
 from dpdask.mechanisms.marginals.plan import MarginalNoise, plan_noise
@@ -133,6 +134,7 @@ class CopulaMechanism(NoisyTables):
     first: NoisyMarginals | None = None
 
     nobody: ClassVar[str] = "synthetic records"
+    release_type: ClassVar[type[FittedCopula]] = FittedCopula
 
     @property
     def noise(self) -> MarginalNoise:
@@ -278,11 +280,6 @@ class CopulaMechanism(NoisyTables):
         bins = self.bins_of(columns)
         return FittedCopula(schema=self.schema, types=columns.types, bins=bins, noisy=counts, model=model, report=report)
 
-    @property
-    def release_type(self) -> type[FittedCopula]:
-        """The class of the fitted release."""
-        return FittedCopula
-
     def n_records(self, release: FittedCopula) -> int:
         """Return how many records a job writes."""
         return release.n_drawn(None if self.spec.n_rows == "input" else self.spec.n_rows)
@@ -317,6 +314,34 @@ class CopulaMechanism(NoisyTables):
         return f"{told}; the columns come out nearly independent" if share < LITTLE else told
 
     def section(self, release: FittedCopula, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
-        """Return the copula's part of the release card; see `Mechanism.section`."""
+        """Return the copula's part of the release card; see `Mechanism.section`.
+
+        Privacy
+        -------
+        Holds parameters, the public domain, and measures of the fit to noisy tables. Nothing exact; under add-remove the number of
+        rows is the noisy tables' own estimate.
+        """
         del columns, n_rows, order
-        return copula_section(self.budget, release, n_released)
+        report, noisy, cells = release.report, release.noisy, release.cells()
+        mechanism = {
+            "kind": "copula",
+            "records": n_released,
+            "bins": describe_bins(release.bins, cells),
+            "tree": _list_parents(release),
+            "measured_again": [list(clique) for clique in noisy.chosen if len(clique) == 2],
+            "three_way": [list(clique) for clique in noisy.chosen if len(clique) == 3],
+            "latent_variables": report.n_latents,
+            "raked_tables": 0 if release.model.targets is None else len(release.model.targets.tables),
+            "significant_share": report.kept_share,
+            "nearest_correlation": {"rms_distance": report.moved, "iterations": report.n_iterations, "residual": report.residual},
+        }
+        accounting = tables_accounting(noisy, self.budget)
+        return noisy_counts_section(
+            budget=self.budget, mechanism=mechanism, schema=release.schema, cells=cells, accounting=accounting, n_rows=noisy.n_rows
+        )
+
+
+def _list_parents(fitted: FittedCopula) -> list[list[str | None]]:
+    """Return [attribute, parent] for each attribute, in the order of decoding."""
+    names, nodes = fitted.model.domain.names, fitted.model.nodes
+    return [[names[node.attribute], names[nodes[node.parent].attribute] if node.parent >= 0 else None] for node in nodes]

@@ -18,7 +18,6 @@ from dpdask.mechanisms.dip.spec import ChannelKind, DipMechanism
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.ranks import BinnedRanks, LaplaceRanks, RankRandomiser, rank_mechanisms, read_randomiser
 from dpdask.mechanisms.releases import RandomisedRows
-from dpdask.privacy.rounding import round_up_sum
 from dpdask.references import Chain
 from dpdask.stats.records import Records, from_numbers, group_hashes, group_key, numbers
 from dpdask.streams import Rng, RunKey, words
@@ -112,11 +111,6 @@ class ChainRelease(RandomisedRows):
     def __post_init__(self) -> None:
         """Find the slots."""
         object.__setattr__(self, "slots", kernel.find_slots(self.trie))
-
-    @property
-    def epsilon(self) -> float:
-        """An upper bound on the ε that a released row has cost."""
-        return round_up_sum(mechanism.epsilon for mechanism in self.columns.values())
 
     def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]) -> pa.RecordBatch:
         """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`.
@@ -251,15 +245,12 @@ def _groups(records: Records, by: str, key: Words, min_rows: int) -> tuple[Group
 class RecordsMechanism(DipMechanism):
     """Distribution-invariant privatisation with a reference of whole records, each column given those before it."""
 
+    release_type: ClassVar[type[ChainRelease]] = ChainRelease
+
     @property
     def reference(self) -> Chain:
         """Where the reference records come from."""
         return cast("Chain", self.spec.reference)
-
-    @property
-    def release_type(self) -> type[ChainRelease]:
-        """The class of the fitted release."""
-        return ChainRelease
 
     def check_parameters(self) -> None:
         """Check the budget and the reference, and that costs are those of ranks; see `DipMechanism.check_parameters`."""

@@ -21,7 +21,6 @@ from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, Cost, DipMechanism, 
 from dpdask.mechanisms.expectations import correlate_ranks
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.releases import RandomisedRows
-from dpdask.privacy.rounding import round_up_sum
 from dpdask.references import Distribution, LevelDistribution, RankDistribution
 from dpdask.references.histogram import NoisyHistograms
 from dpdask.references.statistics import ColumnCounts
@@ -152,11 +151,6 @@ class DipRelease(RandomisedRows):
 
     columns: Mapping[str, ColumnMechanism]
 
-    @property
-    def epsilon(self) -> float:
-        """An upper bound on the ε that a released row has cost."""
-        return round_up_sum(mechanism.epsilon for mechanism in self.columns.values())
-
     def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]) -> pa.RecordBatch:
         """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`.
 
@@ -226,10 +220,7 @@ def _from_parts(column: Mapping[str, Any], arrays: Mapping[str, Any], index: int
 class ColumnsMechanism(DipMechanism):
     """Distribution-invariant privatisation with a reference for each column."""
 
-    @property
-    def release_type(self) -> type[DipRelease]:
-        """The class of the fitted release."""
-        return DipRelease
+    release_type: ClassVar[type[DipRelease]] = DipRelease
 
     def check(self, columns: Columns) -> None:
         """Check the declared distributions, the bins and the costs against the columns; see `Mechanism.check`."""

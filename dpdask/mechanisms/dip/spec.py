@@ -10,22 +10,24 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
+from dpdask.codec import Codec, LevelCodec, tell_bounds
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
-from dpdask.mechanisms.card import Section
+from dpdask.mechanisms.card import Section, tell_numbers
+from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.mechanisms.cell_search import CellSearch
-from dpdask.mechanisms.dip.card import describe_domain, dip_section
 from dpdask.mechanisms.expectations import TAILS, describe_kept, warn_of_little, warn_of_noisy_references
 from dpdask.mechanisms.mechanism import Columns, Mechanism, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon, read_weights, within_digits
 from dpdask.privacy.coverage import Uncovered
 from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease, to_dict
-from dpdask.privacy.order import RowOrder
+from dpdask.privacy.order import RowOrder, order_text
 from dpdask.privacy.rounding import round_down, round_up, round_up_sum
 from dpdask.references import Chain, Histogram, Holdout, Known, Public, Tree
 from dpdask.references.reference import TableReference
+from dpdask.schema import Schema
 from dpdask.stats.statistic import Statistic
 
 N_BINS = 48  # of ranks, for the optimal channel
@@ -285,25 +287,39 @@ class DipMechanism(Mechanism):
         return (*describe_kept(columns.codecs, self.spending.row, self.spec.channel), *tails, *searched)
 
     def section(self, release: Any, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
-        """Return the mechanism's part of the release card; see `Mechanism.section`."""
-        return dip_section(
-            budget=self.budget,
-            reference=self.reference,
-            covered=(self.protected, self.unprotected),
-            unreleased=self.fraction or 0.0,
-            channel=self.spec.channel,
-            joint=self.describe_joint(release),
+        """Return the mechanism's part of the release card; see `Mechanism.section`.
+
+        Privacy
+        -------
+        Holds parameters, the public domain, and each level column's channel. With a hold-out, the channel reveals the
+        hold-out's frequencies (P·T = P), and the card says so. Knots of a continuous reference are never in it: with a
+        hold-out they are rows' values. Along a tree all channels are functions of noisy tables, which have their own ε.
+        """
+        budget, unreleased = self.budget, self.fraction or 0.0
+        of, guarantee = "rows", {}
+        if budget.unit_column is not None:
+            of = "units; for each, the rows beyond the bound are not released"
+            if n_released is not None and n_rows:
+                # public under replace-one, where the number of rows of a unit is; whole percents say no more than is needed
+                guarantee["released_percent_of_rows"] = round(100 * (n_released / n_rows))
+        shown = self.reference.model_dump(mode="json", exclude_none=True, exclude={"path"})
+        return Section(
+            budget=budget,
+            text=guarantee_text(budget, self.protected, self.unprotected, order, everyone=not self.reference.uncovered),
+            protected=CoveredRows(who=self.protected, fraction=1.0 - unreleased, of=of),
+            unprotected=CoveredRows(who=self.unprotected, fraction=unreleased, of=of),
+            mechanism={"kind": "dip", "channel": self.spec.channel, **self.describe_joint(release), "reference": shown},
             columns=self._describe_all(release, columns),
             accounting=self.accounting(release),
-            released_share=n_released / n_rows if n_released is not None and n_rows else None,
-            n_rows=n_rows,
-            order=order,
+            order=order_text(order),
+            public_rows=n_rows,
+            guarantee=guarantee,
         )
 
     def _describe_all(self, release: Any, columns: Columns) -> dict[str, dict[str, Any]]:
         own, parts = self.describe_columns(release, columns), self.spending.row
         shown = {
-            name: {"role": "privatised", "epsilon": parts[name], **describe_domain(self.schema, columns.codecs[name]), **described}
+            name: {"role": "privatised", "epsilon": parts[name], **_describe_domain(self.schema, columns.codecs[name]), **described}
             for name, described in own.items()
         }
         return shown | {name: {"role": "kept"} for name in self.schema.kept}
@@ -365,3 +381,12 @@ class DipMechanism(Mechanism):
 
 def _exact_epsilon(mechanism: Any) -> float:
     return rank_epsilon(mechanism.noise) if hasattr(mechanism, "noise") else channel_epsilon(mechanism.channel.weights)
+
+
+def _describe_domain(schema: Schema, codec: Codec) -> dict[str, Any]:
+    """Return what the card says about a column's public domain."""
+    declared = schema.columns[codec.name]
+    outside = {"kind": declared.kind, "outside": declared.outside_in_words}
+    if isinstance(codec, LevelCodec):
+        return {"levels": codec.levels.to_pylist()} | outside
+    return {"bounds": tell_bounds(declared, codec), "atoms": declared.atoms or (), "nulls": declared.nulls} | tell_numbers(codec) | outside

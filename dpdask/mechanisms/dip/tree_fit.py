@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -266,15 +266,12 @@ class TreeMechanism(DipMechanism):
 
     found: Found | None = None
 
+    release_type: ClassVar[type[TreeRelease]] = TreeRelease
+
     @property
     def reference(self) -> Tree:
         """How the tables are cut, and which share of ε they take."""
         return cast("Tree", self.spec.reference)
-
-    @property
-    def release_type(self) -> type[TreeRelease]:
-        """The class of the fitted release."""
-        return TreeRelease
 
     def check_epsilons(self) -> None:
         """Check that tables and rows compose to the budget; levels take any ε."""

@@ -11,7 +11,7 @@ from dpdask.mechanisms.histogram.noise import compute_spent
 from dpdask.mechanisms.histogram.release import FittedHistogram
 from dpdask.mechanisms.marginals.plan import margin_95
 from dpdask.privacy import Budget
-from dpdask.privacy.events import CentralEvent, DiscreteLaplace, to_dict
+from dpdask.privacy.events import DiscreteLaplace, to_dict
 from dpdask.privacy.noise import deviation
 from dpdask.stats.joint import n_cells
 
@@ -62,10 +62,5 @@ def histogram_section(budget: Budget, fitted: FittedHistogram, n_released: int |
     )
 
 
-def _noise(event: CentralEvent) -> dict[str, Any]:
-    distribution = (
-        {"law": "discrete Laplace", "scale": event.scale}
-        if isinstance(event, DiscreteLaplace)
-        else {"law": "discrete Gaussian", "sigma": event.sigma}
-    )
-    return {**distribution, "standard_deviation": deviation(event), "margin_95": margin_95(event)}
+def _noise(event: DiscreteLaplace) -> dict[str, Any]:
+    return {"law": "discrete Laplace", "scale": event.scale, "standard_deviation": deviation(event), "margin_95": margin_95(event)}

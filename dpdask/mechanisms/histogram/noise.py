@@ -6,30 +6,26 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, cast, get_args
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents
-from dpdask.cells import Cells
 from dpdask.errors import InputError, SpecError
 from dpdask.kernels.marginals import Codes
-from dpdask.mechanisms.histogram.cells import WholeLine, centres
 from dpdask.mechanisms.histogram.sparse import compute_tail, draw_kept, draw_uniform_below, least_cut
 from dpdask.mechanisms.marginals.noise import check_n_rows
-from dpdask.mechanisms.marginals.plan import draft, share_of_cells
+from dpdask.mechanisms.marginals.plan import share_of_cells
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.accountant import epsilon, scale_events
-from dpdask.privacy.events import CentralEvent, Composed, DiscreteLaplace, central_from_dict, to_dict
+from dpdask.privacy.events import Composed, DiscreteLaplace, central_from_dict, to_dict
 from dpdask.stats.joint import JointCounts, codes_of, n_cells
 from dpdask.stats.marginals import Domain
 from dpdask.streams import Rng
 
 Counts = NDArray[np.int64]
 Threshold = Literal["none", "positive", "enhanced"]
-Path = Literal["auto", "dense", "sparse"]
 
 MAX_DENSE_CELLS = 10_000_000
 DENSE_CELLS = 2**20  # up to so many, every cell is drawn; decided by the public number alone
@@ -67,13 +63,13 @@ class HistogramPlan:
     Thresholds are post-processing.
     """
 
-    cells: CentralEvent
-    total: CentralEvent | None
+    cells: DiscreteLaplace
+    total: DiscreteLaplace | None
     threshold: Threshold
     factor: float
     epsilon: float
     rows: int
-    fine: CentralEvent | None = None
+    fine: DiscreteLaplace | None = None
 
     def __post_init__(self) -> None:
         positive = all(isinstance(number, int | float) and 0 < number < math.inf for number in (self.factor, self.epsilon))
@@ -111,7 +107,6 @@ def plan(
     *,
     threshold: Threshold = "enhanced",
     factor: float = 0.5,
-    distribution: Literal["laplace", "gaussian"] = "laplace",
     n_found: int = 0,
 ) -> HistogramPlan:
     """Return the noise that spends a budget on one joint histogram.
@@ -122,15 +117,13 @@ def plan(
         ε, δ, adjacency and unit.
     threshold, factor
         As in `HistogramPlan`.
-    distribution
-        `gaussian` needs δ > 0. One histogram is better served by `laplace`, which a δ makes no larger.
     n_found
         The number of columns whose cells are found; their fine counts have a tenth of ε.
 
     Raises
     ------
     SpecError
-        If the factor is not positive and finite, or there is no δ for Gaussian noise.
+        If the factor is not positive and finite.
     """
     if not 0 < factor < math.inf:
         raise SpecError("the threshold's factor must be positive and finite", "`factor`", "the paper's is 0.5")
@@ -138,15 +131,14 @@ def plan(
     replaced = budget.adjacency == "replace-one"
     counted = threshold == "enhanced" and not replaced
     shares = [(1.0, 1), *([(TOTAL_SHARE, 1)] if counted else [])]
-    shares += [share_of_cells(sum(share for share, _ in shares), n_found, 0.0 if distribution == "laplace" else budget.delta)] if n_found else []
-    drafts: list[CentralEvent] = []
-    for share, count in shares:
-        if distribution == "laplace" and replaced and budget.delta > 0:
-            # what cells lose and what others gain are two vectors, each with noise of its own: see DiscreteLaplace
-            drafts.append(DiscreteLaplace(scale=1.0 / share, sensitivity=rows, adjacency=budget.adjacency, count=2 * count))
-        else:
-            drafts.append(draft(float(distribution == "gaussian"), budget.adjacency, rows, share, count))
-    found = scale_events(drafts, budget.epsilon, budget.delta)
+    shares += [share_of_cells(sum(share for share, _ in shares), n_found, 0.0)] if n_found else []
+    # if a δ makes it cheaper: what cells lose and what others gain are two vectors, each with noise of its own (see DiscreteLaplace)
+    n_vectors, n_changed = (2, 1) if replaced and budget.delta > 0 else (1, 2 if replaced else 1)
+    drafts = [
+        DiscreteLaplace(scale=1.0 / share, sensitivity=n_changed * rows, adjacency=budget.adjacency, count=n_vectors * count)
+        for share, count in shares
+    ]
+    found = cast("tuple[DiscreteLaplace, ...]", scale_events(drafts, budget.epsilon, budget.delta))
     total, fine = found[1] if counted else None, found[-1] if n_found else None
     return HistogramPlan(cells=found[0], fine=fine, total=total, threshold=threshold, factor=factor, epsilon=budget.epsilon, rows=rows)
 
@@ -199,12 +191,8 @@ class NoisyHistogram(Archived):
         """The sum of the weights."""
         return int(self.weights.sum())
 
-    def codes(self) -> Codes:
-        """Return the codes of the cells listed, of shape (n_attributes, n_listed), in the domain's code dtype."""
-        return self.codes_at(0, len(self.keys))
-
     def codes_at(self, start: int, stop: int) -> Codes:
-        """Return the codes of some of the cells listed, as `codes` does of all.
+        """Return the codes of some of the cells listed, of shape (n_attributes, stop - start), in the domain's code dtype.
 
         Parameters
         ----------
@@ -212,27 +200,6 @@ class NoisyHistogram(Archived):
             Which of the cells listed.
         """
         return codes_of(self.domain, self.keys[start:stop])
-
-    def to_table(self, cells: Mapping[str, Cells], lines: Mapping[str, WholeLine] | None = None) -> pa.Table:
-        """Return the cells listed: a column of centres for each attribute, and the int64 column `weight`.
-
-        Parameters
-        ----------
-        cells
-            The cells of each attribute.
-        lines
-            What made the cells of columns without bounds; see `centres`.
-
-        Raises
-        ------
-        SpecError
-            If an attribute is called `weight`.
-        """
-        if "weight" in self.domain.names:
-            raise SpecError("this name is reserved for the cells' weights", "column 'weight'", "rename it, or drop it")
-        codes = self.codes()
-        values = {name: centres(cells[name], (lines or {}).get(name)) for name in self.domain.names}
-        return pa.table({**{name: values[name].take(pa.array(code)) for name, code in zip(values, codes, strict=True)}, "weight": self.weights})
 
     def sample_codes(self, n: int, *, rng: Rng) -> Codes:
         """Return synthetic rows, independent, each cell with probability proportional to its weight if that is positive.
@@ -283,7 +250,7 @@ class NoisyHistogram(Archived):
         rng
             Any stream: this is post-processing, and needs no secret.
         """
-        return _perturb(JointCounts(self.domain, self.keys, self.weights), self.plan, self.n_rows, self.cut, "auto", rng)
+        return _perturb(JointCounts(self.domain, self.keys, self.weights), self.plan, self.n_rows, self.cut, rng)
 
     def check(self, domain: Domain, planned: HistogramPlan) -> None:
         """Check that this is the histogram that a run would draw now, and not one of another version.
@@ -314,8 +281,11 @@ class NoisyHistogram(Archived):
 
     @classmethod
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
-        fine, total = (None if header[name] is None else central_from_dict(header[name]) for name in _EVENTS[1:])
-        planned = HistogramPlan(cells=central_from_dict(header["cells"]), fine=fine, total=total, **header["plan"])
+        events = {name: central_from_dict(header[name]) for name in _EVENTS if name == "cells" or header[name] is not None}
+        laplace = {name: event for name, event in events.items() if isinstance(event, DiscreteLaplace)}
+        if len(laplace) < len(events):
+            raise ValueError("the noise is not discrete Laplace")
+        planned = HistogramPlan(**{"total": None, **laplace, **header["plan"]})
         domain, n_rows, cut, keys, weights = Domain.from_header(header), header["n_rows"], header["cut"], arrays["keys"], arrays["weights"]
         if n_rows is not None:
             check_n_rows(n_rows)
@@ -335,7 +305,7 @@ def _check_cells(domain: Domain, keys: NDArray[Any], weights: NDArray[Any], cut:
         raise ValueError("the weights are not above the threshold, or too large to sample")
 
 
-def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Rng | None = None, path: Path = "auto") -> NoisyHistogram:
+def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Rng | None = None) -> NoisyHistogram:
     """Return the histogram with its noise: on the driver, once, after the ledger has been charged.
 
     Parameters
@@ -346,18 +316,18 @@ def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Rng | None = None,
         The noise and the threshold.
     rng
         None: secure noise. A stream: INSECURE, for runs marked so; see `privacy.noise`.
-    path
-        `dense` draws every cell's noise. `sparse` draws the occupied cells' and, of the empty ones, only those that reach
-        the threshold: the same distribution. `auto` takes the first up to 2**20 cells or where there is no threshold.
 
     Raises
     ------
     SpecError
         As `check_size`, which needs no data: call it first. If the number of rows is private, nothing is refused that
-        `check_size` accepts for some number of rows. Or if the sparse path is asked for without a threshold or with Gaussian noise.
+        `check_size` accepts for some number of rows.
 
     Notes
     -----
+    Up to 2**20 cells, or where there is no threshold, every cell's noise is drawn. Otherwise that of the occupied cells is drawn and, of
+    the empty ones, only those that reach the threshold: the same distribution.
+
     If the number of rows is private, a refusal must not depend on it, and a refusal that depends on the noisy number would
     spend the budget for nothing. So the enhanced threshold is then at least the one that 5·10⁷ empty cells are expected to
     reach: a function of public numbers only, 1 for up to 10⁸ cells.
@@ -380,7 +350,7 @@ def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Rng | None = None,
     cut = planned.cut(0.0 if n_rows is None else n_rows)
     if cut is not None:
         cut = max(cut, least_threshold(counts.domain, planned))
-    return _perturb(counts, planned, n_rows, cut, path, rng)
+    return _perturb(counts, planned, n_rows, cut, rng)
 
 
 def least_threshold(domain: Domain, planned: HistogramPlan) -> int:
@@ -391,7 +361,7 @@ def least_threshold(domain: Domain, planned: HistogramPlan) -> int:
     domain, planned
         As for `draw`.
     """
-    if planned.total is None or not isinstance(planned.cells, DiscreteLaplace):
+    if planned.total is None:
         return 1
     return least_cut(n_cells(domain), planned.cells.scale, MAX_SPARSE)
 
@@ -412,33 +382,27 @@ def check_size(domain: Domain, planned: HistogramPlan, n_rows: float) -> None:
         If every cell must be drawn and there are more than 10⁷; if more than 5·10⁷ empty cells are expected to reach the
         threshold.
     """
-    _is_sparse(n_cells(domain), planned, planned.cut(n_rows), "auto")
+    _is_sparse(n_cells(domain), planned, planned.cut(n_rows))
 
 
-def _is_sparse(n: int, planned: HistogramPlan, cut: int | None, path: Path) -> bool:
+def _is_sparse(n: int, planned: HistogramPlan, cut: int | None) -> bool:
     """Return whether the sparse path is taken, from public numbers alone."""
-    where, event = "the joint histogram", planned.cells
-    possible = cut is not None and isinstance(event, DiscreteLaplace)
-    if path == "sparse" and not possible:
-        raise SpecError("only discrete Laplace noise with a threshold has a sparse form", where, "take the threshold enhanced or positive")
-    if path == "dense" or not possible or (path == "auto" and n <= DENSE_CELLS):
+    where = "the joint histogram"
+    if cut is None or n <= DENSE_CELLS:
         if n > MAX_DENSE_CELLS:
-            hint = "lower `bins`, or take Laplace noise with the `threshold` enhanced, which draws no noise for most empty cells"
+            hint = "lower `bins`, or take the `threshold` enhanced, which draws no noise for most empty cells"
             raise SpecError(f"has {n:,} cells; noise can be drawn for at most {MAX_DENSE_CELLS:,} cells", where, hint)
         return False
-    assert isinstance(event, DiscreteLaplace)
-    assert cut is not None
-    expected = n * compute_tail(event.scale, cut)
+    expected = n * compute_tail(planned.cells.scale, cut)
     if expected > MAX_SPARSE:
         what = f"has {n:,} cells, of which noise alone would raise {expected:,.0f} to the threshold; the limit is {MAX_SPARSE:,}"
         raise SpecError(what, where, "lower `bins`, raise `factor`, or raise `epsilon`")
     return True
 
 
-def _perturb(counts: JointCounts, planned: HistogramPlan, n_rows: float | None, cut: int | None, path: Path, rng: Rng | None) -> NoisyHistogram:
+def _perturb(counts: JointCounts, planned: HistogramPlan, n_rows: float | None, cut: int | None, rng: Rng | None) -> NoisyHistogram:
     n = n_cells(counts.domain)
-    if _is_sparse(n, planned, cut, path):
-        assert isinstance(planned.cells, DiscreteLaplace)
+    if _is_sparse(n, planned, cut):
         assert cut is not None
         keys, weights = draw_kept(counts.keys, counts.counts, n, planned.cells.scale, cut, rng=rng)
     else:

@@ -26,7 +26,7 @@ from dpdask.mechanisms.histogram.sparse import compute_excess_mean, compute_tail
 from dpdask.mechanisms.marginals.plan import margin_95
 from dpdask.mechanisms.mechanism import Columns, Spec
 from dpdask.mechanisms.noisy_counts import NoisyCounts, RecordsWanted, no_rows
-from dpdask.privacy.events import CentralEvent, Composed, DiscreteLaplace
+from dpdask.privacy.events import Composed, DiscreteLaplace
 from dpdask.privacy.noise import deviation
 from dpdask.privacy.order import RowOrder
 from dpdask.privacy.rounding import write_digits
@@ -97,6 +97,7 @@ class HistogramMechanism(NoisyCounts):
     found: Found | None = None
 
     nobody: ClassVar[str] = "the cells of a histogram"
+    release_type: ClassVar[type[FittedHistogram]] = FittedHistogram
 
     def check_spec(self) -> None:
         """Check the histogram's own parameters.
@@ -274,11 +275,6 @@ class HistogramMechanism(NoisyCounts):
         spec, bins = self.spec, bins_by_column(self._bins(), self._cells(columns), self.found)
         return FittedHistogram(schema=self.schema, columns=columns.types, bins=bins, histogram=counts, output=spec.output, points=self.points)
 
-    @property
-    def release_type(self) -> type[FittedHistogram]:
-        """The class of the fitted release."""
-        return FittedHistogram
-
     def n_records(self, release: FittedHistogram) -> int:
         """Return how many cells or rows a job writes.
 
@@ -373,20 +369,19 @@ def list_warnings(domain: Domain, planned: HistogramPlan, n_rows: float, continu
     ----------
     Lei (2011), section 4.3, on the choice of K.
     """
-    n, event = n_cells(domain), planned.cells
-    scale = event.scale if isinstance(event, DiscreteLaplace) else None
-    largest = _largest(n, event)
+    n, scale = n_cells(domain), planned.cells.scale
+    largest = largest_noise(n, scale)
     said = []
-    if not is_enough(n_rows, n, event):
+    if not is_enough(n_rows, n, planned.cells):
         sentence = (
             f"A cell holds {n_rows / n:,.3g} rows on average, and the largest noise of {n:,} cells is about {largest:,.3g}: few cells stand out"
         )
-        if continuous and scale is not None:
+        if continuous:
             bins = affordable_bins(n_rows, len(continuous), n // math.prod(domain.shape_of(continuous)), scale)
             sentence += f"; {bins} bins for each of {', '.join(continuous)} would do" if bins > 1 else ""
         said.append(sentence + ".")
     cut = planned.cut(n_rows)
-    if scale is not None and cut is not None:
+    if cut is not None:
         raised = n * compute_tail(scale, cut)
         weight = raised * (cut + compute_excess_mean(scale))
         if weight > _SPURIOUS * n_rows:
@@ -424,10 +419,10 @@ def count_needed_rows(domain: Domain, planned: HistogramPlan) -> float:
     """
     n = n_cells(domain)
     fine = 0.0 if planned.fine is None else 2.0 * MANY * deviation(planned.fine)
-    return max(WELL_ABOVE * n * _largest(n, planned.cells), fine)
+    return max(WELL_ABOVE * n * largest_noise(n, planned.cells.scale), fine)
 
 
-def is_enough(n_rows: float, n: float, event: CentralEvent) -> bool:
+def is_enough(n_rows: float, n: float, event: DiscreteLaplace) -> bool:
     """Return whether the average count of n cells is well above the largest noise.
 
     Parameters
@@ -439,8 +434,4 @@ def is_enough(n_rows: float, n: float, event: CentralEvent) -> bool:
     event
         The noise of every cell.
     """
-    return n_rows / n >= WELL_ABOVE * _largest(n, event)
-
-
-def _largest(n: float, event: CentralEvent) -> float:
-    return largest_noise(n, event.scale) if isinstance(event, DiscreteLaplace) else event.sigma * math.sqrt(2.0 * math.log(max(2.0, n)))
+    return n_rows / n >= WELL_ABOVE * largest_noise(n, event.scale)

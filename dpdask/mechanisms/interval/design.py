@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-import numpy as np
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -22,12 +21,11 @@ from pydantic import (
 )
 
 from dpdask.documents import Document
-from dpdask.errors import SpecError
 from dpdask.mechanisms.dip.spec import ChannelKind
 from dpdask.privacy.budget import MAX_EPSILON
 from dpdask.privacy.events import LocalRelease
 from dpdask.privacy.rounding import round_up_sum
-from dpdask.references.sources import KnownColumn
+from dpdask.references.sources import KnownColumn, freeze
 
 
 def _as_tuple(value: object) -> object:
@@ -60,36 +58,8 @@ class ScipyDistribution(Document):
         return dict(self.model_extra or {})
 
     def freeze(self, where: str, *, discrete: bool = False) -> Any:
-        """Return the scipy distribution with its parameters.
-
-        Parameters
-        ----------
-        where
-            What the distribution describes, for the message.
-        discrete
-            Whether a discrete distribution will do too.
-
-        Raises
-        ------
-        SpecError
-            If scipy has no such distribution, it is discrete where it must not be, or the parameters do not fit it.
-        """
-        from scipy import stats  # slow to import, and only a distribution named in a job needs it
-
-        family = getattr(stats, self.name, None)
-        wrong = SpecError(
-            f"scipy.stats has no {'' if discrete else 'continuous '}distribution {self.name!r} with these parameters", where, "see scipy.stats"
-        )
-        if not isinstance(family, stats.rv_continuous | stats.rv_discrete if discrete else stats.rv_continuous):
-            raise wrong
-        try:
-            distribution = family(**self.parameters)
-            usable = bool(np.isfinite(distribution.ppf(0.5)))
-        except (TypeError, ValueError):
-            raise wrong from None
-        if not usable:
-            raise wrong
-        return distribution
+        """Return the scipy distribution with its parameters; see `references.sources.freeze`."""
+        return freeze(self.name, self.parameters, where, discrete=discrete)
 
 
 class OptimalAnchors(Document):
@@ -203,10 +173,7 @@ class Case1(_Anchored):
 
     design: Literal["case1"]
 
-    @property
-    def n_cuts(self) -> int:
-        """One."""
-        return 1
+    n_cuts: ClassVar[int] = 1
 
 
 class Case2(_Anchored):
@@ -214,10 +181,7 @@ class Case2(_Anchored):
 
     design: Literal["case2"]
 
-    @property
-    def n_cuts(self) -> int:
-        """Two."""
-        return 2
+    n_cuts: ClassVar[int] = 2
 
 
 class Ring(_Anchored):
@@ -225,15 +189,8 @@ class Ring(_Anchored):
 
     design: Literal["ring"]
 
-    @property
-    def n_cuts(self) -> int:
-        """Two."""
-        return 2
-
-    @property
-    def n_ranges(self) -> int:
-        """Two, on a ring."""
-        return 2
+    n_cuts: ClassVar[int] = 2
+    n_ranges: ClassVar[int] = 2
 
 
 class Canonical(_Anchored):

@@ -125,10 +125,7 @@ class LevelPerturbation:
     mechanism: LevelMechanism
     levels: Floats
 
-    @property
-    def words_per_row(self) -> int:
-        """One word."""
-        return 1
+    words_per_row: ClassVar[int] = 1
 
     @property
     def epsilon(self) -> float:

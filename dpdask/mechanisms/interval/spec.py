@@ -80,6 +80,8 @@ class RandomRangesMechanism(Mechanism):
     spec: IntervalSpec
 
     releases_rows: ClassVar[bool] = True
+    reference_rows: ClassVar[Literal["none"]] = "none"
+    release_type: ClassVar[type[IntervalRelease]] = IntervalRelease
 
     def check_parameters(self) -> None:
         """Check the designs and the budget.
@@ -148,11 +150,6 @@ class RandomRangesMechanism(Mechanism):
         perturbed = find_perturbed(designs)
         return f"{', '.join(designs)} released as random ranges" + (f"; {', '.join(perturbed)} perturbed first" if perturbed else "")
 
-    @property
-    def reference_rows(self) -> Literal["none"]:
-        """None: designs and what perturbs are declared."""
-        return "none"
-
     def find_written(self, released: pa.Schema) -> pa.Schema:
         """Return the columns that are written, given the released columns of the table."""
         return make_released_schema(released, self.schema.privatised, coverage=self.spec.coverage)
@@ -178,11 +175,6 @@ class RandomRangesMechanism(Mechanism):
 
     def _fit(self, columns: Columns) -> IntervalRelease:
         return IntervalRelease.of(self.designs, columns.codecs, coverage=self.spec.coverage)
-
-    @property
-    def release_type(self) -> type[IntervalRelease]:
-        """The class of the fitted release."""
-        return IntervalRelease
 
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
         """Return what a run does before the commit, in words; see `Mechanism.stages`."""

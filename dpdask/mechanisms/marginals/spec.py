@@ -71,6 +71,7 @@ class MarginalsMechanism(NoisyTables):
     spec: MarginalsSpec
 
     nobody: ClassVar[str] = "the cells of a table"
+    release_type: ClassVar[type[MarginalTables]] = MarginalTables
 
     def check_spec(self) -> None:
         """Check the parameters of the tables.
@@ -139,11 +140,6 @@ class MarginalsMechanism(NoisyTables):
         del key
         bins = self.bins_of(columns)
         return MarginalTables(schema=self.schema, columns=columns.types, bins=bins, noisy=counts)
-
-    @property
-    def release_type(self) -> type[MarginalTables]:
-        """The class of the fitted release."""
-        return MarginalTables
 
     def n_records(self, release: MarginalTables) -> int:
         """Return how many rows a job writes: one for each cell."""

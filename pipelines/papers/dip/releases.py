@@ -14,7 +14,9 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.kernels import rank
 from dpdask.mechanisms.dip.columns import ColumnMechanism, RankMechanism, fit_dip
 from dpdask.mechanisms.dip.spec import ChannelKind
-from dpdask.references import Distribution, Known, RankDistribution, from_statistic, noisy_distribution
+from dpdask.privacy.noise import perturb
+from dpdask.references import Distribution, Known, RankDistribution, from_statistic
+from dpdask.references.histogram import distribution_of, histogram_event
 from dpdask.references.sources import KnownColumn
 from dpdask.stats.cell_counts import CellCounts
 from dpdask.stats.levels import LevelCounts
@@ -50,7 +52,8 @@ def private(codec: Codec, values: Array, bins: int | Sequence[float], epsilon: f
     """Return the noisy histogram of all values as a reference that costs `epsilon`; keyed noise, so that experiments repeat."""
     public = cells(codec, bins)
     counts = CellCounts.of_batch(public, pa.array(values, type=type_of(codec)))
-    return noisy_distribution(public, counts, epsilon, "replace-one", rng=rng)[0]
+    noisy = perturb(counts.counts[public.possible], histogram_event(epsilon, "replace-one"), rng=rng)
+    return distribution_of(public, noisy, counts.n_rows)
 
 
 def mechanism(codec: Codec, reference: Distribution, epsilon: float, channel: ChannelKind = "laplace") -> ColumnMechanism:

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpdask.stats import holdout_mask
-from dpdask.stats.holdout import HOLDOUT_ID
+from dpdask.engine.select import HOLDOUT_ID, holdout_mask
 from dpdask.streams import RunKey, stream
 
 KEY = RunKey.insecure(1)
