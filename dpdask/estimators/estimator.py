@@ -20,7 +20,7 @@ from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, NOISY_NAME, RELEASE_NAME,
 from dpdask.errors import DataError
 from dpdask.estimators.batches import FITTED, PUBLIC, Batches
 from dpdask.estimators.frame_order import find_order_warning
-from dpdask.estimators.frames import check_secrets, make_frame_work, open_secrets
+from dpdask.estimators.frames import check_frame, check_secrets, make_frame_work, open_secrets
 from dpdask.estimators.release import Release
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.auditing import audit_mechanism
@@ -130,7 +130,8 @@ class Estimator(ABC, Generic[Made]):
         DataError
             If the frame violates the schema, or has too few rows.
         SpecError
-            If the parameters do not fit the frame, the ledger has no such dataset, or `secrets` is in an object store.
+            If `frame` is no frame, or `ledger` no `LedgerPlace`; if the parameters do not fit the frame, the ledger has no such dataset, or
+            `secrets` is in an object store.
         BudgetError
             If the dataset's budget does not allow it; nothing is drawn.
 
@@ -139,6 +140,7 @@ class Estimator(ABC, Generic[Made]):
         UserWarning
             What `plan` would have warned of; if a pandas frame that is to be released is sorted by a private column.
         """
+        check_frame(frame)
         check_can_charge(self.mechanism, ledger, insecure=self.insecure_seed is not None)
         check_secrets(secrets)
         account = _open_account(self.mechanism, ledger)  # batches are charged later
@@ -169,6 +171,7 @@ class Estimator(ABC, Generic[Made]):
         DataError, SpecError
             As `fit`, as far as they need no rows.
         """
+        check_frame(frame)
         check_can_charge(self.mechanism, ledger, insecure=self.insecure_seed is not None)
         mechanism, work = self._open_uncounted(frame)
         spending = mechanism.spending
@@ -197,6 +200,7 @@ class Estimator(ABC, Generic[Made]):
         -------
         As `mechanisms.auditing.audit_mechanism`.
         """
+        check_frame(frame)
         mechanism, work = self._open_uncounted(frame)
         return audit_mechanism(mechanism, work.columns, None, n_runs=n_runs)
 
