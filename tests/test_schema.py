@@ -98,6 +98,10 @@ def test_sensible_columns_are_accepted(column):
         ({"role": "keep", "bounds": [0, 1]}, "bounds belongs to a privatised column"),
         ({"role": "keep", "atoms": [0]}, "atoms belongs to a privatised column"),
         ({"role": "keep", "type": "int33"}, "'int33' is not an Arrow type"),
+        (
+            {"role": "keep", "type": "timestamp"},
+            "'timestamp' is not an Arrow type; use int32, int64, float64, string, bool, date32, timestamp[us] or the like",
+        ),
         ({"role": "keep", "type": 3}, "columns.x.type: a text is expected"),
         (privatised("discrete"), "a discrete column needs levels"),
         (privatised("categorical"), "a categorical column needs levels"),
