@@ -25,7 +25,7 @@ from dpdask.estimators.release import Release
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.auditing import audit_mechanism
 from dpdask.mechanisms.mechanism import Mechanism
-from dpdask.mechanisms.plan_text import describe_promise, describe_steps, list_noise
+from dpdask.mechanisms.plan_text import describe_promise, describe_steps, list_noise, warn_of_number_bounds
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget, UnitColumn, delta_warnings
 from dpdask.privacy.events import Adjacency
@@ -180,7 +180,7 @@ class Estimator(ABC, Generic[Made]):
             stages=(*work.unit_stages, *mechanism.stages(work.columns, uncounted=False)),
             epsilons=dict(spending.row),
             reference_epsilons=dict(spending.reference),
-            warnings=mechanism.cautions(work.columns, _n_rows(frame, mechanism)),
+            warnings=(*warn_of_number_bounds(self.schema, work.codecs), *mechanism.cautions(work.columns, _n_rows(frame, mechanism))),
             expectations=mechanism.expectations(work.columns),
             ledger=_open_account(mechanism, ledger).describe_balances(work.unit_place or ""),
             noise=list_noise(mechanism.event),
