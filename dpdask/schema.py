@@ -14,7 +14,7 @@ import pyarrow as pa
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from dpdask.documents import Document, Text, find_near, join_errors, parse_yaml, read_text, validate
-from dpdask.errors import DataError, SpecError
+from dpdask.errors import DataError, SpecError, quote_names
 from dpdask.html.tables import make_html_table
 
 Role = Literal["keep", "privatise", "drop"]
@@ -409,7 +409,9 @@ class Schema(Document):
             if name not in self.columns:
                 near = find_near(name, lacking)
                 other = "" if near is None else f", or correct the name {near!r} there"
-                raise DataError("this column is not declared in the schema", f"column {name!r}", f"declare it: role keep, privatise or drop{other}")
+                also = f", and of those that are declared the table lacks {quote_names(lacking)}" if lacking and near is None else ""
+                what = f"this column is not declared in the schema{also}"
+                raise DataError(what, f"column {name!r}", f"declare it: role keep, privatise or drop{other}")
             if count > 1:
                 raise DataError("this column appears twice in the table", f"column {name!r}", "rename one of the two")
         for name in self.columns:

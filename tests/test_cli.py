@@ -43,6 +43,15 @@ def test_validate_reads_no_data(tmp_path):
     assert (ended.code, ended.out, ended.err) == (0, "bad-input: valid; privatises rating, price\n", "")
 
 
+def test_validate_of_a_schema_lists_the_keys_of_a_job_as_they_are_written(tmp_path):
+    job(tmp_path, {})
+    ended = command("validate", str(tmp_path / "schema.yaml"))
+    assert ended.code == 64
+    line = "unknown key 'columns'; the keys here are name, input, output, schema, privacy, mechanism, "
+    assert sum(line in each for each in ended.lines) == 1
+    assert "schema_path" not in ended.err
+
+
 def test_plan_as_text_names_the_promise_and_the_parts(tmp_path):
     ended = command(*words(tmp_path, "plan"))
     assert ended.code == 0
@@ -189,7 +198,9 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     assert (other.code, other.out) == (64, "")
     assert "has a limit already: ε 2.0 and δ 0.0" in other.err
     assert ledger(tmp_path, "verify").out == "ratings: 0 entries, and the chain is intact\n"
-    assert "ε 0.0 of 2.0 spent by 0 runs, 2.0 left" in ledger(tmp_path, "show").out
+    shown = ledger(tmp_path, "show").out
+    assert "ε 0.0 of 2.0 spent by 0 runs, 2.0 left" in shown
+    assert "attacker" not in shown  # nothing was released that could help one
 
     plan = with_ledger(tmp_path, "plan", "1.5")
     assert "ledger    ε 0.0 spent by 0 runs, 1.5 after this one, of 2.0\n" in command(*plan).out

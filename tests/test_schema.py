@@ -283,6 +283,16 @@ def test_a_column_that_is_not_declared_stops_the_job():
     assert str(error) == "column 'name': this column is not declared in the schema; declare it: role keep, privatise or drop"
 
 
+def test_a_renamed_column_is_answered_with_what_the_table_lacks():
+    place = TABLE.get_field_index("rating")
+    error = refusal(DataError, RATINGS.select_released, TABLE.set(place, TABLE.field(place).with_name("stars")))
+    what = "this column is not declared in the schema, and of those that are declared the table lacks 'rating'"
+    assert str(error) == f"column 'stars': {what}; declare it: role keep, privatise or drop"
+    many = Schema.from_dict({"columns": {f"c{number}": {"role": "keep"} for number in range(9)}})
+    error = refusal(DataError, many.check_names, ["stars"])
+    assert error.what.endswith("the table lacks 'c0', 'c1', 'c2', 'c3', 'c4', 'c5' and 3 more")
+
+
 def test_a_misspelt_column_is_answered_with_the_declared_one():
     place = TABLE.get_field_index("rating")
     error = refusal(DataError, RATINGS.select_released, TABLE.set(place, TABLE.field(place).with_name("ratings")))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpdask.codec import Codec, LevelCodec, tell_bounds
-from dpdask.mechanisms.card import Section, tell_numbers
+from dpdask.codec import Codec, LevelCodec
+from dpdask.mechanisms.card import Section, tell_bounds, tell_numbers
 from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.privacy import Budget, guarantee_text
 from dpdask.privacy.order import RowOrder, order_text
