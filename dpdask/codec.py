@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
@@ -299,19 +300,6 @@ def codec_for(name: str, column: Column, type_: pa.DataType) -> Codec:
     return _level_codec(name, column, type_) if column.has_levels else _value_codec(name, column, type_)
 
 
-def tell_bounds(column: Column, codec: ValueCodec) -> tuple[Bound, Bound] | None:
-    """Return a column's bounds as cards give them: in the numbers of its codec if they were declared as dates.
-
-    Parameters
-    ----------
-    column
-        What the schema declares.
-    codec
-        The column's codec.
-    """
-    return codec.bounds if any(isinstance(bound, dt.date) for bound in column.bounds or ()) else column.bounds
-
-
 def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:
     assert column.levels is not None
     levels = _convert_type(name, column.levels, type_)
@@ -377,18 +365,17 @@ def _count_since_1970(name: str, bound: dt.date, type_: pa.DataType, *, last: bo
 
 def _convert_type(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> pa.Array:
     """Return declared values in a column's own type; rounding (as of 0.1 to float32) is no error."""
-    wrong = DataError(
-        f"its declared values do not fit its type {type_}", f"column {name!r}", "correct the schema (texts in quotes), or the file's type"
-    )
     fits = {
         "text": pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_),
         "truth": pa.types.is_boolean(type_),
         "time": pa.types.is_date(type_) or pa.types.is_timestamp(type_),
         "number": pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_),
     }
-    first = levels[0]
-    kind = "text" if isinstance(first, str) else "truth" if isinstance(first, bool) else "time" if isinstance(first, dt.date) else "number"
-    if not fits[kind]:
+    kind = _kind_of(levels[0])
+    wanted = next((each for each, is_wanted in fits.items() if is_wanted), "")
+    mend = _mend_quotes(levels, wanted) if wanted != kind else "correct the schema, or"
+    wrong = DataError(f"its declared values do not fit its type {type_}", f"column {name!r}", f"{mend} the file's type")
+    if wanted != kind:
         raise wrong
     try:
         typed = _numbers_typed(levels, type_) if kind == "number" else pa.array(levels).cast(type_)
@@ -399,6 +386,19 @@ def _convert_type(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> p
     if len(_comparable(typed).unique()) < len(typed):
         raise DataError(f"two of its declared values become equal when stored as {type_}", f"column {name!r}", "make them differ by more")
     return typed
+
+
+def _kind_of(level: Level) -> str:
+    return "text" if isinstance(level, str) else "truth" if isinstance(level, bool) else "time" if isinstance(level, dt.date) else "number"
+
+
+def _mend_quotes(levels: tuple[Level, ...], wanted: str) -> str:
+    """Return how levels of another kind are corrected, as a hint begins: many differ from those that are wanted by quotes alone."""
+    if wanted == "text":
+        return "put them in quotes, or correct"
+    forms = {"truth": "(?i)true|false", "number": r"[-+]?[\d.]+(e[-+]?\d+)?", "time": r"\d{4}-\d\d-\d\d"}
+    texts = all(isinstance(level, str) and re.fullmatch(forms.get(wanted, "$."), level) for level in levels)
+    return "write them without quotes, or correct" if texts else "correct the schema, or"
 
 
 def _numbers_typed(levels: tuple[Level, ...], type_: pa.DataType) -> pa.Array:

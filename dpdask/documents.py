@@ -156,9 +156,24 @@ def parse_value(text: str, where: str) -> Any:
     except yaml.YAMLError as error:
         raise _describe_invalid(error, text, where) from None
     except ValueError:  # raised for 2020-02-30
-        raise SpecError("a value cannot be read", where, "correct a date that does not exist, or a number that is too long") from None
+        place = ", ".join(filter(None, (where, _find_unreadable(text))))
+        raise SpecError("a value cannot be read", place, "correct a date that does not exist, or a number that is too long") from None
     except SpecError as error:
         raise error.at(where) from None
+
+
+def _find_unreadable(text: str) -> str:
+    """Return where the first value stands that YAML cannot read: the line, if there are several, and the dotted key."""
+    waiting: list[tuple[int, tuple[str, ...], Any]] = [(1, (), yaml.compose(text, Loader=_StrictLoader))]
+    while waiting:
+        line, keys, node = waiting.pop()
+        waiting += reversed([(at, (*keys, key), inner) for at, key, inner in _children(node)])
+        try:
+            if isinstance(node, yaml.ScalarNode):
+                _StrictLoader("").construct_object(node)
+        except ValueError:
+            return ", ".join(filter(None, (f"line {line}" if "\n" in text.strip() else "", ".".join(keys))))
+    return ""
 
 
 def _describe_invalid(error: yaml.YAMLError, text: str, where: str) -> SpecError:

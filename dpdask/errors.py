@@ -13,7 +13,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
+_MOST_NAMES = 6
 SPENT_AGAIN = "choose another output.path; removing this output and running again spends ε again"
+
+
+def quote_names(names: Sequence[str]) -> str:
+    """Return names of columns as a message lists them; of many, the first ones.
+
+    Parameters
+    ----------
+    names
+        The names.
+    """
+    more = len(names) - _MOST_NAMES
+    return ", ".join(map(repr, names[:_MOST_NAMES])) + (f" and {more} more" if more > 0 else "")
 
 
 class DpdaskError(Exception):

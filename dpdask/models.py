@@ -20,7 +20,7 @@ def list_known_keys(model: type[BaseModel], path: Sequence[str], data: Any) -> l
     data
         The document's values. Where models of several kinds may stand, the one whose kind they name is meant.
     """
-    return [name for each in _find_models(model, path, data) for name in each.model_fields]
+    return [field.alias or name for each in _find_models(model, path, data) for name, field in each.model_fields.items()]
 
 
 def list_required_keys(model: type[BaseModel], path: Sequence[str], data: Any) -> list[str]:
@@ -35,7 +35,7 @@ def list_required_keys(model: type[BaseModel], path: Sequence[str], data: Any) -
     around = _find_models(model, parent, data)
     fields = [each.model_fields[last] for each in around if last in each.model_fields]
     inner = [each for field in fields for each in models_in(field.annotation)] if fields else around  # a name in a mapping
-    return [name for each in inner[:1] for name, field in each.model_fields.items() if field.is_required() or name == "kind"]
+    return [field.alias or name for each in inner[:1] for name, field in each.model_fields.items() if field.is_required() or name == "kind"]
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:

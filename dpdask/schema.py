@@ -14,7 +14,7 @@ import pyarrow as pa
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from dpdask.documents import Document, Text, find_near, join_errors, parse_yaml, read_text, validate
-from dpdask.errors import DataError, SpecError
+from dpdask.errors import DataError, SpecError, quote_names
 from dpdask.html.tables import make_html_table
 
 Role = Literal["keep", "privatise", "drop"]
@@ -97,8 +97,8 @@ class Column(Document):
     other
         The level that replaces every value outside the levels.
     type
-        The Arrow type, by its name in pyarrow (`int32`, `float64`, `string`, `date32`…). Needed only for CSV, and for columns in
-        the names of folders (`key=value`).
+        The Arrow type, by its name in pyarrow (`int32`, `float64`, `string`, `date32`, `timestamp[us]`…). Needed only for CSV, and for
+        columns in the names of folders (`key=value`).
 
     Examples
     --------
@@ -204,6 +204,12 @@ class Column(Document):
     def has_levels(self) -> bool:
         """Whether the column's values are a finite list of levels."""
         return self.kind in ("discrete", "categorical")
+
+    @property
+    def may_be_times(self) -> bool:
+        """Whether it has no levels and is declared by dates, which hold for a column of dates and for one of times."""
+        declared = (*(self.bounds or ()), *(self.atoms or ()))
+        return any(isinstance(value, dt.date) for value in declared) and not any(isinstance(value, dt.datetime) for value in declared)
 
     @property
     def outside_in_words(self) -> str:
@@ -345,6 +351,20 @@ class Schema(Document):
         if not self.privatised:
             raise SpecError("the schema privatises no column", where, "give at least one column the role privatise")
 
+    def check_dates(self) -> None:
+        """Check that a file without types, as CSV is, can be read: dates may bound dates and times alike, so such columns need a `type`.
+
+        Raises
+        ------
+        SpecError
+            With a line for each column that has none.
+        """
+        what, hint = "are dates, and a CSV file does not tell whether it holds dates or times", "add `type: date32` or `type: timestamp[us]`"
+        untyped = {name: column for name, column in self.columns.items() if column.type is None and column.may_be_times}
+        errors = [SpecError(f"its {'bounds' if column.bounds else 'atoms'} {what}", f"column {name!r}", hint) for name, column in untyped.items()]
+        if errors:
+            raise join_errors(errors)
+
     @property
     def kept(self) -> tuple[str, ...]:
         """The names of the columns passed through, in the schema's order."""
@@ -389,7 +409,9 @@ class Schema(Document):
             if name not in self.columns:
                 near = find_near(name, lacking)
                 other = "" if near is None else f", or correct the name {near!r} there"
-                raise DataError("this column is not declared in the schema", f"column {name!r}", f"declare it: role keep, privatise or drop{other}")
+                also = f", and of those that are declared the table lacks {quote_names(lacking)}" if lacking and near is None else ""
+                what = f"this column is not declared in the schema{also}"
+                raise DataError(what, f"column {name!r}", f"declare it: role keep, privatise or drop{other}")
             if count > 1:
                 raise DataError("this column appears twice in the table", f"column {name!r}", "rename one of the two")
         for name in self.columns:
@@ -412,4 +434,4 @@ def arrow_type(name: str) -> pa.DataType:
     try:
         return pa.type_for_alias(name)
     except ValueError:
-        raise ValueError(f"{name!r} is not an Arrow type; use int32, int64, float64, string, bool, date32 or the like") from None
+        raise ValueError(f"{name!r} is not an Arrow type; use int32, int64, float64, string, bool, date32, timestamp[us] or the like") from None

@@ -1,6 +1,7 @@
 """The command line: each verb's words, the shapes of its JSON, its exit codes, and what stands on which stream."""
 
 import contextlib
+import datetime as dt
 import functools
 import json
 import re
@@ -13,10 +14,13 @@ from typing import Any
 from unittest import mock
 
 import click
+import pandas as pd
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from e2e.bad_input import COLUMNS, Ended, command, job, table
 
+import dpdask
 from dpdask.cli import cli
 from dpdask.errors import TemporaryError
 from dpdask.mechanisms import auditing
@@ -37,6 +41,15 @@ def words(folder: Path, verb: str, *more: str) -> list[str]:
 def test_validate_reads_no_data(tmp_path):
     ended = command(*job(tmp_path, {}, verb="validate"))  # there is no table
     assert (ended.code, ended.out, ended.err) == (0, "bad-input: valid; privatises rating, price\n", "")
+
+
+def test_validate_of_a_schema_lists_the_keys_of_a_job_as_they_are_written(tmp_path):
+    job(tmp_path, {})
+    ended = command("validate", str(tmp_path / "schema.yaml"))
+    assert ended.code == 64
+    line = "unknown key 'columns'; the keys here are name, input, output, schema, privacy, mechanism, "
+    assert sum(line in each for each in ended.lines) == 1
+    assert "schema_path" not in ended.err
 
 
 def test_plan_as_text_names_the_promise_and_the_parts(tmp_path):
@@ -77,6 +90,8 @@ def test_plan_as_json(tmp_path):
         "reference_epsilons": dict,
         "ledger": type(None),
         "outside": dict,
+        "refusing": list,
+        "date_bounds": dict,
         "kept": list,
         "dropped": list,
         "guarantee": str,
@@ -85,14 +100,85 @@ def test_plan_as_json(tmp_path):
         "output": str,
         "output_format": str,
         "output_mode": str,
+        "obstacle": str,
         "insecure": bool,
         "warnings": list,
         "expectations": list,
         "series": type(None),
     }
-    assert found["outside"] == {"price": "clip"}
+    assert (found["outside"], found["refusing"]) == ({"price": "clip"}, ["rating"])
+    assert found["obstacle"] == ""
     assert found["output"] == f"file://{tmp_path}/out"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "job.yaml", "schema.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("holds", "says"),
+    [
+        ("a foreign file", "exists and is not this run's"),
+        ("a file in its place", "exists and is not this run's"),
+        ("another job's release", "holds another job's release"),
+    ],
+)
+def test_plan_says_that_the_output_is_occupied(tmp_path, holds, says):
+    if holds == "another job's release":
+        assert command(*words(tmp_path, "run", "--set", "privacy.epsilon=2")).code == 0
+    elif holds == "a foreign file":
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "notes.txt").write_text("mine")
+    else:
+        (tmp_path / "out").write_text("mine")
+    planned = command(*words(tmp_path, "plan"))
+    assert planned.code == 0
+    assert f"/out {says}: THE RUN WILL BE REFUSED\n" in planned.out
+    assert json.loads(command(*words(tmp_path, "plan", "--json")).out)["obstacle"] == says
+    assert command(*words(tmp_path, "run")).code == 73
+    assert "REFUSED" not in command(*words(tmp_path, "plan", "--set", "output.path=elsewhere")).out
+
+
+def test_plan_finds_no_obstacle_in_the_jobs_own_release(tmp_path):
+    assert command(*words(tmp_path, "run")).code == 0
+    assert "REFUSED" not in command(*words(tmp_path, "plan")).out
+
+
+def test_plan_names_the_columns_that_refuse_in_one_line(tmp_path):
+    ended = command(*words(tmp_path, "plan"))
+    assert "  outside   price: clip\n  outside   rating: refuse (one such value stops the run)\n" in ended.out
+    many = {f"c{number}": {"role": "privatise", "kind": "categorical", "levels": ["a"]} for number in range(11)}
+    parts = {"a.parquet": pa.table({name: ["a"] for name in many})}
+    ended = command(*job(tmp_path / "many", parts, columns=many, verb="plan"))
+    assert "  outside   c0, c1, c2, c3, c4, c5, c6, c7 and 3 more: refuse (one such value stops the run)\n" in ended.out
+
+
+def test_plan_shows_the_bounds_of_dates_as_dates(tmp_path):
+    columns = {
+        "born": {"role": "privatise", "kind": "continuous", "bounds": [dt.date(1900, 1, 1), dt.date(2026, 12, 31)]},
+        "admitted": {"role": "privatise", "kind": "continuous", "bounds": [dt.date(2020, 1, 1), dt.date(2026, 12, 31)]},
+        "died": {"role": "privatise", "kind": "continuous", "bounds": [0, 120]},
+        "age": {"role": "privatise", "kind": "continuous", "bounds": [0, 120]},
+    }
+    days = pa.array([dt.date(2000, 1, 1)] * 100)
+    table = pa.table({"born": days, "admitted": days.cast(pa.timestamp("ms")), "died": days, "age": [50.0] * 100})
+    words = job(tmp_path, {"a.parquet": table}, columns=columns, verb="plan", mechanism={"kind": "dip", "reference": {"kind": "histogram"}})
+    ended = command(*words)
+    for line in (
+        "outside   born: clip to 1900-01-01..2026-12-31\n",
+        "outside   admitted: clip to 2020-01-01..2026-12-31 23:59:59\n",
+        "outside   died: clip to 1970-01-01..1970-05-01\n",
+        "outside   age: clip\n",
+    ):
+        assert line in ended.out
+    warning = (
+        "column 'died': its bounds 0 and 120 count days since 1970-01-01, so they are 1970-01-01 and 1970-05-01; "
+        "write dates, such as 2000-01-31, if others are meant"
+    )
+    assert f"  WARNING   {warning}\n" in ended.out
+    found = json.loads(command(*words, "--json").out)
+    assert [each for each in found["warnings"] if "its bounds" in each] == [warning]
+    assert found["date_bounds"]["born"] == ["1900-01-01", "2026-12-31"]
+    frame = table.to_pandas(types_mapper=pd.ArrowDtype)
+    planned = dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Histogram()).plan(frame)
+    assert [each for each in planned.warnings if "its bounds" in each] == [warning]
 
 
 def with_ledger(folder: Path, verb: str = "run", epsilon: str = "1", dataset: str = "ratings", **changed: Any) -> list[str]:
@@ -112,7 +198,9 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     assert (other.code, other.out) == (64, "")
     assert "has a limit already: ε 2.0 and δ 0.0" in other.err
     assert ledger(tmp_path, "verify").out == "ratings: 0 entries, and the chain is intact\n"
-    assert "ε 0.0 of 2.0 spent by 0 runs, 2.0 left" in ledger(tmp_path, "show").out
+    shown = ledger(tmp_path, "show").out
+    assert "ε 0.0 of 2.0 spent by 0 runs, 2.0 left" in shown
+    assert "attacker" not in shown  # nothing was released that could help one
 
     plan = with_ledger(tmp_path, "plan", "1.5")
     assert "ledger    ε 0.0 of 2.0 spent by 0 runs; 1.5 after this run\n" in command(*plan).out

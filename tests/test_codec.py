@@ -153,6 +153,24 @@ def test_levels_that_do_not_fit_the_columns_type_are_refused(levels, type_):
     assert f"do not fit its type {type_}" in refusal(level_codec, levels, type_).what
 
 
+@pytest.mark.parametrize(
+    ("levels", "type_", "hint"),
+    [
+        (["false", "true"], pa.bool_(), "write them without quotes, or correct the file's type"),
+        (["True"], pa.bool_(), "write them without quotes, or correct the file's type"),
+        (["1", "-2.5e3"], pa.float64(), "write them without quotes, or correct the file's type"),
+        (["2020-01-31"], pa.date32(), "write them without quotes, or correct the file's type"),
+        ([1], pa.string(), "put them in quotes, or correct the file's type"),
+        ([True], pa.large_string(), "put them in quotes, or correct the file's type"),
+        (["no", "true"], pa.bool_(), "correct the schema, or the file's type"),
+        (["a"], pa.int32(), "correct the schema, or the file's type"),
+        ([0.5], pa.int64(), "correct the schema, or the file's type"),
+    ],
+)
+def test_levels_that_only_quotes_make_wrong_are_answered_so(levels, type_, hint):
+    assert refusal(level_codec, levels, type_).hint == hint
+
+
 def test_levels_that_are_one_number_in_the_columns_type_are_refused():
     assert "become equal when stored as float" in refusal(level_codec, [0.1, 0.1 + 1e-12], pa.float32()).what
     assert "become equal when stored as float" in refusal(value_codec, pa.float32(), None, "refuse", [0.1, 0.1 + 1e-12]).what

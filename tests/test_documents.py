@@ -115,6 +115,23 @@ def test_a_value_that_cannot_be_read_is_refused(value):
     assert parse(f"a: {value}").what == "a value cannot be read"
 
 
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("a: 2020-02-30", "job.yaml, a"),
+        ("a: 1\nb: {c: [1, 2020-13-01]}\n", "job.yaml, line 2, b.c.1"),
+        ("- 1\n- 2020-02-30\n- 2020-02-31", "job.yaml, line 2, 1"),
+        ("2020-02-30", "job.yaml"),
+        ("x: &x {y: 2020-02-30}\nz: *x", "job.yaml, line 1, x.y"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_found(text, where):
+    with pytest.raises(SpecError) as caught:
+        parse_value(text, "job.yaml")
+    assert caught.value.where == where
+    assert caught.value.hint == "correct a date that does not exist, or a number that is too long"
+
+
 @pytest.mark.parametrize("text", ["[" * 200_000, "a: " + "[" * 3000 + "]" * 3000, "- " * 1000 + "x", "{a: " * 101 + "1" + "}" * 101])
 def test_a_text_that_is_nested_deeply_is_refused(text):
     assert parse(text).what == "the values are nested too deeply"

@@ -1,5 +1,6 @@
 """The Python API on Dask and pandas frames."""
 
+import datetime as dt
 import stat
 import subprocess
 import sys
@@ -327,6 +328,15 @@ def test_wrong_parameters_are_refused(schema: dpdask.Schema, changes: dict[str, 
     right: dict[str, object] = {"schema": schema, "epsilon": 1.0, "reference": dpdask.Holdout(fraction=0.25)}
     with pytest.raises(dpdask.SpecError, match=message):
         dpdask.DIP(**{**right, **changes})  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_declared_distribution_of_dates_counts_days() -> None:
+    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "continuous"}}})
+    known = dpdask.Known(columns={"x": {"name": "uniform", "loc": dt.date(1900, 1, 1), "scale": 9.0}})
+    table = pd.DataFrame({"x": pd.to_datetime(["2000-01-01"])})
+    says = "the parameters of a distribution are finite numbers; for dates write days since 1970-01-01"
+    with pytest.raises(dpdask.SpecError, match=f"^reference of column 'x': {says}"):
+        dpdask.DIP(schema, epsilon=1.0, reference=known).fit(table)
 
 
 @pytest.fixture(autouse=True)

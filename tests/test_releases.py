@@ -13,6 +13,7 @@ import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from test_frames import CountingScheduler
 
@@ -93,6 +94,38 @@ def test_a_context_closes_the_release(name: str, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), estimators()[name].fit(table, secrets=str(tmp_path)):
         _ = 1 / 0
     assert list(tmp_path.iterdir()) == []
+
+
+FRAME = r"`frame`: a pandas or Dask frame is expected, not "
+NO_FRAMES = [
+    ("people", FRAME + r"str; read the table first, as by dask\.dataframe\.read_parquet\(path\)$"),
+    (Path("people"), FRAME + "pathlib.*; read the table first"),
+    (None, FRAME + "NoneType; give a DataFrame$"),
+    (pa.table({"rating": [1.0]}), FRAME + r"pyarrow\.Table; make one of it: to_pandas\(\)$"),
+    (rows()["rating"], FRAME + r"pandas\.Series; make one of it: to_frame\(\)$"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_frame_is_refused_in_one_line(name: str) -> None:
+    estimator = estimators()[name]
+    for given, message in NO_FRAMES:
+        for method in (estimator.fit, estimator.plan, estimator.audit):
+            with pytest.raises(dpdask.SpecError, match=message):
+                method(given)
+    with estimator.fit(rows()) as release:
+        for given, message in NO_FRAMES if name in OF_ROWS else ():
+            with pytest.raises(dpdask.SpecError, match=message):
+                release.transform(given)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_ledger_is_a_place(name: str) -> None:
+    estimator = estimators()[name]
+    message = r"`ledger`: a LedgerPlace is expected, not a str; give dpdask\.LedgerPlace\(url=\"sqlite:///ledger.db\", dataset=\"…\"\)$"
+    for method in (estimator.fit, estimator.plan):
+        with pytest.raises(dpdask.SpecError, match=message):
+            method(rows(), ledger="sqlite:///ledger.db")
 
 
 @pytest.mark.parametrize("name", NAMES)

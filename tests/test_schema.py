@@ -98,6 +98,10 @@ def test_sensible_columns_are_accepted(column):
         ({"role": "keep", "bounds": [0, 1]}, "bounds belongs to a privatised column"),
         ({"role": "keep", "atoms": [0]}, "atoms belongs to a privatised column"),
         ({"role": "keep", "type": "int33"}, "'int33' is not an Arrow type"),
+        (
+            {"role": "keep", "type": "timestamp"},
+            "'timestamp' is not an Arrow type; use int32, int64, float64, string, bool, date32, timestamp[us] or the like",
+        ),
         ({"role": "keep", "type": 3}, "columns.x.type: a text is expected"),
         (privatised("discrete"), "a discrete column needs levels"),
         (privatised("categorical"), "a categorical column needs levels"),
@@ -277,6 +281,16 @@ def test_what_is_released_has_the_tables_order_and_plain_types_and_no_metadata()
 def test_a_column_that_is_not_declared_stops_the_job():
     error = refusal(DataError, RATINGS.select_released, TABLE.append(pa.field("name", pa.string())))
     assert str(error) == "column 'name': this column is not declared in the schema; declare it: role keep, privatise or drop"
+
+
+def test_a_renamed_column_is_answered_with_what_the_table_lacks():
+    place = TABLE.get_field_index("rating")
+    error = refusal(DataError, RATINGS.select_released, TABLE.set(place, TABLE.field(place).with_name("stars")))
+    what = "this column is not declared in the schema, and of those that are declared the table lacks 'rating'"
+    assert str(error) == f"column 'stars': {what}; declare it: role keep, privatise or drop"
+    many = Schema.from_dict({"columns": {f"c{number}": {"role": "keep"} for number in range(9)}})
+    error = refusal(DataError, many.check_names, ["stars"])
+    assert error.what.endswith("the table lacks 'c0', 'c1', 'c2', 'c3', 'c4', 'c5' and 3 more")
 
 
 def test_a_misspelt_column_is_answered_with_the_declared_one():

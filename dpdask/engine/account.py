@@ -324,7 +324,7 @@ def name_sample(key: bytes, rows: str) -> str:
     return blake2b(rows.encode(), key=key, person=_PERSON, digest_size=16).hexdigest()
 
 
-def check_can_charge(mechanism: Mechanism, place: LedgerPlace | None, *, insecure: bool) -> None:
+def check_can_charge(mechanism: Mechanism, place: object, *, insecure: bool) -> None:
     """Check that a release can be charged to a ledger, if there is one.
 
     Parameters
@@ -339,10 +339,13 @@ def check_can_charge(mechanism: Mechanism, place: LedgerPlace | None, *, insecur
     Raises
     ------
     SpecError
-        If the mechanism has no ε, or the noise comes from a seed, which anybody can draw again.
+        If it is no such place; if the mechanism has no ε, or the noise comes from a seed, which anybody can draw again.
     """
     if place is None:
         return
+    if not isinstance(place, LedgerPlace):
+        what = f"a LedgerPlace is expected, not a {type(place).__name__}"
+        raise SpecError(what, "`ledger`", 'give dpdask.LedgerPlace(url="sqlite:///ledger.db", dataset="…")')
     if mechanism.budget is None:
         raise SpecError("this mechanism has no ε, so there is none to charge", "`ledger`", "remove it")
     if insecure:

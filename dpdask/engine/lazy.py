@@ -276,18 +276,28 @@ def _sample_part(folder: Folder, sha256: str, release_type: type[Any], n_rows: i
 
 
 def _record_frame(release: RecordRelease, table: pa.Table, start: int) -> pd.DataFrame:
-    """Return records as a frame; whole numbers and truth values that may be null keep their type by Arrow's own dtypes."""
+    """Return records as a frame; whole numbers and truth values that may be null are of pandas' nullable dtypes, so that they stay exact."""
     declared = release.schema.columns
-    exact = {
-        field.name: pd.ArrowDtype(field.type)
-        for field in release.types
-        if field.name in declared and declared[field.name].nulls == "level" and (pa.types.is_integer(field.type) or pa.types.is_boolean(field.type))
-    }
-    plain = table.to_pandas().set_axis(pd.RangeIndex(start, start + table.num_rows))
-    for name, dtype in exact.items():
-        plain[name] = pd.Series(dtype.__from_arrow__(table.column(name)), index=plain.index)
-    result: pd.DataFrame = plain
-    return result
+    records = _make_frame(table).set_axis(pd.RangeIndex(start, start + table.num_rows))
+    for field in release.types:
+        whole = pa.types.is_integer(field.type) or pa.types.is_boolean(field.type)
+        if whole and field.name in declared and declared[field.name].nulls == "level":
+            dtype = _nullable(np.dtype(field.type.to_pandas_dtype()))
+            records[field.name] = pd.Series(dtype.__from_arrow__(table.column(field.name)), index=records.index)
+    return records
+
+
+def _make_frame(table: pa.Table) -> pd.DataFrame:
+    """Return a table as a frame without columns of Python objects but texts, since Dask would turn them into texts."""
+    frame: pd.DataFrame = table.to_pandas(types_mapper=_find_arrow_dtype)
+    return frame
+
+
+def _find_arrow_dtype(type_: pa.DataType) -> pd.ArrowDtype | None:
+    """Return Arrow's own dtype for a type whose values would be Python objects, such as dates and decimals; else None, for the usual one."""
+    is_bytes = pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_)
+    is_object = pa.types.is_date(type_) or pa.types.is_time(type_) or pa.types.is_decimal(type_) or pa.types.is_nested(type_)
+    return pd.ArrowDtype(type_) if is_bytes or is_object else None
 
 
 def read_frame(folder: Folder, names: Sequence[str]) -> Frame:
@@ -300,13 +310,18 @@ def read_frame(folder: Folder, names: Sequence[str]) -> Frame:
     names
         The shards, at least one.
     """
-    prefix, call = task_prefix("read"), delayed(read_shard, pure=False)
+    prefix, call = task_prefix("read"), delayed(_read_part, pure=False)
     calls = [call(folder, name, dask_key_name=f"{prefix}-{number}") for number, name in enumerate(names)]
     with folder.open(names[0]) as file:
-        meta = pq.read_schema(file).empty_table().to_pandas()
+        meta = _make_frame(pq.read_schema(file).empty_table())
     import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
 
     return dd.from_delayed(calls, meta=meta, prefix=prefix, verify_meta=False)  # a whole number column is float64 in a shard with nulls
+
+
+@guard
+def _read_part(folder: Folder, name: str) -> pd.DataFrame:
+    return _make_frame(_read_table(folder, name, None))
 
 
 @guard
@@ -322,7 +337,10 @@ def read_shard(folder: Folder, name: str, columns: Sequence[str] | None = None) 
     columns
         Which columns; all if None.
     """
-    with folder.open(name) as file:
-        table = pq.read_table(file, columns=columns if columns is None else list(columns))
-    rows: pd.DataFrame = table.to_pandas()
+    rows: pd.DataFrame = _read_table(folder, name, columns).to_pandas()
     return rows
+
+
+def _read_table(folder: Folder, name: str, columns: Sequence[str] | None) -> pa.Table:
+    with folder.open(name) as file:
+        return pq.read_table(file, columns=columns if columns is None else list(columns))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import PurePath
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import pandas as pd
@@ -14,9 +16,10 @@ from dask.base import tokenize
 
 from dpdask.engine.seal import Seal, check_part, find_content, make_change_error
 from dpdask.engine.work import TableWork
-from dpdask.errors import DataError
+from dpdask.errors import DataError, SpecError
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import read_batches
+from dpdask.schema import Column, Schema
 from dpdask.streams import stream, words
 
 _SEAL_ID, _SEAL_WORDS = "seal", 4
@@ -326,20 +329,70 @@ def identify(frame: Frame) -> str:
     return str(tokenize(frame)) if isinstance(frame, pd.DataFrame) else str(frame._name)
 
 
-def find_types(frame: Frame) -> pa.Schema:
-    """Return the Arrow types of a frame's columns; nothing is computed."""
+def find_types(frame: Frame, schema: Schema | None = None) -> pa.Schema:
+    """Return the Arrow types of a frame's columns; nothing is computed.
+
+    Parameters
+    ----------
+    frame
+        A Dask or pandas frame.
+    schema
+        What is declared: it decides the type of a pandas frame's column of Python objects in which every row is null.
+
+    Privacy
+    -------
+    Of a column of Python objects in a pandas frame, the first value that is no null decides whether it holds dates, truth values or texts; only
+    which of them it is, and nothing else of it, is looked at. Values of other types are found where the rows are counted.
+    """
     meta = find_meta(frame)
-    return pa.schema([pa.field(name, _arrow_type(meta[name])) for name in meta])
+    types = {name: _arrow_type(meta[name]) for name in meta}
+    if isinstance(frame, pd.DataFrame):
+        declared = {} if schema is None else schema.columns
+        types |= {name: _find_object_type(frame[name], declared.get(name)) for name in meta if meta[name].dtype == object}
+    return pa.schema(list(types.items()))
 
 
 def find_meta(frame: Frame) -> pd.DataFrame:
-    """Return an empty frame of a frame's columns and index."""
-    return frame.head(0) if isinstance(frame, pd.DataFrame) else frame._meta
+    """Return an empty frame of a frame's columns and index.
+
+    Raises
+    ------
+    SpecError
+        If it is no frame.
+    """
+    if isinstance(frame, pd.DataFrame):
+        return frame.head(0)
+    meta = getattr(frame, "_meta", None)
+    if not isinstance(meta, pd.DataFrame):
+        raise SpecError(f"a pandas or Dask frame is expected, not {_name_type(frame)}", "`frame`", _say_how_to_make_frame(frame))
+    return meta
+
+
+def _name_type(given: Any) -> str:
+    package = type(given).__module__.partition(".")[0]
+    return type(given).__name__ if package == "builtins" else f"{package}.{type(given).__name__}"
+
+
+def _say_how_to_make_frame(given: Any) -> str:
+    if isinstance(given, str | PurePath):
+        return "read the table first, as by dask.dataframe.read_parquet(path)"
+    made = [f"make one of it: {name}()" for name in ("to_frame", "to_pandas") if hasattr(given, name)]  # a Series, an Arrow table
+    return made[0] if made else "give a DataFrame"
 
 
 def _arrow_type(column: pd.Series) -> pa.DataType:
     """Return the Arrow type of an empty column; one of plain objects is taken for text."""
     return pa.string() if column.dtype == object else pa.Schema.from_pandas(column.to_frame(), preserve_index=False).field(0).type
+
+
+def _find_object_type(column: pd.Series, declared: Column | None) -> pa.DataType:
+    """Return the Arrow type of a column of Python objects: dates, as pandas makes them of `date32`, truth values beside nulls, or texts."""
+    known = column.notna().to_numpy()
+    if known.any():
+        example: Any = column.iloc[int(known.argmax())]
+    else:
+        example = next(iter((declared and (declared.levels or declared.bounds or declared.atoms)) or ()), None)
+    return pa.date32() if type(example) is dt.date else pa.bool_() if isinstance(example, bool) else pa.string()
 
 
 def make_batch(part: pd.DataFrame, columns: Sequence[str], types: pa.Schema) -> pa.RecordBatch:
@@ -361,6 +414,9 @@ def make_batch(part: pd.DataFrame, columns: Sequence[str], types: pa.Schema) -> 
     """
     plain = [types.field(name).type.value_type if pa.types.is_dictionary(types.field(name).type) else types.field(name).type for name in columns]
     try:
+        for name, type_ in zip(columns, plain, strict=True):
+            if pa.types.is_date(type_) and part[name].dtype == object and set(map(type, part[name].dropna())) - {dt.date}:
+                raise TypeError  # Arrow would cut times to dates, and take whole numbers for days
         wanted = pa.schema(list(zip(columns, plain, strict=True)))
         rows = pa.Table.from_pandas(part[list(columns)], schema=wanted, preserve_index=False).combine_chunks()  # texts may come in chunks
         return rows.to_batches()[0] if rows.num_rows else pa.RecordBatch.from_pylist([], wanted)

@@ -20,13 +20,13 @@ from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, NOISY_NAME, RELEASE_NAME,
 from dpdask.errors import DataError
 from dpdask.estimators.batches import FITTED, PUBLIC, Batches
 from dpdask.estimators.frame_order import find_order_warning
-from dpdask.estimators.frames import check_secrets, make_frame_work
+from dpdask.estimators.frames import check_frame, check_secrets, make_frame_work
 from dpdask.estimators.release import Release
 from dpdask.estimators.temporary import close_secrets, open_secrets
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.auditing import audit_mechanism
 from dpdask.mechanisms.mechanism import Mechanism
-from dpdask.mechanisms.plan_text import describe_promise, describe_steps, list_noise
+from dpdask.mechanisms.plan_text import describe_promise, describe_steps, list_noise, warn_of_number_bounds
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget, UnitColumn, delta_warnings
 from dpdask.privacy.events import Adjacency
@@ -132,7 +132,8 @@ class Estimator(ABC, Generic[Made]):
         DataError
             If the frame violates the schema, or has too few rows.
         SpecError
-            If the parameters do not fit the frame, the ledger has no such dataset, or `secrets` is in an object store.
+            If `frame` is no frame, or `ledger` no `LedgerPlace`; if the parameters do not fit the frame, the ledger has no such dataset, or
+            `secrets` is in an object store.
         BudgetError
             If the dataset's budget does not allow it; nothing is drawn.
 
@@ -141,6 +142,7 @@ class Estimator(ABC, Generic[Made]):
         UserWarning
             What `plan` would have warned of; if a pandas frame that is to be released is sorted by a private column.
         """
+        check_frame(frame)
         check_can_charge(self.mechanism, ledger, insecure=self.insecure_seed is not None)
         check_secrets(secrets)
         account = _open_account(self.mechanism, ledger)  # batches are charged later
@@ -171,6 +173,7 @@ class Estimator(ABC, Generic[Made]):
         DataError, SpecError
             As `fit`, as far as they need no rows.
         """
+        check_frame(frame)
         check_can_charge(self.mechanism, ledger, insecure=self.insecure_seed is not None)
         mechanism, work = self._open_uncounted(frame)
         spending = mechanism.spending
@@ -179,7 +182,7 @@ class Estimator(ABC, Generic[Made]):
             stages=(*work.unit_stages, *mechanism.stages(work.columns, uncounted=False)),
             epsilons=dict(spending.row),
             reference_epsilons=dict(spending.reference),
-            warnings=mechanism.cautions(work.columns, _n_rows(frame, mechanism)),
+            warnings=(*warn_of_number_bounds(self.schema, work.codecs), *mechanism.cautions(work.columns, _n_rows(frame, mechanism))),
             expectations=mechanism.expectations(work.columns),
             ledger=_open_account(mechanism, ledger).describe_balances(work.unit_place or ""),
             noise=list_noise(mechanism.event),
@@ -199,6 +202,7 @@ class Estimator(ABC, Generic[Made]):
         -------
         As `mechanisms.auditing.audit_mechanism`.
         """
+        check_frame(frame)
         mechanism, work = self._open_uncounted(frame)
         return audit_mechanism(mechanism, work.columns, None, n_runs=n_runs)
 

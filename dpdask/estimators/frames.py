@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
 from dpdask.engine.lazy import check_kept_dtype
 from dpdask.engine.source import Frame, check_index, find_meta, find_types
@@ -13,6 +15,17 @@ from dpdask.errors import DataError, SpecError
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.schema import Schema
+
+
+def check_frame(frame: Frame) -> None:
+    """Check that something is a Dask or pandas frame, before anything is done with it.
+
+    Raises
+    ------
+    SpecError
+        If it is not.
+    """
+    find_meta(frame)
 
 
 def check_secrets(secrets: str | None) -> None:
@@ -56,7 +69,9 @@ def make_frame_work(frame: Frame, mechanism: Mechanism, secrets: Folder) -> Tabl
         schema = declare_dtypes(meta, mechanism.schema, lazy=not isinstance(frame, pd.DataFrame))
     else:
         schema = declare_counted(meta, mechanism.schema)
-    return make_table_work(mechanism, find_types(frame), secrets, schema)
+    types = find_types(frame, schema)
+    check_objects(frame, types, schema)
+    return make_table_work(mechanism, types, secrets, schema)
 
 
 def declare_dtypes(meta: pd.DataFrame, schema: Schema, *, lazy: bool) -> Schema:
@@ -88,6 +103,47 @@ def declare_dtypes(meta: pd.DataFrame, schema: Schema, *, lazy: bool) -> Schema:
     for name in schema.kept:
         check_kept_dtype(name, (meta.index if name in named else meta[name]).dtype)
     return Schema(columns={name: column for name, column in schema.columns.items() if name not in named}) if named else schema
+
+
+def check_objects(frame: Frame, types: pa.Schema, schema: Schema) -> None:
+    """Check that no private column of numbers, dates or truth values holds Python objects whose type is not known, or texts made of dates.
+
+    Parameters
+    ----------
+    frame
+        A Dask or pandas frame.
+    types
+        The Arrow types of its columns.
+    schema
+        The declared columns, without the frame's index.
+
+    Raises
+    ------
+    DataError
+        If one does; it says how to convert it.
+    """
+    for name in schema.privatised:
+        column, type_ = schema.columns[name], types.field(name).type
+        declared = (*(column.levels or ()), *(column.bounds or ()), *(column.atoms or ()))
+        if (pa.types.is_string(type_) or pa.types.is_large_string(type_)) and not (declared and isinstance(declared[0], str)):
+            what, mend = _describe_objects(frame, name, dated=any(isinstance(value, dt.date) for value in declared))
+            if what:
+                raise DataError(what, f"column {name!r}", f"convert it before `fit`, by {mend}")
+
+
+def _describe_objects(frame: Frame, name: str, *, dated: bool) -> tuple[str, str]:
+    """Return what a column that passes for texts holds instead of what is declared, and how to convert it; empty texts if it holds texts."""
+    lazy, dates = not isinstance(frame, pd.DataFrame), f"astype({{{name!r}: 'date32[pyarrow]'}})"
+    if find_meta(frame)[name].dtype != object:
+        also = ", as Dask makes of Python's dates" if lazy else ""
+        return (f"dates are declared, and it holds texts{also}", dates) if dated else ("", "")
+    if lazy:
+        return "it holds Python objects, and Dask does not tell of which type", dates if dated else "astype"
+    found = [type(value) for value in frame[name].dropna().head(1) if not isinstance(value, str)]
+    if not found:
+        return ("dates are declared, and it holds texts", dates) if dated else ("", "")
+    mend = "pandas.to_datetime" if issubclass(found[0], dt.datetime) else "astype, such as to 'Int64' or 'decimal128(10, 2)[pyarrow]'"
+    return f"it holds Python objects, such as a {found[0].__name__}", mend
 
 
 def declare_counted(meta: pd.DataFrame, schema: Schema) -> Schema:

@@ -19,7 +19,7 @@ from dpdask.engine.work import KEY_NAME, RELEASE_NAME, TableWork, keep, load
 from dpdask.errors import DataError, InputError, InternalError, SpecError
 from dpdask.estimators.batches import Batches
 from dpdask.estimators.frame_order import find_order_warning
-from dpdask.estimators.frames import forget_secrets, make_frame_work
+from dpdask.estimators.frames import check_frame, forget_secrets, make_frame_work
 from dpdask.estimators.temporary import close_secrets, open_secrets
 from dpdask.html.tables import make_html_table
 from dpdask.io.saved import CARD, load_release, save_release
@@ -188,8 +188,8 @@ class Release:
         Raises
         ------
         SpecError
-            If the release is one of records; if the release, or the batch, covers another frame; if the batch is not a valid
-            name; if the frame is the public one, because its rows would be their own reference.
+            If `frame` is no frame; if the release is one of records; if the release, or the batch, covers another frame; if the batch is
+            not a valid name; if the frame is the public one, because its rows would be their own reference.
         DataError
             If the columns are not those of the schema, or (when computed) a value violates it, or the index is neither row
             numbers (a `RangeIndex`) nor a column that the schema keeps.
@@ -212,6 +212,7 @@ class Release:
         rows = self.rows
         if rows is None:
             raise SpecError("this release has no rows to transform", "transform", "draw records from it: sample()")
+        check_frame(frame)
         if rows.public is not None and identify(frame) == rows.public:
             raise SpecError("this frame was given as the public table, so its rows would be their own reference", "transform", "fit on another table")
         found = make_frame_work(frame, rows.mechanism, self.folder)

@@ -10,7 +10,7 @@ from dpdask.engine.scan import scan
 from dpdask.engine.source import Frame, FrameSource, find_meta, find_types
 from dpdask.engine.work import TableWork
 from dpdask.errors import SpecError
-from dpdask.estimators.frames import declare_counted
+from dpdask.estimators.frames import check_objects, declare_counted
 from dpdask.estimators.temporary import close_secrets, open_secrets
 from dpdask.references.bins import as_fixed_bins
 from dpdask.schema import Schema
@@ -58,7 +58,9 @@ def exact_marginals(
     """
     place = open_secrets(None)
     try:
-        declared, types = declare_counted(find_meta(frame), schema), find_types(frame)
+        declared = declare_counted(find_meta(frame), schema)
+        types = find_types(frame, declared)
+        check_objects(frame, types, declared)
         released = declared.select_released(types)
         codecs = {name: codec_for(name, declared.columns[name], released.field(name).type) for name in declared.privatised}
         cells = cut_columns(codecs, _check_bins(bins))

@@ -31,6 +31,11 @@ _BATCH_ROWS = 2**17
 _BAD_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
+def is_csv(path: str) -> bool:
+    """Return whether a path's name is that of a CSV file."""
+    return path.lower().endswith((".csv", ".csv.gz"))
+
+
 def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[str, str, int, pa.Schema]:
     """Return a content digest, a version, the size, and the columns with their declared types.
 
@@ -54,7 +59,10 @@ def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[str, str, in
         If the file is empty or its header cannot be read.
     DataError
         If its first line names no declared column; the line is not shown, because it may be a row.
+    SpecError
+        If a column's type is not known; see `Schema.check_dates`.
     """
+    schema.check_dates()
     content, version, n_bytes = _versions(fs, path)
     names = read_names(fs, path, name)
     if not set(names) & set(schema.columns):
@@ -191,7 +199,7 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
     except _BAD_GZIP:
         raise InputError("this file cannot be decompressed: it is truncated or corrupt", fragment.name, "write it again") from None
     except pa.ArrowException as error:
-        raise _describe(str(error), types.names) from None
+        raise _describe(str(error), types) from None
 
 
 def _regroup(batches: Iterable[pa.RecordBatch], n_rows: int) -> Iterator[pa.RecordBatch]:
@@ -215,7 +223,7 @@ def _join(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     return batches if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()
 
 
-def _describe(message: str, names: list[str]) -> DataError:
+def _describe(message: str, types: pa.Schema) -> DataError:
     """Return the error of a line, or of a value, which Arrow's message holds: only numbers are taken from it.
 
     A line that cannot be split or decoded is named. Where a value of another type stands is not told.
@@ -226,13 +234,14 @@ def _describe(message: str, names: list[str]) -> DataError:
         hint = "correct the line, or put fields that hold commas in quotes"
         return DataError(f"{here} has {fields[2]} fields, separated by commas, and the header has {fields[1]}", "a CSV file", hint)
     number = re.match(r"In CSV column #(\d+)", message)
-    column = f"column {names[int(number[1])]!r}" if number else "a CSV file"
+    column = f"column {types.names[int(number[1])]!r}" if number else "a CSV file"
     if message.endswith("invalid UTF8 data"):
         return DataError(f"a text in {here} is not in UTF-8", column, "convert the file to UTF-8")
     if number is None:
         hint = "close each quote on the line on which it was opened, or convert the file to Parquet"
         return DataError("a line cannot be split into fields", column, hint)
-    return DataError("a value cannot be read as its declared type", column, "correct the file, or the schema's `type`")
+    type_ = types.field(int(number[1])).type
+    return DataError(f"a value cannot be read as {type_}", column, "correct the file, or the schema's `type`")
 
 
 def _open(fs: Any, path: str) -> IO[bytes]:

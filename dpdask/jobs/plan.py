@@ -7,16 +7,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpdask.engine.shuffle import limit_shard_rows
+from dpdask.errors import OutputError
 from dpdask.io.storage import Folder
 from dpdask.jobs.duration import COMPILING_SECONDS, expect_duration
 from dpdask.jobs.growing import plan_growing
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_footer_warnings, list_partition_warnings
 from dpdask.jobs.spec import Job
+from dpdask.jobs.state import RunState
 from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
-from dpdask.mechanisms.plan_text import describe_promise, describe_seconds, describe_steps, list_noise
+from dpdask.mechanisms.plan_text import describe_promise, describe_seconds, describe_steps, list_noise, tell_date_bounds, warn_of_number_bounds
 
+_NAMED = 8  # columns in one line
 _CONTINUED = (
     "survey: read the new rows; check and count them",
     "write: randomise each new fragment by the fitted release that the series keeps, and stage its shards",
@@ -54,6 +57,10 @@ class Plan:
         ε in some run, before and after this one; None without a ledger.
     outside
         For each privatised column, how values outside its domain are treated, unless they are refused.
+    refusing
+        The privatised columns in which such a value is refused.
+    date_bounds
+        The bounds of each privatised column of dates or times, as dates.
     kept, dropped
         The other columns.
     guarantee
@@ -64,6 +71,8 @@ class Plan:
         At most how many shards, or None.
     output, output_format, output_mode
         Where, as what, and what becomes of what a table holds.
+    obstacle
+        Why the output refuses the run: what it holds; empty if it takes it.
     insecure
         Whether the noise comes from a seed.
     warnings
@@ -90,6 +99,8 @@ class Plan:
     noise: tuple[dict[str, Any], ...]
     ledger: dict[str, Any] | None
     outside: dict[str, str]
+    refusing: tuple[str, ...]
+    date_bounds: dict[str, tuple[str, str]]
     kept: tuple[str, ...]
     dropped: tuple[str, ...]
     guarantee: str
@@ -98,6 +109,7 @@ class Plan:
     output: str
     output_format: str
     output_mode: str
+    obstacle: str
     insecure: bool
     warnings: tuple[str, ...]
     expectations: tuple[str, ...]
@@ -116,9 +128,9 @@ class Plan:
             *_describe_series(self.series),
             *([f"  takes     {self._describe_duration(self.n_workers)}"] if self.n_workers else []),
             *describe_steps(self),
-            *(f"  outside   {name}: {outside}" for name, outside in self.outside.items()),
+            *self._describe_outside(),
             f"  kept      {', '.join(self.kept) or 'nothing'}; dropped: {', '.join(self.dropped) or 'nothing'}",
-            f"  output    {released}{self.output}{self._describe_table()}",
+            f"  output    {released}{self.output}{self._describe_table()}{self._describe_obstacle()}",
             *describe_promise(self),
         ]
         return "\n".join(lines)
@@ -131,6 +143,19 @@ class Plan:
     def _describe_input(self) -> str:
         version = "" if self.input_version is None else f" {self.input_version}"
         return f"{self.n_files:,} file{'' if self.n_files == 1 else 's'} of {_FORMATS[self.input_format]}{version}"
+
+    def _describe_outside(self) -> list[str]:
+        """Return a line for each column whose values may be changed, and one for those in which a value is refused."""
+        spans = {name: f" to {low}..{high}" for name, (low, high) in self.date_bounds.items() if self.outside.get(name) == "clip"}
+        lines = [f"  outside   {name}: {outside}{spans.get(name, '')}" for name, outside in self.outside.items()]
+        if self.refusing:
+            more = len(self.refusing) - _NAMED
+            names = ", ".join(self.refusing[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+            lines.append(f"  outside   {names}: refuse (one such value stops the run)")
+        return lines
+
+    def _describe_obstacle(self) -> str:
+        return f" {self.obstacle}: THE RUN WILL BE REFUSED" if self.obstacle else ""
 
     def _describe_table(self) -> str:
         table = _TABLES.get(self.output_format)
@@ -174,6 +199,7 @@ def plan_job(job: Job) -> Plan:
         opened = open_table(job, Folder(job.output_url))
         job.file.output.target.open(Folder(job.output_url)).check(opened.mechanism.find_written(opened.work.released))
     table, mechanism = opened.table, opened.mechanism
+    private = {name: job.schema.columns[name] for name in job.schema.privatised}
     expected = expect(job, opened)
     stages = (*expected.stages, _describe_commit(job))
     duration = expect_duration(job, opened, stages, expected.n_rows)
@@ -193,9 +219,9 @@ def plan_job(job: Job) -> Plan:
         epsilons=dict(mechanism.spending.row),
         reference_epsilons=dict(mechanism.spending.reference),
         ledger=ledger,
-        outside={
-            name: column.outside_in_words for name, column in job.schema.columns.items() if column.role == "privatise" and column.outside != "refuse"
-        },
+        outside={name: column.outside_in_words for name, column in private.items() if column.outside != "refuse"},
+        refusing=tuple(name for name, column in private.items() if column.outside == "refuse"),
+        date_bounds=tell_date_bounds(opened.work.codecs),
         kept=job.schema.kept,
         dropped=tuple(name for name, column in job.schema.columns.items() if column.role == "drop"),
         guarantee=mechanism.guarantee(job.file.output.order),
@@ -204,11 +230,30 @@ def plan_job(job: Job) -> Plan:
         output=job.output_url,
         output_format=job.file.output.format,
         output_mode=job.file.output.mode,
+        obstacle="" if job.file.growing else _find_obstacle(job, opened),
         insecure=job.file.insecure_seed is not None,
-        warnings=(*_warn_of_full_charge(job, ledger), *expected.warnings, *(() if job.account.is_strict else list_footer_warnings(job, table))),
+        warnings=(
+            *_warn_of_full_charge(job, ledger),
+            *warn_of_number_bounds(job.schema, opened.work.codecs),
+            *expected.warnings,
+            *(() if job.account.is_strict else list_footer_warnings(job, table)),
+        ),
         expectations=mechanism.expectations(opened.work.columns),
         series=series,
     )
+
+
+def _find_obstacle(job: Job, opened: JobTable) -> str:
+    """Return what the output holds if a run would be refused for it, in words; else an empty text."""
+    state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url, job.file.output.target)
+    try:
+        names = job.name_releases(opened.table.fingerprint if job.may_repeat else "")
+        found, begun = state.find_release(names.find(state.publication)), state.read_unfinished()
+    except OutputError as error:
+        return error.what.removeprefix("this output ")
+    if found is None and begun is not None and begun.job != job.digest:
+        return "holds the unfinished run of another job"
+    return ""
 
 
 def _describe_commit(job: Job) -> str:

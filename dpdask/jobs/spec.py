@@ -17,7 +17,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, create_model, field_v
 from dpdask.connect.spec import ClusterBlock, Threads, place_files
 from dpdask.documents import Document, Text, check_all, join_errors, parse_value, parse_yaml, read_text, validate
 from dpdask.engine.account import Account, LedgerPlace
-from dpdask.errors import SpecError
+from dpdask.errors import CombinedSpecError, SpecError
+from dpdask.io.csv import is_csv
 from dpdask.io.delta import Delta
 from dpdask.io.files import Files
 from dpdask.io.fragments import takes_in
@@ -199,6 +200,8 @@ class Job:
         self._check_bucket()
         check_seed(file)
         schema.check_privatised(file.schema_path)
+        if file.input.format == "files" and is_csv(file.input.path):
+            schema.check_dates()
         self.ledger = file.ledger and file.ledger.resolve(base)
         self.cluster = place_files(file.cluster, base)
         self.series: Series | None = None
@@ -390,7 +393,9 @@ def _name_schema(data: Mapping[str, Any], base: Path) -> Callable[[], Text]:
 
 
 def _find_line(error: SpecError, job: Text, schema: Text) -> SpecError:
-    """Return an error about a key of the job, or about a column of the schema, with its line."""
+    """Return an error about a key of the job, or about a column of the schema, with its line; so for each of several."""
+    if isinstance(error, CombinedSpecError):
+        return join_errors([_find_line(each, job, schema) for each in error.problems])
     where = error.where or ""
     if found := re.match(r"column '([^']+)'", where):
         return error.at(schema.find_line(("columns", found[1])))

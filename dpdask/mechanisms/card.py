@@ -19,7 +19,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from dpdask.cells import Cells
-from dpdask.codec import Codec, LevelCodec, ValueCodec, tell_bounds
+from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import InputError
 from dpdask.mechanisms.card_parts import (
     About,
@@ -40,7 +40,7 @@ from dpdask.mechanisms.card_parts import (
 )
 from dpdask.privacy import COVERED, Budget, list_cautions, noisy_counts_text
 from dpdask.privacy.coverage import Coverage
-from dpdask.schema import Schema
+from dpdask.schema import Bound, Column, Schema
 from dpdask.streams import STREAM_FORMAT
 from dpdask.version import __version__
 
@@ -333,6 +333,19 @@ def _describe_column(schema: Schema, column: Cells) -> dict[str, Any]:
         return common | {"levels": column.codec.levels.to_pylist()}
     numbers = {"atoms": declared.atoms or (), "edges": column.edges.tolist()} | tell_numbers(column.codec)
     return common | {"bounds": tell_bounds(declared, column.codec)} | numbers
+
+
+def tell_bounds(column: Column, codec: ValueCodec) -> tuple[Bound, Bound] | None:
+    """Return a column's bounds as cards give them: in the numbers of its codec if they were declared as dates.
+
+    Parameters
+    ----------
+    column
+        What the schema declares.
+    codec
+        The column's codec.
+    """
+    return codec.bounds if any(isinstance(bound, dt.date) for bound in column.bounds or ()) else column.bounds
 
 
 def tell_numbers(codec: Codec) -> dict[str, str]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
+from dpdask.codec import Codec, ValueCodec
+from dpdask.mechanisms.card import say_date, tell_numbers
 from dpdask.privacy.events import DiscreteGaussian, Event, LocalRelease, leaves
 from dpdask.privacy.noise import deviation
 from dpdask.privacy.rounding import shorten
+from dpdask.schema import Schema
 
 
 class Planned(Protocol):
@@ -75,6 +80,49 @@ def list_noise(event: Event) -> tuple[dict[str, Any], ...]:
             kind = "discrete Gaussian" if isinstance(each, DiscreteGaussian) else "discrete Laplace"
             found[deviation(each), kind] += each.count
     return tuple({"on": f"{n:,} vector{'' if n == 1 else 's'} of counts", "sigma": sigma, "kind": kind} for (sigma, kind), n in found.items())
+
+
+def tell_date_bounds(codecs: Mapping[str, Codec]) -> dict[str, tuple[str, str]]:
+    """Return the bounds of each column of dates or times, as dates.
+
+    Parameters
+    ----------
+    codecs
+        The codec of each privatised column.
+    """
+    return {name: (say(codec.bounds[0]), say(codec.bounds[1])) for name, codec, say in _list_dated(codecs) if codec.bounds is not None}
+
+
+def _list_dated(codecs: Mapping[str, Codec]) -> Iterator[tuple[str, ValueCodec, Callable[[float], str]]]:
+    """Yield each column of dates or times, its codec, and what writes a number of it as a date."""
+    for name, codec in codecs.items():
+        if isinstance(codec, ValueCodec) and (numbers := tell_numbers(codec).get("numbers")):
+            yield name, codec, partial(_say_date, numbers)
+
+
+def _say_date(numbers: str, number: float) -> str:
+    return say_date(number, numbers) or f"{number:g}"
+
+
+def warn_of_number_bounds(schema: Schema, codecs: Mapping[str, Codec]) -> tuple[str, ...]:
+    """Return a warning for each column of dates or times whose bounds are declared by numbers: it says which dates they are.
+
+    Parameters
+    ----------
+    schema
+        The declared columns.
+    codecs
+        The codec of each privatised column.
+    """
+    warnings = []
+    for name, codec, say in _list_dated(codecs):
+        declared = schema.columns[name].bounds
+        if declared is not None and codec.bounds is not None and not isinstance(declared[0], dt.date):
+            low, high = map(say, codec.bounds)
+            counts = tell_numbers(codec)["numbers"]
+            what = f"its bounds {declared[0]:g} and {declared[1]:g} count {counts}, so they are {low} and {high}"
+            warnings.append(f"column {name!r}: {what}; write dates, such as 2000-01-31, if others are meant")
+    return tuple(warnings)
 
 
 def describe_seconds(seconds: float) -> str:

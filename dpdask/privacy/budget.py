@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainSerializer
 
 from dpdask.documents import Document
-from dpdask.errors import SpecError
+from dpdask.errors import SpecError, quote_names
 from dpdask.privacy.events import Adjacency
 from dpdask.privacy.order import RowOrder, describe_published
 from dpdask.privacy.rounding import round_down
@@ -105,8 +105,10 @@ def split_epsilon(epsilon: float, columns: tuple[str, ...], weights: Mapping[str
         If the weights do not name exactly the columns, one is not positive and finite, or a column's part rounds to 0.
     """
     weights = weights if weights is not None else dict.fromkeys(columns, 1.0)
-    if set(weights) != set(columns):
-        raise SpecError("weights must name exactly the privatised columns", "`weights`", "give each of them one weight")
+    lacking, unknown = [name for name in columns if name not in weights], [str(name) for name in weights if name not in columns]
+    if lacking or unknown:
+        told = "; ".join(f"{what}: {quote_names(names)}" for what, names in (("without a weight", lacking), ("not privatised", unknown)) if names)
+        raise SpecError(f"weights must name exactly the privatised columns ({told})", "`weights`", "give each of them one weight")
     if not all(math.isfinite(weight) and weight > 0 for weight in weights.values()):
         raise SpecError("weights must be positive and finite", "`weights`", "drop a column rather than give it none of the budget")
     parts = _split(epsilon, tuple(weights[name] for name in columns))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,6 +19,11 @@ from dpdask.references.distribution import Distribution, check_levels, make_cont
 from dpdask.references.reference import FIT, ReferenceBase, TableReference
 from dpdask.schema import Schema
 
+_PARAMETERS, _DATES = (
+    "the parameters of a distribution are finite numbers",
+    "for dates write days since 1970-01-01, for times the column's unit since then",
+)
+PARAMETERS = f"{_PARAMETERS}; {_DATES}"
 _GRID = 2**15
 _SLACK = 1e-6  # probabilities that people write need not sum to 1 more closely than this
 _TAIL = 2.0 ** -np.arange(40, 16, -1)
@@ -151,6 +157,8 @@ def freeze(name: str, parameters: Mapping[str, Any], where: str, *, discrete: bo
     """
     from scipy import stats  # slow to import, and only a distribution named in a job needs it
 
+    if any(isinstance(value, dt.date) for value in parameters.values()):
+        raise SpecError(_PARAMETERS, where, _DATES)
     family = getattr(stats, name, None)
     what = f"scipy.stats has no {'' if discrete else 'continuous '}distribution {name!r} with these parameters"
     wrong = SpecError(what, where, "see scipy.stats")

@@ -69,7 +69,9 @@ def _is_add_remove(summary: Summary) -> bool:
 
 
 def _attacker_lines(balance: Balance, *, add_remove: bool) -> list[str]:
-    """Return a bound on an attacker for the rows that every run covers, and the share of the other rows."""
+    """Return a bound on an attacker for the rows that every run covers, and the share of the other rows; nothing if nothing is spent."""
+    if not balance.epsilon_spent and not balance.coverage.text:
+        return []
     spent = balance.epsilon_spent, balance.delta_limit  # epsilon_spent is the ε at δ = delta_limit
     values = percent_above(attacker_power(*bound_values(*spent, "add-remove" if add_remove else "replace-one")))
     detects = f"at a false-alarm rate of 5 %, detects it with probability at most {values}"

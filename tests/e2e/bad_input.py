@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import datetime as dt
 import gzip
 import hashlib
 import io
@@ -696,6 +697,11 @@ RANGES: tuple[Case, ...] = (
             ("an unknown distribution", {"name": "unifrom"}, r"anchors of column 'price': scipy\.stats has no continuous distribution 'unifrom'"),
             ("a discrete distribution", {"name": "poisson", "mu": 3}, r"no continuous distribution 'poisson'"),
             ("an unknown parameter", {"name": "norm", "scal": 3}, r"no continuous distribution 'norm' with these parameters; see scipy\.stats"),
+            (
+                "a date as a parameter",
+                {"name": "uniform", "loc": dt.date(1900, 1, 1)},
+                r"price\.anchors: the parameters of a distribution are finite numbers; for dates write days since 1970-01-01, for times",
+            ),
             ("an infinite parameter", {"name": "norm", "scale": float("inf")}, r"the parameters of a distribution are finite numbers"),
             (
                 "too wide a distribution",
@@ -1186,7 +1192,12 @@ CASES: tuple[Case, ...] = (
     ),
     _case("no reference", 64, r"the key 'mechanism\.reference' is missing; add it", mechanism={"kind": "dip"}),
     _case("an unknown kind of reference", 64, r"mechanism\.reference\.kind: ", mechanism__reference={"kind": "guess"}),
-    _case("weights of wrong columns", 64, r"mechanism\.weights: weights must name exactly", mechanism__weights={"rating": 1.0, "userId": 1.0}),
+    _case(
+        "weights of wrong columns",
+        64,
+        r"mechanism\.weights: weights must name exactly the privatised columns \(without a weight: 'price'; not privatised: 'userId'\)",
+        mechanism__weights={"rating": 1.0, "userId": 1.0},
+    ),
     _case("a weight of 0", 64, r"mechanism\.weights: weights must be positive", mechanism__weights={"rating": 0.0, "price": 1.0}),
     _case("a continuous column's ε above the limit", 64, r"column 'price': .*\[1e-06, 16\]; change privacy\.epsilon", "--set", "privacy.epsilon=40"),
     _case(
@@ -1263,6 +1274,12 @@ CASES: tuple[Case, ...] = (
     _case("--set without a value", 2, r"write key=value", "--set", "nonsense"),
     _case("--set of an unknown key", 64, r"unknown key 'privacy\.epsilom'; did you mean 'epsilon'\?", "--set", "privacy.epsilom=1"),
     _case("--set inside a plain value", 64, r"--set name\.x: 'name' holds a plain value", "--set", "name.x=1"),
+    _case(
+        "a date in the schema that does not exist",
+        64,
+        r"schema\.yaml, line 5, columns\.born\.bounds\.1: a value cannot be read; correct a date that does not exist",
+        columns="columns:\n  born:\n    role: privatise\n    kind: continuous\n    bounds: [2000-01-01, 2000-13-01]\n",
+    ),
     _case("--set to a date that does not exist", 64, r"--set name: a value cannot be read", "--set", "name=2020-02-30"),
     _case("--set to no YAML", 64, r"--set name, lines? 1 to 2: this is not valid YAML", "--set", "name=[a"),
     Case(name="an unknown verb", code=2, says=r"No such command 'rnu'", prepare=lambda _: ["rnu"]),

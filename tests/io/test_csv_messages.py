@@ -1,15 +1,20 @@
 """What is said of a CSV file that cannot be read: its separator, its encoding, its line, and never a value."""
 
+import datetime as dt
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+import yaml
 
-from dpdask.errors import DataError, InputError
+from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.fragments import discover, read_batches
+from dpdask.jobs.spec import load_job
 from dpdask.schema import Schema
 
 SCHEMA = Schema.from_dict({"columns": {"user": {"role": "keep"}, "score": {"role": "privatise", "kind": "continuous", "type": "int64"}}})
+START = dt.datetime(2001, 1, 1, 3, 4, 5)  # noqa: DTZ001 - of a column without a zone
 ROWS = "".join(f"u{number},{number}\n" for number in range(50))
 
 
@@ -49,4 +54,53 @@ def test_a_line_with_too_many_fields_is_named(tmp_path):
 
 
 def test_where_a_value_of_another_type_stands_is_not_told(tmp_path):
-    assert refuse(tmp_path, f"user,score\n{ROWS}u,secret\n").startswith("column 'score': a value cannot be read as its declared type")
+    assert refuse(tmp_path, f"user,score\n{ROWS}u,secret\n").startswith(
+        "column 'score': a value cannot be read as int64; correct the file, or the schema's `type`"
+    )
+
+
+DATED = {"kind": "continuous", "bounds": [dt.date(2000, 1, 1), dt.date(2030, 1, 1)]}
+
+
+def declare(**columns: dict[str, Any]) -> Schema:
+    return Schema.from_dict({"columns": {name: {"role": "privatise", **column} for name, column in columns.items()}})
+
+
+def test_a_column_between_dates_needs_a_type_before_rows_are_read(tmp_path):
+    (tmp_path / "a.csv").write_text("born,admitted,moved\n1999-01-02,2001-01-01 03:04:05,2002-01-01\n")
+    mixed = {"kind": "mixed", "atoms": [dt.date(2001, 1, 1)]}
+    with pytest.raises(SpecError) as caught:
+        discover(str(tmp_path), declare(born=DATED, admitted=DATED, moved=mixed))
+    assert [problem.where for problem in caught.value.problems] == ["column 'born'", "column 'admitted'", "column 'moved'"]
+    for line, key in zip(str(caught.value).splitlines(), ("bounds", "bounds", "atoms"), strict=True):
+        assert line.endswith(
+            f": its {key} are dates, and a CSV file does not tell whether it holds dates or times; add `type: date32` or `type: timestamp[us]`"
+        )
+    typed = declare(born={**DATED, "type": "date32"}, admitted={**DATED, "type": "timestamp[us]"}, moved={**mixed, "type": "date32"})
+    found = discover(str(tmp_path), typed)
+    assert found.schema.types == [pa.date32(), pa.timestamp("us"), pa.date32()]
+    [batch] = read_batches(found.fragments[0], ["born", "admitted"], found.schema)
+    assert batch.to_pylist() == [{"born": dt.date(1999, 1, 2), "admitted": START}]
+
+
+def test_times_as_bounds_are_those_of_times(tmp_path):
+    (tmp_path / "a.csv").write_text("admitted\n2001-01-01 03:04:05\n")
+    bounds = {"kind": "continuous", "bounds": [dt.date(2000, 1, 1), START]}
+    assert discover(str(tmp_path), declare(admitted=bounds)).schema.types == [pa.timestamp("us")]
+
+
+def test_a_job_on_a_csv_file_is_validated_without_the_file(tmp_path):
+    columns = {"columns": {name: {"role": "privatise", **DATED} for name in ("born", "admitted")}}
+    (tmp_path / "schema.yaml").write_text(yaml.safe_dump(columns, sort_keys=False))
+    job = {"name": "n", "output": {"path": "out"}, "schema": "schema.yaml", "privacy": {"epsilon": 1.0}}
+    job["mechanism"] = {"kind": "dip", "reference": {"kind": "histogram"}}
+    for path, refused in (("data.csv", True), ("data/*.CSV.gz", True), ("data.parquet", False), ("data", False)):
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump({**job, "input": {"path": path}}))
+        if not refused:
+            assert load_job(tmp_path / "job.yaml").schema.privatised == ("born", "admitted")
+            continue
+        with pytest.raises(SpecError) as caught:
+            load_job(tmp_path / "job.yaml")
+        lines = str(caught.value).splitlines()
+        assert lines[0].startswith("schema.yaml, line 2, column 'born': its bounds are dates, and a CSV file does not tell")
+        assert lines[1].startswith("schema.yaml, line 8, column 'admitted': its bounds are dates, and a CSV file does not tell")

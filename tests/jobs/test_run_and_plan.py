@@ -382,3 +382,20 @@ def test_a_hidden_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="is a link"):
         run_here(job)
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("place", ["out", "memory://lake/out"])
+def test_a_plan_tells_of_the_unfinished_run_of_another_job(place, tmp_path, memory):
+    output = {"path": place, "rows_per_shard": 70}
+    begun, other = job(tmp_path, output=output, insecure_seed=None), job(tmp_path, output=output, privacy={"epsilon": 2.0})
+    with crashing("dpdask.jobs.run.make_job_card"), pytest.raises(TemporaryError):
+        run_job(begun)
+    assert plan_job(begun).obstacle == ""  # it goes on
+    planned = plan_job(other)
+    assert planned.obstacle == "holds the unfinished run of another job"
+    assert f"/out {planned.obstacle}: THE RUN WILL BE REFUSED\n" in repr(planned)
+    with pytest.raises(OutputError, match="a run of another job is staged for this output"):
+        run_job(other)
+    run_job(begun)
+    assert plan_job(begun).obstacle == ""
+    assert plan_job(other).obstacle == "holds another job's release"

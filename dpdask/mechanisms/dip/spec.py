@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
-from dpdask.codec import Codec, LevelCodec, tell_bounds
+from dpdask.codec import Codec, LevelCodec
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
-from dpdask.mechanisms.card import Section, tell_numbers
+from dpdask.mechanisms.card import Section, tell_bounds, tell_numbers
 from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.mechanisms.cell_search import CellSearch
 from dpdask.mechanisms.expectations import TAILS, describe_kept, warn_of_little, warn_of_noisy_references

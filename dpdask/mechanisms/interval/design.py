@@ -25,7 +25,7 @@ from dpdask.mechanisms.dip.spec import ChannelKind
 from dpdask.privacy.budget import MAX_EPSILON
 from dpdask.privacy.events import LocalRelease
 from dpdask.privacy.rounding import round_up_sum
-from dpdask.references.sources import KnownColumn, freeze
+from dpdask.references.sources import PARAMETERS, KnownColumn, freeze
 
 
 def _as_tuple(value: object) -> object:
@@ -49,7 +49,7 @@ class ScipyDistribution(Document):
     def _numbers(self) -> Self:
         for value in self.parameters.values():
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ValueError("the parameters of a distribution are finite numbers")
+                raise ValueError(PARAMETERS)
         return self
 
     @property
