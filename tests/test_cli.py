@@ -115,8 +115,8 @@ def test_plan_as_json(tmp_path):
 @pytest.mark.parametrize(
     ("holds", "says"),
     [
-        ("a foreign file", "exists and is not this run's"),
-        ("a file in its place", "exists and is not this run's"),
+        ("a foreign file", "already exists and was not written by this run"),
+        ("a file in its place", "already exists and was not written by this run"),
         ("another job's release", "holds another job's release"),
     ],
 )

@@ -262,7 +262,8 @@ def quantile(values: Floats, weights: Floats, tau: float = 0.5) -> float:
     Parameters
     ----------
     values
-        float64 array of shape (n,).
+        float64 array of shape (n,). For a column on the whole line, the centres of its cells on the line: the transform
+        is monotone, so this is log(q / (1-q)) of the quantile q of the transformed cells.
     weights
         float64 array of that shape; negative ones are allowed, since the objective grows to both sides while their sum is
         positive: then the global minimum is taken.

@@ -176,7 +176,7 @@ def call_cli(*arguments: str | Path, terminal: bool = False) -> subprocess.Compl
     """Run the command line in this process, its stderr a terminal or not: `run_cli` for all that does not depend on the process."""
     words, out, err = ["dpdask", *map(str, arguments)], io.StringIO(), Terminal() if terminal else io.StringIO()
     code: object = None
-    with mock.patch.object(sys, "argv", words), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with mock.patch.object(sys, "argv", words), mock.patch.dict(os.environ), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main()
         except SystemExit as exit_:

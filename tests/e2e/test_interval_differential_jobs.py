@@ -210,6 +210,12 @@ def test_a_killed_run_is_charged_once_and_draws_the_same(
     path = charged(tmp_path, source, url)
     assert drivers.run("run", path, point=point)[0] == -signal.SIGKILL
     assert kinds(url) == {"opened": [], "committed": ["intend", "commit"]}.get(point, ["intend"])
+    if point in ("uncommitted", "committed"):  # released, and the key is gone
+        before = digests(tmp_path / "out")
+        assert run_here(path).status == "already released"
+        assert digests(tmp_path / "out") == before
+        assert kinds(url) == ["intend", "commit"]
+        return
     key = RunKey((hidden(tmp_path / "out") / "run.key").read_bytes())
     run_here(path)
     assert kinds(url) == ["intend", "commit"]

@@ -18,7 +18,7 @@ from e2e.helpers import call_cli, charging_entries, hidden, load, run_here, writ
 from pyarrow import parquet as pq
 
 import dpdask
-from dpdask.engine import scan, write
+from dpdask.engine import scan, shuffle
 from dpdask.engine.account import Account, open_ledger
 from dpdask.errors import BudgetError, DataError, InternalError, OutputError, SpecError, TemporaryError
 from dpdask.io import fragments
@@ -325,7 +325,7 @@ def test_a_budget_that_cannot_pay_is_refused_before_a_row_is_read(tmp_path: Path
     def read(*_: Any, **__: Any) -> Any:
         raise AssertionError("a row was read")
 
-    for owner, name in ((fragments.parquet, "read_batches"), (scan, "Chooser"), (write, "Chooser")):
+    for owner, name in ((fragments.parquet, "read_batches"), (scan, "Chooser"), (shuffle, "Chooser")):
         monkeypatch.setattr(owner, name, read)
     for reference in (HISTOGRAM, HOLDOUT):
         with pytest.raises(BudgetError):

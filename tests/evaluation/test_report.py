@@ -18,12 +18,12 @@ import yaml
 from e2e.helpers import call_cli, error_line, run_here, write_job
 from scipy import stats
 
-from dpdask.codec import ValueCodec, codec_for, tell_bounds
+from dpdask.codec import ValueCodec, codec_for
 from dpdask.errors import SpecError
 from dpdask.evaluation.comparison import compare_sides
 from dpdask.evaluation.samples import Side, code_sides, sample_rows
 from dpdask.evaluation.similarity import contingency_similarity, correlation_similarity, cut_ranges, ks_complement, tv_complement
-from dpdask.mechanisms.card import tell_numbers
+from dpdask.mechanisms.card import tell_bounds, tell_numbers
 from dpdask.schema import Schema
 
 EVIL = "<script>alert(1)</script>"
