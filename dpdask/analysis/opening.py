@@ -31,7 +31,8 @@ def open(  # noqa: A001 - `dpdask.open`, as `Image.open`
     card
         The name of the release's card in the folder `_dpdask`, such as `release-00001.json`, if there are several releases.
     storage
-        How its store is opened, as the `storage` of a job; the environment decides if not given.
+        How its store is opened, as the `storage` of a job; the environment decides if not given. The options hold for all later
+        calls in this process that use the same bucket.
 
     Raises
     ------
