@@ -24,7 +24,8 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 from numpy.typing import NDArray
 
-from dpdask.errors import DataError, InputError
+from dpdask.errors import DataError
+from dpdask.io.faults import report_change
 from dpdask.io.storage import Folder
 
 _SEALS = "seals"
@@ -96,7 +97,7 @@ class Seal:
             If it held something else before.
         """
         if not _same(secrets, fragment_id, self.digest()):
-            raise make_change_error(where)
+            raise report_change(where)
 
 
 def _list_parts(array: pa.Array, start: int) -> dict[str, NDArray[np.uint8]]:
@@ -133,11 +134,6 @@ def _list_parts(array: pa.Array, start: int) -> dict[str, NDArray[np.uint8]]:
 def _view(buffer: pa.Buffer | None, dtype: type[np.generic]) -> NDArray[Any]:
     """Return the content of an array's buffer; an array without a value may have none."""
     return np.zeros(0, dtype=dtype) if buffer is None else np.frombuffer(buffer, dtype=dtype)
-
-
-def make_change_error(where: str) -> InputError:
-    """Return the error for a fragment that holds something else than before."""
-    return InputError("this file changed since the run began", where, "restore it and run again, or `dpdask abort` the run")
 
 
 def check_part(seal: bytes, secrets: Folder, fragment_id: str) -> None:

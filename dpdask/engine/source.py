@@ -14,9 +14,10 @@ import pyarrow as pa
 from dask._task_spec import TaskRef
 from dask.base import tokenize
 
-from dpdask.engine.seal import Seal, check_part, find_content, make_change_error
+from dpdask.engine.seal import Seal, check_part, find_content
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError, SpecError
+from dpdask.io.faults import report_change
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import read_batches
 from dpdask.schema import Column, Schema
@@ -147,7 +148,7 @@ class FilePart:
         if work.unit is not None:
             seal.check(work.secrets, self.fragment.id, self.fragment.where)
         elif seal.digest() != self.fragment.seal:
-            raise make_change_error(self.fragment.where)
+            raise report_change(self.fragment.where)
 
 
 @dataclass(frozen=True, slots=True)

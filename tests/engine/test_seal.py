@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpdask.engine.seal import Seal
+from dpdask.errors import InputError
+from dpdask.io.storage import Folder
 
 KEY = bytes(range(32))
 COLUMNS = {
@@ -66,3 +69,38 @@ def test_texts_that_run_together_names_types_and_keys_count() -> None:
     ]
     assert len(set(found)) == len(found)
     assert {len(each) for each in found} == {16}
+
+
+# ---- kept with the run
+
+
+BATCH = pa.RecordBatch.from_pydict({"a": [1.0, 2.0, None], "b": ["x", None, "y"]})
+
+
+def digest_of(key: bytes, *batches: pa.RecordBatch) -> bytes:
+    seal = Seal(["a", "b"], key)
+    for batch in batches or (BATCH,):
+        seal.add(batch)
+    return seal.digest()
+
+
+def test_who_does_not_have_the_key_cannot_test_a_guess_of_the_rows() -> None:
+    assert digest_of(bytes(32)) == digest_of(bytes(32))
+    assert digest_of(bytes(32)) != digest_of(bytes(31) + b"1")
+
+
+@pytest.mark.parametrize("changed", [{"a": [1.0, 2.5, None], "b": ["x", None, "y"]}, {"a": [1.0, 2.0, None], "b": ["x", "", "y"]}])
+def test_another_value_is_another_seal(changed: dict[str, list[object]]) -> None:
+    assert digest_of(bytes(32), pa.RecordBatch.from_pydict(changed)) != digest_of(bytes(32))
+
+
+def test_a_fragment_that_changed_is_refused(tmp_path: Path) -> None:
+    secrets = Folder(str(tmp_path))
+    for value, fits in ((1.0, True), (1.0, True), (2.0, False)):
+        seal = Seal(["a"], bytes(32))
+        seal.add(pa.RecordBatch.from_pydict({"a": [value]}))
+        if fits:
+            seal.check(secrets, "0" * 32, "sex=F/part-0.parquet, row group 0")
+        else:
+            with pytest.raises(InputError, match=r"^sex=…/part-0\.parquet, row group 0: this file changed"):
+                seal.check(secrets, "0" * 32, "sex=F/part-0.parquet, row group 0")
