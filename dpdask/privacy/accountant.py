@@ -93,7 +93,7 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
     ----------
     charges
         The charges of one dataset. A charge with an event costs as much as the event; one without is taken as
-        any (epsilon, delta)-private mechanism, and its delta is paid from the limit.
+        any (epsilon, delta)-private mechanism.
     delta_limit
         The dataset's δ.
 
@@ -104,11 +104,11 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
 
     Notes
     -----
-    Later jobs may be chosen after seeing earlier releases, so only sums and concentrated bounds hold for them. If the event
-    of the first charge costs no more than it declares, and its δ is at most half of the limit, half of the limit is set
-    aside for plain sums of the declared ε and δ, as long as the sum of δ fits into it and no event costs more than its
-    charge declares. Concentrated bounds are then taken at the other half: a run may end under either bound, depending on what was
-    released, and what the two leave uncovered adds up. A single charge needs no half for another one.
+    Later jobs may be chosen after seeing earlier releases, so only bounds hold that are a filter: a plain sum of the declared ε,
+    if the sum of δ stays within half of the limit and no event costs more than its charge declares, and a concentrated
+    bound of the events at the other half. A run may end under either bound, depending on what was released, and what the two
+    leave uncovered adds up. A single charge needs no half for another one. A concentrated bound knows no δ of charges
+    without events, so with such charges only the plain sum is left.
 
     Sums of ε and δ hold for jobs that are chosen one after the other, as long as their sums stay below fixed limits
     (Rogers, Roth, Ullman and Vadhan, Privacy odometers and filters, 2016).
@@ -119,23 +119,21 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
     if len(named) > 1:
         raise _units_differ()
     unit = named[0] if named else "row"
-    left = half = Fraction(delta_limit)
-    is_summed = bool(listed and listed[0].event) and 2 * Fraction(listed[0].delta) <= left and _is_believed(listed[0])
-    if is_summed and len(listed) > 1:
-        left = half = left / 2
+    part = Fraction(delta_limit) / min(2, max(1, len(listed)))
+    unknown = False
     for charge in listed:
         priced = list(leaves(from_dict(charge.event))) if charge.event else []
         if priced:
             atoms += priced
         else:  # without an event, only the declared numbers are known
             atoms += [LocalRelease(epsilon=charge.epsilon, unit=unit)] if charge.epsilon else []
-            left -= Fraction(charge.delta)
-    bound, counted = math.inf, _count(atoms, round_down(max(left, Fraction())))
-    if left >= 0:
-        pure = _pure(counted)
-        bound = pure if left == 0 or pure == 0 else min(pure, _bound_concentrated(counted, round_down(left)))
+            unknown |= charge.delta > 0
+    delta = round_down(part)
+    counted = _count(atoms, delta)
+    pure = _pure(counted)
+    bound = math.inf if unknown else pure if delta == 0 or pure == 0 else min(pure, _bound_concentrated(counted, delta))
     plain = round_up_sum(charge.epsilon for charge in listed)
-    if is_summed and plain < bound and sum(Fraction(charge.delta) for charge in listed) <= half and all(map(_is_believed, listed)):
+    if plain < bound and sum(Fraction(charge.delta) for charge in listed) <= part and all(map(_is_believed, listed)):
         return plain
     return bound
 

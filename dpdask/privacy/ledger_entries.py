@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from dpdask.errors import DataError, SpecError
 from dpdask.privacy.coverage import Coverage, coverage_of
 from dpdask.privacy.events import add_cost
-from dpdask.privacy.rounding import round_down, round_up, round_up_sum
+from dpdask.privacy.rounding import round_down, round_up_sum
 from dpdask.privacy.series import count_series, leave_series
 
 Kind = Literal["intend", "draw", "commit", "void", "refuse", "strict", "hold-out"]
@@ -376,7 +376,7 @@ class Book:
         floor = self.epsilon / 100
         if charge.epsilon >= floor:
             return charge
-        rest = round_up(Fraction(floor) - Fraction(charge.epsilon))
+        rest = round_down(Fraction(floor) - Fraction(charge.epsilon))  # so that the event costs no more than is declared
         return Charge(epsilon=floor, delta=charge.delta, event=add_cost(charge.event, rest))
 
     def compute_balance(self, compose: Compose, plus: Sequence[Charge] = ()) -> Balance:

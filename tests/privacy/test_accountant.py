@@ -245,23 +245,39 @@ def test_charges_are_plain_sums_as_long_as_their_deltas_fit_half_of_the_limit():
     other = charge(1.0, 6e-7, to_dict(LocalRelease(epsilon=1.0)))
     with pytest.raises(SpecError, match="cannot be added up"):
         compose([small, charge(1.0, 6e-7), other], 1e-6)
-    large = charge(0.6, 6e-7, to_dict(noise))  # half of the limit is not enough for the first: nothing is set aside for sums
+    large = charge(0.6, 6e-7, to_dict(noise))  # more than half of the limit
+    assert compose([large], 1e-6) <= 0.6
     assert compose([large, pure, pure], 1e-6) > 4.0
+
+
+def test_the_order_of_charges_changes_nothing():
+    """A run that is voided and intended again stands where it stood first."""
+    charges = [charge(0.6, 6e-7, to_dict(gaussian(56.5))), charge(1.0, 0.0, to_dict(laplace(1.0))), charge(0.2, 1e-7, to_dict(gaussian(150.0)))]
+    for delta in (5e-7, 1e-6, 2e-6):
+        assert len({compose(order, delta) for order in itertools.permutations(charges)}) == 1
+        totals = [compose(charges[:n], delta) for n in range(1, 4)]
+        assert totals == sorted(totals)
+
+
+def test_no_limit_is_too_small_to_be_halved():
+    assert compose([charge(1.0, 0.0, to_dict(laplace(1.0)))] * 2, 5e-324) == 2.0
 
 
 def test_what_plain_sums_may_leave_uncovered_is_taken_from_the_concentrated_bound():
     """A sequence of jobs may end under either bound, whichever the outputs make the shorter one, so both together have the limit's δ."""
     many = [charge(0.6, 1e-8, to_dict(gaussian(56.5)))] * 40
-    whole = [charge(0.6, 9e-7, to_dict(gaussian(56.5))), *many[1:]]
-    assert compose(many, 1e-6) == compose(whole, 5e-7)  # at half of 1e-6, and at all of 5e-7
-    assert compose(whole, 1e-6) < compose(many, 1e-6) < sum(each.epsilon for each in many)
+    one = [charge(0.6, 0.5, to_dict(gaussian(56.5, count=40)))]  # the same noise as one charge, whose declared δ leaves the concentrated bound
+    assert compose(many, 1e-6) == pytest.approx(compose(one, 5e-7), rel=1e-9)
+    assert compose(many, 1e-6) < sum(each.epsilon for each in many)
 
 
 def test_charges_without_events_are_any_mechanism_of_their_epsilon_and_delta():
     charges = [charge(0.3, 1e-7), charge(0.4, 2e-7)]
-    assert compose(charges, 1e-7) == math.inf  # the limit does not even cover their deltas
-    assert compose(charges, 4e-7) == pytest.approx(0.7, rel=1e-6)
+    assert compose(charges, 5e-7) == math.inf  # half of the limit does not cover their deltas
+    assert compose(charges, 7e-7) == pytest.approx(0.7, rel=1e-6)
     assert compose([charge(0.0, 1e-7)], 1e-6) == 0
+    known = charge(0.6, 0.0, to_dict(LocalRelease(epsilon=0.6)))
+    assert compose([known] * 9 + [charge(0.0, 6e-7)], 1e-6) == math.inf  # a concentrated bound knows no δ without an event
     assert compose([charge(0.25), charge(0.5)], 0.0) == 0.75
     spent = compose([charge(0.01)] * 1000 + [charge(1.0, 5e-7)], 1e-6)
     assert spent >= epsilon([LocalRelease(epsilon=0.01, n=1000), LocalRelease(epsilon=1.0)], 1e-6)
