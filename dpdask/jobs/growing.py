@@ -13,6 +13,7 @@ from dpdask.errors import SPENT_AGAIN, DataError, MissingError, OutputError
 from dpdask.io.fragments import InputTable
 from dpdask.io.manifest import CARD_NAME, META, Manifest
 from dpdask.io.storage import Folder
+from dpdask.jobs.charging import finish
 from dpdask.jobs.growing_folder import name_release, read_number
 from dpdask.jobs.growing_table import GrowingPublication, open_growing
 from dpdask.jobs.naming import Name
@@ -236,11 +237,9 @@ class GrowingState(RunState):
         left = self.read_unfinished()
         if left is not None and self.is_committed() and left.job == job.digest:
             self.finish()
-            self.remove_key(left.run_id)
-            job.account.commit(left.run_id)
-        elif reached is not None:
-            return
-        self.remove()
+            finish(job, self)
+        elif reached is None and (left is None or not self.is_committed()):
+            self.remove()
 
 
 def open_next(job: Job, state: GrowingState, unfinished: Progressed | None) -> JobTable:

@@ -14,12 +14,13 @@ from dpdask.engine.compute import Progress
 from dpdask.engine.fit import Fitted, carry_on, fit
 from dpdask.engine.shuffle import lay_out_rows
 from dpdask.engine.told import Told
-from dpdask.engine.work import NOISY_NAME, RELEASE_NAME, load
+from dpdask.engine.work import load
 from dpdask.engine.write import Staged, Staging, Task, list_record_tasks, write_all
-from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
+from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, TemporaryError
 from dpdask.io.fragment import Fragment
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, Manifest, list_manifests
 from dpdask.io.storage import Folder
+from dpdask.jobs.charging import charge, finish, is_undrawn, record_draw
 from dpdask.jobs.describing import make_job_card, write_documents
 from dpdask.jobs.growing import GrowingState, open_state, run_growing
 from dpdask.jobs.keys import raises_in_keys
@@ -171,11 +172,7 @@ def _find_finished(job: Job, state: RunState, release: str) -> Outcome | None:
     if state.is_left_by(release):
         with suppress(InputError, OutputError):  # of another version, or its key is elsewhere: the release stands all the same
             state.read()
-            left = state.read_unfinished()
-            if left is not None and left.job == job.digest:
-                state.remove_key(left.run_id)
-                job.account.commit(left.run_id)
-            state.remove(None if left is None else left.run_id)
+            finish(job, state)
     return Outcome(status="already released", output=job.output_url, manifest=manifest, release=release)
 
 
@@ -212,7 +209,7 @@ def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
         return  # the state belongs to another run; or the release is published, and only the ledger's commit is missing
     if not state.holds_run():
         return  # another driver has taken the run over
-    drawn = not _nothing_drawn(state, job)
+    drawn = not is_undrawn(job, state)
     settlement = settle(error, drawn=drawn, strict=job.account.is_strict)
     if settlement == "keep" or (settlement == "void" and isinstance(error, TemporaryError) and state.has_counts()):
         return
@@ -224,59 +221,14 @@ def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
     state.remove(None if reached is None else reached.run_id)
 
 
-def _nothing_drawn(state: RunState, job: Job) -> bool:
-    """Return whether this job's run holds no noise yet, so that nothing is lost with it, and nobody can have seen any."""
-    reached = state.read()
-    if reached is None:
-        return True
-    drawn = any(state.secrets(reached.run_id).exists(name) for name in (NOISY_NAME, RELEASE_NAME))
-    return reached.stage == "opened" and reached.job == job.digest and not drawn
-
-
-def _charge(job: Job, state: RunState, reached: Progressed) -> None:
-    """Charge the run.
-
-    Raises
-    ------
-    InputError
-        If noise was already drawn and the ledger is not the same as before; the noise is kept until the ledger is restored.
-    OutputError
-        If the run has already drawn its noise: its folder is an old copy, and resuming from it would draw it a second time.
-    """
-    try:
-        entry = job.account.intend(reached.run_id, reached.sample)
-    except SpecError as error:
-        if _nothing_drawn(state, job):
-            raise
-        raise InputError(error.what, error.where, "restore the ledger and run again, or `dpdask abort` the run") from None
-    if entry is None or entry.kind == "intend":
-        return
-    if reached.stage == "opened" or entry.release not in ("", reached.release_sha256):
-        raise _copy_error(job)
-
-
-def _copy_error(job: Job) -> OutputError:
-    what = "this run has already drawn its noise; its hidden folder is an old copy, and resuming from it would draw new noise without a new charge"
-    return OutputError(what, job.file.output.path, "`dpdask abort` it; a new run is charged again")
-
-
-def _record_draw(job: Job, reached: Progressed) -> None:
-    """Tell the ledger which noise was drawn, before anything of it is released.
-
-    Raises
-    ------
-    OutputError
-        If the run drew other noise before, in another copy of its folder.
-    """
-    try:
-        job.account.record_draw(reached.run_id, reached.release_sha256)
-    except SpecError:
-        raise _copy_error(job) from None
-
-
 def _advance(job: Job, state: RunState, opened: JobTable, name: Name, progress: Progress | None) -> Outcome:
     table = opened.table
-    reached = state.read()
+    reached, left = state.read(), state.read_unfinished()
+    if left is not None and state.is_committed():  # a release that the ledger does not know, of an earlier input or of another job
+        if left.job != job.digest:
+            raise OutputError("a run of another job has released here, and has not ended", job.file.output.path, "run that job again first")
+        finish(job, state)
+        reached = None
     if reached is not None and reached.job == job.digest and job.account.was_refused(reached.run_id):
         state.remove()  # as the driver that refused its rows was about to do
         reached = None
@@ -300,11 +252,11 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
     strict = job.account.is_strict
     if reached.stage == "opened":
         if strict:
-            _charge(job, state, reached)  # rows are read from here on, and a refusal costs as much as a release
+            charge(job, state, reached)  # rows are read from here on, and a refusal costs as much as a release
         reached = _fit(job, state, opened, reached, progress)
     else:
-        _charge(job, state, reached)  # already charged, unless the job got its ledger, or another one, since then
-    _record_draw(job, reached)
+        charge(job, state, reached)  # already charged, unless the job got its ledger, or another one, since then
+    record_draw(job, reached)
     staged = _write(job, opened, reached.fitted, state.staging(reached.run_id), progress)
     with step("publishing"):
         release = load(opened.work.secrets, reached.release_sha256, opened.mechanism.release_type)
@@ -338,15 +290,15 @@ def _fit(job: Job, state: RunState, opened: JobTable, reached: Progressed, progr
     """Bring a run over its barrier: charged before any noise, and recorded once the fitted release is written."""
     mechanism, work = opened.mechanism, opened.work.with_keys()
 
-    def charge() -> None:  # from here on the run stays charged, unless nobody saw anything of it
-        _charge(job, state, reached)
+    def charge_run() -> None:  # from here on the run stays charged, unless nobody saw anything of it
+        charge(job, state, reached)
 
     kept = state.find_fitted() if isinstance(state, GrowingState) else None
     if kept is not None:
-        fitted = carry_on(opened.source, work, kept, charge, progress)
+        fitted = carry_on(opened.source, work, kept, charge_run, progress)
     else:
         insecure = job.file.insecure_seed is not None
-        fitted, _ = fit(mechanism, opened.source, work, charge, public=opened.public_table(), insecure=insecure, progress=progress)
+        fitted, _ = fit(mechanism, opened.source, work, charge_run, public=opened.public_table(), insecure=insecure, progress=progress)
     reached = reached.with_fitted(fitted)
     state.write(reached)
     return reached

@@ -386,10 +386,10 @@ class RunState:
             self.keys.remove("")
             self.folder.remove(HOLDOUT_NAME)
         elif run_id is not None:
-            place = str((self._records.read() or {}).get("key"))
-            if place != self.keys.place:
+            record = self._records.read() or {}  # none if another driver has just ended the run
+            if record.get("run_id") == run_id and record["key"] != self.keys.place:
                 hint = "abort it there, or name the job: `dpdask abort --job JOB`"
-                raise SpecError(f"the key of this run is {say_place(place)}", self.output.url, hint)
+                raise SpecError(f"the key of this run is {say_place(str(record['key']))}", self.output.url, hint)
             self.keys.remove(run_id)
             withdraw_key(run_id)  # a driver that was killed may have left it with the cluster
 

@@ -376,8 +376,8 @@ class Book:
         floor = self.epsilon / 100
         if charge.epsilon >= floor:
             return charge
-        rest = round_down(Fraction(floor) - Fraction(charge.epsilon))  # so that the event costs no more than is declared
-        return Charge(epsilon=floor, delta=charge.delta, event=add_cost(charge.event, rest))
+        rest = round_down(Fraction(floor) - Fraction(charge.epsilon) - 4 * Fraction(math.ulp(floor)))  # the event costs no more than is declared
+        return Charge(epsilon=floor, delta=charge.delta, event=add_cost(charge.event, rest) if rest > 0.0 else charge.event)
 
     def compute_balance(self, compose: Compose, plus: Sequence[Charge] = ()) -> Balance:
         """Return the spent and the remaining budget.

@@ -331,6 +331,10 @@ def test_files_of_text_grow_too(tmp_path: Path) -> None:
         assert run_here(made).manifest.n_rows == N
     os.utime(source / "0.csv", (1, 1))  # only touched
     assert run_here(made).status == "nothing new"
+    for name in ("no-rows", "none-either"):  # files of a header alone are alike, and hold no row twice
+        (source / f"{name}.csv").write_text('"day","user","r"\n')
+    pa_csv.write_csv(pa.table({"day": np.full(N, 3), "user": np.arange(N), "r": np.arange(N) % 5 + 1}), source / "3.csv")
+    assert run_here(made).manifest.n_rows == N
     shutil.copy(source / "0.csv", source / "9.csv")
     with pytest.raises(InputError, match=r"is a copy of 0\.csv"):
         run_here(made)

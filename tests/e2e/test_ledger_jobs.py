@@ -19,7 +19,7 @@ from pyarrow import parquet as pq
 from dpdask.engine import fit
 from dpdask.engine.account import Account, open_ledger
 from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, NOISY_NAME, RELEASE_NAME
-from dpdask.errors import BudgetError, DataError, InputError, SpecError, TemporaryError
+from dpdask.errors import BudgetError, DataError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.manifest import DOCUMENTS, MANIFEST_NAME, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs import run
@@ -412,3 +412,29 @@ def test_no_key_waits_beside_a_release_for_the_ledger(
     assert kinds(url) == ["intend", "commit"]
     assert not hidden(out).exists()
     assert digests(out) == before
+
+
+def test_a_release_that_the_ledger_does_not_know_is_committed_by_the_next_run(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of the next run of a job that appends are others, so it does not find the release as its own."""
+    open_ledger(url).init("appended", 100.0)
+    source, out = lake(tmp_path / "in", [150], schema=RATINGS_SCHEMA), tmp_path / "lake" / "out"
+    options = {"output__format": "delta", "output__mode": "append", "ledger": {"url": url, "dataset": "appended"}}
+    made, other = (written(tmp_path / name, source, out, url, **options, privacy__epsilon=epsilon) for name, epsilon in (("one", 4.0), ("two", 2.0)))
+
+    def fail(*_: object) -> None:
+        raise TemporaryError("the ledger is busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Account, "commit", fail)
+        with pytest.raises(TemporaryError, match="busy"):
+            run_here(made)
+    with pytest.raises(OutputError, match="a run of another job has released here, and has not ended"):
+        run_here(other)
+    more = lake(tmp_path / "more", [90], schema=RATINGS_SCHEMA)
+    shutil.copy(next(more.glob("*.parquet")), source / "more.parquet")
+    assert run_here(made).status == "released"
+    entries = charging_entries(url, "appended")
+    assert [entry.kind for entry in entries] == ["intend", "commit"] * 2
+    assert len({entry.run_id for entry in entries}) == 2
+    assert run_here(other).status == "released"
+    assert open_ledger(url).read_balance("appended").epsilon_spent == 10.0

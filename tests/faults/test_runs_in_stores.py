@@ -427,3 +427,21 @@ def test_a_driver_removes_its_own_run_alone(store: Store, drivers: Drivers, sour
     assert len(kept(keys)) == 1
     assert run_here(job).status == "released"
     check_released(store.folder, quiet, keys)
+
+
+def test_a_driver_whose_release_another_one_has_ended_ends_well(store: Store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second driver finds the release before the first one has removed its key, and removes the records."""
+    place = make_ledger(tmp_path)
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
+    publish, ended = state.RunState.publish, []
+
+    def publish_and_wait(self: state.RunState, *given: Any) -> None:
+        publish(self, *given)
+        if not ended:
+            ended.append("")
+            ended[0] = run_here(job).status
+
+    monkeypatch.setattr(state.RunState, "publish", publish_and_wait)
+    assert (run_here(job).status, ended) == ("released", ["already released"])
+    assert [entry.kind for entry in charging_entries(**place)] == ["intend", "commit"]
+    assert store.folder.sibling(".", ".dpdask").names() == []

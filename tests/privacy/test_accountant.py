@@ -20,6 +20,7 @@ from dpdask.privacy import accountant
 from dpdask.privacy.accountant import compose, epsilon, scale_events
 from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, to_dict
 from dpdask.privacy.ledger import Charge, Compose
+from dpdask.privacy.ledger_entries import Book
 
 DELTA = 2.0**-30
 
@@ -257,6 +258,20 @@ def test_the_order_of_charges_changes_nothing():
         assert len({compose(order, delta) for order in itertools.permutations(charges)}) == 1
         totals = [compose(charges[:n], delta) for n in range(1, 4)]
         assert totals == sorted(totals)
+
+
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+def test_what_a_refusal_costs_covers_its_event(adjacency: Any) -> None:
+    """Otherwise one charged refusal would end the plain sums of its dataset."""
+    rng = np.random.default_rng(6)
+    for _ in range(50):
+        cost, limit = rng.uniform(1e-4, 0.01), rng.uniform(1.1, 9.0)
+        event = Composed(events=(laplace(1.0 / cost, adjacency=adjacency),), unit="row")
+        exact = epsilon([event], 0.0)
+        book = Book(name="people", epsilon=limit, delta=0.0, created="", head="", entries=())
+        priced = book.price_refusal(charge(exact, 0.0, to_dict(event)))
+        assert priced.epsilon == limit / 100
+        assert accountant._is_believed(priced)
 
 
 def test_no_limit_is_too_small_to_be_halved():
