@@ -30,6 +30,7 @@ from dpdask.io.storage import Folder
 
 _SEALS = "seals"
 _SEAL_BYTES = 16
+_SLICE = 2**30  # bytes at once: OpenSSL counts them in a C int
 
 
 class Seal:
@@ -62,7 +63,8 @@ class Seal:
             plain = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
             self._types[name] = str(plain.type)
             for part, data in _list_parts(plain, self._n_rows).items():
-                self._tag(name, part).authenticate_additional_data(data)
+                for start in range(0, len(data), _SLICE):
+                    self._tag(name, part).authenticate_additional_data(data[start : start + _SLICE])
         self._n_rows += batch.num_rows
 
     def _tag(self, name: str, part: str) -> Any:

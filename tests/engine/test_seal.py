@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime as dt
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpdask.engine import seal as engine_seal
 from dpdask.engine.seal import Seal
 from dpdask.errors import InputError
 from dpdask.io.storage import Folder
@@ -45,6 +47,25 @@ def seal(rows: pa.RecordBatch, ends: list[int], columns: list[str] | None = None
 @given(st.lists(st.integers(0, 100), max_size=5))
 def test_the_digest_does_not_depend_on_batches(ends: list[int]) -> None:
     assert seal(ROWS, sorted(ends)) == seal(ROWS, [])
+
+
+def test_large_columns_are_taken_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenSSL takes less than 2 GiB at once."""
+    whole, tag = seal(ROWS, []), Seal._tag
+    lengths: list[int] = []
+
+    class Watched:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def authenticate_additional_data(self, data: Any) -> None:
+            lengths.append(len(data))
+            self.inner.authenticate_additional_data(data)
+
+    monkeypatch.setattr(Seal, "_tag", lambda *given: Watched(tag(*given)))
+    monkeypatch.setattr(engine_seal, "_SLICE", 48)
+    assert seal(ROWS, []) == whole
+    assert max(lengths) == 48
 
 
 @pytest.mark.parametrize("name", [name for name in COLUMNS if name != "nothing"])
