@@ -91,7 +91,7 @@ def declare_dtypes(meta: pd.DataFrame, schema: Schema, *, lazy: bool) -> Schema:
     ------
     DataError
         If a column is not declared; if the index is neither row numbers nor declared, or its role is not keep; if the values of a kept
-        column cannot be told from those of other rows.
+        column cannot be told from those of other rows; if a private column is of a type that cannot be written again.
     """
     index: list[Any] = list(meta.index.names)
     if len(index) > 1 or not (lazy and index == [None] and pd.api.types.is_integer_dtype(meta.index.dtype)):
@@ -102,7 +102,19 @@ def declare_dtypes(meta: pd.DataFrame, schema: Schema, *, lazy: bool) -> Schema:
         raise DataError("the index is published with the rows, and its role is not keep", f"index {index[0]!r}", "reset_index(drop=True)")
     for name in schema.kept:
         check_kept_dtype(name, (meta.index if name in named else meta[name]).dtype)
+    for name in schema.privatised:
+        _check_private_dtype(name, meta[name].dtype)
     return Schema(columns={name: column for name, column in schema.columns.items() if name not in named}) if named else schema
+
+
+def _check_private_dtype(name: str, dtype: Any) -> None:
+    """Check that a column's noisy values can have its dtype: Arrow takes no rows of its views."""
+    if isinstance(dtype, pd.ArrowDtype):
+        arrow = dtype.pyarrow_dtype
+        values = arrow.value_type if pa.types.is_dictionary(arrow) else arrow
+        if pa.types.is_string_view(values):
+            mend = f"make plain texts of it before `fit`, by frame[{name!r}] = frame[{name!r}].to_list()"  # astype refuses views too
+            raise DataError(f"no released rows can be made of the type {arrow}", f"column {name!r}", mend)
 
 
 def check_objects(frame: Frame, types: pa.Schema, schema: Schema) -> None:
