@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from pathlib import PurePath
 from typing import Any, ClassVar, Protocol, TypeAlias
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from dask._task_spec import TaskRef
@@ -25,6 +27,8 @@ from dpdask.streams import stream, words
 
 _SEAL_ID, _SEAL_WORDS = "seal", 4
 _CONTAINERS = (pd.api.extensions.ExtensionArray, pd.Index, pd.Series, pd.DataFrame, pa.Array, pa.ChunkedArray, pa.Scalar, pa.RecordBatch, pa.Table)
+_COLLECTIONS = (list, tuple, dict, set, frozenset, np.ndarray)
+_MAX_DEPTH = 8  # of collections in cells
 
 Frame: TypeAlias = Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
 
@@ -203,6 +207,8 @@ class FramePart:
             for name in work.public:
                 if name in rows.columns:  # a public table may lack it
                     check_cells(name, rows[name])
+            if rows.index.name is not None:
+                check_cells(str(rows.index.name), rows.index)
         batch = make_batch(rows, work.sealed, work.types)
         if released or work.unit is not None:
             check_part(seal_part(rows, batch, work, self.id), work.secrets, self.id)
@@ -293,7 +299,7 @@ def check_index(index: pd.Index, names: Sequence[Any]) -> None:
 
 
 def check_cells(name: str, column: pd.Series | pd.Index) -> None:
-    """Check that the cells of a kept column of objects are no containers of pandas or Arrow, which may hold a whole column's categories.
+    """Check that the cells of a kept column of objects neither are nor hold containers of pandas or Arrow, which may hold a whole column's categories.
 
     Parameters
     ----------
@@ -305,11 +311,30 @@ def check_cells(name: str, column: pd.Series | pd.Index) -> None:
     Raises
     ------
     DataError
-        If one is.
+        If one is or holds one, or is nested too deeply to tell.
     """
-    if column.dtype == object and any(issubclass(each, _CONTAINERS) for each in set(map(type, column.to_numpy()))):
-        what = "its cells are containers of pandas or Arrow, which may hold values of rows that are not released"
+    values = column.dtype.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
+    if values.dtype == object and _hold_containers(values.to_numpy(), _MAX_DEPTH):
+        what = "its cells are or hold containers of pandas or Arrow, or are nested too deeply, which may hold values of rows that are not released"
         raise DataError(what, f"column {name!r}", "make them lists, or drop it")
+
+
+def _hold_containers(cells: Iterable[Any], depth: int) -> bool:
+    """Return whether a value is one, or holds one inside Python's own collections; also if they are nested more than `depth` deep."""
+    cells = list(cells)
+    types = set(map(type, cells))
+    if any(issubclass(each, _CONTAINERS) for each in types):
+        return True
+    nested = tuple(each for each in types if issubclass(each, _COLLECTIONS))
+    if not nested:
+        return False
+    return depth == 0 or _hold_containers(chain.from_iterable(_open(cell) for cell in cells if isinstance(cell, nested)), depth - 1)
+
+
+def _open(cell: Any) -> Iterable[Any]:
+    if isinstance(cell, np.ndarray):
+        return cell.ravel().tolist() if cell.dtype.hasobject else ()
+    return chain(cell.keys(), cell.values()) if isinstance(cell, dict) else cell  # type: ignore[no-any-return]
 
 
 def name_part(batch: str, number: int) -> str:
