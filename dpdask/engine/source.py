@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain
 from pathlib import PurePath
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 from dask._task_spec import TaskRef
 from dask.base import tokenize
 
+from dpdask.engine.cells import TooDeep, find_cell_types
 from dpdask.engine.seal import Seal, check_part, find_content
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError, SpecError
@@ -26,9 +25,11 @@ from dpdask.schema import Column, Schema
 from dpdask.streams import stream, words
 
 _SEAL_ID, _SEAL_WORDS = "seal", 4
-_CONTAINERS = (pd.api.extensions.ExtensionArray, pd.Index, pd.Series, pd.DataFrame, pa.Array, pa.ChunkedArray, pa.Scalar, pa.RecordBatch, pa.Table)
-_COLLECTIONS = (list, tuple, dict, set, frozenset, np.ndarray)
-_MAX_DEPTH = 8  # of collections in cells
+_CONTAINERS = (
+    *(pd.api.extensions.ExtensionArray, pd.Index, pd.Series, pd.DataFrame),
+    *(pa.Array, pa.ChunkedArray, pa.Scalar, pa.RecordBatch, pa.Table),
+    TooDeep,  # to tell
+)
 
 Frame: TypeAlias = Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
 
@@ -314,27 +315,9 @@ def check_cells(name: str, column: pd.Series | pd.Index) -> None:
         If one is or holds one, or is nested too deeply to tell.
     """
     values = column.dtype.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
-    if values.dtype == object and _hold_containers(values.to_numpy(), _MAX_DEPTH):
+    if values.dtype == object and any(issubclass(each, _CONTAINERS) for each in find_cell_types(values.to_numpy())):
         what = "its cells are or hold containers of pandas or Arrow, or are nested too deeply, which may hold values of rows that are not released"
         raise DataError(what, f"column {name!r}", "make them lists, or drop it")
-
-
-def _hold_containers(cells: Iterable[Any], depth: int) -> bool:
-    """Return whether a value is one, or holds one inside Python's own collections; also if they are nested more than `depth` deep."""
-    cells = list(cells)
-    types = set(map(type, cells))
-    if any(issubclass(each, _CONTAINERS) for each in types):
-        return True
-    nested = tuple(each for each in types if issubclass(each, _COLLECTIONS))
-    if not nested:
-        return False
-    return depth == 0 or _hold_containers(chain.from_iterable(_open(cell) for cell in cells if isinstance(cell, nested)), depth - 1)
-
-
-def _open(cell: Any) -> Iterable[Any]:
-    if isinstance(cell, np.ndarray):
-        return cell.ravel().tolist() if cell.dtype.hasobject else ()
-    return chain(cell.keys(), cell.values()) if isinstance(cell, dict) else cell  # type: ignore[no-any-return]
 
 
 def name_part(batch: str, number: int) -> str:

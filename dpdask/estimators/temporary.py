@@ -1,4 +1,7 @@
-"""Private folders for run keys: removed when Python ends. A process that is killed cannot: this user's next fit removes its temporary ones."""
+"""Private folders for run keys: removed when Python ends. A process that is killed cannot: this user's next fit removes its temporary ones.
+
+The next fit finds them only under the same host name and in the same folder of temporary files.
+"""
 
 from __future__ import annotations
 
