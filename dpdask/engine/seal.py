@@ -27,10 +27,10 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 from numpy.typing import NDArray
 
-from dpdask.engine.cells import find_cell_types
 from dpdask.errors import DataError
 from dpdask.io.faults import report_change
 from dpdask.io.storage import Folder
+from dpdask.objects import find_cell_types
 
 _SEALS = "seals"
 _SEAL_BYTES = 16

@@ -14,13 +14,13 @@ import pyarrow as pa
 from dask._task_spec import TaskRef
 from dask.base import tokenize
 
-from dpdask.engine.cells import TooDeep, find_cell_types
 from dpdask.engine.seal import Seal, check_part, find_content
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError, SpecError
 from dpdask.io.faults import report_change
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import read_batches
+from dpdask.objects import TooDeep, find_cell_types
 from dpdask.schema import Column, Schema
 from dpdask.streams import stream, words
 
@@ -300,7 +300,7 @@ def check_index(index: pd.Index, names: Sequence[Any]) -> None:
 
 
 def check_cells(name: str, column: pd.Series | pd.Index) -> None:
-    """Check that the cells of a kept column of objects neither are nor hold containers of pandas or Arrow, which may hold a whole column's categories.
+    """Check that the cells of a kept column of objects neither are nor hold containers of pandas or Arrow, which may hold all categories.
 
     Parameters
     ----------
@@ -395,12 +395,19 @@ def _arrow_type(column: pd.Series) -> pa.DataType:
 
 
 def _find_object_type(column: pd.Series, declared: Column | None) -> pa.DataType:
-    """Return the Arrow type of a column of Python objects: dates, as pandas makes them of `date32`, truth values beside nulls, or texts."""
+    """Return the Arrow type of a column of Python objects: dates, as pandas makes them of `date32`, truth values beside nulls, or texts.
+
+    Where every row is null, what is declared decides; it may be numbers then.
+    """
     known = column.notna().to_numpy()
     if known.any():
         example: Any = column.iloc[int(known.argmax())]
     else:
-        example = next(iter((declared and (declared.levels or declared.bounds or declared.atoms)) or ()), None)
+        values = () if declared is None else declared.levels or declared.bounds or declared.atoms or ()
+        example = next(iter(values), None)
+        types = set(map(type, values))
+        if types and types <= {int, float}:
+            return pa.int64() if declared is not None and declared.levels and types == {int} else pa.float64()
     return pa.date32() if type(example) is dt.date else pa.bool_() if isinstance(example, bool) else pa.string()
 
 

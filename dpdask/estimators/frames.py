@@ -155,7 +155,8 @@ def _describe_objects(frame: Frame, name: str, *, dated: bool) -> tuple[str, str
     if not found:
         return ("dates are declared, and it holds texts", dates) if dated else ("", "")
     mend = "pandas.to_datetime" if issubclass(found[0], dt.datetime) else "astype, such as to 'Int64' or 'decimal128(10, 2)[pyarrow]'"
-    return f"it holds Python objects, such as a {found[0].__name__}", mend
+    name = found[0].__name__
+    return f"it holds Python objects, such as {'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}", mend
 
 
 def declare_counted(meta: pd.DataFrame, schema: Schema) -> Schema:

@@ -167,7 +167,9 @@ class Thing:
     """Its repr is its address."""
 
 
-@pytest.mark.parametrize("make", [lambda: frozenset({"a", "b"}), lambda: {"a"}, Thing, lambda: [Thing()], lambda: (1, frozenset({"a"})), lambda: {"a": 1}])
+@pytest.mark.parametrize(
+    "make", [lambda: frozenset({"a", "b"}), lambda: {"a"}, Thing, lambda: [Thing()], lambda: (1, frozenset({"a"})), lambda: {"a": 1}]
+)
 def test_what_may_look_changed_in_another_process_is_not_sealed(make: Any) -> None:
     assert find_content(pd.Series([make() for _ in range(3)], dtype=object)) is None
     assert find_content(pd.Series([1, "a", make()], dtype=object)) is None

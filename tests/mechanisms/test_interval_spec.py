@@ -210,7 +210,7 @@ def test_columns_of_one_design_are_measured_once(monkeypatch: pytest.MonkeyPatch
     interval_card._hold.cache_clear()
     own = {"design": "case1", "anchors": {"name": "norm", "loc": 3.25}, "reference": {"name": "norm"}}
     designs = {"a": own, "b": own, "c": own, "d": {**own, "reference": {"name": "norm", "scale": 1.5}}}
-    made = bound(designs, schema=dict.fromkeys(designs, {"role": "privatise", "kind": "continuous"}))
+    made = bound(designs, schema={name: {"role": "privatise", "kind": "continuous"} for name in designs})
     columns = columns_of(made, pa.schema([(name, pa.float64()) for name in designs]))
     assert made.cautions(columns, None) == ()
     assert len(made.expectations(columns)) == 4

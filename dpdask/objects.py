@@ -39,4 +39,4 @@ def find_cell_types(cells: Iterable[Any], depth: int = _MAX_DEPTH) -> set[type]:
 def _open(cell: Any) -> Iterable[Any]:
     if isinstance(cell, np.ndarray):
         return cell.ravel().tolist() if cell.dtype.hasobject else ()
-    return chain(cell.keys(), cell.values()) if isinstance(cell, dict) else cell  # type: ignore[no-any-return]
+    return chain(cell.keys(), cell.values()) if isinstance(cell, dict) else cell
