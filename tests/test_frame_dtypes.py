@@ -168,6 +168,7 @@ CONVERT = r"; convert it before `fit`, by astype\(\{'x': 'date32\[pyarrow\]'\}\)
     [
         ([str(date) for date in DATES], TEXTS + CONVERT),
         ([pd.Timestamp(date) for date in DATES], "holds Python objects, such as a Timestamp; convert it before `fit`, by pandas.to_datetime"),
+        ([None, *range(1, N)], "holds Python objects, such as an int; convert"),
         ([Decimal(1)] * N, "holds Python objects, such as a Decimal; convert it before `fit`, by astype, such as to 'Int64'"),
         (
             [*DATES[1:], dt.datetime(2000, 1, 1, 12, tzinfo=dt.UTC)],
@@ -176,7 +177,7 @@ CONVERT = r"; convert it before `fit`, by astype\(\{'x': 'date32\[pyarrow\]'\}\)
         ([*DATES[1:], 12_345], "a partition's values do not fit the frame's dtypes"),  # nor taken for days
         ([*DATES[1:], "planted-secret"], "a partition's values do not fit the frame's dtypes"),
     ],
-    ids=["texts", "times", "decimals", "a time among dates", "a number among dates", "a text among dates"],
+    ids=["texts", "times", "whole numbers", "decimals", "a time among dates", "a number among dates", "a text among dates"],
 )
 def test_objects_that_are_no_dates_are_refused(values: list[Any], message: str) -> None:
     with pytest.raises(dpdask.DataError, match=message) as caught:
@@ -195,3 +196,39 @@ def test_dask_is_told_how_to_keep_dates() -> None:
     for frame in (dd.from_pandas(table, npartitions=2).astype({"x": "date32[pyarrow]"}), dd.from_pandas(table.astype({"x": "date32[pyarrow]"}))):
         with made.fit(frame) as release:
             assert str(release.transform(frame).compute()["x"].dtype) == "date32[day][pyarrow]"
+
+
+@pytest.mark.parametrize(
+    ("column", "types"),
+    [
+        ({"kind": "discrete", "levels": [0, 1]}, {int, type(None)}),
+        ({"kind": "categorical", "levels": [1, 2]}, {int, type(None)}),
+        ({"kind": "discrete", "levels": [0, 0.5]}, {float}),
+        ({"kind": "continuous", "bounds": [0, 7]}, {float}),
+        ({"kind": "categorical", "levels": ["a", "b"]}, {str, float}),
+    ],
+    ids=["whole", "codes", "fractions", "bounds", "texts"],
+)
+def test_a_column_of_nulls_alone_has_the_type_that_is_declared(column: dict[str, Any], types: set[type]) -> None:
+    """pandas knows no type of it; texts were assumed, and the error advised to put the declared numbers in quotes."""
+    table = objects([None] * N)
+    with dip({**column, **NULLABLE}).fit(table) as release:
+        released = release.transform(table)
+    assert known_as(released) == known_as(table)
+    assert set(map(type, released["x"])) <= types
+    assert set(released["x"].dropna()) <= set(column.get("levels", released["x"].dropna()))
+
+
+def test_a_private_column_of_views_is_refused_before_it_is_counted() -> None:
+    """Arrow takes no rows of a view, which came out where the rows were transformed, after ε was spent. Dask holds no views."""
+    column = {"kind": "categorical", "levels": ["a", "b"]}
+    view = pd.Series(pd.arrays.ArrowExtensionArray(pa.array(["a", "b"] * 200, pa.string_view())))
+    table, made = pd.DataFrame({"x": view, "kept": 0}), dip(column)
+    refused = r"^column 'x': no released rows can be made of the type string_view; make plain texts .* by frame\['x'\] = frame\['x'\]\.to_list\(\)$"
+    for each in (made.fit, made.plan):
+        with pytest.raises(dpdask.DataError, match=refused):
+            each(table)
+    assert len(dpdask.GaussianCopula(declare(column), epsilon=8.0, bins=4).fit(table[["x"]]).sample(100)) == 100
+    table["x"] = table["x"].to_list()
+    with made.fit(table) as release:
+        assert known_as(release.transform(table)) == known_as(table)

@@ -166,12 +166,20 @@ def test_categories_of_rows_that_are_not_released_do_not_come_along(bounded: boo
     assert plain.dtypes.astype(str).to_dict() == lazy.dtypes.astype(str).to_dict() == released.dtypes.astype(str).to_dict()
 
 
+OBJECTS: dict[str, Any] = {
+    "objects": lambda cell: cell,
+    "in lists": lambda cell: [cell],
+    "in dicts": lambda cell: {"name": cell},
+    "in arrays": lambda cell: ([0], np.array([None, cell], dtype=object)),
+}
+
+
 def nested(kind: str) -> Any:
     """A kept column whose cells hold dictionaries or the like of everybody's names."""
     names = [f"{PLANTED}-{number:04d}" for number in range(600)]
     ends, words = pa.array(range(601), pa.int32()), pa.array(names).dictionary_encode()
-    if kind == "objects":
-        return pd.Series([pd.Categorical([name], categories=names) for name in names], dtype=object)
+    if kind in OBJECTS:
+        return pd.Series([OBJECTS[kind](pd.Categorical([name], categories=names)) for name in names], dtype=object)
     found: Any = {
         "list": lambda: pa.ListArray.from_arrays(ends, words),
         "fixed": lambda: pa.FixedSizeListArray.from_arrays(words, 1),
@@ -184,21 +192,42 @@ def nested(kind: str) -> Any:
     return pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([found])))
 
 
-@pytest.mark.parametrize("kind", ["list", "fixed", "struct", "map", "deep", "view", "runs", "objects"])
+@pytest.mark.parametrize("kind", ["list", "fixed", "struct", "map", "deep", "view", "runs", *OBJECTS])
 def test_kept_values_that_hold_those_of_other_rows_are_refused(kind: str, tmp_path: Path) -> None:
     table = rows().assign(name=nested(kind))
-    table = table.head(100).copy() if kind == "objects" else table  # each cell holds all names, and a graph all cells
+    table = table.head(100).copy() if kind in OBJECTS else table  # each cell holds all names, and a graph all cells
     made = dip(dpdask.Holdout(fraction=0.5), name=KEPT)
     with pytest.raises(dpdask.DataError, match=r"column 'name': its (values|cells) .* which may hold values of rows that are not released") as caught:
         made.fit(table, secrets=str(tmp_path))
     assert PLANTED not in str(caught.value)
     assert list(tmp_path.rglob("*.npz")) == []  # nothing was fitted
 
-    meta = rows(0).assign(name=pd.Series(dtype=object if kind == "objects" else pd.ArrowDtype(pa.list_(pa.string()))))
+    meta = rows(0).assign(name=pd.Series(dtype=object if kind in OBJECTS else pd.ArrowDtype(pa.list_(pa.string()))))
     with dask.config.set({"dataframe.convert-string": False}):
         lazy = dd.from_map(lambda _: table, [0], meta=meta)
     with dask.config.set(scheduler="synchronous"), pytest.raises(dpdask.DataError, match="which may hold values of rows that are not released"):
         dip(KNOWN, name=KEPT).fit(lazy).transform(lazy).compute()
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_an_index_whose_values_hold_those_of_other_rows_is_refused(kind: str) -> None:
+    table = rows().head(100).set_axis(pd.Index(nested(kind).head(100), dtype=object))
+    with pytest.raises(dpdask.DataError, match=r"column 'name': its cells .* which may hold values of rows that are not released"):
+        lazily_kept(table.rename_axis("name"))
+
+
+def lazily_kept(frame: Any) -> Any:
+    return dip(KNOWN, name=KEPT).fit(frame).transform(frame)
+
+
+def test_kept_cells_of_plain_collections_are_released() -> None:
+    cells = [[number, ("a", {"b": {number}})] for number in range(600)]
+    assert lazily_kept(rows().assign(name=pd.Series(cells, dtype=object)))["name"].tolist() == cells
+    cell: Any = 0
+    for _ in range(20):
+        cell = [cell]
+    with pytest.raises(dpdask.DataError, match="nested too deeply"):
+        lazily_kept(rows().assign(name=pd.Series([cell] * 600, dtype=object)))
 
 
 def arrow(kind: str) -> pd.Series:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,6 +113,27 @@ def test_only_this_user_s_own_folders_of_this_machine_are_removed(place: Path) -
     others[1].chmod(0o700)
     close_secrets(open_secrets(None))
     assert set(place.iterdir()) == {others[0], others[2], link}
+
+
+def test_a_folder_whose_group_is_inherited_is_removed_too(place: Path) -> None:
+    left = place / f"{temporary._PREFIX}left"
+    left.mkdir()
+    left.chmod(0o2700)
+    close_secrets(open_secrets(None))
+    assert list(place.iterdir()) == []
+
+
+def test_the_lock_of_a_folder_that_somebody_removed_is_let_go(place: Path) -> None:
+    before = n_open()
+    first = open_secrets(None)
+    [home] = place.iterdir()
+    shutil.rmtree(home)
+    second = open_secrets(None)
+    assert n_open() == before + 1
+    close_secrets(second)
+    close_secrets(first)
+    assert n_open() == before
+    assert list(place.iterdir()) == []
 
 
 def test_many_releases_need_one_lock_and_the_last_one_frees_it(place: Path) -> None:

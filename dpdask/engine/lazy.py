@@ -78,7 +78,7 @@ def _series(array: pa.Array, dtype: Any, index: pd.Index) -> pd.Series:
     """Return an Arrow array as a column of a dtype, every value exactly: nullable dtypes take no way round by floats."""
     if hasattr(dtype, "__from_arrow__"):
         return pd.Series(dtype.__from_arrow__(array), index=index)
-    column: pd.Series = array.to_pandas().set_axis(index).astype(dtype)
+    column: pd.Series = array.to_pandas(integer_object_nulls=pd.api.types.is_object_dtype(dtype)).set_axis(index).astype(dtype)
     return column
 
 

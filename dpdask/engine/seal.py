@@ -12,9 +12,12 @@ run key, since several passes, or whoever computes a frame, read them.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable
+from decimal import Decimal
 from hashlib import blake2b
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
@@ -27,9 +30,16 @@ from numpy.typing import NDArray
 from dpdask.errors import DataError
 from dpdask.io.faults import report_change
 from dpdask.io.storage import Folder
+from dpdask.objects import find_cell_types
 
 _SEALS = "seals"
 _SEAL_BYTES = 16
+_SLICE = 2**30  # bytes at once: OpenSSL counts them in a C int
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_map)
+_STABLE = (  # types of Python whose values are written and hashed alike in every process
+    *(str, bytes, int, float, complex, Decimal, np.generic, type(None), type(pd.NA), dt.date, dt.time, dt.timedelta, UUID),
+    *(pd.Period, pd.Interval, list, tuple, np.ndarray),
+)
 
 
 class Seal:
@@ -62,7 +72,8 @@ class Seal:
             plain = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
             self._types[name] = str(plain.type)
             for part, data in _list_parts(plain, self._n_rows).items():
-                self._tag(name, part).authenticate_additional_data(data)
+                for start in range(0, len(data), _SLICE):
+                    self._tag(name, part).authenticate_additional_data(data[start : start + _SLICE])
         self._n_rows += batch.num_rows
 
     def _tag(self, name: str, part: str) -> Any:
@@ -110,6 +121,8 @@ def _list_parts(array: pa.Array, start: int) -> dict[str, NDArray[np.uint8]]:
     start
         The number of the first row in the fragment.
     """
+    if pa.types.is_nested(array.type):
+        return _list_nested(array, "")
     parts = {}
     if array.null_count:
         rows = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) + start
@@ -128,6 +141,25 @@ def _list_parts(array: pa.Array, start: int) -> dict[str, NDArray[np.uint8]]:
     if len(array):
         ends = _view(buffers[1], np.int64)[array.offset : end + 1]
         parts |= {"lengths": np.diff(ends).view(np.uint8), "values": _view(buffers[2], np.uint8)[ends[0] : ends[-1]]}
+    return parts
+
+
+def _list_nested(array: pa.Array, place: str) -> dict[str, NDArray[np.uint8]]:
+    """Return the bytes of lists, structs and maps, and of what they hold: of each level, which values are no nulls, and how long lists are."""
+    parts = {f"{place}known": array.is_valid().cast(pa.uint8()).to_numpy()}
+    if pa.types.is_struct(array.type):
+        children = array.flatten()
+    elif any(is_one(array.type) for is_one in _LISTS):
+        array = array.drop_null() if array.null_count else array
+        if not pa.types.is_fixed_size_list(array.type):
+            ends = array.offsets.to_numpy().astype(np.int64)
+            parts[f"{place}lengths"] = np.diff(ends).view(np.uint8)
+        children = [each[ends[0] : ends[-1]] for each in (array.keys, array.items)] if pa.types.is_map(array.type) else [array.flatten()]
+    else:
+        known = array.drop_null() if array.null_count else array
+        return parts | {place + name: data for name, data in _list_parts(known, 0).items()}
+    for number, child in enumerate(children):
+        parts |= _list_nested(child, f"{place}{number}.")
     return parts
 
 
@@ -169,22 +201,39 @@ def find_content(column: pd.Series | pd.Index) -> pa.Array | None:
 
     Returns
     -------
-    An array of plain values; None for lists and the like, which have no hash.
+    An array without dictionaries and Arrow's extension types. None for Python's dictionaries, sets, and objects of other classes than those of
+    plain values: they may look changed in another process though they are the same, or have no hash.
     """
+    if isinstance(column.dtype, pd.CategoricalDtype):  # by its values: the same whatever the order of the categories
+        content, codes = find_content(column.array.categories), column.array.codes
+        return None if content is None else content.take(pa.array(codes, mask=codes < 0))
+    if column.dtype == object and not all(issubclass(each, _STABLE) for each in find_cell_types(column.to_numpy())):
+        return None
     try:
         array = pa.array(column, from_pandas=True)
-        array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
-        plain = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-        if pa.types.is_nested(plain):
-            return None
-        if not (pa.types.is_dictionary(plain) or isinstance(plain, pa.BaseExtensionType)):
+        array = _strip(array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array)
+        if _is_sealed(array.type):
             return array
     except (pa.ArrowException, OverflowError, TypeError, ValueError):  # objects of several types
         pass
     try:
-        return pa.array(pd.util.hash_array(np.asarray(column, dtype=object)))
-    except (TypeError, ValueError):
+        return pa.array(pd.util.hash_array(column.to_numpy() if isinstance(column.dtype, np.dtype) else column.array))
+    except (pa.ArrowException, NotImplementedError, TypeError, ValueError):
         return None
+
+
+def _strip(array: pa.Array) -> pa.Array:
+    """Return an array as the one that an extension type lies in, or as the values of a dictionary."""
+    if isinstance(array.type, pa.BaseExtensionType):
+        return _strip(array.storage)
+    return _strip(array.dictionary).take(array.indices) if pa.types.is_dictionary(array.type) else array
+
+
+def _is_sealed(type_: pa.DataType) -> bool:
+    """Return whether a seal takes values of a type: plain ones, and lists, structs and maps of such."""
+    if any(is_one(type_) for is_one in (*_LISTS, pa.types.is_struct)):
+        return all(_is_sealed(type_.field(number).type) for number in range(type_.num_fields))
+    return not (pa.types.is_nested(type_) or pa.types.is_dictionary(type_) or isinstance(type_, pa.BaseExtensionType))
 
 
 def _same(secrets: Folder, fragment_id: str, digest: bytes) -> bool:

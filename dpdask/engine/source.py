@@ -20,11 +20,16 @@ from dpdask.errors import DataError, SpecError
 from dpdask.io.faults import report_change
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import read_batches
+from dpdask.objects import TooDeep, find_cell_types
 from dpdask.schema import Column, Schema
 from dpdask.streams import stream, words
 
 _SEAL_ID, _SEAL_WORDS = "seal", 4
-_CONTAINERS = (pd.api.extensions.ExtensionArray, pd.Index, pd.Series, pd.DataFrame, pa.Array, pa.ChunkedArray, pa.Scalar, pa.RecordBatch, pa.Table)
+_CONTAINERS = (
+    *(pd.api.extensions.ExtensionArray, pd.Index, pd.Series, pd.DataFrame),
+    *(pa.Array, pa.ChunkedArray, pa.Scalar, pa.RecordBatch, pa.Table),
+    TooDeep,  # to tell
+)
 
 Frame: TypeAlias = Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
 
@@ -203,6 +208,8 @@ class FramePart:
             for name in work.public:
                 if name in rows.columns:  # a public table may lack it
                     check_cells(name, rows[name])
+            if rows.index.name is not None:
+                check_cells(str(rows.index.name), rows.index)
         batch = make_batch(rows, work.sealed, work.types)
         if released or work.unit is not None:
             check_part(seal_part(rows, batch, work, self.id), work.secrets, self.id)
@@ -293,7 +300,7 @@ def check_index(index: pd.Index, names: Sequence[Any]) -> None:
 
 
 def check_cells(name: str, column: pd.Series | pd.Index) -> None:
-    """Check that the cells of a kept column of objects are no containers of pandas or Arrow, which may hold a whole column's categories.
+    """Check that the cells of a kept column of objects neither are nor hold containers of pandas or Arrow, which may hold all categories.
 
     Parameters
     ----------
@@ -305,10 +312,11 @@ def check_cells(name: str, column: pd.Series | pd.Index) -> None:
     Raises
     ------
     DataError
-        If one is.
+        If one is or holds one, or is nested too deeply to tell.
     """
-    if column.dtype == object and any(issubclass(each, _CONTAINERS) for each in set(map(type, column.to_numpy()))):
-        what = "its cells are containers of pandas or Arrow, which may hold values of rows that are not released"
+    values = column.dtype.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
+    if values.dtype == object and any(issubclass(each, _CONTAINERS) for each in find_cell_types(values.to_numpy())):
+        what = "its cells are or hold containers of pandas or Arrow, or are nested too deeply, which may hold values of rows that are not released"
         raise DataError(what, f"column {name!r}", "make them lists, or drop it")
 
 
@@ -387,12 +395,19 @@ def _arrow_type(column: pd.Series) -> pa.DataType:
 
 
 def _find_object_type(column: pd.Series, declared: Column | None) -> pa.DataType:
-    """Return the Arrow type of a column of Python objects: dates, as pandas makes them of `date32`, truth values beside nulls, or texts."""
+    """Return the Arrow type of a column of Python objects: dates, as pandas makes them of `date32`, truth values beside nulls, or texts.
+
+    Where every row is null, what is declared decides; it may be numbers then.
+    """
     known = column.notna().to_numpy()
     if known.any():
         example: Any = column.iloc[int(known.argmax())]
     else:
-        example = next(iter((declared and (declared.levels or declared.bounds or declared.atoms)) or ()), None)
+        values = () if declared is None else declared.levels or declared.bounds or declared.atoms or ()
+        example = next(iter(values), None)
+        types = set(map(type, values))
+        if types and types <= {int, float}:
+            return pa.int64() if declared is not None and declared.levels and types == {int} else pa.float64()
     return pa.date32() if type(example) is dt.date else pa.bool_() if isinstance(example, bool) else pa.string()
 
 

@@ -91,7 +91,7 @@ def declare_dtypes(meta: pd.DataFrame, schema: Schema, *, lazy: bool) -> Schema:
     ------
     DataError
         If a column is not declared; if the index is neither row numbers nor declared, or its role is not keep; if the values of a kept
-        column cannot be told from those of other rows.
+        column cannot be told from those of other rows; if a private column is of a type that cannot be written again.
     """
     index: list[Any] = list(meta.index.names)
     if len(index) > 1 or not (lazy and index == [None] and pd.api.types.is_integer_dtype(meta.index.dtype)):
@@ -102,7 +102,19 @@ def declare_dtypes(meta: pd.DataFrame, schema: Schema, *, lazy: bool) -> Schema:
         raise DataError("the index is published with the rows, and its role is not keep", f"index {index[0]!r}", "reset_index(drop=True)")
     for name in schema.kept:
         check_kept_dtype(name, (meta.index if name in named else meta[name]).dtype)
+    for name in schema.privatised:
+        _check_private_dtype(name, meta[name].dtype)
     return Schema(columns={name: column for name, column in schema.columns.items() if name not in named}) if named else schema
+
+
+def _check_private_dtype(name: str, dtype: Any) -> None:
+    """Check that a column's noisy values can have its dtype: Arrow takes no rows of its views."""
+    if isinstance(dtype, pd.ArrowDtype):
+        arrow = dtype.pyarrow_dtype
+        values = arrow.value_type if pa.types.is_dictionary(arrow) else arrow
+        if pa.types.is_string_view(values):
+            mend = f"make plain texts of it before `fit`, by frame[{name!r}] = frame[{name!r}].to_list()"  # astype refuses views too
+            raise DataError(f"no released rows can be made of the type {arrow}", f"column {name!r}", mend)
 
 
 def check_objects(frame: Frame, types: pa.Schema, schema: Schema) -> None:
@@ -143,7 +155,8 @@ def _describe_objects(frame: Frame, name: str, *, dated: bool) -> tuple[str, str
     if not found:
         return ("dates are declared, and it holds texts", dates) if dated else ("", "")
     mend = "pandas.to_datetime" if issubclass(found[0], dt.datetime) else "astype, such as to 'Int64' or 'decimal128(10, 2)[pyarrow]'"
-    return f"it holds Python objects, such as a {found[0].__name__}", mend
+    name = found[0].__name__
+    return f"it holds Python objects, such as {'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}", mend
 
 
 def declare_counted(meta: pd.DataFrame, schema: Schema) -> Schema:

@@ -1,4 +1,7 @@
-"""Private folders for run keys: removed when Python ends. A process that is killed cannot: this user's next fit removes its temporary ones."""
+"""Private folders for run keys: removed when Python ends. A process that is killed cannot: this user's next fit removes its temporary ones.
+
+The next fit finds them only under the same host name and in the same folder of temporary files.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ def open_secrets(secrets: str | None) -> Folder:
             place = tempfile.gettempdir()
             _sweep(place)
             home = _homes.get(place)
-            if home is None or home.process != os.getpid() or not home.path.is_dir():
+            own = home is not None and home.process == os.getpid()
+            if home is None or not own or not home.path.is_dir():
+                if home is not None and own:  # somebody removed it
+                    os.close(_homes.pop(place).descriptor)
                 home = _homes[place] = _make_home(place)
             folder = Folder(absolute_url(tempfile.mkdtemp(prefix="release-", dir=home.path)))
     else:
@@ -90,7 +96,7 @@ def _sweep(place: str) -> None:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 found = os.fstat(descriptor)
-                if found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700:
+                if found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) & 0o777 == 0o700:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path, ignore_errors=True)
             finally:

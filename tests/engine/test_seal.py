@@ -5,13 +5,17 @@ from __future__ import annotations
 import datetime as dt
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.engine.seal import Seal
+from dpdask.engine import seal as engine_seal
+from dpdask.engine.seal import Seal, find_content
 from dpdask.errors import InputError
 from dpdask.io.storage import Folder
 
@@ -47,6 +51,25 @@ def test_the_digest_does_not_depend_on_batches(ends: list[int]) -> None:
     assert seal(ROWS, sorted(ends)) == seal(ROWS, [])
 
 
+def test_large_columns_are_taken_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenSSL takes less than 2 GiB at once."""
+    whole, tag = seal(ROWS, []), Seal._tag
+    lengths: list[int] = []
+
+    class Watched:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def authenticate_additional_data(self, data: Any) -> None:
+            lengths.append(len(data))
+            self.inner.authenticate_additional_data(data)
+
+    monkeypatch.setattr(Seal, "_tag", lambda *given: Watched(tag(*given)))
+    monkeypatch.setattr(engine_seal, "_SLICE", 48)
+    assert seal(ROWS, []) == whole
+    assert max(lengths) == 48
+
+
 @pytest.mark.parametrize("name", [name for name in COLUMNS if name != "nothing"])
 def test_any_other_value_order_or_null_has_another_digest(name: str) -> None:
     array = COLUMNS[name].dictionary_decode() if name == "level" else COLUMNS[name]
@@ -69,6 +92,87 @@ def test_texts_that_run_together_names_types_and_keys_count() -> None:
     ]
     assert len(set(found)) == len(found)
     assert {len(each) for each in found} == {16}
+
+
+NESTED = {
+    "list": pa.array([[1, None], [], None, [3, 4, 5], [6]] * 20, pa.list_(pa.int16())),
+    "large list": pa.array([["a", "b"], ["ab"], None, [], ["c", None]] * 20, pa.large_list(pa.string())),
+    "fixed list": pa.array([[1.0, 2.0], [None, 3.0], None, [4.0, 5.0], [6.0, 7.0]] * 20, pa.list_(pa.float64(), 2)),
+    "struct": pa.array([{"a": 1, "b": "x"}, {"a": None, "b": "y"}, None, {"a": 3, "b": None}, {"a": 4, "b": ""}] * 20),
+    "map": pa.array([[("a", 1)], [("b", None), ("c", 2)], None, [], [("a", 3)]] * 20, pa.map_(pa.string(), pa.int64())),
+    "deep": pa.array([{"a": [[1], [2, 3]]}, {"a": [None]}, None, {"a": []}, {"a": [[], [4]]}] * 20),
+    "nothing": pa.array([[None], [], None, [None, None], []] * 20, pa.list_(pa.null())),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_lists_structs_and_maps_are_sealed_by_all_that_they_hold(name: str) -> None:
+    array = NESTED[name]
+    values = array.to_pylist()
+    assert seal(pa.record_batch([array], names=["x"]), [3, 50, 50, 77]) == seal(pa.record_batch([array], names=["x"]), [])
+    others = [[values[1], values[0], *values[2:]], [values[2], values[1], values[0], *values[3:]], [*values[:3], values[4], values[3]], values[:-1]]
+    digests = {seal(pa.record_batch([pa.array(each, array.type)], names=["x"]), []) for each in [values, *others]}
+    assert len(digests) == 5
+
+
+# ---- kept columns of frames
+
+
+def kept(values: Any) -> bytes | None:
+    content = find_content(values)
+    return None if content is None else seal(pa.record_batch([content], names=["x"]), [])
+
+
+ORDINALS = np.arange(40) * 7 % 30
+PERIODS = pd.PeriodIndex.from_ordinals(ORDINALS, freq="D")
+INTERVALS = pd.arrays.IntervalArray.from_arrays(ORDINALS, ORDINALS + 1.5)
+KEPT: dict[str, Any] = {
+    "period": PERIODS,
+    "interval": INTERVALS,
+    "categorical": pd.Categorical(ORDINALS.astype(str)),
+    "categorical periods": pd.Categorical(PERIODS),
+    "categorical intervals": pd.Categorical(INTERVALS),
+    "mixed categorical": pd.Categorical.from_codes(ORDINALS % 3, categories=pd.Index(["a", 1, dt.date(2026, 1, 1)], dtype=object)),
+    "complex": ORDINALS * 1j,
+    "sparse": pd.arrays.SparseArray(ORDINALS),
+    "mixed": pd.Series([number if number % 2 else str(number) for number in ORDINALS], dtype=object),
+    "tuples": pd.Series([(int(number), str(number)) for number in ORDINALS], dtype=object),
+    "lists": pd.Series([[int(number), 1] for number in ORDINALS], dtype=object),
+    "arrays": pd.Series([np.arange(number) for number in ORDINALS], dtype=object),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("index", [False, True], ids=["column", "index"])
+def test_another_order_of_kept_values_is_another_seal(name: str, index: bool) -> None:
+    column = pd.Series(KEPT[name])
+    first, again, other = (pd.Index(each) if index else each for each in (column, column.copy(), column.iloc[::-1].reset_index(drop=True)))
+    assert kept(first) == kept(again) != kept(other)
+
+
+def test_categories_in_another_order_are_the_same_values() -> None:
+    for name in ("categorical", "categorical periods", "mixed categorical"):
+        column = pd.Series(KEPT[name]).mask(ORDINALS == 7)
+        assert kept(column) == kept(column.cat.reorder_categories(column.cat.categories[::-1])) is not None
+        assert kept(column) != kept(pd.Series(KEPT[name]))
+
+
+def test_columns_of_periods_intervals_and_categories_take_no_python_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pd.util, "hash_array", None)  # which goes value by value
+    for name in ("period", "interval", "categorical", "categorical periods", "categorical intervals"):
+        assert kept(pd.Series(KEPT[name])) is not None
+
+
+class Thing:
+    """Its repr is its address."""
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: frozenset({"a", "b"}), lambda: {"a"}, Thing, lambda: [Thing()], lambda: (1, frozenset({"a"})), lambda: {"a": 1}]
+)
+def test_what_may_look_changed_in_another_process_is_not_sealed(make: Any) -> None:
+    assert find_content(pd.Series([make() for _ in range(3)], dtype=object)) is None
+    assert find_content(pd.Series([1, "a", make()], dtype=object)) is None
 
 
 # ---- kept with the run

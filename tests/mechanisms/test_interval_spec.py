@@ -24,7 +24,9 @@ from dpdask.engine.work import KEY_NAME, TableWork, load
 from dpdask.errors import BudgetError, DataError, SpecError
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import Card, make_card
-from dpdask.mechanisms.interval.ranges import Ranges
+from dpdask.mechanisms.interval import card as interval_card
+from dpdask.mechanisms.interval.coverage import coverage
+from dpdask.mechanisms.interval.ranges import RangeRandomiser, Ranges
 from dpdask.mechanisms.interval.release import IntervalRelease
 from dpdask.mechanisms.interval.spec import IntervalSpec, RandomRangesMechanism
 from dpdask.mechanisms.mechanism import Columns, Spending
@@ -194,6 +196,27 @@ def test_more_than_any_budget_is_refused() -> None:
 
 
 # ---- what it says
+
+
+def test_columns_of_one_design_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of many columns asks twice, and a card once more."""
+    measured: list[str] = []
+
+    def measure(mechanism: RangeRandomiser, reference: Any) -> float:
+        measured.append(mechanism.column)
+        return coverage(mechanism, reference)
+
+    monkeypatch.setattr(interval_card, "coverage", measure)
+    interval_card._hold.cache_clear()
+    own = {"design": "case1", "anchors": {"name": "norm", "loc": 3.25}, "reference": {"name": "norm"}}
+    designs = {"a": own, "b": own, "c": own, "d": {**own, "reference": {"name": "norm", "scale": 1.5}}}
+    made = bound(designs, schema={name: {"role": "privatise", "kind": "continuous"} for name in designs})
+    columns = columns_of(made, pa.schema([(name, pa.float64()) for name in designs]))
+    assert made.cautions(columns, None) == ()
+    assert len(made.expectations(columns)) == 4
+    section = made.section(made.fit(None, columns, RunKey.fresh()), columns, n_rows=None, n_released=None, order="keep")
+    assert measured == ["a", "d"]
+    assert section.columns["a"]["mean_coverage"] == section.columns["c"]["mean_coverage"] != section.columns["d"]["mean_coverage"]
 
 
 def test_a_plan_tells_how_wide_ranges_will_be() -> None:

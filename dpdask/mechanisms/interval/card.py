@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from dpdask.mechanisms.interval.design import (
     make_local_release,
 )
 from dpdask.mechanisms.interval.ranges import RangeRandomiser
-from dpdask.mechanisms.interval.release import IntervalRelease, find_ends, is_lattice, name_released, tabulate
+from dpdask.mechanisms.interval.release import IntervalRelease, find_ends, is_lattice, name_released, tabulate, write_design
 from dpdask.privacy import Budget, guarantee_text
 from dpdask.privacy.events import Composed, to_dict
 from dpdask.privacy.order import RowOrder, describe_published, order_text
@@ -207,7 +208,8 @@ def _column(name: str, release: IntervalRelease, schema: Schema, codec: Codec | 
         found |= {"epsilon": find_perturbed(release.designs)[name].epsilon, "epsilon_exact": perturbation.epsilon, "ranges_of": "perturbed values"}
     reference = find_reference(design)
     if reference is not None:
-        mean = round(coverage(mechanism, reference), 4)
+        asked = _Asked(write_design(design), release.lattice[name], name, design, reference)
+        mean = round(_hold(asked) if perturbation is None else coverage(mechanism, reference), 4)
         found |= {"reference": reference.model_dump(mode="python"), "mean_coverage": mean}
         found |= {"leakage": round(1.0 - mean, 4)} if perturbation is None else {}
     return found
@@ -245,7 +247,23 @@ def expect_held(name: str, design: Design, codec: Codec) -> float | None:
         Its codec.
     """
     reference = find_reference(design)
-    return None if reference is None else coverage(_tabulate(name, design, codec), reference)
+    return None if reference is None else _hold(_Asked(write_design(design), is_lattice(codec), name, design, reference))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the mean coverage of a column is a function of, and beside it what is not compared."""
+
+    key: str
+    lattice: bool
+    name: str = field(compare=False)
+    design: Design = field(compare=False)
+    reference: ScipyDistribution = field(compare=False)
+
+
+@lru_cache(maxsize=2048)  # of many columns with few designs, and of a plan and its run
+def _hold(asked: _Asked) -> float:
+    return coverage(_tabulate(asked.name, asked.design, asked.lattice), asked.reference)
 
 
 def expect_width(name: str, design: Design, codec: Codec) -> Width:
@@ -262,18 +280,18 @@ def expect_width(name: str, design: Design, codec: Codec) -> Width:
     (low, high), where = ends, f"column {name!r}"
     uniform = ScipyDistribution(name="uniform", loc=low, scale=high - low).freeze(where)
     even = PublicReference(distribution=uniform, lattice=is_lattice(codec), where=where)
-    lower, upper, _ = quasi_run(_tabulate(name, design, codec).step, even)
+    lower, upper, _ = quasi_run(_tabulate(name, design, is_lattice(codec)).step, even)
     widths = np.clip(upper, low, high) - np.clip(lower, low, high) + np.where(lower > upper, high - low, 0.0)
     width = float(widths.mean())
     return Width(held=held, of_bounds=width / (high - low), span=_describe_span(width, tell_numbers(codec).get("numbers")))
 
 
-def _tabulate(name: str, design: Design, codec: Codec) -> RangeRandomiser:
+def _tabulate(name: str, design: Design, lattice: bool) -> RangeRandomiser:
     """Return what makes a column's ranges, without what perturbs its values."""
     cut: Design = design
     if isinstance(design, IntervalDifferential):
         cut = design.of.model_copy(update={"reference": design.of.reference or design.reference})
-    return tabulate(name, cut, lattice=is_lattice(codec))
+    return tabulate(name, cut, lattice=lattice)
 
 
 def describe_widths(designs: Mapping[str, Design], codecs: Mapping[str, Codec]) -> tuple[str, ...]:

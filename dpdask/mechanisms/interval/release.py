@@ -375,6 +375,17 @@ def _plain(design: Design) -> dict[str, Any]:
     return design.model_dump(mode="python", exclude_none=True)
 
 
+def write_design(design: Design) -> str:
+    """Return a design as JSON: the same text for equal designs.
+
+    Parameters
+    ----------
+    design
+        As the user wrote it.
+    """
+    return json.dumps(_plain(design))
+
+
 def _level_numbers(codec: Codec) -> NDArray[np.float64]:
     """Return the levels of a column as numbers, without null; nothing of a column without levels.
 
@@ -413,7 +424,7 @@ def tabulate(column: str, design: Design, *, lattice: bool, perturbation: DipPer
     SpecError
         If the design cannot be had.
     """
-    return _tabulate(column, json.dumps(_plain(design)), lattice, perturbation)
+    return _tabulate(column, write_design(design), lattice, perturbation)
 
 
 @lru_cache(maxsize=128)
