@@ -264,7 +264,7 @@ class Window:
         self._submit()
         while self._numbers:
             future = _patiently(self._client, lambda: self._ended.get(timeout=_POLL_SECONDS))
-            if future.status in ("error", "cancelled", "lost"):  # not `pending`: its worker may have died since it was done
+            if future.status in ("error", "cancelled"):  # not `lost` or `pending`: its worker has died since it was done, and it is computed again
                 error = future.exception(timeout=_POLL_SECONDS)
                 raise error if isinstance(error, Exception) else CancelledError  # of a lost scheduler there may be none
             self._results[future.key] = self._fetch(future)
