@@ -13,20 +13,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-_MOST_NAMES = 6
 SPENT_AGAIN = "choose another output.path; removing this output and running again spends ε again"
 
 
-def quote_names(names: Sequence[str]) -> str:
-    """Return names of columns as a message lists them; of many, the first ones.
+def list_names(names: Sequence[str], most: int) -> str:
+    """Return names as a text lists them; of many, the first ones and how many more there are.
 
     Parameters
     ----------
     names
         The names.
+    most
+        How many are named.
     """
-    more = len(names) - _MOST_NAMES
-    return ", ".join(map(repr, names[:_MOST_NAMES])) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def quote_names(names: Sequence[str]) -> str:
+    """Return names of columns as a message lists them: in quotes, six at most."""
+    return list_names([repr(name) for name in names], 6)
 
 
 class DpdaskError(Exception):

@@ -169,7 +169,7 @@ class _Joined(Generic[Value]):
         return Scanned(value=value, n_released=tuple(self._n_released), seals=tuple(self._seals), changed=dict(self._changed))
 
     def _keep(self, file: EncryptedFile) -> None:
-        """Keep the results, unless they are very large, of arrays that no file can hold, or the storage fails: the pass needs them not."""
+        """Keep the results, unless they are very large, of arrays that no file can hold, or the storage fails: the pass goes on without them."""
         begin = time.monotonic()
         with suppress(TypeError, ValueError, TemporaryError):
             leaves = [leaf for level in self._fold.levels for value in level for leaf in list_leaves(value, self._template)]

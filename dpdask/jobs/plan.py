@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpdask.engine.shuffle import limit_shard_rows
-from dpdask.errors import OutputError
+from dpdask.errors import OutputError, list_names
 from dpdask.io.storage import Folder
 from dpdask.jobs.duration import COMPILING_SECONDS, expect_duration
 from dpdask.jobs.growing import plan_growing
@@ -19,7 +19,6 @@ from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
 from dpdask.mechanisms.plan_text import describe_promise, describe_seconds, describe_steps, list_noise, tell_date_bounds, warn_of_number_bounds
 
-_NAMED = 8  # columns in one line
 _CONTINUED = (
     "survey: read the new rows; check and count them",
     "write: randomise each new fragment by the fitted release that the series keeps, and stage its shards",
@@ -149,9 +148,7 @@ class Plan:
         spans = {name: f" to {low}..{high}" for name, (low, high) in self.date_bounds.items() if self.outside.get(name) == "clip"}
         lines = [f"  outside   {name}: {outside}{spans.get(name, '')}" for name, outside in self.outside.items()]
         if self.refusing:
-            more = len(self.refusing) - _NAMED
-            names = ", ".join(self.refusing[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-            lines.append(f"  outside   {names}: refuse (one such value stops the run)")
+            lines.append(f"  outside   {list_names(self.refusing, 8)}: refuse (one such value stops the run)")
         return lines
 
     def _describe_obstacle(self) -> str:

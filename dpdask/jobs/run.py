@@ -171,7 +171,7 @@ def _find_finished(job: Job, state: RunState, release: str) -> Outcome | None:
     state.publication.finish()
     if state.is_left_by(release):
         with suppress(InputError, OutputError):  # of another version, or its key is elsewhere: the release stands all the same
-            state.read()
+            state.read()  # raises one of these
             finish(job, state)
     return Outcome(status="already released", output=job.output_url, manifest=manifest, release=release)
 
@@ -226,7 +226,7 @@ def _advance(job: Job, state: RunState, opened: JobTable, name: Name, progress: 
     reached, left = state.read(), state.read_unfinished()
     if left is not None and state.is_committed():  # a release that the ledger does not know, of an earlier input or of another job
         if left.job != job.digest:
-            raise OutputError("a run of another job has released here, and has not ended", job.file.output.path, "run that job again first")
+            raise OutputError("a run of another job has published here and is not finished", job.file.output.path, "run that job again first")
         finish(job, state)
         reached = None
     if reached is not None and reached.job == job.digest and job.account.was_refused(reached.run_id):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dpdask.cells import Cells
 from dpdask.channels import calibrate, costs, laplace, optimal
 from dpdask.codec import Codec, LevelCodec
-from dpdask.errors import SpecError
+from dpdask.errors import SpecError, list_names
 from dpdask.kernels import rank as rank_kernel
 from dpdask.privacy.events import DiscreteLaplace
 from dpdask.privacy.rounding import write_digits
@@ -120,7 +120,7 @@ def warn_of_little(codecs: Mapping[str, Codec], epsilons: Mapping[str, float], c
     little = [name for name, epsilon in epsilons.items() if (kept := estimate_kept(codecs[name], epsilon, channel)) is not None and kept < LITTLE]
     if not little:
         return ()
-    what = f"A released row keeps almost nothing of {_list_names(little)} (less than {LITTLE:g} on a scale from 0 to 1)"
+    what = f"A released row keeps almost nothing of {list_names(little, 5)} (less than {LITTLE:g} on a scale from 0 to 1)"
     return (f"{what}. Privatise fewer columns, spend more ε, or release synthetic records.",)
 
 
@@ -138,7 +138,7 @@ def warn_of_noisy_references(measurements: Mapping[str, DiscreteLaplace], n_rows
     noisy = {name: share for name, share in shares.items() if share > _MUCH_NOISE}
     if not noisy:
         return ()
-    what = f"The noise of a count is {write_digits(100 * max(noisy.values()))} % of all rows in the reference of {_list_names(list(noisy))}"
+    what = f"The noise of a count is {write_digits(100 * max(noisy.values()))} % of all rows in the reference of {list_names(list(noisy), 5)}"
     return (f"{what}: the distribution will not be kept. Privatise fewer columns, spend more ε, or raise `reference.share`.",)
 
 
@@ -163,11 +163,7 @@ def describe_wide_cells(columns: Mapping[str, Cells], bins: Bins) -> tuple[str, 
     if not wide:
         return ()
     what = (
-        f"{_list_names(list(wide))}: cells are up to {write_digits(100 * max(wide.values()))} % of the bounds wide, "
+        f"{list_names(list(wide), 5)}: cells are up to {write_digits(100 * max(wide.values()))} % of the bounds wide, "
         "and values inside a cell are not told apart"
     )
     return (f"{what}; `bins: adaptive` finds cells where the rows are",)
-
-
-def _list_names(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from decimal import ROUND_DOWN, ROUND_UP, Context, Decimal
 from typing import Any
 
+from dpdask.errors import list_names
 from dpdask.mechanisms.card import Card
 from dpdask.privacy.budget import attacker_power, bound_values, percent_above
 from dpdask.privacy.order import order_text
@@ -277,7 +278,7 @@ def _use_rows(card: Card, told: Mapping[str, Any]) -> tuple[list[str], list[str]
         bad.append("How the private columns depend on each other: the noise of each row weakens it. Correlations of released columns are too small.")
     kept = [name for name, part in card.columns.items() if part.role == "kept"]
     if kept:
-        good.append(f"Joins and groups by the kept columns ({_list_names(kept)}), which are unchanged.")
+        good.append(f"Joins and groups by the kept columns ({list_names(kept, 8)}), which are unchanged.")
         bad.append(
             "Differences between groups, read off the rows as they are: the noise of each row shrinks them. "
             "dpdask's estimators correct this for columns of levels."
@@ -373,7 +374,9 @@ def _warn_of_means(card: Card) -> list[str]:
     """Return a sentence on means of columns whose counts had noise; none if no column has bounds."""
     names = list_numeric(card)
     why = "the noise of the counts hides the few rows of a tail, so the mean of a heavy tail cannot be estimated"
-    return [f"Means, if bounds are far beyond most values ({_list_names(names)}): {why}. Use quantiles, or means of clipped values."] if names else []
+    if not names:
+        return []
+    return [f"Means, if bounds are far beyond most values ({list_names(names, 8)}): {why}. Use quantiles, or means of clipped values."]
 
 
 def _describe_smallest(card: Card) -> list[str]:
@@ -393,7 +396,3 @@ def _describe_smallest(card: Card) -> list[str]:
 def _list_pairs(cliques: list[list[str]]) -> str:
     texts = [" × ".join(map(str, clique)) for clique in cliques[:20]]
     return "; ".join(texts) + (f"; and {len(cliques) - 20} more" if len(cliques) > 20 else "")
-
-
-def _list_names(names: list[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

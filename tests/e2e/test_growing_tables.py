@@ -180,7 +180,7 @@ def test_a_run_of_another_job_is_not_ended(tmp_path: Path) -> None:
     with dying("manifest-written"):
         run_here(other)
     add_day(source, 1)
-    with pytest.raises(OutputError, match="a run of another job has released here, and has not ended"):
+    with pytest.raises(OutputError, match="a run of another job has published here and is not finished"):
         run_here(made)
     run_here(other)
     assert run_here(made).manifest.n_rows == N

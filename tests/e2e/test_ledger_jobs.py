@@ -428,7 +428,7 @@ def test_a_release_that_the_ledger_does_not_know_is_committed_by_the_next_run(tm
         patch.setattr(Account, "commit", fail)
         with pytest.raises(TemporaryError, match="busy"):
             run_here(made)
-    with pytest.raises(OutputError, match="a run of another job has released here, and has not ended"):
+    with pytest.raises(OutputError, match="a run of another job has published here and is not finished"):
         run_here(other)
     more = lake(tmp_path / "more", [90], schema=RATINGS_SCHEMA)
     shutil.copy(next(more.glob("*.parquet")), source / "more.parquet")

@@ -62,6 +62,36 @@ def test_killed_at_fixed_points(points: tuple[int, ...], cluster: LocalCluster, 
     assert not hidden(tmp_path / "out").exists()
 
 
+def test_results_that_are_lost_before_the_driver_takes_them_are_computed_again(tmp_path: Path) -> None:
+    source = lake(tmp_path / "in", [400] * 10)
+    job = write_job(tmp_path / "job", source, tmp_path / "out", output__rows_per_shard=350)
+    run_here(job, output__path=tmp_path / "quiet")
+    lost: list[int] = []
+
+    def count(client: Client, status: str) -> int:
+        """Wait until tasks of writing have a status; until none is pending, if it is `finished`."""
+        until, found = time.monotonic() + 60, list[str]()
+        while time.monotonic() < until:
+            found = [state.status for key, state in dict(client.futures).items() if str(key).startswith("dpdask-write")]
+            if status in found and (status == "lost" or "pending" not in found):
+                return found.count(status)
+            time.sleep(0.001)
+        raise TimeoutError(f"{status}: {found}")
+
+    with processes(1) as alone, Client(alone) as client:
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage == "write" and 0 < done < total and not lost:
+                lost.append(0)
+                count(client, "finished")  # they wait for the driver, which has taken the first ones
+                kill_one(alone, 0)
+                lost[0] = count(client, "lost")
+
+        run_job(load(job), progress)
+    assert lost[0] > 0
+    assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
+
+
 @pytest.mark.slow
 def test_killed_in_every_stage(cluster: LocalCluster, tmp_path: Path) -> None:
     source = lake(tmp_path / "in", [100_000] * 10, row_group=10_000, schema=RATINGS_SCHEMA)

@@ -274,7 +274,7 @@ class ColumnsMechanism(DipMechanism):
     def describe_quality(self, release: DipRelease) -> str:
         """Return how much a row keeps of each column; see `Mechanism.describe_quality`."""
         kept = [f"{name} {_measure_kept(each)}" for name, each in release.columns.items()]
-        if self.reference.rows == "none":
+        if self.reference.rows == "none" or self.reference.uncovered:  # nothing was counted, or nothing protects the rows that were
             return "; ".join(kept)
         return "; ".join([*kept, *(f"{name} {said}" for name, each in release.columns.items() for said in _doubt_bounds(each))])
 
@@ -331,10 +331,10 @@ def _doubt_bounds(mechanism: ColumnMechanism) -> list[str]:
     at_end = (1.0 - float(np.interp(x[-1] - _AT_BOUND * (x[-1] - x[0]), x, c))) / values
     widest = float(np.diff(c)[np.diff(x) > 0.0].max(initial=0.0)) / values
     if at_end >= _MANY_AT_BOUND:
-        return [f"has {100 * at_end:.2g} % of its values at its upper bound or next to it: check that it is not too low"]
+        return [f"has {100 * at_end:.0f} % of its values at its upper bound or next to it: check that it is not too low"]
     if widest >= _MANY_IN_CELL:
         where = "in one cell of the reference, over which they are spread evenly"
-        return [f"has {100 * widest:.2g} % of its values {where}: check that its bounds are not too wide"]
+        return [f"has {100 * widest:.0f} % of its values {where}: check that its bounds are not too wide"]
     return []
 
 
