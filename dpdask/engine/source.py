@@ -316,7 +316,7 @@ def check_cells(name: str, column: pd.Series | pd.Index) -> None:
     """
     values = column.dtype.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
     if values.dtype == object and any(issubclass(each, _CONTAINERS) for each in find_cell_types(values.to_numpy())):
-        what = "its cells hold (or nest too deeply to tell) containers of pandas or Arrow, which may hold values of rows that are not released"
+        what = "its cells hold containers of pandas or Arrow (or are nested too deeply to tell), which may hold values of rows that are not released"
         raise DataError(what, f"column {name!r}", "make them lists, or drop it")
 
 
