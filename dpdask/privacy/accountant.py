@@ -155,7 +155,7 @@ def _units_differ() -> SpecError:
 
 
 def scale_events(events: Iterable[CentralEvent], epsilon: float, delta: float) -> tuple[CentralEvent, ...]:
-    """Return events with all their noise multiplied by the least common factor at which they cost at most `epsilon` at `delta`.
+    """Return events with all their noise multiplied by nearly the least common factor at which they cost at most `epsilon` at `delta`.
 
     Parameters
     ----------
@@ -166,8 +166,9 @@ def scale_events(events: Iterable[CentralEvent], epsilon: float, delta: float) -
 
     Returns
     -------
-    The events to draw from: the accountant's ε of these very events is at most the target, and less than a relative 1e-7
-    of noise could be saved.
+    The events to draw from: the accountant's ε of these very events is at most the target, and at a factor that is smaller by
+    less than a relative 1e-7 it is above. The computed ε does not always fall as the noise grows, so a factor that is smaller
+    still can be within the target again.
 
     Raises
     ------
@@ -201,7 +202,7 @@ def scale_events(events: Iterable[CentralEvent], epsilon: float, delta: float) -
 
 
 def _least_scale(cost: Callable[[float], float], epsilon: float, start: float, *, exact: bool) -> float:
-    """Return the least scale of 25 significant bits that costs at most ε, so to a relative 1e-7; `exact` if the start is the least.
+    """Return a scale of 25 significant bits that costs at most ε, while the next smaller one costs more; `exact` if the start is the least.
 
     Costs differ between processors in their last bits. Only scales of few bits are tried, so that all processors find the same one.
     """
