@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -90,10 +90,39 @@ def pytest_unconfigure() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out, by default, what is the same with other parameters."""
+    with_few: dict[str, list[pytest.Item]] = {}
     for item in items:
         for mark in item.iter_markers("slow_with"):
             if any(words in item.callspec.id for words in mark.args):
                 item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("few") and item.get_closest_marker("slow") is None:
+            with_few.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in with_few.values():
+        few = choose_few([item.callspec.indices for item in cases], *cases[0].get_closest_marker("few").args)
+        for number, item in enumerate(cases):
+            if number not in few:
+                item.add_marker(pytest.mark.more)
+
+
+def choose_few(cases: Sequence[Mapping[str, int]], n_cases: int | None = None) -> set[int]:
+    """Return the numbers of the cases of a test that are in the default set.
+
+    Parameters
+    ----------
+    cases
+        Which value each parameter has, by its number.
+    n_cases
+        How many cases are wanted: they are evenly spaced. If not given, there are as few as hold each value of each parameter.
+    """
+    if n_cases is not None:
+        return {number * len(cases) // n_cases for number in range(n_cases)}
+    chosen: set[int] = set()
+    missing = {value for case in cases for value in case.items()}
+    while missing:
+        best = max(range(len(cases)), key=lambda number: len(missing & cases[number].items()))
+        chosen.add(best)
+        missing -= cases[best].items()
+    return chosen
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -147,6 +147,7 @@ def test_batches_of_equal_rows_have_independent_noise(kind: str) -> None:
     assert stats.chi2_contingency(same).pvalue < 1e-9  # the test would see noise that repeats
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_records_one_by_one_are_not_a_map_from_values_to_values(kind: str) -> None:
     _, transform = any_frame(kind)

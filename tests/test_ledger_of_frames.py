@@ -70,6 +70,7 @@ def draws(monkeypatch: pytest.MonkeyPatch, place: dpdask.LedgerPlace) -> list[tu
     return seen
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", CHARGED)
 @pytest.mark.parametrize("lazy", [False, True], ids=["pandas", "dask"])
 def test_a_release_is_charged_once_before_its_noise(name: str, lazy: bool, place: dpdask.LedgerPlace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ pytest.importorskip("sklearn", reason="the regressions need the extra dpdask[inf
 
 from pipelines.papers import ding_figures, ding_life_expectancy, ding_moments, ding_regression
 
+pytestmark = pytest.mark.more
+
 CELLS = 12  # of each method of Table II
 FAR = 4.5  # standard errors; with 60 cells, one in 2,500 runs would be beyond
 

@@ -15,6 +15,8 @@ from pipelines.movielens.recommender import Table as Ratings
 from pipelines.papers.dip import common, figure5, joint, networks, summary, table1, table2, table4, table5, table6, table7, table8, table9
 from pipelines.papers.dip.common import Cell, Row, Table, published
 
+pytestmark = pytest.mark.more
+
 DATA = Path(os.environ.get("DPDASK_DATA", Path(table8.__file__).parents[3] / "data"))
 FAR = 4.5  # combined standard errors; some 60 comparisons, seeds fixed
 

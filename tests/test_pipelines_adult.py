@@ -13,6 +13,8 @@ import pytest
 from dpdask.jobs.spec import load_job
 from pipelines.adult import compare
 
+pytestmark = pytest.mark.more
+
 PIPELINES = Path(compare.__file__).parents[1]
 DATA = Path(os.environ.get("DPDASK_DATA", PIPELINES.parent / "data"))  # where the jobs look, too
 REAL = {"adult": "adult.parquet", "acs": "nist_acs_national_2019.parquet"}

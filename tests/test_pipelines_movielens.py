@@ -13,6 +13,8 @@ import pytest
 from dpdask.channels import laplace, optimal
 from pipelines.movielens import correlations, recommender
 
+pytestmark = pytest.mark.more
+
 EPSILONS = (1.0, 2.0, 3.0, 4.0)
 
 

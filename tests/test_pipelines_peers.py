@@ -12,6 +12,8 @@ import pytest
 
 from pipelines.benchmarks import peers
 
+pytestmark = pytest.mark.more
+
 LEVELS = 4
 JOB = """
 name: small-copula

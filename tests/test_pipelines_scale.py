@@ -10,6 +10,8 @@ import pytest
 
 from pipelines.benchmarks import scale
 
+pytestmark = pytest.mark.more
+
 
 def run_of(n: int, driver: float, scheduler: float) -> dict[str, Any]:
     found = {"fragments": n, "driver_ms_each": driver, "scheduler_ms_each": scheduler, "milliseconds_each": driver + scheduler}

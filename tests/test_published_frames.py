@@ -79,6 +79,7 @@ def lazily(frame: Any) -> Any:
     return dip(KNOWN).fit(frame).transform(frame)
 
 
+@pytest.mark.more
 def test_every_partition_s_own_index_is_looked_at(client: Client) -> None:
     """The empty frame that stands for a Dask frame says nothing of the partitions' indices."""
     whole = dd.from_pandas(rows(), npartitions=3)
@@ -140,6 +141,7 @@ def carried(frame: Any) -> set[int]:
     return {number for number in range(600) if f"{PLANTED}-{number:04d}".encode() in data}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", ["category", "dictionary", "index"])
 @pytest.mark.parametrize("bounded", [False, True], ids=["holdout", "unit"])
 def test_categories_of_rows_that_are_not_released_do_not_come_along(bounded: bool, dtype: str, client: Client) -> None:
@@ -192,6 +194,7 @@ def nested(kind: str) -> Any:
     return pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([found])))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["list", "fixed", "struct", "map", "deep", "view", "runs", *OBJECTS])
 def test_kept_values_that_hold_those_of_other_rows_are_refused(kind: str, tmp_path: Path) -> None:
     table = rows().assign(name=nested(kind))

@@ -79,6 +79,7 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_context_closes_the_release(name: str, tmp_path: Path) -> None:
     table = rows()

@@ -155,6 +155,7 @@ def test_columns_types_and_row_groups(tmp_path: Path, folder: Path):
     assert set(wide.schema.types) == {pa.int16()}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rows_per_file", [70_000, 131_072, 131_073, 299_999])
 def test_the_split_into_files_changes_no_row(tmp_path: Path, folder: Path, rows_per_file: int):
     summary = simulate_census(str(tmp_path / "out"), n_rows=N_ROWS, seed=1, rows_per_file=rows_per_file)

@@ -66,6 +66,7 @@ def release(tmp_path_factory: pytest.TempPathFactory, original: pd.DataFrame) ->
     return open_
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", JOBS)
 @pytest.mark.parametrize("column", ["when", "day"])
 def test_dates_go_in_and_come_out(release: Any, original: pd.DataFrame, name: str, column: str) -> None:
@@ -126,6 +127,7 @@ def test_means_of_groups_leave_nulls_out_too(release: Any, original: pd.DataFram
     assert "rows without a value are left out" in found.limits
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", JOBS)
 def test_every_question_that_is_offered_is_answered(release: Any, name: str) -> None:
     opened = release(name)

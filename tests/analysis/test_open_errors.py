@@ -256,6 +256,7 @@ def test_resamples_that_do_not_vary_give_no_standard_error() -> None:
     assert any("do not vary" in limit for limit in groups.limits)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("numbers", "unit", "bounds"),
     [

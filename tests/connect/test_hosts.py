@@ -93,6 +93,7 @@ def upload(source: Path, beside: str) -> str:
 REFUSED = "do not accept each other's certificates; let one authority sign both"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["none", "of another authority", "signed by another authority", "missing", "of another key", "in plain text"])
 def test_a_client_without_a_right_certificate_is_one_line(how: str, tls: dict[str, str], address: str, tmp_path: Path) -> None:
     other = make_certificates(tmp_path / "other")
@@ -114,6 +115,7 @@ def test_a_client_without_a_right_certificate_is_one_line(how: str, tls: dict[st
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.more
 def test_a_scheduler_that_is_silent_is_given_up_in_time(tls: dict[str, str], tmp_path: Path) -> None:
     """It takes the connection and says nothing."""
     with socket.socket() as silent, dask.config.set({"distributed.comm.timeouts.connect": "1s"}):

@@ -102,6 +102,7 @@ def share_and_die(address: str, key: bytes) -> None:
         os._exit(9)
 
 
+@pytest.mark.more
 def test_what_a_killed_driver_left_is_gone_when_another_ends_the_run(tmp_path: Path) -> None:
     key = os.urandom(32)
     with scheduler(tmp_path, prefix=PREFIX) as (_, address), running(worker_words(address), tmp_path / "worker.log", WITH_TESTS):

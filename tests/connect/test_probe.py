@@ -73,6 +73,7 @@ def other_version(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.more
 def test_a_worker_without_dpdask_and_one_with_another_version(source: Path, tmp_path: Path) -> None:
     with scheduler(tmp_path) as (_, address), ExitStack() as stack:
         stack.enter_context(running(worker_words(address), tmp_path / "worker-0.log"))
@@ -186,6 +187,7 @@ def answer_late(libraries: tuple[str, ...]) -> dict[str, str | None]:
     return find_versions(libraries)
 
 
+@pytest.mark.more
 def test_an_adaptive_cluster_keeps_a_worker_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hold = probe._held
 

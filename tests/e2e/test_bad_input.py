@@ -55,6 +55,7 @@ def check_case(case: Case, folder: Path) -> None:
         assert secret not in ended.out + ended.err
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("case", WORKING, ids=ids)
 def test_what_is_right_works_and_leaves_no_state(case: Case, tmp_path):
     ended, before, after = execute(case, tmp_path)
@@ -68,6 +69,7 @@ def test_what_is_right_works_and_leaves_no_state(case: Case, tmp_path):
         assert secret not in ended.out + ended.err
 
 
+@pytest.mark.few(73)
 @pytest.mark.parametrize("case", FAILING, ids=ids)
 def test_what_is_wrong_is_said_in_one_line_and_leaves_nothing(case: Case, tmp_path):
     ended, before, after = execute(case, tmp_path)
@@ -81,6 +83,7 @@ def test_what_is_wrong_is_said_in_one_line_and_leaves_nothing(case: Case, tmp_pa
         assert after == before
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in FROM_OUTSIDE], ids=ids)
 def test_a_process_ends_with_the_same_code_and_line(case: Case, tmp_path):
     words = case.prepare(tmp_path)

@@ -236,6 +236,7 @@ def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     return digests(base / "out")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("point", ["surveying", "surveyed", "release-written", "fitted", "shard-half-written", "some-shards", "staged"])
 def test_a_killed_run_goes_on_to_the_same_bytes(point: str, source: Path, quiet: dict[str, str], drivers: Drivers, tmp_path: Path) -> None:
     made = write_job(tmp_path / "job", source, tmp_path / "out", mechanism__reference=GROUPED)

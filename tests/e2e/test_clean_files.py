@@ -332,6 +332,7 @@ def test_a_secret_outside_the_schema_fails_the_job_and_shows_nowhere(reference, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml", "lake", "schema.yaml"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("outside", [False, True], ids=["released", "failing"])
 def test_local_workers_say_nothing_of_the_data(outside, tmp_path):
     lake(tmp_path / "lake", outside=outside)

@@ -102,6 +102,7 @@ def test_the_same_seed_gives_the_same_series(tmp_path: Path) -> None:
     assert digests(tmp_path / "a" / "out") == digests(tmp_path / "b" / "out")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("unit", "expected"), [("row", 1.0), (BY_USER, 6.0)])
 @pytest.mark.parametrize("reference", [KNOWN, HOLDOUT], ids=lambda reference: reference["kind"])
 def test_a_series_spends_once_for_a_row_and_each_time_for_a_person(
@@ -171,6 +172,7 @@ POINTS: dict[str, tuple[tuple[Any, str], bool, int]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("point", POINTS)
 def test_a_release_that_was_killed_goes_on_with_the_same_bytes_and_one_charge(point: str, tmp_path: Path, url: str, seeded_ledgers: None) -> None:
     source, out = tmp_path / "in", tmp_path / "struck" / "out"

@@ -69,6 +69,7 @@ def test_each_run_releases_the_new_files_of_the_newest_version(unit: Any, tmp_pa
     assert released(out).num_rows == sum(manifest.n_rows for manifest in manifests(out))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("point", "output"), [("opened", "parquet"), ("fitted", "delta"), ("kept", "delta"), ("uncommitted", "parquet")])
 def test_a_killed_day_goes_on_with_the_files_that_it_began_with(point: str, output: str, tmp_path: Path, url: str, seeded_ledgers: None) -> None:
     source, out = tmp_path / "in", tmp_path / "struck" / "out"
@@ -131,6 +132,7 @@ def rename_a_column(source: Path) -> None:
     commit(source, {"protocol": {**protocol, **features}}, changed)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [

@@ -200,6 +200,7 @@ BETWEEN = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("point", BETWEEN)
 def test_a_killed_run_is_charged_once(point: str, job: Path, out: Path, url: str, drivers: Drivers) -> None:
     assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL

@@ -70,6 +70,7 @@ def by_reference(server):
     return {"s3": block}, {"LAKE_KEY": found["AWS_ACCESS_KEY_ID"], "LAKE_SECRET": found["AWS_SECRET_ACCESS_KEY"], "AWS_EC2_METADATA_DISABLED": "true"}
 
 
+@pytest.mark.more
 @pytest.mark.slow_with("azurite")
 def test_every_process_looks_its_own_secrets_up(job, remote_store, caplog):
     settings = upload(job, remote_store)
@@ -92,6 +93,7 @@ def test_every_process_looks_its_own_secrets_up(job, remote_store, caplog):
     assert load(job, **settings).digest == load(job, **{**settings, "storage": "{}"}).digest
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow_with("radosgw-delta", "azurite-iceberg")
 @pytest.mark.parametrize("table", ["delta", "iceberg"])
 def test_tables_are_written_with_the_options_of_the_job(table, job, remote_store, tmp_path):
@@ -148,6 +150,7 @@ def test_reading_goes_on_when_requests_fail(job, remote_store, monkeypatch):
     assert run_here(job, **settings).status == "released"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("change", ["longer", "shorter", "footer", "removed"])
 def test_a_file_that_changed_is_noticed(job, remote_store, change):
     settings = upload(job, remote_store)

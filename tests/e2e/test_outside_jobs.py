@@ -125,6 +125,7 @@ def check_inside(frame: pd.DataFrame) -> None:
     assert frame["rare"].dropna().between(5, 10).all()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_what_is_released_lies_in_the_domain(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, MECHANISMS[name])

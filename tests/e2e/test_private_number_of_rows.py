@@ -80,6 +80,7 @@ def shown(folder: Path, ended: Ended) -> tuple[Any, ...]:
     return ended.code, out, tuple(ended.lines), names
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 3), marks=pytest.mark.slow)], ids=["a seed", "more seeds"])
 @pytest.mark.parametrize("unit", ["row", UNIT], ids=["row", "unit"])
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -108,6 +109,7 @@ def test_plans_of_neighbours_differ_by_the_number_of_rows_alone(name: str, tmp_p
     assert plans[0] == plans[1] == plans[2] == plans[3]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["copula", "rows", pytest.param("rows, every cell", marks=pytest.mark.slow)])
 def test_the_rows_released_are_noisy_and_their_law_is_nearly_that_of_the_neighbour(name: str, tmp_path: Path) -> None:
     found = {n: [_n_released(tmp_path / f"{n}-{seed}", n, name, seed) for seed in range(24)] for n in (50, 51)}
@@ -173,6 +175,7 @@ def test_a_sparse_histogram_is_never_refused_by_its_number_of_rows(tmp_path: Pat
 SCHEMA = dpdask.Schema.from_dict({"columns": COLUMNS})
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("unit", ["row", dpdask.UnitColumn(column="who", max_rows=2)], ids=["row", "unit"])
 @pytest.mark.parametrize("make", [dpdask.GaussianCopula, dpdask.PerturbedHistogram])
 def test_frames_of_few_rows_and_of_none(make: Any, unit: Any) -> None:

@@ -292,6 +292,7 @@ def recorded() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_releases_what_it_released(name: str, lakes: dict[str, Path], recorded: dict[str, Any], tmp_path: Path) -> None:
     if depends_on_pyarrow(name) and recorded["pyarrow"] != pa.__version__:
@@ -308,6 +309,7 @@ FEW_BATCHES = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FEW_BATCHES else pytest.mark.slow) for name in JOBS])
 def test_a_release_does_not_depend_on_the_batches(
     name: str, lakes: dict[str, Path], recorded: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

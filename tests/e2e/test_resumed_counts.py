@@ -42,6 +42,7 @@ def interrupt_at(place: int) -> Any:
     return interrupt
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("mechanism", "schema", "changes"), CASES)
 def test_counts_are_resumed(mechanism: dict[str, Any], schema: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:
     source = lake(tmp_path / "in", [300] * 20, row_group=300, schema=schema)
@@ -86,6 +87,7 @@ def test_counts_of_a_later_round_are_resumed(tmp_path: Path) -> None:
     assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("harm", ["cut", "changed", "of another run", "other content"])
 def test_counts_that_are_not_the_runs_own_are_counted_again(harm: str, tmp_path: Path) -> None:
     job = write_job(tmp_path, lake(tmp_path / "in", [100] * 20, row_group=100), tmp_path / "out")

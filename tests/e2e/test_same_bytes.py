@@ -70,6 +70,7 @@ def expected(lakes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     return published
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in FEW else pytest.mark.slow, id="-".join(case)) for case in CASES])
 def test_threads(case: tuple[str, str], lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
     job = load(write_job(tmp_path, lakes[case[0]], tmp_path / "out", mechanism__reference=reference(case[1], lakes)))

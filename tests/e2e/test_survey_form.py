@@ -136,6 +136,7 @@ def test_a_respondent_may_take_back_and_stop(seeded: webdriver.Chrome, tmp_path:
     assert is_shown(seeded, "ask")
 
 
+@pytest.mark.more
 def test_the_same_answers_have_the_same_questions(browser: webdriver.Chrome, tmp_path: Path) -> None:
     made = survey("float64", {**DESIGN, "tau": 0.0, "rounds": 3})
     open_form(browser, tmp_path, made)

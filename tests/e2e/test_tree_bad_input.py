@@ -86,6 +86,7 @@ CASES = (
 )
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_what_is_wrong_is_said_in_one_line_and_what_is_odd_works(case: Case, tmp_path: Path) -> None:
     check_case(case, tmp_path)

@@ -390,6 +390,7 @@ def dip(**changed: Any) -> dpdask.DIP:
     return dpdask.DIP(dpdask.Schema.from_dict({"columns": SCHEMA}), **given)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("delta", [0, DELTA], ids=["laplace", "gaussian"])
 @pytest.mark.parametrize("unit", ["row", dpdask.UnitColumn(column="user", max_rows=15)], ids=["row", "unit"])
 def test_frames(unit: Any, delta: float) -> None:

@@ -194,6 +194,7 @@ def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     return digests(base / "out")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("point", ["bounded", "surveying", "fitted", "some-shards", "staged"])
 def test_a_killed_run_goes_on_with_the_same_bounds_to_the_same_bytes(
     point: str, source: Path, quiet: dict[str, str], drivers: Drivers, tmp_path: Path

@@ -254,6 +254,7 @@ def test_workers_lost_too_often(cluster: LocalCluster) -> None:
     assert caught.value.where == "test"
 
 
+@pytest.mark.more
 def test_a_cluster_that_goes_away() -> None:
     with processes(1) as going, Client(going):
         closing = threading.Timer(1.0, going.close)
@@ -358,6 +359,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.more
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
 def test_what_a_task_frees_the_next_one_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GLIBC_TUNABLES", "LD_PRELOAD"):

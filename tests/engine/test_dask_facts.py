@@ -24,6 +24,8 @@ from dpdask.jobs import run
 from dpdask.mechanisms.dip import columns
 from dpdask.streams import RunKey, stream, words
 
+pytestmark = pytest.mark.more
+
 FRAME = pd.DataFrame({"x": np.zeros(80)})
 CALLS = {"noise": 0}
 LOCK = threading.Lock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -61,7 +62,9 @@ class Drivers:
 def serving(log: Path) -> Iterator[Drivers]:
     """Yield drivers of one server, which ends with them."""
     words = [sys.executable, "-m", "faults.driver"]
-    with subprocess.Popen(words, cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    tests = Path(__file__).parents[1]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}  # as a command may have set it in this process
+    with subprocess.Popen(words, cwd=tests, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         drivers = Drivers(server, log)
         drivers.wait_until_warm()  # or this process compiles the kernels that the server is compiling
         yield drivers

@@ -44,6 +44,7 @@ def kill_one(cluster: LocalCluster, nth: int) -> bool:
     return False
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("points", [(1, 4)], ids=["two kills"])
 def test_killed_at_fixed_points(points: tuple[int, ...], cluster: LocalCluster, tmp_path: Path) -> None:
     source = lake(tmp_path / "in", [400] * 10)

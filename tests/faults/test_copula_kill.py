@@ -95,6 +95,7 @@ def alone(out: Path) -> bool:
     return [path.name for path in out.parent.iterdir()] == [out.name]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kind", "point"), cases(BEFORE_COMMIT))
 def test_killed_before_the_commit(kind: str, point: str, drivers: Drivers, source: Path, quiet: Any, url: str, tmp_path: Path, out: Path) -> None:
     job = written(tmp_path, source, kind, ledger={"url": url, "dataset": "people"}, insecure_seed=SEED)

@@ -106,6 +106,7 @@ def test_drivers_race_for_a_day(drivers: Drivers, tmp_path: Path, url: str) -> N
     assert spent(url) == 1.0
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("output", ["parquet", pytest.param("delta", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("ledger", "n_days"),

@@ -41,6 +41,7 @@ def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [shard.sha256 for shard in run_here(write_job(base, source, base / "out", mechanism=MECHANISM)).manifest.shards]
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("seeded_ledgers")
 @pytest.mark.parametrize(
     ("fault", "name", "format_"), [pytest.param(*cell, id="-".join(cell), marks=() if cell in SMALL else pytest.mark.slow) for cell in CELLS]

@@ -149,6 +149,7 @@ def test_drivers_race_for_one_output(races: int, name: str, open_store: OpenStor
             assert Folder(url).sibling(".", ".dpdask").names() == []
 
 
+@pytest.mark.more
 def test_a_driver_at_work_is_not_disturbed(
     store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +194,7 @@ def test_a_driver_that_was_taken_over_stops_and_changes_nothing(
     check_released(store.folder, quiet, keys)
 
 
+@pytest.mark.more
 def test_with_a_ledger_any_machine_goes_on(store: Store, drivers: Drivers, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = make_ledger(tmp_path)
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
@@ -210,6 +212,7 @@ def test_with_a_ledger_any_machine_goes_on(store: Store, drivers: Drivers, sourc
     assert open_ledger(place["url"]).verify("ratings")
 
 
+@pytest.mark.more
 def test_abort_needs_the_ledger_that_keeps_the_key(store: Store, drivers: Drivers, source: Path, tmp_path: Path) -> None:
     place = make_ledger(tmp_path)
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
@@ -225,6 +228,7 @@ def test_abort_needs_the_ledger_that_keeps_the_key(store: Store, drivers: Driver
     assert store.folder.names() == []
 
 
+@pytest.mark.more
 def test_without_a_ledger_the_run_goes_on_where_its_key_is(
     store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +256,7 @@ def test_abort(point: str, store: Store, drivers: Drivers, source: Path, keys: P
     assert abort(store.folder.url) is False
 
 
+@pytest.mark.more
 def test_a_run_of_another_version_is_left_alone(
     store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +326,7 @@ def test_a_driver_that_wakes_up_publishes_nothing(
         assert set(store.folder.names()) >= {shard.name for shard in manifest.shards}
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("short_lease")
 def test_a_driver_that_comes_late_leaves_the_key_of_another(
     store: Store, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -354,6 +360,7 @@ def test_a_driver_that_comes_late_leaves_the_key_of_another(
     check_released(store.folder, quiet, keys)
 
 
+@pytest.mark.more
 def test_to_abort_with_a_wrong_ledger_makes_none(store: Store, drivers: Drivers, source: Path, tmp_path: Path) -> None:
     place = make_ledger(tmp_path)
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
@@ -364,6 +371,7 @@ def test_to_abort_with_a_wrong_ledger_makes_none(store: Store, drivers: Drivers,
     assert abort_job(load(job)) is True
 
 
+@pytest.mark.more
 def test_a_store_that_refuses_for_a_moment_is_not_one_without_a_run(
     store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +395,7 @@ def test_a_store_that_refuses_for_a_moment_is_not_one_without_a_run(
     check_released(store.folder, quiet, keys)
 
 
+@pytest.mark.more
 @pytest.mark.slow_with("fff")
 @pytest.mark.parametrize("run_id", ["../../../victim", "", "f" * 31])
 def test_a_record_that_names_no_run_harms_nothing(run_id: str, store: Store, source: Path, keys: Path, tmp_path: Path) -> None:
@@ -405,6 +414,7 @@ def test_a_record_that_names_no_run_harms_nothing(run_id: str, store: Store, sou
     assert run_here(job).status == "released"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("harm", ["another format", "no JSON"])
 def test_a_run_whose_records_cannot_be_read_is_aborted(harm: str, store: Store, drivers: Drivers, source: Path, keys: Path, tmp_path: Path) -> None:
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
@@ -418,6 +428,7 @@ def test_a_run_whose_records_cannot_be_read_is_aborted(harm: str, store: Store, 
     assert hidden.names() == []
 
 
+@pytest.mark.more
 def test_a_driver_removes_its_own_run_alone(store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path) -> None:
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     drivers.run("run", job, point="all-shards", environment=environment(store, tmp_path))
@@ -429,6 +440,7 @@ def test_a_driver_removes_its_own_run_alone(store: Store, drivers: Drivers, sour
     check_released(store.folder, quiet, keys)
 
 
+@pytest.mark.more
 def test_a_driver_whose_release_another_one_has_ended_ends_well(store: Store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second driver finds the release before the first one has removed its key, and removes the records."""
     place = make_ledger(tmp_path)

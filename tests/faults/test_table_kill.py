@@ -62,6 +62,7 @@ def check_released(folder: Folder, quiet: list[str]) -> None:
     assert not folder.sibling(".", ".dpdask").exists()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("point", "store"),
     [pytest.param(*case, id="-".join(case), marks=() if case in FEW else pytest.mark.slow) for case in CASES],

@@ -64,6 +64,7 @@ FEW = [("row", point) for point in ("counted", "drawn", "noise-kept", "release-w
 FEW += [("unit", "bounded"), ("unit", "some-shards")]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kind", "point"), [pytest.param(*each, id="-".join(each), marks=() if each in FEW else pytest.mark.slow) for each in POINTS]
 )

@@ -202,6 +202,7 @@ def test_intervals_of_distributions_and_means_cover_as_they_promise(n: int, low:
     assert low < of_mean < high
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("n", "low", "high"), [(60, 0.82, 1.0), pytest.param(600, 0.92, 0.98, marks=pytest.mark.slow)])
 def test_intervals_of_groups_and_slopes_cover_as_they_promise(n: int, low: float, high: float) -> None:
     rng = np.random.default_rng(5)

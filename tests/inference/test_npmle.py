@@ -247,6 +247,7 @@ def test_a_grid_is_of_quantiles_where_they_are_fine_enough():
     assert np.array_equal(count_ranges(lower, upper, bounds=(0.0, 2.0)).knots, grid_of_ranges(lower, upper, 300)[1:-1])
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("mechanism", [one_anchor, two_anchors, ring])
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), None])
 def test_a_grid_is_fine_where_the_mass_is(mechanism, bounds):

@@ -133,6 +133,7 @@ def test_a_slope_is_divided_by_the_spread_less_a_twelfth() -> None:
     assert least_squares(sample)[1] == pytest.approx(common / (spread - 4 * 1.5**2 / 12), rel=1e-12)
 
 
+@pytest.mark.more
 def test_standard_errors_are_those_of_the_corrected_slopes(table: pd.DataFrame) -> None:
     given, few = table[["x", "y"]].head(3000), {"epsilon": 1.0, "threshold": "none"}
     draws = [released(given, seed=seed, **few) for seed in range(80)]

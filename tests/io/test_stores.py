@@ -57,6 +57,7 @@ def _race(folder):
         assert folder.read(f"race-{race}") == f"thread {won.index(True)}".encode()
 
 
+@pytest.mark.more
 def test_of_threads_that_race_one_wins(store):
     store.folder.create()
     _race(store.folder)
@@ -112,6 +113,7 @@ def test_files_come_and_go(store):
         folder.read("a")
 
 
+@pytest.mark.more
 @pytest.mark.slow_with("azurite")
 def test_a_large_shard_is_written_once_and_by_one_request(store):
     """Above 100 MiB s3fs writes in parts, and an S3 gateway checks no condition when these are put together; Azure's parts of two writers mix."""
@@ -158,6 +160,7 @@ def test_an_answer_that_is_lost_is_read_back(remote_store, impatient):
     assert remote_store.folder.names() == ["a", "b", "c"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", ["refused", 429, 500, 503])
 def test_what_a_busy_store_refuses_is_asked_again(remote_store, impatient, fault):
     def fail() -> None:

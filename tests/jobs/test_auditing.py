@@ -45,6 +45,7 @@ def job(folder: Path, source: Path, **changed: Any) -> Path:
     return write_job(folder / "job", source, folder / "out", **{"schema": SCHEMA, **changed})
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("channel", CHANNELS)
 @pytest.mark.parametrize("reference", [HOLDOUT, KNOWN_HERE, HISTOGRAM], ids=lambda reference: reference["kind"])
 def test_every_channel_is_sound_before_a_run(channel: str, reference: dict[str, Any], source: Path, tmp_path: Path) -> None:

@@ -487,6 +487,7 @@ def test_a_release_of_an_older_version_is_found_under_its_own_name(source: Path,
     assert list((out / "_dpdask").glob("names-*"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("has_ledger", [False, True])
 def test_the_key_of_names_in_a_store_is_where_run_keys_are(
     has_ledger: bool, source: Path, tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch

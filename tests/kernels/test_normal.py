@@ -66,6 +66,7 @@ def exact(h, k, r):
 SOME = [-0.999999, -0.926, -0.31, 0.0, 0.76, 0.926, 0.999999]  # a quadrature of 20 digits is slow
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("r", [pytest.param(r, marks=() if r in SOME else pytest.mark.slow) for r in CORRELATIONS])
 def test_the_orthant_agrees_with_quadrature(r):
     for h, k in PAIRS:

@@ -89,6 +89,7 @@ def test_a_cell_is_solved_or_at_its_bound(wanted, found, theta, strength):
     assert side(min(d + 1e-6, 2.0)) >= -1e-9 or d == 2.0
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("strength", [1e-4, 0.01, 10.0])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_weights_are_those_of_plain_numpy(strength, dtype):

@@ -218,6 +218,7 @@ def refused(name: str, data: bytes) -> None:
             load(folder, keep(folder, RELEASE_NAME, data), cls)
 
 
+@pytest.mark.few(5)
 @every
 def test_it_comes_back_and_the_same_content_has_the_same_bytes(name: str) -> None:
     whole = made(name)

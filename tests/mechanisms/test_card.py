@@ -85,6 +85,7 @@ def small(**changed: Any) -> Card:
     return make_card(Section(**parts | changed), name="test", insecure=False)
 
 
+@pytest.mark.few(3)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", CARDS)
 def test_every_mechanisms_card_is_of_the_one_format(name: str) -> None:

@@ -164,6 +164,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("rows", SMALL, ids=lambda rows: "x".join(map(str, rows.shape)))
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 3.0])
 def test_no_released_row_tells_more_of_a_row_than_epsilon(rows: np.ndarray, epsilon: float) -> None:

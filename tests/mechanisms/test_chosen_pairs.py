@@ -68,6 +68,7 @@ def mechanism(n: int = 14, budget: Budget | None = None, **given: Any) -> Copula
 # ---- what is spent
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("adjacency", "sensitivity"), [("add-remove", 1.0), ("replace-one", math.sqrt(2))])
 @pytest.mark.parametrize("rows", [1, 7])
 def test_the_second_look_is_an_event_of_its_own_and_everything_together_costs_epsilon(adjacency: Any, sensitivity: float, rows: int) -> None:

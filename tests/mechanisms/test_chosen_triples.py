@@ -126,6 +126,7 @@ def test_the_scores_price_is_rounded_up(adjacency: Any, step: int, rows: int, n:
 # ---- shares
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 @pytest.mark.parametrize("rows", [1, 7])
 def test_scores_take_a_twentieth_and_triples_three_twentieths_of_what_is_spent(adjacency: Any, rows: int) -> None:
@@ -291,6 +292,7 @@ def test_a_run_that_is_killed_between_its_three_rounds_draws_nothing_again(kept:
 # ---- what came out badly once
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 @pytest.mark.parametrize("total", [0.3, 1.0, 10.0])
 @pytest.mark.parametrize(("n", "n_triples"), [(12, 12), (30, 0), (50, 50)])

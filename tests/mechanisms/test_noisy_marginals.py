@@ -159,6 +159,7 @@ def resized(event: dict[str, Any], factor: float) -> dict[str, Any]:
     return {**event, key: event[key] * factor}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("delta", [0, 1e-6], ids=["laplace", "gaussian"])
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
 def test_every_cell_has_the_noise_that_its_event_says_and_neither_changes_alone(delta, secure, monkeypatch):
@@ -233,6 +234,7 @@ def removed(rows: Rows, records: list[tuple[int, ...]], unit: int) -> Iterator[R
 NEIGHBOURS: dict[str, Callable[..., Iterator[Rows]]] = {"replace-one": replaced, "add-remove": removed}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("sizes", [(2, 2), (2, 3, 2)], ids=str)
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
 @pytest.mark.parametrize("unit", [1, 2])

@@ -346,6 +346,7 @@ def check_channels(seed: int, n: int, channel: ChannelKind, epsilon: float, delt
     assert mechanism.accounting(release)["epsilon_exact"] <= epsilon
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("delta", [0.0, 2.0**-30])
 @pytest.mark.parametrize("unit", ["row", UnitColumn(column="id", max_rows=7)])
 @pytest.mark.parametrize(

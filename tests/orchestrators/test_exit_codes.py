@@ -97,6 +97,7 @@ def test_a_command_that_is_missing_or_killed_is_given_up(job: Path, tmp_path: Pa
         run_job(print)
 
 
+@pytest.mark.more
 def test_a_task_that_is_stopped_stops_its_driver(job: Path, tmp_path: Path) -> None:
     def stop(_: str) -> None:
         raise KeyboardInterrupt

@@ -563,6 +563,7 @@ TAMPERED = {
 }
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("case", TAMPERED)
 def test_tampering_is_found_and_named(ledger: Ledger, case: str) -> None:
     tamper, named = TAMPERED[case]

@@ -66,6 +66,7 @@ def is_like_another(case: Case) -> bool:
     return case.delta == 0.0 and (case.adjacency == "replace-one") == (case.unit != "row")
 
 
+@pytest.mark.few(10)
 @pytest.mark.slow_with("copula-target-replace-one-row")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name == SOLVED or is_like_another(case) else ()) for name, case in CASES.items()]
@@ -96,6 +97,7 @@ def told_apart(folder: Path, case: Case, left: pa.Table, right: pa.Table, **chan
 CENTRAL = [name for name, case in CASES.items() if case.adjacency == "add-remove" and case.unit == "row"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow_with("copula-target")
 @pytest.mark.parametrize("name", CENTRAL)
 def test_an_empty_table_looks_like_one_with_a_row(name: str, tmp_path: Path) -> None:
@@ -138,6 +140,7 @@ def test_a_strict_ledger_charges_a_refusal_that_tells_of_a_value(tmp_path: Path)
 # ---- planted breaks
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "name", ["histogram-row", *(pytest.param(name, marks=pytest.mark.slow) for name in ("known-laplace-unit", "marginals-replace-one-row"))]
 )
@@ -155,6 +158,7 @@ def test_a_refusal_that_depends_on_a_value_is_found(name: str, tmp_path: Path, m
     assert found.epsilon > EPSILON, found.event
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["marginals-add-remove-row", pytest.param("copula-add-remove-unit", marks=pytest.mark.slow)])
 def test_the_exact_number_of_rows_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measure = tables.measure
@@ -167,6 +171,7 @@ def test_the_exact_number_of_rows_is_found(name: str, tmp_path: Path, monkeypatc
     assert found.epsilon > EPSILON, found.event
 
 
+@pytest.mark.more
 def test_rows_that_keep_their_place_when_one_is_gone_are_found(tmp_path: Path) -> None:
     """The published number of rows of a replace-one release, taken for an add-remove one."""
     case = dataclasses.replace(CASES["known-laplace-row"], adjacency="add-remove")

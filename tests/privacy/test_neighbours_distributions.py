@@ -116,6 +116,7 @@ def together(rows: pd.DataFrame) -> float:
     return worst
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("reference", "channel"),
     [(reference, channel) for reference in REFERENCES for channel in CHANNELS if (reference, channel) not in NO_CHANNEL],
@@ -216,6 +217,7 @@ def claimed(event: Mapping[str, Any], moved: np.ndarray, delta: float) -> float:
 COUNTS = [(mechanism, *promise) for mechanism in (MARGINALS, CELLS) for promise in PROMISES if mechanism is MARGINALS or promise[2] == 0]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("mechanism", "adjacency", "unit", "delta"), COUNTS)
 def test_counts_have_the_published_noise_and_it_covers_what_a_unit_moves(
     mechanism: dict[str, Any], adjacency: str, unit: Any, delta: float, tmp_path: Path

@@ -88,6 +88,7 @@ def is_like_others(name: str, unit: Any, lazy: bool) -> bool:
     return (unit != "row" or lazy) and name in ("holdout", "public", "chain-fraction", "chain-public")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "unit", "lazy"), [pytest.param(*case, marks=pytest.mark.slow if is_like_others(*case) else ()) for case in CASES])
 def test_neighbouring_frames_look_alike(name: str, unit: Any, lazy: bool) -> None:
     n_rows = 12 if name in HELD else 6
@@ -129,6 +130,7 @@ PROMISES = list(itertools.product(COUNTED, ("replace-one", "add-remove"), ("row"
 PAIRWISE = PROMISES[0], PROMISES[3], PROMISES[5], PROMISES[6]  # each two of these together
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "adjacency", "unit_name"), [pytest.param(*case, marks=() if case in PAIRWISE else pytest.mark.slow) for case in PROMISES]
 )
@@ -212,6 +214,7 @@ def test_equal_partitions_get_noise_of_their_own() -> None:
     assert 8 < out.sum() < 60  # 27 are expected
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("effort", "alpha"), [FEW_PAIRS, pytest.param(PAIRS, 1e-9, marks=pytest.mark.slow)], ids=["few", "many"])
 def test_one_fixed_map_for_all_records_is_found(effort: Effort, alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releases, "stream", lambda key, mechanism, _: stream(key, mechanism, ""))

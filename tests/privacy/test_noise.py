@@ -77,6 +77,7 @@ SAMPLERS: list[tuple[Callable[..., np.ndarray], Callable[[float], Distribution]]
 KINDS = pytest.mark.parametrize(("sample", "distribution"), SAMPLERS, ids=["laplace", "gaussian"])
 
 
+@pytest.mark.few
 @KINDS
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
 @pytest.mark.parametrize("scale", [0.4, 3.3, 57.2])
@@ -194,6 +195,7 @@ def distribution_of(event: DiscreteLaplace | DiscreteGaussian) -> Distribution:
     return gaussian_distribution(found.sigma)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("event", [LAPLACE, GAUSSIAN], ids=["laplace", "gaussian"])
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
 def test_what_is_drawn_is_what_the_accountant_is_told(event, secure, monkeypatch):

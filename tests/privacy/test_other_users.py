@@ -110,6 +110,7 @@ def umask() -> int:
     return mask
 
 
+@pytest.mark.more
 def test_everybody_gets_into_a_cluster_without_tls(place: Path, stranger: subprocess.Popen[str]) -> None:
     settings = {"temporary-directory": str(place), "distributed.deploy.lost-worker-timeout": "1h"}
     options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "scheduler_kwargs": {"dashboard": False}}

@@ -161,6 +161,7 @@ def test_planted_values_stand_nowhere(names: list[str], n_rows: int, cluster: Lo
 LEAK = f"def {NAME.replace(' ', '_')}(value, seconds):\n    import time\n    time.sleep(seconds)\n    raise ValueError(f'{{value}} is bad')"
 
 
+@pytest.mark.more
 def test_values_that_a_task_carries_are_found(cluster: LocalCluster, surfaces: Surfaces) -> None:
     space: dict[str, Any] = {}
     exec(LEAK, space)  # call stacks and profiles show the names of functions alone
