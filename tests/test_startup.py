@@ -28,6 +28,7 @@ import dask.dataframe
 """
 
 
+@pytest.mark.more
 def test_a_command_seldom_looks_for_garbage() -> None:
     n_rare, n_usual = (
         int(subprocess.run([sys.executable, "-c", COUNTED.format(first)], capture_output=True, text=True, check=True).stdout)

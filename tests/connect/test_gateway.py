@@ -34,6 +34,7 @@ def test_the_same_bytes(url: str, tmp_path: Path) -> None:
     assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
 
 
+@pytest.mark.more
 def test_what_the_gateway_refuses_is_one_line(url: str, tmp_path: Path) -> None:
     source = lake(tmp_path / "in", [40])
     for change, code, says in (

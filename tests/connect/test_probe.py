@@ -144,6 +144,7 @@ def test_a_row_group_that_no_worker_can_hold(source: Path, tmp_path: Path) -> No
     assert [name for name in folder.names() if "probe" in name] == []
 
 
+@pytest.mark.more
 def test_a_worker_that_joins_later_with_another_version_refuses(source: Path, tmp_path: Path) -> None:
     """It gets tasks once the only right worker is gone; the run ends with 75, and is resumed on right ones."""
     job = load(write_job(tmp_path / "job", source, tmp_path / "out"))

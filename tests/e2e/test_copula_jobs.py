@@ -330,7 +330,7 @@ def test_two_runs_compose_and_the_third_is_refused_with_nothing_written(mechanis
     assert spent >= epsilon(both, 1e-5)
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mechanism", [COPULA, MARGINALS], ids=["copula", "marginals"])
 @pytest.mark.parametrize("delta", [0, DELTA], ids=["laplace", "gaussian"])
 def test_an_audit_finds_it_sound(mechanism: dict[str, Any], delta: float, source: Path, tmp_path: Path) -> None:

@@ -263,6 +263,7 @@ def test_threads_give_the_same_bytes(source: Path, quiet: dict[str, str], tmp_pa
     assert digests(tmp_path / "out") == quiet
 
 
+@pytest.mark.more
 def test_processes_give_the_same_bytes(two_workers: LocalCluster, source: Path, quiet: dict[str, str], tmp_path: Path) -> None:
     with Client(two_workers), dask.config.set(scheduler="distributed"):
         run_on(job(tmp_path, source))

@@ -49,6 +49,7 @@ def everything(url):
     return {file.removeprefix(path): fs.cat_file(file) for file in fs.find(path)}
 
 
+@pytest.mark.few(1)
 def test_a_job_on_a_store_releases_the_bytes_of_the_local_disk(job, remote_store):
     run_here(job)
     settings = upload(job, remote_store)
@@ -167,6 +168,7 @@ def test_a_file_that_changed_is_noticed(job, remote_store, change):
         list(read_batches(fragment, ["rating"], pa.schema([])))
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow_with("radosgw-storage", "azurite-environment")
 @pytest.mark.parametrize("by", ["environment", "storage"])
 def test_a_delta_table_on_a_store(job, remote_store, by, monkeypatch):

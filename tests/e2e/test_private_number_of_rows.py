@@ -80,7 +80,7 @@ def shown(folder: Path, ended: Ended) -> tuple[Any, ...]:
     return ended.code, out, tuple(ended.lines), names
 
 
-@pytest.mark.few
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 3), marks=pytest.mark.slow)], ids=["a seed", "more seeds"])
 @pytest.mark.parametrize("unit", ["row", UNIT], ids=["row", "unit"])
 @pytest.mark.parametrize("name", MECHANISMS)

@@ -141,6 +141,7 @@ def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- the distribution
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("channel", "delta"),
     [("laplace", 0), ("optimal", DELTA), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("laplace", DELTA), ("optimal", 0)))],

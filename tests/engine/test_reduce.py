@@ -128,6 +128,7 @@ def refuse(number: int, shared: object) -> int:
     raise DataError("wrong", f"{number} {shared}", None)
 
 
+@pytest.mark.more
 def test_a_stage_that_fails_leaves_the_client_connected() -> None:
     """The scheduler ends the connection of a client that cancels a task on which others depend."""
     with Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None) as client:

@@ -134,6 +134,7 @@ def test_interrupted(point: str, drivers: Drivers, job: Path, out: Path, quiet: 
     assert alone(out)
 
 
+@pytest.mark.more
 @pytest.mark.slow_with("threads")
 @pytest.mark.parametrize("cluster", [{"kind": "threads", "workers": 2}, {"kind": "local", "workers": 1}], ids=["threads", "processes"])
 def test_interrupted_from_the_keyboard(cluster: dict[str, Any], tmp_path: Path, out: Path) -> None:

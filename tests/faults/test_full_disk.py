@@ -27,6 +27,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+@pytest.mark.more
 @pytest.mark.slow_with("processes")
 @pytest.mark.parametrize("cluster", [{"kind": "threads", "workers": 2}, {"kind": "local", "workers": 1}], ids=["threads", "processes"])
 def test_full_disk(cluster: dict[str, object], disk: Path, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def url(tmp_path: Path) -> str:
     return made
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow_with("delta-6-row")
 @pytest.mark.parametrize(("unit", "cost"), [("row", 0), (BY_USER, 1)], ids=["row", "person"])
 @pytest.mark.parametrize("n_days", [6, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])

@@ -99,6 +99,7 @@ def test_an_aborted_run_leaves_the_table_as_it_was(store: Store, drivers: Driver
     check_released(store.folder, quiet)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n_drivers", [3, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("store", ["local", "versioned radosgw"], indirect=True)
 def test_drivers_race_for_one_table(n_drivers: int, store: Store, drivers: Drivers, source: Path, tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ def test_two_writers_with_one_release_commit_once(
     assert table.scan().count() == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("point", "committed"),
     [("some-shards", False), ("staged", False), ("uncommitted", True), pytest.param("committed", True, marks=pytest.mark.slow)],

@@ -75,6 +75,7 @@ def test_the_characteristic_function_is_the_normal_one():
 # The distribution
 
 
+@pytest.mark.more
 def test_the_moments_and_the_shape_are_those_of_the_standard_normal():
     n = 600_000
     z = normals(words(7, n // 4)).astype(np.float64)

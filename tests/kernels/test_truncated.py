@@ -82,7 +82,7 @@ def logistic(a: float, b: float) -> tuple[mp.mpf, mp.mpf, mp.mpf]:
     return tuple(mp.quad(lambda x, k=k: x**k * density(x), cuts) for k in range(3))
 
 
-@pytest.mark.few
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("a", "b"), INTERVALS)
 @pytest.mark.parametrize("distribution", LAWS)
 def test_moments_are_the_integrals(distribution, a, b):

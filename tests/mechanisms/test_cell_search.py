@@ -63,7 +63,7 @@ def mechanism_of(kind: str, **given: Any) -> Mechanism:
 KINDS = ["copula", "marginals", "tree"]
 
 
-@pytest.mark.few
+@pytest.mark.few(5)
 @pytest.mark.parametrize("kind", [*KINDS, "histogram"])
 @pytest.mark.parametrize("given", [{}, {"delta": 0.0}, {"unit": UnitColumn(column="who", max_rows=3)}], ids=["gaussian", "laplace", "user"])
 def test_the_fine_counts_are_in_the_sum_and_their_noise_is_the_drawn_one(kind: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -292,7 +292,7 @@ def test_a_run_that_is_killed_between_its_three_rounds_draws_nothing_again(kept:
 # ---- what came out badly once
 
 
-@pytest.mark.few
+@pytest.mark.few(5)
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 @pytest.mark.parametrize("total", [0.3, 1.0, 10.0])
 @pytest.mark.parametrize(("n", "n_triples"), [(12, 12), (30, 0), (50, 50)])

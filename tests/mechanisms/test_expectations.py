@@ -31,7 +31,7 @@ def levels(n: int, *, ordered: bool = True) -> LevelCodec:
 LINE = ValueCodec(name="x", type=pa.float64(), bounds=(0.0, 1.0), atoms=(), nulls=False)
 
 
-@pytest.mark.few
+@pytest.mark.few(5)
 @pytest.mark.parametrize("channel", ["laplace", "laplace-calibrated", "optimal"])
 @pytest.mark.parametrize("kind", ["levels", "categories", "line"])
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])

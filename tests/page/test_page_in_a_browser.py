@@ -54,6 +54,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return path
 
 
+@pytest.mark.few(1)
 def test_a_page_can_be_read(browser: Any, page: Path) -> None:
     browser.get_log("browser")
     for width in (1280, 390):

@@ -324,6 +324,7 @@ def test_an_event_of_nothing_costs_what_was_declared():
 LARGE_DELTAS = [(0.01, 0.3), (2.0, 0.99), *(pytest.param(1e-3, delta, marks=pytest.mark.slow) for delta in (0.05, 0.3))]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("epsilon", "delta"), LARGE_DELTAS)
 def test_a_large_delta_that_makes_noise_free_ends_the_search(epsilon: float, delta: float) -> None:
     """Beside a large δ some scales cost nothing, whose logarithm no secant may take."""

@@ -39,6 +39,7 @@ def check_chain(ledger: Ledger, accepted: set[str]) -> Summary:
     return shown
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_racing_runs_fill_the_budget_and_never_overspend_it(size: tuple[int, int], url: str, tmp_path: Path) -> None:
     (n_jobs, n_fit), limit = size, size[1] * CHARGE.epsilon

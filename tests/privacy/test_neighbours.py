@@ -66,7 +66,7 @@ def is_like_another(case: Case) -> bool:
     return case.delta == 0.0 and (case.adjacency == "replace-one") == (case.unit != "row")
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(8)
 @pytest.mark.slow_with("copula-target-replace-one-row")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name == SOLVED or is_like_another(case) else ()) for name, case in CASES.items()]

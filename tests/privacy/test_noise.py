@@ -77,7 +77,7 @@ SAMPLERS: list[tuple[Callable[..., np.ndarray], Callable[[float], Distribution]]
 KINDS = pytest.mark.parametrize(("sample", "distribution"), SAMPLERS, ids=["laplace", "gaussian"])
 
 
-@pytest.mark.few
+@pytest.mark.few(5)
 @KINDS
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
 @pytest.mark.parametrize("scale", [0.4, 3.3, 57.2])
