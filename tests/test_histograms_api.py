@@ -219,6 +219,7 @@ print(release.sample(300, seed=9).compute().to_csv())
 """
 
 
+@pytest.mark.more
 def test_a_saved_histogram_is_the_same_elsewhere(release: dpdask.HistogramRelease, tmp_path: Path) -> None:
     release = release.with_points("spread")
     release.save(str(tmp_path / "saved"))

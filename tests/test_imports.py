@@ -96,6 +96,7 @@ def test_a_ledger_takes_no_mechanism(tmp_path: Path) -> None:
         assert not modules & {"dask", "distributed", "dp_accounting", "numba", "opendp", "pandas", "pyarrow", "rich", "scipy", "sklearn"}
 
 
+@pytest.mark.more
 def test_a_verb_loads_what_it_runs(tmp_path: Path) -> None:
     job = write_job(tmp_path, lake(tmp_path / "in", [40]), tmp_path / "out")
     assert not verb("validate", job, ";", "plan", job, ";", "status", tmp_path / "out") & (DRIVERS | {"dask.dataframe", "distributed", "rich"})

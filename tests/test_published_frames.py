@@ -141,7 +141,7 @@ def carried(frame: Any) -> set[int]:
     return {number for number in range(600) if f"{PLANTED}-{number:04d}".encode() in data}
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["category", "dictionary", "index"])
 @pytest.mark.parametrize("bounded", [False, True], ids=["holdout", "unit"])
 def test_categories_of_rows_that_are_not_released_do_not_come_along(bounded: bool, dtype: str, client: Client) -> None:

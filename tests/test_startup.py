@@ -55,7 +55,7 @@ import multiprocessing
 """
 
 
-@pytest.mark.few(1)
+@pytest.mark.more
 @pytest.mark.parametrize("by", ["dpdask", "dask"])
 def test_a_command_s_workers_import_nothing_from_the_working_folder(by: str, tmp_path: Path) -> None:
     """Somebody else may write in the folder where the command stands, whose own path does not begin there."""

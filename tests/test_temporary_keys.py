@@ -68,6 +68,7 @@ def fit() -> dpdask.Release:
     return dpdask.DIP(dpdask.Schema.from_dict(SCHEMA), epsilon=1.0, reference=known).fit(pd.DataFrame({"x": [0, 1] * 50}))
 
 
+@pytest.mark.more
 def test_a_key_that_a_killed_process_left_goes_with_the_next_fit(place: Path) -> None:
     living = start(FIT, place)
     assert said(living) == "ready"

@@ -66,7 +66,7 @@ def release(tmp_path_factory: pytest.TempPathFactory, original: pd.DataFrame) ->
     return open_
 
 
-@pytest.mark.few
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", JOBS)
 @pytest.mark.parametrize("column", ["when", "day"])
 def test_dates_go_in_and_come_out(release: Any, original: pd.DataFrame, name: str, column: str) -> None:

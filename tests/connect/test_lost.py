@@ -21,6 +21,7 @@ CASES = [
 ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("what", "strike", "stage"), CASES)
 def test_what_is_lost_is_temporary(what: str, strike: signal.Signals, stage: str, tmp_path: Path) -> None:
     source = lake(tmp_path / "in", [3000] * 10, row_group=1000)

@@ -103,6 +103,7 @@ def test_a_scheduler_without_dpdask_and_one_with_another_version(source: Path, t
         assert (code, f"cluster: the scheduler: {says}, and the driver has {__version__}" in line) == (64, True), line
 
 
+@pytest.mark.more
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
 def test_a_worker_of_another_user(source: Path, open_folder: Path, tmp_path: Path) -> None:
     """It may read the input, but neither write the output nor read the run's secrets; or not even the input."""
@@ -168,6 +169,7 @@ def test_a_worker_that_joins_later_with_another_version_refuses(source: Path, tm
     assert digests(tmp_path / "out") == digests(tmp_path / "out-quiet")
 
 
+@pytest.mark.more
 def test_an_adaptive_cluster_starts_with_no_worker(source: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "protocol": "tcp", "threads_per_worker": 1}
     with LocalCluster(n_workers=0, **options) as cluster:

@@ -55,7 +55,7 @@ def check_case(case: Case, folder: Path) -> None:
         assert secret not in ended.out + ended.err
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(12)
 @pytest.mark.parametrize("case", WORKING, ids=ids)
 def test_what_is_right_works_and_leaves_no_state(case: Case, tmp_path):
     ended, before, after = execute(case, tmp_path)

@@ -79,7 +79,7 @@ def rewritten(folder: Path, source: Path, sizes: list[int], row_group: int) -> P
     return folder
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", MECHANISMS)
 @pytest.mark.parametrize("unit", ["row", UNIT], ids=["row", "user"])
 def test_files_and_row_groups_do_not_matter(unit: Any, kind: str, source: Path, tmp_path: Path) -> None:

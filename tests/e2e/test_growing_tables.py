@@ -90,7 +90,7 @@ def test_each_release_is_a_version_of_the_table(tmp_path: Path, url: str) -> Non
     assert audit_job(load(made), n_runs=100)["columns"]["r"]["reference"] == "the released channel"
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "point",
     [
@@ -130,7 +130,7 @@ def test_a_release_that_was_killed_goes_on_with_the_same_bytes_and_one_charge(
     assert not hidden(out).exists()
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("day", [0, 2])
 @pytest.mark.parametrize("point", ["some-shards", "card-written"])
 def test_an_aborted_release_is_charged_and_what_was_released_stays(day: int, point: str, tmp_path: Path, url: str) -> None:

@@ -268,6 +268,7 @@ def test_a_crash_after_a_refusal_was_recorded_leaves_nothing_that_is_stuck(
     assert not hidden(tmp_path / "out").exists()
 
 
+@pytest.mark.more
 def test_a_store_that_does_not_answer_is_not_taken_for_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder("memory://somewhere")
     folder.write("noisy.npz", b"noise")

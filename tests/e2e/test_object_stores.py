@@ -191,6 +191,7 @@ def test_a_delta_table_on_a_store(job, remote_store, by, monkeypatch):
             plan_job(load(job, **settings))
 
 
+@pytest.mark.more
 def test_an_iceberg_table_on_a_store(job, open_store, tmp_path):
     with open_store("radosgw") as store:
         catalog = {"name": "lake", "type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": store.folder.url}

@@ -154,6 +154,7 @@ SPARSE: dict[str, Any] = {"kind": "histogram", "bins": 5000}
 UNIFORM = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]}
 
 
+@pytest.mark.more
 def test_a_sparse_histogram_is_never_refused_by_its_number_of_rows(tmp_path: Path) -> None:
     """5000**3 cells at ε = 8: by the formula's threshold noise raises 42 million at few rows, 14 thousand at many."""
     for n in (0, 3000, 4000):
@@ -175,7 +176,7 @@ def test_a_sparse_histogram_is_never_refused_by_its_number_of_rows(tmp_path: Pat
 SCHEMA = dpdask.Schema.from_dict({"columns": COLUMNS})
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("unit", ["row", dpdask.UnitColumn(column="who", max_rows=2)], ids=["row", "unit"])
 @pytest.mark.parametrize("make", [dpdask.GaussianCopula, dpdask.PerturbedHistogram])
 def test_frames_of_few_rows_and_of_none(make: Any, unit: Any) -> None:

@@ -309,7 +309,7 @@ FEW_BATCHES = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FEW_BATCHES else pytest.mark.slow) for name in JOBS])
 def test_a_release_does_not_depend_on_the_batches(
     name: str, lakes: dict[str, Path], recorded: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -64,6 +64,7 @@ def test_counts_are_resumed(mechanism: dict[str, Any], schema: dict[str, Any], c
     assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
 
 
+@pytest.mark.more
 def test_counts_of_a_later_round_are_resumed(tmp_path: Path) -> None:
     """Cells are found in a first pass, whose noise is kept, and tables are counted in a second one."""
     schema = {name: column for name, column in MIXED_SCHEMA.items() if column["role"] == "privatise"}

@@ -254,7 +254,6 @@ def test_workers_lost_too_often(cluster: LocalCluster) -> None:
     assert caught.value.where == "test"
 
 
-@pytest.mark.more
 def test_a_cluster_that_goes_away() -> None:
     with processes(1) as going, Client(going):
         closing = threading.Timer(1.0, going.close)

@@ -48,7 +48,7 @@ def alone(out: Path) -> bool:
     return [path.name for path in out.parent.iterdir()] == [out.name]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("point", BEFORE_COMMIT)
 def test_killed_before_the_commit(point: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]) -> None:
     assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL
@@ -71,6 +71,7 @@ def test_killed_after_the_commit(point: str, drivers: Drivers, job: Path, out: P
     assert alone(out)
 
 
+@pytest.mark.more
 def test_killed_again_and_again(drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]) -> None:
     for point in BEFORE_COMMIT:
         assert drivers.run("run", job, point=point)[0] in (-signal.SIGKILL, 0), point
@@ -244,7 +245,7 @@ def test_abort(point: str, drivers: Drivers, job: Path, out: Path) -> None:
     assert abort(out.as_uri()) is False
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("point", ["key-removed", "half-removed"])
 @pytest.mark.parametrize("changes", [{}, {"privacy.epsilon": "2"}], ids=["same job", "other job"])
 def test_nothing_of_a_half_removed_run_is_used(point: str, changes: dict[str, str], drivers: Drivers, job: Path, out: Path, tmp_path: Path) -> None:

@@ -191,6 +191,7 @@ def test_a_day_in_a_store_is_aborted(open_store: OpenStore, drivers: Drivers, tm
         assert [manifest.n_rows for manifest in manifests(out)] == [N, N, N]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("output", ["parquet", pytest.param("delta", marks=pytest.mark.slow)])
 def test_days_that_a_listing_hides(output: str, open_store: OpenStore, tmp_path: Path, url: str) -> None:
     source = tmp_path / "in"

@@ -294,6 +294,7 @@ WAKES = [(moment, meanwhile) for moment in MOMENTS for meanwhile in ("aborted", 
 FEW_WAKES = [("before it publishes", "aborted"), ("before the manifest", "another release")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("moment", "meanwhile"), [pytest.param(*each, id="-".join(each), marks=() if each in FEW_WAKES else pytest.mark.slow) for each in WAKES]
 )

@@ -100,6 +100,7 @@ def test_killed_again_and_again(kind: str, small: Path, quiet: Any, drivers: Dri
     assert kinds(url) == ["intend", "commit"]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", ["row", pytest.param("unit", marks=pytest.mark.slow)])
 def test_secure_noise_that_was_kept_is_never_drawn_again(
     kind: str, small: Path, drivers: Drivers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

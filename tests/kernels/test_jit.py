@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import pytest
 
 from dpdask.kernels import chain, jit
 
@@ -18,6 +19,7 @@ CALLER = "from kernels.jit import jit\nfrom kernels.called import draw\n\n@jit\n
 CALLED = "from kernels.jit import jit\n\n@jit\ndef draw():\n    return {}\n"
 
 
+@pytest.mark.more
 def test_a_change_of_a_function_that_is_called_takes_effect(tmp_path: Path) -> None:
     """Numba itself looks only at the file of the caller."""
     package = tmp_path / "kernels"

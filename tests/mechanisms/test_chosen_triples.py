@@ -86,6 +86,7 @@ def scores_of(codes: np.ndarray, expected: dict[Any, np.ndarray]) -> np.ndarray:
     return np.array([np.abs(tables.cliques[clique] - expected[clique]).sum() for clique in TRIPLES])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("step_of_rows", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_neighbour_changes_the_scores_by_more_than_is_paid_for_and_some_by_as_much(step_of_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row that may be added, removed or replaced: the very scores that are drawn, against the event that is priced."""
@@ -126,7 +127,7 @@ def test_the_scores_price_is_rounded_up(adjacency: Any, step: int, rows: int, n:
 # ---- shares
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 @pytest.mark.parametrize("rows", [1, 7])
 def test_scores_take_a_twentieth_and_triples_three_twentieths_of_what_is_spent(adjacency: Any, rows: int) -> None:

@@ -54,7 +54,7 @@ def changes(adjacency: Adjacency, rows: int) -> list[np.ndarray]:
     return own if adjacency == "add-remove" else [one - other for one, other in itertools.product(own, own)]
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
 def test_the_declared_sensitivity_is_the_largest_change_of_a_histogram(adjacency: Adjacency, rows: int) -> None:

@@ -159,7 +159,7 @@ def resized(event: dict[str, Any], factor: float) -> dict[str, Any]:
     return {**event, key: event[key] * factor}
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("delta", [0, 1e-6], ids=["laplace", "gaussian"])
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
 def test_every_cell_has_the_noise_that_its_event_says_and_neither_changes_alone(delta, secure, monkeypatch):

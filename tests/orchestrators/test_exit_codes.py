@@ -79,6 +79,7 @@ def stopped_driver(job: Path, command: Path) -> Iterator[subprocess.Popen[str]]:
         driver.kill()
 
 
+@pytest.mark.more
 def test_a_second_driver_tries_again_and_finds_the_release(stopped_driver: subprocess.Popen[str], job: Path) -> None:
     with pytest.raises(TryAgainError, match=r"exit code 75: .*another run is writing this output"):
         run_job(print, "", *MANY_SHARDS)

@@ -766,6 +766,7 @@ def test_a_reader_sees_one_state_while_another_driver_writes(url: str, ledger: L
 # kill -9
 
 
+@pytest.mark.few(1)
 def test_a_killed_run_is_charged_once_when_it_is_run_again(url: str, ledger: Ledger, tmp_path: Path) -> None:
     moments = {"composing": 0, "committing": 0, "intended": 1}  # and how many charges stand after it
     phases = [[{"runs": [moment], "kill": {moment: killed}}] for moment in moments for killed in (moment, moment, None)]

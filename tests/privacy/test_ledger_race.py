@@ -88,6 +88,7 @@ def test_a_race_in_which_workers_are_killed_charges_every_run_once(size: tuple[i
     assert (shown.balance.epsilon_spent, shown.balance.n_runs) == (limit, n_fit)
 
 
+@pytest.mark.few(1)
 def test_racing_inits_make_one_ledger(url: str, tmp_path: Path) -> None:
     workers = [{"runs": [], "init": 1.0 + number % 2} for number in range(N_WORKERS)]
     [race] = run_phases(url, "ratings", tmp_path, [workers])

@@ -195,7 +195,7 @@ def distribution_of(event: DiscreteLaplace | DiscreteGaussian) -> Distribution:
     return gaussian_distribution(found.sigma)
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("event", [LAPLACE, GAUSSIAN], ids=["laplace", "gaussian"])
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
 def test_what_is_drawn_is_what_the_accountant_is_told(event, secure, monkeypatch):

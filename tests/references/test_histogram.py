@@ -208,7 +208,7 @@ def drawn_fits(scale_of_distribution: float, adjacency: Any, secure: bool) -> bo
     return bool(stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), top) > ALPHA)
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("adjacency", "sensitivity"), [("replace-one", 2), ("add-remove", 1)])
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
 def test_the_noise_drawn_costs_the_epsilon_accounted_and_neither_changes_alone(adjacency, sensitivity, secure, monkeypatch):
