@@ -87,8 +87,8 @@ def grid(values: Floats, atoms: Floats, start: float | None, step: float | None)
     return keys, lows
 
 
-def build(columns: Sequence[Floats], counts: Ints, roots: Ints, n_roots: int, grids: Sequence[tuple[Floats, Floats] | None]) -> Trie:
-    """Return the trie of some records.
+def build(columns: Sequence[Floats], counts: Ints, groups: Ints, grids: Sequence[tuple[Floats, Floats] | None]) -> Trie:
+    """Return the trie of some records: all of them stand under its first root, and those of a group under its root, too.
 
     Parameters
     ----------
@@ -96,19 +96,24 @@ def build(columns: Sequence[Floats], counts: Ints, roots: Ints, n_roots: int, gr
         For each column a float64 array of shape (n,), the records' values; a level's is its code, null's is -inf.
     counts
         int64 array of shape (n,), how often each record stands; positive.
-    roots
-        int64 array of shape (n,): under which root it stands.
-    n_roots
-        How many roots there are; each has a record.
+    groups
+        int64 array of shape (n,): the record's group, counted from 1, or 0 where it has none. Each group has a record.
     grids
         For each column the `grid` of its values, or None where it has levels.
     """
     numbers = [_number(column) if cells is None else np.searchsorted(cells[0], column) for column, cells in zip(columns, grids, strict=True)]
-    order, counts = _sort_distinct([roots, *numbers], counts)
-    total = np.concatenate([[0], np.cumsum(counts)])
-    starts = np.searchsorted(roots[order], np.arange(n_roots))
+    n_roots = 1 + int(groups.max())
+    order, sums = _sort_distinct(numbers, counts)
+    roots = np.zeros(len(order), dtype=np.int64)
+    if n_roots > 1:
+        inside, own_sums = _sort_distinct([groups, *numbers], counts)
+        first = int(np.searchsorted(groups[inside], 1))  # those without a group come first
+        order, sums = np.concatenate([order, inside[first:]]), np.concatenate([sums, own_sums[first:]])
+        roots = np.concatenate([roots, groups[inside[first:]]])
+    total = np.concatenate([[0], np.cumsum(sums)])
+    starts = np.searchsorted(roots, np.arange(n_roots))
     keys, lows, cumulative = [np.zeros(n_roots)], [np.zeros(n_roots)], [np.zeros(n_roots, dtype=np.int64)]
-    first: list[Ints] = []
+    children: list[Ints] = []
     new = np.zeros(len(order), dtype=np.bool_)
     new[starts] = True
     offset = n_roots
@@ -122,10 +127,10 @@ def build(columns: Sequence[Floats], counts: Ints, roots: Ints, n_roots: int, gr
         keys.append(found)
         lows.append(found if cells is None else cells[1][number[order[nodes]]])
         cumulative.append(total[np.append(nodes[1:], len(order))] - np.repeat(total[starts], sizes))
-        first.append(offset + places)
+        children.append(offset + places)
         starts, offset = nodes, offset + len(nodes)
-    first.append(np.array([offset]))
-    return Trie(np.concatenate(keys), np.concatenate(lows), np.concatenate(cumulative), np.concatenate(first))
+    children.append(np.array([offset]))
+    return Trie(np.concatenate(keys), np.concatenate(lows), np.concatenate(cumulative), np.concatenate(children))
 
 
 def _number(column: Floats) -> Ints:

@@ -189,7 +189,7 @@ def group_key(key: RunKey) -> Words:
     return words(stream(key, GROUP_ID, ""), 2)
 
 
-def group_hashes(column: str, array: pa.Array, key: Words) -> Words:
+def group_hashes(column: str, array: pa.Array, key: Words, rows: Ints | slice = _ALL) -> Words:
     """Return the keyed hash of each row's group, uint64.
 
     Parameters
@@ -200,6 +200,8 @@ def group_hashes(column: str, array: pa.Array, key: Words) -> Words:
         Its values.
     key
         From `group_key`.
+    rows
+        Which rows' hashes are returned.
 
     Raises
     ------
@@ -208,7 +210,7 @@ def group_hashes(column: str, array: pa.Array, key: Words) -> Words:
     """
     if array.null_count:
         raise DataError("holds a null, and the group of every row must be known", f"column {column!r}", "fill it, or drop these rows")
-    return siphash(as_words(array).reshape(-1, 1), *key)
+    return siphash(as_words(array)[rows].reshape(-1, 1), *key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +256,7 @@ class RecordCounter:
     def add(self, batch: pa.RecordBatch, chosen: Chosen | None, streams: Streams) -> None:
         """Count the next rows; see `Counter.add`."""
         by, rows = self._statistic.by, _ALL if chosen is None else np.flatnonzero(chosen)
-        columns = [] if by is None else [group_hashes(by, batch.column(by), words(streams.of_run(GROUP_ID), 2))[rows]]
+        columns = [] if by is None else [group_hashes(by, batch.column(by), words(streams.of_run(GROUP_ID), 2), rows)]
         columns += [numbers(codec, batch.column(name), rows).view(np.uint64) for name, codec in self._statistic.codecs.items()]
         self._table.add_rows(columns, words(streams.of_part(SAMPLE_ID), batch.num_rows)[rows])
 

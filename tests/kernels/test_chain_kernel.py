@@ -18,13 +18,13 @@ LOWEST, HIGHEST = np.uint64(0), np.uint64(2**64 - 1)
 NONE = np.zeros(0)
 
 
-def trie_of(records: np.ndarray, counts: np.ndarray | None = None, roots: np.ndarray | None = None, grids: list | None = None) -> Trie:
+def trie_of(records: np.ndarray, counts: np.ndarray | None = None, groups: np.ndarray | None = None, grids: list | None = None) -> Trie:
     """The trie of records, shape (n, columns); repeated ones are one node."""
     records = np.asarray(records, dtype=np.float64)
     counts = np.ones(len(records), dtype=np.int64) if counts is None else counts
-    roots = np.zeros(len(records), dtype=np.int64) if roots is None else roots
+    groups = np.zeros(len(records), dtype=np.int64) if groups is None else groups
     columns = [np.ascontiguousarray(column) for column in records.T]
-    return build(columns, counts, roots, int(roots.max()) + 1, grids or [None] * len(columns))
+    return build(columns, counts, groups, grids or [None] * len(columns))
 
 
 def interval(value: float, node: int, trie: Trie) -> tuple[float, float, int]:
@@ -166,13 +166,12 @@ def test_the_largest_numbers_have_room() -> None:
     assert found[1] == 0.0
 
 
-def test_roots_are_apart() -> None:
-    records = np.array([[0.0, 1.0], [0.0, 2.0], [5.0, 3.0], [0.0, 1.0], [0.0, 2.0], [5.0, 3.0]])
-    roots = np.array([0, 0, 0, 2, 2, 1])
-    trie = trie_of(records, roots=roots)
+def test_groups_are_apart_and_the_first_root_has_all() -> None:
+    records = np.array([[5.0, 3.0], [0.0, 1.0], [0.0, 2.0], [7.0, 1.0], [0.0, 2.0]])
+    trie = trie_of(records, groups=np.array([1, 2, 2, 0, 2]))
     assert exact_distribution(trie, 2, 1) == {(5.0, 3.0): 1.0}
-    assert exact_distribution(trie, 2, 2) == {(0.0, 1.0): 0.5, (0.0, 2.0): 0.5}
-    assert exact_distribution(trie, 2, 0) == {(0.0, 1.0): pytest.approx(1 / 3), (0.0, 2.0): pytest.approx(1 / 3), (5.0, 3.0): pytest.approx(1 / 3)}
+    assert exact_distribution(trie, 2, 2) == {(0.0, 1.0): pytest.approx(1 / 3), (0.0, 2.0): pytest.approx(2 / 3)}
+    assert exact_distribution(trie, 2, 0) == pytest.approx({(0.0, 1.0): 0.2, (0.0, 2.0): 0.4, (5.0, 3.0): 0.2, (7.0, 1.0): 0.2})
 
 
 def test_both_ways_give_back_a_fresh_sample_of_the_same_distribution() -> None:
@@ -202,7 +201,7 @@ def test_no_path_without_a_record() -> None:
 def test_a_rank_is_found_from_its_slot_as_by_a_search(skewed: bool) -> None:
     rng = np.random.default_rng(8)
     counts = (2 ** rng.integers(0, 40, size=300) if skewed else rng.integers(1, 4, size=300)).astype(np.int64)
-    trie = build([np.arange(300.0)], counts, np.zeros(300, dtype=np.int64), 1, [None])
+    trie = build([np.arange(300.0)], counts, np.zeros(300, dtype=np.int64), [None])
     total = np.cumsum(counts)
     ranks = np.concatenate([rng.random(3_000), np.arange(1, 300) / 300, np.nextafter(np.arange(1, 300) / 300, 0.0), total[:-1] / total[-1]])
     found, _ = values_at(ranks, np.zeros(len(ranks), dtype=np.int64), trie, find_slots(trie), False)
@@ -215,9 +214,9 @@ def test_a_trie_holds_each_distinct_record_once_however_its_records_are_sorted(n
     rng = np.random.default_rng(n_values)
     records = np.repeat(rng.integers(0, n_values, (2000, 6)), 2, axis=0).astype(np.float64)
     records[:, 0] -= n_values < 2**40  # a number below 0 is no code
-    counts, roots = rng.integers(1, 9, len(records)), np.repeat(rng.permutation(2000) % 7, 2)
+    counts, groups = rng.integers(1, 9, len(records)), np.repeat(rng.permutation(2000) % 7, 2)
     found: list[list[float]] = []
-    trie = trie_of(records, counts, roots)
+    trie = trie_of(records, counts, groups)
     paths = [[node] for node in range(7)]
     for _ in range(6):
         paths = [[*path, child] for path in paths for child in range(trie.first[path[-1]], trie.first[path[-1] + 1])]
@@ -225,5 +224,8 @@ def test_a_trie_holds_each_distinct_record_once_however_its_records_are_sorted(n
     for path in paths:
         own = int(trie.cumulative[path[-1]] - (trie.cumulative[path[-1] - 1] if path[-1] > before[path[-2]] else 0))
         found.append([path[0], *trie.keys[path[1:]], own])
-    distinct, places = np.unique(np.column_stack([roots, records]), axis=0, return_inverse=True)
-    np.testing.assert_array_equal(found, np.column_stack([distinct, np.bincount(places.ravel(), weights=counts)]))
+    in_group = groups > 0
+    under_roots = np.concatenate([np.column_stack([0 * groups, records]), np.column_stack([groups, records])[in_group]])
+    distinct, places = np.unique(under_roots, axis=0, return_inverse=True)
+    weights = np.concatenate([counts, counts[in_group]])
+    np.testing.assert_array_equal(found, np.column_stack([distinct, np.bincount(places.ravel(), weights=weights)]))

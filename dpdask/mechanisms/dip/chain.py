@@ -205,14 +205,11 @@ def fit_chain(
     places = {name: place + (by is not None) for place, name in enumerate(codecs)}
     columns = [np.ascontiguousarray(records.keys[:, places[name]]).view(np.float64) for name in order]
     grids = [_grid(codecs[name], column) for name, column in zip(order, columns, strict=True)]
-    counts, roots, n_roots, groups = records.counts, np.zeros(len(records.counts), dtype=np.int64), 1, None
+    groups, own = None, np.zeros(len(records.counts), dtype=np.int64)
     if by is not None:
         assert group_key is not None
         groups, own = _groups(records, by, group_key, min_rows)
-        chosen = np.concatenate([np.arange(len(roots)), np.flatnonzero(own)])
-        columns, counts = [column[chosen] for column in columns], counts[chosen]
-        roots, n_roots = np.concatenate([roots, own[own > 0]]), len(groups.hashes) + 1
-    trie = kernel.build(columns, counts, roots, n_roots, grids)
+    trie = kernel.build(columns, records.counts, own, grids)
     return ChainRelease(columns=mechanisms, trie=trie, groups=groups, least_grade=records.least)
 
 
@@ -223,7 +220,7 @@ def _grid(codec: Codec, column: Floats) -> tuple[Floats, Floats] | None:
 
 
 def _groups(records: Records, by: str, key: Words, min_rows: int) -> tuple[Groups, NDArray[np.int64]]:
-    """Return the groups, and for each record the root of its group, 0 where it has none."""
+    """Return the groups, and for each record the number of its group, counted from 1, or 0 where it has none."""
     hashed = np.ascontiguousarray(records.keys[:, 0])
     first = np.flatnonzero(np.diff(hashed, prepend=~hashed[:1]))  # records of one group often stand together: fewer are sorted
     hashes, numbers = np.unique(hashed[first], return_inverse=True)

@@ -72,8 +72,8 @@ def chain(held_out: Array, rows: Array, codecs: Sequence[Codec], epsilon: float,
     ordered = [codecs[column] for column in order]
     columns = [numbers(codec, batch.column(codec.name)) for codec in ordered]
     grids = [_grid(codec, column) for codec, column in zip(ordered, columns, strict=True)]
-    single = np.zeros(len(held_out), dtype=np.int64)
-    trie = kernel.build(columns, np.ones(len(held_out), dtype=np.int64), single, 1, grids)
+    one, no_group = np.ones(len(held_out), dtype=np.int64), np.zeros(len(held_out), dtype=np.int64)
+    trie = kernel.build(columns, one, no_group, grids)
     mechanisms = dict.fromkeys((codec.name for codec in ordered), _rank_mechanism(epsilon / len(codecs), channel))
     release = ChainRelease(columns=mechanisms, trie=trie, groups=None, least_grade=0)
     by_name = {codec.name: codec for codec in codecs}
