@@ -32,7 +32,7 @@ BEFORE_COMMIT = (
 AFTER_COMMIT = ("manifest-created", "success-staged", "uncommitted", "committed", "run-cleared", "removed")
 POINTS = (*BEFORE_COMMIT, *AFTER_COMMIT)
 KILLS = 30
-NO_KEY = ("acquired", "run-cleared", "removed")
+NO_KEY = ("acquired", "uncommitted", "committed", "run-cleared", "removed")
 FEW = ("some-shards", "manifest-created")
 
 
