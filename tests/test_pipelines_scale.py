@@ -22,6 +22,7 @@ def test_the_exponent_is_the_growth_of_the_costs() -> None:
     assert scale.find_exponent([run_of(1050, 1.0, 1.0), run_of(100_050, 1.0, 1.0)]) == 1.0
     assert scale.find_exponent([run_of(1050, 0.1, 0.1), run_of(100_050, 10.0, 10.0)]) == 2.0
     assert scale.find_exponent([run_of(1050, 1.0, 1.0)]) is None
+    assert scale.find_exponent([run_of(80, 0.1, 0.0), run_of(120, 0.0, 0.0)]) is None
 
 
 def test_costs_of_a_small_table_are_taken_off() -> None:
@@ -42,7 +43,10 @@ def test_the_simulation_waits_for_the_slowest() -> None:
     assert long["others_wait_for"] == "workers"
     assert long["hours"] == pytest.approx(scale.PASSES * 20_000 / 100 / 3600, rel=0.05)
     assert long["share_of_time_that_workers_work"] > 0.95
-    assert scale.extrapolate(run_of(1000, 1.0, 0.5))["breaks_at_fragments"]["driver: more than an hour of CPU"] == 3_600_000
+    found = scale.extrapolate(run_of(1000, 1.0, 0.5))
+    assert found is not None
+    assert found["breaks_at_fragments"]["driver: more than an hour of CPU"] == 3_600_000
+    assert scale.extrapolate(run_of(80, 0.1, 0.0)) is None
 
 
 @pytest.mark.slow
@@ -50,5 +54,5 @@ def test_the_script_measures_a_small_table(tmp_path: Path) -> None:
     scale.main(["--fragments", "80", "120", "--workers", "1", "--folder", str(tmp_path), "--json", str(tmp_path / "out.json")])
     found = json.loads((tmp_path / "out.json").read_text())
     assert [run["fragments"] for run in found["runs"]] == [80, 120]
-    assert [run["shards"] for run in found["runs"]] > [70, 110]
+    assert all(run["shards"] >= run["fragments"] - 10 for run in found["runs"])
     assert set(found["met"]) == set(scale.BARS)

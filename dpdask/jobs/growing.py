@@ -226,7 +226,7 @@ class GrowingState(RunState):
             self.kept.remove()
 
     def remove_rest(self) -> None:
-        """Remove a hidden folder without a record, and what the removal of a first release left."""
+        """Remove a hidden folder without a run, and what the removal of a first release left."""
         super().remove_rest()
         if not self.number and not self.folder.exists():
             self.kept.remove()

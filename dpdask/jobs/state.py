@@ -430,12 +430,12 @@ class RunState:
         self.folder.remove()
 
     def remove_rest(self) -> None:
-        """Remove a hidden folder without a record; the caller holds the lock. In a store, a run that begins does so."""
-        if self.output.is_local and self.folder.exists() and self.read_unfinished() is None:
+        """Remove a hidden folder without a run; the caller holds the lock."""
+        if self.folder.exists() and self.read_unfinished() is None:
             self.remove()
 
     def sweep(self) -> None:
-        """Remove a hidden folder without a record, as a driver leaves it that is killed while it removes its run; not if one is at work."""
+        """Remove a hidden folder without a run, as a driver leaves it that is killed while it removes its run; not if one is at work."""
         with suppress(OutputError, TemporaryError):
             if self.folder.exists() and self.read_unfinished() is None:
                 with self.lock():

@@ -174,11 +174,11 @@ def summarise(n_fragments: int, warm: Mapping[str, Any], table: Mapping[str, Any
 
 
 def find_exponent(runs: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the slope of driver and scheduler seconds over fragments, both as logarithms; None if there is one size."""
+    """Return the slope of driver and scheduler seconds over fragments, both as logarithms; None if there is one size, or no measurable time."""
     first, last = runs[0], runs[-1]
-    if first["fragments"] == last["fragments"]:
-        return None
     totals = [(run["fragments"] - WARM) * run["milliseconds_each"] for run in (first, last)]
+    if first["fragments"] == last["fragments"] or min(totals) <= 0:
+        return None
     return round(math.log(totals[1] / totals[0]) / math.log((last["fragments"] - WARM) / (first["fragments"] - WARM)), 4)
 
 
@@ -220,8 +220,10 @@ def simulate(run: Mapping[str, Any], *, n_fragments: int, n_workers: int, second
     }
 
 
-def extrapolate(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the simulation for tasks of several lengths, and what breaks first as tables grow."""
+def extrapolate(run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the simulation for tasks of several lengths, and what breaks first as tables grow; None if the table is too small to tell."""
+    if min(run["driver_ms_each"], run["scheduler_ms_each"]) <= 0:
+        return None
     found = [simulate(run, n_fragments=10**6, n_workers=1000, seconds_each=seconds) for seconds in (0.1, 1.0, 5.0)]
     breaks: dict[str, int] = {}
     for name in ("driver", "scheduler"):

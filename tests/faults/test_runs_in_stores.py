@@ -113,6 +113,17 @@ def test_killed_at_any_stage(point: str, store: Store, drivers: Drivers, source:
     check_unwritten(kill_and_run_again(point, store.folder, job, drivers, environment(store, tmp_path), quiet, keys), store)
 
 
+def test_a_sign_of_life_written_last_is_removed(store: Store, source: Path, tmp_path: Path) -> None:
+    """A driver that is killed while it writes one leaves it in a folder without a run."""
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    run_here(job)
+    beside = store.folder.sibling(".", ".dpdask")
+    assert beside.names() == []
+    beside.write(f"beat-{'0' * 32}", b"7")
+    assert run_here(job).status == "already released"
+    assert beside.names() == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("point", POINTS)

@@ -44,7 +44,7 @@ def place() -> Iterator[Path]:
 def listening(process: psutil.Process) -> list[int]:
     """Return the ports that a process and its children listen on, without the stores that other tests have started."""
     family = [process, *(child for child in process.children(recursive=True) if "services" not in " ".join(child.cmdline()))]
-    family = [one for one in family if one is process or "python" in one.name()]
+    family = [one for one in family if one is process or "python" in one.cmdline()[0]]  # the name of a script's process is the script's
     found = {connection.laddr for one in family for connection in one.net_connections("inet") if connection.status == "LISTEN"}
     assert {address.ip for address in found} <= {"127.0.0.1"}
     return sorted(address.port for address in found)

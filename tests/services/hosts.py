@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,8 +30,9 @@ class Hosts:
         return f"10.77.0.{number}"
 
     def inside(self, number: int) -> list[str]:
-        """The words before a command that runs on a host; each has its own /dev/shm, so no memory is shared."""
-        mount = 'mount -t tmpfs tmpfs /dev/shm; exec "$@"'
+        """The words before a command that runs on a host; each has its own /dev/shm, so no memory is shared but for the tests' files."""
+        folder = tempfile.gettempdir()  # it may be in /dev/shm: see conftest.py
+        mount = f'mount --bind {folder} /mnt; mount -t tmpfs tmpfs /dev/shm; mkdir -p {folder}; mount --move /mnt {folder}; exec "$@"'
         return ["ip", "netns", "exec", f"{self.prefix}h{number}", "unshare", "-m", "--propagation", "private", "sh", "-c", mount, "sh"]
 
     def listen(self, number: int, port: int) -> socket.socket:
