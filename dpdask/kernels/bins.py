@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dpdask.kernels.cdf import rank_interval, values_at
 from dpdask.kernels.guide import Guide, guide
 from dpdask.kernels.jit import jit
-from dpdask.kernels.rank import rank_interval, values_at
 
 Floats = NDArray[np.float64]
 Weights = NDArray[np.uint64]

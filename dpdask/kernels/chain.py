@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dpdask.kernels.ecdf import origin
 from dpdask.kernels.jit import jit
-from dpdask.kernels.rank import Draws, disturb_rows
+from dpdask.kernels.rank import TOGETHER, Draws, disturb_block, make_room
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -25,7 +25,6 @@ Slots = NDArray[np.uint32]
 
 _UNIT = 1.0 / 9007199254740992.0  # 2**-53
 _MOST_CODES = 2**62
-_TOGETHER = 2**10  # rows that go through all steps while they stay near the processor
 _DENSE = 4  # cells for each record: so many are counted one by one
 
 
@@ -211,9 +210,15 @@ def ranks_of(values: Floats, nodes: Ints, words: Words, trie: Trie) -> tuple[Flo
     nodes
         int64 array of shape (n,): the child whose cell holds the value, or the nearest one, the lower of two.
     """
+    ranks, found = np.empty(len(values), dtype=np.float64), nodes.copy()
+    _find_ranks(values, found, words, trie, ranks)
+    return ranks, found
+
+
+@jit
+def _find_ranks(values: Floats, nodes: Ints, words: Words, trie: Trie, ranks: Floats) -> None:
+    """Find the ranks of some rows, and replace their nodes by the children; see `ranks_of`. A call for few rows makes no arrays: they cost time."""
     keys, cumulative, first = trie.keys, trie.cumulative, trie.first
-    ranks = np.empty(len(values), dtype=np.float64)
-    found = np.empty(len(values), dtype=np.int64)
     for row in range(len(values)):
         value, node = values[row], np.uint64(nodes[row])
         start, end = np.uint64(first[node]), np.uint64(first[node + np.uint64(1)])
@@ -223,8 +228,7 @@ def ranks_of(values: Floats, nodes: Ints, words: Words, trie: Trie) -> tuple[Flo
         ties = cumulative[child] - below if is_key else 0
         uniform = (words[row] >> np.uint64(11)) * _UNIT
         ranks[row] = (below + uniform * (ties + 1)) / (cumulative[end - np.uint64(1)] + 1)
-        found[row] = child if is_key else _nearest(value, int(child), int(start), int(end), trie)
-    return ranks, found
+        nodes[row] = child if is_key else _nearest(value, int(child), int(start), int(end), trie)
 
 
 @jit
@@ -302,9 +306,15 @@ def values_at(ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: boo
     nodes
         int64 array of shape (n,): every path is one of a record.
     """
+    values, found = np.empty(len(ranks), dtype=np.float64), nodes.copy()
+    _find_values(ranks, found, trie, slots, lattice, values)
+    return values, found
+
+
+@jit
+def _find_values(ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: bool, values: Floats) -> None:
+    """Find the values at some ranks, and replace the nodes by the children; see `values_at`."""
     keys, lows, cumulative, first, one = trie.keys, trie.lows, trie.cumulative, trie.first, np.uint64(1)
-    values = np.empty(len(ranks), dtype=np.float64)
-    found = np.empty(len(ranks), dtype=np.int64)
     for row in range(len(ranks)):
         node = np.uint64(nodes[row])
         start, end = np.uint64(first[node]), np.uint64(first[node + one])
@@ -316,12 +326,11 @@ def values_at(ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: boo
         child = min(child + np.uint64(cumulative[child] <= whole), end - one)
         while child + one < end and cumulative[child] <= whole:
             child += one
-        values[row], found[row] = keys[child], child
+        values[row], nodes[row] = keys[child], child
         if lows[child] < keys[child]:
             below = cumulative[child - one] if child > start else 0
             share = min(max((target - below) / (cumulative[child] - below), 0.0), 1.0)
             values[row] = _interpolate(lows[child], keys[child], share, lattice)
-    return values, found
 
 
 @jit
@@ -350,7 +359,10 @@ def release_rows(values: Floats, own: Ints, released: Ints, words: Words, draws:
     trie, slots, lattice
         As for `values_at`.
     """
-    for start in range(0, len(values), _TOGETHER):
-        rows = slice(start, min(start + _TOGETHER, len(values)))
-        ranks, own[rows] = ranks_of(values[rows], own[rows], words[rows, 0], trie)
-        values[rows], released[rows] = values_at(disturb_rows(ranks, words[rows], draws), released[rows], trie, slots, lattice)
+    room, kept = make_room(), np.empty(TOGETHER, dtype=np.float64)
+    for start in range(0, len(values), TOGETHER):  # rows that go through all steps while they stay near the processor
+        rows = slice(start, min(start + TOGETHER, len(values)))
+        ranks = kept[: rows.stop - start]
+        _find_ranks(values[rows], own[rows], words[rows, 0], trie, ranks)
+        disturb_block(ranks, words[rows], draws, room, ranks)
+        _find_values(ranks, released[rows], trie, slots, lattice, values[rows])

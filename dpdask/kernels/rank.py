@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dpdask.kernels.cdf import rank_interval, values_at
 from dpdask.kernels.channel import TOTAL_BITS, alias_tables, integer_weights
-from dpdask.kernels.guide import Guide, first_knot, guide
+from dpdask.kernels.guide import Guide, guide
 from dpdask.kernels.jit import jit
 
 N_CELLS = 2**16
@@ -26,7 +27,7 @@ MIN_EPSILON = 1e-6
 MAX_EPSILON = 16.0
 _BASE = 256
 _MOST_POWERS = 2**17
-_TOGETHER = 2**10  # rows that go through all loops while they stay near the processor
+TOGETHER = 2**10  # rows that go through all loops while they stay near the processor
 _UNIT = 1.0 / 9007199254740992.0  # 2**-53
 _CLAMP_BITS = 10  # ranks beyond B by more than log(2**10)/-log(α) become one outcome
 _TAIL_BITS = 24  # and what those outcomes gain from the noise's unresolved tail is below 2**-24 of them
@@ -148,72 +149,6 @@ def digit_tables(noise: RankNoise) -> Tables:
 def words_per_row(noise: RankNoise) -> int:
     """Return how many 64-bit words `privatise` consumes for one row."""
     return len(noise.weights) + 3
-
-
-@jit
-def rank_interval(value: float, x: Floats, c: Floats, guide: Guide, lattice: bool) -> tuple[float, float]:
-    """Return the interval of ranks that a value stands for under the continualised cdf (x, c).
-
-    An atom stands for its jump; a whole number v of a lattice for (C(v-1), C(v)]; another number that is a knot for the
-    linear piece that ends there; and any other for the single rank C(value).
-
-    Parameters
-    ----------
-    value
-        The value to find.
-    x, c
-        The knots of the cdf and its values there.
-    guide
-        The guide of x.
-    lattice
-        Whether values are whole numbers.
-    """
-    left = first_knot(value, x, guide)
-    right = left
-    while right < len(x) and x[right] == value:
-        right += 1
-    if right - left > 1:
-        return c[left], c[right - 1]
-    high = c[left] if right > left else _between(value, left, x, c)
-    if lattice:
-        return _below_lattice(value, left, x, c), high
-    if right > left and left > 0:
-        return c[left - 1], high
-    return high, high
-
-
-@jit
-def _below_lattice(value: float, left: int, x: Floats, c: Floats) -> float:
-    """Return C(value - 1) on a lattice; `left` is the first knot not below `value`, and no knot lies strictly in between."""
-    known = left > 0 and x[left - 1] == value - 1.0
-    return float(c[left - 1]) if known else _between(value - 1.0, left, x, c)
-
-
-@jit
-def _between(value: float, right: int, x: Floats, c: Floats) -> float:
-    """Return C(value) for a value that is no knot; `right` is the first knot above it."""
-    if right == 0:
-        return float(c[0])
-    if right == len(x):
-        return float(c[-1])
-    share = (value / 2 - x[right - 1] / 2) / (x[right] / 2 - x[right - 1] / 2)  # halved: knots may be the largest floats
-    return float(c[right - 1] + (c[right] - c[right - 1]) * share)
-
-
-@jit
-def value_at(rank: float, x: Floats, c: Floats, guide: Guide, lattice: bool) -> float:
-    """Return the inverse of the continualised cdf at a rank in (c[0], 1], as a whole number for a lattice.
-
-    For the parameters see `rank_interval`; `guide` is that of c.
-    """
-    k = min(max(first_knot(rank, c, guide), 1), len(c) - 1)
-    width = c[k] - c[k - 1]
-    share = min(max((rank - c[k - 1]) / width, 0.0), 1.0) if width > 0 else 1.0
-    if lattice:  # whole steps are added to a whole number: no rounding, however large the numbers
-        gap = x[k] - x[k - 1]
-        return float(x[k - 1] + min(max(math.ceil(gap * share), 1.0), gap))
-    half = (x[k] / 2 - x[k - 1] / 2) * share  # halved: the gap between the largest floats is no float
-    return float(min((x[k - 1] + half) + half, x[k]))  # rounding must not pass the knot, which may be the column's bound
 
 
 @jit
@@ -358,16 +293,54 @@ def disturb_rows(ranks: Floats, words: Weights, draws: Draws) -> Floats:
     draw decides a branch, since nobody can predict which one. Indices that come from words are unsigned, since numba looks for negative ones
     otherwise.
     """
-    out = np.empty(len(ranks), dtype=np.float64)
-    magnitudes, noisy = np.empty(_TOGETHER, dtype=np.uint64), np.empty(_TOGETHER, dtype=np.int64)
-    near, far = np.empty(_TOGETHER, dtype=np.float64), np.empty(_TOGETHER, dtype=np.float64)
-    for start in range(0, len(ranks), _TOGETHER):
-        rows = slice(start, min(start + _TOGETHER, len(ranks)))
-        _draw_magnitudes(words[rows], draws, magnitudes)
-        _add_noise(ranks[rows], words[rows], draws, magnitudes, noisy)
-        _find_powers(draws, noisy[: rows.stop - start], near, far)
-        _place(words[rows], draws, noisy, near, far, out[rows])
+    out, room = np.empty(len(ranks), dtype=np.float64), make_room()
+    for start in range(0, len(ranks), TOGETHER):
+        rows = slice(start, min(start + TOGETHER, len(ranks)))
+        disturb_block(ranks[rows], words[rows], draws, room, out[rows])
     return out
+
+
+class Room(NamedTuple):
+    """What `disturb_block` finds of at most `TOGETHER` rows on its way: made once, since new arrays cost time.
+
+    Attributes
+    ----------
+    magnitudes, noisy
+        uint64 and int64 arrays of shape (TOGETHER,).
+    near, far
+        float64 arrays of shape (TOGETHER,).
+    """
+
+    magnitudes: Weights
+    noisy: Ints
+    near: Floats
+    far: Floats
+
+
+@jit
+def make_room() -> Room:
+    """Return the room that `disturb_block` needs."""
+    noisy, near, far = np.empty(TOGETHER, dtype=np.int64), np.empty(TOGETHER, dtype=np.float64), np.empty(TOGETHER, dtype=np.float64)
+    return Room(np.empty(TOGETHER, dtype=np.uint64), noisy, near, far)
+
+
+@jit
+def disturb_block(ranks: Floats, words: Weights, draws: Draws, room: Room, out: Floats) -> None:
+    """Find the noisy ranks of at most `TOGETHER` rows.
+
+    Parameters
+    ----------
+    ranks, words, draws
+        As for `disturb_rows`.
+    room
+        Changed.
+    out
+        float64 array of shape (n,), changed: the result. It may be `ranks`.
+    """
+    _draw_magnitudes(words, draws, room.magnitudes)
+    _add_noise(ranks, words, draws, room.magnitudes, room.noisy)
+    _find_powers(draws, room.noisy[: len(ranks)], room.near, room.far)
+    _place(words, draws, room.noisy, room.near, room.far, out)
 
 
 @jit
@@ -431,14 +404,3 @@ def _place(words: Weights, draws: Draws, noisy: Ints, near: Floats, far: Floats,
         above = 1.0 if w == last + margin else above
         uniform = ((words[row, of_place] >> np.uint64(11)) + 0.5) * _UNIT
         out[row] = below + (above - below) * uniform
-
-
-@jit
-def values_at(ranks: Floats, x: Floats, c: Floats, guide: Guide, lattice: bool) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return the value at each rank, null below c[0]; for the parameters see `value_at`."""
-    out = np.zeros(len(ranks), dtype=np.float64)
-    is_null = ranks < c[0]
-    for row in range(len(ranks)):
-        if not is_null[row]:
-            out[row] = value_at(ranks[row], x, c, guide, lattice)
-    return out, is_null

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from kernels.rank_cells import cell_interval
 from scipy import stats
 
+from dpdask.kernels import cdf as cdf_kernel
 from dpdask.kernels import ecdf, rank
 from dpdask.kernels.channel import laplace_channel
 from dpdask.kernels.guide import first_knot
@@ -179,7 +180,7 @@ def test_rank_interval_is_the_jump_the_step_or_the_piece_that_a_value_stands_for
     guide = guide_of(x)
     values = [*x, *(m * 1.0 for m in more), *([] if lattice else (m * 0.123 for m in more)), x[0] - 5, x[-1] + 5]
     for value in values:
-        low, high = rank.rank_interval(value, x, c, guide, lattice)
+        low, high = cdf_kernel.rank_interval(value, x, c, guide, lattice)
         assert (low, high) == pytest.approx(standing_for(value, x, c, lattice), abs=1e-14)
         assert c[0] <= low <= high <= 1.0
 
@@ -191,7 +192,7 @@ def test_value_at_is_the_quantile_of_the_continualised_cdf(reference: tuple[np.n
     guide = guide_of(c)
     ranks = np.random.default_rng(seed).uniform(c[0], 1.0, size=20)
     for u in [*ranks, *c[c > c[0]]]:
-        value = rank.value_at(u, x, c, guide, lattice)
+        value = cdf_kernel.value_at(u, x, c, guide, lattice)
         assert cdf(value, x, c, "right") >= u - 1e-12
         assert cdf(value - 1.0 if lattice else np.nextafter(value, -np.inf), x, c, "right" if lattice else "left") <= u + 1e-12
         assert x[0] <= value <= x[-1]
@@ -365,4 +366,4 @@ def test_the_stated_epsilon_covers_whatever_the_tables_hold(digit: int, cell: in
 
 def test_a_released_number_never_passes_the_largest_knot_by_rounding() -> None:
     x, c = np.array([-9.0, -9.0, -9.0, 15.17]), np.array([0.0, 0.0, 0.7142857142857143, 1.0])
-    assert rank.value_at(1.0, x, c, guide_of(c), False) == 15.17
+    assert cdf_kernel.value_at(1.0, x, c, guide_of(c), False) == 15.17

@@ -21,7 +21,7 @@ from dpdask.cells import Cells, cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.documents import validate
 from dpdask.errors import DataError, SpecError
-from dpdask.kernels import rank as rank_kernel
+from dpdask.kernels import cdf as cdf_kernel
 from dpdask.kernels.guide import guide as guide_of
 from dpdask.privacy import noise
 from dpdask.privacy.accountant import epsilon as paid
@@ -290,7 +290,7 @@ def test_rows_released_through_the_noisy_cdf_have_its_distribution(codec, seed):
     assert (np.diff(x) >= 0).all()
     assert (np.diff(c) >= 0).all()
     assert c[-1] == 1.0
-    values, is_null = rank_kernel.values_at(rng.random(20_000), x, c, guide_of(c), codec.lattice)
+    values, is_null = cdf_kernel.values_at(rng.random(20_000), x, c, guide_of(c), codec.lattice)
     found = grid.index(codec.decode(values, is_null))
     jumps = np.diff(c, prepend=0.0)
     probabilities = np.zeros(grid.n_cells)
