@@ -42,6 +42,6 @@ def open_workers(cluster: Local) -> Iterator[str]:
     with (
         dask.config.set(settings),
         LocalCluster(n_workers=workers, threads_per_worker=cluster.threads_per_worker, **options) as local,
-        Client(local),
+        Client(local, direct_to_workers=True),
     ):
         yield f"{workers} local processes"

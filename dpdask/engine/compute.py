@@ -126,11 +126,12 @@ def prepare_process() -> None:
         threadpool_limits(1)
 
 
+@functools.cache
 def keep_memory() -> None:
     """Let this process keep freed memory for the next arrays, instead of handing large ones back to the system at once.
 
-    About 128 MiB are kept, and up to 64 MiB for each thread that runs tasks. Tasks need the next array a moment later, and would otherwise
-    spend up to a third of their time on page faults. Only glibc has this setting. It stays as it is if the environment sets it to anything
+    About 128 MiB are kept, and up to 64 MiB for each thread that runs tasks. Tasks and the driver need the next array a moment later, and would
+    otherwise spend up to a third of their time on page faults. Only glibc has this setting. It stays as it is if the environment sets it to anything
     but what Dask sets for workers.
     """
     environment = os.environ
@@ -280,6 +281,7 @@ def run_stage(stage: Stage, progress: Progress | None = None) -> Iterator[list[A
     TemporaryError
         If workers were lost too often, or the cluster went away.
     """
+    keep_memory()
     if progress is not None and stage.n_steps:
         progress(stage.name, stage.n_done, stage.n_steps)
     client = find_client()

@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
 Slots = NDArray[np.uint32]
+Flags = NDArray[np.bool_]
 
 _UNIT = 1.0 / 9007199254740992.0  # 2**-53
 _MOST_CODES = 2**62
@@ -110,26 +111,63 @@ def build(columns: Sequence[Floats], counts: Ints, groups: Ints, grids: Sequence
         order, sums = np.concatenate([order, inside[first:]]), np.concatenate([sums, own_sums[first:]])
         roots = np.concatenate([roots, groups[inside[first:]]])
     total = np.concatenate([[0], np.cumsum(sums)])
-    starts = np.searchsorted(roots, np.arange(n_roots))
     keys, lows, cumulative = [np.zeros(n_roots)], [np.zeros(n_roots)], [np.zeros(n_roots, dtype=np.int64)]
     children: list[Ints] = []
-    new = np.zeros(len(order), dtype=np.bool_)
-    new[starts] = True
-    offset = n_roots
+    is_first = np.diff(roots, prepend=-1) > 0
+    offset, n_parents = n_roots, n_roots
     for column, number, cells in zip(columns, numbers, grids, strict=True):
-        values = column[order]
-        new[1:] |= values[1:] != values[:-1]
-        nodes = np.flatnonzero(new)
-        places = np.searchsorted(nodes, starts)
-        sizes = np.diff(places, append=len(nodes))
-        found = values[nodes]
+        places, found, below, first_children = _split(column, order, total, is_first, n_parents)
         keys.append(found)
-        lows.append(found if cells is None else cells[1][number[order[nodes]]])
-        cumulative.append(total[np.append(nodes[1:], len(order))] - np.repeat(total[starts], sizes))
-        children.append(offset + places)
-        starts, offset = nodes, offset + len(nodes)
+        lows.append(found if cells is None else cells[1][number[order[places]]])
+        cumulative.append(below)
+        children.append(offset + first_children)
+        offset, n_parents = offset + len(places), len(places)
     children.append(np.array([offset]))
     return Trie(np.concatenate(keys), np.concatenate(lows), np.concatenate(cumulative), np.concatenate(children))
+
+
+@jit
+def _split(column: Floats, order: Ints, total: Ints, is_first: Flags, n_parents: int) -> tuple[Ints, Floats, Ints, Ints]:
+    """Split each node of one depth by the values of the next column.
+
+    Parameters
+    ----------
+    column
+        float64 array of shape (n,), the values of the next column.
+    order
+        int64 array: the records, sorted; those of one node stand together.
+    total
+        int64 array, one longer: how many rows the records before have.
+    is_first
+        bool array, changed: whether a record is the first one of its node, before for the parents and after for the children.
+    n_parents
+        How many nodes are split.
+
+    Returns
+    -------
+    places
+        int64 array: the place of each child's first record.
+    keys, cumulative
+        float64 and int64 arrays: see `Trie`.
+    first
+        int64 array of shape (n_parents,): the number of each parent's first child.
+    """
+    places, keys = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.float64)
+    cumulative, first = np.empty(len(order), dtype=np.int64), np.empty(n_parents, dtype=np.int64)
+    n, parent, before, last = 0, 0, 0, 0.0
+    for place in range(len(order)):
+        value = column[order[place]]
+        if is_first[place] or value != last:
+            if n > 0:
+                cumulative[n - 1] = total[place] - before
+            if is_first[place]:
+                first[parent] = n
+                parent, before = parent + 1, total[place]
+            is_first[place] = True
+            places[n], keys[n] = place, value
+            n, last = n + 1, value
+    cumulative[n - 1] = total[len(order)] - before
+    return places[:n], keys[:n], cumulative[:n], first
 
 
 def _number(column: Floats) -> Ints:

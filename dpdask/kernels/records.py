@@ -12,6 +12,7 @@ Grades = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 _AHEAD = 64  # rows whose places are read ahead
+_SAMPLED_BITS = 6  # of a hash: those that are 0 there are a sample of one in 64
 
 
 @jit
@@ -84,6 +85,25 @@ def _look_ahead(keys: Words, grades: Grades, least: int, entries: Words, slots: 
     for row in range(len(keys)):
         if seen[row] != 0:
             seen[row] = entries[seen[row] - one, m]
+
+
+@jit
+def sample_hashes(keys: Words, grades: Grades) -> Words:
+    """Return the hashes of about one in 64 entries: of equal entries all or none.
+
+    Parameters
+    ----------
+    keys, grades
+        As for `add_rows`.
+    """
+    found, n = np.empty(len(keys), dtype=np.uint64), 0
+    for row in range(len(keys)):
+        hashed = np.uint64(grades[row])
+        for position in range(keys.shape[1]):
+            hashed = _mix(hashed, keys[row, position])
+        found[n] = hashed
+        n += int(hashed >> np.uint64(64 - _SAMPLED_BITS) == 0)
+    return found[:n].copy()
 
 
 @jit

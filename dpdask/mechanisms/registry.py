@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import or_
 from types import MappingProxyType
 from typing import Annotated, Any, get_args
@@ -51,8 +51,13 @@ def register(spec_type: type[Spec], choose: Choose) -> None:
 
 
 def spec_union() -> Any:
-    """Return the type of all specifications, told apart by `kind`."""
-    return Annotated[reduce(or_, _REGISTERED), Field(discriminator="kind")]
+    """Return the type of all specifications, told apart by `kind`; the same object until another one is registered."""
+    return _join(tuple(_REGISTERED))
+
+
+@lru_cache(maxsize=1)
+def _join(spec_types: tuple[type[Spec], ...]) -> Any:
+    return Annotated[reduce(or_, spec_types), Field(discriminator="kind")]
 
 
 def parameters() -> set[str]:

@@ -23,6 +23,7 @@ MAX_RECORDS = 2**22
 SAMPLE_ID, GROUP_ID = "chain/sample", "chain/by"
 _ALL = slice(None)
 _STEP = 2**16  # rows that are added to a table before it is looked at whether they are too many
+_WORTH = 0.75  # to find equal entries takes longer than to carry them along, unless this share or less of all is distinct
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -42,15 +43,16 @@ class Records:
     grades
         uint8 array of shape (n,): a row has grade g or more with probability 2**-g, by a keyed word of its own.
     counts
-        int64 array of shape (n,): how many rows have this record and this grade.
+        int64 array of shape (n,): how many rows the entry stands for.
     least
         Rows of a lower grade are left out: the records are a sample of 2**-least of the rows.
 
     Notes
     -----
-    Where there would be more than `max_records` entries, `least` becomes the least grade for which there are not. A part
-    of the rows never needs a higher one than all of them, so the result is the same however the rows are partitioned and
-    merged. Memory: entries · (8 · columns + 9) bytes; while rows are counted or parts merged, up to 24 · (columns + 6) bytes
+    Entries with the same record and grade are one, unless few were the same when parts were merged: then an entry may stand more than once, and
+    its counts are to be added. Where there would be more than `max_records` distinct entries, `least` becomes the least grade for which there are
+    not. A part of the rows never needs a higher one than all of them, so records, grades, summed counts and `least` are the same however the
+    rows are partitioned and merged. Memory: entries · (8 · columns + 9) bytes; while rows are counted or parts merged, up to 24 · (columns + 6) bytes
     for each entry of the result besides.
     """
 
@@ -62,11 +64,30 @@ class Records:
 
     def merge(self, *others: Self) -> Self:
         """Return the statistic of all rows together."""
+        parts, n_entries = (self, *others), len(self.keys) + sum(len(part.keys) for part in others)
+        if n_entries <= self.max_records and self._are_distinct(parts):
+            return self._join(parts)
         table = _Table(self.keys.shape[1], self.max_records)
-        table.expect(len(self.keys) + sum(len(part.keys) for part in others))
-        for part in (self, *others):
+        table.expect(n_entries)
+        for part in parts:
             table.add(part.keys, part.grades, part.counts, part.least)
         return type(self)(**table.parts())
+
+    @staticmethod
+    def _are_distinct(parts: Sequence[Records]) -> bool:
+        """Return whether most entries differ from all others, as a sample by their hashes tells."""
+        hashes = np.concatenate([kernel.sample_hashes(part.keys, part.grades) for part in parts])
+        return len(np.unique(hashes)) > _WORTH * len(hashes)
+
+    @classmethod
+    def _join(cls, parts: Sequence[Self]) -> Self:
+        """Return all entries of parts, those of too low a grade apart."""
+        least = max(part.least for part in parts)
+        kept = [_ALL if part.least == least else part.grades >= least for part in parts]
+        keys, grades, counts = (
+            np.concatenate([getattr(part, name)[rows] for part, rows in zip(parts, kept, strict=True)]) for name in ("keys", "grades", "counts")
+        )
+        return cls(max_records=parts[0].max_records, keys=keys, grades=grades, counts=counts, least=least)
 
     @property
     def n_rows(self) -> int:

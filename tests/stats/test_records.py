@@ -18,8 +18,11 @@ from dpdask.stats.records import Records, from_numbers, numbers
 
 
 def entries(records: Records) -> Counter[tuple[int, ...]]:
-    found = Counter({(*key, grade): count for key, grade, count in zip(records.keys.tolist(), records.grades, records.counts.tolist(), strict=True)})
-    assert len(found) == len(records.counts)
+    """The summed counts of each record and grade."""
+    assert len(records.counts) <= records.max_records
+    found: Counter[tuple[int, ...]] = Counter()
+    for key, grade, count in zip(records.keys.tolist(), records.grades.tolist(), records.counts.tolist(), strict=True):
+        found[(*key, grade)] += count
     return found
 
 
@@ -69,6 +72,33 @@ def test_more_rows_than_are_added_at_once_are_the_definition(max_records: int) -
     found = records_of(keys, words, max_records)
     assert (entries(found), found.least) == expected(keys, words, max_records)
     assert (found.least > 0) == (max_records == 500)
+
+
+@pytest.mark.parametrize(
+    ("n_values", "max_records", "joined"),
+    [(2**40, 2**16, True), (2**40, 15_000, False), (2**40, 5_000, False), (100, 2**16, False)],
+    ids=["all differ", "all differ, and are too many together", "each part is a sample", "many are the same"],
+)
+def test_parts_whose_entries_differ_are_joined_and_no_more_is_found_out(n_values: int, max_records: int, joined: bool) -> None:
+    """To look for equal entries would be in vain; a few that are the same anyway stand twice, and the statistic is what it was."""
+    keys, words = rows(20_000, n_values, 6)
+    keys[15_000:15_100], words[15_000:15_100] = keys[:100], words[:100]
+    parts = [records_of(keys[start : start + 5_000], words[start : start + 5_000], max_records) for start in range(0, 20_000, 5_000)]
+    merged = parts[0].merge(*parts[1:])
+    found = entries(merged)
+    assert (found, merged.least) == expected(keys, words, max_records)
+    assert (len(merged.counts) == len(found) + 100) == joined
+    again = merged.merge(parts[0])
+    assert (entries(again), again.least) == expected(np.concatenate([keys, keys[:5_000]]), np.concatenate([words, words[:5_000]]), max_records)
+
+
+def test_joined_parts_of_different_samples_are_the_definition() -> None:
+    """What one part has left out by its grade is left out of the others, too."""
+    keys, words = rows(20_000, 2**40, 7)
+    first, last = records_of(keys[:12_000], words[:12_000], 10_000), records_of(keys[12_000:13_000], words[12_000:13_000], 10_000)
+    assert (first.least, last.least) == (1, 0)
+    merged = last.merge(first)
+    assert (entries(merged), merged.least) == expected(keys[:13_000], words[:13_000], 10_000)
 
 
 def test_a_grade_is_the_number_of_leading_zeros_of_any_word() -> None:

@@ -25,7 +25,7 @@ from dpdask.streams import Rng, RunKey, words
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
 
-_TOGETHER = 2**13  # rows whose words are drawn at once: they stay near the processor
+_TOGETHER = 2**15  # rows whose words are drawn at once: they stay near the processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)  # the key and the trie are secret
@@ -224,10 +224,9 @@ def _groups(records: Records, by: str, key: Words, min_rows: int) -> tuple[Group
     hashed = np.ascontiguousarray(records.keys[:, 0])
     first = np.flatnonzero(np.diff(hashed, prepend=~hashed[:1]))  # records of one group often stand together: fewer are sorted
     hashes, numbers = np.unique(hashed[first], return_inverse=True)
-    numbers = np.repeat(numbers, np.diff(first, append=len(hashed)))
-    sizes = np.bincount(numbers, weights=records.counts)
+    sizes = np.bincount(numbers, weights=np.add.reduceat(records.counts, first))
     large = sizes >= min_rows
-    own = np.where(large, np.cumsum(large), 0)[numbers]
+    own = np.repeat(np.where(large, np.cumsum(large), 0)[numbers], np.diff(first, append=len(hashed)))
     groups = Groups(
         column=by,
         key=key,
