@@ -65,7 +65,7 @@ def n_open(place: Path) -> int:
     opened = 0
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
-            opened += os.readlink(link).startswith(f"{place}/")
+            opened += str(link.readlink()).startswith(f"{place}/")
     return opened
 
 
