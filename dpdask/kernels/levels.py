@@ -10,7 +10,7 @@ from dpdask.kernels.jit import jit
 
 @jit
 def find_codes(values: NDArray[np.floating], levels: NDArray[np.float64], codes: NDArray[np.int32]) -> tuple[NDArray[np.int32], bool]:
-    """Return the code of each value, and whether all values are levels; the code of a value that is none is 0.
+    """Return the code of each value, and whether all values are levels; a value that is none gets the code of some level.
 
     Parameters
     ----------
@@ -28,21 +28,27 @@ def find_codes(values: NDArray[np.floating], levels: NDArray[np.float64], codes:
     n_levels, low = len(levels), levels[0]
     span = levels[-1] - low
     scale = (n_levels - 1) / span if span > 0.0 else 0.0
-    out = np.zeros(len(values), dtype=np.int32)
-    complete = True
-    for row in range(len(values)):
-        value = np.float64(values[row])
-        if not low <= value <= levels[-1]:  # NaN too
-            complete = False
-            continue
-        place = np.uint64((value - low) * scale + 0.5)  # unsigned: numba would look for places counted from the end
-        if levels[place] != value:
-            place = np.uint64(np.searchsorted(levels, value))
-        if levels[place] == value:
+    is_even = True
+    for level in range(n_levels):
+        found = (levels[level] - low) * scale + 0.5
+        is_even &= (found >= level) & (found < level + 1)
+    out = np.empty(len(values), dtype=np.int32)
+    n_others = 0
+    if is_even:
+        for row in range(len(values)):  # without a branch: a third of the time
+            value = np.float64(values[row])
+            found = (value - low) * scale + 0.5
+            inside = (found >= 0.0) & (found < n_levels)  # NaN is not
+            place = np.uint64(np.int64(found if inside else 0.0))  # unsigned: numba would look for places counted from the end
+            n_others += levels[place] != value
             out[row] = codes[place]
-        else:
-            complete = False
-    return out, complete
+    else:
+        for row in range(len(values)):
+            value = np.float64(values[row])
+            place = np.uint64(min(int(np.searchsorted(levels, value)), n_levels - 1))
+            n_others += levels[place] != value
+            out[row] = codes[place]
+    return out, n_others == 0
 
 
 @jit

@@ -26,7 +26,8 @@ def test_codes_are_those_of_the_codec_and_lead_back(levels: list[float], type_: 
     assert codec.decode(codes).equals(pa.array(array.to_numpy() + 0, type_))
 
 
-@pytest.mark.parametrize("other", [0.0, 0.75, 5.5, float("nan"), float("inf"), np.nextafter(0.5, 1)])
-def test_a_value_that_is_no_level_is_noticed(other: float) -> None:
-    codes, complete = find_codes(np.array([1.0, other, 5.0]), np.array(STARS), np.arange(10, dtype=np.int32))
-    assert (codes[[0, 2]].tolist(), complete) == ([1, 9], False)
+@pytest.mark.parametrize("levels", [STARS, [0.5, 1.0, 5.0]], ids=["evenly spaced", "unevenly spaced"])
+@pytest.mark.parametrize("other", [0.0, 0.75, 5.5, float("nan"), float("inf"), -float("inf"), -1e300, np.nextafter(0.5, 1)])
+def test_a_value_that_is_no_level_is_noticed(other: float, levels: list[float]) -> None:
+    codes, complete = find_codes(np.array([1.0, other, 5.0]), np.array(levels), np.arange(len(levels), dtype=np.int32))
+    assert (codes[[0, 2]].tolist(), complete) == ([1, len(levels) - 1], False)
