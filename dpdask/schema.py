@@ -24,7 +24,7 @@ Outside = Literal["clip", "null", "other", "refuse"]
 
 MAX_LEVELS = 2048
 _SHOWN = 6  # levels that are shown; of more, the first and the last
-_BOUNDS = "bounds need two finite numbers or two dates, the lower one first; leave them out for the whole line"
+_BOUNDS = "bounds need two finite numbers or two dates, the lower one first; leave `bounds` out if every number is possible"
 _QUOTED = "bounds are texts, and two numbers or two dates are expected; write dates such as 2000-01-31, all without quotes"
 
 
