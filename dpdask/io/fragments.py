@@ -12,7 +12,6 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
@@ -30,10 +29,8 @@ from dpdask.io.filesystems import call_storage, open_filesystem
 from dpdask.io.fragment import Fragment
 from dpdask.io.listing import DataFile, Listing, TableFormat, find_columns, fits
 from dpdask.io.rows import complete, find_stored
+from dpdask.io.threads import map_files
 from dpdask.schema import Schema
-
-_FOOTER_THREADS = 16
-_FOOTER_FILES = 2**10  # a pool keeps a kilobyte or two for each call that it has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +107,7 @@ def discover(url: str, schema: Schema, table_format: TableFormat | None = None, 
     if growing:
         listing = dataclasses.replace(listing, version=None)
     seen = parquet.SchemaCache()
-    with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-        windows = (listing.files[start : start + _FOOTER_FILES] for start in range(0, len(listing.files), _FOOTER_FILES))
-        parts = [part for files in windows for part in pool.map(lambda file: _inspect(file, listing, schema, seen), files)]
+    parts = map_files(lambda file: _inspect(file, listing, schema, seen), listing.files)
     found = [fragment for fragments, _ in parts for fragment in fragments]
     if len({fragment.id for fragment in found}) < len(found):
         raise DataError("the table lists a file twice", url, "list it once, or each of its rows would be released twice")

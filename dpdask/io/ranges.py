@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -12,8 +11,8 @@ from dpdask.io.faults import storage_faults
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
+from dpdask.io.threads import map_files
 
-_FOOTER_THREADS = 16
 _FIRST_FILES = 64
 
 Ranges = list[tuple[Any, Any]]
@@ -49,14 +48,13 @@ def row_group_ranges(table: InputTable, columns: Iterable[str], is_needed: Calla
     files = list({fragment.url: fragment for fragment in table.fragments}.values())
     joined: dict[str, Ranges] = {name: [] for name in columns}
     start = 0
-    with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-        while joined and start < len(files):
-            end = max(_FIRST_FILES, 2 * start)
-            found = list(pool.map(partial(_of_file, columns=list(joined)), files[start:end]))
-            whole = [name for name in joined if all(ranges[name] is not None for ranges in found)]
-            more = {name: joined[name] + [pair for ranges in found for pair in ranges[name] or ()] for name in whole}
-            joined = {name: ranges for name, ranges in more.items() if _is_of_one_kind(ranges) and (is_needed is None or is_needed(ranges))}
-            start = end
+    while joined and start < len(files):
+        end = max(_FIRST_FILES, 2 * start)
+        found = map_files(partial(_of_file, columns=list(joined)), files[start:end])
+        whole = [name for name in joined if all(ranges[name] is not None for ranges in found)]
+        more = {name: joined[name] + [pair for ranges in found for pair in ranges[name] or ()] for name in whole}
+        joined = {name: ranges for name, ranges in more.items() if _is_of_one_kind(ranges) and (is_needed is None or is_needed(ranges))}
+        start = end
     return joined
 
 

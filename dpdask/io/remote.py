@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 from dpdask.io.faults import report_change
@@ -105,14 +106,26 @@ def read_ranges(url: str, ranges: Sequence[Range], size: int) -> list[bytes]:
     ends = [end + (end == size) for _, end in ranges]  # one byte more than there was: a file that grew is noticed
 
     def read(fs: Any, path: str) -> list[bytes]:
-        if is_local(fs) or len(ranges) == 1:
-            return [bytes(fs.cat_file(path, start=start, end=end)) for start, end in zip(starts, ends, strict=True)]
+        if is_local(fs):
+            return _read_local(path, starts, ends)
+        if len(ranges) == 1:
+            return [bytes(fs.cat_file(path, start=starts[0], end=ends[0]))]
         return [bytes(part) for part in fs.cat_ranges([path] * len(ranges), starts, ends, on_error="raise")]
 
     found = call_storage(url, read) if ranges else []
     if any(len(part) != end - start for part, (start, end) in zip(found, ranges, strict=True)):
         raise report_change(url.rpartition("/")[2])
     return found
+
+
+def _read_local(path: str, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+    """Return bytes of a local file, which Python opens faster than fsspec does."""
+    parts = []
+    with Path(path).open("rb") as file:
+        for start, end in zip(starts, ends, strict=True):
+            file.seek(start)
+            parts.append(file.read(end - start))
+    return parts
 
 
 def join_ranges(ranges: Iterable[Range]) -> list[Range]:
