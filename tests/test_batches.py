@@ -15,6 +15,7 @@ import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from distributed import Client, LocalCluster
 from scipy import stats
@@ -248,6 +249,27 @@ def test_a_seal_sees_the_order_of_rows_whose_private_values_are_equal() -> None:
                     frame.index = frame.index[order]
                 with pytest.raises(dpdask.DataError, match="rows changed since they were first read"):
                     release.transform(frame)
+
+
+@pytest.mark.parametrize("unit", ["row", dpdask.UnitColumn(column="user", max_rows=2)], ids=["row", "person"])
+@pytest.mark.parametrize("moved", ["index", "lists"])
+def test_a_seal_sees_the_index_and_lists_whatever_the_unit_is(unit: Any, moved: str) -> None:
+    """If two rows of one person swap them, both releases together would tell whether the private values are equal."""
+    keep = {name: {"role": "keep"} for name in ("user", "id", "lists")}
+    declared = {"rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS}, **keep}
+    table = pd.DataFrame({"user": np.repeat(np.arange(20), 2), "rating": [3] * 40, "id": range(40)}).set_index("id")
+    lists = pd.array([[number] for number in range(40)], dtype=pd.ArrowDtype(pa.list_(pa.int64())))
+    table["lists"] = lists
+    order = np.arange(40).reshape(20, 2)[:, ::-1].ravel()  # within each person
+    dip = dpdask.DIP(dpdask.Schema.from_dict({"columns": declared}), epsilon=1.0, reference=dpdask.Histogram(), unit=unit)
+    with dip.fit(table) as release:
+        pd.testing.assert_frame_equal(release.transform(table), release.transform(table))
+        if moved == "index":
+            table.index = table.index[order]
+        else:
+            table["lists"] = lists.take(order)
+        with pytest.raises(dpdask.DataError, match="rows changed since they were first read"):
+            release.transform(table)
 
 
 def test_kept_columns_of_lists_and_a_change_of_their_chunks_are_no_change() -> None:

@@ -18,6 +18,7 @@ from dpdask.analysis.points import NoisyCells, Points
 from dpdask.analysis.records import list_cells
 from dpdask.analysis.result import Result
 from dpdask.analysis.weighted import OpenedPoints, check_features
+from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares, noise_error
 from dpdask.streams import RunKey, stream
 
@@ -52,6 +53,8 @@ class OpenedCells(OpenedPoints):
         for name in (response, *features):
             self._column(name)
         check_features("fit", response, features)
+        if not callable(estimator):
+            raise SpecError("the estimator must be a function", "fit", "give one of dpdask.inference, such as `logistic`, and then the columns")
         cells, dates = self._read_cells()
         check_no_dates([response, *features], dates)
         cells = cells[cells[[response, *features]].notna().all(axis=1)].reset_index(drop=True)
@@ -70,6 +73,7 @@ class OpenedCells(OpenedPoints):
 
     def slope(self, response: str, *features: str) -> Result:
         """Return the slopes of least squares of the cells, corrected for their widths; see `OpenedRelease.slope` and `fit`."""
+        check_features("slope", response, features)
         found = self.fit(least_squares, response, *features)
         error = None if found.standard_error is None else found.standard_error.iloc[1:]
         return replace(found, estimate=found.estimate.iloc[1:], standard_error=error)

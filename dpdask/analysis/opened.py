@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dpdask.analysis.dates import DateScale
@@ -71,7 +72,20 @@ class OpenedRelease:
         return pd.DataFrame.from_dict(rows, orient="index", columns=["role", "kind", "domain", "answers"])
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Return the released table as a pandas frame, or some of its columns."""
+        """Return the released table as a pandas frame, or some of its columns.
+
+        Parameters
+        ----------
+        columns
+            The names of released columns, in the order wanted; all if None.
+
+        Raises
+        ------
+        SpecError
+            If it is not a list of released columns.
+        """
+        if columns is not None:
+            self._check_released(columns)
         return pd.concat([read_shard(self.folder, name, columns) for name in self.shards], ignore_index=True)
 
     def to_dask(self) -> Frame:
@@ -214,11 +228,23 @@ class OpenedRelease:
     def _column(self, name: str) -> Mapping[str, Any]:
         """Return a column's part of the card; refuse a name that is not there."""
         columns: Mapping[str, Mapping[str, Any]] = self.content["columns"]
-        if name not in columns:
+        if not isinstance(name, str) or name not in columns:
             near = difflib.get_close_matches(str(name), columns, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "see `.columns`"
             raise SpecError("the release has no such column", f"column {name!r}", hint)
         return columns[name]
+
+    def _check_released(self, columns: Sequence[str]) -> None:
+        """Refuse what is not a list of columns that the shards have."""
+        if isinstance(columns, str) or not isinstance(columns, Iterable):
+            raise SpecError("the columns must be a list of names", "to_pandas", 'write it as in to_pandas(["age", "city"])')
+        with self.folder.open(self.shards[0]) as file:
+            held = pq.read_schema(file).names
+        missing = next((name for name in columns if name not in held), None)
+        if missing is not None:
+            near = difflib.get_close_matches(str(missing), held, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"use some of {', '.join(held[:_SHOWN])}{', …' if len(held) > _SHOWN else ''}"
+            raise SpecError("no released column has this name", f"to_pandas, column {missing!r}", hint)
 
     def _levels(self, name: str) -> tuple[object, ...] | None:
         levels = self._column(name).get("levels")
@@ -253,6 +279,8 @@ class OpenedRelease:
         """Return the edges of a histogram's ranges; a number of them lies between the declared bounds."""
         if isinstance(bins, int):
             bounds = self._bounds_of(name)
+            if any(isinstance(level, str) for level in self._levels(name) or ()):
+                raise SpecError("does not hold numbers", f"column {name!r}", "use share()")
             if bounds is None or bins < 1 or bins is True:
                 raise SpecError("a number of ranges needs declared bounds, and is at least 1", f"column {name!r}", "give the edges: bins=[0, 10, 20]")
             return np.linspace(*bounds, bins + 1)

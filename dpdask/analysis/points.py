@@ -27,6 +27,7 @@ WIDE = "the mean of a heavy tail cannot be estimated under wide bounds; use quan
 LOOSE = "the bound on the bias is larger than the mean itself, as under bounds that are far too wide; use quantile()"
 WITHOUT_NULLS = "rows without a value are left out"
 _INSIDE = "an edge lies inside a cell, whose rows all count on one side of it, so only the bias bound tells how far off this is; use edges of cells"
+_SLOPE = "no bound on the bias of a slope is known: if most values of a column lie in a few ranges, it can be many times too small or too large"
 _POINT = "this is the point of a cell: only the bias bound tells how far off it is"
 
 
@@ -292,7 +293,8 @@ class Points:
             variance = variance + self._noise_of_slope(names, centre, beta, inverse)
         index = pd.Index(list(features))
         bias = None if self.ends or self.rank_errors else np.zeros(len(beta))
-        return self._result(pd.Series(beta, index), pd.Series(np.sqrt(variance), index), None if bias is None else pd.Series(bias, index))
+        found = self._result(pd.Series(beta, index), pd.Series(np.sqrt(variance), index), None if bias is None else pd.Series(bias, index))
+        return replace(found, limits=(*found.limits, _SLOPE)) if self.ends else found
 
     def _noise_of_slope(self, names: Sequence[str], centre: Floats, beta: Floats, inverse: Floats) -> Floats:
         """Return the noise's part of the slopes' variances: a slope is a sum of products of two columns, and each pair has its own table.

@@ -17,7 +17,7 @@ from dpdask.analysis.weighted import OpenedPoints
 
 _RECORDS = (
     "standard errors add up the draw of the rows, the noise of the tables before they were smoothed, and the draw of the records",
-    "what the model leaves out is not in them, and no bound on it is known: dependence of three columns, and inside two cells",
+    "what the model leaves out is not in them, and no bound on it is known: dependence of three columns, and where values lie inside a cell",
 )
 
 

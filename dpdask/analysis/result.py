@@ -61,13 +61,15 @@ class Result:
         Parameters
         ----------
         confidence
-            The probability with which it contains the true value.
+            The probability with which it contains the true value, in (0, 1).
 
         Raises
         ------
         SpecError
-            If no standard error is known.
+            If no standard error is known, or the confidence is not within 0 to 1.
         """
+        if not isinstance(confidence, int | float) or not 0 < confidence < 1:
+            raise SpecError("the confidence is a probability between 0 and 1", "interval", "give a fraction such as 0.95, not a percentage")
         if self.standard_error is None:
             raise SpecError("no standard error is known, so there is no interval", "interval", "see `limits`")
         half = float(special.ndtri(0.5 + confidence / 2)) * self.standard_error

@@ -34,7 +34,8 @@ _WORST_BIAS = (
 _ABSENT = "levels that the reference holds with probability 0 are taken not to occur: their estimates, errors and bounds are 0"
 _CELLS = "inside a cell of the reference the columns are independent: slopes and differences of groups are too small, and no error includes it"
 _NOISY_RANKS = (
-    "the released values have the distribution of noisy counts; standard errors count that noise at its largest, so those of means are too large"
+    "the released values have the distribution of noisy counts; standard errors count that noise at its largest, but where values lie inside a cell "
+    "of the reference is not known: quantiles, ranges and means may be off by the width of a cell, which no error includes"
 )
 _NOISY_REFERENCE = "the reference is noisy counts of the table; what their noise changes is not in the standard error, and is large for few rows"
 

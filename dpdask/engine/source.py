@@ -235,9 +235,8 @@ def seal_part(rows: pd.DataFrame, batch: pa.RecordBatch, work: TableWork, part_i
         The id of the partition.
     """
     columns = {f"column {name}": batch.column(name) for name in batch.schema.names}
-    if work.unit is None:  # else the unit's column and the kept ones are among the batch's
-        kept = {f"column {name}": rows[name] for name in work.public if name in rows.columns} | {"index": rows.index}
-        columns |= {name: content for name in kept.keys() - columns.keys() if (content := find_content(kept[name])) is not None}
+    kept = {f"column {name}": rows[name] for name in work.public if name in rows.columns} | {"index": rows.index}
+    columns |= {name: content for name in kept.keys() - columns.keys() if (content := find_content(kept[name])) is not None}
     seal = _make_seal(work, sorted(columns), part_id)
     seal.add(pa.RecordBatch.from_pydict(columns))
     return seal.digest()

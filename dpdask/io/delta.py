@@ -111,7 +111,7 @@ def _open(url: str, version: int | None) -> DeltaTable:
             return DeltaTable(place, version=version, storage_options=options or None)
         except TableNotFoundError:
             which = "" if version is None else f" with version {version}"
-            raise InputError(f"there is no Delta table{which} here", url, "check this path in the job") from None
+            raise InputError(f"there is no Delta table{which} here", url, "check this path") from None
         except (DeltaError, ValueError) as error:
             if "unsupported" in str(error).lower():
                 raise DataError("this table needs a reader feature that is not supported", url, _WRITE_WITHOUT) from None

@@ -86,7 +86,7 @@ def _find_tables(url: str) -> tuple[list[tuple[str, str, Literal["parquet", "csv
     found = [(path, name, _format(name)) for path, name in named if not _is_hidden(name)]
     tables = sorted([(path, name, format_) for path, name, format_ in found if format_ is not None], key=lambda file: natural(file[1]))
     if not tables:
-        raise MissingError("there is no Parquet or CSV file here", url, "check this path in the job")
+        raise MissingError("there is no Parquet or CSV file here", url, "check this path")
     if any(format_ != tables[0][2] for _, _, format_ in tables):
         raise InputError("holds both Parquet and CSV files", url, "name one kind with a glob, such as folder/*.parquet")
     return tables, sizes

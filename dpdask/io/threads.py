@@ -35,7 +35,7 @@ def map_files(call: Callable[[File], Found], files: Sequence[File]) -> list[Foun
     n_next, work = 1, 1.0
     while len(found) < len(files) and work >= _LEAST_WORK:
         began, began_work = time.perf_counter(), time.thread_time()
-        found += map(call, files[len(found) : len(found) + n_next])
+        found += [call(file) for file in files[len(found) : len(found) + n_next]]
         work = (time.thread_time() - began_work) / max(time.perf_counter() - began, 1e-9)
         n_next = min(2 * n_next, _SINGLE_FILES)
     rest = files[len(found) :]

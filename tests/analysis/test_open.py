@@ -276,6 +276,9 @@ def test_results_are_short_and_widen_by_their_bias() -> None:
     assert repr(Result(estimate=3.0, standard_error=None, bias_bound=None)) == "3 (no standard error, no bound on its bias)"
     with pytest.raises(dpdask.SpecError, match="no standard error is known"):
         Result(estimate=3.0, standard_error=None).interval()
+    for confidence in (95, 0.0, 1.0, "0.9"):
+        with pytest.raises(dpdask.SpecError, match="between 0 and 1"):
+            found.interval(confidence)  # type: ignore[arg-type]
     table = Result(estimate=pd.Series(range(20)), standard_error=pd.Series([0.1] * 20))
     assert repr(table).endswith("… 8 more")
 
@@ -311,6 +314,12 @@ def test_the_documentation_runs(release: Any, tmp_path: Path, monkeypatch: pytes
         ("cells", ("regress", "price", "years"), "weighted cells"),
         ("tables", ("slope", "rating"), "a regression needs a column that explains"),
         ("tables", ("slope", "rating", "rating"), "named twice"),
+        ("dip", ("quantile", ["price"]), "no such column"),
+        ("dip", ("to_pandas", "rating"), "must be a list of names"),
+        ("dip", ("to_pandas", ["rating", "twon"]), "column 'twon': no released column has this name; did you mean 'town'?"),
+        ("copula", ("histogram", "kind"), "does not hold numbers; use share()"),
+        ("cells", ("fit", "price", "years", "price"), "must be a function"),
+        ("cells", ("slope", "price"), "slope: a regression needs"),
     ],
 )
 def test_what_is_not_supported_is_one_line(release: Any, name: str, question: tuple[Any, ...], words: str) -> None:

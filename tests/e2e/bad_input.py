@@ -1371,7 +1371,7 @@ CASES: tuple[Case, ...] = (
         parts={"a.parquet": table(3)},
         mechanism__reference__fraction=1 - 1e-9,
     ),
-    _case("a missing input", 66, r"nowhere: there is no Parquet or CSV file here; check this path in the job", input__path="nowhere"),
+    _case("a missing input", 66, r"nowhere: there is no Parquet or CSV file here; check this path", input__path="nowhere"),
     Case(
         name="a Parquet file cut in its footer",
         code=66,
