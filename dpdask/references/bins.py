@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
@@ -17,7 +18,10 @@ from dpdask.schema import Schema
 def _as_firsts(value: object) -> object:
     if not isinstance(value, list | tuple) or not value or any(type(first) not in (int, float) for first in value):
         raise ValueError("a number of cells, or a list of the first value of each cell, is expected")
-    return tuple(float(first) for first in value)
+    firsts = tuple(float(first) for first in value)
+    if not all(one < two for one, two in pairwise(firsts)):
+        raise ValueError("the first values of the cells must increase")
+    return firsts
 
 
 def _as_count(value: object) -> object:

@@ -547,12 +547,14 @@ NOISY_TABLES: tuple[Case, ...] = (
     ),
     _copula("bins that are a list of texts", 64, r"mechanism\.bins\S*: column 'price': .*a list of the first", mechanism__bins={"price": ["a"]}),
     *(
+        _copula(f"bins {text}", 64, r"mechanism\.bins: column 'price': the first values of the cells must increase", mechanism__bins={"price": bins})
+        for text, bins in (("that do not increase", [0, 50, 20]), ("of NaN", [0.0, float("nan")]))
+    ),
+    *(
         _copula(f"bins {text}", 64, r"bins of 'price': the first values of the cells must increase within the column's bounds", mechanism__bins=bins)
         for text, bins in (
-            ("that do not increase", {"price": [0, 50, 20]}),
             ("outside the bounds", {"price": [0, 101]}),
             ("below the bounds", {"price": [-1, 20]}),
-            ("of NaN", {"price": [0.0, float("nan")]}),
         )
     ),
     _copula(
