@@ -952,7 +952,9 @@ HISTOGRAMS: tuple[Case, ...] = (
         _histogram(f"bins {text}", 64, r"job\.yaml, .*mechanism\.bins", "--set", f"mechanism.bins={text}")
         for text in ("0", "-3", "2.5", "many", "40000")
     ),
-    _histogram("bins that do not increase", 64, r"mechanism\.bins: column 'price': the first values of the cells must increase", bins={"price": [0, 50, 20]}),
+    _histogram(
+        "bins that do not increase", 64, r"mechanism\.bins: column 'price': the first values of the cells must increase", bins={"price": [0, 50, 20]}
+    ),
     _histogram(
         "bins by a rule that add-remove hides",
         64,
