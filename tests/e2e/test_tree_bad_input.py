@@ -60,7 +60,7 @@ CASES = (
     _case("no bins", 64, r"mechanism\.reference\.bins: .*whole number from 1", tree={"bins": 0}),
     _case("bins of levels", 64, r"mechanism\.reference\.bins\.rating: is not a continuous or mixed column", tree={"bins": {"rating": 3}}),
     _case("bins of an unknown column", 64, r"mechanism\.reference\.bins\.prise: is not a continuous", tree={"bins": {"prise": 3}}),
-    _case("bins that go back", 64, r"bins of 'price': the first values of the cells must increase", tree={"bins": {"price": [0.0, 5.0, 3.0]}}),
+    _case("bins that go back", 64, r"bins: column 'price': the first values of the cells must increase", tree={"bins": {"price": [0.0, 5.0, 3.0]}}),
     _case("a hold-out's fraction", 64, r"mechanism\.reference\.fraction", tree={"fraction": 0.25}),
     _case("a cost with another channel", 64, r"mechanism\.cost\.rating: a cost belongs to the channel optimal", mechanism__cost={"rating": "value"}),
     _case(
