@@ -84,9 +84,8 @@ class OpenedRelease:
         SpecError
             If it is not a list of released columns.
         """
-        if columns is not None:
-            self._check_released(columns)
-        return pd.concat([read_shard(self.folder, name, columns) for name in self.shards], ignore_index=True)
+        chosen = None if columns is None else self._check_released(columns)
+        return pd.concat([read_shard(self.folder, name, chosen) for name in self.shards], ignore_index=True)
 
     def to_dask(self) -> Frame:
         """Return the released table as a lazy Dask frame, with a partition for each shard."""
@@ -234,17 +233,19 @@ class OpenedRelease:
             raise SpecError("the release has no such column", f"column {name!r}", hint)
         return columns[name]
 
-    def _check_released(self, columns: Sequence[str]) -> None:
-        """Refuse what is not a list of columns that the shards have."""
+    def _check_released(self, columns: Sequence[str]) -> list[str]:
+        """Return the names of columns; refuse what is not a list of columns that the shards have."""
         if isinstance(columns, str) or not isinstance(columns, Iterable):
             raise SpecError("the columns must be a list of names", "to_pandas", 'write it as in to_pandas(["age", "city"])')
+        chosen = list(columns)
         with self.folder.open(self.shards[0]) as file:
             held = pq.read_schema(file).names
-        missing = next((name for name in columns if name not in held), None)
+        missing = next((name for name in chosen if name not in held), None)
         if missing is not None:
             near = difflib.get_close_matches(str(missing), held, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"use some of {', '.join(held[:_SHOWN])}{', …' if len(held) > _SHOWN else ''}"
             raise SpecError("no released column has this name", f"to_pandas, column {missing!r}", hint)
+        return chosen
 
     def _levels(self, name: str) -> tuple[object, ...] | None:
         levels = self._column(name).get("levels")

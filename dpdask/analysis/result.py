@@ -68,7 +68,7 @@ class Result:
         SpecError
             If no standard error is known, or the confidence is not within 0 to 1.
         """
-        if not isinstance(confidence, int | float) or not 0 < confidence < 1:
+        if not isinstance(confidence, int | float | np.floating) or not 0 < confidence < 1:
             raise SpecError("the confidence is a probability between 0 and 1", "interval", "give a fraction such as 0.95, not a percentage")
         if self.standard_error is None:
             raise SpecError("no standard error is known, so there is no interval", "interval", "see `limits`")

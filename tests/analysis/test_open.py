@@ -254,6 +254,7 @@ def test_the_table_the_card_and_the_columns(release: Any, original: pd.DataFrame
     assert opened.columns.loc["price", "answers"] == "mean, histogram, quantile"
     assert opened.columns.loc["town", "answers"] == "share, crosstab"
     rows = opened.to_pandas()
+    pd.testing.assert_frame_equal(opened.to_pandas(name for name in ("town", "rating")), rows[["town", "rating"]])  # type: ignore[arg-type]
     assert len(rows) == opened.n_rows == pytest.approx(0.75 * N, rel=0.05)
     with dask.config.set(scheduler="synchronous"):
         lazy = opened.to_dask()
