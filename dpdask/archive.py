@@ -8,6 +8,7 @@ import json
 import lzma
 import math
 import struct
+import threading
 import tokenize
 import zipfile
 import zlib
@@ -26,6 +27,7 @@ Contents = tuple[Mapping[str, Any], Mapping[str, Any]]  # a header and arrays, a
 
 _HEADER = "header"
 _DATE = "date of a level"
+_READING = threading.RLock()  # numpy parses headers with `ast.parse`, which two threads may not call at once before Python 3.11.8 (cpython 106905)
 _HINT = "read it with the version that wrote it, or begin again (a job: `dpdask abort` it first)"
 
 # raised when the bytes are of another file, or cut
@@ -92,7 +94,7 @@ class Archive:
             If they are something else, incomplete, or of another kind or format.
         """
         try:
-            with np.load(io.BytesIO(data), allow_pickle=False) as members:
+            with _READING, np.load(io.BytesIO(data), allow_pickle=False) as members:
                 _check_sizes(members.zip)
                 header = _header(members)
                 if type(header["format"]) is int and (header["kind"], header["format"]) == (self.kind, self.format):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import io
 import json
 import subprocess
@@ -10,7 +11,8 @@ import sys
 import tracemalloc
 import uuid
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -592,3 +594,33 @@ def test_a_member_that_nobody_asks_for_is_not_inflated() -> None:
     DipRelease.from_bytes(buffer.getvalue(), "here")
     assert tracemalloc.get_traced_memory()[1] < 2**23
     tracemalloc.stop()
+
+
+@pytest.fixture
+def threads_that_alternate() -> Iterator[None]:
+    """Let threads take turns all the time, also while the garbage collector runs: Python code runs then, as that of finalizers does."""
+
+    def pause(*_: Any) -> None:
+        for _ in range(200):
+            pass
+
+    threshold, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.callbacks.append(pause)
+    gc.set_threshold(20)
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+    gc.set_threshold(*threshold)
+    gc.callbacks.remove(pause)
+
+
+@pytest.mark.usefixtures("threads_that_alternate")
+def test_threads_read_at_once() -> None:
+    archive = Archive(kind="toy", format=1, noun="toy")
+    data = archive.pack({}, {f"a{number}": np.arange(3) for number in range(20)})
+
+    def read(_: int) -> int:
+        return archive.unpack(data, "here", lambda _, arrays: int(sum(arrays[f"a{number}"].sum() for number in range(20))))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(read, range(100))) == [60] * 100
