@@ -28,6 +28,8 @@ LOOSE = "the bound on the bias is larger than the mean itself, as under bounds t
 WITHOUT_NULLS = "rows without a value are left out"
 _INSIDE = "an edge lies inside a cell, whose rows all count on one side of it, so only the bias bound tells how far off this is; use edges of cells"
 _SLOPE = "no bound on the bias of a slope is known: if most values of a column lie in a few ranges, it can be many times too small or too large"
+_EQUAL = "groups whose released values are all equal have no standard error: a few rows do not tell how far values spread"
+_STILL = 1e-12  # of the numbers: values that differ by less differ by rounding alone
 _POINT = "this is the point of a cell: only the bias bound tells how far off it is"
 
 
@@ -162,8 +164,11 @@ class Points:
             if name in self.rank_noise and len(x):  # a mean is the integral of ranks over the released range
                 variance = variance + (self.rank_noise[name] * np.ptp(x)) ** 2
             bias = add(np.abs(weights) * self._shift(name)[here], code) / share + self._mean_shift(name)
-        parts = (mean, np.sqrt(variance), bias)
+        error = np.sqrt(variance)
+        still = (error <= _STILL * np.abs(x).max(initial=0.0)) & (share > 0.0) & (by is not None)
+        parts = (mean, np.where(still, np.nan, error), bias)
         limits = self.limits if here.all() else (*self.limits, WITHOUT_NULLS)
+        limits = (*limits, _EQUAL) if still.any() else limits
         if self.biased and values is None and name not in self.levels:  # noise puts rows anywhere between the bounds
             limits = (*limits, WIDE)
         if (bias > np.abs(mean)).any() and values is None and name not in self.levels:

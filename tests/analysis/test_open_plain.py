@@ -13,6 +13,7 @@ import pytest
 from e2e.helpers import open_once
 
 import dpdask
+from dpdask.analysis.points import Points
 from dpdask.analysis.result import Result
 
 N = 6_000
@@ -127,3 +128,14 @@ def test_two_columns_with_noise_of_their_own_are_refused_where_nothing_is_left(r
     opened = release("histogram")
     with pytest.raises(dpdask.SpecError, match="the bound on the bias is larger than the estimate in"):
         opened.crosstab("c0", "c1")
+
+
+def test_a_group_of_equal_values_has_no_standard_error() -> None:
+    frame = pd.DataFrame({"x": [0.1, 0.1, 0.1, 2.0, 3.0], "g": ["a", "a", "a", "b", "b"]})
+    points = Points(frame=frame, weights=np.ones(5), n_rows=5.0, sampling=0.2, levels={"g": ["a", "b", "c"]})
+    found = points.mean("x", by="g")
+    assert found.estimate.loc["a"] == pytest.approx(0.1)
+    assert found.standard_error.isna().tolist() == [True, False, True]
+    assert found.standard_error.loc["b"] > 0.0
+    assert any("all equal have no standard error" in limit for limit in found.limits)
+    assert not any("all equal" in limit for limit in points.mean("x").limits)
