@@ -226,6 +226,7 @@ def status(out: str | None, job: str | None, as_json: bool) -> None:
     _check_one("status OUT", out, job)
     found = runner.status(absolute_url(str(out)) if job is None else load_job(job).output_url)
     sizes = [f", {n} {what}" for n, what in ((found.n_shards, "shards"), (found.n_releases, "releases")) if n > (what == "releases")]
+    sizes += [f"; missing shards: {found.n_missing}; restore them from a copy"] if found.n_missing else []
     click.echo(json.dumps(asdict(found)) if as_json else f"{out or job}: {found.stage}" + "".join(sizes))
 
 

@@ -383,21 +383,35 @@ def test_status_and_abort(tmp_path):
     def state() -> dict[str, Any]:
         return json.loads(command("status", out, "--json").out)
 
-    assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0}
+    assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0, "n_missing": 0}
     assert command("abort", out).out == f"{out}: there is no unfinished run\n"
     with mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash", None, "run again to resume")):
         ended = command(*given)
     assert (ended.code, ended.lines) == (75, ["dpdask: crash; run again to resume"])
-    assert state() == {"stage": "fitted", "n_shards": 1, "n_releases": 0}
+    assert state() == {"stage": "fitted", "n_shards": 1, "n_releases": 0, "n_missing": 0}
     assert command("status", out).out == f"{out}: fitted, 1 shards\n"
     assert command("status", "--job", given[1]).out == f"{given[1]}: fitted, 1 shards\n"
     assert command("abort", out).out == f"{out}: the unfinished run is removed\n"
-    assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0}
+    assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0, "n_missing": 0}
     assert command(*given).code == 0
-    assert state() == {"stage": "released", "n_shards": 1, "n_releases": 1}
+    assert state() == {"stage": "released", "n_shards": 1, "n_releases": 1, "n_missing": 0}
     refused = command("abort", out)
     assert (refused.code, len(refused.lines)) == (73, 1)
     assert "released already" in refused.err
+
+
+def test_shards_that_are_missing_are_told(tmp_path):
+    given, out = words(tmp_path, "run", "--set", "output.rows_per_shard=50"), str(tmp_path / "out")
+    assert command(*given).code == 0
+    shards = sorted((tmp_path / "out").glob("part-*.parquet"))
+    assert command("status", out).out == f"{out}: released, {len(shards)} shards\n"
+    shards[1].unlink()
+    assert command("status", out).out == f"{out}: released, {len(shards)} shards; missing shards: 1; restore them from a copy\n"
+    again = command(*given)
+    assert again.code == 0
+    assert f"WARNING   missing shards: 1 of {len(shards)}; restore them from a copy" in again.out
+    (tmp_path / "out" / "_delta_log").mkdir()  # other programs may rewrite the files of a table
+    assert command("status", out).out == f"{out}: released, {len(shards)} shards\n"
 
 
 def test_status_takes_a_relative_path_and_one_with_a_slash(tmp_path, monkeypatch):

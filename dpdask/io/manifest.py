@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -93,3 +94,20 @@ def list_manifests(folder: Folder, but: str = "") -> list[Manifest]:
     """
     names = (f"{META}/{name}" for name in folder.child(META).names() if name.startswith("manifest"))
     return [found for found in (Manifest.read(folder, name) for name in names if name != but) if found is not None]
+
+
+def count_missing(folder: Folder, manifests: Sequence[Manifest]) -> int:
+    """Return how many shards an output folder lacks that its manifests name; 0 for a table, whose files may be rewritten by others.
+
+    Parameters
+    ----------
+    folder
+        The output folder.
+    manifests
+        Of its releases.
+    """
+    names = set(folder.names())
+    if names & {"_delta_log", "metadata"}:
+        return 0
+    shards = (shard.name for manifest in manifests for shard in manifest.shards)
+    return sum(name not in names and not folder.exists(name) for name in shards)  # a listing may be an earlier one

@@ -18,7 +18,7 @@ from dpdask.engine.work import load
 from dpdask.engine.write import Staged, Staging, Task, list_record_tasks, write_all
 from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, TemporaryError
 from dpdask.io.fragment import Fragment
-from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, Manifest, list_manifests
+from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, Manifest, count_missing, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs.charging import charge, finish, is_undrawn, record_draw
 from dpdask.jobs.describing import make_job_card, write_documents
@@ -173,7 +173,9 @@ def _find_finished(job: Job, state: RunState, release: str) -> Outcome | None:
         with suppress(InputError, OutputError):  # of another version, or its key is elsewhere: the release stands all the same
             state.read()  # raises one of these
             finish(job, state)
-    return Outcome(status="already released", output=job.output_url, manifest=manifest, release=release)
+    n_missing = count_missing(state.output, [manifest])
+    what = f"missing shards: {n_missing} of {len(manifest.shards)}; restore them from a copy: a new run would spend ε again"
+    return Outcome(status="already released", output=job.output_url, manifest=manifest, warnings=(what,) if n_missing else (), release=release)
 
 
 def _check_room(job: Job, state: RunState, names: ReleaseNames) -> Outcome | None:
@@ -334,11 +336,14 @@ class Status:
         Shards released, or staged so far.
     n_releases
         How many releases there are.
+    n_missing
+        How many of the released shards are gone; 0 for a table, whose files may be rewritten by others, and during a run.
     """
 
     stage: Literal["absent", "opened", "fitted", "staged", "released"]
     n_shards: int
     n_releases: int = 0
+    n_missing: int = 0
 
 
 def status(output_url: str) -> Status:
@@ -350,7 +355,8 @@ def status(output_url: str) -> Status:
         return Status(stage=found.stage, n_shards=state.count_staged(found.run_id), n_releases=len(released))
     released = list_manifests(state.output)
     n_shards = sum(len(manifest.shards) for manifest in released)
-    return Status(stage="released" if released else "absent", n_shards=n_shards, n_releases=len(released))
+    n_missing = count_missing(state.output, released)
+    return Status(stage="released" if released else "absent", n_shards=n_shards, n_releases=len(released), n_missing=n_missing)
 
 
 def abort(output_url: str, ledger_url: str | None = None) -> bool:

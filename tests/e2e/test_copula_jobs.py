@@ -355,7 +355,7 @@ def test_the_verbs(source: Path, tmp_path: Path) -> None:
     assert "synthetic records of 5 columns, from a Gaussian copula" in ran.out
     steps = [json.loads(line) for line in ran.err.splitlines()]
     assert {step["stage"] for step in steps if "stage" in step} == {"tabulate", "write"}
-    assert json.loads(command("status", str(tmp_path / "out"), "--json").out) == {"stage": "released", "n_releases": 1, "n_shards": 2}
+    assert json.loads(command("status", str(tmp_path / "out"), "--json").out) == {"stage": "released", "n_releases": 1, "n_shards": 2, "n_missing": 0}
     audited = command("audit", made, "--runs", "1000")
     assert audited.code == 0
     assert "sound" in audited.out
