@@ -148,7 +148,7 @@ class Ledger:
             latest = book.standing.get(run_id)
             price = book.price_refusal(charge) if unread and book.strict else charge
             if latest is None:
-                self._require_room(book, price.alone if book.strict else price)  # a refusal is no release of a series
+                self._require_room(book, price)
                 return _append(connection, book, "intend", run_id, price)
             if latest.kind == "refuse":
                 raise SpecError(f"the run {run_id!r} is {_ENDED[latest.kind]}", self._store.place, "a new run is charged again")
@@ -171,8 +171,6 @@ class Ledger:
         book = self._read(dataset)
         if run_id is None or run_id not in book.standing:
             self._require_room(book, charge)
-            if book.strict:
-                self._require_room(book, book.price_refusal(charge.alone))
 
     def draw(self, dataset: str, run_id: str, release: str) -> Entry:
         """Record that a run drew its noise, and return the run's newest entry. It is idempotent.
@@ -254,7 +252,7 @@ class Ledger:
                 self._require_room(book, least)
             price = book.price_refusal(least.alone) if book.strict and least != FREE else least
             fits = self._compose([*book.count(without=run_id), price], book.delta) <= book.epsilon
-            return _append(connection, book, "refuse", run_id, price if fits else least)
+            return _append(connection, book, "refuse", run_id, price if fits else least)  # it fits, unless the run is older than the strictness
 
         return self._store.write(work)
 
@@ -407,14 +405,21 @@ class Ledger:
         return self._store.write(work)
 
     def _require_room(self, book: Book, charge: Charge) -> None:
-        """Refuse a charge that does not fit; a composer's NaN does not fit."""
+        """Refuse a charge that does not fit; a composer's NaN does not fit. A strict dataset keeps room for refusals of all unfinished runs."""
         charges = book.count([charge])
         total = self._compose(charges, book.delta)
-        if total <= book.epsilon:
-            return
-        mixed = len({each.delta > 0 for each in charges}) > 1
-        why, hint = book.compute_balance(self._compose).tell_shortage(charge, total, mixed=mixed)
-        raise BudgetError(f"the budget of the dataset {book.name!r} is too small: {why}", self._store.place, hint)
+        if not total <= book.epsilon:
+            mixed = len({each.delta > 0 for each in charges}) > 1
+            why, hint = book.compute_balance(self._compose).tell_shortage(charge, total, mixed=mixed)
+            raise BudgetError(f"the budget of the dataset {book.name!r} is too small: {why}", self._store.place, hint)
+        if book.strict and not self._compose(book.count_if_refused(charge), book.delta) <= book.epsilon:
+            n = len(book.unfinished)
+            others = f", as the refusals of {n} unfinished runs would" if n else ""
+            why = f"it is strict, and a refusal of this run would cost more than is left{others}"
+            hint = (
+                "finish the unfinished runs first, or set a smaller ε" if n else "set a smaller ε; a refusal costs at least a hundredth of the limit"
+            )
+            raise BudgetError(f"the budget of the dataset {book.name!r} is too small: {why}", self._store.place, hint)
 
 
 def _key_digest(key: str) -> str:

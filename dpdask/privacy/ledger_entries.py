@@ -324,6 +324,24 @@ class Book:
         return count_series([*spent, *((charge, "") for charge in plus)])
 
     @property
+    def unfinished(self) -> dict[str, Entry]:
+        """The entries of charged runs that may still be refused."""
+        return {run_id: entry for run_id, entry in self.standing.items() if entry.kind in ("intend", "draw")}
+
+    def count_if_refused(self, plus: Charge) -> list[Charge]:
+        """Return the charges that would be composed if a further run, and all unfinished runs, were refused in a strict dataset.
+
+        Parameters
+        ----------
+        plus
+            What the further run costs.
+        """
+        unfinished = self.unfinished
+        ended = [(entry.charge, entry.release) for run_id, entry in self.standing.items() if run_id not in unfinished]
+        refused = [self.price_refusal(charge.alone) for charge in (*(entry.charge for entry in unfinished.values()), plus)]
+        return count_series([*ended, *((charge, "") for charge in refused)])
+
+    @property
     def n_refusals_charged(self) -> int:
         """How many of the refused runs stay charged."""
         return sum(entry.kind == "refuse" for entry in self.standing.values())

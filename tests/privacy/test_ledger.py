@@ -202,6 +202,27 @@ def test_a_small_refusal_costs_a_hundredth_under_either_adjacency(adjacency: Any
     assert 0.1 <= ledger.read_balance("strict").epsilon_spent < 0.1001
 
 
+def test_a_strict_dataset_keeps_room_for_the_refusals_of_unfinished_runs(url: str) -> None:
+    ledger, small = Ledger(url), Charge(epsilon=1e-4)
+    ledger.init("strict", 4.0, strict=True)
+    for run in ("one", "two"):
+        ledger.intend("strict", run, small)
+    with pytest.raises(BudgetError, match="a refusal of this run would cost more than is left, as the refusals of 2 unfinished runs would"):
+        ledger.intend("strict", "large", Charge(epsilon=3.95))
+    with pytest.raises(BudgetError, match="2 unfinished runs"):
+        ledger.check_room("strict", Charge(epsilon=3.95))
+    ledger.intend("strict", "large", Charge(epsilon=3.9))
+    ledger.commit("strict", "large")
+    with pytest.raises(BudgetError, match="finish the unfinished runs first"):
+        ledger.intend("strict", "three", small)
+    assert [ledger.refuse("strict", run, small).charge.epsilon for run in ("one", "two")] == [0.04, 0.04]
+    with pytest.raises(BudgetError, match="costs at least a hundredth of the limit"):
+        ledger.intend("strict", "three", small)
+    ledger.init("lax", 4.0)
+    ledger.intend("lax", "one", small)
+    ledger.intend("lax", "large", Charge(epsilon=3.9999))
+
+
 def test_a_draw_is_recorded_once_and_another_one_refused(ledger: Ledger) -> None:
     with pytest.raises(SpecError, match="is not intended"):
         ledger.draw("ratings", "run-1", "abc")
