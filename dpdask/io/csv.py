@@ -7,6 +7,7 @@ import csv as standard_csv
 import datetime as dt
 import gzip
 import io
+import itertools
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -99,6 +100,21 @@ def read_names(fs: Any, path: str, name: str) -> list[str]:
     if not names:
         raise InputError("this CSV file has no readable header line", name, "write it in UTF-8 with its column names first")
     return names
+
+
+def has_rows(url: str) -> bool:
+    """Return whether a file has more than its header; blank lines are no rows, and one that cannot be decompressed may have some.
+
+    Parameters
+    ----------
+    url
+        The file's URL.
+    """
+    try:
+        with io.TextIOWrapper(_open_url(url), encoding="latin-1") as lines:  # every byte is a letter, and every end of a line is known
+            return sum(1 for _ in itertools.islice((line for line in lines if line.strip("\n")), 2)) > 1
+    except _BAD_GZIP:
+        return True
 
 
 def check_names(names: Sequence[str], name: str) -> None:
@@ -245,9 +261,13 @@ def _describe(message: str, types: pa.Schema) -> DataError:
 
 
 def _open(fs: Any, path: str) -> IO[bytes]:
+    return _open_url(str(fs.unstrip_protocol(path)))
+
+
+def _open_url(url: str) -> IO[bytes]:
     """Open a file to read, decompressed if its name says so."""
-    file = open_remote(str(fs.unstrip_protocol(path)))
-    return gzip.GzipFile(fileobj=file) if path.endswith(".gz") else file  # type: ignore[return-value]  # it is one in all but name
+    file = open_remote(url)
+    return gzip.GzipFile(fileobj=file) if url.lower().endswith(".gz") else file  # type: ignore[return-value]  # it is one in all but name
 
 
 def _versions(fs: Any, path: str) -> tuple[str, str, int]:

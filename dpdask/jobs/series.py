@@ -14,6 +14,7 @@ from typing import Any
 
 from dpdask.engine.work import RELEASE_NAME
 from dpdask.errors import InputError, OutputError
+from dpdask.io import csv
 from dpdask.io.encrypted import decrypt, encrypt
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
@@ -380,17 +381,9 @@ def _check_copies(new: Sequence[KeptFile], released: Sequence[KeptFile]) -> None
         seen: dict[bytes, KeptFile] = {}
         for file in files:
             other = seen.setdefault(_digest_file(file.url), file)
-            if other is not file and file.url in fresh and (file.version or _has_rows(file.url)):
+            if other is not file and file.url in fresh and (file.version or csv.has_rows(file.url)):
                 which = "" if other.url in fresh else ", which was released"
                 raise InputError(f"rows seen again: this file is a copy of {other.name}{which}", file.name, "remove it")
-
-
-def _has_rows(url: str) -> bool:
-    """Return whether a text file has more than its header: those of days without rows are alike."""
-    folder, _, name = url.rpartition("/")
-    with Folder(folder).open(name) as file:
-        file.readline()
-        return bool(file.readline().strip())
 
 
 def _digest_file(url: str) -> bytes:

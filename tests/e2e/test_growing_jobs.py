@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -339,6 +340,23 @@ def test_files_of_text_grow_too(tmp_path: Path) -> None:
     assert run_here(made).manifest.n_rows == N
     shutil.copy(source / "0.csv", source / "9.csv")
     with pytest.raises(InputError, match=r"is a copy of 0\.csv"):
+        run_here(made)
+
+
+@pytest.mark.parametrize("name", ["blank.csv", "packed.csv.gz"])
+def test_copies_of_text_are_refused_whatever_follows_the_header(tmp_path: Path, name: str) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    made = job(tmp_path / "job", source, schema={name: {**column, "type": "int64"} for name, column in SCHEMA.items()})
+    data = ("day,user,r\n\n" + "".join(f"0,{user},{user % 5 + 1}\n" for user in range(N))).encode()
+    (source / name).write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
+    shutil.copy(source / name, source / f"again-{name}")
+    with pytest.raises(InputError, match="is a copy of"):  # of one day
+        run_here(made)
+    (source / f"again-{name}").rename(tmp_path / "kept")
+    assert run_here(made).manifest.n_rows == N
+    (tmp_path / "kept").rename(source / f"again-{name}")
+    with pytest.raises(InputError, match=r"is a copy of .*, which was released"):
         run_here(made)
 
 
