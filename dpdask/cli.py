@@ -18,6 +18,7 @@ import click
 from dpdask.errors import DpdaskError, InternalError, UsageError
 from dpdask.startup import collect_rarely, keep_folder_out
 from dpdask.steps import step
+from dpdask.terminal.echo import echo
 from dpdask.terminal.waiting import show_step
 from dpdask.version import __version__
 
@@ -62,8 +63,7 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
 
 
 def _fail(ctx: click.Context, line: str, code: int) -> NoReturn:
-    for each in line.split("\n"):  # several things may be wrong with a job
-        click.echo(f"dpdask: {each}", err=True)
+    echo("dpdask: " + line.replace("\n", "\ndpdask: "), err=True)  # several things may be wrong with a job
     ctx.exit(code)
 
 
@@ -104,10 +104,10 @@ def init(table: str, format_: str, catalog: str | None, levels_from: str | None,
     given = {"path": table, "format": format_} | ({"catalog": parse_value(catalog, "--catalog")} if catalog else {})
     draft = draft_schema(validate(Input, given, "init"), read_levels(levels_from) if levels_from else None)
     if output is None:
-        click.echo(draft, nl=False)
+        echo(draft, nl=False)
         return
     write_draft(draft, output)
-    click.echo(f"{output}: a draft of {draft.count('    role: ')} columns; {draft.count(': TODO')} values are left as TODO")
+    echo(f"{output}: a draft of {draft.count('    role: ')} columns; {draft.count(': TODO')} values are left as TODO")
 
 
 @cli.command()
@@ -121,7 +121,7 @@ def validate(job: str, settings: dict[str, str]) -> None:
 
         checked = load_job(job, settings)
         check_cluster(checked.cluster)
-    click.echo(f"{checked.file.name}: valid; privatises {', '.join(checked.schema.privatised)}")
+    echo(f"{checked.file.name}: valid; privatises {', '.join(checked.schema.privatised)}")
 
 
 @cli.command()
@@ -139,7 +139,7 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
         warned = check_cluster(loaded.cluster)
         planned = plan_job(loaded)
     planned = replace(planned, warnings=(*warned, *planned.warnings))
-    click.echo(json.dumps(planned.to_dict(), ensure_ascii=False) if as_json else str(planned))
+    echo(json.dumps(planned.to_dict(), ensure_ascii=False) if as_json else str(planned))
 
 
 @cli.command()
@@ -170,7 +170,7 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
         "unprotected": mechanism.unprotected,
         "insecure": loaded.file.insecure_seed is not None,
     }
-    click.echo(json.dumps(result, ensure_ascii=False) if as_json else _outcome_text(loaded, mechanism, result))
+    echo(json.dumps(result, ensure_ascii=False) if as_json else _outcome_text(loaded, mechanism, result))
     if not as_json:
         _tell(outcome.told)
 
@@ -210,7 +210,7 @@ def schema(document: Name) -> None:
     """Print the JSON Schema of a job, of a schema or of a release card, for editors and programs."""
     from dpdask.schemas import find_file
 
-    click.echo(find_file(document).read_text(encoding="utf-8"), nl=False)
+    echo(find_file(document).read_text(encoding="utf-8"), nl=False)
 
 
 @cli.command()
@@ -227,7 +227,7 @@ def status(out: str | None, job: str | None, as_json: bool) -> None:
     found = runner.status(absolute_url(str(out)) if job is None else load_job(job).output_url)
     sizes = [f", {n} {what}" for n, what in ((found.n_shards, "shards"), (found.n_releases, "releases")) if n > (what == "releases")]
     sizes += [f"; missing shards: {found.n_missing}; restore them from a copy"] if found.n_missing else []
-    click.echo(json.dumps(asdict(found)) if as_json else f"{out or job}: {found.stage}" + "".join(sizes))
+    echo(json.dumps(asdict(found)) if as_json else f"{out or job}: {found.stage}" + "".join(sizes))
 
 
 @cli.command()
@@ -241,7 +241,7 @@ def abort(out: str | None, job: str | None) -> None:
 
     _check_one("abort OUT", out, job)
     removed = runner.abort(absolute_url(str(out))) if job is None else runner.abort_job(load_job(job))
-    click.echo(f"{out or job}: " + ("the unfinished run is removed" if removed else "there is no unfinished run"))
+    echo(f"{out or job}: " + ("the unfinished run is removed" if removed else "there is no unfinished run"))
 
 
 def _check_one(usage: str, out: str | None, job: str | None) -> None:
@@ -262,7 +262,7 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
         from dpdask.terminal.texts import describe_audit
 
         found = audit_job(load_job(job, settings), n_runs=n_runs)
-    click.echo(json.dumps(found, ensure_ascii=False) if as_json else describe_audit(found))
+    echo(json.dumps(found, ensure_ascii=False) if as_json else describe_audit(found))
     if not found["sound"]:
         raise InternalError("the audit found more ε than is claimed", found["name"], "release nothing with this version, and report it")
 
@@ -287,7 +287,7 @@ def report(out: str | None, original: str | None, job: str | None, to: str | Non
             loaded = load_job(job)
             table = Original(url=loaded.input_url, schema=loaded.schema, table_format=loaded.file.input.table_format)
             path = write_report(loaded.output_url, table, to, target=target, n_rows=n_rows)
-    click.echo(f"{path}: CONFIDENTIAL, computed from private rows; do not publish it")
+    echo(f"{path}: CONFIDENTIAL, computed from private rows; do not publish it")
 
 
 @cli.group()
@@ -312,7 +312,7 @@ def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bo
     opened = open_ledger(url)
     made = opened.init(dataset, epsilon, delta, strict=strict)
     rule = ", strict: refusals that read rows are charged" if opened.is_strict(dataset) else ""
-    click.echo(f"{dataset}: " + ("a budget of" if made else "has this budget already:") + f" ε {epsilon!r}, δ {delta!r}{rule}")
+    echo(f"{dataset}: " + ("a budget of" if made else "has this budget already:") + f" ε {epsilon!r}, δ {delta!r}{rule}")
 
 
 @ledger.command("show")
@@ -325,7 +325,7 @@ def ledger_show(url: str, dataset: str, as_json: bool) -> None:
     from dpdask.terminal.texts import describe_ledger
 
     summary = open_ledger(url).show(dataset)
-    click.echo(json.dumps(asdict(summary), ensure_ascii=False) if as_json else describe_ledger(summary))
+    echo(json.dumps(asdict(summary), ensure_ascii=False) if as_json else describe_ledger(summary))
 
 
 @ledger.command("verify")
@@ -335,7 +335,7 @@ def ledger_verify(url: str, dataset: str) -> None:
     """Recompute the chain of entries; name the first that was tampered with."""
     from dpdask.engine.account import open_ledger
 
-    click.echo(f"{dataset}: {open_ledger(url).verify(dataset)} entries, and the chain is intact")
+    echo(f"{dataset}: {open_ledger(url).verify(dataset)} entries, and the chain is intact")
 
 
 @cli.group()
@@ -366,7 +366,7 @@ def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int,
             rows_per_file=rows_per_file,
             on_file=lambda done, total: report("simulate", done, total),
         )
-    click.echo(f"{out}: {written['rows']:,} simulated ratings of {written['users']:,} users in {written['files']} files")
+    echo(f"{out}: {written['rows']:,} simulated ratings of {written['users']:,} users in {written['files']} files")
 
 
 @simulate.command()
@@ -400,7 +400,7 @@ def census(
             on_file=lambda done, total: report("simulate", done, total),
         )
     size = f"{written['rows']:,} simulated people, {written['attributes']:,} attributes of {written['levels']:,} levels"
-    click.echo(f"{out}: {size}, in {written['files']} files; schema {written['schema']}")
+    echo(f"{out}: {size}, in {written['files']} files; schema {written['schema']}")
 
 
 def _read_balance(job: Job) -> dict[str, Any] | None:
@@ -430,11 +430,11 @@ def _tell(told: Told) -> None:
     """Print exact counts of the private table, on a terminal only, so that they are not logged or passed on."""
     if sys.stderr.isatty():
         for name, count in told.changed.items():
-            click.echo(f"  private   column {name!r}: {count:,} values were outside its domain and were changed as the schema says", err=True)
+            echo(f"  private   column {name!r}: {count:,} values were outside its domain and were changed as the schema says", err=True)
 
 
 def _warn(warning: str) -> None:
-    click.echo(f"dpdask: WARNING {warning}" if sys.stderr.isatty() else json.dumps({"warning": warning}, ensure_ascii=False), err=True)
+    echo(f"dpdask: WARNING {warning}" if sys.stderr.isatty() else json.dumps({"warning": warning}, ensure_ascii=False), err=True)
 
 
 def main() -> NoReturn:
@@ -446,5 +446,5 @@ def main() -> NoReturn:
         error.show()
         sys.exit(UsageError.exit_code)
     except click.ClickException as error:  # of the group's own options; its verbs' are caught above
-        click.echo(f"dpdask: {_line_and_code(error)[0]}", err=True)
+        echo(f"dpdask: {_line_and_code(error)[0]}", err=True)
         sys.exit(UsageError.exit_code)

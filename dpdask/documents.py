@@ -256,12 +256,17 @@ def read_text(path: str | Path, what: str, hint: str) -> Text:
     Raises
     ------
     SpecError
-        If it cannot be read.
+        If it cannot be read, or is no text.
     """
     try:
-        return Text(Path(path).name, Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
+        content = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        content = "\0"
+    except OSError:
         raise SpecError(what, str(path), hint) from None
+    if "\0" in content:
+        raise SpecError(f"{what}, since it is not a YAML text in UTF-8", str(path), hint)
+    return Text(Path(path).name, content)
 
 
 def _children(node: yaml.Node | None) -> Iterator[tuple[int, str, yaml.Node]]:

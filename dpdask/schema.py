@@ -23,6 +23,7 @@ Level = bool | int | float | str | dt.date
 Outside = Literal["clip", "null", "other", "refuse"]
 
 MAX_LEVELS = 2048
+_LONGEST_SHOWN = 60  # characters of a level that a message names
 _SHOWN = 6  # levels that are shown; of more, the first and the last
 _BOUNDS = "bounds need two finite numbers or two dates, the lower one first; leave `bounds` out if every number is possible"
 _QUOTED = "bounds are texts, and two numbers or two dates are expected; write dates such as 2000-01-31, all without quotes"
@@ -166,7 +167,11 @@ class Column(Document):
         self._check_outside()
 
     def _check_bounds(self, low: float, high: float) -> None:
-        if not (low < high and math.isfinite(low) and math.isfinite(high)):
+        finite = math.isfinite(low) and math.isfinite(high)
+        if finite and low > high:
+            shown = [str(bound).removesuffix(".0") for bound in self.bounds or ()]
+            raise ValueError(f"the lower bound {shown[0]} is above the upper bound {shown[1]}; swap them")
+        if not (finite and low < high):
             raise ValueError(_BOUNDS)
         dated = isinstance((self.bounds or (0,))[0], dt.date)
         if any(isinstance(atom, dt.date) == dated and not low <= _position(atom) <= high for atom in self.atoms or () if not isinstance(atom, str)):
@@ -240,6 +245,12 @@ def _is_truth(level: Level) -> bool:
     return isinstance(level, bool)  # 1 == True
 
 
+def _say_level(level: Level) -> str:
+    """Return how a message names a level, which is public: by its value, unless that is long."""
+    shown = str(level) if isinstance(level, dt.date) else str(level).lower() if isinstance(level, bool) else repr(level)
+    return f"the level {shown}" if len(shown) <= _LONGEST_SHOWN else "a level"
+
+
 def _check_distinct(levels: tuple[Level, ...]) -> None:
     if not 1 <= len(levels) <= MAX_LEVELS:
         raise ValueError(f"a column may have between 1 and {MAX_LEVELS:,} levels; declare a column with more values continuous, or bin it")
@@ -248,7 +259,7 @@ def _check_distinct(levels: tuple[Level, ...]) -> None:
     if any(isinstance(level, float) and not math.isfinite(level) for level in levels):
         raise ValueError("levels must be finite")
     if len(set(levels)) < len(levels):
-        raise ValueError("a level is repeated")
+        raise ValueError(f"{_say_level(next(level for place, level in enumerate(levels) if level in levels[:place]))} is repeated; give it once")
 
 
 def _check_increasing(name: str, levels: tuple[Level, ...]) -> None:

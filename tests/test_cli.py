@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +18,7 @@ import click
 import pandas as pd
 import pyarrow as pa
 import pytest
+import yaml
 from click.testing import CliRunner
 from e2e.bad_input import COLUMNS, Ended, command, job, table
 
@@ -398,6 +400,30 @@ def test_status_and_abort(tmp_path):
     refused = command("abort", out)
     assert (refused.code, len(refused.lines)) == (73, 1)
     assert "released already" in refused.err
+
+
+EVIL = "\x1b]0;pwned\x07 \x9b31m\r\x7f"
+SHOWN = r"\u001b]0;pwned\u0007 \u009b31m\u000d\u007f"
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path):
+    column = f"price{EVIL}"
+    parts = {"part-0.parquet": table().rename_columns({"price": column})}
+    columns = {(column if name == "price" else name): value for name, value in COLUMNS.items()}
+    verbs = {verb: job(tmp_path, parts, columns=columns, verb=verb, name=EVIL) for verb in ("validate", "plan", "run")}
+    out = str(tmp_path / "out")
+    verbs["plan as JSON"] = [*verbs["plan"], "--json"]
+    ended = {name: command(*given) for name, given in verbs.items()}
+    ended["status"] = command("status", f"{out}{EVIL}")
+    ended["init"] = command("init", str(tmp_path / "data"))
+    ended["no job"] = command("plan", str(tmp_path / EVIL))
+    for name, each in ended.items():
+        assert each.code == (64 if name == "no job" else 0), name
+        assert not [letter for letter in each.out + each.err if unicodedata.category(letter) == "Cc" and letter != "\n"], name
+    for name in ("validate", "plan", "run", "status"):
+        assert SHOWN in ended[name].out, name
+    assert json.loads(ended["plan as JSON"].out)["name"] == EVIL
+    assert column in yaml.safe_load(ended["init"].out)["columns"]
 
 
 def test_shards_that_are_missing_are_told(tmp_path):

@@ -37,6 +37,7 @@ COMMAND_LINE = {
     "dpdask.startup",
     "dpdask.steps",
     "dpdask.terminal",
+    "dpdask.terminal.echo",
     "dpdask.terminal.waiting",
     "dpdask.version",
 }

@@ -122,9 +122,13 @@ def test_a_column_that_does_not_hold_together_is_refused(column, message):
     [
         ([], "between 1 and 2,048 levels"),
         (list(range(MAX_LEVELS + 1)), "between 1 and 2,048 levels"),
-        (["a", "b", "a"], "a level is repeated"),
-        ([1, 2, 1.0], "a level is repeated"),
-        ([0.0, -0.0], "a level is repeated"),
+        (["a", "b", "a"], "the level 'a' is repeated; give it once"),
+        ([1, 1, 2], "the level 1 is repeated"),
+        ([1, 2, 1.0], "the level 1.0 is repeated"),
+        ([0.0, -0.0], "the level -0.0 is repeated"),
+        ([True, False, True], "the level true is repeated"),
+        ([DAY, DAY], f"the level {DAY} is repeated"),
+        (["a" * 80, "a" * 80], "columns.x: a level is repeated"),
         ([1, "a"], "levels must be of one type"),
         ([1, True], "levels must be of one type"),
         ([1, DAY], "levels must be of one type"),
@@ -151,7 +155,7 @@ def test_levels_that_are_no_domain_are_refused(levels, message):
         ([2, 1], "must be strictly increasing"),
         ([1, 1.5, 1.25], "must be strictly increasing"),
         ([dt.date(2020, 1, 2), DAY], "must be strictly increasing"),
-        ([1, 1], "a level is repeated"),
+        ([1, 1], "the level 1 is repeated"),
         (["a", "b"], "a column of texts is categorical"),
         ([False, True], "must be numbers or dates"),
         ([float("nan")], "levels must be finite"),
@@ -165,10 +169,18 @@ def test_discrete_levels_and_atoms_are_ordered_numbers_or_dates(levels, message)
 
 @pytest.mark.parametrize(
     "bounds",
-    [[1, 0], [1, 1], [0, float("inf")], [float("-inf"), 0], [float("nan"), 1], [0], [0, 1, 2], [], 3, "ab", {"low": 0}, [DAY, 1], [DAY, DAY]],
+    [[1, 1], [0, float("inf")], [float("-inf"), 0], [float("nan"), 1], [0], [0, 1, 2], [], 3, "ab", {"low": 0}, [DAY, 1], [DAY, DAY]],
 )
 def test_bounds_are_two_finite_numbers_the_lower_one_first(bounds):
     assert "bounds need two finite numbers" in refused(**privatised("continuous", bounds=bounds))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "low", "high"),
+    [([5000, 0], "5000", "0"), ([0.5, -1e300], "0.5", "-1e+300"), ([DAY + dt.timedelta(1), DAY], f"{DAY + dt.timedelta(1)}", f"{DAY}")],
+)
+def test_bounds_in_the_wrong_order_are_named(bounds, low, high):
+    assert refused(**privatised("continuous", bounds=bounds)).endswith(f"the lower bound {low} is above the upper bound {high}; swap them")
 
 
 @pytest.mark.parametrize("bounds", [[0, True], [0, None], [0, 10**400]])
@@ -247,13 +259,13 @@ def test_a_column_declared_twice_is_refused_with_its_line(tmp_path):
     assert str(refusal(SpecError, Schema.from_yaml, path)) == "schema.yaml, line 3: the key 'id' is repeated; remove one of the two"
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00columns"])
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00columns", b"PAR1\x00columns"])
 def test_a_schema_file_that_cannot_be_read_is_refused(tmp_path, content):
     path = tmp_path / "schema.yaml"
     if content is not None:
         path.write_bytes(content)
     error = refusal(SpecError, Schema.from_yaml, path)
-    assert error.what == "the schema cannot be read"
+    assert error.what == "the schema cannot be read" + ("" if content is None else ", since it is not a YAML text in UTF-8")
     assert error.hint
     refusal(SpecError, Schema.from_yaml, tmp_path)
 

@@ -226,6 +226,7 @@ class OpenedRelease:
 
     def _column(self, name: str) -> Mapping[str, Any]:
         """Return a column's part of the card; refuse a name that is not there."""
+        check_one(name)
         columns: Mapping[str, Mapping[str, Any]] = self.content["columns"]
         if not isinstance(name, str) or name not in columns:
             near = difflib.get_close_matches(str(name), columns, n=1)
@@ -307,6 +308,27 @@ class OpenedRelease:
         insecure = ", INSECURE" if self.content["insecure"] else ""
         private = [name for name, column in self.content["columns"].items() if column["role"] == "privatised"]
         return f"{type(self).__name__}({kind}, {self.n_rows:,} rows, {promise}{insecure}, privatised: {', '.join(private)})"
+
+
+def check_one(column: object, where: str | None = None) -> None:
+    """Refuse several columns in the place of one.
+
+    Parameters
+    ----------
+    column
+        What is given as a column's name.
+    where
+        Where the check is made, for messages.
+
+    Raises
+    ------
+    SpecError
+        If it is a list or another collection.
+    """
+    if isinstance(column, Iterable) and not isinstance(column, str):
+        first = next((name for name in column if isinstance(name, str)), None) if isinstance(column, list | tuple) else None
+        hint = "give its name, a text" if first is None else f"give a name such as {first!r}"
+        raise SpecError("one column is expected", f"{f'{where}, ' if where else ''}a {type(column).__name__}", hint)
 
 
 def check_probabilities(q: float | Sequence[float]) -> list[float]:

@@ -103,7 +103,9 @@ class Points:
     lost
         What share of the rows may be in cells that were left out, or counted where there are none.
     biased
-        Whether there is a bias that no bound is known of.
+        Whether there is a bias that no bound is known of, and that puts rows anywhere between the bounds.
+    spread
+        Whether values that many rows share are spread over gaps, whose width is not known.
     limits
         What an estimate leaves out, in words.
     dates
@@ -122,6 +124,7 @@ class Points:
     rank_noise: Mapping[str, float] = field(default_factory=dict)
     lost: float = 0.0
     biased: bool = False
+    spread: bool = False
     limits: tuple[str, ...] = ()
     dates: Mapping[str, DateScale] = field(default_factory=dict)
 
@@ -378,7 +381,7 @@ class Points:
     def _result(self, estimate: object, error: object, bias: object) -> Result:
         parts = np.asarray(bias)
         known = bias is not None and bool(np.isfinite(parts).all() if parts.dtype.kind == "f" else not pd.isna(parts).any())  # or spans of time
-        unknown = self.biased or not known
+        unknown = self.biased or self.spread or not known
         return Result(estimate=estimate, standard_error=error, bias_bound=None if unknown else bias, limits=self.limits)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from dpdask.analysis.dates import check_no_dates, count_since_1970, find_scales
 from dpdask.analysis.kept import KeptColumns
 from dpdask.analysis.opened import check_no_groups, check_probabilities
+from dpdask.analysis.points import WITHOUT_NULLS
 from dpdask.analysis.result import Result
 from dpdask.analysis.weighted import check_features
 from dpdask.errors import SpecError
@@ -35,8 +37,10 @@ _FAR = (
     "tell little; see npmle(), or release ranges with anchors where the values are"
 )
 _COARSE = "it lies between two ends of ranges that are as far apart as most values are, and nothing tells where between them; see npmle()"
+_THIN = "few of the ranges end among the values, so this is very uncertain; release ranges with anchors where the values are"
 _UNBOUNDED = "the card gives no bounds in the numbers of the ranges, so no bound on the bias is known"
 _UNMOVED = "resamples of the ranges do not vary, since the anchors lie too far apart, so no standard error is given"
+_FEW_ENDS = 200  # ranges: then a share is off by about a tenth
 _STILL = 1e-9  # of the numbers: resamples that differ by less differ by rounding alone
 
 
@@ -85,11 +89,13 @@ class OpenedRanges(KeptColumns):
         """Return how many rows lie in each range of a column; see `OpenedRelease.histogram`. Ranges have no standard error."""
         if self._is_kept(column):
             return super(OpenedRanges, self).histogram(column, bins)
-        edges = self._edges(column, bins)
-        shares = np.diff(self.npmle(column).cdf(edges))
+        edges, rows = self._edges(column, bins), self._ranges(column)
+        fitted = self._fit(column, rows)
+        shares = np.diff(fitted.cdf(edges))
         index = pd.IntervalIndex.from_breaks(edges, closed="right", name=column)
-        limits = (_SLOW, *self._limits(column))
-        return Result(estimate=pd.Series(self.n_rows * shares, index), standard_error=None, bias_bound=None, limits=limits)
+        thin = [_THIN] if self._is_thin(column, rows, fitted) else []
+        limits = (_SLOW, *thin, *([WITHOUT_NULLS] if len(rows) < self.n_rows else []), *self._limits(column))
+        return Result(estimate=pd.Series(len(rows) * shares, index), standard_error=None, bias_bound=None, limits=limits)
 
     def quantile(self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None) -> Result:
         """Return a quantile of a column, or several; see `OpenedRelease.quantile`. That of ranges has no standard error."""
@@ -103,7 +109,7 @@ class OpenedRanges(KeptColumns):
             estimate = self._fit(column, rows)
             found = estimate.quantile(np.array(probabilities))
             value = float(found[0]) if np.ndim(q) == 0 else pd.Series(found, pd.Index(probabilities, name="q"))
-            coarse = [_COARSE] if _is_coarse(estimate, found) else []
+            coarse = [_COARSE] if _is_coarse(estimate, found) else [_THIN] if self._is_thin(column, rows, estimate) else []
             return Result(estimate=value, standard_error=None, bias_bound=None, limits=(_SLOW, *coarse, *self._limits(column)))
 
         return self._for_each(column, by, find)
@@ -139,10 +145,16 @@ class OpenedRanges(KeptColumns):
         if len(X) < 2 * _GROUPS:
             raise SpecError(f"slopes need at least {2 * _GROUPS} rows", f"slope({response})", "use more rows")
         index = X.columns
-        parts = np.array([_make_regressor(None).fit(X[group != k], ends[group != k]).estimator_.coef_ for k in range(_GROUPS)])
+        with warnings.catch_warnings(record=True) as raised:
+            warnings.simplefilter("always")
+            parts = np.array([_regress(None, response, X[group != k], ends[group != k]).estimator_.coef_ for k in range(_GROUPS)])
+            estimate = _regress(None, response, X, ends).estimator_.coef_
         error = np.sqrt((_GROUPS - 1) * parts.var(axis=0))
-        estimate = _make_regressor(None).fit(X, ends).estimator_.coef_
-        limits = ("the response is taken to have normal errors of one variance", *self._limits(response))
+        n_unsettled = sum("did not converge" in str(each.message) for each in raised)
+        unsettled = (
+            [f"the fit did not converge in {n_unsettled} of {_GROUPS + 1} samples: the ranges tell too little for slopes"] if n_unsettled else []
+        )
+        limits = ("the response is taken to have normal errors of one variance", *unsettled, *self._limits(response))
         return Result(estimate=pd.Series(estimate, index), standard_error=pd.Series(error, index), bias_bound=None, limits=limits)
 
     def npmle(self, column: str, *, support: tuple[float, float] | None = None, knots: Sequence[float] | None = None) -> NPMLE:
@@ -158,7 +170,7 @@ class OpenedRanges(KeptColumns):
         check_features("regress", response, features)
         if not self._is_kept(*features):
             self._refuse("slope", response, *features)
-        return _make_regressor(estimator).fit(*self._pairs(response, features))
+        return _regress(estimator, response, *self._pairs(response, features))
 
     def _answers(self, name: str) -> set[str]:
         if self._is_kept(name):
@@ -196,6 +208,13 @@ class OpenedRanges(KeptColumns):
     def _two_ends(self, name: str, rows: pd.DataFrame) -> tuple[Floats, Floats]:
         lower, upper = (rows[end].to_numpy(dtype=np.float64) for end in self._ends(name))
         return lower, upper
+
+    def _is_thin(self, name: str, rows: pd.DataFrame, estimate: NPMLE) -> bool:
+        """Return whether few ranges end where nine tenths of the mass lie."""
+        low, high = np.searchsorted(np.cumsum(estimate.masses), [0.05, 0.95])
+        ends = np.stack(self._two_ends(name, rows))
+        inside = (ends >= estimate.left[low]) & (ends <= estimate.right[min(high, len(estimate.right) - 1)])
+        return bool(inside.any(axis=0).sum() < _FEW_ENDS)
 
     def _doubt(self, name: str, rows: pd.DataFrame, estimate: NPMLE, support: tuple[float, float]) -> float:
         """Return how far more mass beyond the outermost knots may move the mean, from there: as much as the ranges nearest to them allow.
@@ -251,12 +270,18 @@ class OpenedRanges(KeptColumns):
         return (_PERTURBED,) if name in (self.content["guarantee"].get("epsilon_private") or ()) else ()
 
 
-def _make_regressor(estimator: Any) -> Any:
+def _regress(estimator: Any, response: str, X: pd.DataFrame, ends: Floats) -> Any:
+    """Return a fitted regression of ranges; refuse ranges that determine none."""
     try:
         module = importlib.import_module("dpdask.inference.interval_regression")
     except ModuleNotFoundError:
         raise SpecError("interval regression needs scikit-learn", "regress", "install dpdask[inference]") from None
-    return module.IntervalRegressor(estimator)
+    try:
+        return module.IntervalRegressor(estimator).fit(X, ends)
+    except module.UnidentifiedError:
+        raise SpecError(
+            "the ranges tell too little for a regression", f"column {response!r}", "release ranges with anchors where values are"
+        ) from None
 
 
 def _is_coarse(estimate: NPMLE, quantiles: Floats) -> bool:

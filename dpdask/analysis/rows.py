@@ -26,6 +26,11 @@ _MOST_PAIRS = 1_024
 _CENTRAL = ("discrete-gaussian", "discrete-laplace")  # kinds of events
 _KEPT_DISTRIBUTION = "its noise has no channel on its values, so only its own distribution is kept: dependence on other columns is weakened by it"
 _REFERENCE = "the released values have the distribution of the reference; its draw from the table is in the standard error"
+_SPREAD = (
+    "values that many rows share are spread over the gap below them, unless the schema names them as atoms or has levels: means, quantiles and "
+    "counts may be too small by that, and no error includes it"
+)
+_RELEASED = "counts are of the released rows, without those that were held out"
 _TOLD_REFERENCE = "the released values have the distribution of noisy counts; standard errors hold that noise and the draws of the rows"
 _WORST_BIAS = (
     "the bound on the bias is for the worst original values; `dpdask.inference.ReleasedColumn` also gives unbiased estimates, where the channel "
@@ -90,7 +95,7 @@ class OpenedRows(KeptColumns):
         """Return how many rows lie in each range of a column of numbers; see `OpenedRelease.histogram`."""
         if self._has_noisy_levels(column):
             self._refuse("histogram", column)
-        return super(OpenedRows, self).histogram(column, bins)
+        return self._say_held_out(super(OpenedRows, self).histogram(column, bins))
 
     def quantile(self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None) -> Result:
         """Return a quantile of a column of numbers, or several; see `OpenedRelease.quantile`."""
@@ -102,6 +107,9 @@ class OpenedRows(KeptColumns):
     def crosstab(self, first: str, second: str) -> Result:
         """Return how many rows have each pair of levels; see `OpenedRelease.crosstab`."""
         check_distinct("crosstab", [first, second])
+        return self._say_held_out(self._cross(first, second))
+
+    def _cross(self, first: str, second: str) -> Result:
         if self._is_joint(first, second):
             return super(OpenedRows, self).crosstab(first, second)
         one, two = self._channel(first), self._channel(second)
@@ -135,6 +143,11 @@ class OpenedRows(KeptColumns):
         parts = (found.estimate, found.standard_error, found.bias_bound)
         estimate, error, bias = (part.loc[list(features)] if isinstance(part, pd.Series) else part for part in parts)
         return replace(found, estimate=estimate, standard_error=error, bias_bound=bias)
+
+    def _say_held_out(self, found: Result) -> Result:
+        """Return a result of counts, with a limit if rows were held out."""
+        reference = self.content["mechanism"]["reference"]
+        return replace(found, limits=(*found.limits, _RELEASED)) if reference.get("fraction") else found
 
     def _answers(self, name: str) -> set[str]:
         if self._is_kept(name):
@@ -244,7 +257,7 @@ class OpenedRows(KeptColumns):
             if parent is not None and self._levels(name) is not None:
                 what = f"along the tree the noise of {name!r} depends on the released {parent!r}"
                 why = ", which has no levels" if self._levels(parent) is None else ", so only its table with this column is kept"
-                use = f"declare levels of {parent!r}" if self._levels(parent) is None else f"use {parent!r} beside it"
+                use = f"declare levels of {parent!r}" if self._levels(parent) is None else f"ask for {parent!r} in place of the other column"
                 raise SpecError(what + why, f"{question}({', '.join(names)})", f"{use}, or release with the mechanism `copula`")
         raise SpecError(_KEPT_DISTRIBUTION, f"{question}({', '.join(names)})", self.refusals["crosstab"][1])
 
@@ -274,6 +287,7 @@ class OpenedRows(KeptColumns):
         cells = self._find_noise(names) if of_levels else None
         rank_noise = self._find_rank_noise(names) if noisy and cells is None else {}
         told = _REFERENCE if not noisy else _TOLD_REFERENCE if cells is not None else _NOISY_RANKS if rank_noise else _NOISY_REFERENCE
+        spread = not noisy and any(self._levels(name) is None for name in private)
         in_cells = noisy and len(private) > 1 and any(self._levels(name) is None for name in private)
         return replace(
             points,
@@ -284,7 +298,8 @@ class OpenedRows(KeptColumns):
             noise=None if cells is None else lambda _: cells,
             rank_noise=rank_noise,
             biased=noisy,
-            limits=(told, *([_CELLS] if in_cells else []), *points.limits),
+            spread=spread,
+            limits=(told, *([_CELLS] if in_cells else []), *([_SPREAD] if spread else []), *points.limits),
         )
 
     def _count_levels(self, names: Sequence[str]) -> Points:

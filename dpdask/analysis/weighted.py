@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpdask.analysis.opened import OpenedRelease, check_no_groups, check_probabilities
+from dpdask.analysis.opened import OpenedRelease, check_no_groups, check_one, check_probabilities
 from dpdask.analysis.points import Points
 from dpdask.analysis.result import Result
 from dpdask.errors import SpecError
@@ -39,7 +39,7 @@ def check_features(question: str, response: str, features: Sequence[str]) -> Non
 
 
 def check_distinct(question: str, names: Sequence[str]) -> None:
-    """Check that no column is named twice.
+    """Check that no column is named twice, and each by itself.
 
     Parameters
     ----------
@@ -51,8 +51,10 @@ def check_distinct(question: str, names: Sequence[str]) -> None:
     Raises
     ------
     SpecError
-        If one is.
+        If one is, or a list stands for one.
     """
+    for name in names:
+        check_one(name, question)
     if len(set(names)) < len(names):
         raise SpecError("a column is named twice", question, "name each column once")
 

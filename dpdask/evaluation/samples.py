@@ -168,7 +168,8 @@ def sample_rows(batches: Iterable[pa.RecordBatch], n_rows: int, rng: Generator) 
             kept, keys, limit = _cut(kept, keys, n_rows)
     if not len(keys):
         raise InputError("the table has no rows", "report", "give a table with rows")
-    found: pd.DataFrame = (_cut(kept, keys, n_rows)[0] if len(keys) > n_rows else [pa.concat_tables(kept)])[0].to_pandas()
+    rows = (_cut(kept, keys, n_rows)[0] if len(keys) > n_rows else [pa.concat_tables(kept)])[0]
+    found: pd.DataFrame = rows.replace_schema_metadata().to_pandas()  # `pandas` may be another program's key, and an index is a column
     return found
 
 

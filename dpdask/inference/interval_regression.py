@@ -54,6 +54,10 @@ class _Expected:
     objective: float
 
 
+class UnidentifiedError(ValueError):
+    """Ranges that determine no regression."""
+
+
 class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
     """A regression Y = f(X) + ε fitted to ranges that contain Y: Algorithm 1 around any scikit-learn regressor.
 
@@ -302,10 +306,10 @@ def _refuse_unidentified(ranges: _Ranges, *, sigma_known: bool) -> None:
     """
     interval = ranges.low <= ranges.high
     if not (interval & (ranges.low > -math.inf)).any() or not (interval & (ranges.high < math.inf)).any():
-        raise ValueError("the ranges do not identify f: at least one interval must be bounded from below, and one from above")
+        raise UnidentifiedError("the ranges do not identify f: at least one interval must be bounded from below, and one from above")
     ends = np.concatenate([ranges.low, ranges.high])
     if not sigma_known and len(np.unique(ends[np.isfinite(ends)])) < 2:
-        raise ValueError("the ranges do not identify sigma: all have the same end; give sigma, or use random anchors")
+        raise UnidentifiedError("the ranges do not identify sigma: all have the same end; give sigma, or use random anchors")
 
 
 def _seed(estimator: Any, random_state: Any) -> Any:

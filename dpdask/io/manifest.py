@@ -63,7 +63,7 @@ class Manifest:
         Raises
         ------
         OutputError
-            If there is one that cannot be read.
+            If there is one that cannot be read, or names a shard that is not a file of the folder itself.
         """
         if not folder.exists(name):
             return None
@@ -72,9 +72,16 @@ class Manifest:
             if content["format"] != MANIFEST_FORMAT:
                 raise KeyError
             shards = tuple(Shard(**shard) for shard in content["shards"])
+            if not all(_is_file_name(shard.name) for shard in shards):
+                raise ValueError
             return cls(job=content["job"], shards=shards, card_sha256=content["card_sha256"])
         except (ValueError, KeyError, TypeError):
             raise OutputError("the manifest cannot be read", name, "choose another output, or remove this one") from None
+
+
+def _is_file_name(name: object) -> bool:
+    """Return whether a name leads to no other folder; every output has its shards beside each other."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\"} & set(name)
 
 
 def list_manifests(folder: Folder, but: str = "") -> list[Manifest]:

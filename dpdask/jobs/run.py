@@ -46,7 +46,7 @@ class Outcome:
     output, manifest
         The output's URL, and the committed shards.
     warnings
-        The warnings of the plan, and warnings about columns that were sorted in the input.
+        The warnings of the plan, and warnings about columns that were sorted in the input, or whose rows share values that are released spread.
     told
         What is printed on the steward's terminal only: exact, and covered by no ε. Empty if the job was already finished.
     quality
@@ -266,6 +266,7 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
         content = card.to_bytes()
         manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(content).hexdigest())
         quality = opened.mechanism.describe_quality(release)
+        doubts = opened.mechanism.warn_of_release(release, opened.work.columns)
         documents, faults = write_documents(card, manifest, state.staging(reached.run_id).shards)
         job.name_releases(reached.input).keep(reached.release, state.keys.read(reached.run_id))
         state.publish(reached, manifest, {**documents, CARD_NAME: content})
@@ -274,7 +275,7 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
         state.remove(reached.run_id)
     counted = Told(changed={name: count for name, count in reached.fitted.changed.items() if count})
     told = Told() if strict else counted.merge(staged.told)  # with a strict ledger, nobody is told
-    warnings = (*list_sorted_warnings(job, told, len(manifest.shards)), *faults)
+    warnings = (*(() if strict else doubts), *list_sorted_warnings(job, told, len(manifest.shards)), *faults)
     return Outcome(
         status="released",
         output=job.output_url,

@@ -126,6 +126,33 @@ def build(columns: Sequence[Floats], counts: Ints, groups: Ints, grids: Sequence
     return Trie(np.concatenate(keys), np.concatenate(lows), np.concatenate(cumulative), np.concatenate(children))
 
 
+def find_cells(trie: Trie, place: int) -> tuple[Floats, Floats, Floats]:
+    """Return the cells of one column, and how many records lie in each.
+
+    Parameters
+    ----------
+    trie
+        The records.
+    place
+        The column's place in the order of the trie.
+
+    Returns
+    -------
+    keys, lows, counts
+        float64 arrays of one length, keys increasing.
+    """
+    start, end = 0, 1
+    for _ in range(place + 1):
+        parents, (start, end) = (start, end), (int(trie.first[start]), int(trie.first[end]))
+    counts = np.diff(trie.cumulative[start:end], prepend=0)
+    first = trie.first[parents[0] : parents[1]] - start
+    counts[first] = trie.cumulative[start + first]
+    keys, number = np.unique(trie.keys[start:end], return_inverse=True)
+    lows = np.empty(len(keys))
+    lows[number] = trie.lows[start:end]
+    return keys, lows, np.bincount(number, weights=counts, minlength=len(keys)).astype(np.float64)
+
+
 @jit
 def _split(column: Floats, order: Ints, total: Ints, is_first: Flags, n_parents: int) -> tuple[Ints, Floats, Ints, Ints]:
     """Split each node of one depth by the values of the next column.

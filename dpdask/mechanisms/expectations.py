@@ -23,6 +23,8 @@ LITTLE = 0.1
 TAILS = "quantiles and clipped means can be estimated; under wide bounds, the mean of a heavy tail cannot"
 
 _WIDE = 0.06  # of the bounds
+_SHARED, _CERTAIN, _MANY_SHARED = 0.005, 0.05, 0.05  # of the rows: at one value that may be shared, or must be, and at all such values together
+_FAR = 0.01  # of the range of nine tenths of the rows: a gap that matters
 _MUCH_NOISE = 0.02  # of the rows: then a count of a twentieth of them is off by two fifths
 
 _N_RANKS = 48  # as the optimal channel cuts ranks
@@ -167,3 +169,32 @@ def describe_wide_cells(columns: Mapping[str, Cells], bins: Bins) -> tuple[str, 
         "and values inside a cell are not told apart"
     )
     return (f"{what}; `bins: adaptive` finds cells where the rows are",)
+
+
+def warn_of_spread(name: str, keys: Floats, lows: Floats, weights: Floats, *, lattice: bool) -> tuple[str, ...]:
+    """Return a warning if many rows of the reference share a few values far from the next smaller one: such values come out spread over that gap.
+
+    Parameters
+    ----------
+    name
+        The column's name.
+    keys, lows
+        float64 arrays of one length, keys increasing: rows at a key come out in (low, key], or at the key where both are equal. -inf is null.
+    weights
+        float64 array: how many rows of the reference lie at each key.
+    lattice
+        Whether the column holds whole numbers.
+    """
+    here = np.isfinite(keys) & (weights > 0.0)
+    keys, lows, weights = keys[here], lows[here], weights[here]
+    if not len(keys):
+        return ()
+    shares = weights / weights.sum()
+    ends = keys[np.minimum(np.searchsorted(np.cumsum(shares), [0.05, 0.95]), len(keys) - 1)]
+    gaps = keys - lows
+    shared = (shares >= _CERTAIN) | (shares >= max(_SHARED, 10.0 * shares.min()))  # of few rows, each has a large share
+    wide = shared & (gaps > max(_FAR * (ends[1] - ends[0]), 1.0 if lattice else 0.0))
+    if shares[wide].sum() < _MANY_SHARED:
+        return ()
+    what = "many rows of the reference share values, which are released spread over the gaps below them"
+    return (f"column {name!r}: {what}: means, quantiles and counts are off; name such values as `atoms` of a `mixed` column, or declare levels",)

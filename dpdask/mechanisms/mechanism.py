@@ -404,6 +404,11 @@ class Mechanism(ABC):
         del release
         return ""
 
+    def warn_of_release(self, release: Any, columns: Columns) -> tuple[str, ...]:
+        """Return warnings about a fitted release for the steward alone: they may depend on rows without ε. For the parameters see `section`."""
+        del release, columns
+        return ()
+
     @abstractmethod
     def section(self, release: Any, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
         """Return the mechanism's part of the release card.

@@ -153,9 +153,8 @@ class Ledger:
             if latest.kind == "refuse":
                 raise SpecError(f"the run {run_id!r} is {_ENDED[latest.kind]}", self._store.place, "a new run is charged again")
             if latest.charge not in (charge, price):  # another price, if the dataset was made strict since
-                raise SpecError(
-                    f"the run {run_id!r} was intended with another charge", self._store.place, "a changed job is a new run: give it another name"
-                )
+                what = f"the run {run_id!r} was intended with another charge"
+                raise SpecError(what, self._store.place, "a changed job is a new run: give it another name")
             return latest
 
         return self._store.write(work)
@@ -412,13 +411,10 @@ class Ledger:
             mixed = len({each.delta > 0 for each in charges}) > 1
             why, hint = book.compute_balance(self._compose).tell_shortage(charge, total, mixed=mixed)
             raise BudgetError(f"the budget of the dataset {book.name!r} is too small: {why}", self._store.place, hint)
-        if book.strict and not self._compose(book.count_if_refused(charge), book.delta) <= book.epsilon:
-            n = len(book.unfinished)
-            others = f", as the refusals of {n} unfinished runs would" if n else ""
-            why = f"it is strict, and a refusal of this run would cost more than is left{others}"
-            hint = (
-                "finish the unfinished runs first, or set a smaller ε" if n else "set a smaller ε; a refusal costs at least a hundredth of the limit"
-            )
+        refused, n = book.count_if_refused(charge)
+        if book.strict and not self._compose(refused, book.delta) <= book.epsilon:
+            why = f"it is strict, and refusals of this run and of {n} unfinished ones would cost more than is left"
+            hint = "finish unfinished runs first, or set a smaller ε; a refusal costs at least a hundredth of the limit"
             raise BudgetError(f"the budget of the dataset {book.name!r} is too small: {why}", self._store.place, hint)
 
 

@@ -323,23 +323,12 @@ class Book:
         spent = [(entry.charge, entry.release) for run_id, entry in self.standing.items() if run_id != without]
         return count_series([*spent, *((charge, "") for charge in plus)])
 
-    @property
-    def unfinished(self) -> dict[str, Entry]:
-        """The entries of charged runs that may still be refused."""
-        return {run_id: entry for run_id, entry in self.standing.items() if entry.kind in ("intend", "draw")}
-
-    def count_if_refused(self, plus: Charge) -> list[Charge]:
-        """Return the charges that would be composed if a further run, and all unfinished runs, were refused in a strict dataset.
-
-        Parameters
-        ----------
-        plus
-            What the further run costs.
-        """
-        unfinished = self.unfinished
-        ended = [(entry.charge, entry.release) for run_id, entry in self.standing.items() if run_id not in unfinished]
-        refused = [self.price_refusal(charge.alone) for charge in (*(entry.charge for entry in unfinished.values()), plus)]
-        return count_series([*ended, *((charge, "") for charge in refused)])
+    def count_if_refused(self, plus: Charge) -> tuple[list[Charge], int]:
+        """Return the charges if a further run, which costs `plus`, and all unfinished ones were refused in a strict dataset; and their number."""
+        unfinished = [entry for entry in self.standing.values() if entry.kind in ("intend", "draw")]
+        ended = [(entry.charge, entry.release) for entry in self.standing.values() if entry not in unfinished]
+        refused = [(self.price_refusal(charge.alone), "") for charge in (*(entry.charge for entry in unfinished), plus)]
+        return count_series([*ended, *refused]), len(unfinished)
 
     @property
     def n_refusals_charged(self) -> int:

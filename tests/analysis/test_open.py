@@ -315,7 +315,16 @@ def test_the_documentation_runs(release: Any, tmp_path: Path, monkeypatch: pytes
         ("cells", ("regress", "price", "years"), "weighted cells"),
         ("tables", ("slope", "rating"), "a regression needs a column that explains"),
         ("tables", ("slope", "rating", "rating"), "named twice"),
-        ("dip", ("quantile", ["price"]), "no such column"),
+        ("dip", ("quantile", ["price"]), "a list: one column is expected; give a name such as 'price'"),
+        ("dip", ("mean", ["rating"]), "mean, a list: one column is expected; give a name such as 'rating'"),
+        ("dip", ("crosstab", "town", {"rating"}), "crosstab, a set: one column is expected; give its name, a text"),
+        ("dip", ("slope", "rating", ["years", "town"]), "slope, a list: one column is expected; give a name such as 'years'"),
+        ("interval", ("mean", ["price"]), "one column is expected"),
+        ("copula", ("mean", ["rating"]), "one column is expected"),
+        ("copula", ("share", ("kind", "town")), "a tuple: one column is expected; give a name such as 'kind'"),
+        ("cells", ("mean", ["price"]), "one column is expected"),
+        ("cells", ("fit", logistic, "price", ["years"]), "one column is expected"),
+        ("tables", ("mean", ["rating"]), "one column is expected"),
         ("dip", ("to_pandas", "rating"), "must be a list of names"),
         ("dip", ("to_pandas", ["rating", "twon"]), "column 'twon': no released column has this name; did you mean 'town'?"),
         ("copula", ("histogram", "kind"), "does not hold numbers; use share()"),
@@ -330,6 +339,12 @@ def test_what_is_not_supported_is_one_line(release: Any, name: str, question: tu
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["dip", "copula", "cells", "interval"])
+def test_several_columns_make_no_groups(release: Any, name: str) -> None:
+    with pytest.raises(dpdask.SpecError, match=r"a list: one column is expected; give a name such as 'years'$"):
+        release(name).mean("price", by=["years", "kind"])
+
+
 def test_folders_that_hold_no_release_or_another_card_are_refused(release: Any, tmp_path: Path) -> None:
     with pytest.raises(dpdask.InputError, match="no finished release"):
         dpdask.open(str(tmp_path))
@@ -341,6 +356,18 @@ def test_folders_that_hold_no_release_or_another_card_are_refused(release: Any, 
         dpdask.open(str(copy))
     shutil.copy(copy / "_dpdask" / "manifest.json", copy / "_dpdask" / "manifest-00001.json")
     with pytest.raises(dpdask.SpecError, match="holds 2 releases"):
+        dpdask.open(str(copy))
+
+
+def test_a_manifest_names_no_file_outside_of_its_folder(release: Any, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(release("tables").folder.local_path, copy)
+    pq.write_table(pa.table({"secret": [1]}), tmp_path / "secret.parquet")
+    manifest = copy / "_dpdask" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["shards"][0]["name"] = "../secret.parquet"
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(dpdask.OutputError, match="the manifest cannot be read"):
         dpdask.open(str(copy))
 
 

@@ -171,6 +171,41 @@ def test_the_bound_on_the_mean_holds_values_beyond_the_last_anchor() -> None:
         assert asked(seed).npmle("value").cdf(2510.0) == pytest.approx(1.0 - np.exp(-2.5), abs=0.1)
 
 
+def test_few_ranges_that_end_among_the_values_are_said_to_be_few() -> None:
+    value = np.random.default_rng(1).uniform(0.0, 95.0, 4_000)
+    for farthest, few in ((5_000.0, True), (190.0, False)):
+        release = asked_of(value, farthest, OWN)
+        found = (release.quantile("value"), release.quantile("value", by="town"), release.histogram("value", [0.0, 50.0, 100.0]))
+        assert [any("few of the ranges end among the values" in limit for limit in each.limits) for each in found] == [few] * 3
+
+
+def test_rows_without_a_range_are_not_counted() -> None:
+    release = asked(9)
+    release.table.loc[:999, ["low", "high"]] = np.nan
+    found = release.histogram("value", [-1.0, 1000.0, 5000.0])
+    assert found.estimate.sum() == pytest.approx(3000.0)
+    assert "rows without a value are left out" in found.limits
+    assert "rows without a value are left out" not in asked(9).histogram("value", [0.0, 5000.0]).limits
+
+
+def with_years(farthest: float) -> Any:
+    """Return ranges of 500 values up to 5, beside a kept column that tells nothing of them."""
+    rng = np.random.default_rng(3)
+    release = asked_of(rng.uniform(0.0, 5.0, 500), farthest, OWN)
+    release.table["years"] = rng.uniform(0.0, 1.0, 500)
+    release.content["columns"]["years"] = {"role": "kept"}
+    return release
+
+
+def test_slopes_of_ranges_that_tell_too_little_say_so() -> None:
+    assert not any("did not converge" in limit for limit in with_years(5.0).slope("value", "years").limits)
+    found = with_years(500.0).slope("value", "years")  # pytest makes an error of a warning
+    assert any("did not converge in" in limit and "of 11 samples" in limit for limit in found.limits)
+    for ask in (with_years(1e9).slope, with_years(1e9).regress):
+        with pytest.raises(dpdask.SpecError, match="the ranges tell too little for a regression"):
+            ask("value", "years")
+
+
 def test_ranges_have_groups_of_kept_columns() -> None:
     release = asked(9)
     means, medians = release.mean("value", by="town"), release.quantile("value", 0.5, by="town")

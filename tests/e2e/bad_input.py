@@ -1262,6 +1262,12 @@ CASES: tuple[Case, ...] = (
         prepare=lambda folder: ["run", str(folder / "nowhere.yaml")],
     ),
     Case(
+        name="a table in the place of the job",
+        code=64,
+        says=r"part-0\.parquet: the job cannot be read, since it is not a YAML text in UTF-8; check its path$",
+        prepare=lambda folder: (job(folder), ["validate", str(folder / "data" / "part-0.parquet")])[1],
+    ),
+    Case(
         name="the schema's file is missing",
         code=64,
         says=r"schema\.yaml.*: the schema cannot be read; check the path",
@@ -1308,7 +1314,12 @@ CASES: tuple[Case, ...] = (
         config={"distributed.comm.timeouts.connect": "500ms"},
     ),
     # ---- the schema
-    _case("duplicate levels", 64, r"columns\.rating: a level is repeated", columns=_columns(rating=_RATING | {"levels": [1.0, 2.0, 2.0]})),
+    _case(
+        "duplicate levels",
+        64,
+        r"columns\.rating: the level 2\.0 is repeated; give it once",
+        columns=_columns(rating=_RATING | {"levels": [1.0, 2.0, 2.0]}),
+    ),
     _case(
         "levels out of order",
         64,

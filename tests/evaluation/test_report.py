@@ -85,6 +85,16 @@ def test_a_sample_is_uniform_bounded_and_the_same_again() -> None:
     assert len(sample_rows(batches[:2], 500, np.random.default_rng(3))) == 200
 
 
+@pytest.mark.parametrize("n_rows", [500, 50])
+def test_metadata_of_another_program_are_not_read(n_rows: int) -> None:
+    table = pa.table({"x": np.arange(100), "y": np.arange(100)})
+    own = pa.Table.from_pandas(table.to_pandas().set_index("x"))  # whose index is a column here
+    for metadata in ({"pandas": "{}"}, {"pandas": "no JSON"}, {"pandas": "[1]"}, own.schema.metadata):
+        found = sample_rows(table.replace_schema_metadata(metadata).to_batches(), n_rows, np.random.default_rng(3))
+        assert list(found.columns) == ["x", "y"]
+        assert len(found) == min(n_rows, 100)
+
+
 def test_columns_are_coded_by_the_card() -> None:
     card = {
         "a": {"role": "privatised", "levels": [None, "x", "y"]},

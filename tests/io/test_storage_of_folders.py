@@ -1,6 +1,7 @@
 """Folders on the local file system and on one without renames; writes that appear whole or not at all; faults in one line."""
 
 import errno
+import json
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -332,6 +333,10 @@ def test_a_manifest_comes_back(folder):
         MANIFEST.to_bytes().replace(b'"sha256"', b'"sha255"'),
         MANIFEST.to_bytes().replace(f'"format": {MANIFEST_FORMAT}'.encode(), b'"format": 99'),
         MANIFEST.to_bytes()[:-30],
+        *(
+            MANIFEST.to_bytes().replace(b'"part-00001.parquet"', json.dumps(name).encode())
+            for name in ("../secret.parquet", "a/b.parquet", "/a.parquet", "a\\b.parquet", ".", "..", "", 1, None)
+        ),
     ],
 )
 def test_a_manifest_that_is_none_is_refused(data, folder):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpdask.kernels import chain
-from dpdask.kernels.chain import Trie, build, find_slots, grid, ranks_of, values_at
+from dpdask.kernels.chain import Trie, build, find_cells, find_slots, grid, ranks_of, values_at
 
 ALPHA = 1e-9
 LOWEST, HIGHEST = np.uint64(0), np.uint64(2**64 - 1)
@@ -229,3 +229,17 @@ def test_a_trie_holds_each_distinct_record_once_however_its_records_are_sorted(n
     distinct, places = np.unique(under_roots, axis=0, return_inverse=True)
     weights = np.concatenate([counts, counts[in_group]])
     np.testing.assert_array_equal(found, np.column_stack([distinct, np.bincount(places.ravel(), weights=weights)]))
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_cells_of_a_column_hold_each_record_once(grouped: bool) -> None:
+    one, two = np.array([0.0, 0.0, 2.0, 5.0]), np.array([1.0, 3.0, 1.0, -np.inf])
+    counts = np.array([4, 3, 2, 6])
+    groups = np.array([1, 1, 2, 2]) if grouped else np.zeros(4, dtype=np.int64)
+    trie = build([one, two], counts, groups, [grid(one, np.array([0.0]), None, None), grid(two, np.array([]), None, None)])
+    for place, keys, lows, n in (
+        (0, [0.0, 2.0, 5.0], [0.0, 0.0, 2.0], [7.0, 2.0, 6.0]),
+        (1, [-np.inf, 1.0, 3.0], [-np.inf, -1.0, 1.0], [6.0, 6.0, 3.0]),
+    ):
+        for found, expected in zip(find_cells(trie, place), (keys, lows, n), strict=True):
+            assert found.tolist() == expected

@@ -16,7 +16,7 @@ from mechanisms.fitting import fit_frame
 
 import dpdask
 from dpdask.codec import LevelCodec, ValueCodec
-from dpdask.mechanisms.expectations import LITTLE, estimate_kept
+from dpdask.mechanisms.expectations import LITTLE, estimate_kept, warn_of_spread
 from dpdask.mechanisms.marginals.plan import plan_noise
 from dpdask.privacy import Budget
 from dpdask.privacy.noise import deviation
@@ -234,3 +234,58 @@ def test_with_a_private_number_of_rows_the_plan_says_how_many_the_tables_need() 
     assert needed[0] == pytest.approx(64 * deviation(noise.pairs), rel=0.06)  # 8 x 8 cells, in two digits
     public = dpdask.GaussianCopula(schema, epsilon=1.0, delta=1e-9).plan(frame)
     assert not any("fewer rows than the σ of its noise" in sentence for sentence in public.expectations)
+
+
+# ---- what is said of values that many rows share
+
+
+def spread(values: np.ndarray, *, lattice: bool = False) -> bool:
+    keys, counts = np.unique(values, return_counts=True)
+    lows = np.append(keys[0] - 1.0, keys[:-1])
+    return bool(warn_of_spread("x", keys, lows, counts.astype(float), lattice=lattice))
+
+
+def test_shared_values_are_warned_of_if_gaps_are_wide() -> None:
+    rng = np.random.default_rng(1)
+    line = rng.normal(0.0, 1000.0, 20_000)
+    assert not spread(line)
+    assert not spread(line[:50])
+    assert spread(np.where(rng.random(20_000) < 0.1, 5_000.0, line))  # in the tail, where gaps are wide
+    assert spread(rng.choice([73.0, 2731.2, 9755.5], 20_000))
+    assert not spread(rng.integers(0, 100, 20_000).astype(float), lattice=True)  # nothing lies between whole numbers
+    assert spread(10.0 * rng.integers(0, 10, 20_000), lattice=True)
+    assert not spread(np.where(rng.random(20_000) < 0.01, 5_000.0, line))  # few rows
+    keys = np.array([-np.inf, 1.0])  # null, and an atom
+    assert not warn_of_spread("x", keys, keys, np.array([5.0, 5.0]), lattice=False)
+
+
+@pytest.mark.parametrize("reference", [{"kind": "holdout", "fraction": 0.5}, {"kind": "chain", "fraction": 0.5}, {"kind": "histogram"}], ids=str)
+@pytest.mark.parametrize("atoms", [False, True])
+def test_a_run_warns_of_values_that_come_out_spread(tmp_path: Path, reference: dict[str, Any], atoms: bool) -> None:
+    rng = np.random.default_rng(2)
+    income = np.where(rng.random(4_000) < 0.2, 0.0, rng.normal(30_000.0, 5_000.0, 4_000))
+    (tmp_path / "in").mkdir()
+    pd.DataFrame({"income": income}).to_parquet(tmp_path / "in" / "a.parquet")
+    column = {"role": "privatise", "kind": "mixed" if atoms else "continuous", "bounds": [-1e5, 1e6], **({"atoms": [0]} if atoms else {})}
+    outcome = run_here(
+        write_job(tmp_path / "job", tmp_path / "in", tmp_path / "out", schema={"income": column}, mechanism={"kind": "dip", "reference": reference})
+    )
+    said = [each for each in outcome.warnings if "released spread over the gaps below them" in each]
+    assert bool(said) == (not atoms and reference["kind"] != "histogram")
+    assert all("column 'income'" in each for each in said)
+    released = pd.read_parquet(tmp_path / "out")["income"]
+    if reference["kind"] != "histogram":
+        assert ((released == 0.0).mean() > 0.1) == atoms
+        found = dpdask.open(tmp_path / "out").mean("income")
+        assert found.bias_bound is None
+        assert any("values that many rows share are spread" in limit for limit in found.limits)
+        assert "unbiased" not in repr(found)
+        counts = dpdask.open(tmp_path / "out").histogram("income", [-1e5, 0.0, 1e6])
+        assert "counts are of the released rows, without those that were held out" in counts.limits
+
+
+def test_frames_warn_of_values_that_come_out_spread() -> None:
+    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1000.0]}}})
+    frame = pd.DataFrame({"x": np.random.default_rng(3).choice([1.0, 300.0, 900.0], 2_000)})
+    with pytest.warns(UserWarning, match="column 'x': many rows of the reference share values"):
+        dpdask.DIP(schema, epsilon=8.0, reference=dpdask.Holdout(fraction=0.5)).fit(frame)

@@ -15,6 +15,7 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
 from dpdask.mechanisms.dip.spec import ChannelKind, DipMechanism
+from dpdask.mechanisms.expectations import warn_of_spread
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.ranks import BinnedRanks, LaplaceRanks, RankRandomiser, rank_mechanisms, read_randomiser
 from dpdask.mechanisms.releases import RandomisedRows
@@ -284,6 +285,15 @@ class RecordsMechanism(DipMechanism):
             group_key=group_key(key),
             min_rows=reference.min_rows,
         )
+
+    def warn_of_release(self, release: ChainRelease, columns: Columns) -> tuple[str, ...]:
+        """Return a warning for each column whose rows share values that are released spread; see `Mechanism.warn_of_release`."""
+        found: list[str] = []
+        for place, name in enumerate(release.columns):
+            codec = columns.codecs[name]
+            if isinstance(codec, ValueCodec):
+                found += warn_of_spread(name, *kernel.find_cells(release.trie, place), lattice=codec.lattice)
+        return tuple(found)
 
     def describe_joint(self, release: ChainRelease) -> dict[str, Any]:
         """Return what the card says about the columns' joint distribution."""

@@ -18,7 +18,7 @@ from dpdask.kernels import bins as bins_kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
 from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, Cost, DipMechanism, check_costs
-from dpdask.mechanisms.expectations import correlate_ranks
+from dpdask.mechanisms.expectations import correlate_ranks, warn_of_spread
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.releases import RandomisedRows
 from dpdask.references import Distribution, LevelDistribution, RankDistribution
@@ -277,6 +277,18 @@ class ColumnsMechanism(DipMechanism):
         if self.reference.rows == "none" or self.reference.uncovered:  # nothing was counted, or nothing protects the rows that were
             return "; ".join(kept)
         return "; ".join([*kept, *(f"{name} {said}" for name, each in release.columns.items() for said in _doubt_bounds(each))])
+
+    def warn_of_release(self, release: DipRelease, columns: Columns) -> tuple[str, ...]:
+        """Return a warning for each column whose rows share values that are released spread; see `Mechanism.warn_of_release`."""
+        if self.reference.rows == "none" or self.measurements:
+            return ()
+        found: list[str] = []
+        for name, mechanism in release.columns.items():
+            codec = columns.codecs[name]
+            if not isinstance(mechanism, LevelMechanism) and isinstance(codec, ValueCodec):
+                x, c = mechanism.distribution.x, mechanism.distribution.c
+                found += warn_of_spread(name, x[1:], x[:-1], np.diff(c), lattice=codec.lattice)
+        return tuple(found)
 
     def describe_joint(self, release: DipRelease) -> dict[str, Any]:
         """Return what the card says about the columns' joint distribution."""
