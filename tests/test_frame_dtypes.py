@@ -129,7 +129,8 @@ def test_dates_that_pandas_holds_as_objects_are_dates(values: list[Any]) -> None
         released = release.transform(table)
     assert known_as(released) == known_as(table)
     known = released["x"].dropna()
-    assert {type(value) for value in known} == {dt.date}
+    assert {type(value) for value in known} == ({dt.date} if len(known) else set())
+    assert len(known) or not any(values)  # of nulls only, noise may leave nothing else
     assert known.between(*SPAN).all()
     assert released["kept"].equals(table["kept"])
 

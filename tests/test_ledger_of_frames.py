@@ -207,7 +207,7 @@ def test_a_refusal_that_could_not_be_paid_for_reads_no_row(tmp_path: Path) -> No
     place = made(tmp_path, 1.0, strict=True)
     release = TINY.fit(pd.DataFrame({"x": ["a", "b"]}), ledger=place)
     open_ledger(place.url).intend(place.dataset, "rest", Charge(epsilon=0.995))
-    with pytest.raises(dpdask.BudgetError, match="are left of"):
+    with pytest.raises(dpdask.BudgetError, match="of 1 unfinished ones would cost more than is left"):
         release.transform(pd.DataFrame({"x": ["a", "b", "other"]}))
     assert kinds(place) == ["intend"]
 
