@@ -258,14 +258,15 @@ def read_text(path: str | Path, what: str, hint: str) -> Text:
     SpecError
         If it cannot be read, or is no text.
     """
+    no_text = SpecError(f"{what}, since it is not a YAML text in UTF-8", str(path), hint)
     try:
         content = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        content = "\0"
     except OSError:
         raise SpecError(what, str(path), hint) from None
+    except UnicodeDecodeError:
+        raise no_text from None
     if "\0" in content:
-        raise SpecError(f"{what}, since it is not a YAML text in UTF-8", str(path), hint)
+        raise no_text
     return Text(Path(path).name, content)
 
 

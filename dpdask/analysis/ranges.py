@@ -40,7 +40,7 @@ _COARSE = "it lies between two ends of ranges that are as far apart as most valu
 _THIN = "few of the ranges end among the values, so this is very uncertain; release ranges with anchors where the values are"
 _UNBOUNDED = "the card gives no bounds in the numbers of the ranges, so no bound on the bias is known"
 _UNMOVED = "resamples of the ranges do not vary, since the anchors lie too far apart, so no standard error is given"
-_FEW_ENDS = 200  # ranges: then a share is off by about a tenth
+_FEW_ENDS = 200  # ranges
 _STILL = 1e-9  # of the numbers: resamples that differ by less differ by rounding alone
 
 
@@ -145,17 +145,14 @@ class OpenedRanges(KeptColumns):
         if len(X) < 2 * _GROUPS:
             raise SpecError(f"slopes need at least {2 * _GROUPS} rows", f"slope({response})", "use more rows")
         index = X.columns
-        with warnings.catch_warnings(record=True) as raised:
-            warnings.simplefilter("always")
-            parts = np.array([_regress(None, response, X[group != k], ends[group != k]).estimator_.coef_ for k in range(_GROUPS)])
-            estimate = _regress(None, response, X, ends).estimator_.coef_
-        error = np.sqrt((_GROUPS - 1) * parts.var(axis=0))
-        n_unsettled = sum("did not converge" in str(each.message) for each in raised)
-        unsettled = (
-            [f"the fit did not converge in {n_unsettled} of {_GROUPS + 1} samples: the ranges tell too little for slopes"] if n_unsettled else []
-        )
-        limits = ("the response is taken to have normal errors of one variance", *unsettled, *self._limits(response))
-        return Result(estimate=pd.Series(estimate, index), standard_error=pd.Series(error, index), bias_bound=None, limits=limits)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "interval regression did not converge")  # `limits` says it once
+            whole, *parts = (_regress(None, response, X[chosen], ends[chosen]) for chosen in (group >= 0, *(group != k for k in range(_GROUPS))))
+        n_failed = sum(not each.converged_ for each in (whole, *parts))
+        error = np.sqrt((_GROUPS - 1) * np.array([part.estimator_.coef_ for part in parts]).var(axis=0))
+        failed = [f"the fit did not converge in {n_failed} of {_GROUPS + 1} samples: the ranges tell too little for slopes"] if n_failed else []
+        limits = ("the response is taken to have normal errors of one variance", *failed, *self._limits(response))
+        return Result(estimate=pd.Series(whole.estimator_.coef_, index), standard_error=pd.Series(error, index), bias_bound=None, limits=limits)
 
     def npmle(self, column: str, *, support: tuple[float, float] | None = None, knots: Sequence[float] | None = None) -> NPMLE:
         """Return the distribution under which a column's ranges are most likely; see `OpenedRelease.npmle`."""

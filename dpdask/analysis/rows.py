@@ -27,8 +27,8 @@ _CENTRAL = ("discrete-gaussian", "discrete-laplace")  # kinds of events
 _KEPT_DISTRIBUTION = "its noise has no channel on its values, so only its own distribution is kept: dependence on other columns is weakened by it"
 _REFERENCE = "the released values have the distribution of the reference; its draw from the table is in the standard error"
 _SPREAD = (
-    "values that many rows share are spread over the gap below them, unless the schema names them as atoms or has levels: means, quantiles and "
-    "counts may be too small by that, and no error includes it"
+    "values that many rows share are spread over the gap below them, unless the schema names them as atoms: means and quantiles may be too small by "
+    "that gap and counts be wrong, and no error includes it"
 )
 _RELEASED = "counts are of the released rows, without those that were held out"
 _TOLD_REFERENCE = "the released values have the distribution of noisy counts; standard errors hold that noise and the draws of the rows"
@@ -287,8 +287,8 @@ class OpenedRows(KeptColumns):
         cells = self._find_noise(names) if of_levels else None
         rank_noise = self._find_rank_noise(names) if noisy and cells is None else {}
         told = _REFERENCE if not noisy else _TOLD_REFERENCE if cells is not None else _NOISY_RANKS if rank_noise else _NOISY_REFERENCE
-        spread = not noisy and any(self._levels(name) is None for name in private)
-        in_cells = noisy and len(private) > 1 and any(self._levels(name) is None for name in private)
+        has_numbers = any(self._levels(name) is None for name in private)
+        spread, in_cells = has_numbers and not noisy, has_numbers and noisy and len(private) > 1
         return replace(
             points,
             levels={name: own for name, own in points.levels.items() if name not in private} | dict(self._level_map(private)),

@@ -20,6 +20,7 @@ from dpdask.errors import DataError, InputError, SpecError
 from dpdask.inference.tallies import level_key
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.fragments import InputTable, read_batches
+from dpdask.io.listing import LOG_FOLDERS
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import microseconds_of
 
@@ -87,7 +88,7 @@ def read_original(url: str, columns: Sequence[str], n_rows: int, rng: Generator)
         If it is a Delta or an Iceberg table.
     """
     fs, path = open_filesystem(url)
-    if any(fs.exists(f"{path}/{name}") for name in ("_delta_log", "metadata")):
+    if any(fs.exists(f"{path}/{name}") for name in LOG_FOLDERS):
         raise SpecError("the original is a Delta or Iceberg table", "--original", "name the job that released it: dpdask report --job JOB")
     try:
         names = [path] if fs.isfile(path) else sorted(name for name in fs.find(path) if _is_data(name.removeprefix(path)))

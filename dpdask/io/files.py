@@ -13,7 +13,7 @@ from dpdask.io import csv, parquet
 from dpdask.io.faults import Fault, classify, mask, storage_faults
 from dpdask.io.filesystems import call_storage, open_filesystem, protocols
 from dpdask.io.hive import partition_types, read_value, split_folders
-from dpdask.io.listing import DataFile, FoundColumn, Listing
+from dpdask.io.listing import LOG_FOLDERS, DataFile, FoundColumn, Listing
 from dpdask.io.objects import find_files
 from dpdask.schema import Schema
 
@@ -153,7 +153,7 @@ def _folders(base: str, paths: list[str], *, inside: bool) -> Iterator[str]:
 
 def _kinds_in(fs: Any, folder: str) -> Iterator[str]:
     """Yield the formats whose metadata lie in a folder; one that this user may not list, or that has no listing, has none."""
-    for inner in ("_delta_log", "metadata"):
+    for inner in LOG_FOLDERS:
         try:
             found = [str(path) for path in fs.ls(f"{folder}/{inner}", detail=False)]
         except Exception as error:

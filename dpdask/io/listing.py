@@ -12,6 +12,7 @@ from dpdask.errors import DataError
 from dpdask.schema import Schema
 
 _ID = b"PARQUET:field_id"
+LOG_FOLDERS = ("_delta_log", "metadata")  # of Delta and Iceberg tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

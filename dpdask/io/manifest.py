@@ -104,7 +104,7 @@ def list_manifests(folder: Folder, but: str = "") -> list[Manifest]:
 
 
 def count_missing(folder: Folder, manifests: Sequence[Manifest]) -> int:
-    """Return how many shards an output folder lacks that its manifests name; 0 for a table, whose files may be rewritten by others.
+    """Return how many shards of manifests an output folder lacks; those that a listing lacks are looked for, since it may be an earlier one.
 
     Parameters
     ----------
@@ -114,7 +114,4 @@ def count_missing(folder: Folder, manifests: Sequence[Manifest]) -> int:
         Of its releases.
     """
     names = set(folder.names())
-    if names & {"_delta_log", "metadata"}:
-        return 0
-    shards = (shard.name for manifest in manifests for shard in manifest.shards)
-    return sum(name not in names and not folder.exists(name) for name in shards)  # a listing may be an earlier one
+    return sum(shard.name not in names and not folder.exists(shard.name) for manifest in manifests for shard in manifest.shards)

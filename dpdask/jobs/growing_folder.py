@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from dpdask.engine.write import Staging, add_run
 from dpdask.errors import DataError, OutputError
 from dpdask.io.faults import storage_faults
-from dpdask.io.manifest import CARD_NAME, DOCUMENTS, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
+from dpdask.io.manifest import CARD_NAME, DOCUMENTS, MANIFEST_NAME, META, SUCCESS_NAME, Manifest, count_missing
 from dpdask.io.storage import Folder
-from dpdask.jobs.publication import ManifestFolder, Publication, RenamedFolder, has_all, remove_shards
+from dpdask.jobs.publication import ManifestFolder, Publication, RenamedFolder, remove_shards
 from dpdask.jobs.records import busy
 
 
@@ -103,7 +103,7 @@ class GrowingFolder:
                     (staging.shards.local_path / name).replace(self.output.local_path / name)
         if not self.output.put_new(name_manifest(number), manifest.to_bytes()):
             raise OutputError("another run has released these rows into this output", self.output.url, "run the job again")
-        if not has_all(self.output, manifest):  # aborted while this driver slept
+        if count_missing(self.output, [manifest]):  # aborted while this driver slept
             self.output.remove(name_manifest(number))
             raise busy(self.output)
 

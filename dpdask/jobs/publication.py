@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from dpdask.engine.write import Staging
 from dpdask.errors import SPENT_AGAIN, OutputError
-from dpdask.io.manifest import CARD_NAME, DOCUMENTS, MANIFEST_NAME, META, SUCCESS_NAME, Manifest
+from dpdask.io.manifest import CARD_NAME, DOCUMENTS, MANIFEST_NAME, META, SUCCESS_NAME, Manifest, count_missing
 from dpdask.io.storage import Folder, name_when_whole
 from dpdask.jobs.records import busy
 
@@ -209,7 +209,7 @@ class ManifestFolder(_OwnFolder):
         del release, staging
         if not self.output.put_new(MANIFEST_NAME, manifest.to_bytes()):
             raise _other_release(self.output)
-        if not has_all(self.output, manifest):  # aborted while this driver slept
+        if count_missing(self.output, [manifest]):  # aborted while this driver slept
             self.output.remove(MANIFEST_NAME)
             raise busy(self.output)
         self.output.write(SUCCESS_NAME, b"")
@@ -262,20 +262,6 @@ def find_in_folder(output: Folder, release: str) -> Manifest | None:
     if manifest is not None and manifest.job != release:
         raise OutputError("this output holds another job's release", output.url, SPENT_AGAIN)
     return manifest
-
-
-def has_all(output: Folder, manifest: Manifest) -> bool:
-    """Return whether a folder has all shards of a manifest; those that a listing lacks are looked for, since it may be an earlier one.
-
-    Parameters
-    ----------
-    output
-        The folder.
-    manifest
-        The manifest.
-    """
-    names = set(output.names())
-    return all(shard.name in names or output.exists(shard.name) for shard in manifest.shards)
 
 
 def is_shard_of(run_id: str | None, name: str) -> bool:

@@ -18,6 +18,7 @@ from dpdask.engine.work import load
 from dpdask.engine.write import Staged, Staging, Task, list_record_tasks, write_all
 from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, TemporaryError
 from dpdask.io.fragment import Fragment
+from dpdask.io.listing import LOG_FOLDERS
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, Manifest, count_missing, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs.charging import charge, finish, is_undrawn, record_draw
@@ -46,7 +47,7 @@ class Outcome:
     output, manifest
         The output's URL, and the committed shards.
     warnings
-        The warnings of the plan, and warnings about columns that were sorted in the input, or whose rows share values that are released spread.
+        The warnings of the plan, and those that follow from the rows: see `Mechanism.warn_of_release` and `list_sorted_warnings`.
     told
         What is printed on the steward's terminal only: exact, and covered by no ε. Empty if the job was already finished.
     quality
@@ -173,7 +174,7 @@ def _find_finished(job: Job, state: RunState, release: str) -> Outcome | None:
         with suppress(InputError, OutputError):  # of another version, or its key is elsewhere: the release stands all the same
             state.read()  # raises one of these
             finish(job, state)
-    n_missing = count_missing(state.output, [manifest])
+    n_missing = _count_missing(state.output, [manifest])
     what = f"missing shards: {n_missing} of {len(manifest.shards)}; restore them from a copy: a new run would spend ε again"
     return Outcome(status="already released", output=job.output_url, manifest=manifest, warnings=(what,) if n_missing else (), release=release)
 
@@ -356,8 +357,13 @@ def status(output_url: str) -> Status:
         return Status(stage=found.stage, n_shards=state.count_staged(found.run_id), n_releases=len(released))
     released = list_manifests(state.output)
     n_shards = sum(len(manifest.shards) for manifest in released)
-    n_missing = count_missing(state.output, released)
+    n_missing = _count_missing(state.output, released)
     return Status(stage="released" if released else "absent", n_shards=n_shards, n_releases=len(released), n_missing=n_missing)
+
+
+def _count_missing(output: Folder, released: Sequence[Manifest]) -> int:
+    """Return how many released shards a folder lacks; 0 for a table, whose files may be rewritten by others."""
+    return 0 if set(LOG_FOLDERS) & set(output.names()) else count_missing(output, released)
 
 
 def abort(output_url: str, ledger_url: str | None = None) -> bool:

@@ -171,6 +171,12 @@ def describe_wide_cells(columns: Mapping[str, Cells], bins: Bins) -> tuple[str, 
     return (f"{what}; `bins: adaptive` finds cells where the rows are",)
 
 
+def describe_spread(codecs: Mapping[str, Codec]) -> tuple[str, ...]:
+    """Return what becomes of rows that share a number, where the reference is made of rows; nothing if no column holds numbers without levels."""
+    names = [name for name, codec in codecs.items() if not isinstance(codec, LevelCodec)]
+    return (f"{list_names(names, 5)}: rows that share a value are released over the gap below it, unless it is one of the `atoms`",) if names else ()
+
+
 def warn_of_spread(name: str, keys: Floats, lows: Floats, weights: Floats, *, lattice: bool) -> tuple[str, ...]:
     """Return a warning if many rows of the reference share a few values far from the next smaller one: such values come out spread over that gap.
 

@@ -251,7 +251,7 @@ class Ledger:
                 self._require_room(book, least)
             price = book.price_refusal(least.alone) if book.strict and least != FREE else least
             fits = self._compose([*book.count(without=run_id), price], book.delta) <= book.epsilon
-            return _append(connection, book, "refuse", run_id, price if fits else least)  # it fits, unless the run is older than the strictness
+            return _append(connection, book, "refuse", run_id, price if fits else least)  # it fits, unless the dataset was made strict since
 
         return self._store.write(work)
 
@@ -411,8 +411,8 @@ class Ledger:
             mixed = len({each.delta > 0 for each in charges}) > 1
             why, hint = book.compute_balance(self._compose).tell_shortage(charge, total, mixed=mixed)
             raise BudgetError(f"the budget of the dataset {book.name!r} is too small: {why}", self._store.place, hint)
-        refused, n = book.count_if_refused(charge)
-        if book.strict and not self._compose(refused, book.delta) <= book.epsilon:
+        refused, n = book.count_if_refused(charge) if book.strict else ([], 0)
+        if refused and not self._compose(refused, book.delta) <= book.epsilon:
             why = f"it is strict, and refusals of this run and of {n} unfinished ones would cost more than is left"
             hint = "finish unfinished runs first, or set a smaller ε; a refusal costs at least a hundredth of the limit"
             raise BudgetError(f"the budget of the dataset {book.name!r} is too small: {why}", self._store.place, hint)

@@ -326,7 +326,7 @@ class Book:
     def count_if_refused(self, plus: Charge) -> tuple[list[Charge], int]:
         """Return the charges if a further run, which costs `plus`, and all unfinished ones were refused in a strict dataset; and their number."""
         unfinished = [entry for entry in self.standing.values() if entry.kind in ("intend", "draw")]
-        ended = [(entry.charge, entry.release) for entry in self.standing.values() if entry not in unfinished]
+        ended = [(entry.charge, entry.release) for entry in self.standing.values() if entry.kind not in ("intend", "draw")]
         refused = [(self.price_refusal(charge.alone), "") for charge in (*(entry.charge for entry in unfinished), plus)]
         return count_series([*ended, *refused]), len(unfinished)
 

@@ -289,3 +289,18 @@ def test_frames_warn_of_values_that_come_out_spread() -> None:
     frame = pd.DataFrame({"x": np.random.default_rng(3).choice([1.0, 300.0, 900.0], 2_000)})
     with pytest.warns(UserWarning, match="column 'x': many rows of the reference share values"):
         dpdask.DIP(schema, epsilon=8.0, reference=dpdask.Holdout(fraction=0.5)).fit(frame)
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [(dpdask.Holdout(fraction=0.5), True), (dpdask.Chain(fraction=0.5), True), (dpdask.Histogram(), False), (dpdask.Tree(), False)],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_plan_says_what_becomes_of_shared_values(reference: Any, said: bool) -> None:
+    line = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 9.0]}
+    level = {"role": "privatise", "kind": "discrete", "levels": [0, 1]}
+    schema = dpdask.Schema.from_dict({"columns": {"x": line, "n": level}})
+    frame = pd.DataFrame({"x": np.linspace(0.0, 9.0, 100), "n": np.arange(100) % 2})
+    planned = dpdask.DIP(schema, epsilon=4.0, reference=reference).plan(frame)
+    found = [each for each in planned.expectations if each.endswith("over the gap below it, unless it is one of the `atoms`")]
+    assert found == (["x: rows that share a value are released over the gap below it, unless it is one of the `atoms`"] if said else [])

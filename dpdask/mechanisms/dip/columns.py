@@ -280,10 +280,8 @@ class ColumnsMechanism(DipMechanism):
 
     def warn_of_release(self, release: DipRelease, columns: Columns) -> tuple[str, ...]:
         """Return a warning for each column whose rows share values that are released spread; see `Mechanism.warn_of_release`."""
-        if self.reference.rows == "none" or self.measurements:
-            return ()
         found: list[str] = []
-        for name, mechanism in release.columns.items():
+        for name, mechanism in release.columns.items() if self.spreads else ():
             codec = columns.codecs[name]
             if not isinstance(mechanism, LevelMechanism) and isinstance(codec, ValueCodec):
                 x, c = mechanism.distribution.x, mechanism.distribution.c

@@ -17,7 +17,7 @@ from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
 from dpdask.mechanisms.card import Section, tell_bounds, tell_numbers
 from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.mechanisms.cell_search import CellSearch
-from dpdask.mechanisms.expectations import TAILS, describe_kept, warn_of_little, warn_of_noisy_references
+from dpdask.mechanisms.expectations import TAILS, describe_kept, describe_spread, warn_of_little, warn_of_noisy_references
 from dpdask.mechanisms.mechanism import Columns, Mechanism, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon, read_weights, within_digits
@@ -200,6 +200,11 @@ class DipMechanism(Mechanism):
         return self.reference.events(self.spending.reference, self.schema.columns, self.budget.adjacency, self.rows_per_unit)
 
     @property
+    def spreads(self) -> bool:
+        """Whether rows that share a number are released over the gap below it: where the reference is made of rows and not of noisy counts."""
+        return self.reference.kind in ("holdout", "public", "chain")
+
+    @property
     def event(self) -> Composed:
         """A noisy histogram of each column, if there is one, and the rows' own releases."""
         return Composed(events=(*self.measurements.values(), self.row_event(self.row_total)))
@@ -284,7 +289,8 @@ class DipMechanism(Mechanism):
         found = [name for name, event in self.measurements.items() if event.count > 1]
         tails = (f"{', '.join(found)}: {TAILS}",) if found else ()
         searched = self.search.expectations if isinstance(self.search, CellSearch) else ()
-        return (*describe_kept(columns.codecs, self.spending.row, self.spec.channel), *tails, *searched)
+        spread = describe_spread(columns.codecs) if self.spreads else ()
+        return (*describe_kept(columns.codecs, self.spending.row, self.spec.channel), *spread, *tails, *searched)
 
     def section(self, release: Any, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
         """Return the mechanism's part of the release card; see `Mechanism.section`.
