@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -206,6 +207,11 @@ def error_line(result: subprocess.CompletedProcess[str]) -> str:
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("dpdask: ")
     return lines[0]
+
+
+def holds_number(text: str, number: int) -> bool:
+    """Tell whether a text holds a whole number as a word, with or without commas; digits of hashes, identifiers and fractions are not words."""
+    return re.search(rf"(?<![\w.])(?:{number}|(?<!\d,){number:,})(?!\w|\.\d*[1-9])", text) is not None
 
 
 def apply(argument: Any, function: Callable[[Any], Any]) -> list[Any]:
