@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from dpdask.errors import DpdaskError, InternalError, UsageError
+from dpdask.plurals import say_count
 from dpdask.startup import collect_rarely, keep_folder_out
 from dpdask.steps import step
 from dpdask.terminal.echo import echo
@@ -225,7 +226,7 @@ def status(out: str | None, job: str | None, as_json: bool) -> None:
 
     _check_one("status OUT", out, job)
     found = runner.status(absolute_url(str(out)) if job is None else load_job(job).output_url)
-    sizes = [f", {n} {what}" for n, what in ((found.n_shards, "shards"), (found.n_releases, "releases")) if n > (what == "releases")]
+    sizes = [f", {say_count(n, what)}" for n, what in ((found.n_shards, "shard"), (found.n_releases, "release")) if n > (what == "release")]
     sizes += [f"; missing shards: {found.n_missing}; restore them from a copy"] if found.n_missing else []
     echo(json.dumps(asdict(found)) if as_json else f"{out or job}: {found.stage}" + "".join(sizes))
 
@@ -366,7 +367,7 @@ def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int,
             rows_per_file=rows_per_file,
             on_file=lambda done, total: report("simulate", done, total),
         )
-    echo(f"{out}: {written['rows']:,} simulated ratings of {written['users']:,} users in {written['files']} files")
+    echo(f"{out}: {written['rows']:,} simulated ratings of {written['users']:,} users in {say_count(int(written['files']), 'file')}")
 
 
 @simulate.command()
@@ -400,14 +401,13 @@ def census(
             on_file=lambda done, total: report("simulate", done, total),
         )
     size = f"{written['rows']:,} simulated people, {written['attributes']:,} attributes of {written['levels']:,} levels"
-    echo(f"{out}: {size}, in {written['files']} files; schema {written['schema']}")
+    echo(f"{out}: {size}, in {say_count(int(written['files']), 'file')}; schema {written['schema']}")
 
 
 def _read_balance(job: Job) -> dict[str, Any] | None:
     """Return the dataset's balance; None without a ledger, or if it cannot be read just now: the release stands."""
     with suppress(DpdaskError):
-        balance = job.account.read_balance()
-        return None if balance is None else asdict(balance)
+        return None if (balance := job.account.read_balance()) is None else asdict(balance)
     return None
 
 
@@ -417,7 +417,7 @@ def _outcome_text(job: Job, mechanism: Mechanism, result: dict[str, Any]) -> str
     lines = [
         f"{job.file.name}: {result['status']}" + (" (INSECURE: seeded, protects nobody)" if result["insecure"] else ""),
         f"  where     {result['output']}",
-        f"  what      {result['rows']:,} rows in {result['shards']} shards, {result['bytes'] / 1e6:,.1f} MB",
+        f"  what      {say_count(result['rows'], 'row')} in {say_count(result['shards'], 'shard')}, {result['bytes'] / 1e6:,.1f} MB",
         f"  how       {mechanism.how}",
         f"  promise   {mechanism.guarantee(job.file.output.order)}",
         *(f"  WARNING   {warning}" for warning in result["warnings"]),

@@ -25,7 +25,8 @@ MAX_ENGINE_ARROWS = 30
 MAX_MECHANISM_FILES = 8
 
 # A room is a package or module directly inside dpdask. Everybody may import the base; the base knows only what stands before it.
-BASE = ("version", "errors", "startup", "steps", "html", "objects", "versions", "archive", "models", "documents", "schema", "codec", "cells")
+_TOOLS = ("version", "errors", "plurals", "startup", "steps", "html", "objects", "versions")
+BASE = (*_TOOLS, "archive", "models", "documents", "schema", "codec", "cells")
 MATHS = {"kernels"}
 ROWS = MATHS | {"streams", "privacy", "stats", "channels", "references"}  # among themselves in this order: see SIBLINGS
 MAY_IMPORT: dict[str, set[str]] = {

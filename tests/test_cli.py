@@ -208,7 +208,7 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     assert "ledger    ε 0.0 of 2.0 spent by 0 runs; 1.5 after this run\n" in command(*plan).out
     assert command(*with_ledger(tmp_path, "run", "1.5")).code == 0
     again = with_ledger(tmp_path, "plan", "1.5", output={"path": "second"})
-    assert "ledger    ε 1.5 of 2.0 spent by 1 runs; 3.0 after this run: THE RUN WILL BE REFUSED\n" in command(*again).out
+    assert "ledger    ε 1.5 of 2.0 spent by 1 run; 3.0 after this run: THE RUN WILL BE REFUSED\n" in command(*again).out
     found = json.loads(command(*again, "--json").out)["ledger"]
     coverage = {"uncovered_before": 0.25, "uncovered_after": 0.25, "coverage": "up to about 25 % of the rows had no ε in some run (hold-outs)"}
     assert found == {"limit": 2.0, "before": 1.5, "after": 3.0, "runs": 1, "fits": False, **coverage}
@@ -219,7 +219,7 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     assert not (tmp_path / ".second.dpdask").exists()
 
     shown = ledger(tmp_path, "show").out
-    assert "ratings: ε 1.5 of 2.0 spent by 1 runs, 0.5 left; δ 0.0 of 0.0\n" in shown
+    assert "ratings: ε 1.5 of 2.0 spent by 1 run, 0.5 left; δ 0.0 of 0.0\n" in shown
     assert "for a row that every run covers" in shown
     assert "detects it with probability at most 22.5 %" in shown  # 0.05 · exp(1.5), rounded up
     assert [line.split()[2] for line in shown.splitlines()[3:7]] == ["hold-out", "intend", "draw", "commit"]
@@ -391,8 +391,8 @@ def test_status_and_abort(tmp_path):
         ended = command(*given)
     assert (ended.code, ended.lines) == (75, ["dpdask: crash; run again to resume"])
     assert state() == {"stage": "fitted", "n_shards": 1, "n_releases": 0, "n_missing": 0}
-    assert command("status", out).out == f"{out}: fitted, 1 shards\n"
-    assert command("status", "--job", given[1]).out == f"{given[1]}: fitted, 1 shards\n"
+    assert command("status", out).out == f"{out}: fitted, 1 shard\n"
+    assert command("status", "--job", given[1]).out == f"{given[1]}: fitted, 1 shard\n"
     assert command("abort", out).out == f"{out}: the unfinished run is removed\n"
     assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0, "n_missing": 0}
     assert command(*given).code == 0
@@ -443,7 +443,7 @@ def test_shards_that_are_missing_are_told(tmp_path):
 def test_status_takes_a_relative_path_and_one_with_a_slash(tmp_path, monkeypatch):
     assert command(*words(tmp_path, "run")).code == 0
     monkeypatch.chdir(tmp_path)
-    assert command("status", "out/").out == "out/: released, 1 shards\n"
+    assert command("status", "out/").out == "out/: released, 1 shard\n"
 
 
 def test_simulate(tmp_path):

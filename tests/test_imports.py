@@ -34,6 +34,7 @@ COMMAND_LINE = {
     "dpdask",
     "dpdask.cli",
     "dpdask.errors",
+    "dpdask.plurals",
     "dpdask.startup",
     "dpdask.steps",
     "dpdask.terminal",

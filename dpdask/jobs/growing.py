@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from dpdask.engine.work import RELEASE_NAME
 from dpdask.errors import SPENT_AGAIN, DataError, MissingError, OutputError
+from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
 from dpdask.io.manifest import CARD_NAME, META, Manifest
 from dpdask.io.storage import Folder
@@ -255,17 +256,17 @@ def open_next(job: Job, state: GrowingState, unfinished: Progressed | None) -> J
         The unfinished release, if any.
     """
     continued = state.number > 0
-    versions: set[str] = set()
+    private: list[Fragment] = []
 
     def choose(table: InputTable) -> InputTable:
         chosen = state.choose(table, unfinished)
-        versions.update(fragment.version for fragment in chosen.fragments)
+        private.extend(chosen.fragments)
         return chosen
 
     opened = open_table(job.extend(None) if continued else job, state.folder, choose)
-    if continued and job.mechanism.public_table is not None and versions:
+    if continued and job.mechanism.public_table is not None and private:
         with suppress(MissingError):  # the public table was read by the first release, and may be gone
-            check_apart(discover_public(job.mechanism.public_table, job.schema), versions)
+            check_apart(discover_public(job.mechanism.public_table, job.schema), private)
     return opened
 
 

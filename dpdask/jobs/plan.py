@@ -18,6 +18,7 @@ from dpdask.jobs.state import RunState
 from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
 from dpdask.mechanisms.plan_text import describe_promise, describe_seconds, describe_steps, list_noise, tell_date_bounds, warn_of_number_bounds
+from dpdask.plurals import say_count
 
 _CONTINUED = (
     "survey: read the new rows; check and count them",
@@ -119,11 +120,13 @@ class Plan:
         return asdict(self)
 
     def __repr__(self) -> str:
-        rows = "an unknown number of" if self.n_rows is None else f"{self.n_rows:,}"
-        released = "" if self.released_rows is None else f"about {self.released_rows:,} rows in at most {self.n_shards} shards, "
+        rows = "an unknown number of rows" if self.n_rows is None else say_count(self.n_rows, "row")
+        released = ""
+        if self.released_rows is not None and self.n_shards is not None:
+            released = f"about {say_count(self.released_rows, 'row')} in at most {say_count(self.n_shards, 'shard')}, "
         lines = [
             self.name + (" (INSECURE: seeded)" if self.insecure else ""),
-            f"  input     {rows} rows, {self.n_bytes / 1e6:,.1f} MB, {self.n_fragments} fragments, {self._describe_input()}",
+            f"  input     {rows}, {self.n_bytes / 1e6:,.1f} MB, {say_count(self.n_fragments, 'fragment')}, {self._describe_input()}",
             *_describe_series(self.series),
             *([f"  takes     {self._describe_duration(self.n_workers)}"] if self.n_workers else []),
             *describe_steps(self),
@@ -135,13 +138,13 @@ class Plan:
         return "\n".join(lines)
 
     def _describe_duration(self, n_workers: int) -> str:
-        workers = "1 worker" if n_workers == 1 else f"{n_workers:,} workers"
+        workers = say_count(n_workers, "worker")
         took = f"roughly {describe_seconds(sum(self.seconds))} on {workers}, once they have started"
         return f"{took}; the first run on a machine compiles for about {COMPILING_SECONDS} s more"
 
     def _describe_input(self) -> str:
         version = "" if self.input_version is None else f" {self.input_version}"
-        return f"{self.n_files:,} file{'' if self.n_files == 1 else 's'} of {_FORMATS[self.input_format]}{version}"
+        return f"{say_count(self.n_files, 'file')} of {_FORMATS[self.input_format]}{version}"
 
     def _describe_outside(self) -> list[str]:
         """Return a line for each column whose values may be changed, and one for those in which a value is refused."""
@@ -171,8 +174,9 @@ def _warn_of_full_charge(job: Job, ledger: dict[str, Any] | None) -> tuple[str, 
 def _describe_series(series: dict[str, Any] | None) -> list[str]:
     if series is None:
         return []
-    before = f"{series['releases']} releases with {series['released_rows']:,} rows of {series['released_files']} files"
-    new = f"{series['new_files']} new files" if series["new_files"] else "nothing new: a run changes nothing"
+    releases, rows = say_count(series["releases"], "release"), say_count(series["released_rows"], "row")
+    before = f"{releases} with {rows} of {say_count(series['released_files'], 'file')}"
+    new = say_count(series["new_files"], "new file") if series["new_files"] else "nothing new: a run changes nothing"
     cost = "" if series["epsilon"] is None else f"; this one costs a unit ε {series['epsilon']:.6g}, all together {series['series_epsilon']:.6g}"
     return [f"  series    {before}; {new}{cost}"]
 

@@ -18,7 +18,7 @@ from dpdask.io import csv
 from dpdask.io.encrypted import decrypt, encrypt
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
-from dpdask.io.storage import Folder
+from dpdask.io.storage import Folder, digest_file
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import check_place
 from dpdask.jobs.run_keys import HostKeys, LedgerKeys, RunKeys, check_run_id, say_place
@@ -380,16 +380,10 @@ def _check_copies(new: Sequence[KeptFile], released: Sequence[KeptFile]) -> None
             continue
         seen: dict[bytes, KeptFile] = {}
         for file in files:
-            other = seen.setdefault(_digest_file(file.url), file)
+            other = seen.setdefault(digest_file(file.url), file)
             if other is not file and file.url in fresh and (file.version or csv.has_rows(file.url)):
                 which = "" if other.url in fresh else ", which was released"
                 raise InputError(f"rows seen again: this file is a copy of {other.name}{which}", file.name, "remove it")
-
-
-def _digest_file(url: str) -> bytes:
-    folder, _, name = url.rpartition("/")
-    with Folder(folder).open(name) as file:
-        return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]  # fsspec's files have readinto
 
 
 def select(table: InputTable, ids: Sequence[str], version: int | None) -> InputTable:

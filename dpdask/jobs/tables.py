@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from dpdask.engine.fit import Fitted, PublicTable
 from dpdask.engine.source import FileSource
 from dpdask.engine.work import TableWork, make_public_work, make_table_work
 from dpdask.errors import SpecError
+from dpdask.io import csv
 from dpdask.io.delta import Delta
 from dpdask.io.files import Files
+from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable, discover, takes_in
-from dpdask.io.storage import Folder
+from dpdask.io.storage import Folder, digest_file
 from dpdask.jobs.spec import Job
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.card_parts import InputVersion
@@ -68,7 +70,7 @@ class JobTable:
             return None
         path = str(public.path)
         found = discover_public(public, self.mechanism.schema)
-        check_apart(found, {each.version for each in self.table.fragments})
+        check_apart(found, self.table.fragments)
         return PublicTable(source=FileSource(found.fragments, path), work=make_public_work(self.work, found.schema))
 
     def tell_version(self, card: Card) -> Card:
@@ -97,24 +99,33 @@ def discover_public(public: TableReference, schema: Schema) -> InputTable:
     return discover(str(public.path), schema, Delta(public.version) if public.format == "delta" else Files())
 
 
-def check_apart(public: InputTable, versions: Set[str]) -> None:
-    """Check that a public table shares no file with the private one.
+def check_apart(public: InputTable, private: Iterable[Fragment]) -> None:
+    """Check that a public table shares no file with the private one, and has no copy of one.
 
     Parameters
     ----------
     public
         The public table.
-    versions
-        The versions of the private table's fragments.
+    private
+        The fragments of the private table.
 
     Raises
     ------
     SpecError
         If it does, however its path is written.
     """
-    if {each.version for each in public.fragments} & versions:
+    private = tuple(private)
+    if {each.version for each in public.fragments} & {each.version for each in private} or _has_copy(public.fragments, private):
         what = "the public table shares a file with the private one, so protected rows would be their own reference"
         raise SpecError(what, "`reference.path`", "name another table")
+
+
+def _has_copy(public: Iterable[Fragment], private: Iterable[Fragment]) -> bool:
+    """Return whether a CSV file with rows has the bytes of a private one: its version, with the time of the file, does not tell."""
+    ours, theirs = ([each for each in fragments if each.format == "csv"] for fragments in (public, private))
+    sizes = {each.n_bytes for each in ours} & {each.n_bytes for each in theirs}
+    known = {digest_file(each.url) for each in theirs if each.n_bytes in sizes}
+    return any(each.n_bytes in sizes and digest_file(each.url) in known and csv.has_rows(each.url) for each in ours)
 
 
 @step("looking at the input")

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from dpdask.codec import Codec, ValueCodec
 from dpdask.mechanisms.card import say_date, tell_numbers
+from dpdask.plurals import say_count
 from dpdask.privacy.events import DiscreteGaussian, Event, LocalRelease, leaves
 from dpdask.privacy.noise import deviation
 from dpdask.privacy.rounding import shorten
@@ -147,7 +148,7 @@ def _describe_ledger(ledger: Mapping[str, Any] | None) -> list[str]:
         return ["  ledger    none, so nothing keeps count of what this release and others of the table cost together"]
     verdict = "" if ledger["fits"] else ": THE RUN WILL BE REFUSED"
     before, after = shorten(ledger["before"], up=True), shorten(ledger["after"], up=True)
-    spent = f"  ledger    ε {before} of {ledger['limit']!r} spent by {ledger['runs']} runs; {after} after this run{verdict}"
+    spent = f"  ledger    ε {before} of {ledger['limit']!r} spent by {say_count(ledger['runs'], 'run')}; {after} after this run{verdict}"
     return [spent, *([f"  coverage  after this run, {ledger['coverage']}"] if ledger["coverage"] else [])]
 
 

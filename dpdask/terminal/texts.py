@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dpdask.plurals import say_count
 from dpdask.privacy import attacker_power, bound_values, percent_above
 from dpdask.privacy.events import from_dict, hides_presence
 from dpdask.privacy.ledger_entries import NO_RUN, Balance, Summary
@@ -38,7 +39,7 @@ def describe_ledger(summary: Summary) -> str:
     """Return what a dataset's releases spent, what is left, and its entries."""
     balance = summary.balance
     used, left = shorten(balance.epsilon_spent, up=True), shorten(balance.epsilon_left, up=False)
-    spent = f"ε {used} of {balance.epsilon_limit!r} spent by {balance.n_runs} runs, {left} left"
+    spent = f"ε {used} of {balance.epsilon_limit!r} spent by {say_count(balance.n_runs, 'run')}, {left} left"
     entries = (
         f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6} ε {shorten(entry.charge.epsilon, up=True)} δ {entry.charge.delta!r} {entry.run_id}"
         + (f", series {entry.charge.event['series']['id']}" if "series" in entry.charge.event else "")
@@ -57,7 +58,7 @@ def describe_ledger(summary: Summary) -> str:
 def _refusal_lines(balance: Balance) -> list[str]:
     if not balance.n_refused:
         return []
-    runs = "1 run" if balance.n_refused == 1 else f"{balance.n_refused} runs"
+    runs = say_count(balance.n_refused, "run")
     exact = "a refusal reveals an exact answer, and no bound on an attacker covers it"
     return [f"  {runs} read rows and refused them; {balance.n_refusals_charged} charged; {exact}"]
 

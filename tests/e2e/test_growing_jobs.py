@@ -518,7 +518,7 @@ def test_plan_shows_what_is_new_and_what_it_costs(tmp_path: Path, url: str) -> N
         "new_rows": 2 * N,
         "series_epsilon": 2.0,
     }
-    assert "1 releases with" in str(planned)
+    assert "1 release with" in str(planned)
     assert "held-out" not in planned.guarantee
     run_here(made)
     assert "nothing new" in call_cli("plan", made).stdout

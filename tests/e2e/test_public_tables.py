@@ -32,6 +32,25 @@ def test_a_copy_of_a_private_file_is_found(tmp_path: Path) -> None:
         run_here(job)
 
 
+def test_a_copy_of_a_private_csv_file_is_found(tmp_path: Path) -> None:
+    source = lake(tmp_path / "in", [600, 300], csv=True)
+    lake(tmp_path / "public", [500], csv=True, seed=2)
+    shutil.copyfile(source / "part.1.csv", tmp_path / "public" / "more.csv")
+    job = write_job(tmp_path / "job", source, tmp_path / "out", mechanism__reference={"kind": "public", "path": str(tmp_path / "public")})
+    with pytest.raises(SpecError, match="shares a file with the private one"):
+        run_here(job)
+
+
+def test_a_csv_file_with_a_header_only_is_no_copy(tmp_path: Path) -> None:
+    source = lake(tmp_path / "in", [600], csv=True)
+    other = lake(tmp_path / "public", [600], csv=True, seed=2)
+    header = (source / "part.0.csv").read_text().splitlines()[0]
+    for folder in (source, other):
+        (folder / "part.9.csv").write_text(f"{header}\n")
+    job = write_job(tmp_path / "job", source, tmp_path / "out", mechanism__reference={"kind": "public", "path": str(other)})
+    assert run_here(job).status == "released"
+
+
 def test_another_table_is_taken(tmp_path: Path) -> None:
     source, other = lake(tmp_path / "in", [600]), lake(tmp_path / "public", [600], seed=2)
     job = write_job(tmp_path / "job", source, tmp_path / "out", mechanism__reference={"kind": "public", "path": str(other)})

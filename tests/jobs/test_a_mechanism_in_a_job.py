@@ -309,7 +309,7 @@ def test_the_texts_are_the_mechanisms(tmp_path: Path) -> None:
     assert (planned.released_rows, planned.n_shards, planned.epsilons) == (5, 1, {})
     text = str(planned)
     assert re.search(r"column +ε of a row +ε of its counts\n +rating, genre +0\.1\n", text)
-    assert "about 5 rows in at most 1 shards" in text
+    assert "about 5 rows in at most 1 shard" in text
     assert "promise   a constant promise" in text
     result = {"status": "released", "insecure": False, "output": "out", "rows": 5, "shards": 1, "bytes": 1, "warnings": (), "quality": ""}
     assert "how       5 rows of a constant\n  promise   a constant promise" in _outcome_text(job, job.mechanism, result)
