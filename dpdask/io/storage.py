@@ -149,13 +149,20 @@ class Folder:
         if self.url.partition("://")[0] in KINDS:
             return
         fs, path = self._resolve()
-        with storage_faults(path, writing=True):
-            try:
-                fs.makedirs(path, exist_ok=True)
-            except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError):
-                raise OutputError("no folder can be made here", path, "check output.path, and that this user may write there") from None
+
+        def make() -> None:
+            fs.makedirs(path, exist_ok=True)
             if private and self.is_local:
                 Path(path).chmod(0o700)
+
+        with storage_faults(path, writing=True):
+            try:
+                try:
+                    make()
+                except (FileNotFoundError, FileExistsError):  # another driver may have removed it just now
+                    make()
+            except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError):
+                raise OutputError("no folder can be made here", path, "check output.path, and that this user may write there") from None
 
     def read(self, name: str, *, replaced: bool = False) -> bytes:
         """Return a file's bytes.

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 import threading
 import time
 import uuid
@@ -145,9 +146,11 @@ def check_place(folder: Folder) -> None:
     OutputError
         If its secrets would lie where another user can read or keep them.
     """
-    path = folder.local_path
-    foreign = path.exists() and path.stat().st_uid != os.geteuid()
-    if path.is_symlink() or foreign:
+    try:
+        found = os.lstat(folder.local_path)  # once: another driver may remove it
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
         what = "the hidden folder of this output is a link or belongs to another user, so the run key would not be safe in it"
         raise OutputError(what, folder.url, "remove it, or choose another output.path")
 

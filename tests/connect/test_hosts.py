@@ -24,7 +24,7 @@ from dpdask.errors import SpecError, TemporaryError
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.manifest import Manifest
 
-MOST = 20.0  # seconds
+MOST = 60.0  # seconds
 
 
 def make_certificates(folder: Path, *options: str) -> dict[str, str]:
@@ -126,7 +126,7 @@ def test_a_scheduler_that_is_silent_is_given_up_in_time(tls: dict[str, str], tmp
             began = time.monotonic()
             with pytest.raises(TemporaryError, match="cannot be reached"), open_cluster(cluster):
                 pass
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
         with pytest.raises(SpecError, match="certificates need a tls:// address"), open_cluster(cluster.model_copy(update={"tls": Tls(**tls)})):
             pass
 

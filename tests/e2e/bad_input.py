@@ -186,7 +186,7 @@ def _csv(folder: Path, *texts: str | bytes, **changed: Any) -> Words:
 
 
 _HEADER = "userId,rating,price,note\n"
-_LINES = "".join(f"{row},{row % 3 + 1},{row % 100}.5,{TEXT}\n" for row in range(40))
+_LINES = "".join(f"{row},{row % 3 + 1},{row % 100}.5,{TEXT}\n" for row in range(400))
 
 
 def _edited(folder: Path, edit: Callable[[bytes], bytes], **written: Any) -> Words:

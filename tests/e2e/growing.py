@@ -30,7 +30,7 @@ KNOWN = {"kind": "known", "columns": {"r": {"probabilities": [0.2] * 5}}}
 HISTOGRAM = {"kind": "histogram"}
 HOLDOUT = {"kind": "holdout", "fraction": 0.25}
 BY_USER = {"column": "user", "max_rows": 2}
-N = 60
+N = 120
 
 
 def add_day(source: Path, day: int, *, n_rows: int = N, name: str | None = None) -> Path:

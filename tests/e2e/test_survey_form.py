@@ -85,7 +85,7 @@ def asked(browser: webdriver.Chrome) -> float:
 def save(browser: webdriver.Chrome, folder: Path) -> bytes:
     browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
     by(browser, "save").click()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (found := list(folder.glob("survey-*.json"))) and time.monotonic() < deadline:
         time.sleep(0.02)
     return found[0].read_bytes()

@@ -162,9 +162,11 @@ def test_5_a_broadcast_decays() -> None:
     threads = LocalCluster(n_workers=4, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0", scheduler_kwargs=quiet)
     with threads as cluster, Client(cluster) as client:
         client.wait_for_workers(4)
+        client.amm.stop()  # else it may drop the first copies before they are counted
         future = client.scatter(np.arange(1000), broadcast=True)
         [holders] = client.who_has(future).values()
         assert len(holders) == 4
+        client.amm.start()
         until = time.monotonic() + 30
         while len(holders) > 1 and time.monotonic() < until:
             time.sleep(0.2)

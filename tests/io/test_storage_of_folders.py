@@ -5,6 +5,7 @@ import json
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 
 import fsspec
@@ -184,6 +185,22 @@ def test_a_folder_that_cannot_be_made_is_an_output_error(raised, tmp_path, monke
 def test_an_unknown_protocol_is_refused():
     with pytest.raises(SpecError, match="nosuch://: no file system is installed"):
         Folder("nosuch://x").exists()
+
+
+def test_a_folder_that_is_removed_while_it_is_made_is_made_again(tmp_path, monkeypatch):
+    """As by a driver that ends: its hidden folder goes while another one makes sure that it is there."""
+    change, made = Path.chmod, []
+
+    def chmod(path: Path, mode: int) -> None:
+        made.append(path)
+        if len(made) == 1:
+            path.rmdir()
+        change(path, mode)
+
+    monkeypatch.setattr(Path, "chmod", chmod)
+    Folder(f"file://{tmp_path}/hidden").create(private=True)
+    assert made == [tmp_path / "hidden"] * 2
+    assert stat.S_IMODE((tmp_path / "hidden").stat().st_mode) == 0o700
 
 
 # ---- files that are written once

@@ -1,7 +1,8 @@
 """Another user of the machine (uid 65534), who has no credential and tries what an open Dask cluster allows.
 
 Reads from stdin, as JSON: the ports that a victim listens on, a file that only the victim may read, a folder to look
-through. Writes, as JSON, what succeeded. It must be started by root, and gives that up before the first attempt.
+through, and how many seconds to wait for each answer. Writes, as JSON, what succeeded. It must be started by root, and gives
+that up before the first attempt.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from distributed.protocol.pickle import dumps
 from distributed.security import Security
 
 NOBODY = 65534
-SECONDS = 1.5
 PAGES = [
     *("", "/", "/status", "/health", "/metrics", "/sitemap.json", "/statics/css/base.css", "/individual-task-stream", "/individual-profile"),
     *("/info/main/workers.html", "/info/logs.html", "/info/main/logs.html", "/json/counts.json", "/json/identity.json", "/json/index.html"),
@@ -67,7 +67,7 @@ async def attempt(message: dict[str, Any], address: str, how: str, seconds: floa
     return [f"{message['op']}: {answer.get('type') or answer.get('result')} {how}"] if worked else []
 
 
-async def connections(ports: list[int], secret: str, seconds: float = SECONDS) -> list[str]:
+async def connections(ports: list[int], secret: str, seconds: float) -> list[str]:
     run = {"function": dumps(read_as_the_victim), "args": dumps((secret,)), "kwargs": dumps({}), "wait": True}
     tried = []
     for port in ports:
@@ -78,14 +78,14 @@ async def connections(ports: list[int], secret: str, seconds: float = SECONDS) -
     return [line for lines in await asyncio.gather(*tried) for line in lines]
 
 
-def pages(ports: list[int]) -> list[str]:
+def pages(ports: list[int], seconds: float) -> list[str]:
     unverified = ssl.create_default_context()
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=unverified))
 
     def got(port: int, scheme: str, page: str) -> list[str]:
         try:
-            with opener.open(f"{scheme}://127.0.0.1:{port}{page}", timeout=SECONDS) as answer:
+            with opener.open(f"{scheme}://127.0.0.1:{port}{page}", timeout=seconds) as answer:
                 content = answer.read()
         except Exception:  # refused, in whatever way
             return []
@@ -126,8 +126,8 @@ def main() -> None:
     os.setuid(NOBODY)
     os.chdir("/")
     wanted = json.load(sys.stdin)
-    done = asyncio.run(connections(wanted["ports"], wanted["secret"]))
-    done += pages(wanted["ports"]) + files(Path(wanted["folder"])) + command_lines()
+    done = asyncio.run(connections(wanted["ports"], wanted["secret"], wanted["seconds"]))
+    done += pages(wanted["ports"], wanted["seconds"]) + files(Path(wanted["folder"])) + command_lines()
     done += ["the victim's file"] if os.access(wanted["secret"], os.R_OK) else []
     json.dump(done, sys.stdout)
 

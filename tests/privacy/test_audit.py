@@ -61,7 +61,7 @@ def test_the_right_noise_passes_and_half_of_it_is_caught(event, delta):
 def test_secure_noise_is_audited_like_any_other(event, delta):
     assert is_consistent(audit_event(event, delta=delta, n_runs=10_000, confidence=1 - 1e-9))
     assert not is_consistent(
-        audit_event(event, delta=delta, n_runs=10_000, confidence=1 - 1e-9, measure=lambda counts: perturb(counts, halved(event)))
+        audit_event(event, delta=delta, n_runs=40_000, confidence=1 - 1e-9, measure=lambda counts: perturb(counts, halved(event)))
     )
 
 

@@ -59,9 +59,9 @@ def stranger() -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def attack(stranger: subprocess.Popen[str], ports: list[int], place: Path) -> list[str]:
+def attack(stranger: subprocess.Popen[str], ports: list[int], place: Path, seconds: float = 1.5) -> list[str]:
     """Return what the other user could do, told where the victim listens and where the victim's files are."""
-    wanted = {"ports": ports, "secret": str(place / "mine" / "secret"), "folder": str(place)}
+    wanted = {"ports": ports, "secret": str(place / "mine" / "secret"), "folder": str(place), "seconds": seconds}
     out, err = stranger.communicate(json.dumps(wanted), timeout=200)
     assert stranger.returncode == 0, err
     return json.loads(out)
@@ -117,7 +117,7 @@ def test_everybody_gets_into_a_cluster_without_tls(place: Path, stranger: subpro
     me = psutil.Process()
     before = set(listening(me))  # of a cluster that other tests share
     with dask.config.set(settings), LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster, Client(cluster):
-        found = attack(stranger, sorted(set(listening(me)) - before), place)
+        found = attack(stranger, sorted(set(listening(me)) - before), place, 20.0)
     stolen = f"({os.getuid()}, '{SECRET}') in plain text"
     for role in ("Scheduler", "Worker", "Nanny"):
         assert f"identity: {role} in plain text" in found

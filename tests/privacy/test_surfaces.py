@@ -158,33 +158,43 @@ def test_planted_values_stand_nowhere(names: list[str], n_rows: int, cluster: Lo
     assert b"dpdask" in shown["profile"]
 
 
-LEAK = f"def {NAME.replace(' ', '_')}(value, seconds):\n    import time\n    time.sleep(seconds)\n    raise ValueError(f'{{value}} is bad')"
+LEAK = f"""
+def {NAME.replace(" ", "_")}(value, seen):
+    import os, time
+    for _ in range(1200):
+        if not os.path.exists(seen):
+            time.sleep(0.1)
+    raise ValueError(f"{{value}} is bad")
+"""
+WHILE_IT_RUNS = ("call stacks", "profile", "page info/call-stacks/{}.html")
 
 
 @pytest.mark.more
-def test_values_that_a_task_carries_are_found(cluster: LocalCluster, surfaces: Surfaces) -> None:
+def test_values_that_a_task_carries_are_found(cluster: LocalCluster, surfaces: Surfaces, tmp_path: Path) -> None:
     space: dict[str, Any] = {}
     exec(LEAK, space)  # call stacks and profiles show the names of functions alone
-    leaky = space[NAME.replace(" ", "_")]
+    leaky, name = space[NAME.replace(" ", "_")], NAME.replace(" ", "_").encode()
 
     def leak() -> None:
-        future: Future = surfaces.client.submit(leaky, INCOME, 2.0, key=f"leak-{USER}", pure=False)
+        future: Future = surfaces.client.submit(leaky, INCOME, str(tmp_path / "seen"), key=f"leak-{USER}", pure=False)
         while not future.done():
             surfaces.look()
+            if all(any(name in text for text in surfaces.shown[surface]) for surface in WHILE_IT_RUNS):
+                (tmp_path / "seen").touch()
         surfaces.look()
         surfaces.look_back()
         surfaces.look_at_plots()
         assert isinstance(future.exception(), ValueError)
 
     surfaces.with_report(leak)
-    found = surfaces.found(PLANTED | {"name": [NAME.replace(" ", "_").encode()]})
+    found = surfaces.found(PLANTED | {"name": [name]})
     on_all = ["scheduler state", "worker state", "worker logs", "dump", "plot individual-exceptions"]
     on_all += ["page info/task/{}.html", "page info/main/exceptions.html", "page info/logs/{}.html"]
     by_name = ["task names", "task stream", "story", "performance report", "plot individual-task-stream", "plot individual-graph"]
     for surfaces_, value in (
         (on_all, "income"),
         ([*on_all, *by_name], "user"),
-        (["call stacks", "profile", "page info/call-stacks/{}.html"], "name"),
+        (WHILE_IT_RUNS, "name"),
     ):
         for surface in surfaces_:
             assert value in found.get(surface, ()), (surface, value)

@@ -27,7 +27,7 @@ def missing() -> str | None:
 @contextmanager
 def serving() -> Iterator[dict[str, str]]:
     """Run the server, and yield its endpoint."""
-    port = free_port()
+    port = free_port("azurite")
     with tempfile.TemporaryDirectory(prefix="azurite-") as folder:
         words = [str(_program()), "--skipApiVersionCheck", "--inMemoryPersistence", "--disableTelemetry", "--silent", "--blobPort", str(port)]
         process = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

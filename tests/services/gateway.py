@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from services.supervisor import free_port
 
 CONFIGURATION = """
 c.DaskGateway.backend_class = "dask_gateway_server.backends.local.UnsafeLocalBackend"
@@ -32,9 +33,7 @@ def why_not() -> str:
 @contextlib.contextmanager
 def running(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
     """Start a gateway with its files in a folder; yield its URL."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port("gateway")
     (folder / "clusters").mkdir()
     (folder / "gateway.py").write_text(CONFIGURATION.format(port=port, folder=str(folder / "clusters"), python=sys.executable))
     path = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])

@@ -75,10 +75,10 @@ def serving() -> Iterator[dict[str, str]]:
     """Run the server, and yield its endpoint."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rgw-", ignore_cleanup_errors=True)))
-        port, fsid = free_port(), str(uuid.uuid4())
+        port, fsid = free_port("radosgw"), str(uuid.uuid4())
         for name in ("mon", "osd"):
             (folder / name).mkdir()
-        monitor = free_port()
+        monitor = free_port("ceph-mon")
         (folder / "ceph.conf").write_text(_CONFIGURATION.format(fsid=fsid, folder=folder, port=port, monitor=monitor))
         conf = ["-c", str(folder / "ceph.conf")]
 

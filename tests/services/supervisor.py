@@ -70,10 +70,13 @@ def _connect(place: Path) -> tuple[dict[str, Any], socket.socket] | None:
     return None
 
 
-def free_port() -> int:
-    """Return a port that was free a moment ago, outside the range that the system gives to clients."""
+SERVERS = ("radosgw", "ceph-mon", "azurite", "gateway")
+
+
+def free_port(server: str) -> int:
+    """Return a port that was free a moment ago, outside the range that the system gives to clients; no other server gets it."""
     for _ in range(100):
-        port = 20000 + int.from_bytes(os.urandom(2), "big") % 10000
+        port = 20000 + 2500 * SERVERS.index(server) + int.from_bytes(os.urandom(2), "big") % 2500
         with socket.socket() as tried:
             try:
                 tried.bind(("127.0.0.1", port))
