@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from dpdask.engine.work import RELEASE_NAME
 from dpdask.errors import SPENT_AGAIN, DataError, MissingError, OutputError
-from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
 from dpdask.io.manifest import CARD_NAME, META, Manifest
 from dpdask.io.storage import Folder
@@ -256,17 +255,17 @@ def open_next(job: Job, state: GrowingState, unfinished: Progressed | None) -> J
         The unfinished release, if any.
     """
     continued = state.number > 0
-    private: list[Fragment] = []
+    versions: set[str] = set()
 
     def choose(table: InputTable) -> InputTable:
         chosen = state.choose(table, unfinished)
-        private.extend(chosen.fragments)
+        versions.update(fragment.version for fragment in chosen.fragments)
         return chosen
 
     opened = open_table(job.extend(None) if continued else job, state.folder, choose)
-    if continued and job.mechanism.public_table is not None and private:
+    if continued and job.mechanism.public_table is not None and versions:
         with suppress(MissingError):  # the public table was read by the first release, and may be gone
-            check_apart(discover_public(job.mechanism.public_table, job.schema), private)
+            check_apart(discover_public(job.mechanism.public_table, job.schema), versions)
     return opened
 
 

@@ -138,8 +138,7 @@ class Plan:
         return "\n".join(lines)
 
     def _describe_duration(self, n_workers: int) -> str:
-        workers = say_count(n_workers, "worker")
-        took = f"roughly {describe_seconds(sum(self.seconds))} on {workers}, once they have started"
+        took = f"roughly {describe_seconds(sum(self.seconds))} on {say_count(n_workers, 'worker')}, once they have started"
         return f"{took}; the first run on a machine compiles for about {COMPILING_SECONDS} s more"
 
     def _describe_input(self) -> str:

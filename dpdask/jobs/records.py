@@ -6,6 +6,7 @@ the next number, and names the driver that wrote it. A driver whose number is ta
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -148,8 +149,10 @@ def check_place(folder: Folder) -> None:
     """
     try:
         found = os.lstat(folder.local_path)  # once: another driver may remove it
-    except (FileNotFoundError, NotADirectoryError):
-        return
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return
+        raise
     if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
         what = "the hidden folder of this output is a link or belongs to another user, so the run key would not be safe in it"
         raise OutputError(what, folder.url, "remove it, or choose another output.path")

@@ -65,9 +65,8 @@ def describe_series(sizes: Sequence[Size], first: Card) -> dict[str, Any]:
     unit = first.guarantee.unit
     total = sum_series([size.epsilon for size in sizes], unit)
     n_rows, n_shards = sum(size.n_rows for size in sizes), sum(size.n_shards for size in sizes)
-    many = say_count(len(sizes), "release")
     cost = _describe_total(total, unit, has_holdout=first.has_holdout)
-    text = f"This growing table has {many}. All else in this card is that of release 0. {cost}{_PUBLIC}"
+    text = f"This growing table has {say_count(len(sizes), 'release')}. All else in this card is that of release 0. {cost}{_PUBLIC}"
     return {"releases": len(sizes), "rows": n_rows, "shards": n_shards, "epsilon": total, "text": text}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 
 from dpdask.engine.fit import Fitted, PublicTable
@@ -63,14 +63,17 @@ class JobTable:
         DataError, InputError
             If it cannot be read, or lacks a column.
         SpecError
-            If it shares a file with the private table, however its path is written.
+            If it shares a file with the private table, however its path is written, or has a copy of one. CSV files are read for that,
+            so the ledger counts it as a refusal of rows.
         """
         public = self.mechanism.public_table
         if public is None:
             return None
         path = str(public.path)
         found = discover_public(public, self.mechanism.schema)
-        check_apart(found, self.table.fragments)
+        check_apart(found, {each.version for each in self.table.fragments})
+        if _has_copy(found.fragments, self.table.fragments):
+            raise _refuse_shared()
         return PublicTable(source=FileSource(found.fragments, path), work=make_public_work(self.work, found.schema))
 
     def tell_version(self, card: Card) -> Card:
@@ -99,25 +102,28 @@ def discover_public(public: TableReference, schema: Schema) -> InputTable:
     return discover(str(public.path), schema, Delta(public.version) if public.format == "delta" else Files())
 
 
-def check_apart(public: InputTable, private: Iterable[Fragment]) -> None:
-    """Check that a public table shares no file with the private one, and has no copy of one.
+def check_apart(public: InputTable, versions: Set[str]) -> None:
+    """Check that a public table shares no file with the private one; no row is read.
 
     Parameters
     ----------
     public
         The public table.
-    private
-        The fragments of the private table.
+    versions
+        The versions of the private table's fragments.
 
     Raises
     ------
     SpecError
         If it does, however its path is written.
     """
-    private = tuple(private)
-    if {each.version for each in public.fragments} & {each.version for each in private} or _has_copy(public.fragments, private):
-        what = "the public table shares a file with the private one, so protected rows would be their own reference"
-        raise SpecError(what, "`reference.path`", "name another table")
+    if {each.version for each in public.fragments} & versions:
+        raise _refuse_shared()
+
+
+def _refuse_shared() -> SpecError:
+    what = "the public table shares a file with the private one, so protected rows would be their own reference"
+    return SpecError(what, "`reference.path`", "name another table")
 
 
 def _has_copy(public: Iterable[Fragment], private: Iterable[Fragment]) -> bool:

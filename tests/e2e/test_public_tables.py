@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from e2e.helpers import hidden, lake, run_here, write_job
+from e2e.helpers import hidden, lake, load, run_here, write_job
 
+from dpdask.engine.account import open_ledger
 from dpdask.errors import SpecError
+from dpdask.jobs.plan import plan_job
 
 
 @pytest.mark.parametrize("kind", ["public", "chain"])
@@ -32,13 +34,22 @@ def test_a_copy_of_a_private_file_is_found(tmp_path: Path) -> None:
         run_here(job)
 
 
-def test_a_copy_of_a_private_csv_file_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_copy_of_a_private_csv_file_is_found_and_the_refusal_is_counted(strict: bool, tmp_path: Path) -> None:
+    """It is an exact answer about rows, so `plan` does not give it, and a strict ledger charges it."""
     source = lake(tmp_path / "in", [600, 300], csv=True)
     lake(tmp_path / "public", [500], csv=True, seed=2)
     shutil.copyfile(source / "part.1.csv", tmp_path / "public" / "more.csv")
-    job = write_job(tmp_path / "job", source, tmp_path / "out", mechanism__reference={"kind": "public", "path": str(tmp_path / "public")})
+    place = {"url": f"sqlite:///{tmp_path}/ledger.db", "dataset": "d"}
+    open_ledger(place["url"]).init("d", 9.0, strict=strict)
+    reference = {"kind": "public", "path": str(tmp_path / "public")}
+    job = write_job(tmp_path / "job", source, tmp_path / "out", mechanism__reference=reference, ledger=place)
+    plan_job(load(job))
     with pytest.raises(SpecError, match="shares a file with the private one"):
         run_here(job)
+    balance = open_ledger(place["url"]).read_balance("d")
+    assert (balance.n_refused, balance.n_refusals_charged) == (1, int(strict))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_csv_file_with_a_header_only_is_no_copy(tmp_path: Path) -> None:
