@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpdask.analysis.dates import DateScale, check_no_dates, find_scales
 from dpdask.analysis.points import NoisyCells, Points
-from dpdask.analysis.records import list_cells
+from dpdask.analysis.records import cell_ends, list_cells
 from dpdask.analysis.result import Result
 from dpdask.analysis.weighted import OpenedPoints, check_features
 from dpdask.errors import SpecError
@@ -101,7 +101,7 @@ class OpenedCells(OpenedPoints):
             n_rows=n_rows,
             sampling=1.0 / n_rows,
             levels=self._level_map(names),
-            ends={name: self._ends_of(name, cells[name]) for name in names if "edges" in self._column(name)},
+            ends={name: cell_ends(self._column(name), cells[name]) for name in names if "edges" in self._column(name)},
             bounds=self._bounds(names),
             noise=noise,
             lost=self._lost(cells[_WEIGHT].to_numpy(dtype=np.float64), cell) / n_rows,
@@ -160,16 +160,6 @@ class OpenedCells(OpenedPoints):
                 own = np.where(atom, -1 - np.searchsorted(edges, x), np.where(np.isnan(x), len(edges) + 1, np.searchsorted(edges, x)))
             code = pd.factorize(pd.Series(code).astype(str) + "," + pd.Series(own).astype(str))[0].astype(np.int64)
         return code
-
-    def _ends_of(self, name: str, values: pd.Series) -> tuple[Floats, Floats]:
-        """Return the least and the greatest value of the cell of each point; of an atom both are itself."""
-        column = self._column(name)
-        x, edges = values.to_numpy(dtype=np.float64, na_value=np.nan), np.array(column["edges"], dtype=np.float64)
-        cell = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
-        single = np.isnan(x) | np.isin(x, np.array(column["atoms"], dtype=np.float64))
-        step = 0.0 if column["bounds"] is None else float(column["bounds"][0]) - edges[0]  # of whole numbers; a cell does not hold its lower edge
-        least = edges[:-1] + step if step > 0.0 else np.where(np.isfinite(edges[:-1]), np.nextafter(edges[:-1], np.inf), edges[:-1])
-        return np.where(single, x, np.minimum(least[cell], x)), np.where(single, x, np.maximum(edges[cell + 1], x))
 
     def _make_redraw(self, sample: WeightedSample, cells: pd.DataFrame, names: Sequence[str]) -> Callable[[Generator], WeightedSample]:
         """Return what draws the rows and the noise of every cell once more; its points share the new weight as they shared the old.

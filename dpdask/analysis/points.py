@@ -29,6 +29,7 @@ WITHOUT_NULLS = "rows without a value are left out"
 _INSIDE = "an edge lies inside a cell, whose rows all count on one side of it, so only the bias bound tells how far off this is; use edges of cells"
 _SLOPE = "no bound on the bias of a slope is known: if most values of a column lie in a few ranges, it can be many times too small or too large"
 _EQUAL = "groups whose released values are all equal have no standard error: a few rows do not tell how far values spread"
+_SHARED = "all ranks within a standard error have this value, which many rows share, so no standard error is known"
 _STILL = 1e-12  # of the numbers: values that differ by less differ by rounding alone
 _POINT = "this is the point of a cell: only the bias bound tells how far off it is"
 
@@ -103,7 +104,7 @@ class Points:
     lost
         What share of the rows may be in cells that were left out, or counted where there are none.
     biased
-        Whether there is a bias that no bound is known of, and that puts rows anywhere between the bounds.
+        Whether there is a bias that no bound is known of.
     spread
         Whether values that many rows share are spread over gaps, whose width is not known.
     limits
@@ -168,7 +169,7 @@ class Points:
                 variance = variance + (self.rank_noise[name] * np.ptp(x)) ** 2
             bias = add(np.abs(weights) * self._shift(name)[here], code) / share + self._mean_shift(name)
         error = np.sqrt(variance)
-        still = (error <= _STILL * np.abs(x).max(initial=0.0)) & (share > 0.0) & (by is not None)
+        still = (error <= _STILL * np.abs(x).max(initial=0.0)) & (share > 0.0)
         parts = (mean, np.where(still, np.nan, error), bias)
         limits = self.limits if here.all() else (*self.limits, WITHOUT_NULLS)
         limits = (*limits, _EQUAL) if still.any() else limits
@@ -178,6 +179,7 @@ class Points:
             limits = (*limits, LOOSE)
         if by is None:
             found = self._result(*self._tell(name, *(float(part[0]) for part in parts)))
+            found = replace(found, standard_error=None) if still.any() else found
         else:
             index = pd.Index(list(groups), name=by)
             found = self._result(*(pd.Series(part, index) for part in self._tell(name, *parts)))
@@ -234,24 +236,42 @@ class Points:
         here = np.isfinite(x)
         x, weights = x[here], self.weights[here]
         value = quantile(x, weights, q)
+        known = float(weights.sum() / self.weights.sum())  # its rank is one among the rows with a value
         p = np.array([float(weights[x <= value].sum() / weights.sum())])
         cells = None if self.noise is None else self.noise([name])
-        n_in = None if cells is None else cells.add((~(_to_numbers(cells.frame[name], name) <= value)).astype(np.int64), 1)
-        of_rank = math.hypot(float(self._share_error(p, n_in, cells)[0]), self.rank_noise.get(name, 0.0))
+        numbers = np.zeros(0) if cells is None else _to_numbers(cells.frame[name], name)
+        n_in = None if cells is None else cells.add((~(numbers <= value)).astype(np.int64), 1)
+        n_known = None if cells is None else cells.add(np.isnan(numbers).astype(np.int64), 1)[0]
+        of_share = float(self._share_error(p, n_in, cells, known, n_known)[0])
+        of_rank = math.hypot(of_share, self.rank_noise.get(name, 0.0) / known)
 
-        def move(by: float) -> tuple[float, float]:
+        def move(by: float, at: Callable[[float], float]) -> tuple[float, float]:
             low, high = (float(np.clip(q + side * by, 1e-12, 1.0 - 1e-12)) for side in (-1, 1))
-            return quantile(x, weights, low), quantile(x, weights, high)
+            return at(low), at(high)
 
-        low, high = move(of_rank)
-        rank_error = self.rank_errors.get(name, 0.0) + self.lost
-        bias = max(abs(end - value) for end in move(rank_error)) if rank_error else 0.0
+        def point_at(rank: float) -> float:
+            return quantile(x, weights, rank)
+
+        low, high = move(of_rank, self._spread_quantile(name) if name in self.ends else point_at)
+        rank_error = (self.rank_errors.get(name, 0.0) + self.lost) / known
+        bias = max(abs(end - value) for end in move(rank_error, point_at)) if rank_error else 0.0
         shift = float(self._shift(name)[here][x == value].max(initial=0.0))
         error = (high - low) / 2.0
-        if shift > 0.0:  # the point stands for a range, along which its rows lie
-            error = of_rank * 2.0 * shift * float(weights.sum()) / max(float(weights[x == value].sum()), 1e-300)
         found = self._result(*self._tell(name, value, error, bias + shift))
-        return replace(found, limits=(*found.limits, _POINT)) if shift > 0.0 else found
+        limits = found.limits if here.all() else (*found.limits, WITHOUT_NULLS)
+        if error <= _STILL * np.abs(x).max(initial=0.0):
+            return replace(found, standard_error=None, limits=(*limits, _SHARED))
+        return replace(found, limits=(*limits, _POINT) if shift > 0.0 else limits)
+
+    def _spread_quantile(self, name: str) -> Callable[[float], float]:
+        """Return the quantiles of a column whose points stand for ranges, along which their rows lie evenly."""
+        ends = np.column_stack(self.ends[name])
+        here = np.isfinite(ends).all(axis=1)
+        cells, place = np.unique(ends[here], axis=0, return_inverse=True)
+        weights = np.bincount(place.ravel(), weights=self.weights[here])
+        above = np.maximum.accumulate(np.cumsum(weights).clip(0.0))
+        ranks = np.column_stack([np.append(0.0, above[:-1]), above]).ravel() / above[-1]
+        return lambda rank: float(np.interp(rank, ranks, cells.ravel()))
 
     def crosstab(self, first: str, second: str) -> Result:
         """Return how many rows have each pair of levels, a DataFrame.
@@ -290,15 +310,16 @@ class Points:
         table = np.column_stack([self._numbers(name) for name in names])
         here = np.isfinite(table).all(axis=1)
         table, weights = table[here], self.weights[here]
+        known = float(weights.sum() / self.weights.sum())  # averages are of the rows that have all columns
         beta = least_squares(WeightedSample(features=table[:, 1:], response=table[:, 0], weights=weights))[1:]
         share = weights / weights.sum()
         centre = share @ table
         z = table - centre
         inverse = np.linalg.inv((z[:, 1:] * share[:, None]).T @ z[:, 1:])
         influence = (z[:, 1:] @ inverse) * (z[:, 0] - z[:, 1:] @ beta)[:, None]
-        variance = self.sampling * np.maximum(share @ influence**2, 0.0)
+        variance = self.sampling / known * np.maximum(share @ influence**2, 0.0)
         if self.noise is not None:
-            variance = variance + self._noise_of_slope(names, centre, beta, inverse)
+            variance = variance + self._noise_of_slope(names, centre, beta, inverse) / known**2
         index = pd.Index(list(features))
         bias = None if self.ends or self.rank_errors else np.zeros(len(beta))
         found = self._result(pd.Series(beta, index), pd.Series(np.sqrt(variance), index), None if bias is None else pd.Series(bias, index))
@@ -369,12 +390,25 @@ class Points:
         shares: Floats = np.bincount(code, weights=self.weights, minlength=n) / self.weights.sum()
         return shares
 
-    def _share_error(self, p: Floats, n_in: Floats | None, cells: NoisyCells | None) -> Floats:
-        least = min(0.5, 1.0 / self.n_rows)  # of a level without released rows, the share is not known to be 0
+    def _share_error(
+        self,
+        p: Floats,
+        n_in: Floats | None,
+        cells: NoisyCells | None,
+        known: float = 1.0,
+        n_known: float | None = None,
+    ) -> Floats:
+        """Return the standard errors of shares among the `known` part of the rows, which `n_known` cells hold.
+
+        Such a share is a ratio A / B of two noisy sums. By the delta method its variance is that of
+        A - p B, over B²: each cell of the share counts with (1 - p)², each other one of B with p².
+        """
+        least = min(0.5, 1.0 / (self.n_rows * known))  # of a level without released rows, the share is not known to be 0
         spread = np.clip(p, least, 1.0 - least)
-        variance = self.sampling * spread * (1.0 - spread)
+        variance = self.sampling * spread * (1.0 - spread) / known
         if cells is not None and n_in is not None:
-            variance = variance + cells.variance * (n_in * (1.0 - p) ** 2 + (cells.n_cells - n_in) * p**2)
+            others = (cells.n_cells if n_known is None else n_known) - n_in
+            variance = variance + cells.variance * (n_in * (1.0 - p) ** 2 + others * p**2) / known**2
         error: Floats = np.sqrt(variance)
         return error
 

@@ -10,11 +10,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from dpdask.analysis.dates import find_scales
+from dpdask.analysis.dates import DateScale, find_scales
 from dpdask.analysis.points import NoisyCells, Points
 from dpdask.analysis.weighted import OpenedPoints
 
+Floats = NDArray[np.float64]
 _RECORDS = (
     "standard errors add up the draw of the rows, the noise of the tables before they were smoothed, and the draw of the records",
     "what the model leaves out is not in them, and no bound on it is known: dependence of three columns, and where values lie inside a cell",
@@ -36,7 +38,7 @@ class OpenedRecords(OpenedPoints):
 
     def _points(self, *names: str) -> Points:
         levels = self._level_map(names)
-        frame = self.to_pandas(names)
+        frame, columns = self.to_pandas(names), {name: self._column(name) for name in names}
         n_rows = self.content["n_rows"]["value"] or float(self.n_rows)
         return Points(
             frame=frame,
@@ -44,8 +46,10 @@ class OpenedRecords(OpenedPoints):
             n_rows=n_rows,
             sampling=1.0 / n_rows + 1.0 / self.n_rows,
             levels=levels,
+            ends={name: cell_ends(column, frame[name]) for name, column in columns.items() if "edges" in column},
+            bounds=self._bounds(names),
             noise=lambda chosen: self._noise(chosen, n_rows),
-            biased=True,
+            biased=len(names) > 1 or not levels,  # a model; or a tail that the noise may have emptied
             limits=_RECORDS,
             dates=find_scales(frame),
         )
@@ -69,3 +73,17 @@ def list_cells(column: Mapping[str, Any]) -> list[object]:
     edges = np.array(column["edges"], dtype=np.float64)
     single: list[object] = [math.nan] if column["nulls"] == "level" else []
     return [*single, *column["atoms"], *((edges[:-1] + edges[1:]) / 2.0).tolist()]
+
+
+def cell_ends(column: Mapping[str, Any], values: pd.Series) -> tuple[Floats, Floats]:
+    """Return the least and the greatest value of the cell of each value of a column with edges; of an atom both are itself."""
+    scale, edges = DateScale.of(values), np.array(column["edges"], dtype=np.float64)
+    x = values.to_numpy(dtype=np.float64, na_value=np.nan) if scale is None else scale.to_numbers(values)
+    cell = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
+    single = np.isnan(x) | np.isin(x, np.array(column["atoms"], dtype=np.float64))
+    # of whole numbers the first edge lies one below the bound: a cell does not hold its lower edge
+    step = 0.0 if column["bounds"] is None else float(column["bounds"][0]) - edges[0]
+    above = np.where(np.isfinite(edges[:-1]), np.nextafter(edges[:-1], np.inf), edges[:-1])
+    least = edges[:-1] + step if step > 0.0 else above
+    low, high = np.minimum(least[cell], x), np.maximum(edges[cell + 1], x)
+    return np.where(single, x, low), np.where(single, x, high)

@@ -55,25 +55,32 @@ class Result:
         )
         return cls(estimate=estimate, standard_error=error, bias_bound=bias, limits=parts[0].limits)
 
-    def interval(self, confidence: float = 0.95) -> tuple[Any, Any]:
-        """Return the normal confidence interval, widened by the bound on the bias where one is known.
+    def interval(self, confidence: float = 0.95, *, ignore_bias: bool = False) -> tuple[Any, Any]:
+        """Return the normal confidence interval, widened by the bound on the bias.
 
         Parameters
         ----------
         confidence
             The probability with which it contains the true value, in (0, 1).
+        ignore_bias
+            Leave the bias out: the interval then holds the true value with that probability only if there is no bias.
 
         Raises
         ------
         SpecError
-            If no standard error is known, or the confidence is not within 0 to 1.
+            If no standard error or no bound on the bias is known, or the confidence is not within 0 to 1.
         """
         if not isinstance(confidence, int | float | np.floating) or not 0 < confidence < 1:
             raise SpecError("the confidence is a probability between 0 and 1", "interval", "give a fraction such as 0.95, not a percentage")
         if self.standard_error is None:
             raise SpecError("no standard error is known, so there is no interval", "interval", "see `limits`")
         half = float(special.ndtri(0.5 + confidence / 2)) * self.standard_error
-        half = half if self.bias_bound is None else half + self.bias_bound
+        if not ignore_bias:
+            if self.bias_bound is None:
+                what = "no bound on the bias is known, so no interval is known to hold the true value"
+                use = "see `limits`; interval(ignore_bias=True) has the standard error alone"
+                raise SpecError(what, "interval", use)
+            half = half + self.bias_bound
         return self.estimate - half, self.estimate + half
 
     def to_frame(self) -> pd.DataFrame:

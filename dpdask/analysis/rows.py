@@ -36,7 +36,7 @@ _WORST_BIAS = (
     "the bound on the bias is for the worst original values; `dpdask.inference.ReleasedColumn` also gives unbiased estimates, where the channel "
     "determines them"
 )
-_ABSENT = "levels that the reference holds with probability 0 are taken not to occur: their estimates, errors and bounds are 0"
+_ABSENT = "levels that the reference holds with probability 0 cannot be released: nothing is known of their share but that it was small"
 _CELLS = "inside a cell of the reference the columns are independent: slopes and differences of groups are too small, and no error includes it"
 _NOISY_RANKS = (
     "the released values have the distribution of noisy counts; standard errors count that noise at its largest, but where values lie inside a cell "
@@ -297,7 +297,7 @@ class OpenedRows(KeptColumns):
             bounds=self._bounds(names),
             noise=None if cells is None else lambda _: cells,
             rank_noise=rank_noise,
-            biased=noisy,
+            biased=noisy and cells is None,
             spread=spread,
             limits=(told, *([_CELLS] if in_cells else []), *([_SPREAD] if spread else []), *points.limits),
         )
@@ -350,11 +350,15 @@ class OpenedRows(KeptColumns):
         lost = int((bias > np.abs(np.asarray(found.value, dtype=np.float64))).sum()) if known else 0
         if lost:
             limits.append(f"the bound on the bias is larger than the estimate in {lost:,} of {bias.size:,} numbers: the noise leaves little of them")
-        if known and ((bias == 0.0) & (np.asarray(found.standard_error) == 0.0) & (np.asarray(found.value) == 0.0)).any():
+        absent = (bias == 0.0) & (np.asarray(found.standard_error) == 0.0)
+        error = found.standard_error
+        if (absent & (np.asarray(found.value) == 0.0)).any():
             limits.append(_ABSENT)
+        if absent.any():  # an error of 0 that is not one
+            error = error.mask(absent) if isinstance(error, pd.Series | pd.DataFrame) else None
         return Result(
             estimate=found.value,
-            standard_error=found.standard_error,
+            standard_error=error,
             bias_bound=found.worst_bias if known else None,
             limits=(*limits, *self._limits_of_units()),
         )

@@ -256,7 +256,7 @@ class _Fitting:
             n_released=sum(fitted.n_released) if fitted.n_released else None,
             insecure=self.estimator.insecure_seed is not None,
         )
-        late = () if n_rows is not None else _late_cautions(mechanism, work, fitted, made)
+        late = () if n_rows is not None and work.unit is None else _late_cautions(mechanism, work, fitted, made)
         for warning in (*late, *(() if self.account.is_strict else mechanism.warn_of_release(release, work.columns))):
             if warning not in said:
                 warnings.warn(warning, stacklevel=3)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from dpdask.connect.probe import check_workers
 from dpdask.engine.account import settle
@@ -141,7 +141,7 @@ def _run_locked(job: Job, state: RunState, opened: JobTable, name: Name, *, prog
     _check_cluster(state, opened)
     try:
         outcome = _advance(job, state, opened, name, progress)
-        return replace(outcome, warnings=(*expected.warnings, *outcome.warnings))
+        return replace(outcome, warnings=tuple(dict.fromkeys((*expected.warnings, *outcome.warnings))))
     except DpdaskError as error:
         _fail(job, state, error)
         raise
@@ -267,7 +267,7 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
         content = card.to_bytes()
         manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(content).hexdigest())
         quality = opened.mechanism.describe_quality(release)
-        doubts = opened.mechanism.warn_of_release(release, opened.work.columns)
+        doubts = _warn_of_release(opened, reached.fitted, release)
         documents, faults = write_documents(card, manifest, state.staging(reached.run_id).shards)
         job.name_releases(reached.input).keep(reached.release, state.keys.read(reached.run_id))
         state.publish(reached, manifest, {**documents, CARD_NAME: content})
@@ -288,6 +288,14 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
         run_id=reached.run_id,
         release=reached.release,
     )
+
+
+def _warn_of_release(opened: JobTable, fitted: Fitted, release: Any) -> tuple[str, ...]:
+    """Return the warnings of a fitted release; with a unit also those of the plan, by the rows that its bound has left."""
+    mechanism, columns = opened.mechanism, opened.work.columns
+    counted = opened.work.unit is not None and mechanism.releases_rows
+    late = mechanism.cautions(columns, sum(fitted.n_released)) if counted else ()
+    return (*late, *mechanism.warn_of_release(release, columns))
 
 
 def _fit(job: Job, state: RunState, opened: JobTable, reached: Progressed, progress: Progress | None) -> Progressed:

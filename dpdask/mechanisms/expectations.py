@@ -14,6 +14,7 @@ from dpdask.channels import calibrate, costs, laplace, optimal
 from dpdask.codec import Codec, LevelCodec
 from dpdask.errors import SpecError, list_names
 from dpdask.kernels import rank as rank_kernel
+from dpdask.privacy.budget import UnitColumn
 from dpdask.privacy.events import DiscreteLaplace
 from dpdask.privacy.rounding import write_digits
 from dpdask.references.bins import Bins
@@ -127,21 +128,27 @@ def warn_of_little(codecs: Mapping[str, Codec], epsilons: Mapping[str, float], c
 
 
 def warn_of_noisy_references(measurements: Mapping[str, DiscreteLaplace], n_rows: int | None) -> tuple[str, ...]:
-    """Return a warning that names the columns whose distribution is mostly noise; none if there are none, or the rows are not counted.
-
-    Parameters
-    ----------
-    measurements
-        The noise of each column's counts.
-    n_rows
-        The public number of rows.
-    """
+    """Return a warning that names the columns whose distribution is mostly noise; none if there are none, or the rows are not counted."""
     shares = {name: math.sqrt(2.0) * event.scale / n_rows for name, event in measurements.items()} if n_rows else {}
     noisy = {name: share for name, share in shares.items() if share > _MUCH_NOISE}
     if not noisy:
         return ()
-    what = f"The noise of a count is {write_digits(100 * max(noisy.values()))} % of all rows in the reference of {list_names(list(noisy), 5)}"
+    share = write_digits(100 * max(noisy.values()))
+    what = f"The noise of a count is at least {share} % of the rows that are counted for the reference of {list_names(list(noisy), 5)}"
     return (f"{what}: the distribution will not be kept. Privatise fewer columns, spend more ε, or raise `reference.share`.",)
+
+
+def describe_needed_rows(measurements: Mapping[str, DiscreteLaplace], unit: UnitColumn) -> tuple[str, ...]:
+    """Return how many rows of a table with a unit must be counted for `warn_of_noisy_references` to be silent.
+
+    How many rows the bound on a unit's rows leaves is not known before they are counted.
+    """
+    if not measurements:
+        return ()
+    noise = max(math.sqrt(2.0) * event.scale for event in measurements.values())
+    n_rows = write_digits(noise / _MUCH_NOISE)
+    left = f"at most {unit.max_rows:,} rows of each {unit.column!r} are counted"
+    return (f"{left}; with fewer than about {n_rows} of them, the distribution will not be kept",)
 
 
 def describe_wide_cells(columns: Mapping[str, Cells], bins: Bins) -> tuple[str, ...]:

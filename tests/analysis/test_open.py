@@ -205,7 +205,10 @@ def test_records_know_the_noise_of_their_tables(release: Any, original: pd.DataF
     found = opened.mean("rating")
     plain = float(opened.to_pandas()["rating"].std() / np.sqrt(opened.n_rows))
     assert found.standard_error > 1.4 * plain  # what a standard error that knows of no noise would be
-    assert found.bias_bound is None
+    for unknown in (opened.slope("rating", "years"), opened.mean("rating", by="town"), opened.quantile("price")):
+        with pytest.raises(dpdask.SpecError, match=r"no bound on the bias is known.*; see `limits`; interval\(ignore_bias=True\)"):
+            unknown.interval()
+        assert np.all(np.diff(unknown.interval(ignore_bias=True), axis=0) > 0)
     two = opened.slope("rating", "years", "price")
     assert two.estimate.index.tolist() == ["years", "price"]
 

@@ -12,6 +12,7 @@ from scipy import stats
 
 import dpdask
 from dpdask.analysis.cells import OpenedCells
+from dpdask.analysis.points import NoisyCells, Points
 from dpdask.analysis.ranges import OpenedRanges
 from dpdask.analysis.rows import OpenedRows
 from dpdask.inference import Estimate, WeightedSample, quantile_regression
@@ -344,12 +345,14 @@ def test_the_error_of_a_mean_of_noisy_ranks_is_that_of_the_released_range(far: f
 
 
 def test_levels_that_the_reference_does_not_hold_are_spoken_of() -> None:
-    """Their estimate is 0, without an error or a bound."""
+    """Nothing prints `0 ± 0`: their standard error is not known."""
     rows = Rows(folder=None, shards=(), n_rows=10, content={"guarantee": {"unit": "row"}})  # type: ignore[arg-type]  # no folder is read
     for last in (0.0, 0.2):
-        found = Estimate(value=np.array([0.5, last]), standard_error=np.array([0.1, 0.0]), condition_number=2.0, worst_bias=np.array([0.1, 0.0]))
-        said = [limit for limit in rows._result(found).limits if "probability 0" in limit]
-        assert len(said) == (last == 0.0)
+        value, error, bias = (pd.Series(part) for part in ([0.5, last], [0.1, 0.0], [0.1, 0.0]))
+        result = rows._result(Estimate(value=value, standard_error=error, condition_number=2.0, worst_bias=bias))
+        assert len([limit for limit in result.limits if "probability 0" in limit]) == (last == 0.0)
+        assert result.standard_error.isna().tolist() == [False, True]
+        assert np.isnan(result.interval()[0].iloc[1])
 
 
 def test_what_only_a_bound_tells_is_said(draws: list[Any]) -> None:
@@ -357,3 +360,44 @@ def test_what_only_a_bound_tells_is_said(draws: list[Any]) -> None:
     assert not any("inside a cell" in limit for limit in sold.histogram("price", [*EDGES, 1000.0]).limits)
     assert any("inside a cell" in limit for limit in sold.histogram("price", [0.0, 150.0, 1000.0]).limits)
     assert any("the point of a cell" in limit for limit in sold.quantile("price", 0.5).limits)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3, 0.03])
+@pytest.mark.parametrize("noise", [0.0, 15.0])
+def test_estimates_among_the_rows_with_a_value_have_the_error_of_a_ratio(share: float, noise: float) -> None:
+    """Quantiles and slopes: without the share of these rows in it, their error would be up to six times too small."""
+    n, edges, rng = 20_000, np.arange(41.0), np.random.default_rng(5)
+    frame = pd.DataFrame({"x": [np.nan, *(edges[:-1] + 0.5)], "z": [np.nan, *np.sin(edges[:-1])]})
+    found = []
+    for _ in range(200):
+        counts = rng.multinomial(n, [1.0 - share, *(share / 40 * np.ones(40))]) + rng.normal(0.0, noise, 41)
+        cells = NoisyCells(frame=frame, variance=(noise / n) ** 2)
+        points = Points(frame=frame, weights=counts, n_rows=n, sampling=1.0 / n, levels={}, noise=lambda _, cells=cells: cells)
+        spread = Points(
+            frame=frame,
+            weights=counts,
+            n_rows=n,
+            sampling=1.0 / n,
+            levels={},
+            ends={"x": (frame["x"].to_numpy() - 0.5, frame["x"].to_numpy() + 0.5)},
+            noise=lambda _, cells=cells: cells,
+        )
+        middle, slope = spread.quantile("x", 0.5), points.slope("z", ["x"])
+        rank = np.interp(20.0, edges, np.append(0.0, np.cumsum(counts[1:]))) / counts[1:].sum()
+        found.append([(rank - 0.5) * 40.0, middle.standard_error, slope.estimate["x"], slope.standard_error["x"]])
+    off, error, slopes, slope_error = np.array(found).T
+    if noise == 0.0:
+        assert np.median(slope_error) / slopes.std() == pytest.approx(1.0, abs=0.3)
+    assert np.median(error) / off.std() == pytest.approx(1.0, abs=0.3)
+
+
+@pytest.mark.parametrize("kind", ["mean", "quantile"])
+def test_nothing_prints_an_error_of_zero(kind: str) -> None:
+    """Neither of equal values, nor of a quantile whose neighbours are all equal."""
+    frame = pd.DataFrame({"x": np.where(np.arange(1000) < 980, 7.0, 9.0) if kind == "quantile" else np.full(1000, 7.0)})
+    points = Points(frame=frame, weights=np.ones(1000), n_rows=1000, sampling=1e-3, levels={})
+    result = points.mean("x") if kind == "mean" else points.quantile("x", 0.5)
+    assert (round(result.estimate, 6), result.standard_error) == (7.0, None)
+    assert "no standard error" in repr(result)
+    with pytest.raises(dpdask.SpecError, match="no standard error is known"):
+        result.interval()

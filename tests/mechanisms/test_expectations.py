@@ -16,6 +16,8 @@ from mechanisms.fitting import fit_frame
 
 import dpdask
 from dpdask.codec import LevelCodec, ValueCodec
+from dpdask.jobs.plan import plan_job
+from dpdask.jobs.spec import load_job
 from dpdask.mechanisms.expectations import LITTLE, estimate_kept, warn_of_spread
 from dpdask.mechanisms.marginals.plan import plan_noise
 from dpdask.privacy import Budget
@@ -170,10 +172,12 @@ def test_the_quality_of_rows_is_what_they_kept(channel: Any, tmp_path: Path) -> 
     )
     outcome = run_here(job)
     released = pd.read_parquet(tmp_path / "out").reset_index(drop=True)
-    found = re.fullmatch(r"level is unchanged in (\S+) % of the rows; line keeps a correlation of ranks of (\S+)", outcome.quality)
+    pattern = r"level is unchanged in (\S+) % of the rows \((\S+) % by chance\); line keeps a correlation of ranks of (\S+)"
+    found = re.fullmatch(pattern, outcome.quality)
     assert found is not None
     assert float(found[1]) == pytest.approx(100 * (released["level"] == frame["level"]).mean(), abs=1.0)
-    assert float(found[2]) == pytest.approx(released["line"].corr(frame["line"], method="spearman"), abs=0.02)
+    assert float(found[2]) == pytest.approx(100 * ((frame["level"].value_counts() / len(frame)) ** 2).sum(), abs=1.0)
+    assert float(found[3]) == pytest.approx(released["line"].corr(frame["line"], method="spearman"), abs=0.02)
     assert run_here(job).quality == ""
 
 
@@ -198,9 +202,8 @@ def test_a_reference_that_is_mostly_noise_is_warned_of_and_one_that_is_not_is_no
     columns = {name: {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e6]} for name in "abcdef"}
     frame = pd.DataFrame(dict.fromkeys("abcdef", np.linspace(0.0, 50.0, 2000)[np.random.default_rng(1).permutation(2000)]))
     schema = dpdask.Schema.from_dict({"columns": columns})
-    with pytest.warns(
-        UserWarning, match=r"The noise of a count is \d+ % of all rows in the reference of a, b, c, d, e and 1 more: the distribution will"
-    ):
+    noisy = r"The noise of a count is at least \d+ % of the rows that are counted for the reference of a, b, c, d, e and 1 more: the"
+    with pytest.warns(UserWarning, match=noisy):
         dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(frame)
     planned = dpdask.DIP(schema, epsilon=100.0, reference=dpdask.Histogram()).plan(frame)
     assert planned.warnings == ()
@@ -304,3 +307,56 @@ def test_a_plan_says_what_becomes_of_shared_values(reference: Any, said: bool) -
     planned = dpdask.DIP(schema, epsilon=4.0, reference=reference).plan(frame)
     found = [each for each in planned.expectations if each.endswith("over the gap below it, unless it is one of the `atoms`")]
     assert found == (["x: rows that share a value are released over the gap below it, unless it is one of the `atoms`"] if said else [])
+
+
+@pytest.mark.parametrize("epsilon", [0.001, 0.03, 20.0])
+@pytest.mark.parametrize("nulls", ["refuse", "level"])
+def test_the_quality_line_is_compared_with_chance_and_names_the_lost_levels(epsilon: float, nulls: str, tmp_path: Path) -> None:
+    levels = list("abcdefgh")
+    frame = pd.DataFrame({"row": range(3000), "g": np.random.default_rng(1).choice(levels, 3000)})
+    (tmp_path / "in").mkdir()
+    frame.to_parquet(tmp_path / "in" / "rows.parquet")
+    column = {"role": "privatise", "kind": "categorical", "levels": levels, "nulls": nulls}
+    job = write_job(
+        tmp_path / "job",
+        tmp_path / "in",
+        tmp_path / "out",
+        schema={"row": {"role": "keep"}, "g": column},
+        mechanism={"kind": "dip", "reference": {"kind": "histogram"}, "channel": "optimal"},
+        privacy={"epsilon": epsilon},
+    )
+    quality = run_here(job).quality
+    released = pd.read_parquet(tmp_path / "out")["g"]
+    pattern = r"g is unchanged in (at most )?(\S+) % of the rows \((\S+) % by chance\)(?:: no row is released as (.*), which .*)?"
+    found = re.fullmatch(pattern, quality)
+    assert found is not None
+    possible = [*(["null"] if nulls == "level" else []), *levels]
+    lost = [level for level in possible if level not in set(released.fillna("null"))]
+    assert (epsilon == 20.0) == (lost == []) or nulls == "level"  # of a null that no row has
+    assert bool(found[1]) == bool(lost)
+    assert (found[4] or "") == ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+    assert float(found[3]) == pytest.approx(100 * (released.fillna("null").value_counts(normalize=True) ** 2).sum(), abs=5.0)
+    assert float(found[2]) - float(found[3]) < 5.0 or epsilon == 20.0
+
+
+def test_the_noise_is_compared_with_the_rows_that_a_unit_leaves(tmp_path: Path) -> None:
+    """A plan cannot know how many these are, and says how many it takes; a run counts them, and says what they suffer."""
+    frame = pd.DataFrame({"user": np.repeat(np.arange(500), 60), "x": np.tile(np.arange(60) % 4, 500)})
+    (tmp_path / "in").mkdir()
+    frame.to_parquet(tmp_path / "in" / "rows.parquet")
+    job = write_job(
+        tmp_path / "job",
+        tmp_path / "in",
+        tmp_path / "out",
+        schema={"user": {"role": "drop"}, "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2, 3]}},
+        mechanism={"kind": "dip", "reference": {"kind": "histogram"}, "channel": "optimal"},
+        privacy={"epsilon": 1.0, "unit": {"column": "user", "max_rows": 4}},
+    )
+    planned = plan_job(load_job(job))
+    assert not [warning for warning in planned.warnings if "noise of a count" in warning]  # of the 30,000 rows it is little
+    [said] = [each for each in planned.expectations if "rows of each 'user' are counted" in each]
+    needed = float(said.removeprefix("at most 4 rows of each 'user' are counted; with fewer than about ").partition(" ")[0].replace(",", ""))
+    assert 2_000 < needed < 30_000
+    [warned] = [warning for warning in run_here(job).warnings if "noise of a count" in warning]
+    share = float(warned.removeprefix("The noise of a count is at least ").partition(" %")[0])
+    assert share == pytest.approx(2.0 * needed / 2_000, rel=0.1)

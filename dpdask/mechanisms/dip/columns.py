@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.channels import LevelChannel, calibrate, check_values, costs, laplace, measure_attenuation, optimal, optimal_unbiased
 from dpdask.codec import Codec, LevelCodec, ValueCodec
-from dpdask.errors import SpecError
+from dpdask.errors import SpecError, list_names
 from dpdask.kernels import bins as bins_kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
@@ -24,12 +24,14 @@ from dpdask.mechanisms.releases import RandomisedRows
 from dpdask.references import Distribution, LevelDistribution, RankDistribution
 from dpdask.references.histogram import NoisyHistograms
 from dpdask.references.statistics import ColumnCounts
+from dpdask.schema import Column
 from dpdask.stats.levels import encode
 from dpdask.streams import Noise, Rng, RunKey, words
 
 _N_KNOTS = 2**10
 _AT_BOUND, _MANY_AT_BOUND = 0.01, 0.25  # what is next to a bound, as a part of the range, and which share of the values there is doubtful
 _MANY_IN_CELL = 0.4
+_LOST = 1e-9  # shares are solved for, so that of a level without a row is 0 up to rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -273,7 +275,7 @@ class ColumnsMechanism(DipMechanism):
 
     def describe_quality(self, release: DipRelease) -> str:
         """Return how much a row keeps of each column; see `Mechanism.describe_quality`."""
-        kept = [f"{name} {_measure_kept(each)}" for name, each in release.columns.items()]
+        kept = [f"{name} {_measure_kept(each, self.schema.columns[name])}" for name, each in release.columns.items()]
         if self.reference.rows == "none" or self.reference.uncovered:  # nothing was counted, or nothing protects the rows that were
             return "; ".join(kept)
         return "; ".join([*kept, *(f"{name} {said}" for name, each in release.columns.items() for said in _doubt_bounds(each))])
@@ -320,14 +322,22 @@ class ColumnsMechanism(DipMechanism):
         return self.audit_columns(fit_dip(references, columns.codecs, self.spending.row, self.spec.channel, self.spec.cost).columns, source)
 
 
-def _measure_kept(mechanism: ColumnMechanism) -> str:
+def _measure_kept(mechanism: ColumnMechanism, column: Column) -> str:
     """Return how much of a value a channel keeps: of levels how many stay, of numbers the correlation of ranks."""
     if isinstance(mechanism, RankMechanism):
         return f"keeps a correlation of ranks of {correlate_ranks(mechanism.epsilon):.2f}"
     matrix = mechanism.channel.matrix
     shares = np.linalg.lstsq(np.vstack([matrix.T - np.eye(len(matrix)), np.ones(len(matrix))]), np.append(np.zeros(len(matrix)), 1.0), rcond=None)[0]
     if isinstance(mechanism, LevelMechanism):
-        return f"is unchanged in {100 * float(shares @ np.diag(matrix)):.3g} % of the rows"
+        kept, chance = (f"{100 * float(part):.3g} %" for part in (shares @ np.diag(matrix), shares @ shares))
+        levels = [str(level) for level in column.levels or ()]
+        levels = ["null"] * (len(shares) - len(levels)) + levels
+        lost = [level for level, share in zip(levels, shares, strict=True) if share < _LOST]
+        if not lost:
+            return f"is unchanged in {kept} of the rows ({chance} by chance)"
+        # the table may have many rows there, and the shares do not tell
+        few = f"no row is released as {list_names(lost, 5)}, which the reference has no row of"
+        return f"is unchanged in at most {kept} of the rows ({chance} by chance): {few}"
     place = np.cumsum(shares) - shares / 2.0 - 0.5
     return f"keeps a correlation of ranks of {float((shares * place) @ matrix @ place / max(float((shares * place) @ place), 1e-300)):.2f}"
 

@@ -17,7 +17,7 @@ from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
 from dpdask.mechanisms.card import Section, tell_bounds, tell_numbers
 from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.mechanisms.cell_search import CellSearch
-from dpdask.mechanisms.expectations import TAILS, describe_kept, describe_spread, warn_of_little, warn_of_noisy_references
+from dpdask.mechanisms.expectations import TAILS, describe_kept, describe_needed_rows, describe_spread, warn_of_little, warn_of_noisy_references
 from dpdask.mechanisms.mechanism import Columns, Mechanism, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon, read_weights, within_digits
@@ -287,10 +287,13 @@ class DipMechanism(Mechanism):
     def expectations(self, columns: Columns) -> tuple[str, ...]:
         """Return how much a released row keeps of each column, and what wide bounds cost; see `Mechanism.expectations`."""
         found = [name for name, event in self.measurements.items() if event.count > 1]
+        unit = None if self.budget is None else self.budget.unit_column
+        few = describe_needed_rows(self.measurements, unit) if unit is not None else ()
         tails = (f"{', '.join(found)}: {TAILS}",) if found else ()
         searched = self.search.expectations if isinstance(self.search, CellSearch) else ()
         spread = describe_spread(columns.codecs) if self.spreads else ()
-        return (*describe_kept(columns.codecs, self.spending.row, self.spec.channel), *spread, *tails, *searched)
+        kept = describe_kept(columns.codecs, self.spending.row, self.spec.channel)
+        return (*kept, *few, *spread, *tails, *searched)
 
     def section(self, release: Any, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
         """Return the mechanism's part of the release card; see `Mechanism.section`.
