@@ -255,7 +255,8 @@ def public_functions(source: Source) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 def is_public(source: Source) -> bool:
     """Whether users import from this module: the names of `dpdask`, opened releases, `inference`, `local`."""
-    return source.module in dpdask._MODULES or source.room in {"analysis", "inference", "local"}
+    opened = {"analysis.opened", "analysis.result"}
+    return source.module in {*dpdask._MODULES, *opened} or source.room in {"inference", "local"}
 
 
 def undocumented_parameters(source: Source) -> Iterator[str]:
