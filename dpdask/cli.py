@@ -92,7 +92,14 @@ _log_format = click.option(
 
 @cli.command()
 @click.argument("table")
-@click.option("--format", "format_", type=click.Choice(["files", "delta", "iceberg"]), default="files", show_default=True, help="What the table is.")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["files", "parquet", "csv", "delta", "iceberg"]),
+    default="files",
+    show_default=True,
+    help="What the table is.",
+)
 @click.option("--catalog", metavar="MAPPING", help="The catalog of an Iceberg table, as a job has it: '{name: lake, uri: …}'.")
 @click.option("--levels-from", metavar="FILE", help="A public code list: a CSV file with the header column,value and a line for each level.")
 @click.option("--output", metavar="FILE", help="Write the draft to this new file instead of printing it.")

@@ -57,7 +57,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": ROWS | {"analysis", "mechanisms", "engine", "estimators", "evaluation", "local", "page", "survey"},
     "__main__": {"cli"},
 }
-STRICTER: dict[str, set[str]] = {"kernels": set(), "io": {"schema", "errors"}, "streams": {"errors"}, "simulate": {"errors"}, "__main__": set()}
+STRICTER: dict[str, set[str]] = {
+    "kernels": set(),
+    "io": {"schema", "errors", "plurals"},
+    "streams": {"errors"},
+    "simulate": {"errors"},
+    "__main__": set(),
+}
 DASK_ROOMS = {"engine", "connect"}
 
 RANDOM_MODULES = {"random", "secrets", "numpy.random"}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv as standard_csv
 import datetime as dt
 import gzip
+import hashlib
 import io
-import itertools
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -29,6 +30,8 @@ _SAMPLE_BYTES = 2**16
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _BLOCK_BYTES = 2**22
 _BATCH_ROWS = 2**17
+_ALIKE_BYTES = 2**14
+_GZIP = b"\x1f\x8b"  # which begins no text
 _BAD_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
@@ -37,11 +40,8 @@ def is_csv(path: str) -> bool:
     return path.lower().endswith((".csv", ".csv.gz"))
 
 
-def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[str, str, int, pa.Schema]:
-    """Return a content digest, a version, the size, and the columns with their declared types.
-
-    The digest covers the size, the first and the last 64 KiB. The version adds the file's time or ETag, so that a change in
-    between is noticed too.
+def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[Versions, pa.Schema]:
+    """Return the digests and the size of a file, and the columns with their declared types.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[str, str, in
         If a column's type is not known; see `Schema.check_dates`.
     """
     schema.check_dates()
-    content, version, n_bytes = _versions(fs, path)
+    versions = _versions(fs, path)
     names = read_names(fs, path, name)
     if not set(names) & set(schema.columns):
         line = names[0] if len(names) == 1 else ""
@@ -72,7 +72,7 @@ def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[str, str, in
         if found is not None:
             raise _refuse_separator(found, name)
         raise DataError("its first line names no declared column", name, "begin the file with the names of its columns, separated by commas")
-    return content, version, n_bytes, pa.schema([pa.field(column, _type_of(column, schema)) for column in names])
+    return versions, pa.schema([pa.field(column, _type_of(column, schema)) for column in names])
 
 
 def read_names(fs: Any, path: str, name: str) -> list[str]:
@@ -102,19 +102,17 @@ def read_names(fs: Any, path: str, name: str) -> list[str]:
     return names
 
 
-def has_rows(url: str) -> bool:
-    """Return whether a file has more than its header; blank lines are no rows, and one that cannot be decompressed may have some.
-
-    Parameters
-    ----------
-    url
-        The file's URL.
-    """
+def digest(url: str) -> bytes | None:
+    """Return the SHA-256 of a file's text, whether or not it is compressed; None if it has no rows, or cannot be decompressed."""
     try:
         with io.TextIOWrapper(_open_url(url), encoding="latin-1") as lines:  # every byte is a letter, and every end of a line is known
-            return sum(1 for _ in itertools.islice((line for line in lines if line.strip("\n")), 2)) > 1
+            is_single = len(_split(next(lines, ""), ",")) == 1
+            if not any(is_single or line.strip("\n") for line in lines):
+                return None
+        with _open_url(url) as file:
+            return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]  # fsspec's files have readinto
     except _BAD_GZIP:
-        return True
+        return None
 
 
 def check_names(names: Sequence[str], name: str) -> None:
@@ -198,7 +196,7 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
     types
         Their Arrow types.
     """
-    if _versions(fs, path)[1] != fragment.version:
+    if _versions(fs, path).version != fragment.version:
         raise report_change(fragment.name)
     convert = pa_csv.ConvertOptions(
         column_types={field.name: field.type for field in types},
@@ -208,8 +206,9 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
         quoted_strings_can_be_null=False,
     )
     read = pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)
+    parse = pa_csv.ParseOptions(ignore_empty_lines=len(types) - len(fragment.constants) > 1)  # of one column, an empty line is a row
     try:
-        with _open(fs, path) as file, pa_csv.open_csv(file, read_options=read, convert_options=convert) as reader:
+        with _open(fs, path) as file, pa_csv.open_csv(file, read_options=read, parse_options=parse, convert_options=convert) as reader:
             row_bytes = sum(estimate_width(types.field(name).type) for name in columns)
             yield from _regroup(reader, max(1, min(_BATCH_ROWS, int(_BLOCK_BYTES / row_bytes))))
     except _BAD_GZIP:
@@ -265,21 +264,56 @@ def _open(fs: Any, path: str) -> IO[bytes]:
 
 
 def _open_url(url: str) -> IO[bytes]:
-    """Open a file to read, decompressed if its name says so."""
+    """Open a file to read, decompressed if it is compressed, whatever its name."""
     file = open_remote(url)
-    return gzip.GzipFile(fileobj=file) if url.lower().endswith(".gz") else file  # type: ignore[return-value]  # it is one in all but name
+    packed = file.read(len(_GZIP)) == _GZIP
+    file.seek(0)
+    return gzip.GzipFile(fileobj=file) if packed else file  # type: ignore[return-value]  # it is one in all but name
 
 
-def _versions(fs: Any, path: str) -> tuple[str, str, int]:
-    """Return the content digest and the version of a file, as `inspect` describes them, and its size."""
+class Versions(NamedTuple):
+    """What tells a file from others.
 
-    def look(fs: Any, path: str) -> tuple[str, str, int]:
+    Attributes
+    ----------
+    content
+        A digest of the size, the first and the last 64 KiB.
+    version
+        One with the file's time or ETag too, so that a change in between is noticed.
+    alike
+        One of the beginning of the text, whether or not it is compressed: copies have the same.
+    n_bytes
+        The size.
+    """
+
+    content: str
+    version: str
+    alike: str
+    n_bytes: int
+
+
+def _versions(fs: Any, path: str) -> Versions:
+    def look(fs: Any, path: str) -> Versions:
         fs.invalidate_cache()
         info = fs.info(path)
         size = int(info["size"])
         head, tail = fs.cat_file(path, start=0, end=min(size, _SAMPLE_BYTES)), fs.cat_file(path, start=max(0, size - _SAMPLE_BYTES), end=size)
         content = blake2b(size.to_bytes(8, "little") + head + tail, digest_size=16).hexdigest()
         stamp = [str(info.get(key)) for key in ("ETag", "etag", "mtime", "updated", "last_modified", "LastModified") if key in info]
-        return content, blake2b(f"{content} {stamp}".encode(), digest_size=16).hexdigest(), size
+        version = blake2b(f"{content} {stamp}".encode(), digest_size=16).hexdigest()
+        return Versions(content, version, blake2b(_unpack(head), digest_size=16).hexdigest(), size)
 
     return call_storage(str(fs.unstrip_protocol(path)), look)
+
+
+def _unpack(head: bytes) -> bytes:
+    """Return the beginning of a text, whose file's first bytes may be compressed, in one member or several."""
+    if not head.startswith(_GZIP):
+        return head[:_ALIKE_BYTES]
+    text = b""
+    with contextlib.suppress(zlib.error):
+        while head.startswith(_GZIP) and len(text) < _ALIKE_BYTES:
+            member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+            text += member.decompress(head, _ALIKE_BYTES - len(text))
+            head = member.unused_data
+    return text

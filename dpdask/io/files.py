@@ -15,16 +15,31 @@ from dpdask.io.filesystems import call_storage, open_filesystem, protocols
 from dpdask.io.hive import partition_types, read_value, split_folders
 from dpdask.io.listing import LOG_FOLDERS, DataFile, FoundColumn, Listing
 from dpdask.io.objects import find_files
+from dpdask.plurals import say_count
 from dpdask.schema import Schema
 
 _SUFFIXES: dict[str, Literal["parquet", "csv"]] = {".parquet": "parquet", ".parq": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv"}
+PlainFormat = Literal["files", "parquet", "csv"]
+_BOOKKEEPING = re.compile(r"(^|/)(_SUCCESS|_(common_)?metadata|_(committed|started)_\w+|\..+\.crc|\.DS_Store)$")
+_OTHER_NAME = "whose name tells no format (`format: parquet` or `format: csv` under `input` reads files of any name)"
+_HIDDEN = "(its name or a folder's begins with `_` or `.`; rename it if it holds rows)"
+_FOLDER = "(a link, or one that the glob names beside files; end the glob with `/**`, or name the folder itself)"
 _GLOB = "*?["
+_Table = tuple[str, str, Literal["parquet", "csv"]]  # path, name inside the table, format
 _HOST = re.compile(r"\w+://[^/]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The format of a table of plain files."""
+    """The format of a table of plain files.
+
+    Attributes
+    ----------
+    format
+        `parquet` or `csv`: that of all files, whatever their names; `files`: their names tell it.
+    """
+
+    format: PlainFormat = "files"
 
     def list_files(self, url: str, schema: Schema) -> Listing:
         """Return the files at a URL; see `TableFormat.list_files`.
@@ -32,7 +47,7 @@ class Files:
         Parameters
         ----------
         url
-            A file, a folder, or a glob. In a folder, names that begin with `_` or `.` are passed over, except folders such
+            A file, a folder, or a glob. Names that begin with `_` or `.` are passed over, except folders such
             as `_key=value`; files are taken in natural order (`part.2` before `part.10`).
         schema
             The declared columns.
@@ -40,14 +55,14 @@ class Files:
         Raises
         ------
         InputError
-            If there is no such table.
+            If there is no such table, or it has a file and its compressed copy.
         DataError
             If a folder's name cannot be read as its column's type.
         SpecError
             If it is a Delta or Iceberg table.
         """
         fs, _ = open_filesystem(url)
-        tables, sizes = _find_tables(url)
+        tables, sizes, left_out = _find_tables(url, self.format)
         types = partition_types([name for _, name, _ in tables], schema)
         files = [
             DataFile(
@@ -59,11 +74,11 @@ class Files:
             )
             for path, name, format_ in tables
         ]
-        return Listing(files=tuple(files), location=url, partitions=types)
+        return Listing(files=tuple(files), location=url, partitions=types, left_out=left_out)
 
     def read_columns(self, url: str) -> tuple[FoundColumn, ...]:
         """Return the columns of the first file and of its folders; see `TableFormat.read_columns`."""
-        (path, name, format_), *_ = _find_tables(url)[0]
+        (path, name, format_), *_ = _find_tables(url, self.format)[0]
         shown = mask(name)
         with storage_faults(shown):
             fs, _ = open_filesystem(url)
@@ -77,19 +92,35 @@ class Files:
         return (*found, *(FoundColumn(name=column, type=None, in_folders=True) for column in split_folders(name) if column not in held))
 
 
-def _find_tables(url: str) -> tuple[list[tuple[str, str, Literal["parquet", "csv"]]], Mapping[str, int | None]]:
-    """Return the path, the name inside the table and the format of each file, in natural order; and the sizes that a listing told."""
+def _find_tables(url: str, wanted: PlainFormat) -> tuple[list[_Table], Mapping[str, int | None], tuple[str, ...]]:
+    """Return the files in natural order, the sizes that a listing told, and what is not read."""
     base, sizes = find_files(url)
     paths = list(sizes)
     _refuse_lakes(base, paths, url)
     named = [(path, path[len(base) :].lstrip("/")) for path in paths]
-    found = [(path, name, _format(name)) for path, name in named if not _is_hidden(name)]
-    tables = sorted([(path, name, format_) for path, name, format_ in found if format_ is not None], key=lambda file: natural(file[1]))
+    hidden = {name for _, name in named if _is_hidden(name)}
+    files = [(path, name) for path, name in named if name not in hidden and sizes[path] is not None]
+    found = [(path, name, _format(name) if wanted == "files" else wanted) for path, name in files]
+    tables = [(path, name, format_) for path, name, format_ in found if format_ is not None]
+    left_out = (
+        *_tell(len(files) - len(tables), "file", _OTHER_NAME),
+        *_tell(sum(_BOOKKEEPING.search(name) is None for name in hidden), "hidden file", _HIDDEN),
+        *_tell(len(named) - len(files) - len(hidden), "folder", _FOLDER),
+    )
     if not tables:
-        raise MissingError("there is no Parquet or CSV file here", url, "check this path")
+        raise MissingError("; ".join(["there is no Parquet or CSV file here", *left_out]), url, "check this path")
     if any(format_ != tables[0][2] for _, _, format_ in tables):
         raise InputError("holds both Parquet and CSV files", url, "name one kind with a glob, such as folder/*.parquet")
-    return tables, sizes
+    names = {name for _, name in files}
+    for _, name, _ in tables:
+        if name.lower().endswith(".gz") and name[:-3] in names:
+            what = f"rows seen again: by its name this file is a compressed copy of {mask(name[:-3])}"
+            raise InputError(what, mask(name), "remove one of the two, or rename one if it holds other rows")
+    return sorted(tables, key=lambda file: natural(file[1])), sizes, left_out
+
+
+def _tell(n: int, noun: str, why: str) -> tuple[str, ...]:
+    return (f"not read: {say_count(n, noun)} {why}",) if n else ()
 
 
 def is_glob(url: str) -> bool:

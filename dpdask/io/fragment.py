@@ -47,6 +47,8 @@ class Fragment:
         What is read, compressed.
     version
         A digest by which a changed file is noticed.
+    alike
+        A digest that files with the same rows have in common.
     number
         Its place in the table.
     seal
@@ -74,6 +76,7 @@ class Fragment:
     n_rows: int | None
     n_bytes: int
     version: str
+    alike: str = ""
     number: int = 0
     seal: bytes = field(default=b"", repr=False)
     n_bytes_decoded: int = 0

@@ -51,6 +51,10 @@ class InputTable:
         How many files the table has.
     location
         The URL of the table's folder.
+    left_out
+        What lies beside its files and is not read, in words.
+    released
+        Of a growing table: the fragments of earlier releases.
     """
 
     fragments: tuple[Fragment, ...]
@@ -59,6 +63,8 @@ class InputTable:
     version: int | None = None
     n_files: int = 0
     location: str = ""
+    left_out: tuple[str, ...] = ()
+    released: tuple[Fragment, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -118,6 +124,7 @@ def discover(url: str, schema: Schema, table_format: TableFormat | None = None, 
         version=version,
         n_files=len(listing.files),
         location=listing.location,
+        left_out=listing.left_out,
     )
 
 
@@ -177,15 +184,15 @@ def _inspect(file: DataFile, listing: Listing, schema: Schema, seen: parquet.Sch
     with storage_faults(shown):
         fs, path = open_filesystem(file.url)
         if file.format == "csv":
-            content, version, n_bytes, types = csv.inspect(fs, path, shown, schema)
+            found, types = csv.inspect(fs, path, shown, schema)
             hive.check_agreement(types, hive.split_folders(file.name), None, shown)
-            common |= {"version": version, "constants": tuple(file.constants.items())}
-            return [Fragment(id=_id(file, listing, content), row_group=0, n_rows=None, n_bytes=n_bytes, **common)], types
+            common |= {"version": found.version, "alike": found.alike, "constants": tuple(file.constants.items())}
+            return [Fragment(id=_id(file, listing, found.content), row_group=0, n_rows=None, n_bytes=found.n_bytes, **common)], types
         size = file.n_bytes if file.n_bytes is not None else int(call_storage(file.url, lambda fs, path: fs.info(path)["size"]))
         digest, metadata = parquet.footer(fs, path, shown, size)
     types = seen.find_plain(metadata)
     constants, renamed = _place_columns(file, listing, metadata, types, schema)
-    common |= {"version": digest, "constants": tuple(constants.items()), "renamed": tuple(renamed.items())}
+    common |= {"version": digest, "alike": digest, "constants": tuple(constants.items()), "renamed": tuple(renamed.items())}
     if file.deleted and count_deleted(file.deleted) > int(unpack(file.deleted, 0, metadata.num_rows).sum()):
         raise InputError("the table deletes rows that this file does not have", shown, "restore the table")
     dropped = {renamed.get(column, column) for column, declared in schema.columns.items() if declared.role == "drop"}

@@ -87,6 +87,8 @@ class Listing:
         The table's own columns; None if the files decide.
     partitions
         The types of the partition columns of plain files.
+    left_out
+        What lies beside plain files and is not read, in words.
     """
 
     files: tuple[DataFile, ...]
@@ -95,6 +97,7 @@ class Listing:
     location: str = ""
     fields: tuple[TableField, ...] | None = None
     partitions: Mapping[str, pa.DataType] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

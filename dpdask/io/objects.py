@@ -123,8 +123,10 @@ def remove_file(fs: Any, path: str, *, recursive: bool) -> None:
         raise PermissionError(path)
 
 
-def find_files(url: str) -> tuple[str, dict[str, int]]:
+def find_files(url: str) -> tuple[str, dict[str, int | None]]:
     """Return the folder that names are relative to, and the path and size of each file there, sorted by path; from listings alone.
+
+    A folder that is not looked into has no size: a link to a folder, or a folder that a glob names beside files.
 
     Parameters
     ----------
@@ -132,18 +134,25 @@ def find_files(url: str) -> tuple[str, dict[str, int]]:
         A file, a folder, or a glob.
     """
 
-    def find(fs: Any, path: str) -> tuple[str, dict[str, int]]:
+    def measure(fs: Any, found: dict[str, Any]) -> dict[str, int | None]:
+        entered = {name.rpartition("/")[0] for name in found}
+        return {
+            name: None if info["type"] != "file" and fs.isdir(name) else info["size"]
+            for name, info in found.items()
+            if info["type"] != "directory" or name not in entered
+        }
+
+    def find(fs: Any, path: str) -> tuple[str, dict[str, int | None]]:
         fs.invalidate_cache()
         if _GLOB.search(path):
-            base = _GLOB.split(path)[0].rpartition("/")[0]
-            return base, {name: info["size"] for name, info in fs.glob(path, detail=True).items() if info["type"] != "directory"}
+            return _GLOB.split(path)[0].rpartition("/")[0], measure(fs, fs.glob(path, detail=True))
         try:
             info = fs.info(path)
         except (FileNotFoundError, NotADirectoryError):
             return path.rpartition("/")[0], {}
         if info["type"] == "directory":
-            return path.rstrip("/"), {name: info["size"] for name, info in fs.find(path, detail=True).items()}
+            return path.rstrip("/"), measure(fs, fs.find(path, detail=True))
         return path.rpartition("/")[0], {path: info["size"]}
 
     base, found = call_storage(url, find)
-    return base, {str(path): int(found[path]) for path in sorted(found)}
+    return base, {path: found[path] for path in sorted(found)}

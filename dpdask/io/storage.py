@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import filecmp
-import hashlib
 import io
 import os
 import re
@@ -365,19 +364,6 @@ class Folder:
 def name_when_whole(name: str) -> str:
     """Return the name of a file, or the one under which a file that is being written will appear."""
     return _BEING_WRITTEN.sub("", name)
-
-
-def digest_file(url: str) -> bytes:
-    """Return the sha256 of a file.
-
-    Parameters
-    ----------
-    url
-        The file's URL.
-    """
-    folder, _, name = url.rpartition("/")
-    with Folder(folder).open(name) as file:
-        return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]  # fsspec's files have readinto
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from dpdask.jobs.growing_table import GrowingPublication, open_growing
 from dpdask.jobs.naming import Name
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import busy
-from dpdask.jobs.series import Kept, KeptFolder, Size, choose_first, choose_new, select
+from dpdask.jobs.series import Kept, KeptFolder, Size, choose_new, select
 from dpdask.jobs.series_card import describe_release, describe_series, sum_series
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
@@ -121,12 +121,15 @@ class GrowingState(RunState):
         Raises
         ------
         InputError
-            If a released file is gone, rewritten or copied, or a file of the unfinished release changed.
+            If a released file is gone or rewritten, or a file of the unfinished release changed.
         """
+        kept, chosen = self.read_kept(), table
         if unfinished is not None:
-            return select(table, unfinished.fragments, unfinished.input_version)
-        kept = self.read_kept()
-        return choose_first(table) if kept is None else choose_new(table, kept)
+            chosen = select(table, unfinished.fragments, unfinished.input_version)
+        elif kept is not None:
+            chosen = choose_new(table, kept)
+        urls = {file.url for file in kept.files} if kept is not None else set()
+        return replace(chosen, released=tuple(fragment for fragment in table.fragments if fragment.url in urls))
 
     def extend(self, job: Job, table: InputTable) -> Job:
         """Return the job of the next release; before the first release, the job itself.

@@ -8,6 +8,7 @@ from typing import Any
 
 from dpdask.engine.shuffle import limit_shard_rows
 from dpdask.errors import OutputError, list_names
+from dpdask.io.copies import check_copies
 from dpdask.io.storage import Folder
 from dpdask.jobs.duration import COMPILING_SECONDS, expect_duration
 from dpdask.jobs.growing import plan_growing
@@ -199,6 +200,8 @@ def plan_job(job: Job) -> Plan:
         opened = open_table(job, Folder(job.output_url))
         job.file.output.target.open(Folder(job.output_url)).check(opened.mechanism.find_written(opened.work.released))
     table, mechanism = opened.table, opened.mechanism
+    if not job.account.is_strict:  # else the refusal is counted, so it is the run's
+        check_copies(table.fragments, table.released)
     private = {name: job.schema.columns[name] for name in job.schema.privatised}
     expected = expect(job, opened)
     stages = (*expected.stages, _describe_commit(job))
@@ -298,7 +301,8 @@ def expect(job: Job, opened: JobTable) -> Expected:
     own = _CONTINUED if mechanism.continued else mechanism.stages(work.columns, uncounted=table.n_rows is None)
     stages = (*work.unit_stages, *own)
     n_rows, n_shards = _count_rows(job, opened) if mechanism.releases_rows else _count_records(job, opened)
-    warnings = (*mechanism.cautions(opened.work.columns, opened.public_rows), *list_partition_warnings(job, table), *_warn_of_repeats(job))
+    cautions = mechanism.cautions(opened.work.columns, opened.public_rows)
+    warnings = (*table.left_out, *cautions, *list_partition_warnings(job, table), *_warn_of_repeats(job))
     return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=warnings)
 
 

@@ -14,11 +14,10 @@ from typing import Any
 
 from dpdask.engine.work import RELEASE_NAME
 from dpdask.errors import InputError, OutputError
-from dpdask.io import csv
 from dpdask.io.encrypted import decrypt, encrypt
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
-from dpdask.io.storage import Folder, digest_file
+from dpdask.io.storage import Folder
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import check_place
 from dpdask.jobs.run_keys import HostKeys, LedgerKeys, RunKeys, check_run_id, say_place
@@ -318,23 +317,6 @@ def list_files(fragments: Iterable[Fragment], number: int) -> tuple[KeptFile, ..
     )
 
 
-def choose_first(table: InputTable) -> InputTable:
-    """Return the whole table, after checking that no two of its files are copies of each other.
-
-    Parameters
-    ----------
-    table
-        The table as it is now.
-
-    Raises
-    ------
-    InputError
-        If two files are.
-    """
-    _check_copies(list_files(table.fragments, 0), ())
-    return table
-
-
 def choose_new(table: InputTable, kept: Kept) -> InputTable:
     """Return the part of a table that is in no release yet.
 
@@ -348,11 +330,10 @@ def choose_new(table: InputTable, kept: Kept) -> InputTable:
     Raises
     ------
     InputError
-        If a released file is gone, was rewritten or has other deleted rows, or a new file is a copy of one.
+        If a released file is gone, was rewritten or has other deleted rows.
     """
     present = {file.url: file for file in list_files(table.fragments, len(kept.sizes))}
     seen: set[str] = set()
-    released = {file.url for file in kept.files}
     for file in kept.files:
         now = present.get(file.url)
         if now is None:
@@ -365,25 +346,7 @@ def choose_new(table: InputTable, kept: Kept) -> InputTable:
             what = "rows seen again: this file was released and has been rewritten since, so its rows would be released twice"
             raise InputError(what, file.name, "restore it, and put new rows into new files; or start a new output")
         seen.update(file.fragments)
-    _check_copies([file for file in present.values() if file.url not in released], kept.files)
     return select(table, [fragment.id for fragment in table.fragments if fragment.id not in seen and fragment.n_rows != 0], table.version)
-
-
-def _check_copies(new: Sequence[KeptFile], released: Sequence[KeptFile]) -> None:
-    """Check that no new file holds the bytes of a released or another new one; they are compared only if size and footer agree."""
-    alike: dict[tuple[int, str], list[KeptFile]] = {}
-    for file in (*released, *new):
-        alike.setdefault((file.n_bytes, file.version), []).append(file)
-    fresh = {file.url for file in new}
-    for files in alike.values():
-        if len(files) == 1 or files[-1].url not in fresh:
-            continue
-        seen: dict[bytes, KeptFile] = {}
-        for file in files:
-            other = seen.setdefault(digest_file(file.url), file)
-            if other is not file and file.url in fresh and (file.version or csv.has_rows(file.url)):
-                which = "" if other.url in fresh else ", which was released"
-                raise InputError(f"rows seen again: this file is a copy of {other.name}{which}", file.name, "remove it")
 
 
 def select(table: InputTable, ids: Sequence[str], version: int | None) -> InputTable:

@@ -20,7 +20,7 @@ from dpdask.engine.account import Account, LedgerPlace
 from dpdask.errors import CombinedSpecError, SpecError
 from dpdask.io.csv import is_csv
 from dpdask.io.delta import Delta
-from dpdask.io.files import Files
+from dpdask.io.files import Files, PlainFormat
 from dpdask.io.fragments import takes_in
 from dpdask.io.iceberg import Iceberg
 from dpdask.io.listing import TableFormat
@@ -50,7 +50,7 @@ class Input(Document):
         Of plain files: a file, a folder or a glob, as a path or any fsspec URL. The folder of a Delta table. The name of an
         Iceberg table in its catalog, or without a catalog the path of its metadata file.
     format
-        `files` (Parquet or CSV), `delta` or `iceberg`.
+        `files` (Parquet or CSV, as the files' names tell), `parquet` or `csv` (files of any name), `delta` or `iceberg`.
     version
         The version of a Delta table; the latest if it is not given.
     snapshot
@@ -60,7 +60,7 @@ class Input(Document):
     """
 
     path: str = Field(min_length=1)
-    format: Literal["files", "delta", "iceberg"] = "files"
+    format: PlainFormat | Literal["delta", "iceberg"] = "files"
     version: int | None = Field(default=None, ge=0)
     snapshot: int | None = None
     catalog: Catalog | None = None
@@ -83,7 +83,7 @@ class Input(Document):
         """How the table's files are found."""
         if self.format == "iceberg":
             return Iceberg(self.snapshot, None if self.catalog is None else self.catalog.model_dump(exclude_none=True))
-        return Delta(self.version) if self.format == "delta" else Files()
+        return Delta(self.version) if self.format == "delta" else Files(self.format)
 
     def locate(self, base: Path) -> str:
         """Return the table's URL, or its name if a catalog knows it; a relative path is relative to the folder `base`."""
@@ -200,7 +200,7 @@ class Job:
         self._check_bucket()
         check_seed(file)
         schema.check_privatised(file.schema_path)
-        if file.input.format == "files" and is_csv(file.input.path):
+        if file.input.format == "csv" or (file.input.format == "files" and is_csv(file.input.path)):
             schema.check_dates()
         self.ledger = file.ledger and file.ledger.resolve(base)
         self.cluster = place_files(file.cluster, base)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from dpdask.engine.fit import Fitted, PublicTable
 from dpdask.engine.source import FileSource
 from dpdask.engine.work import TableWork, make_public_work, make_table_work
 from dpdask.errors import SpecError
-from dpdask.io import csv
+from dpdask.io.copies import check_copies, find_copies
 from dpdask.io.delta import Delta
 from dpdask.io.files import Files
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable, discover, takes_in
-from dpdask.io.storage import Folder, digest_file
+from dpdask.io.storage import Folder
 from dpdask.jobs.spec import Job
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.card_parts import InputVersion
@@ -61,9 +61,9 @@ class JobTable:
         Raises
         ------
         DataError, InputError
-            If it cannot be read, or lacks a column.
+            If it cannot be read, lacks a column, or holds a file twice.
         SpecError
-            If it shares a file with the private table, however its path is written, or has a copy of one. CSV files are read for that,
+            If it shares a file with the private table, however its path is written, or has a copy of one. Files are read for that,
             so the ledger counts it as a refusal of rows.
         """
         public = self.mechanism.public_table
@@ -72,7 +72,9 @@ class JobTable:
         path = str(public.path)
         found = discover_public(public, self.mechanism.schema)
         check_apart(found, {each.version for each in self.table.fragments})
-        if _has_copy(found.fragments, self.table.fragments):
+        check_copies(found.fragments)
+        private = {fragment.url for fragment in self.table.fragments}
+        if any(other.url in private for _, other in find_copies(_strip(found.fragments), _strip(self.table.fragments))):
             raise _refuse_shared()
         return PublicTable(source=FileSource(found.fragments, path), work=make_public_work(self.work, found.schema))
 
@@ -99,7 +101,7 @@ def discover_public(public: TableReference, schema: Schema) -> InputTable:
     schema
         The declared columns.
     """
-    return discover(str(public.path), schema, Delta(public.version) if public.format == "delta" else Files())
+    return discover(str(public.path), schema, Delta(public.version) if public.format == "delta" else Files(public.format))
 
 
 def check_apart(public: InputTable, versions: Set[str]) -> None:
@@ -126,12 +128,9 @@ def _refuse_shared() -> SpecError:
     return SpecError(what, "`reference.path`", "name another table")
 
 
-def _has_copy(public: Iterable[Fragment], private: Iterable[Fragment]) -> bool:
-    """Return whether a CSV file with rows has the bytes of a private one: its version, with the time of the file, does not tell."""
-    ours, theirs = ([each for each in fragments if each.format == "csv"] for fragments in (public, private))
-    sizes = {each.n_bytes for each in ours} & {each.n_bytes for each in theirs}
-    known = {digest_file(each.url) for each in theirs if each.n_bytes in sizes}
-    return any(each.n_bytes in sizes and digest_file(each.url) in known and csv.has_rows(each.url) for each in ours)
+def _strip(fragments: Sequence[Fragment]) -> list[Fragment]:
+    """Return fragments without the values of partition columns."""
+    return [replace(fragment, constants=()) for fragment in fragments]
 
 
 @step("looking at the input")

@@ -195,11 +195,11 @@ class TableReference(ReferenceBase):
     path
         Where the table is, in a job; in Python, hand the table to `fit`.
     format, version
-        `files` (Parquet or CSV) or `delta`; the version of a Delta table, the latest if it is not given.
+        `files` (Parquet or CSV, as names tell), `parquet`, `csv` or `delta`; the version of a Delta table, the latest if it is not given.
     """
 
     path: str | None = None
-    format: Literal["files", "delta"] = "files"
+    format: Literal["files", "parquet", "csv", "delta"] = "files"
     version: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
