@@ -419,15 +419,16 @@ def _read_balance(job: Job) -> dict[str, Any] | None:
 
 
 def _outcome_text(job: Job, mechanism: Mechanism, result: dict[str, Any]) -> str:
+    warnings = [f"  WARNING   {warning}" for warning in result["warnings"]]
     if result["status"] == "nothing new":
-        return f"{job.file.name}: nothing new\n  where     {result['output']}"
+        return "\n".join([f"{job.file.name}: nothing new", f"  where     {result['output']}", *warnings])
     lines = [
         f"{job.file.name}: {result['status']}" + (" (INSECURE: seeded, protects nobody)" if result["insecure"] else ""),
         f"  where     {result['output']}",
         f"  what      {say_count(result['rows'], 'row')} in {say_count(result['shards'], 'shard')}, {result['bytes'] / 1e6:,.1f} MB",
         f"  how       {mechanism.how}",
         f"  promise   {mechanism.guarantee(job.file.output.order)}",
-        *(f"  WARNING   {warning}" for warning in result["warnings"]),
+        *warnings,
         *([f"  quality   {result['quality']}"] if result["quality"] else []),
     ]
     return "\n".join(lines)

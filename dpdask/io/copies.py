@@ -24,7 +24,7 @@ def check_copies(fragments: Sequence[Fragment], released: Sequence[Fragment] = (
     known = {fragment.url for fragment in released}
     for file, other in find_copies(fragments, released):
         what = f"rows seen again: this file is a copy of {other.name}{', which was released' if other.url in known else ''}"
-        raise InputError(what, file.name, "remove it; if these are other rows that happen to be equal, put them into one file with more rows")
+        raise InputError(what, file.name, "remove it, or, if it holds other rows that happen to be equal, put them into a file with more rows")
 
 
 def find_copies(fragments: Sequence[Fragment], known: Sequence[Fragment] = ()) -> Iterator[tuple[Fragment, Fragment]]:

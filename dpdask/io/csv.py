@@ -264,11 +264,11 @@ def _open(fs: Any, path: str) -> IO[bytes]:
 
 
 def _open_url(url: str) -> IO[bytes]:
-    """Open a file to read, decompressed if it is compressed, whatever its name."""
+    """Open a file to read, decompressed if its name or its beginning says so."""
     file = open_remote(url)
     packed = file.read(len(_GZIP)) == _GZIP
     file.seek(0)
-    return gzip.GzipFile(fileobj=file) if packed else file  # type: ignore[return-value]  # it is one in all but name
+    return gzip.GzipFile(fileobj=file) if packed or url.lower().endswith(".gz") else file  # type: ignore[return-value]  # it is one in all but name
 
 
 class Versions(NamedTuple):

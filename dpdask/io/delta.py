@@ -115,6 +115,9 @@ def _open(url: str, version: int | None) -> DeltaTable:
         except (DeltaError, ValueError) as error:
             if "unsupported" in str(error).lower():
                 raise DataError("this table needs a reader feature that is not supported", url, _WRITE_WITHOUT) from None
+            if "duplicate field name" in str(error).lower():
+                what = "two columns have names that differ in upper and lower case only, which readers of Delta tables refuse"
+                raise DataError(what, url, "rename one of them, or name a copy as plain Parquet") from None
             which = "its log cannot be read" if version is None else f"version {version} cannot be read"
             raise InputError(which, url, "name a version that the table still has") from None
         except OSError as error:

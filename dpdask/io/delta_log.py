@@ -33,6 +33,7 @@ _LAST = "_last_checkpoint"
 _SIDECARS = "_sidecars"
 _CHECKPOINT_INTERVAL = 100
 _TRIES = 20
+_REFUSED = set(" ,;{}()\n\t=")
 _ELSEWHERE = "choose another output.path"
 _RULES = ("delta.invariants", "delta.generationExpression", "delta.identity")
 _PLAIN = {
@@ -101,11 +102,12 @@ class DeltaLog:
         Raises
         ------
         SpecError
-            If Delta has no such type, or the package deltalake is missing.
+            If Delta has no such type or name, or the package deltalake is missing.
         OutputError
             If the table has other columns, or is of a kind that is not written.
         """
         _require()
+        _check_names(types)
         for column in types:
             if not _is_known(column.type):
                 what = f"a Delta table has no type for {column.type}"
@@ -292,6 +294,27 @@ def _list_newest(names: Sequence[str]) -> list[str]:
     newest = max(parts, default=0)
     entries = [name for name in names if _ENTRY.fullmatch(name) and int(name[:20]) >= newest]
     return [*parts.get(newest, ()), *entries]
+
+
+def _check_names(fields: Sequence[pa.Field], inside: str = "") -> None:
+    """Check the names of columns, and of the fields inside them: letters' case does not distinguish them, and Spark refuses some signs."""
+    names: dict[str, str] = {}
+    for field in fields:
+        where = f"column {inside + field.name!r}"
+        other = names.setdefault(field.name.lower(), field.name)
+        if other != field.name:
+            raise SpecError(
+                f"in a Delta table its name is that of {inside + other!r}: upper and lower case count as one",
+                where,
+                "rename one of them in the input, or drop it",
+            )
+        if not _REFUSED.isdisjoint(field.name):
+            raise SpecError(
+                "Spark refuses this name in a Delta table: it has a space, a tab, a line break or one of ,;{}()=",
+                where,
+                "rename it in the input, or drop it",
+            )
+        _check_names([field.type.field(place) for place in range(field.type.num_fields)], f"{inside}{field.name}.")
 
 
 def _is_known(type_: pa.DataType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 import threading
 from contextlib import suppress
@@ -13,6 +14,7 @@ from dpdask.io.filesystems import call_storage, is_local, protocols
 from dpdask.io.options import KINDS
 
 _GLOB = re.compile(r"[*?\[]")
+_BROKEN_LINK = {"type": "file", "size": 0}
 _MEMORY = threading.Lock()
 
 
@@ -145,7 +147,11 @@ def find_files(url: str) -> tuple[str, dict[str, int | None]]:
     def find(fs: Any, path: str) -> tuple[str, dict[str, int | None]]:
         fs.invalidate_cache()
         if _GLOB.search(path):
-            return _GLOB.split(path)[0].rpartition("/")[0], measure(fs, fs.glob(path, detail=True))
+            base = _GLOB.split(path)[0].rpartition("/")[0]
+            if not is_local(fs):
+                return base, measure(fs, fs.glob(path, detail=True))
+            names = glob.glob(path, recursive=True, include_hidden=True)  # noqa: PTH207 - it goes through links to folders
+            return base, measure(fs, {name.rstrip("/"): fs.info(name) if fs.exists(name) else _BROKEN_LINK for name in names})
         try:
             info = fs.info(path)
         except (FileNotFoundError, NotADirectoryError):

@@ -272,8 +272,8 @@ def open_next(job: Job, state: GrowingState, unfinished: Progressed | None) -> J
     return opened
 
 
-def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, Name], Ended]) -> Ended | None:
-    """Finish the unfinished release of a growing table, if there is one, and release the rows that are new; None if none are.
+def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, Name], Ended], end: Callable[[InputTable], Ended]) -> Ended:
+    """Finish the unfinished release of a growing table, if there is one, and release the rows that are new.
 
     Parameters
     ----------
@@ -281,6 +281,8 @@ def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, Nam
         The job.
     run_locked
         Runs a release, given its job, the state, the rows, and a function that names it by the run key; this driver then has the output for itself.
+    end
+        Ends a run for which no rows are new.
 
     Raises
     ------
@@ -294,7 +296,7 @@ def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, Nam
     number, unfinished = state.number, state.find_unfinished(job)
     opened = open_next(job, state, unfinished)
     if number and not opened.table.fragments:
-        return None
+        return end(opened.table)
     following = state.extend(job, opened.table)
     following.account.check_room(None if unfinished is None else unfinished.run_id)
     if opened.public_rows == 0:
@@ -306,7 +308,7 @@ def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, Nam
         ended = run_locked(following, state, opened, lambda _: name_release(job.digest, number))
     if unfinished is None:
         return ended
-    return run_growing(job, run_locked) or ended  # what came since the unfinished release began
+    return run_growing(job, run_locked, lambda _: ended)  # what came since the unfinished release began
 
 
 def plan_growing(job: Job) -> tuple[Job, JobTable, dict[str, Any]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpdask.engine.shuffle import limit_shard_rows
-from dpdask.errors import OutputError, list_names
+from dpdask.errors import DpdaskError, OutputError, list_names
 from dpdask.io.copies import check_copies
+from dpdask.io.files import Files
 from dpdask.io.storage import Folder
 from dpdask.jobs.duration import COMPILING_SECONDS, expect_duration
 from dpdask.jobs.growing import plan_growing
@@ -18,6 +20,7 @@ from dpdask.jobs.spec import Job
 from dpdask.jobs.state import RunState
 from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
+from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.mechanisms.plan_text import describe_promise, describe_seconds, describe_steps, list_noise, tell_date_bounds, warn_of_number_bounds
 from dpdask.plurals import say_count
 
@@ -302,8 +305,18 @@ def expect(job: Job, opened: JobTable) -> Expected:
     stages = (*work.unit_stages, *own)
     n_rows, n_shards = _count_rows(job, opened) if mechanism.releases_rows else _count_records(job, opened)
     cautions = mechanism.cautions(opened.work.columns, opened.public_rows)
-    warnings = (*table.left_out, *cautions, *list_partition_warnings(job, table), *_warn_of_repeats(job))
+    warnings = (*table.left_out, *_tell_of_public(job, mechanism), *cautions, *list_partition_warnings(job, table), *_warn_of_repeats(job))
     return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=warnings)
+
+
+def _tell_of_public(job: Job, mechanism: Mechanism) -> tuple[str, ...]:
+    """Return what lies beside the files of a public table and is not read."""
+    public = mechanism.public_table
+    if public is not None and not mechanism.continued and public.format != "delta":
+        with suppress(DpdaskError):  # it is told when the table is read; a run that was fitted needs it no more
+            left_out = Files(public.format).list_files(str(public.path), job.schema).left_out
+            return tuple(f"public table: {each}" for each in left_out)
+    return ()
 
 
 def _warn_of_repeats(job: Job) -> tuple[str, ...]:

@@ -109,9 +109,12 @@ def run_job(job: Job, progress: Progress | None = None, *, count_rows: CountRows
     warnings are for the steward only.
     """
     if job.file.growing:
-        grown = run_growing(job, lambda *release: _run_locked(*release, progress=progress, count_rows=count_rows))
-        nothing = Manifest(job=job.digest, shards=(), card_sha256="")
-        return grown or Outcome(status="nothing new", output=job.output_url, manifest=nothing)
+        nothing = Outcome(status="nothing new", output=job.output_url, manifest=Manifest(job=job.digest, shards=(), card_sha256=""))
+        return run_growing(
+            job,
+            lambda *release: _run_locked(*release, progress=progress, count_rows=count_rows),
+            lambda table: replace(nothing, warnings=table.left_out),
+        )
     state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url, job.file.output.target)
     opened = open_table(job, state.folder) if job.may_repeat else None
     names = job.name_releases("" if opened is None else opened.table.fingerprint)

@@ -19,6 +19,7 @@ import pytest
 from deltalake import DeltaTable, WriterProperties, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
+from e2e.helpers import call_cli, error_line
 from lakes.tables import commit, delete_rows, deletion_vector, live_files, log_of
 
 from dpdask.errors import DataError, InputError, SpecError, TemporaryError
@@ -242,6 +243,15 @@ def test_masks_come_back_in_parts(deleted, start, n_rows):
 
 
 # ---- columns
+
+
+def test_names_that_differ_in_case_only_are_the_cause(tmp_path):
+    write_deltalake(tmp_path / "t", pa.table({"id": [1], "other": [2]}))
+    log = tmp_path / "t" / "_delta_log" / f"{0:020}.json"
+    log.write_text(log.read_text().replace('\\"other\\"', '\\"ID\\"'))
+    ended = call_cli("init", tmp_path / "t", "--format", "delta")
+    assert ended.returncode == 65
+    assert "two columns have names that differ in upper and lower case only" in error_line(ended)
 
 
 def test_renamed_dropped_and_added_columns(tmp_path):

@@ -284,6 +284,33 @@ def test_types_that_delta_does_not_know_are_refused_before_anything_is_charged(t
     assert not out.exists()
 
 
+NAMES = [("id", "ID"), ("é", "É"), *(("id", f"a{sign}b") for sign in " ,;{}()\n\t=")]
+
+
+@pytest.mark.parametrize("names", NAMES, ids=ascii)
+@pytest.mark.parametrize("nested", [False, True])
+def test_names_that_delta_or_spark_refuse_are_refused_before_anything_is_charged(
+    nested: bool, names: tuple[str, str], out: Path, tmp_path: Path
+) -> None:
+    columns = {name: pa.nulls(50, pa.int64()) for name in names}
+    if nested:
+        columns = {"kept": pa.nulls(50, pa.list_(pa.struct([(name, pa.int64()) for name in names])))}
+    pq.write_table(pa.table({**columns, "rating": LEVELS * 5}), tmp_path / "rows.parquet")
+    schema = {**dict.fromkeys(columns, {"role": "keep"}), "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS}}
+    place = ledger_of(tmp_path)
+    job = write_delta(tmp_path / "job", tmp_path / "rows.parquet", out, ledger=place, schema=schema)
+    for verb in ("plan", "run"):
+        ended = call_cli(verb, job)
+        assert ended.returncode == 64
+        assert repr(names[1])[1:-1] in error_line(ended)
+        assert "rename " in error_line(ended)
+    assert charging_entries(**place) == []
+    assert not hidden(out).exists()
+    assert not out.exists()
+    dropped = schema | {name: {"role": "drop"} for name in list(columns)[-1:]}
+    assert call_cli("run", write_delta(tmp_path / "two", tmp_path / "rows.parquet", out, ledger=place, schema=dropped)).returncode == 0
+
+
 def test_types_that_delta_knows_come_back(out: Path, tmp_path: Path) -> None:
     types = [pa.int8(), pa.int16(), pa.float32(), pa.bool_(), pa.date32(), pa.large_string(), pa.binary(), pa.decimal128(12, 3), pa.timestamp("us")]
     types += [pa.timestamp("us", "UTC"), pa.timestamp("us", "Europe/Berlin"), pa.list_(pa.int32()), pa.struct([("a", pa.int64())])]

@@ -1,0 +1,249 @@
+"""Every row that lies there once is read once, and nothing is passed over without a word: through the command line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow.parquet as pq
+import pytest
+from e2e.helpers import MIXED_SCHEMA, call_cli, error_line, hidden, lake, write_job
+from lakes.tables import commit, live_files, sql_catalog
+
+from dpdask.engine.account import open_ledger
+
+COLUMN = {"rating": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5], "type": "int64", "nulls": "level"}}
+HISTOGRAM = {"kind": "histogram"}
+
+
+def job_on(tmp_path: Path, source: Path, schema: dict[str, Any] | None = None, **changes: Any) -> Path:
+    shown = {} if schema is None else {"schema": schema}
+    return write_job(tmp_path / "job", source, tmp_path / "out", **{"mechanism__reference": HISTOGRAM, **shown, **changes})
+
+
+def run(job: Path) -> dict[str, Any]:
+    """Run a job and return what is printed, after checking that `plan` warns of the same files."""
+    planned, ended = call_cli("plan", job, "--json"), call_cli("run", job, "--json")
+    assert (planned.returncode, ended.returncode) == (0, 0), planned.stderr + ended.stderr
+    result, plan = json.loads(ended.stdout), json.loads(planned.stdout)
+    assert told(result) == told(plan)
+    return dict(result)
+
+
+def told(result: dict[str, Any]) -> list[str]:
+    return [warning for warning in result["warnings"] if "not read: " in warning]
+
+
+def refuse(job: Path, code: int, *said: str) -> None:
+    """Check that `plan` and `run` refuse a job in one line, and that nothing is left of it."""
+    for verb in ("plan", "run"):
+        ended = call_cli(verb, job)
+        assert ended.returncode == code, ended.stderr
+        assert all(each in error_line(ended) for each in said), ended.stderr
+    assert not (job.parent.parent / "out").exists()
+    assert not hidden(job.parent.parent / "out").exists()
+
+
+def pack(level: int, *, parts: int = 1) -> Callable[[Path, Path], object]:
+    def write(first: Path, other: Path) -> None:
+        lines = first.read_bytes().splitlines(keepends=True)
+        step = -(-len(lines) // parts)
+        other.write_bytes(b"".join(gzip.compress(b"".join(lines[at : at + step]), level, mtime=level) for at in range(0, len(lines), step)))
+
+    return write
+
+
+def link_folder(first: Path, other: Path) -> None:
+    (first.parent.parent / "elsewhere").mkdir()
+    shutil.copy(first, first.parent.parent / "elsewhere")
+    other.symlink_to(first.parent.parent / "elsewhere")
+
+
+TWICE: dict[str, tuple[str, str, Callable[[Path, Path], object]]] = {
+    "copy": ("a.parquet", "b.parquet", shutil.copy),
+    "another suffix": ("a.parquet", "A.PQ", shutil.copy),
+    "hard link": ("a.parquet", "b.parquet", lambda first, other: os.link(first, other)),
+    "symbolic link": ("a.parquet", "b.parquet", lambda first, other: other.symlink_to(first.name)),
+    "inner folder": ("a.parquet", "more/b.parquet", shutil.copy),
+    "linked folder": ("a.parquet", "linked", link_folder),
+    "csv": ("a.csv", "b.CSV", shutil.copy),
+    "compressed, same name": ("a.csv", "a.csv.gz", pack(6)),
+    "compressed, other name": ("a.csv", "b.csv.gz", pack(6)),
+    "compressed in parts": ("a.csv", "b.csv.gz", pack(1, parts=9)),
+    "compressed, wrong name": ("a.csv", "b.csv", pack(9)),
+}
+
+
+@pytest.mark.parametrize("kind", TWICE)
+def test_a_file_that_lies_there_twice_is_refused(kind: str, tmp_path: Path) -> None:
+    name, other, make = TWICE[kind]
+    source = lake(tmp_path / "in", [40, 50], csv=name.endswith(".csv"))
+    (source / f"part.1{Path(name).suffix}").rename(source / name)
+    (source / other).parent.mkdir(exist_ok=True)
+    make(source / name, source / other)
+    place = {"url": f"sqlite:///{tmp_path}/ledger.db", "dataset": "d"}
+    open_ledger(place["url"]).init("d", 9.0)
+    refuse(job_on(tmp_path, source / "**" if kind == "linked folder" else source, ledger=place), 66, "rows seen again", "copy of ", "remove ")
+    assert open_ledger(place["url"]).read_balance("d").epsilon_spent == 0
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg", "parquet"])
+@pytest.mark.parametrize("mechanism", [{"kind": "marginals", "cliques": [["rating"]]}, None])
+def test_tables_and_mechanisms_of_every_kind_refuse_copies(kind: str, mechanism: dict[str, Any] | None, tmp_path: Path) -> None:
+    source = lake(tmp_path / "in", [60])
+    table = pq.read_table(source / "part.0.parquet")
+    input_: dict[str, Any] = {"path": str(source), "format": kind}
+    if kind == "delta":
+        input_["path"] = str(tmp_path / "delta")
+        deltalake.write_deltalake(input_["path"], table)
+        [(path, added)] = live_files(tmp_path / "delta").items()
+        shutil.copy(tmp_path / "delta" / path, tmp_path / "delta" / "copy.parquet")
+        commit(tmp_path / "delta", {"add": {**added, "path": "copy.parquet"}})
+    elif kind == "iceberg":
+        catalog = sql_catalog(tmp_path)
+        catalog.create_namespace_if_not_exists("n")
+        iceberg = catalog.create_table("n.t", table.schema)
+        for _ in range(2):
+            iceberg.append(table)
+        input_ = {"path": "n.t", "format": "iceberg", "catalog": {"name": catalog.name, **catalog.properties}}
+    else:
+        shutil.copy(source / "part.0.parquet", source / "1")
+    changes = {} if mechanism is None else {"mechanism": mechanism}
+    schema = {**MIXED_SCHEMA, "userId": {"role": "drop"}}
+    refuse(job_on(tmp_path, source, schema, input=input_, **changes), 66, "rows seen again: this file is a copy of")
+
+
+def test_a_strict_ledger_counts_what_a_refused_copy_tells(tmp_path: Path) -> None:
+    """That two files hold the same rows is an exact answer, so `plan` does not give it there."""
+    source = lake(tmp_path / "in", [60])
+    shutil.copy(source / "part.0.parquet", source / "copy.parquet")
+    place = {"url": f"sqlite:///{tmp_path}/ledger.db", "dataset": "d"}
+    open_ledger(place["url"]).init("d", 9.0, strict=True)
+    job = job_on(tmp_path, source, ledger=place)
+    assert call_cli("plan", job).returncode == 0
+    ended = call_cli("run", job)
+    assert ended.returncode == 66
+    assert "is a copy of" in error_line(ended)
+    assert open_ledger(place["url"]).read_balance("d").epsilon_spent >= 4.0
+
+
+@pytest.mark.parametrize("csv", [False, True])
+def test_equal_files_in_folders_of_other_values_hold_other_rows(csv: bool, tmp_path: Path) -> None:
+    suffix = ".csv" if csv else ".parquet"
+    for day in (1, 2):
+        lake(tmp_path / "in" / f"day={day}", [30], csv=csv, schema={"rating": {}})
+    schema = {"rating": {**COLUMN["rating"], "levels": [x / 2 for x in range(1, 11)], "type": "float64"}, "day": {"role": "keep", "type": "int64"}}
+    job = job_on(tmp_path, tmp_path / "in", schema)
+    assert run(job)["rows"] == 60
+    shutil.copy(tmp_path / "in" / "day=2" / f"part.0{suffix}", tmp_path / "in" / "day=2" / f"again{suffix}")
+    assert call_cli("run", job_on(tmp_path / "two", tmp_path / "in", schema)).returncode == 66
+
+
+LEFT_OUT: dict[str, tuple[list[str], list[str]]] = {
+    "suffixes": (["b.parquet.gzip", "000001_0", "x/part-7", "c.txt"], ["not read: 4 files whose name"]),
+    "one": (["part-1"], ["not read: 1 file whose name"]),
+    "hidden": (["_b.parquet", ".c-part", "_temporary/0/d.parquet", "x/.e/f-part"], ["not read: 4 hidden files"]),
+    "both": (["b-part", ".c-part"], ["not read: 1 file whose", "not read: 1 hidden file "]),
+    "none": (["b.PARQUET", "x/c.parq", "D.pq", "_k=1/e.parquet"][:3], []),
+}
+
+
+@pytest.mark.parametrize("growing", [False, True])
+@pytest.mark.parametrize("kind", LEFT_OUT)
+def test_files_that_are_not_read_are_counted_and_said(kind: str, growing: bool, tmp_path: Path) -> None:
+    names, said = LEFT_OUT[kind]
+    source = lake(tmp_path / "in", [50, *range(60, 60 + len(names))])
+    for place, name in enumerate(names, start=1):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / f"part.{place}.parquet").rename(source / name)
+    for name in ("_SUCCESS", "_metadata", ".part.0.parquet.crc"):
+        (source / name).write_bytes(b"")
+    job = job_on(tmp_path, source, growing=growing)
+    result = run(job)
+    assert len(told(result)) == len(said)
+    assert all(each in warning for each, warning in zip(said, told(result), strict=True)), told(result)
+    assert result["rows"] == (50 if said else sum([50, *range(60, 60 + len(names))]))
+    published = b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*.json"))
+    assert not any(name.encode() in published for name in names)
+    if growing:
+        again = json.loads(call_cli("run", job, "--json").stdout)
+        assert (again["status"], told(again)) == ("nothing new", told(result))
+    if kind in ("suffixes", "one"):
+        everything = run(job_on(tmp_path / "all", source, input={"path": str(source), "format": "parquet"}))
+        assert (everything["rows"], told(everything)) == (sum([50, *range(60, 60 + len(names))]), [])
+
+
+@pytest.mark.parametrize("name", ["000000_0", "data.tsv", "data.csv.gzip", "data"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_text_of_any_name_is_read_as_csv(name: str, packed: bool, tmp_path: Path) -> None:
+    source = lake(tmp_path / "in", [70], csv=True)
+    content = (source / "part.0.csv").read_bytes()
+    (source / "part.0.csv").unlink()
+    (source / name).write_bytes(gzip.compress(content) if packed else content)
+    refuse(job_on(tmp_path, source), 66, "there is no Parquet or CSV file here", "not read: 1 file whose", "`format: csv`")
+    assert run(job_on(tmp_path, source, input={"path": str(source), "format": "csv"}))["rows"] == 70
+    assert "role" in call_cli("init", source, "--format", "csv").stdout
+
+
+def test_folders_that_are_not_entered_are_said(tmp_path: Path) -> None:
+    source = lake(tmp_path / "in", [50])
+    lake(tmp_path / "elsewhere", [60], seed=2)
+    (source / "linked").symlink_to(tmp_path / "elsewhere")
+    (source / "loop").symlink_to(source)
+    assert told(run(job_on(tmp_path, source)))[0].startswith("not read: 2 folders ")
+    (source / "loop").unlink()
+    for name, glob, rows in (("a", "*", 50), ("b", "**", 110), ("c", "*/*", 60), ("d", "**/*.parquet", 110)):
+        result = run(job_on(tmp_path / name, source / glob))
+        assert (result["rows"], len(told(result))) == (rows, int(name == "a"))
+    (source / "gone.parquet").symlink_to("nothing.parquet")
+    refuse(job_on(tmp_path / "e", source), 66, "gone.parquet")
+
+
+def test_a_public_table_says_what_is_not_read_and_refuses_copies(tmp_path: Path) -> None:
+    source, public = lake(tmp_path / "in", [300]), lake(tmp_path / "public", [300, 200], seed=2)
+    (public / "part.1.parquet").rename(public / "part-1")
+    reference = {"kind": "public", "path": str(public)}
+    [warning] = told(run(job_on(tmp_path, source, mechanism__reference=reference)))
+    assert warning.startswith("public table: not read: 1 file ")
+    assert not told(run(job_on(tmp_path / "a", source, mechanism__reference={**reference, "format": "parquet"})))
+    shutil.copy(public / "part.0.parquet", public / "copy.parquet")
+    ended = call_cli("run", job_on(tmp_path / "b", source, mechanism__reference=reference))
+    assert ended.returncode == 66
+    assert "rows seen again" in error_line(ended)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_empty_line_of_one_column_is_a_row(end: str, packed: bool, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    text = end.join(["rating", "1", "", "2", "", "", "3", "", ""]).encode()  # the last line has an end
+    (tmp_path / "in" / "a.csv").write_bytes(gzip.compress(text) if packed else text)
+    known = {"kind": "known", "columns": {"rating": {"probabilities": [1 / 6] * 6}}}
+    assert run(job_on(tmp_path, tmp_path / "in", COLUMN, mechanism__reference=known))["rows"] == 7
+    released = pq.read_table(tmp_path / "out")
+    assert released.num_rows == 7
+    refusing = {"rating": {**COLUMN["rating"], "nulls": "refuse"}}
+    known["columns"] = {"rating": {"probabilities": [1 / 5] * 5}}
+    ended = call_cli("run", job_on(tmp_path / "b", tmp_path / "in", refusing, mechanism__reference=known))
+    assert ended.returncode == 65
+    assert not (tmp_path / "b" / "out").exists()
+    for name in ("b.csv", "c.csv"):  # rows without a value are rows
+        (tmp_path / "in" / name).write_bytes(f"rating{end}{end}{end}".encode())
+    refuse(
+        job_on(tmp_path / "c", tmp_path / "in", COLUMN, mechanism__reference=known | {"columns": {"rating": {"probabilities": [1 / 6] * 6}}}),
+        66,
+        "is a copy of b.csv",
+    )
+
+
+def test_an_empty_line_between_rows_of_several_columns_is_none(tmp_path: Path) -> None:
+    source = lake(tmp_path / "in", [40], csv=True)
+    lines = (source / "part.0.csv").read_text().splitlines()
+    (source / "part.0.csv").write_text("\n\n".join(lines) + "\n\n")
+    assert run(job_on(tmp_path, source))["rows"] == 40
