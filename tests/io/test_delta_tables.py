@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, WriterProperties, write_deltalake
+from e2e.helpers import call_cli, error_line
 from hypothesis import given
 from hypothesis import strategies as st
-from e2e.helpers import call_cli, error_line
 from lakes.tables import commit, delete_rows, deletion_vector, live_files, log_of
 
 from dpdask.errors import DataError, InputError, SpecError, TemporaryError
