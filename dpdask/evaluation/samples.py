@@ -94,7 +94,7 @@ def read_original(url: str, columns: Sequence[str], n_rows: int, rng: Generator)
         names = [path] if fs.isfile(path) else sorted(name for name in fs.find(path) if _is_data(name.removeprefix(path)))
         if not names:
             raise InputError("there are no Parquet or CSV files", "--original", "give a file, or a folder of files")
-        kind = "csv" if names[0].endswith((".csv", ".csv.gz")) else "parquet"
+        kind = "csv" if names[0].endswith((".csv", ".csv.gz")) else pads.ParquetFileFormat(coerce_int96_timestamp_unit="us")
         table = pads.dataset(names, format=kind, filesystem=PyFileSystem(FSSpecHandler(fs)))
         missing = [name for name in columns if name not in table.schema.names]
         if missing:

@@ -64,8 +64,6 @@ class Fragment:
         The columns that have another name in the file, each with that name.
     deleted
         The rows that the table no longer has, as `deletions.pack` writes them; empty if there are none.
-    is_typed
-        Whether the table has types of its own, to which the file's are converted.
     """
 
     id: str
@@ -84,12 +82,6 @@ class Fragment:
     constants: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
     renamed: tuple[tuple[str, str], ...] = ()
     deleted: bytes = field(default=b"", repr=False)
-    is_typed: bool = False
-
-    @property
-    def differs(self) -> bool:
-        """Whether the rows in the file are not those of the table yet; see `rows.complete`."""
-        return self.is_typed or bool(self.constants)
 
     @property
     def where(self) -> str:

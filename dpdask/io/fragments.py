@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
@@ -27,10 +27,13 @@ from dpdask.io.faults import mask, storage_faults
 from dpdask.io.files import Files, is_glob
 from dpdask.io.filesystems import call_storage, open_filesystem
 from dpdask.io.fragment import Fragment
-from dpdask.io.listing import DataFile, Listing, TableFormat, find_columns, fits
+from dpdask.io.listing import DataFile, Listing, TableFormat, find_columns, fits, widen
 from dpdask.io.rows import complete, find_stored
 from dpdask.io.threads import map_files
 from dpdask.schema import Schema
+
+# values of partition columns: writers of Delta tables write bytes in several ways, and pyiceberg reads float64 as float32
+_INEXACT = {("delta", pa.binary()), ("iceberg", pa.float64())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +161,7 @@ def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema, publi
             batches = parquet.read_batches(fs, path, fragment, stored, find_stored(fragment, list(public)))
         else:
             batches = csv.read_batches(fs, path, fragment, stored or types.names[:1], types)
-        yield from complete(batches, fragment, columns, types) if fragment.differs else batches
+        yield from complete(batches, fragment, columns, types)
 
 
 def takes_in(url: str, folder: str) -> bool:
@@ -180,7 +183,7 @@ def takes_in(url: str, folder: str) -> bool:
 def _inspect(file: DataFile, listing: Listing, schema: Schema, seen: parquet.SchemaCache) -> tuple[list[Fragment], pa.Schema]:
     """Return the fragments of a file, and the columns that it holds."""
     shown = mask(file.name)
-    common: dict[str, Any] = {"url": file.url, "name": shown, "format": file.format, "is_typed": listing.fields is not None}
+    common: dict[str, Any] = {"url": file.url, "name": shown, "format": file.format}
     with storage_faults(shown):
         fs, path = open_filesystem(file.url)
         if file.format == "csv":
@@ -233,9 +236,14 @@ def _place_columns(file: DataFile, listing: Listing, metadata: Any, types: pa.Sc
         return {column: value for column, value in file.constants.items() if column not in held}, {}
     names, constants = find_columns(listing.fields, metadata.schema.to_arrow_schema(), file.constants, shown)
     for wanted in listing.fields:
-        dropped = wanted.name in schema.columns and schema.columns[wanted.name].role == "drop"  # never read: of any type
-        if wanted.name in names and not dropped and not fits(types.field(names[wanted.name]).type, wanted.type):
-            raise DataError("its type in this file is not the table's", f"{shown}, column {wanted.name!r}", "write the file again")
+        if wanted.name in schema.columns and schema.columns[wanted.name].role == "drop":  # never read: of any type
+            continue
+        if wanted.name in names and not fits(types.field(names[wanted.name]).type, wanted.type):
+            what = f"its type is {types.field(names[wanted.name]).type} in this file, and {wanted.type} in the table"
+            raise DataError(what, f"{shown}, column {wanted.name!r}", "write the file again")
+        if (listing.format, wanted.type) in _INEXACT and wanted.name not in names and file.constants.get(wanted.name) is not None:
+            what = f"its values stand in the table's metadata alone, from which a value of type {wanted.type} cannot be read exactly"
+            raise DataError(what, f"column {wanted.name!r}", "write a copy of the table without this partition, or drop the column")
     return constants, {column: name for column, name in names.items() if column != name}
 
 
@@ -247,28 +255,30 @@ def _id(file: DataFile, listing: Listing, digest: str, row_group: int = 0, delet
 
 
 def _join_types(parts: list[pa.Schema], names: list[str], listing: Listing, schema: Schema) -> pa.Schema:
-    """Return the table's columns: its own, or those of its first file and of the folders."""
+    """Return the table's columns: its own, or those of its folders and of its files, with types that hold the values of all files."""
     if listing.fields is not None:
         return pa.schema([(each.name, each.type) for each in listing.fields])
-    first = parts[0]
-    twice = next((column for column, count in Counter(first.names).items() if count > 1), None)
+    dropped = {column for column, declared in schema.columns.items() if declared.role == "drop"}  # never read: of any type
+    joined: dict[str, pa.DataType] = {}
+    for found, name in zip(parts, names, strict=True):
+        if joined and (found is parts[0] or found.equals(parts[0])):
+            continue
+        _check_names(found.names, list(joined) or found.names, name)
+        for column in found:
+            wider = widen(joined.get(column.name, column.type), column.type)
+            if wider is None and column.name not in dropped:
+                others = [(each.field(column.name).type, other) for each, other in zip(parts, names, strict=True)]
+                type_, other = next((pair for pair in others if widen(pair[0], column.type) is None), others[0])
+                what = f"its type is {column.type} in this file, and {type_} in {other}"
+                raise DataError(what, f"{name}, column {column.name!r}", "write all files with one type")
+            joined[column.name] = wider or joined[column.name]
+    return pa.schema([*joined.items(), *(each for each in listing.partitions.items() if each[0] not in joined)])
+
+
+def _check_names(found: Sequence[str], wanted: Sequence[str], name: str) -> None:
+    twice = next((column for column, count in Counter(found).items() if count > 1), None)
     if twice is not None:
         raise DataError("this column appears twice in the table", f"column {twice!r}", "rename one of the two")
-    dropped = {column for column, declared in schema.columns.items() if declared.role == "drop"}  # never read: of any type
-    wanted = {column.name: column.type for column in first}
-    for found, name in zip(parts, names, strict=True):
-        if found is not first and not found.equals(first):
-            _check_same(wanted, found, dropped, name)
-    return pa.schema([*first, *(pa.field(column, type_) for column, type_ in listing.partitions.items() if column not in wanted)])
-
-
-def _check_same(wanted: Mapping[str, pa.DataType], found: pa.Schema, dropped: Set[str], name: str) -> None:
-    for field in found:
-        if field.name not in wanted or (field.name not in dropped and wanted[field.name] != field.type):
-            raise DataError(
-                "its type, or its presence, differs from that in the first file", f"{name}, column {field.name!r}", "write all files with one schema"
-            )
-    held = set(found.names)
-    for column in wanted:
-        if column not in held:
-            raise DataError("the first file has this column and this one does not", f"{name}, column {column!r}", "write all files with one schema")
+    for column in sorted(set(found) ^ set(wanted)):
+        what = "this file has this column and the first one" if column in found else "the first file has this column and this one"
+        raise DataError(f"{what} does not", f"{name}, column {column!r}", "write all files with the same columns")

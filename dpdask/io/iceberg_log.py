@@ -11,6 +11,7 @@ import pyarrow as pa
 from dpdask.errors import DpdaskError, OutputError, SpecError, TemporaryError
 from dpdask.io.commits import Mode, Transaction, count_committed
 from dpdask.io.faults import storage_faults
+from dpdask.io.listing import UTC
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder, absolute_url
 
@@ -25,7 +26,6 @@ _RELEASE = "dpdask.release."
 _NEWEST_FORMAT = 2
 _TRIES = 20
 _ELSEWHERE = "choose another output.table"
-_UTC = {"UTC", "+00:00", "Etc/UTC", "Z"}
 _PLAIN = {
     **dict.fromkeys((pa.int8(), pa.int16(), pa.int32()), pa.int32()),
     **dict.fromkeys((pa.string(), pa.large_string()), pa.string()),
@@ -249,6 +249,6 @@ def _to_iceberg(type_: pa.DataType) -> pa.DataType | None:
     if pa.types.is_map(type_):
         key, item = _to_iceberg(type_.key_type), _to_iceberg(type_.item_type)
         return None if key is None or item is None else pa.map_(key, item)
-    if pa.types.is_timestamp(type_) and type_.unit == "us" and type_.tz in _UTC:
+    if pa.types.is_timestamp(type_) and type_.unit == "us" and type_.tz in UTC:
         return pa.timestamp("us", "UTC")
     return type_ if pa.types.is_decimal128(type_) else _PLAIN.get(type_)

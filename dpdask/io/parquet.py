@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from dpdask.errors import InputError
+from dpdask.errors import DataError, InputError
 from dpdask.io.faults import report_change, storage_faults
 from dpdask.io.filesystems import call_storage
 from dpdask.io.fragment import Fragment, Layout
@@ -119,8 +119,8 @@ def lay_out(metadata: Any, chunks: Sequence[Any], size: int) -> Layout:
 
 
 def plain_schema(metadata: Any) -> pa.Schema:
-    """Return a footer's Arrow schema without metadata and without dictionaries."""
-    schema = metadata.schema.to_arrow_schema()
+    """Return a footer's Arrow schema without metadata and without dictionaries; INT96 times are microseconds."""
+    schema = _count_in_micro(metadata.schema.to_arrow_schema(), metadata)
     return pa.schema([pa.field(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type) for field in schema])
 
 
@@ -159,20 +159,57 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], pub
     try:
         with _open(fs, path, fragment, columns) as (source, metadata):
             group = metadata.row_group(fragment.row_group)
-            row_bytes, page_bytes = measure(group, metadata.schema.to_arrow_schema(), columns, public)
+            types = metadata.schema.to_arrow_schema()
+            row_bytes, page_bytes = measure(group, types, columns, public)
             n_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(1.0, row_bytes)), _limit_rows(len(columns))))
             # a reader with a buffer reads on as it needs more; one without holds all compressed bytes of its columns
-            options = {"buffer_size": _PAGE_BYTES} if group.total_byte_size > _HELD_BYTES else {}
-            file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, pre_buffer=False, **options)
-            if page_bytes > _HELD_BYTES:
-                yield from _read_columns(file, fragment.row_group, columns, n_rows)
-                return
-            for batch in file.iter_batches(batch_size=n_rows, row_groups=[fragment.row_group], columns=columns, use_threads=False):
-                yield batch.select(columns)
+            options: dict[str, Any] = {"buffer_size": _PAGE_BYTES} if group.total_byte_size > _HELD_BYTES else {}
+            options |= {"metadata": metadata, "page_checksum_verification": True, "pre_buffer": False}
+
+            def read(names: list[str], unit: str = "us") -> Iterator[pa.RecordBatch]:
+                file = pq.ParquetFile(source, coerce_int96_timestamp_unit=unit, **options)
+                if page_bytes > _HELD_BYTES:
+                    return _read_columns(file, fragment.row_group, names, n_rows)
+                batches = file.iter_batches(batch_size=n_rows, row_groups=[fragment.row_group], columns=names, use_threads=False)
+                return (batch.select(names) for batch in batches)
+
+            counted = _count_in_micro(types, metadata)
+            for name in (name for name in columns if counted is not types and counted.field(name).type != types.field(name).type):
+                for batches in zip(*(read([name], unit) for unit in ("us", "ns", "s")), strict=True):
+                    _check_times([batch.column(0) for batch in batches], fragment, name)
+            yield from read(columns)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
         raise InputError("this row group cannot be read: it is truncated or corrupt", fragment.where, "write the file again") from None
+
+
+def _count_in_micro(types: pa.Schema, metadata: Any) -> pa.Schema:
+    """Return a footer's Arrow schema with INT96 times in microseconds, or as it is if it has none: in nanoseconds, far times wrap around."""
+    if all(metadata.schema.column(number).physical_type != "INT96" for number in range(metadata.num_columns)):
+        return types
+    return pq.ParquetFile(pa.BufferReader(b""), metadata=metadata, coerce_int96_timestamp_unit="us").schema_arrow
+
+
+def _check_times(arrays: list[pa.Array], fragment: Fragment, stored: str) -> None:
+    """Refuse INT96 times that microseconds do not hold, given in microseconds, nanoseconds and seconds; a unit wraps around what it does not hold."""
+    for micro, nano, second in zip(*map(_list_leaves, arrays), strict=True):
+        if micro.type == second.type:  # beside the times in a struct
+            continue
+        count, fine, coarse = (leaf.drop_null().cast(pa.int64()).to_numpy() for leaf in (micro, nano, second))
+        if (count * 1000 != fine).any() or (count // 1_000_000 != coarse).any():
+            name = next((column for column, renamed in fragment.renamed if renamed == stored), stored)
+            what = "holds a time in the old format INT96 that timestamp[us] cannot hold: it is too far, or has nanoseconds"
+            raise DataError(what, f"column {name!r}", "correct it, or write the file with timestamps in nanoseconds")
+
+
+def _list_leaves(array: pa.Array) -> list[pa.Array]:
+    """Return the arrays that hold the values of lists, structs and maps."""
+    if not pa.types.is_nested(array.type):
+        return [array]
+    is_map, is_struct = pa.types.is_map(array.type), pa.types.is_struct(array.type)
+    inner = [array.keys, array.items] if is_map else array.flatten() if is_struct else [array.flatten()]
+    return [leaf for each in inner for leaf in _list_leaves(each)]
 
 
 def _limit_rows(n_columns: int) -> int:

@@ -58,7 +58,7 @@ def complete(batches: Iterator[pa.RecordBatch], fragment: Fragment, columns: lis
     Raises
     ------
     DataError
-        If a column's type in the file is not the table's.
+        If a column's type in the file is not the table's, or does not hold a value.
     """
     constants, renamed = dict(fragment.constants), dict(fragment.renamed)
     typed = {name: pa.scalar(value, types.field(name).type) for name, value in constants.items() if name in columns}
@@ -77,10 +77,13 @@ def complete(batches: Iterator[pa.RecordBatch], fragment: Fragment, columns: lis
 
 
 def _convert(array: pa.Array, name: str, type_: pa.DataType) -> pa.Array:
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     if array.type == type_:
         return array
+    where, hint = f"column {name!r}", "write all files with one type"
     if not fits(array.type, type_):  # a dropped column that names the unit
-        raise DataError("its type in one file is not the table's", f"column {name!r}", "write all files with one schema")
-    return array.cast(type_, safe=False)  # only nanoseconds are cut
+        raise DataError("its type in one file is not the table's", where, hint)
+    try:
+        array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        return (array.storage if isinstance(array, pa.ExtensionArray) else array).cast(type_)
+    except pa.ArrowInvalid:
+        raise DataError(f"a value whose type in its file is {array.type} does not fit the table's type {type_}", where, hint) from None

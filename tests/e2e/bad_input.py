@@ -1433,7 +1433,7 @@ CASES: tuple[Case, ...] = (
     _case(
         "Parquet files of different types",
         65,
-        r"part-1\.parquet, column 'rating': its type, or its presence, differs",
+        r"part-1\.parquet, column 'rating': its type is int64 in this file, and double in part-0\.parquet",
         parts={**_BAD, "part-1.parquet": table(rating=pa.array([1] * N_ROWS))},
     ),
     _case(
@@ -1445,7 +1445,7 @@ CASES: tuple[Case, ...] = (
     _case(
         "a Parquet file with one column more",
         65,
-        r"part-1\.parquet, column 'more': its type, or its presence, differs",
+        r"part-1\.parquet, column 'more': this file has this column and the first one does not",
         parts={**_BAD, "part-1.parquet": table(more=pa.array([1] * N_ROWS))},
     ),
     _case(
