@@ -267,6 +267,18 @@ def test_types_of_files_widen_to_one_that_holds_all_values(name: str, turned: bo
     assert found.to_pylist() == [value for array in arrays for value in array.to_pylist()]
 
 
+def test_a_growing_table_takes_files_of_narrower_types(tmp_path: Path) -> None:
+    job = write_files(tmp_path, INTS, growing=True)
+    run_here(job)
+    for number, array in enumerate((pa.nulls(2), INTS.cast("int8")), start=1):
+        pq.write_table(pa.table({"c": array, "r": [1, 2]}), tmp_path / "in" / f"{number}.parquet")
+        run_here(job)
+    shards = [pq.read_table(path)["c"] for path in sorted((tmp_path / "out").glob("part-*.parquet"), key=lambda path: (len(path.name), path.name))]
+    assert [(str(shard.type), shard.to_pylist()) for shard in shards] == [("int64", values) for values in ([1, 2], [None, None], [1, 2])]
+    pq.write_table(pa.table({"c": pa.array(["a", "b"]), "r": [1, 2]}), tmp_path / "in" / "3.parquet")
+    assert "3.parquet, column 'c': its type is string in this file, and int64 in 0.parquet" in error_line(call_cli("run", job))
+
+
 ZONED = pa.timestamp("us", "Europe/Berlin")
 REFUSED = {
     "text": (INTS, pa.array(["1", "2"])),
