@@ -143,11 +143,18 @@ def convert_kept(kept: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
                 raise DataError(
                     "a partition's values do not fit the frame's dtypes", f"column {name!r}", "give every partition the dtypes of its meta"
                 )
-            kept[name] = kept[name].astype(wanted)
+            kept[name] = pd.Series(_find_values(kept[name], wanted), index=kept.index)
         if _is_in_arrow(kept[name]):
             kept[name] = _copy_values(kept[name])
     result: pd.DataFrame = kept.set_axis(_plain_index(kept.index))
     return result
+
+
+def _find_values(column: pd.Series | pd.Index, plain: Any) -> Any:
+    """Return values without categories as a dtype, each exactly: pandas itself takes the way over floats where one is null."""
+    if not isinstance(column.dtype, pd.CategoricalDtype):
+        return column.astype(plain).array
+    return pd.array(column.dtype.categories.astype(plain), dtype=plain).take(column.array.codes, allow_fill=True)
 
 
 def check_kept_dtype(name: str, dtype: Any) -> None:
@@ -163,10 +170,14 @@ def check_kept_dtype(name: str, dtype: Any) -> None:
     Raises
     ------
     DataError
-        If its lists, structs or the like hold dictionaries or views.
+        If its lists, structs or the like hold dictionaries or views, or its categories are ranges that float64 does not hold.
     """
     if isinstance(dtype, pd.CategoricalDtype):
-        dtype = dtype.categories.dtype
+        ranges, dtype = dtype.categories, dtype.categories.dtype
+        whole = isinstance(dtype, pd.IntervalDtype) and dtype.subtype.kind in "iu"  # released as float64
+        if whole and any(abs(int(end)) > 2**53 for end in (*ranges.left, *ranges.right)):
+            what = "its categories are ranges whose ends float64 does not hold: whole numbers beyond ±2**53"
+            raise DataError(what, f"column {name!r}", "make texts of them, or drop it")
     if not isinstance(dtype, pd.ArrowDtype):
         return
     arrow = dtype.pyarrow_dtype
@@ -222,7 +233,7 @@ def _nullable(plain: Any) -> Any:
 
 def _plain_index(index: pd.Index) -> pd.Index:
     plain = find_plain_dtype(index.dtype)
-    index = index if plain == index.dtype else index.astype(plain)
+    index = index if plain == index.dtype else pd.Index(_find_values(index, plain), name=index.name)
     return pd.Index(_copy_values(index), name=index.name) if _is_in_arrow(index) else index
 
 

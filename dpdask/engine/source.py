@@ -390,7 +390,12 @@ def _say_how_to_make_frame(given: Any) -> str:
 
 def _arrow_type(column: pd.Series) -> pa.DataType:
     """Return the Arrow type of an empty column; one of plain objects is taken for text."""
-    return pa.string() if column.dtype == object else pa.Schema.from_pandas(column.to_frame(), preserve_index=False).field(0).type
+    if column.dtype == object:
+        return pa.string()
+    try:
+        return pa.Schema.from_pandas(column.to_frame(), preserve_index=False).field(0).type
+    except (pa.ArrowException, TypeError):  # complex numbers, sparse arrays
+        raise DataError(f"its dtype {column.dtype} has no Arrow type", f"column {column.name!r}", "cast it to another one, or drop it") from None
 
 
 def _find_object_type(column: pd.Series, declared: Column | None) -> pa.DataType:

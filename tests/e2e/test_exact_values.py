@@ -177,6 +177,57 @@ def test_a_frame_changes_no_value(source: str, lazy: bool) -> None:
     assert list_changed(*(pa.Table.from_pandas(each, preserve_index=False) for each in (found, given))) == []
 
 
+FAR = 2**53 + 1
+RANGES = pd.IntervalIndex.from_tuples([(FAR, FAR + 2)])
+CATEGORIES = {
+    "int64": pd.Index([-(2**63), 2**63 - 1, FAR]),
+    "uint64": pd.Index([0, 2**64 - 1, FAR], dtype="uint64"),
+    "Int64": pd.Index([-(2**63), 2**63 - 1, FAR], dtype="Int64"),
+    "arrow": pd.Index([-(2**63), 2**63 - 1, FAR], dtype=pd.ArrowDtype(pa.int64())),
+    "bool": pd.Index([True, False]),
+    "str": pd.Index(["", "\U0010ffff"]),
+    "datetime64[ns]": pd.DatetimeIndex(np.array([-(2**63) + 1, 2**63 - 1]).view("datetime64[ns]")),
+    "interval": pd.IntervalIndex.from_tuples([(-(2**53), 2**53)]),
+}
+
+
+def release_frame(column: Any, *, lazy: bool) -> pd.Series:
+    """Return a kept column, which is the index too, as a release has it."""
+    given = pd.DataFrame({"c": column, "r": [1] * len(column)}).set_index(pd.Index(column, name="i"))
+    frame = dd.from_map(lambda rows: rows, [given], meta=given.head(0)) if lazy else given
+    schema = dpdask.Schema.from_dict({"columns": {"i": {"role": "keep"}, "c": {"role": "keep"}, "r": RATING}})
+    with (
+        dask.config.set(scheduler="synchronous"),
+        dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Known(columns=KNOWN["columns"])).fit(frame) as release,
+    ):
+        [found] = dask.compute(release.transform(frame))
+    assert pd.Index(found["c"]).equals(pd.Index(found.index))
+    return found["c"]
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["pandas", "dask"])
+@pytest.mark.parametrize("name", CATEGORIES)
+def test_categories_beside_a_null_come_out_as_they_went_in(name: str, lazy: bool) -> None:
+    categories = CATEGORIES[name]
+    codes = [*range(len(categories)), -1]
+    found = release_frame(pd.Categorical.from_codes(codes, categories), lazy=lazy)
+    assert found.tolist()[:-1] == categories.tolist()
+    assert found.isna().tolist() == [code < 0 for code in codes]
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        (pd.Categorical.from_codes([0, -1], RANGES), "its categories are ranges whose ends float64 does not hold"),
+        (pd.arrays.SparseArray([0, 2**63 - 1]), "its dtype Sparse.* has no Arrow type"),
+        (np.array([1 + 1e-300j, 2]), "its dtype complex128 has no Arrow type"),
+    ],
+)
+def test_dtypes_that_cannot_be_released_exactly_are_refused(column: Any, says: str) -> None:
+    with pytest.raises(dpdask.DataError, match=f"column '[ci]': {says}"):
+        release_frame(column, lazy=False)
+
+
 # ---- what a type cannot hold
 
 
