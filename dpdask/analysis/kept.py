@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dpdask.analysis.dates import find_scales
 from dpdask.analysis.points import Points
 from dpdask.analysis.weighted import OpenedPoints
+from dpdask.io.parquet import open_shard
 
 _MOST_LEVELS = 10_000
 
@@ -41,8 +41,8 @@ class KeptColumns(OpenedPoints):
         return (f"rows that share a {unit['column']!r} are taken to be independent",) if isinstance(unit, dict) else ()
 
     def _answers(self, name: str) -> set[str]:
-        with self.folder.open(self.shards[0]) as file:
-            type_ = pq.read_schema(file).field(name).type
+        with open_shard(self.folder, self.shards[0]) as file:
+            type_ = file.schema_arrow.field(name).type
         numbers = pa.types.is_integer(type_) or pa.types.is_floating(type_)
         own = {"mean", "histogram", "quantile"} if numbers or pa.types.is_date(type_) or pa.types.is_timestamp(type_) else set()
         return {"share", "crosstab"} | own | ({"slope"} if numbers else set())

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dpdask.analysis.dates import DateScale
@@ -20,6 +19,7 @@ from dpdask.engine.lazy import read_frame, read_shard
 from dpdask.engine.source import Frame
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, WeightedSample
+from dpdask.io.parquet import open_shard
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import say_date
 
@@ -239,8 +239,8 @@ class OpenedRelease:
         if isinstance(columns, str) or not isinstance(columns, Iterable):
             raise SpecError("the columns must be a list of names", "to_pandas", 'write it as in to_pandas(["age", "city"])')
         chosen = list(columns)
-        with self.folder.open(self.shards[0]) as file:
-            held = pq.read_schema(file).names
+        with open_shard(self.folder, self.shards[0]) as file:
+            held = file.schema_arrow.names
         missing = next((name for name in chosen if name not in held), None)
         if missing is not None:
             near = difflib.get_close_matches(str(missing), held, n=1)

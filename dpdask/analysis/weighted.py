@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dpdask.analysis.opened import OpenedRelease, check_no_groups, check_one, check_probabilities
 from dpdask.analysis.points import Points
 from dpdask.analysis.result import Result
 from dpdask.errors import SpecError
+from dpdask.io.parquet import open_shard
 
 
 def check_features(question: str, response: str, features: Sequence[str]) -> None:
@@ -119,8 +119,8 @@ class OpenedPoints(OpenedRelease):
 
     def _is_of_dates(self, name: str) -> bool:
         """Return whether a column without levels holds dates, as its first shard says."""
-        with self.folder.open(self.shards[0]) as file:
-            schema = pq.read_schema(file)
+        with open_shard(self.folder, self.shards[0]) as file:
+            schema = file.schema_arrow
         return name in schema.names and pa.types.is_temporal(schema.field(name).type)
 
     def _level_map(self, names: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:

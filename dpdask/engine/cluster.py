@@ -21,6 +21,7 @@ from dpdask.channels.unbiased import solve_unbiased
 from dpdask.errors import TemporaryError
 from dpdask.io.encrypted import ask_for_keys, drop_key, hold_key
 from dpdask.io.options import Options, set_options, use_options
+from dpdask.io.parquet import FOOTERS
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -35,7 +36,7 @@ PATIENCE_KEY = "dpdask.patience-seconds"  # in Dask's configuration: replaces `L
 INSECURE_KEY = "dpdask.insecure"  # in Dask's configuration: whether a run's key may be sent over connections without TLS
 _POLL_SECONDS = 5.0
 _PATIENCE_SECONDS = 10.0
-_CACHES: list[Any] = [solve_weights, solve_unbiased, find_scale]
+_CACHES: list[Any] = [solve_weights, solve_unbiased, find_scale, FOOTERS]
 
 
 def find_client() -> Client | None:

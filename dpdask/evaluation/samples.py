@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as pads
-import pyarrow.parquet as pq
 from numpy.random import Generator
 from numpy.typing import NDArray
 from pyarrow.fs import FSSpecHandler, PyFileSystem
@@ -21,6 +20,7 @@ from dpdask.inference.tallies import level_key
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.fragments import InputTable, read_batches
 from dpdask.io.listing import LOG_FOLDERS
+from dpdask.io.parquet import open_shard
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import microseconds_of
 
@@ -135,8 +135,8 @@ def read_released(folder: Folder, shards: Sequence[str], columns: Sequence[str],
 
     def batches() -> Iterator[pa.RecordBatch]:
         for name in shards:
-            with folder.open(name) as file:
-                yield from pq.ParquetFile(file).iter_batches(batch_size=_BATCH_ROWS, columns=list(columns))
+            with open_shard(folder, name) as file:
+                yield from file.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns))
 
     return sample_rows(batches(), n_rows, rng)
 

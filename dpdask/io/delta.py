@@ -13,7 +13,7 @@ import pyarrow as pa
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.deletions import pack
 from dpdask.io.delta_options import find_options
-from dpdask.io.faults import storage_faults
+from dpdask.io.faults import metadata_faults, storage_faults
 from dpdask.io.files import natural
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.listing import DataFile, FoundColumn, Listing, TableField
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # `typeWidening` is not here: no reader at hand was tested with it. A `variantType` column is refused by its type, unless it is dropped.
 _FEATURES = {"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "variantType", "variantType-preview"}
 _READER = 3
+_RESTORE = "repair the table, or name another version"
 _WRITE_WITHOUT = "write the table without it, or a copy as plain Parquet"
 _OUTSIDE = re.compile(r"[A-Za-z][\w+.-]*:/|/")
 _ID = b"delta.columnMapping.id"
@@ -63,15 +64,19 @@ class Delta:
             If the package deltalake is not installed.
         """
         del schema
+        with metadata_faults(url, _RESTORE):
+            return self._list_files(url)
+
+    def _list_files(self, url: str) -> Listing:
         table = _open(url, self.version)
         version = int(table.version())
         where = f"{url}, version {version}"
         _check_features(table, where)
         fs, root = open_filesystem(url)
-        deleted = _read_deleted(table, where)
+        actions, deleted = _read_actions(table, where), _read_deleted(table, where)
         columns = list(table.metadata().partition_columns)
         files = []
-        for action in _read_actions(table, where):
+        for action in actions:
             path = unquote(action["path"])
             if not {"", "."}.isdisjoint(path.split("/")) and not _OUTSIDE.match(path):  # `x` and `./x` would be one file, released twice
                 raise DataError("its log writes the path of a file in an unusual way", where, "repair the table")
@@ -94,8 +99,9 @@ class Delta:
 
     def read_columns(self, url: str) -> tuple[FoundColumn, ...]:
         """Return the columns that the log names; see `TableFormat.read_columns`."""
-        fields = pa.schema(_open(url, self.version).schema().to_arrow())
-        return tuple(FoundColumn(name=column.name, type=column.type, nullable=column.nullable) for column in fields)
+        with metadata_faults(url, _RESTORE):
+            fields = pa.schema(_open(url, self.version).schema().to_arrow())
+            return tuple(FoundColumn(name=column.name, type=column.type, nullable=column.nullable) for column in fields)
 
 
 def _open(url: str, version: int | None) -> DeltaTable:
@@ -147,7 +153,7 @@ def _read_actions(table: DeltaTable, where: str) -> list[dict[str, Any]]:
         try:
             actions = pa.table(table.get_add_actions(flatten=True))
         except (DeltaError, pa.ArrowException, ValueError):
-            raise InputError("its log cannot be read", where, "repair the table, or name another version") from None
+            raise InputError("its log cannot be read", where, _RESTORE) from None
     wanted = [name for name in actions.column_names if name == "path" or name.startswith("partition.")]
     return list(actions.select(wanted).to_pylist())
 

@@ -112,6 +112,20 @@ def storage_faults(where: str, *, writing: bool = False) -> Iterator[None]:
         raise _line(fault, error, where, writing=writing) from None
 
 
+@contextmanager
+def metadata_faults(where: str, hint: str) -> Iterator[None]:
+    """Turn what a library raises while it reads a table's metadata into one line: of corrupt files that can be any exception."""
+    with storage_faults(where):
+        try:
+            yield
+        except DpdaskError:
+            raise
+        except Exception as error:
+            if classify(error) is not None:
+                raise
+            raise InputError("its metadata cannot be read: they are corrupt", where, hint) from None
+
+
 def mask(name: str) -> str:
     """Return a file's path without the values in its folders' names, for messages: `sex=…/part-0.parquet`."""
     *folders, last = name.split("/")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
@@ -158,7 +158,7 @@ def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema, publi
     stored = find_stored(fragment, columns)
     with storage_faults(fragment.where):
         if fragment.format == "parquet":
-            batches = parquet.read_batches(fs, path, fragment, stored, find_stored(fragment, list(public)))
+            batches = parquet.read_batches(path, fragment, stored, find_stored(fragment, list(public)))
         else:
             batches = csv.read_batches(fs, path, fragment, stored or types.names[:1], types)
         yield from complete(batches, fragment, columns, types)
@@ -192,39 +192,32 @@ def _inspect(file: DataFile, listing: Listing, schema: Schema, seen: parquet.Sch
             common |= {"version": found.version, "alike": found.alike, "constants": tuple(file.constants.items())}
             return [Fragment(id=_id(file, listing, found.content), row_group=0, n_rows=None, n_bytes=found.n_bytes, **common)], types
         size = file.n_bytes if file.n_bytes is not None else int(call_storage(file.url, lambda fs, path: fs.info(path)["size"]))
-        digest, metadata = parquet.footer(fs, path, shown, size)
-    types = seen.find_plain(metadata)
-    constants, renamed = _place_columns(file, listing, metadata, types, schema)
-    common |= {"version": digest, "alike": digest, "constants": tuple(constants.items()), "renamed": tuple(renamed.items())}
-    if file.deleted and count_deleted(file.deleted) > int(unpack(file.deleted, 0, metadata.num_rows).sum()):
+        footer = parquet.footer(fs, path, shown, size)
+    types = seen.find_plain(footer.parsed, shown)
+    constants, renamed = _place_columns(file, listing, footer.parsed, types, schema)
+    common |= {"version": footer.digest, "alike": footer.digest, "constants": tuple(constants.items()), "renamed": tuple(renamed.items())}
+    if file.deleted and count_deleted(file.deleted) > int(unpack(file.deleted, 0, footer.n_rows).sum()):
         raise InputError("the table deletes rows that this file does not have", shown, "restore the table")
     dropped = {renamed.get(column, column) for column, declared in schema.columns.items() if declared.role == "drop"}
     fragments, start = [], 0
-    for index in range(metadata.num_row_groups):
-        group = metadata.row_group(index)
-        chunks = [group.column(number) for number in range(group.num_columns)]
-        gone = unpack(file.deleted, start, group.num_rows if file.deleted else 0)
-        start += group.num_rows
+    for index, group in enumerate(footer.groups):
+        gone = unpack(file.deleted, start, group.n_rows if file.deleted else 0)
+        start += group.n_rows
         if gone.size and gone.all():
             continue
         fragments.append(
             Fragment(
-                id=_id(file, listing, digest, index, gone.tobytes()),
+                id=_id(file, listing, footer.digest, index, gone.tobytes()),
                 row_group=index,
-                n_rows=group.num_rows - int(gone.sum()),
-                n_bytes=sum(chunk.total_compressed_size for chunk in chunks),
+                n_rows=group.n_rows - int(gone.sum()),
+                n_bytes=sum(chunk.n_bytes for chunk in group.chunks),
                 deleted=pack(gone),
-                n_bytes_decoded=_decoded(chunks, dropped),
-                layout=None if isinstance(fs, LocalFileSystem) else parquet.lay_out(metadata, chunks, size),
+                n_bytes_decoded=sum(chunk.n_bytes_decoded for chunk in group.chunks if chunk.column not in dropped),
+                layout=None if isinstance(fs, LocalFileSystem) else parquet.lay_out(footer, group, size),
                 **common,
             )
         )
     return fragments, types
-
-
-def _decoded(chunks: Sequence[Any], dropped: Set[str]) -> int:
-    """Return the decompressed bytes of a row group's columns that are not dropped."""
-    return sum(chunk.total_uncompressed_size for chunk in chunks if not dropped or chunk.path_in_schema.partition(".")[0] not in dropped)
 
 
 def _place_columns(file: DataFile, listing: Listing, metadata: Any, types: pa.Schema, schema: Schema) -> tuple[dict[str, Any], dict[str, str]]:

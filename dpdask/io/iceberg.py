@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dpdask.errors import DataError, DpdaskError, InputError, SpecError, TemporaryError
 from dpdask.io.deletions import pack
-from dpdask.io.faults import classify, storage_faults
+from dpdask.io.faults import classify, metadata_faults
 from dpdask.io.files import natural
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.listing import DataFile, FoundColumn, Listing, TableField
-from dpdask.io.storage import absolute_url
+from dpdask.io.parquet import open_shard
+from dpdask.io.storage import Folder, absolute_url
 from dpdask.schema import Schema
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _METADATA = ".metadata.json"
 _ACCESS = {"py-io-impl": "dpdask.io.iceberg_files.StoreFiles"}
+_RESTORE = "restore it, or name another snapshot"
 _COPY = "compact the table (rewrite its data files), or write a copy as plain Parquet"
 
 
@@ -67,38 +68,39 @@ class Iceberg:
             If the catalog does not answer.
         """
         del schema
-        table = self._open(url)
-        location = absolute_url(table.location())
-        current = table.metadata.current_snapshot_id if self.snapshot is None else self.snapshot
-        if current is not None and table.snapshot_by_id(current) is None:
-            raise InputError(f"the table has no snapshot {current}", url, "name a snapshot that the table still has")
-        scan = table.scan(snapshot_id=current)
-        tasks = [] if current is None else _plan(scan, url)
-        deleted = _read_deleted(table, tasks, url)
-        files = [_data_file(table, scan, task.file, deleted.get(task.file.file_path, b""), location, url) for task in tasks]
-        return Listing(
-            files=tuple(sorted(files, key=lambda file: natural(file.name))),
-            format="iceberg",
-            version=current,
-            location=location,
-            fields=_fields(table, scan),
-        )
+        with metadata_faults(url, _RESTORE):
+            table = self._open(url)
+            location = absolute_url(table.location())
+            current = table.metadata.current_snapshot_id if self.snapshot is None else self.snapshot
+            if current is not None and table.snapshot_by_id(current) is None:
+                raise InputError(f"the table has no snapshot {current}", url, "name a snapshot that the table still has")
+            scan = table.scan(snapshot_id=current)
+            tasks = [] if current is None else _plan(scan, url)
+            deleted = _read_deleted(tasks, url)
+            files = [_data_file(table, scan, task.file, deleted.get(task.file.file_path, b""), location, url) for task in tasks]
+            return Listing(
+                files=tuple(sorted(files, key=lambda file: natural(file.name))),
+                format="iceberg",
+                version=current,
+                location=location,
+                fields=_fields(table, scan),
+            )
 
     def read_columns(self, url: str) -> tuple[FoundColumn, ...]:
         """Return the columns of the snapshot's schema; see `TableFormat.read_columns`."""
-        table = self._open(url)
-        if self.snapshot is not None and table.snapshot_by_id(self.snapshot) is None:
-            raise InputError(f"the table has no snapshot {self.snapshot}", url, "name a snapshot that the table still has")
-        fields = _fields(table, table.scan(snapshot_id=self.snapshot))
-        return tuple(FoundColumn(name=column.name, type=column.type, nullable=column.optional) for column in fields)
+        with metadata_faults(url, _RESTORE):
+            table = self._open(url)
+            if self.snapshot is not None and table.snapshot_by_id(self.snapshot) is None:
+                raise InputError(f"the table has no snapshot {self.snapshot}", url, "name a snapshot that the table still has")
+            fields = _fields(table, table.scan(snapshot_id=self.snapshot))
+            return tuple(FoundColumn(name=column.name, type=column.type, nullable=column.optional) for column in fields)
 
     def _open(self, url: str) -> Table:
         try:
             import pyiceberg.catalog  # noqa: F401 - the functions below need it
         except ImportError:
             raise SpecError("an Iceberg table is read by the package pyiceberg, which is not installed", url, "install dpdask[iceberg]") from None
-        with storage_faults(url):
-            return _open_file(url) if self.catalog is None else _open_in_catalog(url, self.catalog)
+        return _open_file(url) if self.catalog is None else _open_in_catalog(url, self.catalog)
 
 
 def _open_file(url: str) -> Table:
@@ -106,14 +108,7 @@ def _open_file(url: str) -> Table:
 
     if not url.endswith(_METADATA):
         raise SpecError("this is not a metadata file of an Iceberg table", url, f"name one (…{_METADATA}), or set `input.catalog`")
-    try:
-        return StaticTable.from_metadata(url, _ACCESS)
-    except DpdaskError:
-        raise
-    except Exception as error:
-        if classify(error) is not None:
-            raise
-        raise InputError("its metadata cannot be read", url, "restore it, or name another metadata file") from None
+    return StaticTable.from_metadata(url, _ACCESS)
 
 
 def _open_in_catalog(name: str, catalog: Mapping[str, str]) -> Table:
@@ -139,11 +134,12 @@ def _open_in_catalog(name: str, catalog: Mapping[str, str]) -> Table:
 
 
 def _plan(scan: DataScan, where: str) -> list[FileScanTask]:
-    with storage_faults(where):
-        try:
-            return list(scan.plan_files())
-        except (ValueError, NotImplementedError):
-            raise DataError("this snapshot has equality deletes, which are not supported", where, _COPY) from None
+    try:
+        return list(scan.plan_files())
+    except (ValueError, NotImplementedError) as error:
+        if "equality deletes" not in str(error):
+            raise
+        raise DataError("this snapshot has equality deletes, which are not supported", where, _COPY) from None
 
 
 def _data_file(table: Table, scan: DataScan, found: IcebergFile, deleted: bytes, location: str, where: str) -> DataFile:
@@ -194,7 +190,7 @@ def _plain(type_: pa.DataType) -> pa.DataType:
     return pa.string() if pa.types.is_large_string(type_) else pa.binary() if pa.types.is_large_binary(type_) else type_
 
 
-def _read_deleted(table: Table, tasks: Iterable[FileScanTask], where: str) -> dict[str, bytes]:
+def _read_deleted(tasks: Sequence[FileScanTask], where: str) -> dict[str, bytes]:
     """Return the deleted rows of each data file that has some, by its path."""
     by_delete: dict[str, set[str]] = {}
     for task in tasks:
@@ -204,22 +200,23 @@ def _read_deleted(table: Table, tasks: Iterable[FileScanTask], where: str) -> di
             by_delete.setdefault(each.file_path, set()).add(task.file.file_path)
     positions: dict[str, list[NDArray[np.int64]]] = {}
     for path, concerned in by_delete.items():
-        for file, found in _read_positions(table, path, concerned, where):
+        for file, found in _read_positions(path, concerned, where):
             positions.setdefault(file, []).append(found)
-    return {file: _pack_positions(np.concatenate(found)) for file, found in positions.items()}
+    n_rows = {task.file.file_path: task.file.record_count for task in tasks}
+    return {file: _pack_positions(np.concatenate(found), n_rows[file], where) for file, found in positions.items()}
 
 
-def _read_positions(table: Table, path: str, concerned: set[str], where: str) -> list[tuple[str, NDArray[np.int64]]]:
-    with storage_faults(where):
-        try:
-            with table.io.new_input(path).open() as source:
-                deletes = pq.read_table(source, columns=["file_path", "pos"])
-        except pa.ArrowException:
-            raise InputError("a delete file cannot be read: it is truncated or corrupt", where, "restore it, or name another snapshot") from None
+def _read_positions(path: str, concerned: set[str], where: str) -> list[tuple[str, NDArray[np.int64]]]:
+    folder, _, name = absolute_url(path).rpartition("/")
+    with open_shard(Folder(folder), name, f"{where}, delete file {name}", _RESTORE) as file:
+        deletes = file.read(columns=["file_path", "pos"], use_threads=False)
+        deletes.validate(full=True)
     return [(file, deletes.filter(pc.equal(deletes.column("file_path"), file)).column("pos").to_numpy()) for file in sorted(concerned)]
 
 
-def _pack_positions(positions: NDArray[np.int64]) -> bytes:
+def _pack_positions(positions: NDArray[np.int64], n_rows: int, where: str) -> bytes:
+    if positions.dtype != np.int64 or positions.min(initial=0) < 0 or positions.max(initial=-1) >= n_rows:
+        raise InputError("a delete file deletes rows that its data file does not have", where, _RESTORE)
     deleted = np.zeros(int(positions.max(initial=-1)) + 1, dtype=np.bool_)
     deleted[positions] = True
     return pack(deleted)

@@ -1,27 +1,31 @@
 """Reading Parquet: a footer by one ranged read, a row group in batches of limited bytes; a remote one's needed columns and footer together.
 
 A reader of many columns holds a page of each, so the pages of a wide row group together can be larger than its rows: then each
-column is read whole, one after the other.
+column is read whole, one after the other. A process keeps the footers that it parsed last: else the time of a pass would grow with the
+square of a file's row groups.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from hashlib import blake2b
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fsspec.implementations.local import LocalFileSystem
 
-from dpdask.errors import DataError, InputError
+from dpdask.errors import DataError
 from dpdask.io.faults import report_change, storage_faults
 from dpdask.io.filesystems import call_storage
+from dpdask.io.footer import TAIL_BYTES, Footer, RowGroup, digest_footer, parse_footer, read_tail, refuse_corrupt
 from dpdask.io.fragment import Fragment, Layout
-from dpdask.io.remote import RemoteFile, open_remote, read_ranges
-from dpdask.io.rows import TEXT_BYTES, estimate_width, has_width
+from dpdask.io.remote import RemoteFile, read_ranges
+from dpdask.io.rows import estimate_width, has_width
+from dpdask.io.storage import Folder
 
 BATCH_ROWS = 2**17
 BATCH_BYTES = 2**25
@@ -29,96 +33,71 @@ _PAGE_BYTES = 2**20  # what most writers put into a page
 _HELD_BYTES = 2**27  # of pages, or of a remote row group
 _READER_BYTES = 2**28  # what Arrow's reader holds for a batch
 _READER_VALUE_BYTES = 14  # of it, for each value of a narrow column
-_TAIL_BYTES = 2**16
-_LEAST_TAIL_BYTES = 12  # the footer's length, and the magic number at both ends of a file
-_MAGIC = b"PAR1"
+_KEPT_BYTES = 2**22  # of footers; when they are parsed they take some ten times as much
+_SETTLED_SECONDS = 0.1  # a change within this time may leave a file's times as they are; on file systems with whole seconds, within the next
+_LEAST_TAIL_BYTES = 12
 _ARROW = b"ARROW:schema"
+_BAD_TYPES = "the types of its columns cannot be read: they are corrupt, or unknown to Arrow"
+_BAD_ROWS = "this row group cannot be read: it is truncated or corrupt"
 
 
-def footer(fs: Any, path: str, name: str, size: int | None = None, *, tail_bytes: int = _TAIL_BYTES) -> tuple[str, Any]:
-    """Return a digest of the file's size and footer, and the parsed footer.
-
-    The footer holds every column chunk's place and size, so a rewritten file has another digest.
-
-    Parameters
-    ----------
-    fs
-        The file system.
-    path
-        The file's path in it.
-    name
-        The file's name, for messages.
-    size
-        The file's length, if it was listed.
-    tail_bytes
-        How much is read first, from the end, at least 12; what lies before the footer is read too if it is shorter.
+def footer(fs: Any, path: str, name: str, size: int | None = None, *, tail_bytes: int = TAIL_BYTES) -> Footer:
+    """Return a file's checked footer; at first `tail_bytes` are read from the end, and what lies before them only if the footer is longer.
 
     Raises
     ------
     InputError
-        If the file is truncated or no Parquet file.
+        If the file is truncated, encrypted, corrupt or no Parquet file.
     """
     url = str(fs.unstrip_protocol(path))
     n_bytes = int(call_storage(url, lambda fs, path: fs.info(path)["size"])) if size is None else size
-    return _read_footer(lambda start, end: read_ranges(url, [(start, end)], n_bytes)[0], n_bytes, name, tail_bytes)
+    raw = read_tail(lambda start, end: read_ranges(url, [(start, end)], n_bytes)[0], n_bytes, name, tail_bytes=tail_bytes)
+    return FOOTERS.keep(url, None, parse_footer(raw, n_bytes, name), len(raw))
 
 
-def _read_footer(read: Callable[[int, int], bytes], size: int, name: str, tail_bytes: int = _TAIL_BYTES) -> tuple[str, Any]:
-    """Return a digest of a file's size and footer, and the parsed footer; see `footer`. The bytes from `start` to `end` are `read(start, end)`."""
-    raw = read(max(0, size - tail_bytes), size)
-    length = int.from_bytes(raw[-8:-4], "little") if len(raw) >= 12 and raw[-4:] == _MAGIC else size
-    if length + 12 > size:
-        raise InputError("this is not a complete Parquet file: it is truncated or corrupt", name, "write it again")
-    if length + 8 > len(raw):
-        raw = read(size - length - 8, size)
-    try:
-        return _digest(size, raw[-length - 8 :]), pq.read_metadata(pa.BufferReader(_MAGIC + raw[-length - 8 :]))
-    except (pa.ArrowException, OSError):
-        raise InputError("its Parquet footer cannot be read: it is corrupt or encrypted", name, "write it again") from None
+@contextmanager
+def open_shard(folder: Folder, name: str, where: str = "", hint: str = "restore the release") -> Iterator[Any]:
+    """Open a small file, as released shards are, and yield Arrow's reader of it; what Arrow reports of its bytes is an InputError.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, truncated, encrypted, corrupt or no Parquet file.
+    """
+    where = where or name
+    with folder.open(name) as file, refuse_corrupt("this file cannot be read: it is truncated or corrupt", where, hint):
+        size = file.seek(0, os.SEEK_END)
+
+        def read(start: int, end: int) -> bytes:
+            file.seek(start)
+            return file.read(end - start)
+
+        yield pq.ParquetFile(
+            file, metadata=parse_footer(read_tail(read, size, where, hint), size, where, hint).parsed, page_checksum_verification=True
+        )
 
 
 def read_columns(fs: Any, path: str, name: str) -> list[tuple[str, pa.DataType, bool]]:
     """Return the name, the type and the null flag of each column; only the footer is read, and of it only the schema is looked at.
 
-    Parameters
-    ----------
-    fs, path, name
-        As for `footer`.
-
     Raises
     ------
     InputError
         If the file is truncated or no Parquet file.
     """
-    _, metadata = footer(fs, path, name, tail_bytes=_LEAST_TAIL_BYTES)
-    nullable = [field.nullable for field in metadata.schema.to_arrow_schema()]
-    return [(field.name, field.type, flag) for field, flag in zip(plain_schema(metadata), nullable, strict=True)]
+    metadata = footer(fs, path, name, tail_bytes=_LEAST_TAIL_BYTES).parsed
+    with refuse_corrupt(_BAD_TYPES, name):
+        nullable = [field.nullable for field in metadata.schema.to_arrow_schema()]
+        return [(field.name, field.type, flag) for field, flag in zip(_plain_schema(metadata), nullable, strict=True)]
 
 
-def _digest(size: int, raw: bytes) -> str:
-    return blake2b(size.to_bytes(8, "little") + raw, digest_size=16).hexdigest()
+def lay_out(found: Footer, group: RowGroup, size: int) -> Layout:
+    """Return where the columns of a row group lie in a file of this size."""
+    columns = tuple((chunk.column, chunk.start, chunk.start + chunk.n_bytes) for chunk in group.chunks)
+    return Layout(n_file_bytes=size, footer_start=found.start, columns=columns)
 
 
-def lay_out(metadata: Any, chunks: Sequence[Any], size: int) -> Layout:
-    """Return where the columns of a row group lie.
-
-    Parameters
-    ----------
-    metadata
-        The parsed footer.
-    chunks
-        The footer's entries of the row group's columns.
-    size
-        The file's length.
-    """
-    starts = [min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset))) for chunk in chunks]
-    columns = tuple(
-        (sys.intern(chunk.path_in_schema), start, start + chunk.total_compressed_size) for chunk, start in zip(chunks, starts, strict=True)
-    )
-    return Layout(n_file_bytes=size, footer_start=size - metadata.serialized_size - 8, columns=columns)
-
-
-def plain_schema(metadata: Any) -> pa.Schema:
+def _plain_schema(metadata: Any) -> pa.Schema:
     """Return a footer's Arrow schema without metadata and without dictionaries; INT96 times are microseconds."""
     schema = _count_in_micro(metadata.schema.to_arrow_schema(), metadata)
     return pa.schema([pa.field(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type) for field in schema])
@@ -130,58 +109,48 @@ class SchemaCache:
     def __init__(self) -> None:
         self._first: tuple[Any, bytes | None, pa.Schema] | None = None
 
-    def find_plain(self, metadata: Any) -> pa.Schema:
-        """Return `plain_schema` of a footer; the same object if it has the columns of the first one."""
+    def find_plain(self, metadata: Any, name: str) -> pa.Schema:
+        """Return a footer's Arrow schema without metadata and without dictionaries; the same object if it has the columns of the first one."""
         schema, arrow = metadata.schema, (metadata.metadata or {}).get(_ARROW)
         if self._first is not None and self._first[1] == arrow and self._first[0].equals(schema):
             return self._first[2]
-        plain = plain_schema(metadata)
+        with refuse_corrupt(_BAD_TYPES, name):
+            plain = _plain_schema(metadata)
         self._first = self._first or (schema, arrow, plain)
         return plain
 
 
-def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], public: Collection[str]) -> Iterator[pa.RecordBatch]:
+def read_batches(path: str, fragment: Fragment, columns: list[str], public: Collection[str]) -> Iterator[pa.RecordBatch]:
     """Yield a row group's rows in batches of limited rows and bytes, after checking that the file is still the one whose footer was read first.
 
-    Parameters
-    ----------
-    fs
-        The file system.
-    path
-        The file's path in it.
-    fragment
-        The row group as it was found when the run began.
-    columns
-        The columns to read.
-    public
-        Those that the footer may be asked about, to choose the batches' size; of others only the type counts.
+    Of the columns that are not `public` only the type counts for the size of a batch.
     """
-    try:
-        with _open(fs, path, fragment, columns) as (source, metadata):
-            group = metadata.row_group(fragment.row_group)
-            types = metadata.schema.to_arrow_schema()
-            row_bytes, page_bytes = measure(group, types, columns, public)
-            n_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(1.0, row_bytes)), _limit_rows(len(columns))))
-            # a reader with a buffer reads on as it needs more; one without holds all compressed bytes of its columns
-            options: dict[str, Any] = {"buffer_size": _PAGE_BYTES} if group.total_byte_size > _HELD_BYTES else {}
-            options |= {"metadata": metadata, "page_checksum_verification": True, "pre_buffer": False}
+    with refuse_corrupt(_BAD_ROWS, fragment.where), _open(path, fragment, columns) as (source, found):
+        group, types = found.groups[fragment.row_group], found.parsed.schema.to_arrow_schema()
+        row_bytes, page_bytes = measure(group, types, columns, public)
+        n_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(1.0, row_bytes)), _limit_rows(len(columns))))
+        # a reader with a buffer reads on as it needs more; one without holds all compressed bytes of its columns
+        options: dict[str, Any] = {"buffer_size": _PAGE_BYTES} if sum(chunk.n_bytes_decoded for chunk in group.chunks) > _HELD_BYTES else {}
+        options |= {"metadata": found.parsed, "page_checksum_verification": True, "pre_buffer": False}
 
-            def read(names: list[str], unit: str = "us") -> Iterator[pa.RecordBatch]:
-                file = pq.ParquetFile(source, coerce_int96_timestamp_unit=unit, **options)
-                if page_bytes > _HELD_BYTES:
-                    return _read_columns(file, fragment.row_group, names, n_rows)
-                batches = file.iter_batches(batch_size=n_rows, row_groups=[fragment.row_group], columns=names, use_threads=False)
-                return (batch.select(names) for batch in batches)
+        def read(leaves: Sequence[Sequence[int]], unit: str = "us") -> Iterator[pa.RecordBatch]:
+            file = pq.ParquetFile(source, coerce_int96_timestamp_unit=unit, **options)
+            return _read_group(file, fragment.row_group, leaves, n_rows, together=page_bytes <= _HELD_BYTES)
 
-            counted = _count_in_micro(types, metadata)
-            for name in (name for name in columns if counted is not types and counted.field(name).type != types.field(name).type):
-                for batches in zip(*(read([name], unit) for unit in ("us", "ns", "s")), strict=True):
+        leaves, n_left = _find_leaves(group, columns, fragment.where), group.n_rows
+        counted = _count_in_micro(types, found.parsed)
+        for name, own in zip(columns, leaves, strict=True):
+            if counted is not types and counted.field(name).type != types.field(name).type:
+                for batches in zip(*(read([own], unit) for unit in ("us", "ns", "s")), strict=True):
                     _check_times([batch.column(0) for batch in batches], fragment, name)
-            yield from read(columns)
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        raise InputError("this row group cannot be read: it is truncated or corrupt", fragment.where, "write the file again") from None
+        for batch in read(leaves):
+            n_left -= batch.num_rows
+            for column in batch.columns:  # Arrow's reader takes the bytes of texts, and of places in a dictionary, as they are
+                if not has_width(column.type) or pa.types.is_dictionary(column.type):
+                    column.validate(full=True)
+            yield batch.select(columns)
+        if n_left:
+            raise pa.ArrowInvalid
 
 
 def _count_in_micro(types: pa.Schema, metadata: Any) -> pa.Schema:
@@ -218,90 +187,142 @@ def _limit_rows(n_columns: int) -> int:
     return 1 << max(0, most.bit_length() - 1)
 
 
-def measure(group: Any, types: pa.Schema, columns: list[str], public: Collection[str]) -> tuple[float, int]:
+def measure(group: RowGroup, types: pa.Schema, columns: list[str], public: Collection[str]) -> tuple[float, int]:
     """Return about how many bytes a row of some columns takes in memory, and how many bytes their largest pages have together.
 
-    Parameters
-    ----------
-    group
-        The row group's part of the footer.
-    types
-        The file's Arrow schema.
-    columns
-        The columns that are read.
-    public
-        Those whose sizes in the footer count for the bytes of a row.
-
-    Notes
-    -----
     A column of fixed width takes its width, and any other 64 bytes; if it is public, what the footer says that its values have when they are
     decompressed. A dictionary holds a repeated text once, so such a column counts the length of its least or its greatest text, if that is more.
     """
-    read, n_rows = set(columns), max(1, group.num_rows)
+    read, n_rows = set(columns), max(1, group.n_rows)
     row_bytes, page_bytes = 0.0, 0
-    for number in range(group.num_columns):
-        chunk = group.column(number)
-        name = chunk.path_in_schema.partition(".")[0]
-        if name not in read:
+    for chunk in group.chunks:
+        if chunk.column not in read:
             continue
-        page_bytes += min(_PAGE_BYTES, chunk.total_uncompressed_size)
-        if name in public and not has_width(types.field(name).type):
-            row_bytes += 8 + max(chunk.total_uncompressed_size / n_rows, _find_length(chunk))
+        page_bytes += min(_PAGE_BYTES, chunk.n_bytes_decoded)
+        type_ = types.field(chunk.column).type
+        if chunk.column in public and not has_width(type_):
+            row_bytes += 8 + max(chunk.n_bytes_decoded / n_rows, chunk.n_text)
         else:
-            row_bytes += estimate_width(types.field(name).type)
+            row_bytes += estimate_width(type_)
     return row_bytes, page_bytes
 
 
-def _find_length(chunk: Any) -> int:
-    """Return the length of the longer of a text column's least and greatest value, if values are stored in a dictionary; else 0."""
-    if not chunk.has_dictionary_page or chunk.physical_type != "BYTE_ARRAY":
-        return 0
-    statistics = chunk.statistics
-    known = statistics is not None and statistics.has_min_max
-    return max(len(statistics.min_raw), len(statistics.max_raw)) if known else TEXT_BYTES
+def _find_leaves(group: RowGroup, columns: Sequence[str], where: str) -> list[list[int]]:
+    """Return the numbers of each column's leaves: the reader's own names mix up a column `a.b` and the field `b` of a column `a`."""
+    places: dict[str, list[int]] = {name: [] for name in columns}
+    for number, chunk in enumerate(group.chunks):
+        if chunk.column in places:
+            places[chunk.column].append(number)
+    missing = next((name for name, numbers in places.items() if not numbers), None)
+    if missing is not None:
+        raise DataError("the file has no such column", f"{where}, column {missing!r}", "write all files with one schema")
+    return list(places.values())
 
 
-def _read_columns(file: Any, row_group: int, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a row group whose columns are read one after the other, so that one column's pages are held at a time."""
-    read = [file.read_row_group(row_group, columns=[name], use_threads=False) for name in columns]
-    rows = pa.table([table.column(name) for name, table in zip(columns, read, strict=True)], names=columns)
+def _read_group(file: Any, row_group: int, leaves: Sequence[Sequence[int]], batch_rows: int, *, together: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a row group; if its columns are read one after the other, one column's pages are held at a time."""
+    if together:
+        joined = [number for numbers in leaves for number in numbers]
+        yield from file.reader.iter_batches(batch_rows, row_groups=[row_group], column_indices=joined, use_threads=False)
+        return
+    read = [file.reader.read_row_group(row_group, column_indices=numbers, use_threads=False) for numbers in leaves]
+    rows = pa.table([table.column(0) for table in read], names=[table.column_names[0] for table in read])
     del read
     for start in range(0, rows.num_rows, batch_rows):
         yield from rows.slice(start, batch_rows).combine_chunks().to_batches()
 
 
-def _check_footer(found: tuple[str, Any], fragment: Fragment) -> Any:
-    """Return a footer, given with its digest, if it is the one that was read first."""
-    digest, metadata = found
-    if digest != fragment.version:
-        raise report_change(fragment.name)
-    return metadata
+class _Kept(NamedTuple):
+    identity: Any
+    found: Footer
+    n_bytes: int
+
+
+class _Footers:
+    """The footers that this process parsed last, by URL: a few MiB of them, and always the newest."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._lock = Lock()
+
+    def find(self, fragment: Fragment, size: int, identity: Any, read: Callable[[], bytes]) -> Footer:
+        """Return the footer of a fragment's file if it is the one that was read first; it is read again unless the file is surely the same."""
+        kept = self.get(fragment.url)
+        if kept is None or identity is None or kept.identity != identity:
+            raw = read()
+            if digest_footer(raw, size) != fragment.version:
+                raise report_change(fragment.name)
+            same = kept is not None and kept.found.digest == fragment.version
+            return self.keep(fragment.url, identity, kept.found if same and kept else parse_footer(raw, size, fragment.name), len(raw))
+        if kept.found.digest != fragment.version:
+            raise report_change(fragment.name)
+        return kept.found
+
+    def keep(self, url: str, identity: Any, found: Footer, n_bytes: int) -> Footer:
+        """Keep a footer in place of the oldest ones."""
+        with self._lock:
+            self._kept[url] = _Kept(identity, found, n_bytes)
+            self._kept.move_to_end(url)
+            while len(self._kept) > 1 and sum(each.n_bytes for each in self._kept.values()) > _KEPT_BYTES:
+                self._kept.popitem(last=False)
+        return found
+
+    def get(self, url: str) -> _Kept | None:
+        """Return what is kept of a file."""
+        return self._kept.get(url)
+
+    def cache_clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._kept.clear()
+
+
+FOOTERS = _Footers()
 
 
 @contextmanager
-def _open(fs: Any, path: str, fragment: Fragment, columns: list[str]) -> Iterator[tuple[Any, Any]]:
+def _open(path: str, fragment: Fragment, columns: list[str]) -> Iterator[tuple[Any, Footer]]:
     """Open a row group's file, and yield it with its footer, after checking that the footer is the one that was read first."""
     layout = fragment.layout
-    if isinstance(fs, LocalFileSystem):
+    if layout is None:
         with storage_faults(path):
             source = pa.OSFile(path)
         with source:
-            found = _read_footer(lambda start, end: source.read_at(end - start, start), source.size(), fragment.name)
-            yield source, _check_footer(found, fragment)
+            size, here = source.size(), _identify(os.fstat(source.fileno()))
+
+            def read() -> bytes:
+                return read_tail(lambda start, end: source.read_at(end - start, start), size, fragment.name)
+
+            yield source, FOOTERS.find(fragment, size, here, read)
         return
-    if layout is None:
-        metadata = _check_footer(footer(fs, path, fragment.name), fragment)
-        with pa.PythonFile(open_remote(fragment.url), mode="r") as source:
-            yield source, metadata
-        return
-    read = set(columns)
-    needed = [(start, end) for name, start, end in layout.columns if name.partition(".")[0] in read]
+    wanted = set(columns)
+    needed = [(start, end) for name, start, end in layout.columns if name in wanted]
     if sum(end - start for start, end in needed) > _HELD_BYTES:
         needed = []  # each column is read as it is needed
-    file = RemoteFile(fragment.url, layout.n_file_bytes, [*needed, (layout.footer_start, layout.n_file_bytes)])
-    file.seek(layout.footer_start)
-    raw = file.read()
-    if _digest(layout.n_file_bytes, raw) != fragment.version:
-        raise report_change(fragment.name)
+    tail = (layout.footer_start, layout.n_file_bytes)
+    kept = FOOTERS.get(fragment.url) if tail[1] - tail[0] > TAIL_BYTES else None
+    identity = None if kept is None else call_storage(fragment.url, _identify_remote)
+    known = kept is not None and identity is not None and kept.identity == identity
+    file = RemoteFile(fragment.url, layout.n_file_bytes, needed if known else [*needed, tail])
+
+    def read_footer() -> bytes:
+        file.seek(layout.footer_start)
+        return file.read()
+
+    found = FOOTERS.find(fragment, layout.n_file_bytes, identity, read_footer)
     with pa.PythonFile(file, mode="r") as source:
-        yield source, pq.read_metadata(pa.BufferReader(_MAGIC + raw))
+        yield source, found
+
+
+def _identify(about: os.stat_result) -> tuple[int, ...] | None:
+    """Return what changes if a local file changes; None while a change may not show in its times."""
+    changed = max(about.st_mtime_ns, about.st_ctime_ns)
+    settled = changed / 1e9 + (_SETTLED_SECONDS if changed % 10**9 else 2)
+    return (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns) if settled < time.time() else None
+
+
+def _identify_remote(fs: Any, path: str) -> tuple[int, str] | None:
+    """Return what changes if a remote file changes; None if its store has no such mark."""
+    about: Mapping[str, Any] = fs.info(path)
+    mark = about.get("ETag") or about.get("etag")
+    return (int(about["size"]), str(mark)) if mark and not fs.dircache.use_listings_cache else None

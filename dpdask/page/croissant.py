@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dpdask.io.manifest import Manifest
+from dpdask.io.parquet import open_shard
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import Card
@@ -73,8 +73,8 @@ def make_croissant(card: Card, manifest: Manifest, shards: Folder) -> tuple[byte
         As for `make_page`.
     """
     try:
-        with shards.open(manifest.shards[0].name) as file:
-            return _describe(card, manifest, pq.read_schema(file)), ()
+        with open_shard(shards, manifest.shards[0].name) as file:
+            return _describe(card, manifest, file.schema_arrow), ()
     except Exception as error:
         fault = type(error).__name__
     return _describe(card, manifest, None), (f"the metadata of the release were written without its columns ({fault})",)

@@ -8,9 +8,9 @@ from itertools import groupby
 from operator import itemgetter
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dpdask.io.manifest import Manifest
+from dpdask.io.parquet import open_shard
 from dpdask.io.shards import ROW_GROUP_ROWS
 from dpdask.io.storage import Folder
 
@@ -60,8 +60,7 @@ def read_sample(shards: Folder, manifest: Manifest, columns: Sequence[str]) -> S
 
 def _read_groups(shards: Folder, name: str, groups: Sequence[int], columns: Sequence[str], most: int) -> Iterator[pa.RecordBatch]:
     """Yield the first rows of some row groups of a shard."""
-    with shards.open(name) as file:
-        parquet = pq.ParquetFile(file)
+    with open_shard(shards, name) as parquet:
         known = [column for column in parquet.schema_arrow.names if column in columns]
         for group in groups:
             left = most

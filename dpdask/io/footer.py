@@ -1,0 +1,260 @@
+"""The one place that reads a Parquet footer.
+
+pyarrow's accessors of a row group's columns end the whole process if the footer is corrupt or its columns are encrypted. So the numbers
+are read from the footer's own encoding (Thrift, compact protocol) and checked. Arrow has the parsed footer only to read rows, where it
+reports failures.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpdask.errors import InputError
+from dpdask.io.rows import TEXT_BYTES
+
+TAIL_BYTES = 2**16
+_MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
+_END_BYTES = 12  # the footer's length, and the magic number at both ends of a file
+REWRITE = "write it again"
+_DECRYPT = "write it without encryption"
+_BYTE_ARRAY, _FIXED = 6, 7
+_WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}  # of values of the other physical types, in bytes
+
+
+class Chunk(NamedTuple):
+    """The part of a row group that holds one leaf of a column.
+
+    `n_text` is the length of a text that a dictionary holds once, else 0; `limits` the least and the greatest value as they are stored, if known.
+    """
+
+    column: str
+    physical: int
+    start: int
+    n_bytes: int
+    n_bytes_decoded: int
+    n_text: int
+    n_nulls: int | None
+    limits: tuple[bytes, bytes] | None
+
+
+class RowGroup(NamedTuple):
+    """A row group, with its leaves in the order of the schema."""
+
+    n_rows: int
+    chunks: tuple[Chunk, ...]
+
+
+class Footer(NamedTuple):
+    """A checked footer; `digest` is that of the file's size and the footer, `start` its place, `parsed` Arrow's own form of it."""
+
+    digest: str
+    start: int
+    groups: tuple[RowGroup, ...]
+    parsed: Any
+
+    @property
+    def n_rows(self) -> int:
+        """The rows of all row groups."""
+        return sum(group.n_rows for group in self.groups)
+
+
+class _Leaf(NamedTuple):
+    column: str
+    physical: int
+    width: int | None
+    n_repeated: int  # how many levels repeat, and how many may be absent
+    n_optional: int
+
+
+class _EncryptedError(Exception):
+    """The columns are encrypted."""
+
+
+@contextmanager
+def refuse_corrupt(what: str, where: str, hint: str = REWRITE) -> Iterator[None]:
+    """Turn Arrow's failures on a file's bytes into an InputError; those of a file system are passed on."""
+    try:
+        yield
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise InputError(what, where, hint) from None
+
+
+def read_tail(read: Callable[[int, int], bytes], size: int, name: str, hint: str = REWRITE, tail_bytes: int = TAIL_BYTES) -> bytes:
+    """Return the end of a file from its footer on; the bytes from `start` to `end` are `read(start, end)`."""
+    raw = read(max(0, size - max(tail_bytes, _END_BYTES)), size)
+    if raw[-4:] == _ENCRYPTED:
+        raise InputError("its Parquet footer is encrypted", name, _DECRYPT)
+    length = int.from_bytes(raw[-8:-4], "little") if len(raw) >= _END_BYTES and raw[-4:] == _MAGIC else size
+    if length + _END_BYTES > size:
+        raise InputError("this is not a complete Parquet file: it is truncated or corrupt", name, hint)
+    return raw[-length - 8 :] if length + 8 <= len(raw) else read(size - length - 8, size)
+
+
+def digest_footer(raw: bytes, size: int) -> str:
+    """Return the digest of a file's size and footer: the footer holds every column's place and size, so a rewritten file has another."""
+    return blake2b(size.to_bytes(8, "little") + raw, digest_size=16).hexdigest()
+
+
+def parse_footer(raw: bytes, size: int, name: str, hint: str = REWRITE) -> Footer:
+    """Return what `read_tail` has read, parsed and checked."""
+    start = size - len(raw)
+    try:
+        groups, n_leaves = _read_groups(raw, start)
+        parsed = pq.read_metadata(pa.BufferReader(_MAGIC + raw))
+        if (parsed.num_columns, parsed.num_row_groups) != (n_leaves, len(groups)):
+            raise ValueError
+    except _EncryptedError:
+        raise InputError("its columns are encrypted", name, _DECRYPT) from None
+    except (pa.ArrowException, OSError, LookupError, TypeError, AttributeError, ValueError, RecursionError):
+        raise InputError("its Parquet footer cannot be read: it is corrupt", name, hint) from None
+    return Footer(digest_footer(raw, size), start, groups, parsed)
+
+
+def _read_groups(raw: bytes, end: int) -> tuple[tuple[RowGroup, ...], int]:
+    """Return the row groups, and how many leaves the schema has; a row group's fields are dropped as soon as it is checked."""
+    leaves: list[_Leaf] = []
+
+    def check_group(fields: dict[int, Any], found: dict[int, Any]) -> RowGroup:
+        if not leaves:
+            leaves.extend(_find_leaves(found[2]))
+        return _make_group(fields, leaves, end)
+
+    found, _ = _read_struct(raw, 0, check_group)
+    return tuple(found[4]), len(leaves) or len(list(_find_leaves(found[2])))
+
+
+def _find_leaves(elements: Sequence[dict[int, Any]]) -> Iterator[_Leaf]:
+    """Yield the leaves of a schema, which lists each group before its children."""
+    above = [[elements[0].get(5, 0), 0, 0]]  # of each open group: children to come, levels that repeat, levels that may be null
+    column = ""
+    for element in elements[1:]:
+        while not above[-1][0]:
+            above.pop()
+        above[-1][0] -= 1
+        name = element[4].decode()
+        column = sys.intern(name) if len(above) == 1 else column
+        repetition = element.get(3, 0)
+        n_repeated, n_optional = above[-1][1] + (repetition == 2), above[-1][2] + (repetition != 0)
+        if element.get(5):
+            above.append([element[5], n_repeated, n_optional])
+        else:
+            yield _Leaf(column, element[1], element[2] if element[1] == _FIXED else _WIDTHS.get(element[1]), n_repeated, n_optional)
+
+
+def _make_group(fields: dict[int, Any], leaves: Sequence[_Leaf], end: int) -> RowGroup:
+    n_rows, chunks = fields[3], fields[1]
+    if n_rows < 0:
+        raise ValueError
+    return RowGroup(n_rows, tuple(_make_chunk(chunk, leaf, n_rows, end) for chunk, leaf in zip(chunks, leaves, strict=True)))
+
+
+def _make_chunk(fields: dict[int, Any], leaf: _Leaf, n_rows: int, end: int) -> Chunk:
+    """Return a column chunk if its place lies in the file, its type is the schema's, and its values are as many as the rows."""
+    if 8 in fields or 9 in fields:
+        raise _EncryptedError
+    about = fields[3]
+    n_bytes, n_decoded, dictionary, sizes, statistics = about[7], about[6], about.get(11), about.get(16, {}), about.get(12, {})
+    start = min(dictionary or about[9], about[9] or dictionary or 0)
+    has_place = min(n_bytes, n_decoded) >= 0 and (not n_bytes or len(_MAGIC) <= start <= end - n_bytes)
+    has_sizes = all(len(sizes.get(number, ())) in (0, most + 1) for number, most in ((2, leaf.n_repeated), (3, leaf.n_optional)))
+    if not has_place or not has_sizes or about[1] != leaf.physical or (not leaf.n_repeated and about[5] != n_rows):
+        raise ValueError
+    ends = [statistics.get(number, statistics.get(number - 4) if leaf.physical != _BYTE_ARRAY else None) for number in (6, 5)]
+    known = [len(each) for each in ends if each is not None]
+    n_text = (max(known, default=TEXT_BYTES)) if dictionary is not None and leaf.physical == _BYTE_ARRAY else 0
+    limits = (ends[0], ends[1]) if len(known) == 2 and (leaf.width is None or known == [leaf.width] * 2) else None
+    return Chunk(leaf.column, leaf.physical, start, n_bytes, n_decoded, n_text, statistics.get(3), limits)
+
+
+def _read_struct(raw: bytes, at: int, shorten: Callable[[dict[int, Any], dict[int, Any]], Any] | None = None) -> tuple[dict[int, Any], int]:
+    """Return a struct's fields by their numbers, and where it ends; of its row groups only what `shorten` makes of each.
+
+    A value that goes on beyond the end is noticed by the next byte that is looked at: a struct ends with a zero.
+    """
+    fields: dict[int, Any] = {}
+    number = 0
+    while head := raw[at]:
+        at += 1
+        if head > 15:
+            number += head >> 4
+        else:
+            number, at = _read_integer(raw, at)
+        kind = head & 15
+        if kind == 6 or kind == 5:
+            byte = raw[at]
+            at += 1
+            if byte > 127 and raw[at] < 128:
+                byte += (raw[at] - 1) << 7
+                at += 1
+            elif byte > 127:
+                byte, at = _read_number(raw, at - 1)
+            fields[number] = (byte >> 1) ^ -(byte & 1)
+        elif kind < 3:
+            fields[number] = kind == 1
+        elif kind == 9 and number == 4 and shorten is not None:
+            n_groups, _, at = _read_head(raw, at)
+            fields[4] = []
+            for _ in range(n_groups):
+                group, at = _read_struct(raw, at)
+                fields[4].append(shorten(group, fields))
+        else:
+            fields[number], at = _read_value(raw, at, kind)
+    return fields, at + 1
+
+
+def _read_value(raw: bytes, at: int, kind: int) -> tuple[Any, int]:
+    """Return a value, and where it ends."""
+    if kind == 8:
+        length, at = _read_number(raw, at)
+        return raw[at : at + length], at + length
+    if kind == 12:
+        return _read_struct(raw, at)
+    if kind == 9:
+        length, inner, at = _read_head(raw, at)
+        read = _read_integer if inner in (4, 5, 6) else _read_struct if inner == 12 else None
+        values = []
+        for _ in range(length):
+            value, at = read(raw, at) if read else _read_value(raw, at, inner)
+            values.append(value)
+        return values, at
+    if kind in (4, 5, 6):
+        return _read_integer(raw, at)
+    if kind < 4 or kind == 7:
+        return None, at + (1 if kind < 4 else 8)
+    raise ValueError  # a footer has no sets and maps
+
+
+def _read_head(raw: bytes, at: int) -> tuple[int, int, int]:
+    """Return how many elements a list has, their kind, and where they begin."""
+    head = raw[at]
+    length, at = _read_number(raw, at + 1) if head >> 4 == 15 else (head >> 4, at + 1)
+    return length, head & 15, at
+
+
+def _read_integer(raw: bytes, at: int) -> tuple[int, int]:
+    number, at = _read_number(raw, at)
+    return (number >> 1) ^ -(number & 1), at
+
+
+def _read_number(raw: bytes, at: int) -> tuple[int, int]:
+    number = raw[at]
+    at += 1
+    if number < 128:
+        return number, at
+    number &= 127
+    for shift in range(7, 70, 7):
+        byte = raw[at]
+        at += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, at
+    raise ValueError
