@@ -8,10 +8,11 @@ reports failures.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,7 +26,11 @@ _END_BYTES = 12  # the footer's length, and the magic number at both ends of a f
 REWRITE = "write it again"
 _DECRYPT = "write it without encryption"
 _BYTE_ARRAY, _FIXED = 6, 7
+_NUMBERS = {1: pa.int32(), 2: pa.int64(), 4: pa.float32(), 5: pa.float64()}  # of these physical types
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}  # of values of the other physical types, in bytes
+
+
+Ranges = list[tuple[Any, Any]]
 
 
 class Chunk(NamedTuple):
@@ -117,6 +122,46 @@ def parse_footer(raw: bytes, size: int, name: str, hint: str = REWRITE) -> Foote
     except (pa.ArrowException, OSError, LookupError, TypeError, AttributeError, ValueError, RecursionError):
         raise InputError("its Parquet footer cannot be read: it is corrupt", name, hint) from None
     return Footer(digest_footer(raw, size), start, groups, parsed)
+
+
+def find_ranges(footer: Footer, columns: Collection[str]) -> dict[str, Ranges | None]:
+    """Return the least and the greatest value in each row group that holds values; None of a column if a row group does not tell them.
+
+    They are exact values of the file. A column with fields has none.
+    """
+    types = footer.parsed.schema.to_arrow_schema()
+    chunks: dict[str, list[Chunk]] = {name: [] for name in columns}
+    for group in footer.groups:
+        for chunk in group.chunks:
+            if chunk.column in chunks and chunk.n_nulls != group.n_rows:
+                chunks[chunk.column].append(chunk)
+    return {name: _decode(found, types.field(name).type) if name in types.names else None for name, found in chunks.items()}
+
+
+def _decode(chunks: list[Chunk], type_: pa.DataType) -> Ranges | None:
+    """Return the limits of chunks as Python's values; None if these are not in the same order, or Python has no such date."""
+    stored = [end for chunk in chunks for end in chunk.limits or ()]
+    if len(stored) < 2 * len(chunks) or pa.types.is_nested(type_):
+        return None
+    try:
+        values = _read_values(stored, chunks[0].physical, type_) if chunks else []
+    except (pa.ArrowException, OverflowError, ValueError):
+        return None
+    return None if values is None else list(zip(values[::2], values[1::2], strict=True))
+
+
+def _read_values(stored: list[bytes], physical: int, type_: pa.DataType) -> list[Any] | None:
+    if pa.types.is_decimal(type_):
+        order: Literal["little", "big"] = "little" if physical in _NUMBERS else "big"
+        return [Decimal(f"{int.from_bytes(each, order, signed=True)}E{-type_.scale}") for each in stored]
+    if pa.types.is_string(type_) or pa.types.is_large_string(type_):
+        return [each.decode() for each in stored]
+    if pa.types.is_boolean(type_):
+        return [each != b"\0" for each in stored]
+    if physical not in _NUMBERS:
+        return None
+    numbers = pa.Array.from_buffers(_NUMBERS[physical], len(stored), [None, pa.py_buffer(b"".join(stored))])
+    return (numbers.view(type_) if type_.bit_width == numbers.type.bit_width else numbers.cast(type_)).to_pylist()  # type: ignore[no-any-return]  # untyped
 
 
 def _read_groups(raw: bytes, end: int) -> tuple[tuple[RowGroup, ...], int]:

@@ -26,6 +26,7 @@ from dpdask.io.deletions import count_deleted, pack, unpack
 from dpdask.io.faults import mask, storage_faults
 from dpdask.io.files import Files, is_glob
 from dpdask.io.filesystems import call_storage, open_filesystem
+from dpdask.io.footer import Footer
 from dpdask.io.fragment import Fragment
 from dpdask.io.listing import DataFile, Listing, TableFormat, find_columns, fits, widen
 from dpdask.io.rows import complete, find_stored
@@ -194,7 +195,7 @@ def _inspect(file: DataFile, listing: Listing, schema: Schema, seen: parquet.Sch
         size = file.n_bytes if file.n_bytes is not None else int(call_storage(file.url, lambda fs, path: fs.info(path)["size"]))
         footer = parquet.footer(fs, path, shown, size)
     types = seen.find_plain(footer.parsed, shown)
-    constants, renamed = _place_columns(file, listing, footer.parsed, types, schema)
+    constants, renamed = _place_columns(file, listing, footer, types, schema)
     common |= {"version": footer.digest, "alike": footer.digest, "constants": tuple(constants.items()), "renamed": tuple(renamed.items())}
     if file.deleted and count_deleted(file.deleted) > int(unpack(file.deleted, 0, footer.n_rows).sum()):
         raise InputError("the table deletes rows that this file does not have", shown, "restore the table")
@@ -220,14 +221,14 @@ def _inspect(file: DataFile, listing: Listing, schema: Schema, seen: parquet.Sch
     return fragments, types
 
 
-def _place_columns(file: DataFile, listing: Listing, metadata: Any, types: pa.Schema, schema: Schema) -> tuple[dict[str, Any], dict[str, str]]:
+def _place_columns(file: DataFile, listing: Listing, footer: Footer, types: pa.Schema, schema: Schema) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the columns that a Parquet file does not hold with their values, and those that have another name in it with that name."""
     shown = mask(file.name)
     if listing.fields is None:
-        hive.check_agreement(types, hive.split_folders(file.name), metadata, shown)
+        hive.check_agreement(types, hive.split_folders(file.name), footer, shown)
         held = set(types.names) if file.constants else set()
         return {column: value for column, value in file.constants.items() if column not in held}, {}
-    names, constants = find_columns(listing.fields, metadata.schema.to_arrow_schema(), file.constants, shown)
+    names, constants = find_columns(listing.fields, footer.parsed.schema.to_arrow_schema(), file.constants, shown)
     for wanted in listing.fields:
         if wanted.name in schema.columns and schema.columns[wanted.name].role == "drop":  # never read: of any type
             continue

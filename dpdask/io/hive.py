@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from dpdask.errors import DataError
 from dpdask.io.csv import csv_type
+from dpdask.io.footer import Footer, Ranges, find_ranges
 from dpdask.schema import Schema
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -91,37 +92,27 @@ def read_value(text: str | None, column: str, type_: pa.DataType) -> Any:
         raise DataError(what, f"column {column!r}", "correct the schema's `type` or levels, or rename the folder") from None
 
 
-def check_agreement(types: pa.Schema, folders: Mapping[str, str | None], metadata: Any, where: str) -> None:
+def check_agreement(types: pa.Schema, folders: Mapping[str, str | None], footer: Footer | None, where: str) -> None:
     """Check that a file that holds a column which its folder's name holds too cannot have other values than the folder.
-
-    Parameters
-    ----------
-    types
-        The file's columns.
-    folders
-        The columns of its folders, with their values as texts.
-    metadata
-        The file's Parquet footer, or None if it has none.
-    where
-        The file's name, for messages.
 
     Raises
     ------
     DataError
-        If the footer does not show that all rows have the folder's value.
+        If no footer shows that all rows have the folder's value.
     """
-    for column in sorted(set(types.names) & set(folders)):
-        text = folders[column]
-        shown = metadata is not None and text is not None
-        if not (shown and all(_is_constant(metadata, number, column, text, types) for number in range(metadata.num_row_groups))):
+    both = sorted(set(types.names) & set(folders))
+    ranges = find_ranges(footer, both) if both and footer is not None else {}
+    for column in both:
+        text, found = folders[column], ranges.get(column)
+        if footer is None or text is None or found is None or _has_nulls(footer, column) or not _is_constant(found, text, column, types):
             what = "both the file and its folder's name hold this column, and they could disagree"
             raise DataError(what, f"{where}, column {column!r}", "write the files without it, or rename the folders")
 
 
-def _is_constant(metadata: Any, number: int, column: str, text: str | None, types: pa.Schema) -> bool:
-    group = metadata.row_group(number)
-    place = next((place for place in range(metadata.num_columns) if metadata.schema.column(place).path == column), None)
-    statistics = None if place is None else group.column(place).statistics
-    if statistics is None or not statistics.has_min_max or statistics.null_count != 0:
-        return False
-    return bool(statistics.min == statistics.max == read_value(text, column, types.field(column).type))
+def _has_nulls(footer: Footer, column: str) -> bool:
+    return any(chunk.n_nulls != 0 for group in footer.groups for chunk in group.chunks if chunk.column == column)
+
+
+def _is_constant(ranges: Ranges, text: str, column: str, types: pa.Schema) -> bool:
+    value = read_value(text, column, types.field(column).type)
+    return all(low == high == value for low, high in ranges)

@@ -145,8 +145,8 @@ def read_batches(path: str, fragment: Fragment, columns: list[str], public: Coll
                     _check_times([batch.column(0) for batch in batches], fragment, name)
         for batch in read(leaves):
             n_left -= batch.num_rows
-            for column in batch.columns:  # Arrow's reader takes the bytes of texts, and of places in a dictionary, as they are
-                if not has_width(column.type) or pa.types.is_dictionary(column.type):
+            for column in batch.columns:  # Arrow's reader takes these as they are stored
+                if not has_width(column.type) or pa.types.is_dictionary(column.type) or pa.types.is_time(column.type):
                     column.validate(full=True)
             yield batch.select(columns)
         if n_left:

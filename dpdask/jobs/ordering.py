@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dpdask.engine.told import Told
+from dpdask.io.footer import Ranges
 from dpdask.io.fragments import InputTable
-from dpdask.io.ranges import Ranges, row_group_ranges
+from dpdask.io.ranges import row_group_ranges
 from dpdask.jobs.spec import Job
 from dpdask.stats.order import ColumnOrder
 
