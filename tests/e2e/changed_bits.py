@@ -121,6 +121,7 @@ def find_part(raw: bytes, part: str) -> range:
 def call_all(kind: str, job: Path, out: Path) -> Iterator[tuple[str, int, str]]:
     """Yield each call with its exit code, and what it says."""
     if kind == "release":
+        (out.parent / "report.html").unlink(missing_ok=True)
         try:
             dpdask.open(str(out)).to_pandas()
         except DpdaskError as error:

@@ -3,6 +3,7 @@
 import gzip
 import os
 import shutil
+import time
 from hashlib import blake2b
 from pathlib import Path
 
@@ -230,6 +231,62 @@ def test_a_footer_above_64_kib_is_read(tmp_path):
     assert [
         value for fragment in table.fragments[298:] for batch in read_batches(fragment, ["id"], table.schema) for value in batch.column(0).to_pylist()
     ] == [298, 299]
+
+
+def test_a_footer_is_parsed_once_for_all_row_groups_and_again_when_the_file_changes(tmp_path, monkeypatch):
+    """The time of a pass is linear in the row groups: each is read without reading and parsing the whole footer again."""
+    path = write(tmp_path / "a.parquet", part(300), row_group_size=1)
+    os.utime(path, (1, 1))
+    time.sleep(2 * parquet._SETTLED_SECONDS)  # a change right before could leave the file's times as they are
+    parsed, digested = [], []
+    parse, digest = parquet.parse_footer, parquet.digest_footer
+    monkeypatch.setattr(parquet, "parse_footer", lambda *given: (parsed.append(1), parse(*given))[1])
+    monkeypatch.setattr(parquet, "digest_footer", lambda *given: (digested.append(1), digest(*given))[1])
+    table = found(tmp_path)
+    assert read(table) == list(range(300))
+    assert (len(parsed), len(digested)) == (1, 1)
+    parquet.FOOTERS.cache_clear()  # as in a worker of another process
+    assert read(table) == list(range(300))
+    assert (len(parsed), len(digested)) == (2, 2)
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-40] + bytes(byte ^ 1 for byte in raw[-40:-30]) + raw[-30:])  # as long as before, and with its times
+    os.utime(path, (1, 1))
+    with pytest.raises(InputError, match="this file changed since the run began"):
+        read(table)
+
+
+def test_footers_that_are_kept_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "_KEPT_BYTES", 2000)
+    for number in range(5):
+        write(tmp_path / f"{number}.parquet", part(3))
+    table = found(tmp_path)
+    sizes = [kept.n_bytes for kept in parquet.FOOTERS._kept.values()]
+    assert 1 <= len(sizes) < 5
+    assert sum(sizes) <= 2000
+    monkeypatch.setattr(parquet, "_KEPT_BYTES", 1)
+    assert read(table) == [0, 1, 2] * 5
+    assert len(parquet.FOOTERS._kept) == 1  # the newest is kept whatever its size
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("name", ["event.text", "event.a.b", "event", "a-b", ".", "event."])
+def test_a_name_with_dots_is_a_name(name, together, tmp_path, monkeypatch):
+    """A column `event.text` is no field of a column `event`, and its bytes bound a batch as those of any other."""
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 2**16)
+    if not together:
+        monkeypatch.setattr(parquet, "_HELD_BYTES", 1)
+    texts = [f"{row:0500}" for row in range(1000)]
+    fields = pa.array([{"text": row, "a": {"b": [row]}} for row in range(1000)])
+    other = "event" if name != "event" else "event.text"
+    rows = pa.table(
+        {other: fields, "x": [1] * 1000, name: texts, "map": pa.array([[("k", row)] for row in range(1000)], pa.map_(pa.string(), pa.int64()))}
+    )
+    pq.write_table(rows, tmp_path / "a.parquet")
+    table = discover(tmp_path.as_uri(), Schema.from_dict({"columns": {column: {"role": "keep"} for column in rows.column_names}}))
+    for columns in ([name], [name, "x"], [other], ["map", name, other]):
+        batches = list(read_batches(table.fragments[0], columns, table.schema, public=columns))
+        assert pa.Table.from_batches(batches).equals(rows.select(columns))
+        assert name not in columns or max(batch.nbytes for batch in batches) <= 2 * 2**16
 
 
 def test_a_footer_about_as_long_as_the_first_read(tmp_path):

@@ -1,5 +1,6 @@
 """One protocol on every store that can be had here: files that are written once, listings that are fresh, faults that pass."""
 
+import io
 import json
 import os
 import subprocess
@@ -9,14 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Barrier
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from services.stores import in_environment
 
 from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
-from dpdask.io import filesystems, versions
+from dpdask.io import filesystems, parquet, versions
 from dpdask.io.filesystems import open_filesystem
+from dpdask.io.footer import TAIL_BYTES
+from dpdask.io.fragments import discover, read_batches
 from dpdask.io.storage import Folder
 from dpdask.jobs import records
+from dpdask.schema import Schema
 
 RACES = 20
 
@@ -395,3 +401,26 @@ def test_a_driver_that_may_not_remove_versions_is_seen_alive(open_store, monkeyp
             with pytest.raises(TemporaryError, match="another run is writing"), other.lock():
                 pass
             assert mine.holds()
+
+
+def test_a_long_footer_is_fetched_again_only_if_the_file_changed(remote_store):
+    """A store's mark of a file says whether it is the same; a shorter footer comes with the columns, by one request."""
+    rows = pa.table({"x": range(700), "y": range(700)})
+
+    def write(rows: pa.Table) -> None:
+        pq.write_table(rows, file := io.BytesIO(), row_group_size=1)
+        remote_store.folder.write("a.parquet", file.getvalue())
+
+    write(rows)
+    table = discover(f"{remote_store.folder.url}/a.parquet", Schema.from_dict({"columns": {"x": {"role": "keep"}, "y": {"role": "drop"}}}))
+    n_footer = table.fragments[0].layout.n_file_bytes - table.fragments[0].layout.footer_start
+    assert n_footer > TAIL_BYTES
+    read, digest = [], parquet.digest_footer
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet, "digest_footer", lambda *given: (read.append(1), digest(*given))[1])
+        values = [value for each in table.fragments[:5] for batch in read_batches(each, ["x"], table.schema) for value in batch["x"].to_pylist()]
+    assert values == [0, 1, 2, 3, 4]
+    assert len(read) == 1
+    write(rows.set_column(0, "x", pa.array(range(1, 701))))
+    with pytest.raises(InputError, match="changed since the run began"):
+        list(read_batches(table.fragments[5], ["x"], table.schema))
