@@ -111,15 +111,18 @@ def test_only_this_user_s_own_folders_of_this_machine_are_removed(place: Path) -
     others = [place / "dpdask-fit-another.host-abc", place / f"{temporary._PREFIX}open", place / "dpdask-abc"]
     for folder in others:
         folder.mkdir(mode=0o700)
-        (folder / "run.key").touch()
+        (folder / "release-a").mkdir()
     others[1].chmod(0o755)
+    others.append(place / f"{temporary._PREFIX}renamed")  # another folder of this user: somebody else gave it this name
+    others[3].mkdir(mode=0o700)
+    (others[3] / "thesis").touch()
     link = place / f"{temporary._PREFIX}link"
     link.symlink_to(others[0])
     close_secrets(open_secrets(None))
     assert set(place.iterdir()) == {*others, link}
     others[1].chmod(0o700)
     close_secrets(open_secrets(None))
-    assert set(place.iterdir()) == {others[0], others[2], link}
+    assert set(place.iterdir()) == {others[0], *others[2:], link}
 
 
 def test_a_folder_whose_group_is_inherited_is_removed_too(place: Path) -> None:

@@ -14,6 +14,7 @@ from dpdask.codec import Codec, codec_for
 from dpdask.engine.cluster import remember
 from dpdask.errors import DataError, InputError, MissingError, SpecError
 from dpdask.io.encrypted import EncryptedFile, EncryptedFolder
+from dpdask.io.private import KEY_NAME, PrivateFolder
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.mechanism import Columns, Mechanism
 from dpdask.privacy import UnitColumn
@@ -23,7 +24,6 @@ from dpdask.versions import Stamp
 
 Loaded = TypeVar("Loaded", bound=Archived)
 
-KEY_NAME = "run.key"
 HOLDOUT_NAME = "holdout.key"
 RELEASE_NAME = "release.npz"
 NOISY_NAME = "noisy.npz"
@@ -43,7 +43,12 @@ def counts_name(number: int) -> str:
 
 def has_counts(secrets: Folder) -> bool:
     """Return whether the folder of a run's key keeps the counts of a pass."""
-    return any(name.startswith(_COUNTS) for name in Folder(secrets.url).names())
+    return any(name.startswith(_COUNTS) for name in _as_stored(secrets).names())
+
+
+def _as_stored(secrets: Folder) -> Folder:
+    """Return the folder of a run's key for files that are encrypted on any storage."""
+    return Folder(secrets.url) if isinstance(secrets, EncryptedFolder) else secrets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +156,8 @@ class TableWork:
         """Return the run key: from its file, or from the memory of this process if the run's files are encrypted."""
         if self.held_keys is not None:
             return self.held_keys[0]
-        return RunKey(self.secrets.key if isinstance(self.secrets, EncryptedFolder) else self.secrets.read(KEY_NAME))
+        secrets = self.secrets
+        return RunKey(secrets.key if isinstance(secrets, EncryptedFolder | PrivateFolder) else secrets.read(KEY_NAME))
 
     def hold_keys(self) -> TableWork:
         """Return this work with its keys in memory, for one part of a table, so that their files are read once. It cannot be pickled.
@@ -169,12 +175,12 @@ class TableWork:
 
     def open_counts(self, name: str) -> EncryptedFile:
         """Return the file that keeps the counts of a pass."""
-        return EncryptedFile(Folder(self.secrets.url), name, self.key().reveal())
+        return EncryptedFile(_as_stored(self.secrets), name, self.key().reveal())
 
     def remove_counts(self, number: int) -> None:
         """Remove the counts of all passes up to that of a round."""
         for each in range(number + 1):
-            Folder(self.secrets.url).remove(counts_name(each))
+            _as_stored(self.secrets).remove(counts_name(each))
 
     def holdout_key(self) -> RunKey:
         """Read the key that chooses the hold-out: the run key, or the dataset's."""

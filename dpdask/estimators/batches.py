@@ -16,8 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-from dpdask.engine.work import KEY_NAME
 from dpdask.errors import InputError, SpecError
+from dpdask.io.private import KEY_NAME
 from dpdask.io.storage import Folder
 
 FITTED = "frame"  # the frame that a release was fitted on, or the one without a name

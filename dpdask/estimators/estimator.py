@@ -16,7 +16,7 @@ from dpdask.documents import validate
 from dpdask.engine.account import Account, LedgerPlace, check_can_charge, settle
 from dpdask.engine.fit import Fitted, PublicTable, fit
 from dpdask.engine.source import Frame, FrameSource, identify
-from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, NOISY_NAME, RELEASE_NAME, TableWork, load
+from dpdask.engine.work import HOLDOUT_NAME, NOISY_NAME, RELEASE_NAME, TableWork, load
 from dpdask.errors import DataError
 from dpdask.estimators.batches import FITTED, PUBLIC, Batches
 from dpdask.estimators.frame_order import find_order_warning
@@ -147,11 +147,9 @@ class Estimator(ABC, Generic[Made]):
         check_secrets(secrets)
         account = _open_account(self.mechanism, ledger)  # batches are charged later
         account.check_room(None)
-        folder = open_secrets(secrets)
         key = RunKey.fresh() if self.insecure_seed is None else RunKey.insecure(self.insecure_seed)
-        fitting = _Fitting(self, account, frame, folder)
+        fitting = _Fitting(self, account, frame, open_secrets(secrets, key.reveal()))
         try:
-            folder.write(KEY_NAME, key.reveal(), private=True)
             with show_fit(progress) as report:
                 return cast("Made", fitting.release(report))
         except BaseException as error:
@@ -295,8 +293,7 @@ class _Fitting:
     def fail(self, error: BaseException) -> None:
         """Update the ledger after a failure, and remove what is left."""
         drawn = any(self.folder.exists(name) for name in (NOISY_NAME, RELEASE_NAME))
-        self.folder.remove(KEY_NAME)  # first, in case the ledger cannot be reached
-        close_secrets(self.folder)
+        close_secrets(self.folder)  # first, in case the ledger cannot be reached
         settlement = settle(error, drawn=drawn, strict=self.began and self.account.is_strict)
         if settlement == "refuse" and self.began:
             self.account.refuse(self.run_id, self.sample, drawn=drawn)

@@ -15,7 +15,7 @@ from dpdask.engine.account import Account
 from dpdask.engine.cluster import forget_everywhere
 from dpdask.engine.lazy import sample_frame, transform_frame
 from dpdask.engine.source import Frame, FrameSource, identify
-from dpdask.engine.work import KEY_NAME, RELEASE_NAME, TableWork, keep, load
+from dpdask.engine.work import RELEASE_NAME, TableWork, keep, load
 from dpdask.errors import DataError, InputError, InternalError, SpecError
 from dpdask.estimators.batches import Batches
 from dpdask.estimators.frame_order import find_order_warning
@@ -319,7 +319,6 @@ class Release:
 
     def close(self) -> None:
         """Remove the key, the fitted release and the units' bounds, also from workers' memory; frames not yet computed are lost."""
-        self.folder.remove(KEY_NAME)
         close_secrets(self.folder)
         forget_everywhere()
 

@@ -14,13 +14,15 @@ import tempfile
 import threading
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dpdask.io.private import KEY_NAME, PrivateFolder, check_key, commit
 from dpdask.io.storage import Folder, absolute_url
 
 _NEW = "dpdask-new-"
 _PREFIX = f"dpdask-fit-{os.uname().nodename}-"  # another machine, which may share the place, sees no lock of this one
+_RELEASE = "release-"
 _BUSY = threading.Lock()
 
 
@@ -38,8 +40,8 @@ _opened: dict[Folder, int] = {}  # by which process
 os.register_at_fork(before=_BUSY.acquire, after_in_parent=_BUSY.release, after_in_child=_BUSY.release)  # no child finds it held
 
 
-def open_secrets(secrets: str | None) -> Folder:
-    """Return a new private folder for a run key, removed when Python ends normally: inside `secrets`, or temporary."""
+def open_secrets(secrets: str | None, key: bytes | None = None) -> PrivateFolder:
+    """Return a new private folder with a run key, if one is given, removed when Python ends normally: inside `secrets`, or temporary."""
     if secrets is None:
         with _BUSY:
             place = tempfile.gettempdir()
@@ -50,19 +52,22 @@ def open_secrets(secrets: str | None) -> Folder:
                 if home is not None and own:  # somebody removed it
                     os.close(_homes.pop(place).descriptor)
                 home = _homes[place] = _make_home(place)
-            folder = Folder(absolute_url(tempfile.mkdtemp(prefix="release-", dir=home.path)))
+            folder = PrivateFolder(absolute_url(tempfile.mkdtemp(prefix=_RELEASE, dir=home.path)))
     else:
-        folder = Folder(absolute_url(secrets)).child(f"release-{uuid.uuid4().hex[:12]}")
-        folder.create(private=True)
+        folder = PrivateFolder(f"{absolute_url(secrets)}/{_RELEASE}{uuid.uuid4().hex[:12]}")
+        folder.create()
     if not _opened:
         atexit.unregister(_close_all)
         atexit.register(_close_all)
+    if key is not None:
+        check_key(folder.claim(KEY_NAME, key), commit(key), folder.url)
+        folder = replace(folder, commitment=commit(key))
     _opened[folder] = os.getpid()
     return folder
 
 
 def close_secrets(folder: Folder) -> None:
-    """Remove a folder that `open_secrets` returned, and this process's temporary folder with the last one in it."""
+    """Remove a folder that `open_secrets` returned, the key first, and this process's temporary folder with the last one in it."""
     folder.remove()
     _opened.pop(folder, None)
     with _BUSY:
@@ -98,6 +103,9 @@ def _sweep(place: str) -> None:
                 found = os.fstat(descriptor)
                 if found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) & 0o777 == 0o700:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path, ignore_errors=True)
+                    names = os.listdir(descriptor)  # noqa: PTH208 - by descriptor
+                    for name in names if all(each.startswith(_RELEASE) for each in names) else ():
+                        shutil.rmtree(name, ignore_errors=True, dir_fd=descriptor)
+                    path.rmdir()
             finally:
                 os.close(descriptor)

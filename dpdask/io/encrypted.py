@@ -8,7 +8,7 @@ memory: one that does not hold it yet asks for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NoReturn
 
@@ -16,6 +16,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from dpdask.errors import InputError, TemporaryError
+from dpdask.io.private import check_key
 from dpdask.io.storage import Folder
 
 _PERSON, _NONCE_PERSON = b"dpdask files", b"dpdask nonce"
@@ -136,9 +137,12 @@ class EncryptedFolder(Folder):
     ----------
     run_id
         The name of the run whose key this process must hold.
+    commitment
+        That of the key.
     """
 
     run_id: str
+    commitment: str = ""
 
     @property
     def key(self) -> bytes:
@@ -153,13 +157,13 @@ class EncryptedFolder(Folder):
             if self.run_id not in _held and (secret := source(self.run_id)) is not None:
                 hold_key(self.run_id, secret)
         try:
-            return _held[self.run_id]
+            return check_key(_held[self.run_id], self.commitment, self.url)
         except KeyError:
             raise TemporaryError("a process cannot get the key of the run", None, "run again to resume") from None
 
     def child(self, name: str) -> EncryptedFolder:
         """Return a folder inside this one, with the same key."""
-        return EncryptedFolder(f"{self.url}/{name}", self.run_id)
+        return replace(self, url=f"{self.url}/{name}")
 
     def read(self, name: str, *, replaced: bool = False) -> bytes:
         """Return a file's content; see `Folder.read`.

@@ -65,8 +65,14 @@ class Folder:
         fs, path = open_filesystem(self.url)
         return fs, f"{path.rstrip('/')}/{name}" if name else path
 
+    @contextmanager
+    def _at(self) -> Iterator[str]:
+        """Yield the URL under which the folder is used."""
+        yield self.url
+
     def _call(self, name: str, call: Callable[[Any, str], T], *, writing: bool = False) -> T:
-        return call_storage(f"{self.url}/{name}" if name else self.url, call, writing=writing)
+        with self._at() as url:
+            return call_storage(f"{url}/{name}" if name else url, call, writing=writing)
 
     @property
     def is_local(self) -> bool:
@@ -135,8 +141,8 @@ class Folder:
 
         return self._call("", look)
 
-    def create(self, *, private: bool = False) -> None:
-        """Create the folder and its parents; a private one is for this user alone (mode 0700, where there are modes).
+    def create(self, mode: int | None = None) -> None:
+        """Create the folder and its parents; a new local folder has a mode, if one is given.
 
         Object stores have no folders, so nothing is created there, neither a bucket.
 
@@ -147,21 +153,23 @@ class Folder:
         """
         if self.url.partition("://")[0] in KINDS:
             return
-        fs, path = self._resolve()
+        with self._at() as url:
+            fs, path = open_filesystem(url)
 
-        def make() -> None:
-            fs.makedirs(path, exist_ok=True)
-            if private and self.is_local:
-                Path(path).chmod(0o700)
+            def make() -> None:
+                if mode is None:
+                    fs.makedirs(path, exist_ok=True)
+                else:
+                    Path(path).mkdir(mode, parents=True, exist_ok=True)
 
-        with storage_faults(path, writing=True):
-            try:
+            with storage_faults(path, writing=True):
                 try:
-                    make()
-                except (FileNotFoundError, FileExistsError):  # another driver may have removed it just now
-                    make()
-            except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError):
-                raise OutputError("no folder can be made here", path, "check output.path, and that this user may write there") from None
+                    try:
+                        make()
+                    except (FileNotFoundError, FileExistsError):  # another driver may have removed it just now
+                        make()
+                except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError):
+                    raise OutputError("no folder can be made here", path, "check output.path, and that this user may write there") from None
 
     def read(self, name: str, *, replaced: bool = False) -> bytes:
         """Return a file's bytes.
@@ -278,9 +286,10 @@ class Folder:
             yield remote
             self._call(name, lambda fs, path: replace_file(fs, path, remote.getvalue()), writing=True)
             return
-        _, path = self._resolve(name)
-        with storage_faults(path, writing=True), _temporary(path, mode, os.replace) as file:
-            yield file
+        with self._at() as url:
+            _, path = Folder(url)._resolve(name)
+            with storage_faults(path, writing=True), _temporary(path, mode, os.replace) as file:
+                yield file
 
     @contextmanager
     def open_new(self, name: str, other: DpdaskError | None = None) -> Iterator[IO[bytes]]:
@@ -311,14 +320,13 @@ class Folder:
                 if not filecmp.cmp(temporary, target, shallow=False):
                     raise other from None
 
-        with storage_faults(path, writing=True), _temporary(path, 0o666, publish) as file:
+        with self._at() as url, storage_faults(path, writing=True), _temporary(Folder(url)._resolve(name)[1], 0o666, publish) as file:
             yield file
 
     def open(self, name: str) -> IO[bytes]:
         """Open a file to read."""
-        _, path = self._resolve(name)
-        with storage_faults(path):
-            return open_remote(f"{self.url}/{name}")
+        with self._at() as url, storage_faults(f"{url}/{name}"):
+            return open_remote(f"{url}/{name}")
 
     def remove(self, name: str = "") -> None:
         """Remove a file, or the folder with its contents; nothing happens if it does not exist."""
@@ -338,22 +346,23 @@ class Folder:
         """Give all files with this ending the same modification time, where it can be set, so that times do not reveal the order of writing."""
         if self.is_local:
             now = time.time()
-            for path in self.local_path.rglob(f"*{ending}"):
-                os.utime(path, (now, now))
+            with self._at() as url:
+                for path in Folder(url).local_path.rglob(f"*{ending}"):
+                    os.utime(path, (now, now))
 
-    def move_to(self, target: Folder) -> None:
-        """Make this local folder's files appear in another one, all at once.
+    def move_to(self, target: Folder, name: str = "") -> None:
+        """Make a file appear in another local folder, or all of this one in its place at once.
 
         Raises
         ------
         OutputError
             If the target cannot be replaced by a renamed folder.
         """
-        path, destination = self.local_path, target.local_path
-        with storage_faults(str(destination)):
+        destination = target.local_path / name
+        with self._at() as url, storage_faults(str(destination), writing=bool(name)):
             destination.parent.mkdir(parents=True, exist_ok=True)
             try:
-                path.replace(destination)
+                (Folder(url).local_path / name).replace(destination)
             except OSError as error:
                 if error.errno in (errno.EBUSY, errno.EXDEV):
                     what = "the output is a mount point, which no folder can replace"

@@ -231,7 +231,7 @@ class GrowingState(RunState):
     def remove_rest(self) -> None:
         """Remove a hidden folder without a run, and what the removal of a first release left."""
         super().remove_rest()
-        if not self.number and not self.folder.exists():
+        if not self.number and self.read_unfinished() is None:
             self.kept.remove()
 
     def tidy(self, job: Job) -> None:

@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from dpdask.engine.write import Staging, add_run
 from dpdask.errors import DataError, OutputError
-from dpdask.io.faults import storage_faults
 from dpdask.io.manifest import CARD_NAME, DOCUMENTS, MANIFEST_NAME, META, SUCCESS_NAME, Manifest, count_missing
 from dpdask.io.parquet import open_shard
 from dpdask.io.storage import Folder
@@ -98,9 +97,8 @@ class GrowingFolder:
             return
         if self.output.is_local:
             staging.shards.level_times()
-            with storage_faults(self.output.url, writing=True):
-                for name in (*(shard.name for shard in manifest.shards), *(name_document(name, number) for name in DOCUMENTS)):
-                    (staging.shards.local_path / name).replace(self.output.local_path / name)
+            for name in (*(shard.name for shard in manifest.shards), *(name_document(name, number) for name in DOCUMENTS)):
+                staging.shards.move_to(self.output, name)
         if not self.output.put_new(name_manifest(number), manifest.to_bytes()):
             raise OutputError("another run has released these rows into this output", self.output.url, "run the job again")
         if count_missing(self.output, [manifest]):  # aborted while this driver slept

@@ -14,9 +14,10 @@ from hashlib import blake2b
 
 from dpdask.errors import InputError, OutputError
 from dpdask.io.manifest import META, list_manifests
+from dpdask.io.private import hide
 from dpdask.io.storage import Folder
 from dpdask.jobs.publication import Publication
-from dpdask.jobs.records import busy, check_place
+from dpdask.jobs.records import busy
 from dpdask.jobs.run_keys import LEDGER, FolderKeys, HostKeys, LedgerKeys, RunKeys, check_run_id, say_place
 
 Name = Callable[[bytes], str]  # of a release, from the key of its run
@@ -51,7 +52,7 @@ class ReleaseNames:
     def __init__(self, job: str, fingerprint: str | None, output: Folder, ledger_url: str | None) -> None:
         self._job, self._fingerprint, self._output, self._ledger_url = job, fingerprint, output, ledger_url
         self._about = f"{META}/names-{job[:_DIGITS]}.json"
-        self._folder = output.sibling(".", f".dpdask-names-{job[:_DIGITS]}")
+        self._folder = hide(output, f".dpdask-names-{job[:_DIGITS]}")
 
     def find(self, publication: Publication) -> str:
         """Return the name of the release of this input; empty if the job has released nothing here yet.
@@ -105,7 +106,7 @@ class ReleaseNames:
         if key is None or not self._output.exists(self._about):
             keys, name = self._find_keys(), f"names-{uuid.uuid4().hex}"
             if self._output.is_local:
-                self._folder.create(private=True)
+                self._folder.create()
             keys.write(name, key or _derive(run_key))
             about = {"format": _FORMAT, "id": name, "key": keys.place}
             if not self._output.put_new(self._about, json.dumps(about).encode()) and not self._output.is_local:
@@ -150,7 +151,6 @@ class ReleaseNames:
     def _find_keys(self, place: str = LEDGER) -> RunKeys:
         """Return the keys of a place; of a new one, the ledger's if there is one."""
         if self._output.is_local:
-            check_place(self._folder)
             return FolderKeys(self._folder)
         return LedgerKeys(self._ledger_url) if self._ledger_url is not None and place.startswith(LEDGER) else HostKeys()
 

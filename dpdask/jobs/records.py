@@ -6,17 +6,15 @@ the next number, and names the driver that wrote it. A driver whose number is ta
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
 import re
-import stat
 import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -24,11 +22,11 @@ from typing import Any, Protocol
 
 from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
 from dpdask.io.faults import storage_faults
+from dpdask.io.private import LOCK, PrivateFolder
 from dpdask.io.storage import Folder
 
 STATE_FORMAT = 2
 RECORD = "run.json"
-LOCK = "lock"
 
 BEAT_SECONDS = 5.0
 LEASE_SECONDS = 30.0
@@ -86,8 +84,9 @@ class LockedRecord:
         The output, for messages.
     """
 
-    def __init__(self, folder: Folder, output: Folder) -> None:
+    def __init__(self, folder: PrivateFolder, output: Folder) -> None:
         self._folder, self._output = folder, output
+        self._locked = False
 
     def read(self) -> Content | None:
         """Return the record; see `RunRecords.read`."""
@@ -103,66 +102,58 @@ class LockedRecord:
 
     def begin(self) -> None:
         """Remove what an interrupted removal left: it holds the noise of another key."""
-        self._folder.create(private=True)
         for name in sorted(self._folder.names(), key=lambda name: name != RECORD):
             if name != LOCK:
                 self._folder.child(name).remove()
 
     def clear(self) -> None:
-        """Remove the folder."""
-        self._folder.remove()
+        """Remove the folder; if this driver has it locked, all that is in it, and the rest with the lock."""
+        if self._locked:
+            self.begin()
+        else:
+            self._folder.remove()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other drivers of this file system away from the run.
+        """Keep other drivers of this file system away from the run, and use the folder by one descriptor.
 
         Raises
         ------
         TemporaryError
             If another driver holds it.
         OutputError
-            If the hidden folder is a link, or another user's: its secrets would lie where that user can read or keep them.
+            If the hidden folder is a link, another user's, or none of ours: its secrets would lie where others can read or keep them.
         """
-        check_place(self._folder)
-        self._folder.create(private=True)
-        path = self._folder.local_path / LOCK
-        try:
-            with storage_faults(self._folder.url):
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        except InputError:
-            raise busy(self._output) from None  # it ended, and removed the folder, just now
-        try:
-            if not _lock_file(descriptor, path):
+        with ExitStack() as opened:
+            descriptor = self._folder.open_made()
+            opened.callback(os.close, descriptor)
+            found = os.listdir(descriptor)  # noqa: PTH208 - by descriptor
+            if found and LOCK not in found:
+                what = "this folder has the name of this output's hidden folder, and holds something else"
+                raise OutputError(what, self._folder.url, "move it away, or choose another output.path")
+            try:
+                with storage_faults(self._folder.url):
+                    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=descriptor)
+            except InputError:
+                raise busy(self._output) from None  # it ended, and removed the folder, just now
+            opened.callback(os.close, lock)
+            if not _lock_file(lock, descriptor):
                 raise busy(self._output)
-            yield
-        finally:
-            os.close(descriptor)
+            opened.enter_context(self._folder.hold(descriptor))
+            self._locked = True
+            try:
+                yield
+            finally:
+                self._locked = False
+                if self._folder.names() == [LOCK]:
+                    self._folder.remove()
 
 
-def check_place(folder: Folder) -> None:
-    """Check that a hidden folder, if it exists, is this user's and no link.
-
-    Raises
-    ------
-    OutputError
-        If its secrets would lie where another user can read or keep them.
-    """
+def _lock_file(lock: int, folder: int) -> bool:
+    """Lock a file and return whether that worked, and the file is still in its folder: a run that ends removes it."""
     try:
-        found = os.lstat(folder.local_path)  # once: another driver may remove it
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            return
-        raise
-    if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
-        what = "the hidden folder of this output is a link or belongs to another user, so the run key would not be safe in it"
-        raise OutputError(what, folder.url, "remove it, or choose another output.path")
-
-
-def _lock_file(descriptor: int, path: Path) -> bool:
-    """Lock a file and return whether that worked, and the file is still the one at its path: a run that ends removes it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(descriptor), path.stat())
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(lock), os.stat(LOCK, dir_fd=folder))
     except (BlockingIOError, FileNotFoundError):
         return False
 

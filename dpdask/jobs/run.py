@@ -155,7 +155,8 @@ def _run_locked(job: Job, state: RunState, opened: JobTable, name: Name, *, prog
 def _check_cluster(state: RunState, opened: JobTable) -> None:
     """Check the workers; if they cannot do the work, leave no trace of a run that has not begun."""
     try:
-        check_workers(opened.table.fragments, output=state.folder, secrets=state.folder if state.output.is_local else None)
+        place = Folder(state.folder.url)  # no secret lies there yet, and nothing is asked of who owns it
+        check_workers(opened.table.fragments, output=place, secrets=place if state.output.is_local else None)
     except DpdaskError:
         if state.read() is None:
             state.remove()

@@ -12,9 +12,9 @@ import uuid
 from pathlib import Path
 from typing import Protocol
 
-from dpdask.engine.work import KEY_NAME
 from dpdask.errors import OutputError
 from dpdask.io.faults import storage_faults
+from dpdask.io.private import KEY_NAME, PrivateFolder, check_key, commit
 from dpdask.io.storage import Folder
 
 LEDGER = "ledger"
@@ -62,7 +62,7 @@ class FolderKeys:
     def write(self, run_id: str, secret: bytes) -> None:
         """Write the key; see `RunKeys.write`."""
         del run_id
-        self._folder.write(KEY_NAME, secret, private=True)
+        check_key(self._folder.claim(KEY_NAME, secret), commit(secret), self._folder.url)
 
     def read(self, run_id: str) -> bytes | None:
         """Return the key; see `RunKeys.read`."""
@@ -80,7 +80,7 @@ class HostKeys:
 
     def __init__(self) -> None:
         base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-        self._folder = Folder(f"file://{Path(base).absolute().as_posix()}/dpdask/keys")
+        self._folder = PrivateFolder(f"file://{Path(base).absolute().as_posix()}/dpdask/keys")
 
     @property
     def place(self) -> str:

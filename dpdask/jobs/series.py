@@ -17,9 +17,9 @@ from dpdask.errors import InputError, OutputError
 from dpdask.io.encrypted import decrypt, encrypt
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
+from dpdask.io.private import hide
 from dpdask.io.storage import Folder
 from dpdask.jobs.output import Target
-from dpdask.jobs.records import check_place
 from dpdask.jobs.run_keys import HostKeys, LedgerKeys, RunKeys, check_run_id, say_place
 from dpdask.privacy.series import extend_head
 
@@ -138,7 +138,7 @@ class KeptFolder:
     """
 
     def __init__(self, output: Folder, ledger_url: str | None) -> None:
-        self.folder = output.sibling(".", ".dpdask-series")
+        self.folder = hide(output, ".dpdask-series")
         self._output, self._ledger_url = output, ledger_url
 
     def exists(self) -> bool:
@@ -173,13 +173,11 @@ class KeptFolder:
             As `read_job` returns them.
         """
         place = ""
-        if self._output.is_local:
-            check_place(self.folder)
-        else:
+        if not self._output.is_local:
             keys = self._find_keys()
             place = keys.place
             keys.write(series_id, blake2b(run_key, digest_size=32, person=_PERSON).digest())
-        self.folder.create(private=True)
+        self.folder.create()
         about = {"format": _FORMAT, "id": series_id, "key": place, "job": job, "target": target.model_dump(mode="json")}
         self.folder.write(_ABOUT, json.dumps(about).encode(), private=True)
         self._write(RELEASE_NAME, release)

@@ -19,6 +19,7 @@ from dpdask.engine.write import Staging
 from dpdask.errors import SPENT_AGAIN, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.encrypted import EncryptedFolder, decrypt, encrypt
 from dpdask.io.manifest import META, Manifest
+from dpdask.io.private import PrivateFolder, commit, hide
 from dpdask.io.storage import Folder
 from dpdask.jobs.naming import Name
 from dpdask.jobs.output import Target
@@ -145,9 +146,11 @@ class RunState:
 
     def __init__(self, output: Folder, ledger_url: str | None = None, target: Target | None = None) -> None:
         self.output = output
-        self.folder = output.sibling(".", ".dpdask")
+        self.folder = hide(output, ".dpdask")
+        self._commitment = ""  # of the run's key, once this process knows it
         self.keys = find_keys(self.folder, ledger_url)
-        self._records: RunRecords = (LockedRecord if output.is_local else NumberedRecords)(self.folder, output)
+        private = self.folder if isinstance(self.folder, PrivateFolder) else None
+        self._records: RunRecords = NumberedRecords(self.folder, output) if private is None else LockedRecord(private, output)
         if target is None:
             found = self._read_unfinished()
             target = Target() if found is None else found.target
@@ -156,11 +159,13 @@ class RunState:
 
     def secrets(self, run_id: str) -> Folder:
         """Return the folder of a run's private files, as tasks are told of it."""
-        return self.folder if self.output.is_local else EncryptedFolder(f"{self.folder.url}/{run_id}", run_id)
+        if isinstance(self.folder, PrivateFolder):
+            return replace(self.folder, commitment=self._commitment)
+        return EncryptedFolder(f"{self.folder.url}/{run_id}", run_id, self._commitment)
 
     def staging(self, run_id: str) -> Staging:
         """Return where a run stages what it will publish, and where it records what is staged."""
-        return self.publication.make_staging(run_id, self.folder, self.secrets(run_id).child(f"actions-{run_id}"))
+        return self.publication.make_staging(run_id, self.secrets(run_id), self.secrets(run_id).child(f"actions-{run_id}"))
 
     def read(self) -> Progressed | None:
         """Return what the run has reached, or None if there is no run.
@@ -183,6 +188,7 @@ class RunState:
             key = self.keys.read(check_run_id(str(content["run_id"])))
             if key is None or content.get(_PRIVATE, "") is None:
                 return None  # the rest of a run that was being removed, or one that had only a name
+            self._commitment = commit(key)
             values = {name: value for name, value in content.items() if name not in _ABOUT}
             if not self.output.is_local:
                 values |= json.loads(decrypt(key, _PRIVATE, base64.b64decode(values.pop(_PRIVATE))))
@@ -285,6 +291,7 @@ class RunState:
             self.keys.remove(before.run_id)
         key = (RunKey.fresh() if seed is None else RunKey.insecure(seed, self.number)).reveal()
         run_id, release = uuid.uuid4().hex, name(key)
+        self._commitment = commit(key)
         if not self.output.is_local:  # the name before the key, so that no key is left that nothing names
             self._write({"run_id": run_id, "job": job, "release": release, "stage": "opened", _PRIVATE: None})
         self.keys.write(run_id, key)

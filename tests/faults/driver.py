@@ -10,7 +10,6 @@ import gc
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from dpdask.io import filesystems, shards
 from dpdask.io.encrypted import EncryptedFile
 from dpdask.io.storage import Folder
 from dpdask.jobs import records, run, run_keys, spec
-from dpdask.jobs.records import NumberedRecords
+from dpdask.jobs.records import LockedRecord, NumberedRecords
 from dpdask.jobs.series import KeptFolder
 from dpdask.jobs.state import RunState
 from dpdask.mechanisms.copula.spec import CopulaMechanism
@@ -107,10 +106,6 @@ def in_log(folder: Folder, *_: Any) -> bool:
     return folder.url.endswith("/_delta_log")
 
 
-def hidden_folder(path: object, *_: Any) -> bool:
-    return str(path).endswith(".dpdask")
-
-
 def reached(stage: str) -> Callable[..., bool]:
     return lambda _state, progressed, *_: progressed.stage == stage
 
@@ -127,7 +122,7 @@ def later_manifest(_folder: Folder, name: str = "", *_: Any) -> bool:
 
 POINTS: dict[str, Callable[[Strike], None]] = {
     "locked": lambda s: at(RunState, "open", s, after=False),
-    "key-written": lambda s: at(Folder, "write", s, when=named("run.key")),
+    "key-written": lambda s: at(run_keys.FolderKeys, "write", s),
     "opened": lambda s: at(RunState, "open", s),
     "surveying": lambda s: at(scan, "scan_parts", s, nth=2),
     "intended": lambda s: at(Account, "intend", s),
@@ -150,7 +145,7 @@ POINTS: dict[str, Callable[[Strike], None]] = {
     "uncommitted": lambda s: at(Account, "commit", s, after=False),
     "committed": lambda s: at(Account, "commit", s),
     "key-removed": lambda s: at(Folder, "remove", s, when=named("run.key")),
-    "half-removed": lambda s: at(shutil, "rmtree", lambda: at(os, "unlink", s, nth=2), after=False, when=hidden_folder),
+    "half-removed": lambda s: at(LockedRecord, "clear", lambda: at(Folder, "remove", s, nth=2), after=False),
     "removed": lambda s: at(RunState, "remove", s),
 }
 BEFORE_COMMIT = list(POINTS)[: list(POINTS).index("after-move")]

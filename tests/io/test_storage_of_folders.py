@@ -15,6 +15,7 @@ from dpdask.errors import DataError, InputError, OutputError, SpecError, Tempora
 from dpdask.io import filesystems
 from dpdask.io.faults import storage_faults
 from dpdask.io.manifest import MANIFEST_FORMAT, MANIFEST_NAME, Manifest
+from dpdask.io.private import PrivateFolder
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 
@@ -103,8 +104,8 @@ def test_a_missing_file_is_an_input_error(folder):
 
 
 def test_private_files_and_folders_are_for_one_user(tmp_path):
-    folder = Folder(f"file://{tmp_path}/out")
-    folder.create(private=True)
+    folder = PrivateFolder(f"file://{tmp_path}/out")
+    folder.create()
     folder.write("key", b"k", private=True)
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "out" / "key").stat().st_mode) == 0o600
@@ -189,16 +190,16 @@ def test_an_unknown_protocol_is_refused():
 
 def test_a_folder_that_is_removed_while_it_is_made_is_made_again(tmp_path, monkeypatch):
     """As by a driver that ends: its hidden folder goes while another one makes sure that it is there."""
-    change, made = Path.chmod, []
+    mkdir, made = Path.mkdir, []
 
-    def chmod(path: Path, mode: int) -> None:
+    def make(path: Path, *arguments: object, **options: object) -> None:
+        mkdir(path, *arguments, **options)
         made.append(path)
         if len(made) == 1:
             path.rmdir()
-        change(path, mode)
 
-    monkeypatch.setattr(Path, "chmod", chmod)
-    Folder(f"file://{tmp_path}/hidden").create(private=True)
+    monkeypatch.setattr(Path, "mkdir", make)
+    PrivateFolder(f"file://{tmp_path}/hidden").create()
     assert made == [tmp_path / "hidden"] * 2
     assert stat.S_IMODE((tmp_path / "hidden").stat().st_mode) == 0o700
 
