@@ -6,6 +6,7 @@ import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
@@ -17,7 +18,7 @@ from dpdask.engine.account import Account, LedgerPlace, check_can_charge, settle
 from dpdask.engine.fit import Fitted, PublicTable, fit
 from dpdask.engine.source import Frame, FrameSource, identify
 from dpdask.engine.work import HOLDOUT_NAME, NOISY_NAME, RELEASE_NAME, TableWork, load
-from dpdask.errors import DataError
+from dpdask.errors import DataError, DpdaskError
 from dpdask.estimators.batches import FITTED, PUBLIC, Batches
 from dpdask.estimators.frame_order import find_order_warning
 from dpdask.estimators.frames import check_frame, check_secrets, make_frame_work
@@ -292,8 +293,10 @@ class _Fitting:
 
     def fail(self, error: BaseException) -> None:
         """Update the ledger after a failure, and remove what is left."""
-        drawn = any(self.folder.exists(name) for name in (NOISY_NAME, RELEASE_NAME))
-        close_secrets(self.folder)  # first, in case the ledger cannot be reached
+        drawn = True
+        with suppress(DpdaskError):  # another user has exchanged it
+            drawn = any(self.folder.exists(name) for name in (NOISY_NAME, RELEASE_NAME))
+            close_secrets(self.folder)  # first, in case the ledger cannot be reached
         settlement = settle(error, drawn=drawn, strict=self.began and self.account.is_strict)
         if settlement == "refuse" and self.began:
             self.account.refuse(self.run_id, self.sample, drawn=drawn)

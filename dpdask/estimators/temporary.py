@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dpdask.errors import DpdaskError
 from dpdask.io.private import KEY_NAME, PrivateFolder, check_key, commit
 from dpdask.io.storage import Folder, absolute_url
 
@@ -82,7 +83,8 @@ def _close_all() -> None:
     """Remove what this process opened: a forked child leaves the rest to its parent."""
     for folder, process in list(_opened.items()):
         if process == os.getpid():
-            close_secrets(folder)
+            with suppress(DpdaskError):  # another user has exchanged it
+                close_secrets(folder)
 
 
 def _make_home(place: str) -> _Home:

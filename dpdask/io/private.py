@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dpdask.errors import DpdaskError, MissingError, OutputError
 from dpdask.io.faults import storage_faults
-from dpdask.io.storage import Folder
+from dpdask.io.storage import Folder, name_when_whole
 
 KEY_NAME = "run.key"
 LOCK = "lock"
@@ -122,7 +122,7 @@ class PrivateFolder(Folder):
         with self._at() as url:
             opened = Folder(url)
             names = sorted(opened.names(), key=lambda each: (each == LOCK, each != KEY_NAME))
-            for each in names if _MARKS & set(names) else ():
+            for each in names if _MARKS & set(map(name_when_whole, names)) else ():
                 opened.child(each).remove()
         with suppress(OSError):  # another folder has its name, and is not empty
             self.local_path.rmdir()

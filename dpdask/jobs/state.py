@@ -366,11 +366,11 @@ class RunState:
         raise OutputError("this output already exists and was not written by this run", self.output.url, SPENT_AGAIN)
 
     def is_left_by(self, release: str) -> bool:
-        """Return whether a hidden folder is there that a finished run has left: of a table, that of this release."""
-        if not self.publication.is_shared:
-            return self.folder.exists()
+        """Return whether a hidden folder is there that the run of this release has left, or one without a run beside an output of its own."""
         found = self._read_unfinished()
-        return found is not None and found.release == release
+        if found is None:
+            return not self.publication.is_shared and self.folder.exists()
+        return found.release == release
 
     def is_committed(self) -> bool:
         """Return whether what the unfinished run was to release is released."""

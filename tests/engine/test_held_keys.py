@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import stat
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import dpdask
 from dpdask.codec import codec_for
 from dpdask.engine.scan import Scan, scan_parts
 from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, TableWork
-from dpdask.errors import DpdaskError, InputError, MissingError, TemporaryError
+from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
 from dpdask.io.encrypted import EncryptedFolder, drop_key, hold_key
+from dpdask.io.private import PrivateFolder, commit
 from dpdask.io.storage import Folder
 from dpdask.references.statistics import ColumnStatistic
 
@@ -124,6 +126,19 @@ def test_keys_that_are_in_memory_are_not_held(work: TableWork) -> None:
         drop_key("run")
     with pytest.raises(TemporaryError):
         held.key()
+
+
+def test_another_key_than_that_of_the_commitment_is_refused(work: TableWork) -> None:
+    """Wherever it is: in a file, or in memory for a run in a store."""
+    hold_key("run", RUN)
+    try:
+        for secret, refused in ((RUN, False), (HOLDOUT, True)):
+            stored = EncryptedFolder("memory://bucket/secrets", "run", commit(secret))
+            for secrets in (PrivateFolder(work.secrets.url, commitment=commit(secret)), stored, stored.child("actions")):
+                with pytest.raises(OutputError, match="another key was put in place") if refused else nullcontext():
+                    assert replace(work, secrets=secrets).key().reveal() == RUN
+    finally:
+        drop_key("run")
 
 
 def test_without_a_key_nothing_is_held(work: TableWork) -> None:

@@ -1,0 +1,230 @@
+"""Another user may write beside an output, and gives the names of its hidden folders to other folders: nothing of theirs is used or removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster
+from e2e.growing import add_day
+from e2e.growing import job as growing_job
+from e2e.helpers import call_cli, digests, error_line, hidden, lake, load, run_here, write_job
+
+import dpdask
+from dpdask.engine import fit, write
+from dpdask.errors import DpdaskError, OutputError
+from dpdask.io.private import PrivateFolder
+from dpdask.jobs.run import run_job
+from dpdask.jobs.run_keys import FolderKeys, HostKeys
+from dpdask.jobs.state import RunState
+
+STRANGER = 65534
+KEY = bytes(32)  # the attacker knows it
+
+REFUSED = r"another key was put in place|is a link or belongs to another user"
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what belongs to another user")
+BY_USER = {"column": "userId", "max_rows": 2}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lake(tmp_path_factory.mktemp("lake") / "in", [400, 900, 300])
+
+
+@pytest.fixture(params=["row", "user"])
+def job(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Path:
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group").chmod(0o777)  # not sticky
+    return write_job(tmp_path / "job", source, tmp_path / "group/out", privacy__unit=BY_USER if request.param == "user" else "row")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "group/out"
+
+
+def plant(place: Path, owner: str, like: Path | None = None) -> dict[str, str]:
+    """Make what the attacker has ready, with a copy of a hidden folder if one is given, and return what lies there."""
+    if like is not None:
+        shutil.copytree(like, place)
+    (place / "seals").mkdir(parents=True, exist_ok=True)
+    for name in ("run.key", "lock", "holdout.key"):
+        (place / name).write_bytes(KEY)
+    if owner == "link":
+        place.rename(place.with_name("target"))
+        place.symlink_to(place.with_name("target"))
+    if owner == "stranger":
+        place.chmod(0o777)
+        for path in (place, *place.rglob("*")):
+            os.chown(path, STRANGER, STRANGER)
+    return digests(place)
+
+
+def exchange(one: Path, two: Path) -> None:
+    """Exchange two names, as another user can who may write into their folder."""
+    aside = one.with_name("aside")
+    one.rename(aside)
+    two.rename(one)
+    aside.rename(two)
+
+
+OWNERS = [pytest.param("stranger", marks=as_root), "link", "own"]
+MOMENTS: dict[str, tuple[Any, str]] = {
+    "made": (PrivateFolder, "open_made"),
+    "key": (FolderKeys, "write"),
+    "opened": (RunState, "open"),
+    "kept": (fit, "keep"),
+    "staged": (write, "stage"),
+    "recorded": (RunState, "write"),
+    "published": (RunState, "publish"),
+    "forgotten": (RunState, "remove_key"),
+}
+
+
+def strike_after(moment: str, strike: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+    """Strike once, after the first call of a function."""
+    owner, name = MOMENTS[moment]
+    function, struck = getattr(owner, name), []
+
+    def patched(*arguments: Any, **options: Any) -> Any:
+        result = function(*arguments, **options)
+        if not struck:
+            struck.append(name)
+            strike()
+        return result
+
+    patch.setattr(owner, name, patched)
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_driver_goes_on_in_its_own_folder(job: Path, out: Path, moment: str, owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_here(job, output__path=out.with_name("quiet"))
+    mine, kept = out.with_name("mine"), {}
+
+    def strike() -> None:
+        kept.update(plant(mine, owner, hidden(out) if owner == "own" else None))
+        exchange(hidden(out), mine)
+
+    strike_after(moment, strike, monkeypatch)
+    assert run_here(job).status == "released"
+    assert digests(out) == digests(out.with_name("quiet"))
+    assert digests(hidden(out)) == kept  # nothing was written into it or removed from it
+    assert not list(mine.iterdir())  # the run's own folder, wherever it is: its key is gone
+    assert run_here(job).status == "already released"
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+@pytest.mark.parametrize("moment", ["opened", "kept"])
+def test_workers_refuse_another_folder(
+    job: Path, out: Path, moment: str, owner: str, two_workers: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_here(job, output__path=out.with_name("quiet"))
+    mine = out.with_name("mine")
+
+    def strike() -> None:
+        plant(mine, owner, hidden(out))
+        exchange(hidden(out), mine)
+
+    with Client(two_workers):
+        with monkeypatch.context() as patch:
+            strike_after(moment, strike, patch)
+            with pytest.raises(OutputError, match=REFUSED) as refused:
+                run_job(load(job))
+        assert KEY.hex() not in str(refused.value)
+        assert not out.exists()
+        exchange(hidden(out), mine)
+        assert run_job(load(job)).status == "released"
+    assert digests(out) == digests(out.with_name("quiet"))
+
+
+@pytest.mark.parametrize("owner", [*OWNERS[:2], "thesis"])
+@pytest.mark.parametrize("finished", [False, True])
+def test_what_is_found_is_refused_and_stays(job: Path, out: Path, owner: str, *, finished: bool) -> None:
+    if finished:
+        run_here(job)
+    if owner == "thesis":  # another folder of the victim
+        hidden(out).mkdir(mode=0o700)
+        (hidden(out) / "chapter").write_text("1")
+    else:
+        plant(hidden(out), owner)
+    before = digests(hidden(out))
+    ran, aborted = call_cli("run", job), call_cli("abort", f"file://{out}")
+    assert (ran.returncode, aborted.returncode) == ((0, 73) if finished else (73, 73))
+    error_line(aborted)
+    assert digests(hidden(out)) == before
+    assert out.exists() == finished
+
+
+@as_root
+def test_a_folder_that_others_could_write_into_is_not_resumed(job: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open folder of the victim, in which the attacker has put a run."""
+    plant(hidden(out), "own")
+    hidden(out).chmod(0o777)
+    with pytest.raises(OutputError, match="was open to other users"):
+        run_here(job)
+    assert hidden(out).stat().st_mode & 0o777 == 0o777
+
+
+@as_root
+@pytest.mark.parametrize("which", [".out.dpdask-series", "names"])
+def test_what_stays_between_runs_is_not_taken_from_others(which: str, source: Path, tmp_path: Path) -> None:
+    if which == "names":
+        made = write_job(tmp_path / "job", source, tmp_path / "job/out", output__format="delta", output__mode="append")
+    else:
+        add_day(tmp_path / "in", 0)
+        made = growing_job(tmp_path / "job", tmp_path / "in")
+    run_here(made)
+    [beside] = (tmp_path / "job").glob(".out.dpdask-*")
+    plant(tmp_path / "job/mine", "stranger", beside)
+    exchange(beside, tmp_path / "job/mine")
+    before = digests(tmp_path / "job")
+    if which != "names":
+        add_day(tmp_path / "in", 1)
+    with pytest.raises(OutputError, match="belongs to another user"):
+        run_here(made)
+    assert digests(tmp_path / "job") == before
+    exchange(beside, tmp_path / "job/mine")
+    assert run_here(made).status == ("already released" if which == "names" else "released")
+
+
+@as_root
+def test_keys_of_runs_in_stores_are_not_taken_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "dpdask").mkdir()
+    plant(tmp_path / "dpdask/keys", "stranger")
+    (tmp_path / "dpdask/keys" / ("a" * 32)).write_bytes(KEY)
+    with pytest.raises(OutputError, match="belongs to another user"):
+        HostKeys().read("a" * 32)
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    return pd.DataFrame({"x": np.random.default_rng(1).uniform(0, 100, 200)})
+
+
+@pytest.fixture
+def release(frame: pd.DataFrame, tmp_path: Path) -> Iterator[Any]:
+    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0, 100]}}})
+    mechanism = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Holdout(fraction=0.25))
+    with mechanism.fit(frame, secrets=str(tmp_path)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+def test_a_frame_s_key_is_its_own(release: Any, frame: pd.DataFrame, owner: str, tmp_path: Path) -> None:
+    [place] = tmp_path.glob("release-*")
+    before = plant(tmp_path / "mine", owner, place)
+    exchange(place, tmp_path / "mine")
+    with pytest.raises(DpdaskError, match=REFUSED):
+        release.transform(frame)
+    assert digests(place) == before
+    exchange(place, tmp_path / "mine")
+    assert len(release.transform(frame)) == len(release.transform(frame)) > 100
