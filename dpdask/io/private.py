@@ -198,8 +198,8 @@ class PrivateFolder(Folder):
                 raise self._unsafe("was open to other users")
 
     def _unsafe(self, why: str) -> OutputError:
-        what = f"the hidden folder of this output {why}, so the run key would not be safe in it"
-        return OutputError(what, self.url.removesuffix(self.inside), "remove it, or choose another output.path")
+        what = f"this private folder {why}, so no key would be safe in it"
+        return OutputError(what, self.url.removesuffix(self.inside), "remove it, or choose another place")
 
 
 def hide(output: Folder, suffix: str) -> Folder:

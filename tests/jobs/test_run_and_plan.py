@@ -225,19 +225,20 @@ def test_the_digest_is_of_what_decides_the_bytes(tmp_path):
 
 def test_a_state_comes_back_private(tmp_path):
     state = RunState(Folder(f"file://{tmp_path}/out"))
-    assert state.read() is None
-    opened = state.open("job", lambda _: "job", "input", None)
-    assert (opened.stage, state.read()) == ("opened", opened)
-    fitted = dataclasses.replace(opened, stage="fitted", release_sha256="ab", bounds_sha256="cd", n_released=(3, 0, 2))
-    state.write(fitted)
-    assert state.read() == fitted
-    assert fitted.run_id
-    key = tmp_path / ".out.dpdask" / "run.key"
-    assert len(key.read_bytes()) == 32
-    assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
-    state.remove()
-    assert state.read() is None
+    with state.lock():
+        assert state.read() is None
+        opened = state.open("job", lambda _: "job", "input", None)
+        assert (opened.stage, state.read()) == ("opened", opened)
+        fitted = dataclasses.replace(opened, stage="fitted", release_sha256="ab", bounds_sha256="cd", n_released=(3, 0, 2))
+        state.write(fitted)
+        assert state.read() == fitted
+        assert fitted.run_id
+        key = tmp_path / ".out.dpdask" / "run.key"
+        assert len(key.read_bytes()) == 32
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+        assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
+        state.remove()
+        assert state.read() is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -245,8 +246,9 @@ def test_a_state_comes_back_private(tmp_path):
 def test_a_state_that_is_none_is_refused_and_can_be_aborted(data, tmp_path):
     made = job(tmp_path)
     state = RunState(Folder(made.output_url))
-    state.open(made.digest, lambda _: made.digest, "input", None)
-    state.folder.write("run.json", data)
+    with state.lock():
+        state.open(made.digest, lambda _: made.digest, "input", None)
+        state.folder.write("run.json", data)
     with pytest.raises(OutputError, match=r"the state of an unfinished run cannot be read.*abort"):
         run_job(made)
     assert abort(made.output_url)
