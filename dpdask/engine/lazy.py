@@ -70,7 +70,7 @@ def _transform_part(rows: pd.DataFrame, part: FramePart, work: TableWork, sha256
     released = convert_kept(rows.loc[chosen, kept].copy(), meta)
     released.attrs = {}
     for name in random.schema.names:
-        released[name] = _series(random.column(name), meta[name].dtype, released.index)
+        released[name] = _uncover(_series(random.column(name), meta[name].dtype, released.index))
     return released[list(meta.columns)]
 
 
@@ -110,8 +110,7 @@ def make_published_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
         else:
             plain = find_plain_dtype(dtype)
             nullable = name in work.codecs and _has_null(work.codecs[name])
-            empty = released[name].astype(_nullable(plain) if nullable else plain)
-            released[name] = _copy_values(empty) if _is_in_arrow(empty) else empty
+            released[name] = _uncover(released[name].astype(_nullable(plain) if nullable else plain))
     result: pd.DataFrame = released.set_axis(_plain_index(released.index))  # whether pandas has type hints depends on what is installed
     return result
 
@@ -144,8 +143,7 @@ def convert_kept(kept: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
                     "a partition's values do not fit the frame's dtypes", f"column {name!r}", "give every partition the dtypes of its meta"
                 )
             kept[name] = pd.Series(_find_values(kept[name], wanted), index=kept.index)
-        if _is_in_arrow(kept[name]):
-            kept[name] = _copy_values(kept[name])
+        kept[name] = _uncover(kept[name])
     result: pd.DataFrame = kept.set_axis(_plain_index(kept.index))
     return result
 
@@ -195,20 +193,31 @@ def _is_own(arrow: pa.DataType) -> bool:
     return not (pa.types.is_nested(arrow) or any(is_one(arrow) for is_one in _NOT_COPIED))
 
 
-def _is_in_arrow(column: pd.Series | pd.Index) -> bool:
-    """Return whether the values lie in Arrow arrays, of which a part is a view of the whole."""
-    return isinstance(column.array, pd.arrays.ArrowExtensionArray)
+def _uncover(column: Any) -> Any:
+    """Return a column or an index in memory of its own: without what lies behind its nulls, and in Arrow beside its rows."""
+    array, dtype = column.array, column.dtype
+    if not pd.api.types.is_extension_array_dtype(dtype):
+        return column
+    if isinstance(array, pd.arrays.ArrowExtensionArray):
+        parts = array.__arrow_array__()
+        own = dtype.__from_arrow__(pa.chunked_array([*map(_uncover_arrow, parts.chunks)], parts.type))
+    else:
+        known = ~np.asarray(array.isna())
+        own = array[known].take(np.where(known, np.cumsum(known) - 1, -1), allow_fill=True)
+    return pd.Index(own, name=column.name) if isinstance(column, pd.Index) else pd.Series(own, column.index, name=column.name)
 
 
-def _copy_values(column: pd.Series | pd.Index) -> Any:
-    """Return the values of a column that lies in Arrow arrays in memory of their own, without the values beside them.
-
-    Parameters
-    ----------
-    column
-        The values.
-    """
-    return column.array.take(np.arange(len(column)))
+def _uncover_arrow(array: pa.Array) -> pa.Array:
+    """Return an array of the same values, at any depth without those behind a null; Arrow itself copies the fields of a struct that is null."""
+    type_ = array.type
+    if isinstance(type_, pa.BaseExtensionType):
+        return type_.wrap_array(_uncover_arrow(array.storage))
+    if pa.types.is_struct(type_) and type_.num_fields:
+        return pa.StructArray.from_arrays([*map(_uncover_arrow, array.flatten())], fields=[*type_], mask=array.is_null())
+    own = array.take(pa.array(range(len(array)), pa.int64()))
+    if pa.types.is_struct(type_) or not pa.types.is_nested(type_):
+        return own
+    return pa.Array.from_buffers(type_, len(own), own.buffers()[: type_.num_buffers], children=[_uncover_arrow(own.values)])
 
 
 def find_plain_dtype(dtype: Any) -> Any:
@@ -233,8 +242,7 @@ def _nullable(plain: Any) -> Any:
 
 def _plain_index(index: pd.Index) -> pd.Index:
     plain = find_plain_dtype(index.dtype)
-    index = index if plain == index.dtype else pd.Index(_find_values(index, plain), name=index.name)
-    return pd.Index(_copy_values(index), name=index.name) if _is_in_arrow(index) else index
+    return _uncover(index if plain == index.dtype else pd.Index(_find_values(index, plain), name=index.name))
 
 
 def sample_frame(release: RecordRelease, folder: Folder, sha256: str, n_rows: int | None, rows_per_partition: int, seed: int | None) -> Frame:
