@@ -435,3 +435,111 @@ def test_private_texts_in_several_chunks_are_released() -> None:
     assert set(released["k"]) == {"a", "b"}
     assert len(released) == 2000
     assert len(dpdask.GaussianCopula(schema, epsilon=1.0).fit(table).sample(100)) == 100
+
+
+SECRET = b"\x01pq7" * 8
+N_COVERED = 12
+
+
+def cover(array: pa.Array) -> pa.Array:
+    """Put a null over the row of the secret, as a mask does, and leave what is in the buffers."""
+    if isinstance(array.type, pa.BaseExtensionType):
+        return array.type.wrap_array(cover(array.storage))
+    validity = pa.array([row != 1 for row in range(len(array))]).buffers()[1]
+    fields = [array.field(number) for number in range(array.type.num_fields)] if pa.types.is_struct(array.type) else []
+    children = fields or ([array.values] if pa.types.is_nested(array.type) else None)
+    return pa.Array.from_buffers(array.type, len(array), [validity, *array.buffers()[1 : array.type.num_buffers]], children=children)
+
+
+def bare(type_: pa.DataType, first: bytes = SECRET) -> pa.Array:
+    """A column whose second row has the bytes of the secret."""
+    if isinstance(type_, pa.BaseExtensionType):
+        return type_.wrap_array(bare(type_.storage_type))
+    if pa.types.is_fixed_size_list(type_):
+        return pa.FixedSizeListArray.from_arrays(bare(type_.value_type), 1)
+    if pa.types.is_primitive(type_) or pa.types.is_fixed_size_binary(type_) or pa.types.is_decimal(type_):
+        width = type_.bit_width // 8
+        return pa.Array.from_buffers(type_, N_COVERED, [None, pa.py_buffer(bytes(width) + first[:width] + bytes(width * (N_COVERED - 2)))])
+    return pa.array(["", first.decode()] + [""] * (N_COVERED - 2)).cast(type_)
+
+
+LONGS = bare(pa.int64())
+STEPS = pa.array(range(N_COVERED + 1), pa.int32())
+TENSOR = pa.fixed_shape_tensor(pa.int64(), [1])
+PAIRS = pa.StructArray.from_arrays([LONGS, bare(pa.string())], ["a", "b"])
+FLAT = [
+    *(pa.int64(), pa.uint64(), pa.float64(), pa.timestamp("ns"), pa.timestamp("us", "UTC"), pa.duration("us"), pa.time64("us"), pa.date64()),
+    *(pa.decimal128(38, 3), pa.decimal256(76, 3), pa.binary(16), pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), TENSOR),
+]
+COVERED: dict[str, Any] = {
+    **{str(type_): cover(bare(type_)) for type_ in FLAT},
+    "struct": cover(PAIRS),
+    "struct in a struct": pa.StructArray.from_arrays([cover(PAIRS)], ["pair"]),
+    "struct in lists": pa.ListArray.from_arrays(STEPS, cover(PAIRS)),
+    "struct in large lists": pa.LargeListArray.from_arrays(STEPS.cast(pa.int64()), cover(PAIRS)),
+    "struct in fixed lists": pa.FixedSizeListArray.from_arrays(cover(PAIRS), 1),
+    "struct in a map": pa.MapArray.from_arrays(STEPS, pa.array(range(N_COVERED)), cover(PAIRS)),
+    "list": cover(pa.ListArray.from_arrays(STEPS, LONGS)),
+    "large list": cover(pa.LargeListArray.from_arrays(STEPS.cast(pa.int64()), LONGS)),
+    "fixed list": cover(pa.FixedSizeListArray.from_arrays(LONGS, 1)),
+    "map": cover(pa.MapArray.from_arrays(STEPS, pa.array(range(N_COVERED)), LONGS)),
+    "lists in a struct": cover(
+        pa.StructArray.from_arrays([pa.ListArray.from_arrays(STEPS, LONGS), pa.FixedSizeListArray.from_arrays(LONGS, 1)], ["l", "f"])
+    ),
+    "tensor in a struct": pa.StructArray.from_arrays([cover(bare(TENSOR))], ["t"]),
+    "dictionary": pa.DictionaryArray.from_arrays(
+        cover(pa.array([*range(N_COVERED - 1), 0], pa.int32())), pa.array([*map(str, range(N_COVERED - 1)), SECRET.decode()])
+    ),
+    "Int64": pd.arrays.IntegerArray(LONGS.to_numpy(), np.arange(N_COVERED) == 1),
+    "UInt64": pd.arrays.IntegerArray(LONGS.to_numpy().view("uint64"), np.arange(N_COVERED) == 1),
+    "Float64": pd.arrays.FloatingArray(LONGS.to_numpy().view("float64"), np.arange(N_COVERED) == 1),
+    "boolean": pd.arrays.BooleanArray(np.arange(N_COVERED) == 1, np.arange(N_COVERED) == 1),
+    "category": pd.Categorical.from_codes([0, -1] + [0] * (N_COVERED - 2), [7, int(LONGS[1].as_py())]),
+    "period": pd.array(pd.PeriodIndex(["2020-01", None] * (N_COVERED // 2), freq="M")),
+    "Interval": pd.array([pd.Interval(0.5, 1.5), None] * (N_COVERED // 2)),
+    "python text": pd.array(["a", None] * (N_COVERED // 2), dtype="string[python]"),
+    "dates with a zone": pd.array(pd.DatetimeIndex(["2020-01-01", None] * (N_COVERED // 2), tz="UTC")),
+}
+
+
+@pytest.mark.few(12)
+@pytest.mark.parametrize("kind", COVERED)
+def test_what_lies_behind_a_null_of_a_kept_column_is_not_released(kind: str) -> None:
+    given = COVERED[kind]
+    table = rows(N_COVERED).assign(name=given if not isinstance(given, pa.Array) else pd.arrays.ArrowExtensionArray(pa.chunked_array([given])))
+    assert SECRET[:8] in cloudpickle.dumps(table) or not isinstance(given, pa.Array)
+    frames = [table, table.set_index("name")] if isinstance(given, pd.arrays.IntegerArray) else [table]
+    for frame in frames:
+        released = lazily_kept(frame)
+        lazy = lazily_kept(dd.from_pandas(frame, npartitions=1, sort=False)).compute(scheduler="synchronous")
+        for found in (released, lazy):
+            assert SECRET[:8] not in cloudpickle.dumps(found)
+            name = found.index.to_series() if found.index.name else found["name"]
+            assert name.isna().tolist() == table["name"].isna().tolist()
+            if kind == "boolean":
+                assert not name.array._data[1]
+            if kind not in ("category", "dictionary"):
+                assert found is lazy or name.dtype == table["name"].dtype
+                assert [str(value) for value in name] == [str(value) for value in table["name"]]
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "Float64", "int64[pyarrow]", "double[pyarrow]"])
+@pytest.mark.parametrize(
+    "made", [dpdask.Known(columns={"x": {"name": "uniform", "loc": 0, "scale": 10}}), dpdask.Histogram()], ids=lambda each: each.kind
+)
+def test_what_lies_behind_a_null_of_a_private_column_decides_nothing(made: Any, dtype: str) -> None:
+    column = {"role": "privatise", "kind": "continuous", "bounds": [0, 10], "nulls": "level"}
+    released = []
+    for secret in (SECRET[:8], SECRET[8:16][::-1]):
+        array = cover(bare(pa.float64() if dtype in ("Float64", "double[pyarrow]") else pa.int64(), secret))
+        own: Any = pd.arrays.ArrowExtensionArray(pa.chunked_array([array]))
+        if "pyarrow" not in dtype:
+            masked = pd.arrays.FloatingArray if dtype == "Float64" else pd.arrays.IntegerArray
+            own = masked(np.frombuffer(array.buffers()[1], array.type.to_pandas_dtype()), own.isna())
+        values = pd.concat([pd.Series(own)] * 50, ignore_index=True)
+        table = pd.DataFrame({"x": values})
+        assert secret in cloudpickle.dumps(table)
+        mechanism = dpdask.DIP(dpdask.Schema.from_dict({"columns": {"x": column}}), epsilon=1.0, reference=made, insecure_seed=1)
+        released.append(cloudpickle.dumps(mechanism.fit(table).transform(table)))
+        assert secret not in released[-1]
+    assert released[0] == released[1]
