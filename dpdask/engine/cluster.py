@@ -19,7 +19,7 @@ from dpdask.channels.laplace import find_scale
 from dpdask.channels.optimal import solve_weights
 from dpdask.channels.unbiased import solve_unbiased
 from dpdask.errors import TemporaryError
-from dpdask.io.encrypted import ask_for_keys, drop_key, hold_key
+from dpdask.io.encrypted import BOUNDS_NAME, ask_for_keys, drop_key, hold_key, name_bounds
 from dpdask.io.options import Options, set_options, use_options
 from dpdask.io.parquet import FOOTERS
 
@@ -36,6 +36,8 @@ PATIENCE_KEY = "dpdask.patience-seconds"  # in Dask's configuration: replaces `L
 INSECURE_KEY = "dpdask.insecure"  # in Dask's configuration: whether a run's key may be sent over connections without TLS
 _POLL_SECONDS = 5.0
 _PATIENCE_SECONDS = 10.0
+_LONG_SECONDS = 300.0  # the bounds of 100 million units are 2.4 GB
+_BYTES_A_SECOND = 2**23
 _CACHES: list[Any] = [solve_weights, solve_unbiased, find_scale, FOOTERS]
 
 
@@ -136,17 +138,26 @@ def share_key(run_id: str, secret: bytes) -> Iterator[None]:
     TemporaryError
         If the scheduler cannot be given the key.
     """
-    hold_key(run_id, secret)
-    client = find_client()
     try:
-        if client is not None and not client.asynchronous:
-            try:
-                _set_key(client, run_id, secret)
-            except Exception:
-                raise TemporaryError("the scheduler could not be given the key of the run", "cluster", "run again to resume") from None
+        _share(run_id, secret)
         yield
     finally:
         withdraw_key(run_id)
+
+
+def share_bounds(run_id: str, data: bytes) -> None:
+    """Let this process and every worker get the bounds of a run's units in the same way, until the key is withdrawn."""
+    _share(name_bounds(run_id), data)
+
+
+def _share(name: str, secret: bytes) -> None:
+    hold_key(name, secret)
+    client = find_client()
+    if client is not None and not client.asynchronous:
+        try:
+            _set_key(client, name, secret)
+        except Exception:
+            raise TemporaryError("the scheduler could not be given the key of the run", "cluster", "run again to resume") from None
 
 
 def withdraw_key(run_id: str) -> None:
@@ -156,6 +167,7 @@ def withdraw_key(run_id: str) -> None:
     if client is not None and not client.asynchronous:
         with suppress(Exception):  # a cluster that has gone away holds nothing
             _set_key(client, run_id, None)
+            _set_key(client, name_bounds(run_id), None)
         _run_on_workers(client, drop_key, run_id)
 
 
@@ -164,7 +176,8 @@ def _set_key(client: Client, run_id: str, secret: bytes | None) -> None:
 
     # as a message that the scheduler does not open: it would log others, if it logs at the level DEBUG
     value = None if secret is None else to_serialize(secret)
-    client.sync(client.scheduler.set_metadata, keys=[_name_key(run_id)], value=value, callback_timeout=_PATIENCE_SECONDS)
+    patience = _PATIENCE_SECONDS + len(secret or b"") / _BYTES_A_SECOND
+    client.sync(client.scheduler.set_metadata, keys=[_name_key(run_id)], value=value, callback_timeout=patience)
 
 
 def _name_key(run_id: str) -> str:
@@ -181,9 +194,8 @@ def _ask_scheduler(run_id: str) -> bytes | None:
 
     with suppress(Exception):
         worker = get_worker()
-        secret: bytes | None = sync(
-            worker.loop, worker.scheduler.get_metadata, keys=[_name_key(run_id)], default=None, callback_timeout=_PATIENCE_SECONDS
-        )
+        patience = _LONG_SECONDS if run_id.endswith(BOUNDS_NAME) else _PATIENCE_SECONDS
+        secret: bytes | None = sync(worker.loop, worker.scheduler.get_metadata, keys=[_name_key(run_id)], default=None, callback_timeout=patience)
         return secret
     return None
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle
 from typing import Any, Generic
 
+import numpy as np
 import pyarrow as pa
 from dask._task_spec import List
 
@@ -30,7 +32,7 @@ _LEAST_TASKS = 32  # of a table, so that workers end together
 KEEP_SECONDS = 30.0
 _KEEP_SHARE = 0.05  # of the driver's time
 _MOST_KEPT = 2**28  # bytes
-_ARCHIVE = Archive(kind="counts of a pass", format=1, noun="count")
+_ARCHIVE = Archive(kind="counts of a pass", format=2, noun="count")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +125,28 @@ def scan(
     pack: Callable[..., Any] = list if nodes is None else lambda rows: List(*rows)  # a list of tasks' names is a node of its own
     arguments = [([part for part, _ in group], pack([rows for _, rows in group])) for group in groups]
     shared = Scan(work=work, statistic=statistic, released=released)
-    joined = _Joined(statistic, len(groups), None if kept_as is None or not source.is_lasting else work.open_counts(kept_as))
+    joined = _Joined(statistic, len(groups), _open_counts(source, work, kept_as), list(work.codecs))
     made = make_stage(stage, scan_parts, arguments, shared, merge_scanned, least=FAN_IN, nodes=nodes, n_batches_done=joined.n_batches)
     for found in run_stage(made, progress):
         joined.add(found)
     return joined.result()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counts:
+    """The file that keeps the counts of a pass, and how many rows it is long enough for; None if its length need not hide any counts."""
+
+    file: EncryptedFile
+    n_rows: int | None
+
+
+def _open_counts(source: Source, work: TableWork, name: str | None) -> _Counts | None:
+    """Return the file for a pass that can be resumed. Who lists a store sees lengths: there they depend on public numbers of rows alone."""
+    if name is None or not source.is_lasting:
+        return None
+    sizes = [part.n_rows for part, _ in source.parts]
+    n_rows = 0 if work.n_rows_private or None in sizes else sum(size or 0 for size in sizes)
+    return _Counts(file=work.open_counts(name), n_rows=None if work.secrets.is_local else n_rows)
 
 
 class _Joined(Generic[Value]):
@@ -139,18 +158,20 @@ class _Joined(Generic[Value]):
         What is counted.
     n_tasks
         How many tasks the pass has.
-    file
+    counts
         Keeps the results of a pass that takes long. What an earlier driver of the run kept there is the beginning.
+    columns
+        The private columns.
     """
 
-    def __init__(self, statistic: Statistic[Value], n_tasks: int, file: EncryptedFile | None) -> None:
-        self._template, self._n_tasks, self._file = statistic.counter().result(), n_tasks, file
+    def __init__(self, statistic: Statistic[Value], n_tasks: int, counts: _Counts | None, columns: list[str]) -> None:
+        self._template, self._n_tasks, self._counts, self._columns = statistic.counter().result(), n_tasks, counts, columns
         self._due = time.monotonic() + KEEP_SECONDS
         self.n_batches, self._fold = 0, TreeFold[Value]()
         self._n_released, self._seals, self._changed = list[int](), list[bytes](), Counter[str]()
-        if file is not None and (kept := file.read()) is not None:
+        if counts is not None and (kept := counts.file.read()) is not None:
             with suppress(InputError):  # of another form: the rows are counted again
-                _ARCHIVE.unpack(kept, file.name, self._begin)
+                _ARCHIVE.unpack(kept, counts.file.name, self._begin)
 
     def add(self, found: Sequence[Scanned[Value]]) -> None:
         """Take the results of the next batches."""
@@ -160,25 +181,38 @@ class _Joined(Generic[Value]):
             self._seals += part.seals
             self._changed += Counter(part.changed)
         self.n_batches += len(found)
-        if self._file is not None and time.monotonic() >= self._due:
-            self._keep(self._file)
+        if self._counts is not None and time.monotonic() >= self._due:
+            self._keep(self._counts)
 
     def result(self) -> Scanned[Value]:
         """Return the results of all batches."""
         value = self._fold.tree()
         return Scanned(value=value, n_released=tuple(self._n_released), seals=tuple(self._seals), changed=dict(self._changed))
 
-    def _keep(self, file: EncryptedFile) -> None:
+    def _keep(self, counts: _Counts) -> None:
         """Keep the results, unless they are very large, of arrays that no file can hold, or the storage fails: the pass goes on without them."""
         begin = time.monotonic()
         with suppress(TypeError, ValueError, TemporaryError):
             leaves = [leaf for level in self._fold.levels for value in level for leaf in list_leaves(value, self._template)]
-            if sum(leaf.nbytes for leaf in leaves) <= _MOST_KEPT:
+            room = self._find_room(leaves, counts.n_rows)
+            if sum(leaf.nbytes for leaf in leaves) + room <= _MOST_KEPT:
                 header = {"n_tasks": self._n_tasks, "n_batches": self.n_batches, "levels": [len(level) for level in self._fold.levels]}
-                own = {"n_released": self._n_released, "seals": [seal.hex() for seal in self._seals], "changed": self._changed}
-                file.write(_ARCHIVE.pack({**header, **own}, {f"leaf-{number}": leaf for number, leaf in enumerate(leaves)}))
+                numbers = {"n_released": self._n_released, "changed": [self._changed[name] for name in self._columns]}
+                arrays = {name: np.array(each, dtype=np.int64) for name, each in numbers.items()}  # of one length, whatever the numbers are
+                arrays |= {f"leaf-{number}": leaf for number, leaf in enumerate(leaves)}
+                data = _ARCHIVE.pack({**header, "seals": [seal.hex() for seal in self._seals]}, arrays)
+                counts.file.write(data, len(data) + room)
         end = time.monotonic()
         self._due = end + max(KEEP_SECONDS, (end - begin) / _KEEP_SHARE)
+
+    def _find_room(self, leaves: list[Any], n_rows: int | None) -> int:
+        """Return by how many bytes the leaves that grow with what is found, as distinct values do, could be longer if each row were another."""
+        nothing = list(list_leaves(self._template, self._template))
+        growing = [not leaf.size for leaf in nothing]
+        if n_rows is None or not any(growing):
+            return 0
+        width = sum(leaf.itemsize * math.prod(leaf.shape[1:]) for leaf in nothing if not leaf.size)
+        return width * n_rows - sum(leaf.nbytes for leaf, grows in zip(leaves, cycle(growing), strict=False) if grows) if n_rows else _MOST_KEPT + 1
 
     def _begin(self, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
         """Begin with what was kept."""
@@ -186,8 +220,8 @@ class _Joined(Generic[Value]):
             raise ValueError
         leaves = (arrays[f"leaf-{number}"] for number in count())
         levels = [[replace_leaves(self._template, leaves) for _ in range(n)] for n in header["levels"]]
-        seals, changed = [bytes.fromhex(seal) for seal in header["seals"]], Counter(header["changed"])
-        self.n_batches, self._n_released, self._fold = header["n_batches"], header["n_released"], TreeFold(levels)
+        seals, changed = [bytes.fromhex(seal) for seal in header["seals"]], Counter(dict(zip(self._columns, arrays["changed"].tolist(), strict=True)))
+        self.n_batches, self._n_released, self._fold = header["n_batches"], arrays["n_released"].tolist(), TreeFold(levels)
         self._seals, self._changed = seals, changed
 
 

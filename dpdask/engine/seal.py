@@ -90,15 +90,15 @@ class Seal:
             parts += [repr((name, part)).encode(), tag.tag]
         return blake2b(b"".join(len(part).to_bytes(8, "little") + part for part in parts), key=self._key, digest_size=_SEAL_BYTES).digest()
 
-    def check(self, secrets: Folder, fragment_id: str, where: str) -> None:
+    def check(self, secrets: Folder, name: str, where: str) -> None:
         """Seal the fragment, or compare it with its seal.
 
         Parameters
         ----------
         secrets
             The folder of the run key.
-        fragment_id
-            The id of the fragment.
+        name
+            The fragment's, which tells nothing of its content.
         where
             The fragment's place, for the message.
 
@@ -107,7 +107,7 @@ class Seal:
         InputError
             If it held something else before.
         """
-        if not _same(secrets, fragment_id, self.digest()):
+        if not _same(secrets, name, self.digest()):
             raise report_change(where)
 
 
@@ -168,7 +168,7 @@ def _view(buffer: pa.Buffer | None, dtype: type[np.generic]) -> NDArray[Any]:
     return np.zeros(0, dtype=dtype) if buffer is None else np.frombuffer(buffer, dtype=dtype)
 
 
-def check_part(seal: bytes, secrets: Folder, fragment_id: str) -> None:
+def check_part(seal: bytes, secrets: Folder, name: str) -> None:
     """Keep the seal of a frame's partition, or compare it with the one that is kept.
 
     Parameters
@@ -177,15 +177,15 @@ def check_part(seal: bytes, secrets: Folder, fragment_id: str) -> None:
         The digest of what the partition holds.
     secrets
         The folder of the run key.
-    fragment_id
-        The id of the partition.
+    name
+        The partition's.
 
     Raises
     ------
     DataError
         If it held something else before.
     """
-    if not _same(secrets, fragment_id, seal):
+    if not _same(secrets, name, seal):
         raise DataError("a partition's rows changed since they were first read", "frame", "persist the frame before its first use, or fit again")
 
 
@@ -236,5 +236,5 @@ def _is_sealed(type_: pa.DataType) -> bool:
     return not (pa.types.is_nested(type_) or pa.types.is_dictionary(type_) or isinstance(type_, pa.BaseExtensionType))
 
 
-def _same(secrets: Folder, fragment_id: str, digest: bytes) -> bool:
-    return secrets.claim(f"{_SEALS}/{fragment_id}", digest) == digest
+def _same(secrets: Folder, name: str, digest: bytes) -> bool:
+    return secrets.claim(f"{_SEALS}/{name}", digest) == digest

@@ -11,8 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.engine.cluster import remember
-from dpdask.engine.work import BOUNDS_NAME, TableWork, UnitWork, read_kept
+from dpdask.engine.work import TableWork, UnitWork, read_kept
 from dpdask.errors import DataError, InputError
+from dpdask.io.encrypted import BOUNDS_NAME
 from dpdask.io.storage import Folder
 from dpdask.kernels.rows import keep_chosen, take_at
 from dpdask.kernels.siphash import siphash
@@ -136,7 +137,6 @@ class Chooser:
         self._work, self.fragment_id = work, fragment_id
         self._rng = stream(work.holdout_key(), HOLDOUT_ID, fragment_id) if work.fraction is not None and work.unit is None else None
         self._hasher = Hasher(work.key(), work.holdout_key(), work.unit, number) if work.unit is not None else None
-        self._bounds = load_bounds(work.secrets, work.unit.bounds_sha256) if work.unit is not None else None
         self._split: list[NDArray[np.bool_]] = []
 
     def split(self, batch: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
@@ -148,9 +148,9 @@ class Chooser:
             If a row's unit is null.
         """
         fraction = self._work.fraction
-        if self._hasher is not None and self._bounds is not None:
+        if self._hasher is not None and self._work.unit is not None:
             hashes = self._hasher.hash(batch)
-            within = self._bounds.is_released(hashes.units, hashes.rows, hashes.positions)
+            within = load_bounds(self._work.secrets, self._work.unit.bounds_sha256).is_released(hashes.units, hashes.rows, hashes.positions)
             held_out = self._hasher.choose_held_out(hashes, fraction) if fraction is not None else np.zeros(batch.num_rows, dtype=bool)
             self._split.append(within & ~held_out)
             return self._split[-1], within if fraction is None else within & held_out
@@ -163,11 +163,11 @@ class Chooser:
         """Keep which rows are released beside the run key, so that the writing stage need not hash them again."""
         if self._hasher is not None:
             released = np.concatenate([*self._split, np.zeros(0, dtype=bool)])
-            self._work.secrets.claim(f"{_CHOSEN}/{self.fragment_id}", np.packbits(released).tobytes())
+            self._work.secrets.claim(f"{_CHOSEN}/{self._work.hide(self.fragment_id)}", np.packbits(released).tobytes())
 
     def find_released(self) -> Callable[[Any], NDArray[np.bool_]]:
         """Return a function that tells, batch by batch, which rows are released: as kept, or computed anew."""
-        name = f"{_CHOSEN}/{self.fragment_id}"
+        name = f"{_CHOSEN}/{self._work.hide(self.fragment_id)}"
         if self._hasher is None or not self._work.secrets.exists(name):
             return lambda batch: self.split(batch)[0]
         bits = np.unpackbits(np.frombuffer(self._work.secrets.read(name), dtype=np.uint8)).view(bool)

@@ -151,7 +151,7 @@ class FilePart:
             seal.add(batch)
             yield batch
         if work.unit is not None:
-            seal.check(work.secrets, self.fragment.id, self.fragment.where)
+            seal.check(work.secrets, work.hide(self.fragment.id), self.fragment.where)
         elif seal.digest() != self.fragment.seal:
             raise report_change(self.fragment.where)
 
@@ -212,7 +212,7 @@ class FramePart:
                 check_cells(str(rows.index.name), rows.index)
         batch = make_batch(rows, work.sealed, work.types)
         if released or work.unit is not None:
-            check_part(seal_part(rows, batch, work, self.id), work.secrets, self.id)
+            check_part(seal_part(rows, batch, work, self.id), work.secrets, work.hide(self.id))
         yield batch
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import TypeVar
 
 import pyarrow as pa
@@ -27,8 +28,8 @@ Loaded = TypeVar("Loaded", bound=Archived)
 HOLDOUT_NAME = "holdout.key"
 RELEASE_NAME = "release.npz"
 NOISY_NAME = "noisy.npz"
-BOUNDS_NAME = "bounds.npz"
 _COUNTS = "counts-"
+_PERSON = b"dpdask part"
 
 
 def noisy_name(number: int) -> str:
@@ -95,6 +96,8 @@ class TableWork:
         Whether a key that several runs share, stored beside the run key, chooses the hold-out.
     also_read
         The kept columns that the mechanism reads beside the private ones.
+    n_rows_private
+        Whether neighbouring tables differ by the presence of a row.
     held_keys
         The run key and the key that chooses the hold-out, while a task works on one part: see `hold_keys`.
     stamp
@@ -109,6 +112,7 @@ class TableWork:
     unit: UnitWork | None = None
     kept_holdout: bool = False
     also_read: tuple[str, ...] = ()
+    n_rows_private: bool = False
     held_keys: tuple[RunKey, RunKey] | None = None
     stamp: Stamp = field(default_factory=Stamp)
 
@@ -172,6 +176,10 @@ class TableWork:
         except MissingError:
             return self
         return replace(self, held_keys=(key, self.holdout_key() if self.kept_holdout else key))
+
+    def hide(self, part_id: str) -> str:
+        """Return a part's name for private files: its id is a digest of the rows, so whoever lists the files could test guesses of a value."""
+        return blake2b(part_id.encode(), key=self.key().reveal(), digest_size=16, person=_PERSON).hexdigest()
 
     def open_counts(self, name: str) -> EncryptedFile:
         """Return the file that keeps the counts of a pass."""
@@ -286,6 +294,7 @@ def make_table_work(mechanism: Mechanism, types: pa.Schema, secrets: Folder, sch
         secrets=secrets,
         unit=_unit_work(unit, schema, types),
         also_read=mechanism.also_read,
+        n_rows_private=mechanism.n_rows_private,
     )
     mechanism.check(work.columns)
     return work.with_keys()

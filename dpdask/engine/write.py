@@ -21,6 +21,7 @@ from dpdask.io.storage import Folder
 from dpdask.mechanisms.releases import RecordRelease
 from dpdask.versions import Stamp
 
+_TOLD_BYTES = 2**9  # the most that is told of a column
 _TOGETHER = 2**17  # records that a release draws together, or a multiple of them
 
 
@@ -266,8 +267,9 @@ def stage(
             writer.discard(error)
         raise
     staged = Staged(shards=tuple(shards), told=told())
-    record = {"shards": [asdict(shard) for shard in shards], "told": staged.told.to_dict()}
-    staging.actions.write(_record(names[0]), json.dumps(record).encode(), private=True)
+    shown = [asdict(shard) for shard in shards]
+    room = len(json.dumps(shown)) + sum(_TOLD_BYTES + 2 * len(json.dumps(name)) for name in staged.told.order)  # whatever is told
+    staging.actions.write(_record(names[0]), json.dumps({"shards": shown, "told": staged.told.to_dict()}).encode().ljust(room), private=True)
     return staged
 
 

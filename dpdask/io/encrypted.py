@@ -19,10 +19,11 @@ from dpdask.errors import InputError, TemporaryError
 from dpdask.io.private import check_key
 from dpdask.io.storage import Folder
 
+BOUNDS_NAME = "bounds.npz"
 _PERSON, _NONCE_PERSON = b"dpdask files", b"dpdask nonce"
 _NONCE_BYTES = 12
 _LENGTH_BYTES, _LEAST_BYTES = 8, 2**12
-_held: dict[str, bytes] = {}
+_held: dict[str, bytes] = {}  # by run, and by run and name
 _read: dict[tuple[str, str], bytes] = {}  # by run and place
 _sources: list[Callable[[str], bytes | None]] = []
 
@@ -34,29 +35,28 @@ def ask_for_keys(source: Callable[[str], bytes | None]) -> Callable[[str], bytes
 
 
 def hold_key(run_id: str, secret: bytes) -> None:
-    """Hold a run's key in the memory of this process.
-
-    Parameters
-    ----------
-    run_id
-        The name of the run.
-    secret
-        Its key, 32 bytes.
-    """
+    """Hold a run's key (32 bytes), or what stands beside it under `name_bounds`, in the memory of this process."""
     _held[run_id] = secret
+
+
+def name_bounds(run_id: str) -> str:
+    """Return the name under which the bounds of a run's units are held: as a file in a store, their size would tell how many they are."""
+    return f"{run_id}/{BOUNDS_NAME}"
 
 
 def drop_key(run_id: str) -> None:
     """Forget a run's key, if it is held, and the files that were read with it."""
     _held.pop(run_id, None)
+    _held.pop(name_bounds(run_id), None)
     for kept in [kept for kept in _read if kept[0] == run_id]:
         _read.pop(kept, None)
 
 
-def encrypt(secret: bytes, place: str, data: bytes) -> bytes:
+def encrypt(secret: bytes, place: str, data: bytes, n_bytes: int = 0) -> bytes:
     """Return a file's content, padded, encrypted and authenticated by AES-256-GCM; the nonce is a keyed digest of place and content.
 
-    The length tells no count: it is a power of two, at least 4 KiB, and some bytes for nonce and tag.
+    Its length is a power of two, at least 4 KiB, and some bytes for nonce and tag. That is too little where the length of the content depends on
+    private counts: whoever knows all rows but one knows whether the last one makes it longer than a power of two.
 
     Parameters
     ----------
@@ -66,10 +66,12 @@ def encrypt(secret: bytes, place: str, data: bytes) -> bytes:
         The file's name: a file under another name is refused.
     data
         The content.
+    n_bytes
+        A public number that is at least its length, wherever this length is not public.
     """
     nonce = blake2b(f"{len(place)}:{place}".encode() + data, key=secret, person=_NONCE_PERSON, digest_size=_NONCE_BYTES).digest()
     length = len(data).to_bytes(_LENGTH_BYTES, "big")
-    padded = (length + data).ljust(max(_LEAST_BYTES, 1 << (_LENGTH_BYTES + len(data) - 1).bit_length()), b"\0")
+    padded = (length + data).ljust(max(_LEAST_BYTES, 1 << (_LENGTH_BYTES + max(n_bytes, len(data)) - 1).bit_length()), b"\0")
     return nonce + _cipher(secret).encrypt(nonce, padded, place.encode())
 
 
@@ -124,9 +126,9 @@ class EncryptedFile:
         except InputError:
             return None
 
-    def write(self, data: bytes) -> None:
-        """Replace its content."""
-        self.folder.write(self.name, encrypt(self.secret, self.name, data), private=True)
+    def write(self, data: bytes, n_bytes: int) -> None:
+        """Replace its content; for the length see `encrypt`."""
+        self.folder.write(self.name, encrypt(self.secret, self.name, data, n_bytes), private=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +155,14 @@ class EncryptedFolder(Folder):
         TemporaryError
             If this process neither holds it nor can get it.
         """
+        return check_key(self._find(self.run_id), self.commitment, self.url)
+
+    def _find(self, name: str) -> bytes:
         for source in _sources:
-            if self.run_id not in _held and (secret := source(self.run_id)) is not None:
-                hold_key(self.run_id, secret)
+            if name not in _held and (secret := source(name)) is not None:
+                hold_key(name, secret)
         try:
-            return check_key(_held[self.run_id], self.commitment, self.url)
+            return _held[name]
         except KeyError:
             raise TemporaryError("a process cannot get the key of the run", None, "run again to resume") from None
 
@@ -171,8 +176,10 @@ class EncryptedFolder(Folder):
         Parameters
         ----------
         name, replaced
-            As there.
+            As there. The bounds of units are in memory.
         """
+        if name == BOUNDS_NAME:
+            return self._find(name_bounds(self.run_id))
         return decrypt(self.key, self._place(name), Folder.read(self, name, replaced=replaced))
 
     def read_once(self, name: str) -> bytes:

@@ -25,6 +25,7 @@ from dpdask.privacy.series import extend_head
 
 _ABOUT = "series.json"
 _FORMAT = 1
+_DIGITS = 20  # the most of a file's size
 _PERSON = b"dpdask kept"
 _HINT = "restore it from a backup, or start a new output, which is charged anew"
 
@@ -102,8 +103,9 @@ class Kept:
         return dataclasses.replace(self, files=(*self.files, *list_files(fragments, len(self.sizes))))
 
     def to_bytes(self) -> bytes:
-        """Return the record as JSON."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}).encode()
+        """Return the record as JSON, whose length does not depend on how large the files are: that tells of their rows."""
+        data = json.dumps({"format": _FORMAT, **asdict(self)}).encode()
+        return data.ljust(len(data) + sum(_DIGITS - len(str(file.n_bytes)) for file in self.files))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Kept:

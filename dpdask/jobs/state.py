@@ -32,6 +32,7 @@ Stage = Literal["opened", "fitted", "staged"]
 _ABOUT = ("format", "version", "streams", "key", "target")
 _PUBLIC = ("run_id", "job", "release", "stage")
 _PRIVATE = "private"
+_DIGITS = 20  # the most of a number of rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +245,9 @@ class RunState:
             if key is None:
                 raise busy(self.output)  # another driver took the run over, and ended it
             private = {name: content.pop(name) for name in list(content) if name not in _PUBLIC}
-            content[_PRIVATE] = base64.b64encode(encrypt(key, _PRIVATE, json.dumps(private).encode())).decode()
+            data = json.dumps(private).encode()
+            n_bytes = len(data) + sum(_DIGITS - len(str(n)) for n in reached.n_released)  # whatever the numbers are
+            content[_PRIVATE] = base64.b64encode(encrypt(key, _PRIVATE, data, n_bytes)).decode()
         self._write(content)
 
     def _write(self, content: Mapping[str, Any]) -> None:
