@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpdask.engine.units import UnitBounds
 from dpdask.errors import InputError
 from dpdask.io.encrypted import decrypt, encrypt
 
@@ -30,12 +29,8 @@ def test_what_was_changed_is_refused(place):
         decrypt(KEY, place, kept if place == "other" else kept[:-1])
 
 
-def test_lengths_tell_no_counts():
-    def length(units: int) -> int:
-        hashes = np.arange(units, dtype=np.uint64)
-        return len(encrypt(KEY, "bounds.npz", UnitBounds(units=hashes, hashes=hashes, positions=hashes).to_bytes()))
-
-    assert len({length(units) for units in (0, 1, 10, 100)}) == 1
-    assert length(1000) == length(1001)
-    chosen = {len(encrypt(KEY, f"chosen/{rows}", np.packbits(np.ones(rows, dtype=bool)).tobytes())) for rows in (1, 9, 1000, 30_000)}
-    assert len(chosen) == 1
+@pytest.mark.parametrize("room", [2**12 - 8, 2**12, 10_000])
+def test_the_length_is_that_of_the_room(room):
+    lengths = {len(encrypt(KEY, "place", bytes(n), room)) for n in (0, 1, 4087, 4088, 4089, room) if n <= room}
+    assert len(lengths) == 1
+    assert decrypt(KEY, "place", encrypt(KEY, "place", b"data", room)) == b"data"
