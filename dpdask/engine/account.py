@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # SQLAlchemy is for those who have a ledger; a ledger is show
     from dpdask.privacy.ledger import Ledger
 
 _PERSON = b"dpdask hold-out"
+Hide = Callable[[str], str]
 
 
 class LedgerPlace(Document):
@@ -119,19 +120,34 @@ class Account:
         if self.place is not None:
             open_ledger(self.place.url).check_room(self.place.dataset, self.cost(), run_id)
 
-    def find_holdout(self, rows: str) -> tuple[bytes, str] | None:
+    def find_holdout(self, rows: str, hide: Hide | None = None) -> tuple[bytes, str] | None:
         """Return the key and the name of the dataset's hold-out, if there is a ledger and rows are held out.
 
         Parameters
         ----------
-        rows
-            What the choice of rows depends on beside the key: see `name_sample`.
+        rows, hide
+            What the choice of rows depends on beside the key; and what makes of a name that depends on private rows one that is kept in the ledger.
         """
         if self.place is None or not self.mechanism.uncovered:
             return None
         key = open_ledger(self.place.url).holdout_key(self.place.dataset)
         assert key is not None
-        return key, name_sample(key, rows)
+        return key, self._name_sample(key, rows, hide)
+
+    def _name_sample(self, key: bytes, rows: str, hide: Hide | None) -> str:
+        """Return the name of the hold-out that a key chooses. Runs that hold out the same rows, or nested subsets, get the same name.
+
+        Privacy
+        -------
+        Who reads the ledger has the key. Where the rows' places are named by digests of the files, such a reader could test guesses of a private
+        value by the name, so `hide` replaces it; but not one that the ledger holds already, as versions before 0.3.0 wrote it.
+        """
+        assert self.place is not None
+        name = blake2b(rows.encode(), key=key, person=_PERSON, digest_size=16).hexdigest()
+        if hide is None:
+            return name
+        events = [entry.charge.event for entry in open_ledger(self.place.url).show(self.place.dataset).entries]
+        return name if any(name == each["sample"] for event in events for each in event.get("uncovered", ())) else hide(name)
 
     def intend(self, run_id: str, sample: str, *, unread: bool = False) -> Entry | None:
         """Charge a run, if there is a ledger, and return its entry; a run that is already charged is not charged again.
@@ -230,12 +246,12 @@ class Account:
         """
         return None if self.place is None else open_ledger(self.place.url).read_balance(self.place.dataset)
 
-    def compute_balances(self, rows: str) -> tuple[Balance, Balance] | None:
+    def compute_balances(self, rows: str, hide: Hide | None = None) -> tuple[Balance, Balance] | None:
         """Return the dataset's balance before and after the release, or None without a ledger.
 
         Parameters
         ----------
-        rows
+        rows, hide
             As for `find_holdout`.
 
         Raises
@@ -247,15 +263,15 @@ class Account:
             return None
         ledger = open_ledger(self.place.url)
         key = ledger.holdout_key(self.place.dataset, draw=False) if self.mechanism.uncovered else None
-        sample = "to be drawn" if key is None else name_sample(key, rows)
+        sample = "to be drawn" if key is None else self._name_sample(key, rows, hide)
         return ledger.read_balance(self.place.dataset), ledger.read_balance(self.place.dataset, plus=self.cost(sample))
 
-    def describe_balances(self, rows: str) -> dict[str, Any] | None:
+    def describe_balances(self, rows: str, hide: Hide | None = None) -> dict[str, Any] | None:
         """Return what `plan` shows of the dataset: its ε spent before and after the release, and its limit; None without a ledger.
 
         Parameters
         ----------
-        rows
+        rows, hide
             As for `find_holdout`.
 
         Raises
@@ -263,7 +279,7 @@ class Account:
         SpecError, TemporaryError
             As `intend`.
         """
-        found = self.compute_balances(rows)
+        found = self.compute_balances(rows, hide)
         if found is None:
             return None
         before, after = found
@@ -309,19 +325,6 @@ def settle(error: BaseException, *, drawn: bool, strict: bool) -> Settlement:
     if isinstance(error, BudgetError):
         return "keep" if drawn else "void"
     return "keep" if drawn or strict else "void"
-
-
-def name_sample(key: bytes, rows: str) -> str:
-    """Return the name of the hold-out that a key chooses. Runs that hold out the same rows, or nested subsets, get the same name.
-
-    Parameters
-    ----------
-    key
-        The key of the hold-out.
-    rows
-        What the choice depends on beside it: the unit and its type, or the positions of the rows.
-    """
-    return blake2b(rows.encode(), key=key, person=_PERSON, digest_size=16).hexdigest()
 
 
 def check_can_charge(mechanism: Mechanism, place: object, *, insecure: bool) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from itertools import chain
 from typing import Any
 
 from dask._task_spec import DataNode, List, Task, TaskRef
 
-from dpdask.engine.cluster import share_bounds
 from dpdask.engine.compute import Progress, Stage, add_tree, guard, make_whole_stage, run_stage, task_prefix
 from dpdask.engine.select import Hasher
 from dpdask.engine.source import Part, Source
 from dpdask.engine.work import TableWork, keep
-from dpdask.io.encrypted import BOUNDS_NAME, EncryptedFolder
+from dpdask.io.encrypted import BOUNDS_NAME
 from dpdask.stats.bounding import UnitBounds, UnitRows
 from dpdask.stats.statistic import FAN_IN, TreeFold
 
@@ -45,12 +43,7 @@ def bound_units(source: Source, work: TableWork, progress: Progress | None = Non
     stage = _plan(source, work)
     found = list(chain.from_iterable(run_stage(stage, progress)))
     bounds = UnitBounds.concatenate(found) if found else UnitRows.identity(1).bounds()  # no row group at all
-    data = bounds.to_bytes()
-    if isinstance(work.secrets, EncryptedFolder):  # the size of a file would tell how many units have too many rows
-        share_bounds(work.secrets.run_id, data)
-        sha256 = hashlib.sha256(data).hexdigest()
-    else:
-        sha256 = keep(work.secrets, BOUNDS_NAME, data)
+    sha256 = keep(work.secrets, BOUNDS_NAME, bounds.to_bytes())
     return dataclasses.replace(work, unit=dataclasses.replace(work.unit, bounds_sha256=sha256))
 
 

@@ -209,7 +209,7 @@ def plan_job(job: Job) -> Plan:
     expected = expect(job, opened)
     stages = (*expected.stages, _describe_commit(job))
     duration = expect_duration(job, opened, stages, expected.n_rows)
-    ledger = job.account.describe_balances(opened.sample_place)
+    ledger = job.account.describe_balances(opened.sample_place, opened.hide_sample)
     return Plan(
         name=job.file.name,
         n_fragments=len(table.fragments),

@@ -242,7 +242,7 @@ def _advance(job: Job, state: RunState, opened: JobTable, name: Name, progress: 
         reached = None
     if reached is None:
         ids = tuple(fragment.id for fragment in table.fragments) if job.file.growing else ()
-        holdout = job.account.find_holdout(opened.sample_place)
+        holdout = job.account.find_holdout(opened.sample_place, opened.hide_sample)
         seed, version = job.file.insecure_seed, table.version if job.file.growing else None
         reached = state.open(job.digest, name, table.fingerprint, seed, holdout, fragments=ids, input_version=version)
     if reached.job != job.digest:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import re
 import uuid
+from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
-from dpdask.errors import OutputError
+from dpdask.errors import DpdaskError, OutputError
 from dpdask.io.faults import storage_faults
 from dpdask.io.private import KEY_NAME, PrivateFolder, check_key, commit
 from dpdask.io.storage import Folder
+from dpdask.streams import RunKey
 
 LEDGER = "ledger"
 
@@ -101,6 +103,11 @@ class HostKeys:
         """Remove the key; see `RunKeys.remove`."""
         self._folder.remove(check_run_id(run_id))
 
+    def find_secret(self) -> bytes:
+        """Return a secret of this user on this machine, made once."""
+        self._make()
+        return self._folder.claim("secret", RunKey.fresh().reveal())
+
     def _make(self) -> None:
         path = self._folder.local_path
         with storage_faults(str(path)):
@@ -109,6 +116,14 @@ class HostKeys:
         if path.is_symlink() or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             what = "the folder for the keys of unfinished runs must belong to this user alone (mode 0700)"
             raise OutputError(what, str(path), "correct it, or set XDG_STATE_HOME to another folder")
+
+
+def hide_name(name: str) -> str:
+    """Return another name that this user alone can compute, and on this machine; a random one where no secret can be kept."""
+    try:
+        return blake2b(name.encode(), key=HostKeys().find_secret(), digest_size=16).hexdigest()
+    except (DpdaskError, RuntimeError):  # the home is not writable, or there is none
+        return uuid.uuid4().hex
 
 
 class LedgerKeys:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
+from dpdask.engine.account import Hide
 from dpdask.engine.fit import Fitted, PublicTable
 from dpdask.engine.source import FileSource
 from dpdask.engine.work import TableWork, make_public_work, make_table_work
@@ -15,6 +16,7 @@ from dpdask.io.files import Files
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable, discover, takes_in
 from dpdask.io.storage import Folder
+from dpdask.jobs.run_keys import hide_name
 from dpdask.jobs.spec import Job
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.card_parts import InputVersion
@@ -54,6 +56,11 @@ class JobTable:
     def sample_place(self) -> str:
         """What the choice of held-out rows depends on beside its key: the unit and its type, or the positions of the rows."""
         return self.work.unit_place or "\n".join(fragment.id for fragment in self.table.fragments)
+
+    @property
+    def hide_sample(self) -> Hide | None:
+        """What hides the names of hold-outs whose rows are known by their files; units are known by the schema alone."""
+        return hide_name if self.work.unit is None else None
 
     def public_table(self) -> PublicTable | None:
         """Return the public table whose rows are counted, if there is one.

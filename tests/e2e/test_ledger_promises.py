@@ -26,6 +26,7 @@ from dpdask.jobs import run
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort
 from dpdask.jobs.state import RunState
+from dpdask.jobs.tables import JobTable
 from dpdask.privacy.coverage import Coverage
 from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
 from dpdask.privacy.ledger import Charge, Ledger
@@ -124,6 +125,33 @@ def test_units_are_held_out_alike_wherever_their_rows_lie(tmp_path: Path, source
         run_here(job(tmp_path / name, where, url, mechanism__reference=HOLDOUT, privacy__unit=unit))
     assert held_out(tmp_path / "a") == held_out(tmp_path / "b") != set()
     assert balance(url).coverage.uncovered == 0.25
+
+
+def samples(url: str) -> list[str]:
+    return [each["sample"] for entry in ledger(url).show("people").entries if entry.kind == "commit" for each in entry.charge.event["uncovered"]]
+
+
+@pytest.mark.parametrize("state", ["mine", "another machine's", "none"])
+def test_the_name_of_a_hold_out_is_no_test_of_guesses(state: str, tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads the whole database, and knows all rows but one, must not be able to compute the name for each value of the last one."""
+    run_here(job(tmp_path / "a", source, url, mechanism__reference=HOLDOUT))
+    if state != "mine":
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state") if state != "none" else "/proc/none")
+    run_here(job(tmp_path / "b", source, url, mechanism__reference=HOLDOUT))
+    first, second = samples(url)
+    assert (first == second) == (state == "mine")
+    assert balance(url).coverage.uncovered == (0.25 if state == "mine" else 0.5)
+    assert held_out(tmp_path / "a") == held_out(tmp_path / "b")
+
+
+def test_a_name_that_the_ledger_holds_stays(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions before 0.3.0 wrote the digest itself: the same rows are not counted a second time."""
+    with monkeypatch.context() as patch:
+        patch.setattr(JobTable, "hide_sample", None)
+        run_here(job(tmp_path / "a", source, url, mechanism__reference=HOLDOUT))
+    run_here(job(tmp_path / "b", source, url, mechanism__reference=CHAIN))
+    assert len(set(samples(url))) == 1
+    assert balance(url).coverage == Coverage(uncovered=0.25, republished=0.25)
 
 
 def test_rows_at_other_places_are_another_sample_and_both_count(tmp_path: Path, source: Path, url: str) -> None:

@@ -161,7 +161,7 @@ def test_a_pass_does_without_what_it_cannot_keep(tmp_path: Path, monkeypatch: py
     job = write_job(tmp_path, source, tmp_path / "out", schema=MIXED_SCHEMA, mechanism={"kind": "dip", "reference": HOLDOUT})
     tried: list[str] = []
 
-    def fail(file: EncryptedFile, _: bytes) -> None:
+    def fail(file: EncryptedFile, *_: Any) -> None:
         tried.append(file.name)
         raise TemporaryError("no space left on the device")
 
