@@ -429,6 +429,26 @@ class Schema(Document):
             if name not in names:
                 raise DataError("this declared column is not in the table", f"column {name!r}", "correct the schema, or the input")
 
+    def check_header(self, names: list[str], file: str) -> None:
+        """Check that the fields of a CSV file's first line are declared; one that is not is not shown, because without a header it is a value.
+
+        Parameters
+        ----------
+        names, file
+            The fields, and the file's name.
+
+        Raises
+        ------
+        DataError
+            If one is undeclared.
+        """
+        place = next((place for place, name in enumerate(names, 1) if name not in self.columns), None)
+        if place is not None:
+            near = find_near(names[place - 1], [name for name in self.columns if name not in names])
+            other = "" if near is None else f", or correct the name {near!r} there"
+            what = f"field {place} of its first line is no column that the schema declares, and is not shown, because it may be a value"
+            raise DataError(what, file, f"begin the file with the names of its columns, and declare each: role keep, privatise or drop{other}")
+
 
 def _plain(type_: pa.DataType) -> pa.DataType:
     return type_.value_type if pa.types.is_dictionary(type_) else type_

@@ -27,6 +27,7 @@ from dpdask.io.rows import estimate_width
 from dpdask.schema import Column, Schema, arrow_type
 
 _SAMPLE_BYTES = 2**16
+_VALUES = {"true", "false", "null", "none", "nan", "n/a"}
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _BLOCK_BYTES = 2**22
 _BATCH_ROWS = 2**17
@@ -59,7 +60,7 @@ def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[Versions, pa
     InputError
         If the file is empty or its header cannot be read.
     DataError
-        If its first line names no declared column; the line is not shown, because it may be a row.
+        If its first line has a field that is no declared column; it is not shown, because the line may be a row.
     SpecError
         If a column's type is not known; see `Schema.check_dates`.
     """
@@ -72,6 +73,7 @@ def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[Versions, pa
         if found is not None:
             raise _refuse_separator(found, name)
         raise DataError("its first line names no declared column", name, "begin the file with the names of its columns, separated by commas")
+    schema.check_header(names, name)
     return versions, pa.schema([pa.field(column, _type_of(column, schema)) for column in names])
 
 
@@ -145,7 +147,9 @@ def _refuse_separator(found: str, name: str) -> DataError:
 
 
 def _is_value(field: str) -> bool:
-    """Return whether a text is empty, or has digits and no letters but those of dates and exponents."""
+    """Return whether a text is empty, an address, stands for no value or a truth value, or has digits and no letters but those of dates."""
+    if "@" in field or field.strip().lower() in _VALUES:
+        return True
     bare = re.sub(r"(?<=\d)[eETZ](?=[-+\d]|$)", "", field.strip())
     return not bare or (any(map(str.isdigit, bare)) and not any(map(str.isalpha, bare)))
 

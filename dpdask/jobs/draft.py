@@ -62,9 +62,10 @@ def draft_schema(source: Input, levels: Mapping[str, Sequence[str]] | None = Non
     """
     columns = source.table_format.read_columns(source.path if source.catalog is not None else absolute_url(source.path))
     names = [column.name for column in columns]
+    shown = [column.name for column in columns if column.type is not None]  # the first line of a CSV file may be a row
     for name in levels or {}:
         if name not in names:
-            raise SpecError("the table has no such column", f"levels of {name!r}", suggest(name, names, "correct the list of levels"))
+            raise SpecError("the table has no such column", f"levels of {name!r}", suggest(name, shown, "correct the list of levels"))
     return _HEAD + "".join(_draft_column(column, (levels or {}).get(column.name)) for column in columns)
 
 

@@ -1501,6 +1501,15 @@ CASES: tuple[Case, ...] = (
         says=r"part-1\.csv: its first line names no declared column",
         prepare=lambda folder: _csv(folder, _HEADER + _LINES, f"{TEXT},1,{NUMBER},x\n{_LINES}"),
     ),
+    *(
+        Case(
+            name=f"a {which} CSV file without a header, whose first row holds a column's name",
+            code=65,
+            says=rf"part-{number}\.csv: field 1 of its first line is no column that the schema declares, and is not shown",
+            prepare=lambda folder, number=number: _csv(folder, *[_HEADER + _LINES] * number, f"{TEXT},rating,{NUMBER},x\n{_LINES}"),  # type: ignore[misc]
+        )
+        for number, which in enumerate(("first", "later"))
+    ),
     Case(
         name="a CSV header that is not UTF-8",
         code=66,

@@ -123,7 +123,7 @@ def test_of_a_csv_file_the_header_alone_is_read(tmp_path):
     "line",
     [
         *(f"{SECRET},31,x", f"{SECRET},,x", f"{SECRET},x,x", f"{SECRET},2020-01-01T10:00:00Z", f"{SECRET},1.5e-3", f"{SECRET},1.5E-3"),
-        *(f"{SECRET};31;x", "31/12/2020"),
+        *(f"{SECRET};31;x", "31/12/2020", f"{SECRET},a@b.example,x", f"{SECRET},True", f"{SECRET},NaN"),
     ],
 )
 def test_a_csv_file_without_a_header_is_refused(tmp_path, line):
