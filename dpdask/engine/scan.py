@@ -125,28 +125,20 @@ def scan(
     pack: Callable[..., Any] = list if nodes is None else lambda rows: List(*rows)  # a list of tasks' names is a node of its own
     arguments = [([part for part, _ in group], pack([rows for _, rows in group])) for group in groups]
     shared = Scan(work=work, statistic=statistic, released=released)
-    joined = _Joined(statistic, len(groups), _open_counts(source, work, kept_as), list(work.codecs))
+    file = None if kept_as is None or not source.is_lasting else work.open_counts(kept_as)
+    joined = _Joined(statistic, len(groups), file, _count_public(source, work), list(work.codecs))
     made = make_stage(stage, scan_parts, arguments, shared, merge_scanned, least=FAN_IN, nodes=nodes, n_batches_done=joined.n_batches)
     for found in run_stage(made, progress):
         joined.add(found)
     return joined.result()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Counts:
-    """The file that keeps the counts of a pass, and how many rows it is long enough for; None if its length need not hide any counts."""
-
-    file: EncryptedFile
-    n_rows: int | None
-
-
-def _open_counts(source: Source, work: TableWork, name: str | None) -> _Counts | None:
-    """Return the file for a pass that can be resumed. Who lists a store sees lengths: there they depend on public numbers of rows alone."""
-    if name is None or not source.is_lasting:
-        return None
+def _count_public(source: Source, work: TableWork) -> int | None:
+    """Return how many rows a table has, if files in a store may be so long as if each were another; 0 if the number is unknown or private."""
     sizes = [part.n_rows for part, _ in source.parts]
-    n_rows = 0 if work.n_rows_private or None in sizes else sum(size or 0 for size in sizes)
-    return _Counts(file=work.open_counts(name), n_rows=None if work.secrets.is_local else n_rows)
+    if work.secrets.is_local:
+        return None  # nobody else can list the folder
+    return 0 if work.n_rows_private or None in sizes else sum(size or 0 for size in sizes)
 
 
 class _Joined(Generic[Value]):
@@ -158,20 +150,22 @@ class _Joined(Generic[Value]):
         What is counted.
     n_tasks
         How many tasks the pass has.
-    counts
+    file
         Keeps the results of a pass that takes long. What an earlier driver of the run kept there is the beginning.
+    n_rows
+        As `_count_public` returns it.
     columns
         The private columns.
     """
 
-    def __init__(self, statistic: Statistic[Value], n_tasks: int, counts: _Counts | None, columns: list[str]) -> None:
-        self._template, self._n_tasks, self._counts, self._columns = statistic.counter().result(), n_tasks, counts, columns
+    def __init__(self, statistic: Statistic[Value], n_tasks: int, file: EncryptedFile | None, n_rows: int | None, columns: list[str]) -> None:
+        self._template, self._n_tasks, self._file, self._n_rows, self._columns = statistic.counter().result(), n_tasks, file, n_rows, columns
         self._due = time.monotonic() + KEEP_SECONDS
         self.n_batches, self._fold = 0, TreeFold[Value]()
         self._n_released, self._seals, self._changed = list[int](), list[bytes](), Counter[str]()
-        if counts is not None and (kept := counts.file.read()) is not None:
+        if file is not None and (kept := file.read()) is not None:
             with suppress(InputError):  # of another form: the rows are counted again
-                _ARCHIVE.unpack(kept, counts.file.name, self._begin)
+                _ARCHIVE.unpack(kept, file.name, self._begin)
 
     def add(self, found: Sequence[Scanned[Value]]) -> None:
         """Take the results of the next batches."""
@@ -181,38 +175,38 @@ class _Joined(Generic[Value]):
             self._seals += part.seals
             self._changed += Counter(part.changed)
         self.n_batches += len(found)
-        if self._counts is not None and time.monotonic() >= self._due:
-            self._keep(self._counts)
+        if self._file is not None and time.monotonic() >= self._due:
+            self._keep(self._file)
 
     def result(self) -> Scanned[Value]:
         """Return the results of all batches."""
         value = self._fold.tree()
         return Scanned(value=value, n_released=tuple(self._n_released), seals=tuple(self._seals), changed=dict(self._changed))
 
-    def _keep(self, counts: _Counts) -> None:
+    def _keep(self, file: EncryptedFile) -> None:
         """Keep the results, unless they are very large, of arrays that no file can hold, or the storage fails: the pass goes on without them."""
         begin = time.monotonic()
         with suppress(TypeError, ValueError, TemporaryError):
             leaves = [leaf for level in self._fold.levels for value in level for leaf in list_leaves(value, self._template)]
-            room = self._find_room(leaves, counts.n_rows)
+            room = self._find_room(leaves)
             if sum(leaf.nbytes for leaf in leaves) + room <= _MOST_KEPT:
                 header = {"n_tasks": self._n_tasks, "n_batches": self.n_batches, "levels": [len(level) for level in self._fold.levels]}
                 numbers = {"n_released": self._n_released, "changed": [self._changed[name] for name in self._columns]}
                 arrays = {name: np.array(each, dtype=np.int64) for name, each in numbers.items()}  # of one length, whatever the numbers are
                 arrays |= {f"leaf-{number}": leaf for number, leaf in enumerate(leaves)}
                 data = _ARCHIVE.pack({**header, "seals": [seal.hex() for seal in self._seals]}, arrays)
-                counts.file.write(data, len(data) + room)
+                file.write(data, len(data) + room)
         end = time.monotonic()
         self._due = end + max(KEEP_SECONDS, (end - begin) / _KEEP_SHARE)
 
-    def _find_room(self, leaves: list[Any], n_rows: int | None) -> int:
+    def _find_room(self, leaves: list[Any]) -> int:
         """Return by how many bytes the leaves that grow with what is found, as distinct values do, could be longer if each row were another."""
         nothing = list(list_leaves(self._template, self._template))
-        growing = [not leaf.size for leaf in nothing]
-        if n_rows is None or not any(growing):
+        if self._n_rows is None or all(leaf.size for leaf in nothing):
             return 0
+        found = sum(leaf.nbytes for leaf, empty in zip(leaves, cycle(nothing), strict=False) if not empty.size)
         width = sum(leaf.itemsize * math.prod(leaf.shape[1:]) for leaf in nothing if not leaf.size)
-        return width * n_rows - sum(leaf.nbytes for leaf, grows in zip(leaves, cycle(growing), strict=False) if grows) if n_rows else _MOST_KEPT + 1
+        return width * self._n_rows - found if self._n_rows else _MOST_KEPT + 1
 
     def _begin(self, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
         """Begin with what was kept."""

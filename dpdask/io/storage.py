@@ -343,7 +343,7 @@ class Folder:
         self._call(name, remove, writing=True)
 
     def level_times(self, ending: str = "") -> None:
-        """Give all files with this ending the same modification time, where it can be set, so that times do not reveal the order of writing."""
+        """Give all files with this ending the same modification time, where it can be set: in a store they follow the order of writing."""
         if self.is_local:
             now = time.time()
             with self._at() as url:
