@@ -28,7 +28,7 @@ from dpdask.connect.slurm import _options
 from dpdask.connect.spec import Address, Slurm
 from dpdask.connect.starting import import_extra
 from dpdask.engine import cluster
-from dpdask.engine.cluster import INSECURE_KEY, share_key, share_options, withdraw_key
+from dpdask.engine.cluster import INSECURE_KEY, share_bounds, share_key, share_options, withdraw_key
 from dpdask.errors import SpecError, TemporaryError
 from dpdask.io.encrypted import EncryptedFolder
 from dpdask.io.storage import Folder
@@ -62,6 +62,9 @@ def memory_store() -> Iterator[str]:
         fsspec.filesystem("memory").rm_file(file)
 
 
+BOUNDS = f"{RUN}/bounds.npz"
+
+
 def forms(key: bytes) -> set[bytes]:
     """A key as a log may show it."""
     return {key, key.hex().encode(), base64.b64encode(key), base64.urlsafe_b64encode(key), repr(key)[2:-1].encode(), key[:8], key[-8:]}
@@ -79,25 +82,27 @@ def test_no_log_holds_the_key_and_a_late_worker_without_dpdask_ends_alone(tmp_pa
     with scheduler(tmp_path, prefix=PREFIX) as (_, address), Client(address, set_as_default=False) as client, dask.config.set(scheduler=client):
         with share_key(RUN, key), running(worker_words(address), tmp_path / "late.log", {**WITH_TESTS, **debug}):
             client.wait_for_workers(1)
+            share_bounds(RUN, key[::-1])
             hidden = python_path(hide_dpdask(tmp_path / "hidden"), ROOT / "tests")
             with running(worker_words(address), tmp_path / "foreign.log", {**hidden, **debug}) as foreign:
                 client.wait_for_workers(2)
                 found = run_each("keys", functools.partial(digest_key, FOLDER), range(20))
                 foreign.wait(60)  # it cannot load its first task, and ends
             assert found == digests_of(key, 20)
-            assert list(client.run(held).values()) == [[RUN]]
+            assert list(client.run(held).values()) == [[BOUNDS, RUN]]
             withdraw_key(RUN)
             assert list(client.run(held).values()) == [[]]
-        assert client.get_metadata([f"dpdask-key-{RUN}"]) is None
+        assert [client.get_metadata([f"dpdask-key-{name}"]) for name in (RUN, BOUNDS)] == [None, None]
     logs = {path.name: path.read_bytes() for path in tmp_path.glob("*.log")}
     assert set(logs) == {"scheduler.log", "late.log", "foreign.log"}
     assert b"No module named 'dpdask'" in logs["foreign.log"]
     assert b"set_metadata" in logs["scheduler.log"]
-    assert [name for name, text in logs.items() for form in forms(key) if form in text] == []
+    assert [name for name, text in logs.items() for form in forms(key) | forms(key[::-1]) if form in text] == []
 
 
 def share_and_die(address: str, key: bytes) -> None:
     with Client(address, set_as_default=False) as client, dask.config.set(scheduler=client), share_key(RUN, key):
+        share_bounds(RUN, key[::-1])
         run_each("keys", functools.partial(digest_key, FOLDER), [0])
         os._exit(9)
 
@@ -112,9 +117,9 @@ def test_what_a_killed_driver_left_is_gone_when_another_ends_the_run(tmp_path: P
         assert killed.exitcode == 9
         with Client(address, set_as_default=False) as client, dask.config.set(scheduler=client):
             assert client.get_metadata([f"dpdask-key-{RUN}"]) == key
-            assert list(client.run(held).values()) == [[RUN]]
+            assert list(client.run(held).values()) == [[BOUNDS, RUN]]
             withdraw_key(RUN)
-            assert client.get_metadata([f"dpdask-key-{RUN}"]) is None
+            assert [client.get_metadata([f"dpdask-key-{name}"]) for name in (RUN, BOUNDS)] == [None, None]
             assert list(client.run(held).values()) == [[]]
             with pytest.raises(TemporaryError, match="a process cannot get the key of the run; run again to resume"):
                 run_each("keys", functools.partial(digest_key, FOLDER), [0])

@@ -11,6 +11,7 @@ from typing import Any
 
 import dask
 import dask.dataframe as dd
+import fsspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -23,6 +24,7 @@ from faults.drivers import Drivers
 import dpdask
 from dpdask.engine import scan
 from dpdask.engine.select import Chooser
+from dpdask.errors import TemporaryError
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
 
@@ -210,6 +212,23 @@ def test_a_killed_run_goes_on_with_the_same_bounds_to_the_same_bytes(
     run_here(made)
     assert digests(tmp_path / "out") == quiet
     assert not hidden(tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("stage", ["units", "survey", "write"])
+def test_in_a_store_the_bounds_are_in_memory_and_an_interrupted_run_goes_on(stage: str, source: Path, quiet: dict[str, str], tmp_path: Path) -> None:
+    made = job(tmp_path, source, mechanism__reference=HISTOGRAM, output__rows_per_shard=60, output__path=f"memory://{tmp_path.name}/out")
+    stages: list[str] = []
+
+    def interrupt(name: str, done: int, _: int) -> None:
+        stages.append(name)
+        if done and name == stage:
+            raise TemporaryError("crash")
+
+    with pytest.raises(TemporaryError, match="crash"):
+        run_here(made, interrupt)
+    assert not [path for path in fsspec.filesystem("memory").find(f"/{tmp_path.name}") if path.endswith("bounds.npz")]
+    assert {shard.sha256 for shard in run_here(made).manifest.shards} <= set(quiet.values())
+    assert stage in stages
 
 
 def test_bounds_that_are_not_those_written_are_refused(source: Path, drivers: Drivers, tmp_path: Path) -> None:
