@@ -51,7 +51,7 @@ def list_run(folder: Path, parts: Sequence[pa.Table], **changes: Any) -> tuple[L
     source = folder / uuid.uuid4().hex
     source.mkdir(parents=True)
     for number, part in enumerate(parts):
-        pq.write_table(part, source / f"{number}.parquet")
+        pq.write_table(part.replace_schema_metadata({"part": str(number)}), source / f"{number}.parquet")
     output, found, names = f"memory://{source.name}/out", set(), set()
 
     def look(*_: Any) -> None:
@@ -70,7 +70,7 @@ def list_run(folder: Path, parts: Sequence[pa.Table], **changes: Any) -> tuple[L
 def fragment_ids(folder: Path, parts: Sequence[pa.Table], schema: Any) -> list[str]:
     folder.mkdir()
     for number, part in enumerate(parts):
-        pq.write_table(part, folder / f"{number}.parquet")
+        pq.write_table(part.replace_schema_metadata({"part": str(number)}), folder / f"{number}.parquet")
     return [fragment.id for fragment in discover(str(folder), Schema.from_dict({"columns": schema})).fragments]
 
 
