@@ -11,6 +11,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,7 @@ _EXACT = 2.0**53
 _LARGEST = 2.0**1021
 _SMALL = 2**30
 _DAY = 86_400_000  # milliseconds
+_ONE_DAY = dt.timedelta(days=1)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _YEARS = 1500, 2500  # in days, 1974 to 1976
 
@@ -116,6 +118,8 @@ class LevelCodec:
         if not pa.types.is_integer(self.levels.type) or self.levels.null_count:
             return None
         first = int(self.levels[0].as_py())
+        if first > np.iinfo(np.int64).max - len(self.levels):  # differences are computed in int64
+            return None
         return first if self.levels.to_pylist() == list(range(first, first + len(self.levels))) else None
 
     def _in_run(self, array: pa.Array) -> NDArray[np.int32] | None:
@@ -151,8 +155,9 @@ class ValueCodec:
     nulls
         Whether null is a level.
     outside
-        How a number outside the domain is treated, as in `Column`. The domain is the bounds, and the numbers that float64
-        holds exactly (whole numbers up to 2**53) or without overflow (other numbers up to 2**1021).
+        How a number outside the domain is treated, as in `Column`. The domain is the bounds, which are no wider than the numbers
+        that float64 holds exactly (whole numbers up to 2**53; dates and times of the years 1 to 9999) or without overflow
+        (other numbers up to 2**1021).
     """
 
     name: str
@@ -169,18 +174,13 @@ class ValueCodec:
 
     @property
     def least(self) -> float:
-        """The least number that the column's type can hold and float64 can compute with."""
-        return max(float(np.iinfo(self._dtype).min), -_EXACT) if self.lattice else -_LARGEST
+        """The least number that the column's type can hold, a calendar has and float64 can compute with."""
+        return _find_limits(self.type)[0]
 
     @property
     def greatest(self) -> float:
-        """The greatest number that the column's type can hold and float64 can compute with."""
-        return min(float(np.iinfo(self._dtype).max), _EXACT) if self.lattice else _LARGEST
-
-    @property
-    def _dtype(self) -> np.dtype[np.integer]:
-        dtype: np.dtype[np.integer] = np.dtype(_whole(_count(self.type)).to_pandas_dtype())
-        return dtype
+        """The greatest number that the column's type can hold, a calendar has and float64 can compute with."""
+        return _find_limits(self.type)[1]
 
     def encode(self, array: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return each value as a number, and where it is null.
@@ -196,8 +196,7 @@ class ValueCodec:
         ------
         DataError
             If a value is null and null is not a level; if a value is NaN and is not replaced by null. If values outside the
-            domain are refused: also on a value outside the bounds, a whole number beyond 2**53, another number beyond
-            2**1021, or an infinity.
+            domain are refused: also on a value outside the bounds or beyond what the type counts exactly, or an infinity.
         """
         array = _plain(array, self.name, self.type)
         if array.null_count and not self.nulls:
@@ -249,16 +248,14 @@ class ValueCodec:
         if not (math.isfinite(low) and math.isfinite(high)):
             raise _refuse(self.name, "NaN or an infinity", "store a missing value as null")
         if low < self.least or high > self.greatest:
-            power = 31 if pa.types.is_date(self.type) else 53
-            what = f"a whole number beyond ±2**{power}" if self.lattice else "a number beyond ±2**1021, where differences overflow"
-            raise _refuse(self.name, what, f"store it in a {'coarser' if self.lattice else 'larger'} unit, or declare bounds")
+            what, mend = _say_limits(self.type)
+            raise _refuse(self.name, f"a value beyond {what}", f"{mend}, or declare bounds")
         if self.bounds is not None and bool((((found < self.bounds[0]) | (found > self.bounds[1])) & ~is_null).any()):
             raise _refuse(self.name, "a value outside its bounds", "widen the schema's bounds, or declare `outside: clip`")
 
     def _clip(self, found: NDArray[np.integer] | NDArray[np.float64]) -> NDArray[np.integer] | NDArray[np.float64]:
         """Return the nearest numbers in the domain, with the same dtype; NaN stays NaN."""
         low, high = self.bounds or (self.least, self.greatest)
-        low, high = max(low, self.least), min(high, self.greatest)
         if self.lattice:
             low, high = int(low), int(high)  # with float limits, np.clip would turn whole numbers into floats
         inside: NDArray[np.integer] | NDArray[np.float64] = np.clip(found, low, high)
@@ -315,12 +312,26 @@ def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
         raise DataError(what, f"column {name!r}", "correct its kind, or the file's type")
     bounds = None if column.bounds is None else _convert_bounds(name, column.bounds, type_)
     codec = ValueCodec(name=name, type=type_, bounds=bounds, atoms=(), nulls=column.nulls == "level")
-    if bounds is not None and not (bounds[0] <= codec.greatest and bounds[1] >= codec.least):
-        what = f"no value of its type {type_} is between its bounds"
-        raise DataError(what, f"column {name!r}", "correct the bounds, or the file's type")
+    if bounds is not None:
+        bounds = _narrow_bounds(codec, bounds)
     atoms = () if column.atoms is None else tuple(map(float, codec.encode(_convert_type(name, column.atoms, type_))[0]))
     assert column.outside is not None
-    return replace(codec, atoms=atoms, outside=column.outside)
+    return replace(codec, bounds=bounds, atoms=atoms, outside=column.outside)
+
+
+def _narrow_bounds(codec: ValueCodec, bounds: tuple[float, float]) -> tuple[float, float]:
+    """Return bounds as far as a type of few whole numbers reaches; values beyond what is exact would be clipped in silence, so those are refused."""
+    low, high = codec.least, codec.greatest
+    if pa.types.is_integer(codec.type):
+        low, high = -_EXACT, _EXACT
+    if not (low <= bounds[0] and bounds[1] <= high):
+        what, mend = _say_limits(codec.type)
+        raise DataError(f"its bounds reach beyond {what}", f"column {codec.name!r}", f"narrow the bounds, or {mend}")
+    narrow = max(bounds[0], codec.least), min(bounds[1], codec.greatest)
+    if narrow[0] > narrow[1]:
+        what = f"no value of its type {codec.type} is between its bounds"
+        raise DataError(what, f"column {codec.name!r}", "correct the bounds, or the file's type")
+    return narrow
 
 
 def _convert_bounds(name: str, bounds: tuple[Bound, Bound], type_: pa.DataType) -> tuple[float, float]:
@@ -353,14 +364,14 @@ def _count_since_1970(name: str, bound: dt.date, type_: pa.DataType, *, last: bo
         if isinstance(bound, dt.datetime):
             raise DataError(f"its bound {bound} is a time, but its type is {type_}", where, f"write the date {bound.date()}")
         return float((bound - _EPOCH.date()).days)
-    unit = dt.timedelta(microseconds={"s": 1_000_000, "ms": 1_000}.get(type_.unit, 1))
+    unit = _step(_count(type_))
     moment = bound if isinstance(bound, dt.datetime) else dt.datetime.combine(bound, dt.time())
     if moment.tzinfo is not None and type_.tz is None:
         raise DataError(f"its bound {bound} has a time zone, but its type {type_} has none", where, "write the bound without a zone")
     steps, rest = divmod((moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)) - _EPOCH, unit)
     if rest:
         raise DataError(f"its bound {bound} is finer than its type {type_}", where, "round it outward")
-    return float(steps + (dt.timedelta(days=1) // unit - 1 if last and not isinstance(bound, dt.datetime) else 0))
+    return float(steps + (_ONE_DAY // unit - 1 if last and not isinstance(bound, dt.datetime) else 0))
 
 
 def _convert_type(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> pa.Array:
@@ -398,6 +409,8 @@ def _mend_quotes(levels: tuple[Level, ...], wanted: str) -> str:
         return "put them in quotes, or correct"
     forms = {"truth": "(?i)true|false", "number": r"[-+]?[\d.]+(e[-+]?\d+)?", "time": r"\d{4}-\d\d-\d\d"}
     texts = all(isinstance(level, str) and re.fullmatch(forms.get(wanted, "$."), level) for level in levels)
+    if texts and any(re.match(r"[-+]?0\d", str(level)) for level in levels):  # codes such as 01 are no numbers
+        return "declare `type: string` if the file is CSV, or correct"
     return "write them without quotes, or correct" if texts else "correct the schema, or"
 
 
@@ -421,6 +434,37 @@ def _comparable(array: pa.Array) -> pa.Array:
     if pa.types.is_decimal(array.type) and array.type.bit_width < 128:
         return array.cast(pa.decimal128(array.type.precision, array.type.scale))
     return array
+
+
+@lru_cache(maxsize=128)  # for the few types of a table, asked for each batch
+def _find_limits(type_: pa.DataType) -> tuple[float, float]:
+    """Return the least and the greatest number of a column that its type holds, float64 counts exactly, and a calendar has."""
+    if pa.types.is_floating(type_):
+        return -_LARGEST, _LARGEST
+    counted = _count(type_)
+    held = np.iinfo(_whole(counted).to_pandas_dtype())
+    low, high = max(float(held.min), -_EXACT), min(float(held.max), _EXACT)
+    if pa.types.is_temporal(type_):
+        first, last = ((end.replace(tzinfo=dt.UTC) - _EPOCH) // _step(counted) for end in (dt.datetime.min, dt.datetime.max))
+        low, high = max(low, float(first)), min(high, float(last))
+    return low, high
+
+
+def _step(counted: pa.DataType) -> dt.timedelta:
+    """Return how long one step of a lattice of dates or times is."""
+    return dt.timedelta(microseconds={"s": 1_000_000, "ms": 1_000, "us": 1}[counted.unit]) if pa.types.is_timestamp(counted) else _ONE_DAY
+
+
+def _say_limits(type_: pa.DataType) -> tuple[str, str]:
+    """Return beyond what numbers of a type cannot be taken, in words, and how they are stored so that they can."""
+    if pa.types.is_floating(type_):
+        return "±2**1021, where differences overflow", "store it in a larger unit"
+    if pa.types.is_temporal(type_):
+        low, high = _find_limits(type_)
+        first, last = ((_EPOCH + number * _step(_count(type_))).date() for number in (low, high))
+        exact = f"{first} to {last}, which is what {type_} counts exactly"
+        return (exact, "store it as timestamp[ms]") if high == _EXACT else (f"the years 1 to 9999 of {type_}", "correct the file's type")
+    return "±2**53, where whole numbers are no longer exact", "store it in a larger unit (times: microseconds in place of nanoseconds)"
 
 
 def _count(type_: pa.DataType) -> pa.DataType:

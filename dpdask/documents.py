@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -22,6 +24,9 @@ _LONGEST_SHOWN = 60
 _DEEPEST = 100  # levels of lists and mappings
 _NEAR = 0.7  # how alike a name must be to be proposed
 _NEAR_KEY = 0.6  # a key, of which fewer are possible
+_TAG = "tag:yaml.org,2002:"
+_DECIMAL = re.compile(r"[-+]?(0|[1-9]\d*|[1-9]\d{0,2}(_\d{3})+)?(\.\d*)?(e[-+]?\d+)?", re.IGNORECASE)  # also 1_000_000
+_ODD_TEXT = re.compile(r"[-+]?0(\d[\d_]*(\.\d*)?|o[0-7_]+)")  # a number to people, a text to YAML
 _EXPECTED = {  # pydantic's types of errors, in the words of a YAML document
     "bool_type": "true or false is expected",
     "dict_type": "a mapping is expected",
@@ -74,12 +79,57 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, wh
 
 
 class _StrictLoader(_Loader):  # type: ignore[misc]  # one of two
-    """A safe loader that refuses a key given twice (YAML would keep the last one in silence) and reads `1e-5` as a number."""
+    """A safe loader that reads `1e-5` as a number, and refuses a key given twice and a value that is not as it looks: YAML takes both in silence."""
 
     def get_single_node(self) -> Any:
-        node = super().get_single_node()
-        _check_keys(node)
-        return node
+        root = super().get_single_node()
+        reader = _StrictLoader("")  # it reads values before merge keys are expanded
+        for node in _check_keys(root):
+            reader.check_look(node)
+        return root
+
+    def check_look(self, node: yaml.Node) -> None:
+        """Refuse a value that YAML reads as another than a person does: 0100 as 64, 1:30 as 90, no as false, and 08, beside 7, as a text."""
+        if isinstance(node, yaml.SequenceNode) and any(inner.tag != _TAG + "str" for inner in node.value):
+            for inner in node.value:
+                if inner.tag == _TAG + "str" and not inner.style and _ODD_TEXT.fullmatch(inner.value):
+                    raise _describe_look(inner, "a text", "")
+        if not isinstance(node, yaml.ScalarNode):
+            return
+        if node.tag in (_TAG + "merge", _TAG + "value"):  # << and = are no values
+            raise _describe_look(node, "a sign of its own", "")
+        try:
+            read = self.construct_object(node)
+        except (ValueError, yaml.YAMLError):  # told with its place when the document is built
+            return
+        if not _looks_like(read, node.value):
+            raise _describe_look(node, _write_plain(read), f", or write {_write_plain(read)}")
+
+
+def _describe_look(node: yaml.ScalarNode, read: str, otherwise: str) -> SpecError:
+    shown = node.value if _may_show(node.value) else "this value"
+    return SpecError(f"YAML reads {shown} as {read}", f"line {node.start_mark.line + 1}", f"put it in quotes{otherwise}")
+
+
+def _write_plain(value: Any) -> str:
+    """Return a value as YAML shows it."""
+    return value.isoformat() if isinstance(value, date) else str(value).lower().replace("inf", ".inf")
+
+
+def _looks_like(value: Any, text: str) -> bool:
+    """Return whether a value is what its text says to anybody: a decimal number, true, false, a date or time, or no such thing."""
+    if isinstance(value, bool):
+        return text.lower() == _write_plain(value)
+    if isinstance(value, int | float):
+        if not math.isfinite(value):
+            return text.lower().lstrip("-+") in (".inf", ".nan")
+        return bool(_DECIMAL.fullmatch(text)) and Decimal(text) == Decimal(repr(value))
+    if isinstance(value, date):
+        try:
+            return type(value).fromisoformat(text) == value and not re.search(r"\.\d{7}", text)  # more digits are cut off
+        except ValueError:
+            return False
+    return True
 
 
 def _check_depth(text: str) -> None:
@@ -96,18 +146,21 @@ def _check_depth(text: str) -> None:
             raise SpecError("the values are nested too deeply", None, "remove some of the brackets or indents")
 
 
-def _check_keys(root: Any) -> None:
-    """Check the keys of all mappings of a YAML document, before merge keys are expanded: merged keys may be overridden."""
+def _check_keys(root: Any) -> Iterator[yaml.Node]:
+    """Check the keys of all mappings of a YAML document, before merge keys are expanded: merged keys may be overridden. Yield each value."""
     waiting, done = [root], set[int]()
     while waiting:
         node = waiting.pop()
-        if id(node) in done or not isinstance(node, yaml.CollectionNode):
+        if id(node) in done or node is None:
             continue
         done.add(id(node))
+        yield node
+        if isinstance(node, yaml.ScalarNode):
+            continue
         seen: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             line = f"line {key.start_mark.line + 1}"
-            if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):  # 1, no, 2020-01-01 and [a] are no names
+            if key.tag not in (_TAG + "str", _TAG + "merge"):  # 1, no, 2020-01-01 and [a] are no names
                 raise SpecError("a key is not a text", line, "put it in quotes")
             if key.value in seen:
                 raise SpecError(f"the key {key.value!r} is repeated", line, "remove one of the two")
@@ -116,7 +169,7 @@ def _check_keys(root: Any) -> None:
         waiting += reversed(values)
 
 
-_StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"), list("-+.0123456789"))
+_StrictLoader.add_implicit_resolver(_TAG + "float", re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"), list("-+.0123456789"))
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:

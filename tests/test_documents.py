@@ -1,10 +1,12 @@
 import datetime as dt
+import math
 import pickle
 import traceback
 from dataclasses import replace
 from typing import Annotated, Literal
 
 import pytest
+import yaml
 from pydantic import Field
 
 from dpdask.documents import Document, Text, check_all, parse_value, parse_yaml, suggest, validate
@@ -54,7 +56,10 @@ def check(**data: object) -> SpecError:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("1e-5", 1e-5), ("1.5e3", 1500.0), ("-1E+2", -100.0), (".5e1", 5.0), ("1_0e1", 100.0), ("1.e2", 100.0), ("1_000", 1000), ("0.5", 0.5)],
+    [
+        *(("1e-5", 1e-5), ("1.5e3", 1500.0), ("-1E+2", -100.0), (".5e1", 5.0), ("1.e2", 100.0), ("1_000", 1000), ("0.5", 0.5)),
+        *(("+5", 5), ("0.50", 0.5), ("-0", 0), (".5", 0.5), ("5.", 5.0), ("-12_345.5", -12345.5), ("2.5e+17", 2.5e17), ("-.inf", -math.inf)),
+    ],
 )
 def test_numbers_are_read_as_people_write_them(text, number):
     value = parse_yaml(f"a: {text}", "job.yaml")["a"]
@@ -65,6 +70,36 @@ def test_numbers_are_read_as_people_write_them(text, number):
 @pytest.mark.parametrize("text", ["1e", "e5", "1e5x", "v1e5", "'1e5'", "1e5 m"])
 def test_texts_that_only_look_like_numbers_stay_texts(text):
     assert parse_yaml(f"a: {text}", "job.yaml") == {"a": text.strip("'")}
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        *(("0100", "64"), ("01", "1"), ("-007", "-7"), ("00", "0"), ("01.5", "1.5"), ("!!int '0100'", "64"), ("1_0", "10"), ("0x1F", "31")),
+        *(("0b11", "3"), ("1:30", "90"), ("12:30:45", "45045"), ("1:30.5", "90.5"), ("1e400", ".inf"), ("0.12345678901234567890", "0.12345678901234568")),
+        *(("no", "false"), ("NO", "false"), ("Off", "false"), ("on", "true"), ("yes", "true"), ("!!bool yes", "true")),
+        ("2001-12-14 21:59:43.10 -5", "2001-12-14T21:59:43.100000-05:00"),
+        ("2020-01-01 00:00:00.1234567", "2020-01-01T00:00:00.123456"),
+    ],
+)
+def test_a_value_that_is_not_as_it_looks_is_refused(text, read):
+    shown = text.split(" ", 1)[1].strip("'") if text.startswith("!!") else text
+    for around in ("a: 1\nb: {}", "a: 1\nb: [x, {}]", "a: 1\nb: {{c: {}}}", "a: 1\nb:\n - {{c: &x [{}]}}\nd: *x"):
+        error = parse(around.format(text))
+        assert error.where == f"job.yaml, line {around.split('{}')[0].count(chr(10)) + 1}"
+        assert (error.what, error.hint) == (f"YAML reads {shown} as {read}", f"put it in quotes, or write {read}")
+    assert parse_yaml(f"a: '{shown}'", "job.yaml") == {"a": shown}
+    parse_yaml(f"a: {read}", "job.yaml")
+
+
+@pytest.mark.parametrize("values", ["[7, 08]", "[08, 7.5]", "[0, 09]", "[1, 0o17]", "[true, -08]", "[=]", "[<<]"])
+def test_a_text_among_numbers_that_looks_like_one_is_refused(values):
+    assert parse(f"a: {values}").hint == "put it in quotes"
+
+
+@pytest.mark.parametrize("values", [["01", "08"], ["08", "09"], ["1:30", "no", "0o17", "~", "=", "<<"], [1, 2.5, 1e20, 1e-7, True], ["1_000", "0x1F"]])
+def test_what_yaml_writes_is_read_back(values):
+    assert parse_yaml(yaml.safe_dump({"a": values}), "job.yaml") == {"a": values}
 
 
 def test_dates_and_merge_keys_are_read():

@@ -7,17 +7,18 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import date
+from datetime import date, datetime, time
 from pathlib import Path
 
 import pyarrow as pa
 
-from dpdask.documents import parse_yaml, suggest
-from dpdask.errors import OutputError, SpecError
+from dpdask.codec import codec_for
+from dpdask.documents import parse_value, parse_yaml, suggest
+from dpdask.errors import DataError, OutputError, SpecError
 from dpdask.io.listing import FoundColumn
 from dpdask.io.storage import absolute_url
 from dpdask.jobs.spec import Input
-from dpdask.schema import MAX_LEVELS, Level
+from dpdask.schema import MAX_LEVELS, Level, Schema
 
 Line = tuple[str, str, str]  # key, value, comment
 
@@ -132,11 +133,19 @@ def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
             lines.append(row.rstrip())
             row = ""
         row += f"{text}, "
-    shown = "\n      ".join([*lines, row.removesuffix(", ")])
-    return [("kind", "discrete" if ordered else "categorical", ""), ("levels", f"[{shown}]", "")]
+    shown, kind = "\n      ".join([*lines, row.removesuffix(", ")]), "discrete" if ordered else "categorical"
+    try:
+        read = Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": kind, "levels": parse_value(f"[{shown}]", where)}}})
+        if codec_for("x", read.columns["x"], type_).levels.to_pylist() != (sorted(levels) if ordered else levels):
+            raise ValueError("other levels")
+    except (SpecError, DataError, ValueError):
+        raise SpecError(f"as values of the type {type_} they cannot be declared", where, "declare bounds, or store the column in another type") from None
+    return [("kind", kind, ""), ("levels", f"[{shown}]", "")]
 
 
 def _write_level(level: Level) -> str:
+    if isinstance(level, datetime) and level == datetime.combine(level.date(), time()):
+        level = level.date()  # levels are dates
     if isinstance(level, date):
         return level.isoformat()
     return json.dumps(level, ensure_ascii=False) if isinstance(level, str | bool) else str(level)

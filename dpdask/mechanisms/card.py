@@ -336,7 +336,7 @@ def _describe_column(schema: Schema, column: Cells) -> dict[str, Any]:
 
 
 def tell_bounds(column: Column, codec: ValueCodec) -> tuple[Bound, Bound] | None:
-    """Return a column's bounds as cards give them: in the numbers of its codec if they were declared as dates.
+    """Return a column's bounds as cards give them: in the numbers of its codec, but those of floats as they were declared.
 
     Parameters
     ----------
@@ -345,7 +345,7 @@ def tell_bounds(column: Column, codec: ValueCodec) -> tuple[Bound, Bound] | None
     codec
         The column's codec.
     """
-    return codec.bounds if any(isinstance(bound, dt.date) for bound in column.bounds or ()) else column.bounds
+    return codec.bounds if codec.lattice else column.bounds
 
 
 def tell_numbers(codec: Codec) -> dict[str, str]:
