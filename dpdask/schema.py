@@ -52,7 +52,7 @@ def _as_bounds(value: object) -> object:
         raise ValueError(_QUOTED)
     if not isinstance(value, list | tuple) or len(value) != 2 or isinstance(value[0], dt.date) != isinstance(value[1], dt.date):
         raise ValueError(_BOUNDS)
-    if any(type(bound) is int and not -(2**53) <= bound <= 2**53 and bound % 2**10 for bound in value):  # float64 would hold another number
+    if any(type(bound) is int and abs(bound) < 2**1023 and int(float(bound)) != bound for bound in value):
         raise ValueError("whole bounds beyond ±2**53 are not exact; store the column in a larger unit, or write the bound of floats as in 1.0e+16")
     return tuple(value)
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from strategies import TIMES, VALUE_TYPES, TableCase, as_array, mixed_tables
 
 from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
-from dpdask.errors import DataError
+from dpdask.errors import DataError, SpecError
 from dpdask.schema import Column
 
 SECRET = "Zebulon-Quux-1815"  # a planted data value
@@ -199,7 +199,57 @@ def test_an_uint64_beyond_int64_is_refused_without_a_context_that_carries_it():
 def test_a_time_that_would_overflow_in_a_finer_unit_is_refused():
     for unit in ("s", "ms", "us"):
         array = pa.array([2**61], pa.int64()).cast(pa.timestamp(unit))
-        assert "beyond ±2**53" in refusal(value_codec(pa.timestamp(unit)).encode, array).what
+        assert "holds a value beyond" in refusal(value_codec(pa.timestamp(unit)).encode, array).what
+
+
+FIRST, LAST = dt.date(1, 1, 1), dt.date(9999, 12, 31)
+BEYOND = "store it in a larger unit (times: microseconds in place of nanoseconds)"
+
+
+@pytest.mark.parametrize(
+    ("type_", "inside", "beyond", "mend"),
+    [
+        *((type_, [-(2**53), 2**53], [0, 2.0**54], BEYOND) for type_ in (pa.int8(), pa.uint32(), pa.int64())),
+        (pa.uint64(), [0, 2.0**53], [-(2.0**60), 5], BEYOND),
+        (pa.float64(), [-(2.0**1021), 2.0**1021], [0, 1.7e308], "store it in a larger unit"),
+        *((type_, [FIRST, LAST], [0, 2_932_897], "correct the file's type") for type_ in (pa.date32(), pa.date64())),
+        *((pa.timestamp(unit, zone), [FIRST, LAST], [0, 1e15], "correct the file's type") for unit in ("s", "ms") for zone in (None, "UTC")),
+        (pa.timestamp("ms", "Asia/Tokyo"), [FIRST, dt.date(9999, 12, 30)], [FIRST, LAST], "correct the file's type"),
+        (pa.timestamp("s", "America/Lima"), [dt.date(1, 1, 2), LAST], [FIRST, LAST], "correct the file's type"),
+        *(
+            (pa.timestamp(unit, zone), [dt.date(1684, 7, 29), dt.date(2255, 6, 4)], beyond, "store it as timestamp[ms]")
+            for unit in ("us", "ns")
+            for zone in (None, "+05:30")
+            for beyond in ([dt.date(2020, 1, 1), LAST], [dt.date(1684, 7, 27), dt.date(2020, 1, 1)], [0, 2.0**54])
+        ),
+    ],
+    ids=str,
+)
+def test_bounds_reach_as_far_as_numbers_are_exact_and_dates_exist(type_, inside, beyond, mend):
+    codec = value_codec(type_, bounds=inside)
+    assert (codec.least, codec.greatest) == codec.bounds or not pa.types.is_integer(type_)
+    ends = codec.decode(np.array(codec.bounds), np.zeros(2, dtype=bool))
+    assert len(ends.to_pylist()) == 2  # a value that Python has, too
+    assert tuple(codec.encode(ends)[0]) == codec.bounds
+    error = refusal(value_codec, type_, beyond)
+    assert error.what.startswith("its bounds reach beyond ")
+    assert error.hint == f"narrow the bounds, or {mend}"
+
+
+@pytest.mark.parametrize("bound", [2**53 + 1, -(2**53) - 1, 2**63 - 1, 10**20 + 1])
+def test_whole_bounds_that_float64_would_change_are_refused(bound):
+    for bounds in ([0, bound], [bound, 0]):
+        with pytest.raises(SpecError, match=r"whole bounds beyond ±2\*\*53 are not exact; store the column in a larger unit"):
+            Column(role="privatise", kind="continuous", bounds=bounds)
+
+
+@pytest.mark.parametrize(("type_", "first"), [(pa.uint64(), 2**64 - 3), (pa.uint64(), 2**63 - 1), (pa.int64(), 2**63 - 3), (pa.int64(), -(2**63))])
+def test_whole_levels_reach_to_the_ends_of_their_type(type_, first):
+    levels = [first, first + 1, first + 2]
+    codec, values = level_codec(levels, type_, kind="discrete"), pa.array([levels[2], levels[0]], type_)
+    assert codec.encode(values).tolist() == [2, 0]
+    assert codec.decode(np.array([2, 0])).equals(values)
+    assert refusal(codec.encode, pa.array([5], type_)).what == "holds a value outside its levels"
 
 
 def test_times_are_numbers_in_their_own_unit_and_nanoseconds_are_cut():

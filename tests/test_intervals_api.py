@@ -109,7 +109,7 @@ def test_the_card_is_json_without_an_epsilon(table: pd.DataFrame) -> None:
 def test_whole_numbers_have_a_mean_coverage_of_their_own() -> None:
     anchors = {"name": "uniform", "loc": 0, "scale": 2}
     designs = {"price": {"design": "case1", "anchors": anchors, "reference": anchors}}
-    price = {"role": "privatise", "kind": "continuous", "bounds": [0, 10]}
+    price = {"role": "privatise", "kind": "continuous", "bounds": [0, 10], "outside": "refuse"}
     values = np.random.default_rng(0).choice([0, 1, 2], 20_000, p=[0.25, 0.5, 0.25])  # what the reference rounds to
     for type_, expected in (("float64", 2 / 3), ("int64", 5 / 8)):
         frame = pd.DataFrame({"price": values.astype(type_)})

@@ -12,7 +12,8 @@ import dask
 import dask.dataframe as dd
 import pandas as pd
 import pytest
-from test_releases import DESIGNS, KNOWN, OF_RECORDS, PERTURBED, estimators, rows, schema
+from e2e.helpers import refusing
+from test_releases import COLUMNS, DESIGNS, KNOWN, OF_RECORDS, PERTURBED, estimators, rows, schema
 
 import dpdask
 from dpdask.engine import fit as engine_fit
@@ -330,13 +331,13 @@ def test_what_cannot_be_charged(place: dpdask.LedgerPlace, tmp_path: Path) -> No
     table = rows()
     for verb in ("fit", "plan"):
         with pytest.raises(dpdask.SpecError, match="this mechanism has no ε, so there is none to charge"):
-            getattr(dpdask.IntervalMechanism(schema(), columns=DESIGNS), verb)(table, ledger=place)
+            getattr(dpdask.IntervalMechanism(schema(refusing(COLUMNS)), columns=DESIGNS), verb)(table, ledger=place)
         for estimator in estimators(insecure_seed=1).values():
             with pytest.raises(dpdask.SpecError, match=r"so a release with a seed cannot be charged to a ledger|no ε"):
                 getattr(estimator, verb)(table, ledger=place)
         nobody = dpdask.LedgerPlace(url=place.url, dataset="nobody")
         with pytest.raises(dpdask.SpecError, match="nobody"):
-            getattr(dpdask.IntervalMechanism(schema(), columns=PERTURBED), verb)(table, ledger=nobody)
+            getattr(dpdask.IntervalMechanism(schema(refusing(COLUMNS)), columns=PERTURBED), verb)(table, ledger=nobody)
         missing = dpdask.LedgerPlace(url=f"sqlite:///{tmp_path / 'none.db'}", dataset="people")
         with pytest.raises(dpdask.SpecError, match="there is no ledger here"):
             getattr(dpdask.GaussianCopula(schema(), epsilon=1.0), verb)(table, ledger=missing)

@@ -90,10 +90,9 @@ def test_what_cannot_be_is_refused_at_construction(declared, what):
         (pa.float64(), [0, 10], [-INF, -1.0, 0.0, 5.5, 10.0, 10.1, 2.0**1023, INF], [0, 0, 0, 5.5, 10, 10, 10, 10], 5),
         (pa.float32(), [0.1, 0.3], [0.0, 0.2, 1.0], [np.float32(0.1), np.float32(0.2), np.float32(0.3)], 2),
         (pa.float16(), [2, 10], [np.float16(-1), np.float16(3), np.float16(INF)], [2, 3, 10], 2),
-        (pa.float64(), [-1.7e308, 1.7e308], [-1.6e308, 0.0, 2.0**1021, 2.0**1022], [-(2.0**1021), 0, 2.0**1021, 2.0**1021], 2),
+        (pa.float64(), [-(2.0**1021), 2.0**1021], [-1.6e308, 0.0, 2.0**1021, 2.0**1022], [-(2.0**1021), 0, 2.0**1021, 2.0**1021], 2),
         (pa.int64(), [0, 10], [-(2**63), -1, 0, 10, 11, 2**53 + 1, 2**63 - 1], [0, 0, 0, 10, 10, 10, 10], 5),
         (pa.int64(), [-(2.0**53), 2.0**53], [-(2**53) - 1, -(2**53), 2**53, 2**53 + 1], [-(2.0**53), -(2.0**53), 2.0**53, 2.0**53], 2),
-        (pa.int64(), [0, 1e18], [5, 2**53, 2**53 + 1], [5, 2**53, 2**53], 1),
         (pa.uint64(), [5, 10], [0, 5, 2**64 - 1], [5, 5, 10], 2),
         (pa.uint8(), [-5, 100], [0, 100, 101, 255], [0, 100, 100, 100], 2),
         (pa.int8(), [-1000, 0], [-128, 0, 127], [-128, 0, 0], 1),
@@ -119,7 +118,7 @@ def test_days_counted_in_milliseconds_do_not_overflow():
     array = pa.Array.from_buffers(pa.date64(), 4, [None, pa.py_buffer(np.array([-(2**63), 86_400_000, 2 * 86_400_000, 2**62]))])
     assert codec(pa.date64(), **{**NUMBER, "bounds": [0, 1]}).encode(array)[0].tolist() == [0, 1, 1, 1]
     assert codec(pa.date64(), **{**NUMBER, "bounds": [0, 1]}).n_outside(array) == 3
-    with pytest.raises(DataError, match=r"a whole number beyond ±2\*\*31"):
+    with pytest.raises(DataError, match="a value beyond the years 1 to 9999"):
         codec(pa.date64(), **{**NUMBER, "bounds": [0, 1], "outside": "refuse"}).encode(array)
 
 
@@ -152,7 +151,7 @@ def test_a_null_under_bounds_without_zero_is_not_counted():
     assert (values.tolist(), is_null.tolist(), made.n_outside(pa.array([None, 4], pa.int32()))) == ([0, 5], [True, False], 1)
 
 
-@pytest.mark.parametrize(("type_", "bounds"), [(pa.uint8(), [300, 400]), (pa.int64(), [1e17, 1e18]), (pa.date32(), [-1e12, -1e11])])
+@pytest.mark.parametrize(("type_", "bounds"), [(pa.uint8(), [300, 400]), (pa.int8(), [-400, -300])])
 def test_bounds_between_which_the_type_has_no_value_are_refused(type_, bounds):
     with pytest.raises(DataError, match="no value of its type"):
         codec(type_, **NUMBER, bounds=bounds)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.helpers import load, write_job
+from e2e.helpers import load, refusing, write_job
 
 import dpdask
 from dpdask.errors import SpecError
@@ -128,7 +128,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "interval": {"columns": RANGES},
 }
 PROMISE = ("epsilon", "delta", "adjacency", "unit")
-SCHEMAS = {"dip": COLUMNS, "interval": NUMBERS}
+SCHEMAS = {"dip": COLUMNS, "interval": refusing(NUMBERS)}
 
 
 def job_of(kind: str, changes: dict[str, Any], folder: Path) -> Any:

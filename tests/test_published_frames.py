@@ -302,7 +302,7 @@ def test_unknown_categories_are_texts_or_refused() -> None:
 PRIVATE: dict[str, Any] = {
     "rating": RATING,
     "colour": {"role": "privatise", "kind": "categorical", "levels": ["red", "green", "blue"], "nulls": "level"},
-    "price": {"role": "privatise", "kind": "continuous", "bounds": [0, 1], "nulls": "level"},
+    "price": {"role": "privatise", "kind": "continuous", "bounds": [0, 1], "nulls": "level", "outside": "refuse"},
 }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from e2e.helpers import refusing
 from test_frames import CountingScheduler
 
 import dpdask
@@ -35,8 +36,8 @@ PERTURBED: Any = {**DESIGNS, "rating": {"design": "interval-differential", "pert
 KNOWN = dpdask.Known(columns={"rating": {"probabilities": [0.25, 0.25, 0.5]}, "price": {"name": "uniform", "loc": 0, "scale": 10}})
 
 
-def schema() -> dpdask.Schema:
-    return dpdask.Schema.from_dict({"columns": COLUMNS})
+def schema(columns: dict[str, Any] = COLUMNS) -> dpdask.Schema:
+    return dpdask.Schema.from_dict({"columns": columns})
 
 
 def rows(n: int = 600, seed: int = 0) -> pd.DataFrame:
@@ -54,8 +55,8 @@ def estimators(**more: Any) -> dict[str, Any]:
         "dip units": dpdask.DIP(schema(), epsilon=1.0, reference=dpdask.Histogram(), **unit),
         "dip chain": dpdask.DIP(schema(), epsilon=1.0, reference=dpdask.Chain(fraction=0.25), **more),
         "dip tree": dpdask.DIP(schema(), epsilon=1.0, reference=dpdask.Tree(bins=4), **more),
-        "interval": dpdask.IntervalMechanism(schema(), columns=DESIGNS, **more),
-        "perturbed interval": dpdask.IntervalMechanism(schema(), columns=PERTURBED, **more),
+        "interval": dpdask.IntervalMechanism(schema(refusing(COLUMNS)), columns=DESIGNS, **more),
+        "perturbed interval": dpdask.IntervalMechanism(schema(refusing(COLUMNS)), columns=PERTURBED, **more),
         "copula": dpdask.GaussianCopula(schema(), epsilon=1.0, bins=4, **more),
         "marginals": dpdask.Marginals(schema(), epsilon=1.0, cliques=[["rating"], ["rating", "price"]], bins=4, **more),
         "histogram": dpdask.PerturbedHistogram(schema(), epsilon=1.0, bins=4, **more),

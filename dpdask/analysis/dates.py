@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,10 +107,10 @@ def count_since_1970(bound: str, microseconds: int, *, last: bool) -> float:
     last
         Whether a date that bounds times is its last moment, and not its first one.
     """
-    time = pd.Timestamp(bound)
-    since = (time if time.tzinfo is None else time.tz_convert("UTC").tz_localize(None)) - pd.Timestamp(0)
+    time = dt.datetime.fromisoformat(bound)  # pandas counts in nanoseconds, which end in 2262
+    since = (time if time.tzinfo else time.replace(tzinfo=dt.UTC)) - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
     rest = _MICROSECONDS["D"] // microseconds - 1 if last and len(bound) == len("2000-01-31") else 0
-    return float(since / pd.Timedelta(microseconds=microseconds)) + rest
+    return since / dt.timedelta(microseconds=microseconds) + rest
 
 
 def find_scales(frame: pd.DataFrame) -> dict[str, DateScale]:

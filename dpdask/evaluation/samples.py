@@ -241,9 +241,5 @@ def _to_numbers(values: pd.Series) -> Floats | None:
     if pd.api.types.is_numeric_dtype(values):
         numbers: Floats = values.to_numpy(dtype=np.float64, na_value=np.nan)
         return numbers
-    kind = pd.api.types.infer_dtype(values, skipna=True)
-    if kind not in ("date", "datetime", "datetime64"):
-        return None
-    days = (pd.to_datetime(values) - pd.Timestamp(0, tz=getattr(values.dtype, "tz", None))) / pd.Timedelta(days=1)
-    since: Floats = days.to_numpy(dtype=np.float64)
-    return since
+    scale = DateScale.of(values)
+    return None if scale is None else scale.to_numbers(values) * (scale.microseconds / _DAY)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dpdask.codec import codec_for
+from dpdask.codec import LevelCodec, codec_for
 from dpdask.documents import parse_value, parse_yaml, suggest
 from dpdask.errors import DataError, OutputError, SpecError
 from dpdask.io.listing import FoundColumn
@@ -136,7 +136,8 @@ def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
     shown, kind = "\n      ".join([*lines, row.removesuffix(", ")]), "discrete" if ordered else "categorical"
     try:
         read = Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": kind, "levels": parse_value(f"[{shown}]", where)}}})
-        if codec_for("x", read.columns["x"], type_).levels.to_pylist() != (sorted(levels) if ordered else levels):
+        codec = codec_for("x", read.columns["x"], type_)
+        if not isinstance(codec, LevelCodec) or codec.levels.to_pylist() != (sorted(levels) if ordered else levels):
             raise ValueError("other levels")
     except (SpecError, DataError, ValueError):
         raise SpecError(f"as values of the type {type_} they cannot be declared", where, "declare bounds, or store the column in another type") from None

@@ -40,7 +40,7 @@ from dpdask.mechanisms.card_parts import (
 )
 from dpdask.privacy import COVERED, Budget, list_cautions, noisy_counts_text
 from dpdask.privacy.coverage import Coverage
-from dpdask.schema import Bound, Column, Schema
+from dpdask.schema import Column, Schema
 from dpdask.streams import STREAM_FORMAT
 from dpdask.version import __version__
 
@@ -331,12 +331,11 @@ def _describe_column(schema: Schema, column: Cells) -> dict[str, Any]:
     common = {"role": "privatised", "kind": declared.kind, "outside": declared.outside_in_words, "cells": column.size, "nulls": declared.nulls}
     if isinstance(column.codec, LevelCodec):
         return common | {"levels": column.codec.levels.to_pylist()}
-    numbers = {"atoms": declared.atoms or (), "edges": column.edges.tolist()} | tell_numbers(column.codec)
-    return common | {"bounds": tell_bounds(declared, column.codec)} | numbers
+    return common | tell_domain(declared, column.codec) | {"edges": column.edges.tolist()} | tell_numbers(column.codec)
 
 
-def tell_bounds(column: Column, codec: ValueCodec) -> tuple[Bound, Bound] | None:
-    """Return a column's bounds as cards give them: in the numbers of its codec, but those of floats as they were declared.
+def tell_domain(column: Column, codec: ValueCodec) -> dict[str, Any]:
+    """Return a column's `bounds` and `atoms` as cards give them: in the numbers of its codec, but those of floats as they were declared.
 
     Parameters
     ----------
@@ -345,7 +344,10 @@ def tell_bounds(column: Column, codec: ValueCodec) -> tuple[Bound, Bound] | None
     codec
         The column's codec.
     """
-    return codec.bounds if codec.lattice else column.bounds
+    if codec.lattice:
+        atoms = codec.atoms if pa.types.is_temporal(codec.type) else column.atoms
+        return {"bounds": codec.bounds, "atoms": atoms or ()}
+    return {"bounds": column.bounds, "atoms": column.atoms or ()}
 
 
 def tell_numbers(codec: Codec) -> dict[str, str]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import pyarrow as pa
 
 from dpdask.archive import Archived
-from dpdask.codec import Codec
-from dpdask.documents import Document, suggest
-from dpdask.errors import SpecError
+from dpdask.codec import Codec, codec_for
+from dpdask.documents import Document, check_all, suggest
+from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms.card import Section
 from dpdask.mechanisms.releases import FittedRelease
 from dpdask.privacy import Budget
@@ -24,7 +25,7 @@ from dpdask.privacy.coverage import Uncovered
 from dpdask.privacy.events import Composed
 from dpdask.privacy.order import RowOrder
 from dpdask.references.reference import TableReference
-from dpdask.schema import Schema
+from dpdask.schema import Column, Schema, arrow_type
 from dpdask.stats.statistic import Statistic
 from dpdask.streams import Noise, RunKey
 
@@ -138,6 +139,7 @@ class Mechanism(ABC):
             others = [name for name, column in self.schema.columns.items() if column.role != "privatise"]
             hint = suggest(unit.column, others, "correct one of the two")
             raise SpecError("the unit's column must be declared, and kept or dropped", f"`unit.column` {unit.column!r}", hint)
+        check_all(*(partial(_check_type, name, self.schema.columns[name]) for name in self.schema.privatised))
         self.check_parameters()
 
     @abstractmethod
@@ -441,3 +443,12 @@ class Mechanism(ABC):
         """
         del columns, card
         return {}
+
+
+def _check_type(name: str, column: Column) -> None:
+    """Check that a column's domain fits its type, where the schema declares one; else the table's types are waited for."""
+    if column.type is not None:
+        try:
+            codec_for(name, column, arrow_type(column.type))
+        except DataError as error:
+            raise SpecError(error.what, error.where, error.hint) from None

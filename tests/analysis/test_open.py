@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import open_once
+from e2e.helpers import open_once, refusing
 
 import dpdask
 from dpdask.analysis.result import Result
@@ -71,7 +71,7 @@ def release(tmp_path_factory: pytest.TempPathFactory, original: pd.DataFrame) ->
         "pairs": (SCHEMA | {"price": {"role": "drop"}}, {"mechanism": holdout, "privacy__epsilon": 6.0}),
         "known": (SCHEMA | {n: {"role": "drop"} for n in ("rating", "kind")}, {"mechanism": holdout | {"reference": KNOWN}}),
         "interval": (
-            SCHEMA | {name: {"role": "keep"} for name in ("rating", "kind")},
+            refusing(SCHEMA | {name: {"role": "keep"} for name in ("rating", "kind")}),
             {"mechanism": {"kind": "interval", "columns": {"price": price}}, "privacy": None},
         ),
         "copula": (NOTHING_KEPT, {"mechanism": {"kind": "copula"}, "privacy": COUNTED}),

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
-from e2e.helpers import call_cli
+from e2e.helpers import call_cli, refusing
 
 from dpdask.engine.account import open_ledger
 from dpdask.engine.select import holdout_mask
@@ -625,7 +625,7 @@ def _interval(
 ) -> Case:
     """Return a case of an interval job, with another design of `price`, or other designs."""
     columns = dict(designs) if designs is not None else _DESIGNS | ({} if price is None else {"price": price})
-    given = {"mechanism": {"kind": "interval", "columns": columns, "coverage": coverage}, "privacy": None, **changed}
+    given = {"mechanism": {"kind": "interval", "columns": columns, "coverage": coverage}, "privacy": None, "columns": refusing(COLUMNS), **changed}
     return _case(f"interval: {name}", code, says, *words, **given)
 
 
@@ -870,7 +870,7 @@ RANGES: tuple[Case, ...] = (
             _HEADER,
             privacy=None,
             mechanism={"kind": "interval", "columns": _DESIGNS},
-            columns=COLUMNS | {"price": _PRICE | {"type": "float64"}},
+            columns=COLUMNS | {"price": _PRICE | {"type": "float64", "outside": "refuse"}},
         ),
     ),
 )

@@ -60,6 +60,11 @@ KNOWN: dict[str, Any] = {
 }
 
 
+def refusing(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema that refuses values outside bounds, as interval jobs need: a range holds the value itself."""
+    return {name: column | ({"outside": "refuse"} if "bounds" in column else {}) for name, column in schema.items()}
+
+
 def mixed_table(n_rows: int, rng: np.random.Generator, schema: Mapping[str, Any] = MIXED_SCHEMA) -> pa.Table:
     """Return rows with one column of every kind, or those of them that a schema names."""
     amount = rng.uniform(0.0, 100.0, n_rows)

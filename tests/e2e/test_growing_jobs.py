@@ -607,7 +607,7 @@ def test_the_public_table_is_no_new_file(tmp_path: Path, monkeypatch: pytest.Mon
 def test_ranges_grow_too(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     ranges = {"kind": "interval", "columns": {"r": {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}}}}
-    schema = SCHEMA | {"r": {"role": "privatise", "kind": "continuous", "bounds": [0, 6]}}
+    schema = SCHEMA | {"r": {"role": "privatise", "kind": "continuous", "bounds": [0, 6], "outside": "refuse"}}
     grow(write_job(tmp_path / "job", source, out, schema=schema, mechanism=ranges, privacy=None, growing=True), source, range(3))
     assert [manifest.n_rows for manifest in manifests(out)] == [N, N, N]
     summary = Card.read((out / "_dpdask" / "series.json").read_bytes(), "series.json")

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pytest
-from e2e.helpers import KNOWN, MIXED_SCHEMA, call_cli, charging_entries, digests, hidden, lake, load, run_here, write_job
+from e2e.helpers import KNOWN, MIXED_SCHEMA, call_cli, charging_entries, digests, hidden, lake, load, refusing, run_here, write_job
 from faults.drivers import Drivers
 from mechanisms.containing import held_by
 from scipy import stats
@@ -29,7 +29,7 @@ from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.privacy.events import Composed, LocalRelease, to_dict
 from dpdask.streams import RunKey
 
-SCHEMA: dict[str, Any] = {name: MIXED_SCHEMA[name] for name in ("userId", "rating", "price", "age", "timestamp")}
+SCHEMA: dict[str, Any] = {name: refusing(MIXED_SCHEMA)[name] for name in ("userId", "rating", "price", "age", "timestamp")}
 SIZES = [150, 90, 1700, 40, 300]
 LIMIT = 2.0
 

@@ -213,7 +213,7 @@ def test_columns_without_epsilon_are_named_wherever_an_attacker_is_bounded(tmp_p
     perturb = {"epsilon": 0.1, "reference": {"kind": "known", "probabilities": [0.2] * 5}}
     designs = {"r": {"design": "interval-differential", "perturb": perturb, "of": {"design": "case1", "anchors": anchors}}}
     designs["who"] = {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": N}}
-    schema = {**SCHEMA, "who": {"role": "privatise", "kind": "continuous", "bounds": [0, N]}}
+    schema = {**SCHEMA, "who": {"role": "privatise", "kind": "continuous", "bounds": [0, N], "outside": "refuse"}}
     made = job(tmp_path, source, url, schema=schema, mechanism={"kind": "interval", "columns": designs}, privacy={"epsilon": 0.1})
     planned = plan_job(load(made)).ledger
     assert planned is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import math
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
@@ -142,16 +144,32 @@ def test_what_is_released_lies_in_the_domain(name: str, tmp_path: Path) -> None:
     assert {column: card["columns"][column]["outside"] for column in words} == words
 
 
-def test_ranges_are_of_values_inside(tmp_path: Path) -> None:
-    anchors = {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": 12}}
-    schema = {name: COLUMNS[name] if name in ("level", "number", "whole") else {"role": "drop"} for name in COLUMNS}
-    path = write(tmp_path, {"kind": "interval", "columns": dict.fromkeys(("level", "number", "whole"), anchors)}, privacy=None)
-    (tmp_path / "schema.yaml").write_text(yaml.safe_dump({"columns": schema}))
-    assert command("run", str(path)).code == 0
-    released = pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table().to_pandas()
-    assert (released["number_lower"] < 10).all()
-    assert (released["number_upper"] >= 5).all()
-    assert (released["whole_lower"] < 10).all()
+@pytest.mark.parametrize("name", ["level", "number", "whole"])
+def test_ranges_of_values_that_would_be_replaced_are_refused(name: str, tmp_path: Path) -> None:
+    """A range is promised to hold its value; without bounds it holds the most extreme one."""
+    anchors = {"name": "uniform", "loc": 0, "scale": 12}
+    ranges = {"kind": "interval", "columns": {name: {"design": "case2", "anchors": anchors}}}
+    path = write(tmp_path, ranges, privacy=None, output={"path": "out", "order": "keep"})
+    dropped: dict[str, Any] = {other: {"role": "drop"} for other in COLUMNS}
+    (tmp_path / "schema.yaml").write_text(yaml.safe_dump({"columns": dropped | {name: COLUMNS[name]}}))
+    for verb in ("validate", "plan", "run"):
+        ended = command(verb, str(path))
+        assert (ended.code, len(ended.lines)) == (64, 1)
+        assert "ranges need not hold them; declare `outside: refuse`" in ended.lines[0]
+    perturb = {"epsilon": 2.0, "reference": {"kind": "known", **KNOWN["columns"][name]}}
+    mechanism = ranges | {"columns": {name: {"design": "interval-differential", "perturb": perturb, "of": ranges["columns"][name]}}}
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"mechanism": mechanism, "privacy": {"epsilon": 2.0}}))
+    assert command("validate", str(path)).code == 0  # its promise is of what a perturbation made of the value
+    if name == "number":
+        (tmp_path / "schema.yaml").write_text(yaml.safe_dump({"columns": dropped | {name: {"role": "privatise", "kind": "continuous"}}}))
+        values = np.nan_to_num(np.array(table()[name].to_pylist()), posinf=1e300, neginf=-1e300).clip(-1e300, 1e300)
+        for part, rows in (("a", values[:120]), ("b", values[120:])):
+            pq.write_table(table().slice(0, len(rows)).set_column(3, name, pa.array(rows)), tmp_path / "in" / f"{part}.parquet")
+        path.write_text(yaml.safe_dump({k: v for k, v in (yaml.safe_load(path.read_text()) | {"mechanism": ranges}).items() if k != "privacy"}))
+        assert command("run", str(path)).code == 0
+        released = pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table().to_pandas()
+        assert ((released["number_lower"] < values) & (values <= released["number_upper"])).all()
+        assert (values > 12).any()
 
 
 def test_the_passes_of_central_mechanisms_count_what_they_change(tmp_path: Path) -> None:
@@ -221,3 +239,99 @@ def test_a_resumed_run_clips_alike(tmp_path: Path) -> None:
     first = run_job(load_job(path)).manifest
     again = run_job(load_job(path, {"output.path": "again"})).manifest
     assert [shard.sha256 for shard in first.shards] == [shard.sha256 for shard in again.shards]
+
+
+# ---- the ends of each type
+
+
+FIRST, LAST = dt.date(1, 1, 1), dt.date(9999, 12, 31)
+ENDS: dict[str, tuple[pa.DataType, list[Any]]] = {  # the type, and the least and the greatest value that bounds may have
+    **{str(type_): (type_, ends) for type_, ends in ((pa.int8(), [-128, 127]), (pa.uint64(), [0, 2**53]), (pa.int64(), [-(2**53), 2**53]))},
+    **{str(type_): (type_, [FIRST, LAST]) for type_ in (pa.date32(), pa.date64(), pa.timestamp("s"), pa.timestamp("ms", "UTC"))},
+    **{str(type_): (type_, [dt.date(1684, 7, 29), dt.date(2255, 6, 4)]) for type_ in (pa.timestamp("us"), pa.timestamp("us", "UTC"))},
+    "double": (pa.float64(), [-(2.0**1021), 2.0**1021]),
+}
+HOLDOUT = {"kind": "dip", "reference": {"kind": "holdout", "fraction": 0.3}, "channel": "optimal"}
+COUNTS = {"kind": "dip", "reference": {"kind": "histogram"}, "channel": "laplace"}
+SURE = {"epsilon": 15.0}
+SURE_COPULA = {"epsilon": 40.0, "delta": 1e-9}
+
+
+def write_ends(folder: Path, values: pa.Array, declared: dict[str, Any], mechanism: dict[str, Any], privacy: dict[str, Any]) -> Path:
+    path = write(folder, mechanism, privacy=privacy)
+    for old in (folder / "in").iterdir():
+        old.unlink()
+    pq.write_table(pa.table({"x": values}), folder / "in" / "a.parquet")
+    (folder / "schema.yaml").write_text(yaml.safe_dump({"columns": {"x": {"role": "privatise", **declared}}}))
+    return path
+
+
+def check_told(path: Path) -> Any:
+    """Run a job, and return what `dpdask.open` gives; its page has statistics, and a report can be made."""
+    ended = command("run", str(path))
+    assert ended.code == 0, ended.err
+    assert "WARNING" not in ended.err
+    assert command("report", "--job", str(path), "--to", str(path.with_suffix(".html"))).code == 0
+    opened = dpdask.open(str(path.parent / "out"))
+    assert len(opened.to_pandas())
+    return opened
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("mechanism", [HOLDOUT, {"kind": "copula"}], ids=["dip", "copula"])
+@pytest.mark.parametrize("name", ENDS)
+def test_the_ends_of_each_type_come_out_as_they_are(name: str, mechanism: dict[str, Any], tmp_path: Path) -> None:
+    type_, ends = ENDS[name]
+    values = pa.array([ends[number % 3 == 0] for number in range(900)]).cast(type_)
+    kinds = {"kind": "mixed", "bounds": ends, "atoms": ends}
+    path = write_ends(tmp_path, values, kinds, mechanism, SURE if mechanism["kind"] == "dip" else SURE_COPULA)
+    check_told(path)
+    released = pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table()["x"]
+    for end, share in zip(ends, (2 / 3, 1 / 3), strict=True):
+        assert abs(pc.mean(pc.equal(released, pa.scalar(end).cast(type_))).as_py() - share) < 0.1
+
+
+@pytest.mark.parametrize("mechanism", [COUNTS, {"kind": "copula"}], ids=["dip", "copula"])
+@pytest.mark.parametrize("type_", [pa.float64(), pa.date32(), pa.timestamp("us"), pa.string()], ids=str)
+def test_a_column_of_nulls_alone_is_released(type_: pa.DataType, mechanism: dict[str, Any], tmp_path: Path) -> None:
+    domain = {"levels": ["a", "b"]} if pa.types.is_string(type_) else {"bounds": [0, 1] if pa.types.is_floating(type_) else [FIRST.replace(2000), LAST.replace(2200)]}
+    declared = {"kind": "categorical" if "levels" in domain else "continuous", "nulls": "level", **domain}
+    check_told(write_ends(tmp_path, pa.nulls(500, type_), declared, mechanism, SURE if mechanism["kind"] == "dip" else SURE_COPULA))
+    assert pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table()["x"].null_count > 400
+
+
+@pytest.mark.parametrize(
+    ("type_", "bounds", "unit"),
+    [
+        (pa.timestamp("us"), [dt.date(2020, 1, 1), LAST], "timestamp[ms]"),
+        (pa.timestamp("ns"), [dt.date(1678, 1, 1), dt.date(2020, 1, 1)], "timestamp[ms]"),
+        (pa.int64(), [0, 2 * 10**18], "microseconds in place of nanoseconds"),
+        (pa.int64(), [16 * 10**17, 17 * 10**17], "microseconds in place of nanoseconds"),
+        (pa.uint64(), [0, 2**63], "microseconds in place of nanoseconds"),
+        (pa.float64(), [0, 1.5e308], "larger unit"),
+        (pa.date32(), [-(2**31), 2**31], "the file's type"),
+    ],
+    ids=str,
+)
+def test_bounds_beyond_what_is_exact_are_refused_before_a_row_is_read(type_: pa.DataType, bounds: list[Any], unit: str, tmp_path: Path) -> None:
+    """By `validate` if the schema says the type, else as soon as the table's types are known."""
+    declared = {"kind": "continuous", "bounds": bounds}
+    for typed in (True, False):
+        given = declared | ({"type": str(type_).removesuffix("[day]")} if typed else {})
+        ranges = {"kind": "interval", "columns": {"x": {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": 1e15}}}}
+        for mechanism in (HOLDOUT, COUNTS, {"kind": "copula"}, ranges):
+            folder = tmp_path / f"{typed}-{mechanism['kind']}-{mechanism.get('channel')}"
+            more = {"outside": "refuse"} if mechanism is ranges else {}
+            privacy = None if mechanism is ranges else SURE_COPULA if mechanism["kind"] == "copula" else SURE
+            path = write_ends(folder, pa.nulls(50, type_), given | more, mechanism, privacy)
+            if not typed:
+                assert command("validate", str(path)).code == 0
+            for verb in ("validate", "plan", "run") if typed else ("plan", "run"):
+                ended = command(verb, str(path))
+                assert (ended.code, len(ended.lines)) == (64 if typed else 65, 1), ended.err
+                assert "column 'x': its bounds reach beyond" in ended.lines[0]
+                assert unit in ended.lines[0]
+            assert {each.name for each in folder.iterdir()} == {"in", "job.yaml", "schema.yaml", "public.parquet"}
+    with pytest.raises(dpdask.DpdaskError, match="its bounds reach beyond"):
+        schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", **declared}}})
+        dpdask.DIP(schema, epsilon=1.0).fit(pa.table({"x": pa.nulls(50, type_)}).to_pandas(types_mapper=pd.ArrowDtype))

@@ -26,7 +26,7 @@ LEVEL_SCHEMA: dict[str, Any] = {
 }
 INCOME_SCHEMA: dict[str, Any] = {
     "who": {"role": "keep", "type": "int64"},
-    "income": {"role": "privatise", "kind": "continuous", "bounds": [0, 1_000_000], "type": "float64"},
+    "income": {"role": "privatise", "kind": "continuous", "bounds": [0, 1_000_000], "type": "float64", "outside": "refuse"},
 }
 HISTOGRAM = {"kind": "histogram", "bins": 16}
 ROWS = 6000

@@ -48,7 +48,7 @@ def dip(**named: Any) -> dict[str, Any]:
 
 
 def ranges() -> dict[str, Any]:
-    schema = Schema(columns={"price": SCHEMA.columns["price"], "x": SCHEMA.columns["x"]})
+    schema = Schema(columns={"price": SCHEMA.columns["price"].model_copy(update={"outside": "refuse"}), "x": SCHEMA.columns["x"]})
     anchors = {"design": "case1", "anchors": UNIFORM}
     perturb = {"epsilon": 1.0, "reference": {"kind": "known", "probabilities": [0.5, 0.25, 0.25]}}
     designs = {"price": anchors, "x": {"design": "interval-differential", "perturb": perturb, "of": anchors}}

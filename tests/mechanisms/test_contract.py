@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import charging_entries, digests, run_here
+from e2e.helpers import charging_entries, digests, refusing, run_here
 from mechanisms.contract import PRIVACY, SCHEMA, MechanismContract, killed_at
 
 import dpdask
@@ -153,6 +153,7 @@ RANGES = {
 
 class TestRanges(MechanismContract):
     mechanism: ClassVar[dict[str, Any]] = {"kind": "interval", "columns": RANGES}
+    schema: ClassVar[dict[str, Any]] = refusing(SCHEMA)
     privacy: ClassVar[dict[str, Any] | None] = None
 
     def estimator(self, schema: Schema, **changes: Any) -> Estimator:

@@ -38,9 +38,9 @@ TINY = 1e-6  # the chance that a right mechanism fails a test
 LEVELS = [1, 2, 3, 4, 5]
 WEIGHTS = [0.1, 0.2, 0.4, 0.2, 0.1]
 RATING: dict[str, Any] = {"role": "privatise", "kind": "discrete", "levels": LEVELS}
-PRICE: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]}
-AMOUNT: dict[str, Any] = {"role": "privatise", "kind": "mixed", "atoms": [0.0], "bounds": [0.0, 100.0]}
-AGE: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0, 120]}
+PRICE: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0], "outside": "refuse"}
+AMOUNT: dict[str, Any] = {"role": "privatise", "kind": "mixed", "atoms": [0.0], "bounds": [0.0, 100.0], "outside": "refuse"}
+AGE: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0, 120], "outside": "refuse"}
 UNIT = {"name": "uniform", "loc": 0, "scale": 1}
 KNOWN: dict[str, dict[str, Any]] = {
     "rating": {"kind": "known", "probabilities": WEIGHTS},

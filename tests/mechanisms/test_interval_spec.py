@@ -39,7 +39,7 @@ from dpdask.streams import RunKey
 
 UNIT: dict[str, Any] = {"name": "uniform", "loc": 0, "scale": 1}
 LEVELS = [1.0, 2.0, 3.0, 4.0, 5.0]
-PRICE: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]}
+PRICE: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0], "outside": "refuse"}
 COLUMNS: dict[str, Any] = {
     "user": {"role": "keep"},
     "price": PRICE,
@@ -222,7 +222,7 @@ def test_columns_of_one_design_are_measured_once(monkeypatch: pytest.MonkeyPatch
 def test_a_plan_tells_how_wide_ranges_will_be() -> None:
     """Of values spread as evenly as the anchors, one anchor leaves 2/3 of the domain on average, two leave 1/2, and so does a ring leave 2/3."""
     ring = {"design": "ring", "anchors": UNIT}
-    day = {"role": "privatise", "kind": "continuous", "bounds": [dt.date(2020, 1, 1), dt.date(2030, 1, 1)]}
+    day = {"role": "privatise", "kind": "continuous", "bounds": [dt.date(2020, 1, 1), dt.date(2030, 1, 1)], "outside": "refuse"}
     schema = {"one": PRICE, "two": PRICE, "ring": PRICE, "kept": {"role": "keep"}, "known": PRICE, "day": day}
     designs = {"one": CASE1, "two": CASE1 | {"design": "case2"}, "ring": ring, "known": CASE1 | {"reference": UNIT}}
     designs["day"] = {"design": "case1", "anchors": {"name": "uniform", "loc": 18_262 * 86_400_000, "scale": 3_653 * 86_400_000}}
@@ -243,7 +243,7 @@ def test_a_plan_tells_how_wide_ranges_will_be() -> None:
 
 
 def test_a_plan_warns_of_ranges_that_tell_next_to_nothing() -> None:
-    far = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 5e7]}
+    far = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 5e7], "outside": "refuse"}
     design = {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": 5e7}, "reference": {"name": "lognorm", "s": 1.1, "scale": 2_000}}
     near = design | {"anchors": {"name": "lognorm", "s": 1.5, "scale": 2_000}}
     inside = {name: part for name, part in design.items() if name != "reference"}

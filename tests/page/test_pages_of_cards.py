@@ -15,7 +15,7 @@ from dpdask.io.manifest import PAGE_NAME
 from dpdask.page import words
 
 DAYS = [dt.date(2020, 1, 1), dt.date(2021, 12, 31)]
-DAY: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": DAYS}
+DAY: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": DAYS, "outside": "refuse"}
 RANGES = {"design": "case1", "anchors": {"name": "uniform", "loc": 18262, "scale": 730}}
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client, Future, LocalCluster
-from e2e.helpers import hidden, load, write_job
+from e2e.helpers import hidden, load, refusing, write_job
 from privacy.surfaces import Surfaces, forms
 
 from dpdask.connect import open_cluster
@@ -51,7 +51,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "histogram": {"mechanism__reference": {"kind": "histogram"}},
     "copula": {"schema": WITHOUT_KEPT, "mechanism": {"kind": "copula"}, "privacy__delta": 1e-6},
     "interval": {
-        "schema": SCHEMA | {"rating": {"role": "drop", "type": "int64"}, "note": {"role": "drop", "type": "string"}},
+        "schema": refusing(SCHEMA | {"rating": {"role": "drop", "type": "int64"}, "note": {"role": "drop", "type": "string"}}),
         "mechanism": {"kind": "interval", "columns": {"income": ANCHORS}},
         "privacy": None,
     },

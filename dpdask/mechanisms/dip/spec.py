@@ -14,7 +14,7 @@ from dpdask.codec import Codec, LevelCodec
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
-from dpdask.mechanisms.card import Section, tell_bounds, tell_numbers
+from dpdask.mechanisms.card import Section, tell_domain, tell_numbers
 from dpdask.mechanisms.card_parts import CoveredRows
 from dpdask.mechanisms.cell_search import CellSearch
 from dpdask.mechanisms.expectations import TAILS, describe_kept, describe_needed_rows, describe_spread, warn_of_little, warn_of_noisy_references
@@ -398,4 +398,4 @@ def _describe_domain(schema: Schema, codec: Codec) -> dict[str, Any]:
     outside = {"kind": declared.kind, "outside": declared.outside_in_words}
     if isinstance(codec, LevelCodec):
         return {"levels": codec.levels.to_pylist()} | outside
-    return {"bounds": tell_bounds(declared, codec), "atoms": declared.atoms or (), "nulls": declared.nulls} | tell_numbers(codec) | outside
+    return tell_domain(declared, codec) | {"nulls": declared.nulls} | tell_numbers(codec) | outside

@@ -45,7 +45,7 @@ CONVENTION = (
 COVERAGE = (
     "; coverage: the probability of the range under its design's public reference, 0 of an exact value: a function of the range and of what is public"
 )
-TRUE = "What is released is true of every row, after values outside their column's domain were replaced. "
+TRUE = "What is released is true of every row. "
 
 
 def describe_protected(design: Design) -> str:
@@ -166,7 +166,7 @@ def interval_section(
             "kind": "interval",
             "columns": "independent",
             "convention": CONVENTION + (COVERAGE if release.coverage else ""),
-            "true_of_every_row": not release.perturbations and all(schema.columns[column].outside == "refuse" for column in designs),
+            "true_of_every_row": not release.perturbations,
         },
         columns={column: _column(column, release, schema, codecs.get(column)) for column in designs}
         | {column: {"role": "kept"} for column in schema.kept},

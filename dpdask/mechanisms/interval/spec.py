@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
-from dpdask.documents import suggest
+from dpdask.documents import check_all, suggest
 from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON as MAX_RANK_EPSILON
 from dpdask.kernels.rank import MIN_EPSILON as MIN_RANK_EPSILON
@@ -92,6 +93,7 @@ class RandomRangesMechanism(Mechanism):
             If the designs do not fit the columns, one cannot be had, or the columns spend more than is promised.
         """
         check_designs(self.schema, self.spec.columns, coverage=self.spec.coverage)
+        check_all(*(partial(_check_outside, name, self.schema.columns[name]) for name in self.designs if name not in find_perturbed(self.designs)))
         _check_budget(self.spec, self.budget)
         for name, design in self.designs.items():
             _check_tables(name, design, self.schema.columns[name])
@@ -267,6 +269,14 @@ def _check_nulls(column: Column, design: Design, place: str) -> None:
     if column.outside == "null":
         what = "values outside the domain become null, and nulls are published, so the release would reveal which values these were"
         raise SpecError(what, place, "declare `outside: clip` or `outside: refuse` in the schema")
+
+
+def _check_outside(name: str, column: Column) -> None:
+    """Check that no value is replaced before its range is found: the range would not hold the value, and nobody could tell."""
+    if column.outside != "refuse":
+        what = f"values outside its domain would be replaced (`outside: {column.outside}`), and their ranges need not hold them"
+        mend = "declare `outside: refuse`" + (", or leave the bounds out" if column.bounds else "")
+        raise SpecError(what, f"column {name!r}", mend)
 
 
 def _check_epsilon(name: str, design: Design, column: Column) -> None:
