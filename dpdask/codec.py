@@ -445,9 +445,9 @@ def _find_limits(type_: pa.DataType) -> tuple[float, float]:
     held = np.iinfo(_whole(counted).to_pandas_dtype())
     low, high = max(float(held.min), -_EXACT), min(float(held.max), _EXACT)
     if pa.types.is_temporal(type_):
-        zones = {dt.UTC, pa.scalar(0, counted).as_py().tzinfo or dt.UTC} if pa.types.is_timestamp(counted) else {dt.UTC}  # years there, and in UTC
-        first, last = ([(end.replace(tzinfo=zone) - _EPOCH) // _step(counted) for zone in zones] for end in (dt.datetime.min, dt.datetime.max))
-        low, high = max(low, *map(float, first)), min(high, *map(float, last))
+        zones = {dt.UTC, (pa.scalar(0, counted).as_py().tzinfo if pa.types.is_timestamp(counted) else None) or dt.UTC}  # a year there, and in UTC
+        low = max(low, *(float((dt.datetime.min.replace(tzinfo=zone) - _EPOCH) // _step(counted)) for zone in zones))
+        high = min(high, *(float((dt.datetime.max.replace(tzinfo=zone) - _EPOCH) // _step(counted)) for zone in zones))
     return low, high
 
 

@@ -76,7 +76,14 @@ def test_texts_that_only_look_like_numbers_stay_texts(text):
     ("text", "read"),
     [
         *(("0100", "64"), ("01", "1"), ("-007", "-7"), ("00", "0"), ("01.5", "1.5"), ("!!int '0100'", "64"), ("1_0", "10"), ("0x1F", "31")),
-        *(("0b11", "3"), ("1:30", "90"), ("12:30:45", "45045"), ("1:30.5", "90.5"), ("1e400", ".inf"), ("0.12345678901234567890", "0.12345678901234568")),
+        *(
+            ("0b11", "3"),
+            ("1:30", "90"),
+            ("12:30:45", "45045"),
+            ("1:30.5", "90.5"),
+            ("1e400", ".inf"),
+            ("0.12345678901234567890", "0.12345678901234568"),
+        ),
         *(("no", "false"), ("NO", "false"), ("Off", "false"), ("on", "true"), ("yes", "true"), ("!!bool yes", "true")),
         ("2001-12-14 21:59:43.10 -5", "2001-12-14T21:59:43.100000-05:00"),
         ("2020-01-01 00:00:00.1234567", "2020-01-01T00:00:00.123456"),
@@ -97,7 +104,9 @@ def test_a_text_among_numbers_that_looks_like_one_is_refused(values):
     assert parse(f"a: {values}").hint == "put it in quotes"
 
 
-@pytest.mark.parametrize("values", [["01", "08"], ["08", "09"], ["1:30", "no", "0o17", "~", "=", "<<"], [1, 2.5, 1e20, 1e-7, True], ["1_000", "0x1F"]])
+@pytest.mark.parametrize(
+    "values", [["01", "08"], ["08", "09"], ["1:30", "no", "0o17", "~", "=", "<<"], [1, 2.5, 1e20, 1e-7, True], ["1_000", "0x1F"]]
+)
 def test_what_yaml_writes_is_read_back(values):
     assert parse_yaml(yaml.safe_dump({"a": values}), "job.yaml") == {"a": values}
 

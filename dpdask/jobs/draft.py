@@ -140,7 +140,9 @@ def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
         if not isinstance(codec, LevelCodec) or codec.levels.to_pylist() != (sorted(levels) if ordered else levels):
             raise ValueError("other levels")
     except (SpecError, DataError, ValueError):
-        raise SpecError(f"as values of the type {type_} they cannot be declared", where, "declare bounds, or store the column in another type") from None
+        raise SpecError(
+            f"as values of the type {type_} they cannot be declared", where, "declare bounds, or store the column in another type"
+        ) from None
     return [("kind", kind, ""), ("levels", f"[{shown}]", "")]
 
 

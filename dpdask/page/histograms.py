@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -218,7 +219,10 @@ def say_number(number: float, type_: pa.DataType) -> str:
         The column's type.
     """
     if pa.types.is_temporal(type_):
-        time = pa.scalar(int(number), pa.int32() if type_.bit_width == 32 else pa.int64()).cast(type_).as_py()
+        try:
+            time = pa.scalar(int(number), pa.int32() if type_.bit_width == 32 else pa.int64()).cast(type_).as_py()
+        except (OverflowError, ValueError):  # the edge of a bar, in a year that no calendar has
+            time = dt.date.max if number > 0 else dt.date.min
         return str(time)[:19].removesuffix(" 00:00:00")
     digits = f"{number:,.4g}"
     return f"{number:,.0f}" if abs(number) < 1e15 and (number == int(number) or "e+" in digits) else digits

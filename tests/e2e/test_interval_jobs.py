@@ -155,7 +155,7 @@ EVERY_TYPE: dict[str, Any] = {
     "day": {"role": "privatise", "kind": "continuous", "nulls": "level"},
     "when": {"role": "privatise", "kind": "continuous"},
     "code": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 5], "nulls": "level"},
-    "single": {"role": "privatise", "kind": "mixed", "atoms": [0.1], "bounds": [0.0, 0.7]},
+    "single": {"role": "privatise", "kind": "mixed", "atoms": [0.1], "bounds": [0.0, 0.7], "outside": "refuse"},
     "birthday": {"role": "privatise", "kind": "discrete", "levels": [dt.date(2020, 1, 1), dt.date(2020, 1, 3)]},
 }
 

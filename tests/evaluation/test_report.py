@@ -23,7 +23,7 @@ from dpdask.errors import SpecError
 from dpdask.evaluation.comparison import compare_sides
 from dpdask.evaluation.samples import Side, code_sides, sample_rows
 from dpdask.evaluation.similarity import contingency_similarity, correlation_similarity, cut_ranges, ks_complement, tv_complement
-from dpdask.mechanisms.card import tell_bounds, tell_numbers
+from dpdask.mechanisms.card import tell_domain, tell_numbers
 from dpdask.schema import Schema
 
 EVIL = "<script>alert(1)</script>"
@@ -127,7 +127,7 @@ def test_dates_and_their_bounds_are_days(type_: pa.DataType, tells: bool) -> Non
     )
     codec = codec_for("when", schema.columns["when"], type_)
     assert isinstance(codec, ValueCodec)
-    card = {"role": "privatised", "bounds": tell_bounds(schema.columns["when"], codec)} | (tell_numbers(codec) if tells else {})
+    card = {"role": "privatised", **tell_domain(schema.columns["when"], codec)} | (tell_numbers(codec) if tells else {})
     days = [
         pa.array(pd.to_datetime(texts, utc=True)).cast(type_).to_pandas() for texts in (["2010-01-01", "2020-01-05"], ["2020-01-01", "2020-01-05"])
     ]

@@ -117,7 +117,9 @@ def test_a_page_of_records_says_what_they_are_not_good_for(records: Path) -> Non
 
 def test_a_page_of_ranges_has_no_epsilon(tmp_path: Path) -> None:
     design = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 1000}}
-    columns = {"income": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1000.0], "nulls": "level", "type": "float64", "outside": "refuse"}}
+    columns = {
+        "income": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1000.0], "nulls": "level", "type": "float64", "outside": "refuse"}
+    }
     others = {name: {"role": "drop"} for name in (EVIL, "day", "group", "name")}
     output = release(
         tmp_path, schema=columns | others, privacy=None, mechanism={"kind": "interval", "columns": {"income": {**design, "nulls": "public"}}}
