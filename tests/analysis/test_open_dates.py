@@ -13,6 +13,7 @@ import pytest
 from e2e.helpers import open_once
 
 import dpdask
+from dpdask.analysis.dates import count_since_1970
 from dpdask.analysis.result import Result
 
 N = 4_000
@@ -168,3 +169,9 @@ def test_several_quantiles_and_what_is_not_offered(release: Any) -> None:
     ):
         with pytest.raises(dpdask.SpecError, match=words):
             question()
+
+
+def test_bounds_of_ranges_are_dates_of_all_years() -> None:
+    assert count_since_1970("9999-12-31", 86_400_000_000, last=True) == 2_932_896
+    assert count_since_1970("9999-12-31", 1_000, last=True) == 253_402_300_799_999
+    assert count_since_1970("0001-01-01 01:00:00+01:00", 1_000_000, last=False) == -62_135_596_800

@@ -841,7 +841,7 @@ RANGES: tuple[Case, ...] = (
         0,
         "",
         price={**_DESIGNS["price"], "nulls": "public"},
-        columns=COLUMNS | {"price": _PRICE | {"nulls": "level"}},
+        columns=COLUMNS | {"price": _PRICE | {"nulls": "level", "outside": "refuse"}},
         parts={"a.parquet": table(price=_NULLS)},
     ),
     *(
@@ -1290,6 +1290,16 @@ CASES: tuple[Case, ...] = (
         r"schema\.yaml, line 5, columns\.born\.bounds\.1: a value cannot be read; correct a date that does not exist",
         columns="columns:\n  born:\n    role: privatise\n    kind: continuous\n    bounds: [2000-01-01, 2000-13-01]\n",
     ),
+    *(
+        _case(
+            f"{text} in the schema, which YAML reads as {read}",
+            64,
+            rf"schema\.yaml, line 5: YAML reads {text} as {read}; put it in quotes, or write {read}",
+            columns=f"columns:\n  price:\n    role: privatise\n    kind: categorical\n    levels: [x, {text}]\n",
+        )
+        for text, read in (("0100", "64"), ("no", "false"), ("1:30", "90"))
+    ),
+    _case("--set to what YAML reads otherwise", 64, r"--set name, line 1: YAML reads 0100 as 64; put it in quotes", "--set", "name=0100"),
     _case("--set to a date that does not exist", 64, r"--set name: a value cannot be read", "--set", "name=2020-02-30"),
     _case("--set to no YAML", 64, r"--set name, lines? 1 to 2: this is not valid YAML", "--set", "name=[a"),
     Case(name="an unknown verb", code=2, says=r"No such command 'rnu'", prepare=lambda _: ["rnu"]),

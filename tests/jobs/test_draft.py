@@ -13,6 +13,8 @@ from deltalake import write_deltalake
 from e2e.helpers import call_cli
 from lakes.tables import sql_catalog
 
+from dpdask.documents import parse_yaml
+from dpdask.errors import SpecError
 from dpdask.io import parquet
 from dpdask.io.remote import read_ranges
 from dpdask.jobs.draft import draft_schema, read_levels
@@ -170,6 +172,31 @@ def test_public_levels_are_filled_in_by_type(file, tmp_path):
     assert found["day"]["levels"] == [dt.date(2020, 1, 1), dt.date(2021, 1, 1)]
     assert found["no"]["levels"] == ["a, b", "TODO"]
     assert found["fee"]["levels"] == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("type_", "texts", "declared"),
+    [
+        (pa.string(), ["01", "08", "no", "1:30", "~"], ["01", "08", "no", "1:30", "~"]),
+        (pa.uint64(), ["18446744073709551615", "7"], [7, 2**64 - 1]),
+        (pa.float32(), ["0.1", "1e20"], [pytest.approx(0.1), pytest.approx(1e20)]),
+        (pa.decimal128(10, 2), ["100", "0.1"], [0.1, 100.0]),
+        (pa.timestamp("us"), ["9999-12-31", "2020-01-01"], [dt.date(2020, 1, 1), dt.date(9999, 12, 31)]),
+        (pa.bool_(), ["true", "false"], [True, False]),
+        (pa.timestamp("us"), ["2020-01-01 12:00:00"], None),
+        (pa.float64(), ["nan", "1"], None),
+        (pa.decimal128(38, 2), ["12345678901234567890.12"], None),
+    ],
+    ids=str,
+)
+def test_levels_are_written_as_they_are_read_back_or_refused(type_, texts, declared, tmp_path):
+    pq.write_table(pa.table({"x": pa.nulls(1, type_)}), tmp_path / "a.parquet")
+    if declared is None:
+        with pytest.raises(SpecError, match="levels of 'x': as values of the type .* they cannot be declared"):
+            draft_schema(Input(path=str(tmp_path / "a.parquet")), {"x": texts})
+    else:
+        text = draft_schema(Input(path=str(tmp_path / "a.parquet")), {"x": texts})
+        assert parse_yaml(text, "schema.yaml")["columns"]["x"]["levels"] == declared
 
 
 def test_long_lists_of_levels_are_wrapped_and_read_back(file):
