@@ -832,7 +832,7 @@ RANGES: tuple[Case, ...] = (
     _interval(
         "a value that no float holds exactly, in a column without bounds",
         65,
-        r"^dpdask: column 'price': holds a whole number beyond",
+        r"^dpdask: column 'price': holds a value beyond",
         parts={"a.parquet": table(price=pa.array([2**53 + 1] * N_ROWS))},
         columns=COLUMNS | {"price": {"role": "privatise", "kind": "continuous"}},
     ),

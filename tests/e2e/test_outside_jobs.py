@@ -293,6 +293,27 @@ def test_the_ends_of_each_type_come_out_as_they_are(name: str, mechanism: dict[s
         assert abs(pc.mean(pc.equal(released, pa.scalar(end).cast(type_))).as_py() - share) < 0.1
 
 
+@pytest.mark.parametrize("mechanism", [COUNTS, {"kind": "copula"}], ids=["dip", "copula"])
+@pytest.mark.parametrize(
+    ("type_", "levels"),
+    [
+        (pa.uint64(), [2**64 - 3, 2**64 - 2, 2**64 - 1]),
+        (pa.uint64(), [0, 2**63, 2**64 - 1]),
+        (pa.int64(), [-(2**63), 2**53 + 1, 2**63 - 1]),
+        (pa.date32(), [FIRST, dt.date(2020, 1, 1), LAST]),
+        (pa.timestamp("us"), [FIRST, dt.date(2020, 1, 1), LAST]),
+    ],
+    ids=str,
+)
+def test_levels_reach_to_the_ends_of_their_type(type_: pa.DataType, levels: list[Any], mechanism: dict[str, Any], tmp_path: Path) -> None:
+    values = pa.array([levels[number % 3] for number in range(900)]).cast(type_)
+    check_told(write_ends(tmp_path, values, {"kind": "discrete", "levels": levels}, mechanism, SURE if mechanism is COUNTS else SURE_COPULA))
+    released = pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table()["x"]
+    counts = {each["values"]: each["counts"] for each in pc.value_counts(released).to_pylist()}
+    assert set(counts) == set(pa.array(levels).cast(type_).to_pylist())
+    assert min(counts.values()) > 250
+
+
 @pytest.mark.few(4)
 @pytest.mark.parametrize("mechanism", [HOLDOUT, COUNTS, {"kind": "copula"}, {"kind": "marginals", "cliques": [["x"]]}], ids=str)
 @pytest.mark.parametrize("name", ENDS)

@@ -192,7 +192,7 @@ def test_public_levels_are_filled_in_by_type(file, tmp_path):
 def test_levels_are_written_as_they_are_read_back_or_refused(type_, texts, declared, tmp_path):
     pq.write_table(pa.table({"x": pa.nulls(1, type_)}), tmp_path / "a.parquet")
     if declared is None:
-        with pytest.raises(SpecError, match="levels of 'x': as values of the type .* they cannot be declared"):
+        with pytest.raises(SpecError, match=r"levels of 'x': as values of the type .* they cannot be declared"):
             draft_schema(Input(path=str(tmp_path / "a.parquet")), {"x": texts})
     else:
         text = draft_schema(Input(path=str(tmp_path / "a.parquet")), {"x": texts})
