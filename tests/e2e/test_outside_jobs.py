@@ -306,11 +306,19 @@ def test_the_ends_of_each_type_come_out_as_they_are(name: str, mechanism: dict[s
     ids=str,
 )
 def test_levels_reach_to_the_ends_of_their_type(type_: pa.DataType, levels: list[Any], mechanism: dict[str, Any], tmp_path: Path) -> None:
-    values = pa.array([levels[number % 3] for number in range(900)]).cast(type_)
-    check_told(write_ends(tmp_path, values, {"kind": "discrete", "levels": levels}, mechanism, SURE if mechanism is COUNTS else SURE_COPULA))
+    codec: Any = codec_for("x", Column(role="privatise", kind="discrete", levels=levels), type_)
+    check_told(
+        write_ends(
+            tmp_path,
+            codec.decode(np.arange(900) % 3),
+            {"kind": "discrete", "levels": levels},
+            mechanism,
+            SURE if mechanism is COUNTS else SURE_COPULA,
+        )
+    )
     released = pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table()["x"]
     counts = {each["values"]: each["counts"] for each in pc.value_counts(released).to_pylist()}
-    assert set(counts) == set(pa.array(levels).cast(type_).to_pylist())
+    assert set(counts) == set(codec.levels.to_pylist())
     assert min(counts.values()) > 250
 
 
