@@ -367,10 +367,10 @@ class Points:
         return np.where(np.isnan(x), 0.0, np.maximum(x - low, high - x))
 
     def _mean_shift(self, name: str) -> float:
-        """Return how far an error of ranks may move a mean: that part of the bounds' distance."""
+        """Return how far an error of ranks, and rows beyond the kept ones, may move a mean: that part of the bounds' distance."""
         low, high = self.bounds.get(name, (0.0, math.inf))
         rank_error = self.rank_errors.get(name, 0.0)
-        return rank_error * (high - low) if rank_error else 0.0
+        return (rank_error + self.lost) * (high - low) if rank_error else 0.0
 
     def _lost_of(self, p: Floats) -> Floats:
         """Return how far rows that are lost may move shares."""

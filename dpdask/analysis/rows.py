@@ -23,6 +23,7 @@ from dpdask.inference.tallies import Frame, Outcomes, outcome_counts
 
 _IN_MEMORY = 5_000_000  # rows; more are counted by Dask
 _MOST_PAIRS = 1_024
+_SURE = 2.0  # standard deviations
 _CENTRAL = ("discrete-gaussian", "discrete-laplace")  # kinds of events
 _KEPT_DISTRIBUTION = "its noise has no channel on its values, so only its own distribution is kept: dependence on other columns is weakened by it"
 _REFERENCE = "the released values have the distribution of the reference; its draw from the table is in the standard error"
@@ -39,8 +40,8 @@ _WORST_BIAS = (
 _ABSENT = "levels that the reference holds with probability 0 cannot be released: nothing is known of their share but that it was small"
 _CELLS = "inside a cell of the reference the columns are independent: slopes and differences of groups are too small, and no error includes it"
 _NOISY_RANKS = (
-    "the released values have the distribution of noisy counts; standard errors count that noise at its largest, but where values lie inside a cell "
-    "of the reference is not known: quantiles, ranges and means may be off by the width of a cell, which no error includes"
+    "the released values have the distribution of noisy counts; standard errors count that noise at its largest, and the bias bound the rows that "
+    "may lie beyond the kept range (`reference` of the column in the card); where values lie inside a cell of the reference is not known"
 )
 _NOISY_REFERENCE = "the reference is noisy counts of the table; what their noise changes is not in the standard error, and is large for few rows"
 
@@ -297,10 +298,16 @@ class OpenedRows(KeptColumns):
             bounds=self._bounds(names),
             noise=None if cells is None else lambda _: cells,
             rank_noise=rank_noise,
-            biased=noisy and cells is None,
+            lost=max(map(self._find_lost, columns.values())),
+            biased=noisy and cells is None and not any("kept" in column.get("reference", ()) for column in columns.values()),
             spread=spread,
             limits=(told, *([_CELLS] if in_cells else []), *([_SPREAD] if spread else []), *points.limits),
         )
+
+    def _find_lost(self, column: Mapping[str, Any]) -> float:
+        """Return what share of the rows may lie beyond the blocks that a noisy reference kept."""
+        beyond = column.get("reference", {}).get("beyond", {}).values()
+        return float(sum(max(0.0, side["count"] + _SURE * side["standard_deviation"]) for side in beyond) / self.n_rows)
 
     def _count_levels(self, names: Sequence[str]) -> Points:
         """Return a point for each level, or pair of levels, with its number of released rows."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +36,14 @@ class RankDistribution:
         knots and jumps where x repeats. c runs from the probability of null to 1.
     rank_error
         By how much the cdf may differ from that of the rows it was made of.
+    kept
+        Of noisy counts, where rows may be and how many the counts put beyond, as a card has it: `Hierarchy.tell_kept`.
     """
 
     x: NDArray[np.float64]
     c: NDArray[np.float64]
     rank_error: float
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
 
 Distribution = LevelDistribution | RankDistribution

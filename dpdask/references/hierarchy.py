@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,11 @@ BRANCHING = 16
 
 _N_LEAVES = BRANCHING**N_LEVELS
 _DECADES = 1e6  # the largest magnitude over the one below which leaves have equal width
-_DOUBT, MANY = 2.0, 5.0  # standard deviations
+MANY = 5.0  # standard deviations
+_REACH = (2.5, 3.0, 3.5, 4.0, 4.5)  # how many 1, 2, 3, … blocks further out must have together
+_ALONE = 6.0  # how many a block must have alone, wherever it lies
+_EDGE = 0.5  # how many are taken from the block beyond
+_DOUBT = 1.0  # of a sum of children
 _LEAST_WHOLE = 60.0  # whole numbers up to about this one are leaves of their own, whatever the bounds
 
 Floats = NDArray[np.float64]
@@ -133,31 +137,63 @@ class Hierarchy:
 
         Notes
         -----
-        Upwards, each count is averaged with the sum of its children, by inverse variance. Blocks of the first level that neither have nor
-        adjoin one with more than five standard deviations are emptied: noise far out would ruin means. The others are projected to
-        non-negative counts with the sum `n_rows`. Downwards, children are projected to non-negative counts with the sum that their parent
-        has; where that is less than twice the standard deviation of their own sum, it is spread evenly over the cells instead.
+        Upwards, each count is averaged with the sum of its children, by inverse variance. Of the first level's blocks those are kept that
+        lie next to each other from the one with most rows outwards, as far as blocks have more than noise together, and one block beyond on each
+        side, less half a standard deviation: noise far out would ruin means. They are projected to non-negative counts with the sum
+        `n_rows`. Downwards, children are projected to non-negative counts with the sum that their parent has; where that is less than the
+        standard deviation of their own sum, they rise or fall with the parent's neighbours instead.
 
         References
         ----------
         Hay, Rastogi, Miklau and Suciu, Boosting the accuracy of differentially private histograms through consistency (2010),
         for the averages.
         """
-        side, singles, noise = self._branching, self._n_singles, deviation(event)
-        own, line = self._split(noisy)
-        n_leaves = self._padded(self._line.astype(np.float64))
-        leaves = np.where(n_leaves > 0, line[2], 0.0)
-        middle, factors = _average(line[1], leaves, np.ones_like(leaves), n_leaves > 0)
-        upper, spreads = _average(line[0], middle, factors, n_leaves.sum(axis=2) > 0)
-        kept = (n_leaves.sum(axis=(1, 2)) > 0) & _near_many(upper, noise * np.sqrt(spreads))
-        top = np.concatenate([own, upper[kept]])
+        noise = deviation(event)
+        own, (upper, middle, leaves), (spreads, factors) = self._average(noisy)
+        n_leaves = self._n_leaves
+        there, counts, spread = self._find_first(upper, noise * np.sqrt(spreads))
+        kept, around = _keep(counts, spread)
+        counts[around] -= _EDGE * spread[around]
+        top = np.concatenate([own, counts[kept]])
         total = max(1.0, float(top.sum())) if n_rows is None else float(n_rows)
         first = simplex.project(top, total)
-        masses = np.zeros(side)
-        masses[kept] = first[singles:]
+        masses = np.zeros(self._branching)
+        masses[there[kept]] = first[self._n_singles :]
         masses = _share(masses, middle, noise * np.sqrt(factors), n_leaves.sum(axis=2))
         masses = _share(masses, leaves, np.full(leaves.shape, noise), n_leaves)
-        return np.concatenate([first[:singles], masses.ravel()[: len(self._line)]])
+        return np.concatenate([first[: self._n_singles], masses.ravel()[: len(self._line)]])
+
+    def tell_kept(self, noisy: Counts, event: CentralEvent) -> dict[str, Any]:
+        """Return where `estimate` may put rows, and what the noisy counts say about how many lie beyond, as a card has it."""
+        _, (upper, *_), (spreads, _) = self._average(noisy)
+        there, counts, spread = self._find_first(upper, deviation(event) * np.sqrt(spreads))
+        kept, _ = _keep(counts, spread)
+        edges, size = self.cells.edges, self._branching**2
+        first, last = edges[there[kept.start] * size], edges[min((int(there[kept][-1]) + 1) * size, len(edges) - 1)]
+        beyond = {}
+        for name, side in {"below": slice(0, kept.start), "above": slice(kept.stop, len(counts))}.items():
+            if len(counts[side]):
+                told = float(counts[side].sum()), float(np.hypot.reduce(spread[side]))
+                beyond[name] = {"blocks": len(counts[side]), "count": round(told[0], 1), "standard_deviation": told[1]}
+        return {"kept": [max(float(first), float(self.cells.firsts[0])), float(last)], "beyond": beyond}
+
+    @cached_property
+    def _n_leaves(self) -> Floats:
+        """How many cells each place of the last level has: 0 where no value can be."""
+        return self._padded(self._line.astype(np.float64))
+
+    def _find_first(self, upper: Floats, deviations: Floats) -> tuple[NDArray[np.intp], Floats, Floats]:
+        """Return the blocks of the first level that have cells, their counts, and the standard deviations of these."""
+        there = np.flatnonzero(self._n_leaves.any(axis=(1, 2)))
+        return there, upper[there], deviations[there]
+
+    def _average(self, noisy: Counts) -> tuple[Floats, tuple[Floats, ...], tuple[Floats, ...]]:
+        """Return counts averaged with the sums of their children: of null and atoms, of each level, and the variances' factors."""
+        own, line = self._split(noisy)
+        leaves = np.where(self._n_leaves > 0, line[2], 0.0)
+        middle, factors = _average(line[1], leaves, np.ones_like(leaves), self._n_leaves > 0)
+        upper, spreads = _average(line[0], middle, factors, self._n_leaves.sum(axis=2) > 0)
+        return own, (upper, middle, leaves), (spreads, factors)
 
     def _split(self, noisy: Counts) -> tuple[Floats, list[Floats]]:
         """Return the counts of null and atoms, averaged over the levels, and those of each level's blocks."""
@@ -179,22 +215,47 @@ def _average(own: Floats, children: Floats, factors: Floats, present: NDArray[np
     return np.where(below > 0, (own + weight * summed) / (1.0 + weight), 0.0), np.where(below > 0, 1.0 / (1.0 + weight), 1.0)
 
 
-def _near_many(counts: Floats, deviations: Floats) -> NDArray[np.bool_]:
-    """Return which blocks have more than noise, or adjoin one that has; all if none has."""
-    many = np.pad(counts > MANY * deviations, 1)
-    near: NDArray[np.bool_] = many[:-2] | many[1:-1] | many[2:]
-    return near if near.any() else np.ones(len(counts), dtype=np.bool_)
+def _keep(counts: Floats, deviations: Floats) -> tuple[slice, list[int]]:
+    """Return which blocks may have rows: those with more than noise and one beyond on each side, which are told too; all if none has more."""
+    mode, n = int(counts.argmax()), len(counts)
+    if counts[mode] <= _REACH[-1] * deviations[mode]:
+        return slice(0, n), []
+    first = mode - _reach(counts[:mode][::-1], deviations[:mode][::-1]) - 1
+    last = mode + _reach(counts[mode + 1 :], deviations[mode + 1 :]) + 1
+    return slice(max(first, 0), last + 1), [place for place in (first, last) if 0 <= place < n]
+
+
+def _reach(counts: Floats, deviations: Floats) -> int:
+    """Return how many blocks further out have more than noise, together with those before them or alone."""
+    reach = 0
+    while reach < len(counts):
+        own, spread = counts[reach:], deviations[reach:]
+        least = np.take(_REACH, np.arange(len(own)), mode="clip") * np.sqrt(np.cumsum(spread**2))
+        enough = (np.cumsum(own) > least) | (own > _ALONE * spread)
+        if not enough.any():
+            break
+        reach += int(enough.argmax()) + 1
+    return reach
 
 
 def _share(masses: Floats, children: Floats, deviations: Floats, n_leaves: Floats) -> Floats:
     """Return the counts of children that sum to their parents' masses; one more axis than these."""
     present = n_leaves > 0
-    even = masses[..., None] * n_leaves / np.maximum(n_leaves.sum(axis=-1, keepdims=True), 1.0)
+    falling = n_leaves * _slope(masses, children.shape[-1])
+    falling *= (masses / np.maximum(falling.sum(axis=-1), 1e-300))[..., None]
     empty = np.asarray(~present.any(axis=-1))
     doubtful = empty | (masses <= _DOUBT * np.sqrt(np.where(present, deviations**2, 0.0).sum(axis=-1)))
     projected = simplex.project_each(np.where(present | empty[..., None], children, -np.inf), np.where(doubtful, 1.0, masses))
-    found: Floats = np.where(doubtful[..., None], even, projected)
+    found: Floats = np.where(doubtful[..., None], falling, projected)
     return found
+
+
+def _slope(masses: Floats, n: int) -> Floats:
+    """Return weights of n children of each block, on a line whose slope is that of the block's neighbours, as far as it stays above 0."""
+    around = np.pad(masses.ravel(), 1, mode="edge")
+    slope = np.clip((around[2:] - around[:-2]) / (2.0 * np.maximum(masses.ravel(), 1.0)), -2.0, 2.0)
+    weights: Floats = 1.0 + slope[:, None] * ((np.arange(n) + 0.5) / n - 0.5)
+    return weights.reshape((*masses.shape, n))
 
 
 def find_bins(grid: Cells, counts: Floats, n_bins: int, noise: float, *, tails: bool = False) -> FoundBins:

@@ -118,8 +118,10 @@ class Histogram(ReferenceBase):
         if not self._is_hierarchy(own):
             return distribution_of(own, noisy, n_rows)
         assert isinstance(own.codec, ValueCodec)
-        probabilities = Hierarchy(own).estimate(noisy, event, n_rows) / n_rows
-        return _mark_frequent(own, probabilities, _continuous(own, probabilities))
+        hierarchy = Hierarchy(own)
+        probabilities = hierarchy.estimate(noisy, event, n_rows) / n_rows
+        found = _mark_frequent(own, probabilities, _continuous(own, probabilities))
+        return replace(found, kept=hierarchy.tell_kept(noisy, event))
 
     def split(self, epsilon: float) -> tuple[float, float]:
         """Return the ε of the reference and of the row's own release; see `ReferenceBase.split`."""
@@ -218,8 +220,8 @@ def distribution_of(cells: Cells, noisy: Counts, n_rows: int | None) -> Distribu
 
     Returns
     -------
-    Of levels; or a cdf that is linear inside a cell and jumps at the atoms, whose `rank_error` is the probability of its largest
-    cell (what linear interpolation can misplace; the noise comes on top).
+    Of levels; or a cdf that is linear inside a cell and jumps at the atoms, whose `rank_error` is the largest
+    probability of a cell of several values (what linear interpolation can misplace; the noise comes on top).
 
     References
     ----------
@@ -285,8 +287,8 @@ def _continuous(cells: Cells, probabilities: Floats) -> RankDistribution:
     c = np.minimum(null + np.cumsum(rises), 1.0)
     c[-1] = 1.0
     x = np.repeat(edges, repeats)
+    first, final = (edges[:-1] + 1.0, edges[1:]) if codec.lattice else ends(codec, edges)
     if not codec.lattice:  # a cell of one value is a jump, like an atom
-        first, final = ends(codec, edges)
         single = np.flatnonzero((first == final) & ~is_atom[:-1])
         x[last[single]] = final[single]
-    return RankDistribution(x, c, float(line.max()))
+    return RankDistribution(x, c, float(line[first < final].max(initial=0.0)))

@@ -198,7 +198,7 @@ def _to_parts(mechanism: ColumnMechanism) -> tuple[dict[str, Any], dict[str, Any
     if isinstance(mechanism, LevelMechanism):
         return {"kind": "levels", "epsilon": mechanism.epsilon}, {"weights": mechanism.channel.weights}
     reference = mechanism.distribution
-    described, arrays = {"rank_error": reference.rank_error}, {"x": reference.x, "c": reference.c}
+    described, arrays = {"rank_error": reference.rank_error, "kept": dict(reference.kept)}, {"x": reference.x, "c": reference.c}
     if isinstance(mechanism, BinMechanism):
         return described | {"kind": "bins", "epsilon": mechanism.epsilon}, arrays | {"weights": mechanism.channel.weights, "edges": mechanism.edges}
     return described | {"kind": "ranks", "noise": mechanism.noise.scalars}, arrays | {"weights": mechanism.noise.weights}
@@ -209,7 +209,7 @@ def _from_parts(column: Mapping[str, Any], arrays: Mapping[str, Any], index: int
     thresholds, aliases = channel_kernel.alias_tables(weights)
     if column["kind"] == "levels":
         return LevelMechanism(channel=LevelChannel(weights=weights, epsilon=column["epsilon"]), thresholds=thresholds, aliases=aliases)
-    distribution = RankDistribution(arrays[f"{index}_x"], arrays[f"{index}_c"], column["rank_error"])
+    distribution = RankDistribution(arrays[f"{index}_x"], arrays[f"{index}_c"], column["rank_error"], column["kept"])
     if column["kind"] == "bins":
         channel = LevelChannel(weights=weights, epsilon=column["epsilon"])
         edges = arrays[f"{index}_edges"]
@@ -361,7 +361,8 @@ def _doubt_bounds(mechanism: ColumnMechanism) -> list[str]:
 def _describe(mechanism: ColumnMechanism) -> dict[str, Any]:
     if isinstance(mechanism, LevelMechanism):
         return {"channel": mechanism.channel.matrix.tolist()}
-    shown = {"reference": {"knots_at_most": 2**16, "rank_error_at_most": max(2.0**-15, mechanism.distribution.rank_error)}}
+    reference = mechanism.distribution
+    shown = {"reference": {"knots_at_most": 2**16, "rank_error_at_most": max(2.0**-15, reference.rank_error), **reference.kept}}
     if isinstance(mechanism, RankMechanism):
         return shown | {"ranks": mechanism.noise.n_cells, "alpha_log": -mechanism.noise.rate}
     return shown | {"rank_edges": mechanism.edges.tolist(), "channel": mechanism.channel.matrix.tolist()}
