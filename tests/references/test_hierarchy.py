@@ -142,6 +142,57 @@ def test_rows_that_noise_took_are_not_put_far_out_where_there_are_none(codec):
             assert found[np.abs(middles) > 1e6].sum() == 0.0
 
 
+def zeros_and_a_tail(seed: int) -> np.ndarray:
+    """Return 50,000 whole numbers: 96 % of them 0, the rest log-normal up to 100,000."""
+    rng = np.random.default_rng(seed)
+    return np.where(rng.random(50_000) < 0.96, 0.0, np.round(rng.lognormal(8.6, 1.1, 50_000))).clip(0.0, 1e5)
+
+
+TAILS: dict[str, tuple[Any, dict[str, Any], Any]] = {  # the lower bound over the upper one, the codec, and the column
+    "floats": (0.0, {}, lambda values: values),
+    "whole": (0.0, {"type_": pa.int64()}, lambda values: values.astype(np.int64)),
+    "an atom": (0.0, {"type_": pa.int64(), "atoms": (0.0,)}, lambda values: values.astype(np.int64)),
+    "nulls": (0.0, {"nulls": True}, lambda values: np.where(values == 0.0, np.nan, values)),
+    "below": (-1.0, {}, lambda values: -values),
+    "on both sides": (-1.0, {}, lambda values: values * np.where(np.arange(len(values)) % 2, 1.0, -1.0)),
+}
+GAUSSIAN = DiscreteGaussian(sigma=85.0, sensitivity=1.0, adjacency="add-remove", count=N_LEVELS)
+
+
+@pytest.mark.parametrize("factor", [1.0, 100.0])
+@pytest.mark.parametrize(("event", "n_rows"), [(NOISE, 50_000), (GAUSSIAN, None)])
+@pytest.mark.parametrize("kind", TAILS)
+def test_a_tail_beside_what_most_rows_share_is_kept(kind, event, n_rows, factor):
+    """Its 2,000 rows are spread over many blocks, few of which have more than noise alone. Emptying the others misplaces 1,900."""
+    low, changes, make = TAILS[kind]
+    hierarchy = Hierarchy(make_grid(codec_of((low * 1e5 * factor, 1e5 * factor), **changes)))
+    edges, n_singles = np.abs(hierarchy.cells.edges), hierarchy.cells.n_cells - len(hierarchy.cells.edges) + 1
+    ranges = np.searchsorted([1.0, 1e3, 5e3, 2e4], np.append(np.zeros(n_singles), np.maximum(edges[1:], edges[:-1])))
+    misplaced = []
+    for seed in range(7):
+        exact = CellCounts.of_batch(hierarchy.cells, pa.array(make(zeros_and_a_tail(seed)), from_pandas=True))
+        found = hierarchy.estimate(perturb(hierarchy.count(exact), event, rng=stream(RunKey.insecure(seed), "h", "")), event, n_rows)
+        misplaced.append(np.abs(np.bincount(ranges, found - exact.counts)).sum() / 2)
+    assert 10.0 < np.median(misplaced) <= 500.0
+
+
+def test_what_may_lie_beyond_the_kept_blocks_is_told():
+    """Without noise exactly, with noise as its standard deviation says."""
+    hierarchy = Hierarchy(make_grid(codec_of((-1e9, 1e9))))
+    values = np.append(np.random.default_rng(2).uniform(1.0, 1000.0, 100_000), [1e8] * 5)
+    exact = hierarchy.count(CellCounts.of_batch(hierarchy.cells, pa.array(values)))
+    told = hierarchy.tell_kept(exact, NOISE)
+    assert told["kept"][0] < 1.0
+    assert 1000.0 < told["kept"][1] < 1e8
+    assert (told["beyond"]["below"]["count"], told["beyond"]["above"]["count"]) == (0.0, 5.0)
+    off = []
+    for seed in range(100):
+        side = hierarchy.tell_kept(perturb(exact, NOISE, rng=stream(RunKey.insecure(seed), "h", "")), NOISE)["beyond"]["above"]
+        off.append((side["count"] - 5.0) / side["standard_deviation"])
+    assert 0.7 < np.std(off) < 1.3
+    assert hierarchy.tell_kept(np.zeros(hierarchy.size, dtype=np.int64), NOISE) == {"kept": [-1e9, 1e9], "beyond": {}}
+
+
 def skewed(n: int) -> np.ndarray:
     """Return amounts: a third of them 0, the rest log-normal."""
     rng = np.random.default_rng(3)
