@@ -313,14 +313,37 @@ def test_fine_counts_are_those_of_least_squares() -> None:
     np.testing.assert_allclose(estimate, [512.0, *expected], rtol=1e-9)
 
 
-def test_blocks_of_five_deviations_stay_and_sums_below_two_are_spread() -> None:
-    for count, near in ((4.95, [0, 1]), (5.05, [0, 1, 3, 4, 5])):
-        kept = hierarchy._near_many(np.array([100.0, 0, 0, 0, count * 3.0, 0, 0, 0]), np.full(8, 3.0))
-        assert np.flatnonzero(kept).tolist() == near
-    edge = 2.0 * math.sqrt(2 * 9.0)
+@pytest.mark.parametrize(
+    ("before", "least"),
+    [
+        ([], 2.5),
+        ([0.0], 3.0 * 2**0.5),
+        ([2.0, 2.0], 3.5 * 3**0.5 - 4.0),
+        ([2.0, 2.0, 2.0], 2.0),
+        ([2.0, 2.0, 2.0, 1.9], 4.5 * 5**0.5 - 7.9),
+        ([0.0] * 6, 6.0),
+    ],
+)
+def test_blocks_are_kept_outwards_as_far_as_they_have_more_than_noise(before: list[float], least: float) -> None:
+    for last, reach in ((least - 0.05, 0), (least + 0.05, len(before) + 1)):
+        counts = 3.0 * np.array([100.0, *before, last, 0.0, 0.0])
+        for kept, around in (hierarchy._keep(counts, np.full(len(counts), 3.0)), hierarchy._keep(counts[::-1], np.full(len(counts), 3.0))):
+            assert kept.indices(len(counts))[:2] in ((0, reach + 2), (len(counts) - reach - 2, len(counts)))
+            assert around in ([reach + 1], [len(counts) - reach - 2])  # one more, with nothing known of it
+
+
+def test_all_blocks_are_kept_where_none_has_more_than_noise() -> None:
+    for most, kept in ((4.45, slice(0, 5)), (4.55, slice(1, 4))):
+        assert hierarchy._keep(np.array([0.0, 0.0, 3.0 * most, 0.0, 0.0]), np.full(5, 3.0))[0] == kept
+
+
+def test_sums_below_one_deviation_follow_their_neighbours() -> None:
+    edge = math.sqrt(2 * 9.0)
     for mass, spread in ((0.99 * edge, True), (1.01 * edge, False)):
         found = hierarchy._share(np.array([mass]), np.array([[5.0, 1.0]]), np.full((1, 2), 3.0), np.ones((1, 2)))
         assert found[0] == pytest.approx([mass / 2, mass / 2] if spread else [mass / 2 + 2, mass / 2 - 2])
+    falling = hierarchy._share(np.array([30.0, 20.0, 10.0, 0.0]), np.zeros((4, 2)), np.full((4, 2), 100.0), np.ones((4, 2)))
+    assert falling.tolist() == [pytest.approx(row) for row in ([15.625, 14.375], [11.25, 8.75], [6.25, 3.75], [0.0, 0.0])]
 
 
 def test_found_cells_hold_a_part_each() -> None:
