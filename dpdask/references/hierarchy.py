@@ -175,7 +175,7 @@ class Hierarchy:
             if len(counts[side]):
                 told = float(counts[side].sum()), float(np.hypot.reduce(spread[side]))
                 beyond[name] = {"blocks": len(counts[side]), "count": round(told[0], 1), "standard_deviation": told[1]}
-        return {"kept": [max(float(first), float(self.cells.firsts[0])), float(last)], "beyond": beyond}
+        return {"kept": [max(float(first), float(self.cells.firsts[0])) + 0.0, float(last)], "beyond": beyond}
 
     @cached_property
     def _n_leaves(self) -> Floats:
