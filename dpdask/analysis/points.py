@@ -166,8 +166,8 @@ class Points:
                 apart = np.where(inside, numbers - mean[place], 0.0)
                 variance = variance + cells.variance * cells.add(place, n_groups, apart**2) / share**2
             if name in self.rank_noise and len(x):  # a mean is the integral of ranks over the released range
-                variance = variance + (self.rank_noise[name] * np.ptp(x)) ** 2
-            bias = add(np.abs(weights) * self._shift(name)[here], code) / share + self._mean_shift(name)
+                variance = variance + (self.rank_noise[name] * np.ptp(x) / share) ** 2
+            bias = (add(np.abs(weights) * self._shift(name)[here], code) + self._mean_shift(name)) / share
         error = np.sqrt(variance)
         still = (error <= _STILL * np.abs(x).max(initial=0.0)) & (share > 0.0)
         parts = (mean, np.where(still, np.nan, error), bias)

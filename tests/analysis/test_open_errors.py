@@ -379,6 +379,25 @@ def test_a_tail_is_kept_and_what_may_lie_beyond_is_in_the_intervals(type_: str, 
     assert np.median(widths) < 2500.0
 
 
+def test_rows_that_may_lie_beyond_move_the_mean_of_few_values_by_more() -> None:
+    """They are counted among all rows, and the mean is of those with a value."""
+    some = Points(
+        frame=pd.DataFrame({"x": [1.0, 2.0, 3.0]}),
+        weights=np.ones(3),
+        n_rows=3.0,
+        sampling=0.0,
+        levels={},
+        rank_errors={"x": 0.01},
+        bounds={"x": (0.0, 10.0)},
+        rank_noise={"x": 0.05},
+        lost=0.02,
+    )
+    few = replace(some, frame=pd.DataFrame({"x": [1.0, 2.0, 3.0, *[np.nan] * 27]}), weights=np.ones(30))
+    one, other = some.mean("x"), few.mean("x")
+    assert (one.bias_bound, one.standard_error) == (pytest.approx(0.3), pytest.approx(0.1))
+    assert (other.bias_bound, other.standard_error) == (pytest.approx(3.0), pytest.approx(1.0))
+
+
 def test_levels_that_the_reference_does_not_hold_are_spoken_of() -> None:
     """Nothing prints `0 ± 0`: their standard error is not known."""
     rows = Rows(folder=None, shards=(), n_rows=10, content={"guarantee": {"unit": "row"}})  # type: ignore[arg-type]  # no folder is read
