@@ -41,7 +41,7 @@ class KeptColumns(OpenedPoints):
         return (f"rows that share a {unit['column']!r} are taken to be independent",) if isinstance(unit, dict) else ()
 
     def _answers(self, name: str) -> set[str]:
-        with open_shard(self.folder, self.shards[0]) as file:
+        with open_shard(self.folder, self.shards[0], [name]) as file:
             type_ = file.schema_arrow.field(name).type
         numbers = pa.types.is_integer(type_) or pa.types.is_floating(type_)
         own = {"mean", "histogram", "quantile"} if numbers or pa.types.is_date(type_) or pa.types.is_timestamp(type_) else set()

@@ -361,7 +361,7 @@ def read_shard(folder: Folder, name: str, columns: Sequence[str] | None = None) 
 
 
 def _read_table(folder: Folder, name: str, columns: Sequence[str] | None) -> pa.Table:
-    with open_shard(folder, name) as file:
+    with open_shard(folder, name, columns or ()) as file:
         rows = file.read(columns=columns if columns is None else list(columns), use_threads=False)
         rows.validate(full=True)
         return rows

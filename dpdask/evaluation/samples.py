@@ -135,7 +135,7 @@ def read_released(folder: Folder, shards: Sequence[str], columns: Sequence[str],
 
     def batches() -> Iterator[pa.RecordBatch]:
         for name in shards:
-            with open_shard(folder, name) as file:
+            with open_shard(folder, name, columns) as file:
                 yield from file.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns))
 
     return sample_rows(batches(), n_rows, rng)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _METADATA = ".metadata.json"
 _ACCESS = {"py-io-impl": "dpdask.io.iceberg_files.StoreFiles"}
+_POSITIONS = ["file_path", "pos"]
 _RESTORE = "restore it, or name another snapshot"
 _COPY = "compact the table (rewrite its data files), or write a copy as plain Parquet"
 
@@ -208,8 +209,8 @@ def _read_deleted(tasks: Sequence[FileScanTask], where: str) -> dict[str, bytes]
 
 def _read_positions(path: str, concerned: set[str], where: str) -> list[tuple[str, NDArray[np.int64]]]:
     folder, _, name = absolute_url(path).rpartition("/")
-    with open_shard(Folder(folder), name, f"{where}, delete file {name}", _RESTORE) as file:
-        deletes = file.read(columns=["file_path", "pos"], use_threads=False)
+    with open_shard(Folder(folder), name, _POSITIONS, f"{where}, delete file {name}", _RESTORE) as file:
+        deletes = file.read(columns=_POSITIONS, use_threads=False)
         deletes.validate(full=True)
     return [(file, deletes.filter(pc.equal(deletes.column("file_path"), file)).column("pos").to_numpy()) for file in sorted(concerned)]
 

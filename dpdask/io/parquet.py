@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpdask.errors import DataError
+from dpdask.errors import DataError, InputError
 from dpdask.io.faults import report_change, storage_faults
 from dpdask.io.filesystems import call_storage
 from dpdask.io.footer import TAIL_BYTES, Footer, RowGroup, digest_footer, parse_footer, read_tail, refuse_corrupt
@@ -56,13 +56,13 @@ def footer(fs: Any, path: str, name: str, size: int | None = None, *, tail_bytes
 
 
 @contextmanager
-def open_shard(folder: Folder, name: str, where: str = "", hint: str = "restore the release") -> Iterator[Any]:
-    """Open a small file, as released shards are, and yield Arrow's reader of it; what Arrow reports of its bytes is an InputError.
+def open_shard(folder: Folder, name: str, columns: Sequence[str] = (), where: str = "", hint: str = "restore the release") -> Iterator[Any]:
+    """Open a small file, as released shards are, that holds some columns, and yield Arrow's reader of it.
 
     Raises
     ------
     InputError
-        If the file is missing, truncated, encrypted, corrupt or no Parquet file.
+        If the file is missing, truncated, encrypted, corrupt or no Parquet file, or does not hold the columns.
     """
     where = where or name
     with folder.open(name) as file, refuse_corrupt("this file cannot be read: it is truncated or corrupt", where, hint):
@@ -72,9 +72,11 @@ def open_shard(folder: Folder, name: str, where: str = "", hint: str = "restore 
             file.seek(start)
             return file.read(end - start)
 
-        yield pq.ParquetFile(
-            file, metadata=parse_footer(read_tail(read, size, where, hint), size, where, hint).parsed, page_checksum_verification=True
-        )
+        parsed = parse_footer(read_tail(read, size, where, hint), size, where, hint).parsed
+        opened = pq.ParquetFile(file, metadata=parsed, page_checksum_verification=True)
+        if not set(columns) <= set(opened.schema_arrow.names):
+            raise InputError("this file lacks a column", where, hint)
+        yield opened
 
 
 def read_columns(fs: Any, path: str, name: str) -> list[tuple[str, pa.DataType, bool]]:
