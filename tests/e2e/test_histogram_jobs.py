@@ -214,6 +214,16 @@ def test_bounds_that_cannot_be_right_are_named(bounds: list[float], says: str, t
     assert counts.max() < 0.1 * len(released) or bounds[1] == 1.0  # no number that was made up
 
 
+def test_a_whole_number_that_most_rows_share_is_no_wide_cell(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    rng = np.random.default_rng(5)
+    gains = np.where(rng.random(20_000) < 0.9, 0, rng.lognormal(8.6, 1.1, 20_000)).astype(np.int64).clip(0, 100_000)
+    pq.write_table(pa.table({"gain": gains}), tmp_path / "in" / "a.parquet")
+    schema = {"gain": {"role": "privatise", "kind": "continuous", "bounds": [0, 100_000]}}
+    found = run_here(job(tmp_path, tmp_path / "in", schema=schema, mechanism__reference={"kind": "histogram"}, privacy__epsilon=2.0)).quality
+    assert re.fullmatch(r"gain keeps a correlation of ranks of 0\.\d\d", found)
+
+
 def test_nothing_is_said_of_the_bounds_of_rows_that_nothing_protects(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"cost": np.random.default_rng(5).lognormal(8.0, 1.0, 2000)}), tmp_path / "in" / "a.parquet")

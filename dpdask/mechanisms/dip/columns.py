@@ -349,7 +349,8 @@ def _doubt_bounds(mechanism: ColumnMechanism) -> list[str]:
     x, c = mechanism.distribution.x, mechanism.distribution.c
     values = max(1.0 - c[0], 1e-300)
     at_end = (1.0 - float(np.interp(x[-1] - _AT_BOUND * (x[-1] - x[0]), x, c))) / values
-    widest = float(np.diff(c)[np.diff(x) > 0.0].max(initial=0.0)) / values
+    wide = mechanism.distribution.rank_error if mechanism.distribution.kept else 1.0  # a cell of whole numbers may hold one of them, such as 0
+    widest = min(wide, float(np.diff(c)[np.diff(x) > 0.0].max(initial=0.0))) / values
     if at_end >= _MANY_AT_BOUND:
         return [f"has {100 * at_end:.0f} % of its values at its upper bound or next to it: check that it is not too low"]
     if widest >= _MANY_IN_CELL:
