@@ -49,7 +49,7 @@ class OpenedRecords(OpenedPoints):
             ends={name: cell_ends(column, frame[name]) for name, column in columns.items() if "edges" in column},
             bounds=self._bounds(names),
             noise=lambda chosen: self._noise(chosen, n_rows),
-            biased=len(names) > 1 or not levels,  # a model; or a tail that the noise may have emptied
+            biased=len(names) > 1 or self.content["mechanism"]["kind"] != "copula",  # a model, or cells that were left out
             limits=_RECORDS,
             dates=find_scales(frame),
         )
