@@ -5,9 +5,9 @@ Each verb imports its modules when it runs, so that help is fast, and so is `das
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
@@ -19,7 +19,7 @@ from dpdask.errors import DpdaskError, InternalError, UsageError
 from dpdask.plurals import say_count
 from dpdask.startup import collect_rarely, keep_folder_out
 from dpdask.steps import step
-from dpdask.terminal.echo import echo
+from dpdask.terminal.echo import echo, echo_json, keep_streams
 from dpdask.terminal.waiting import show_step
 from dpdask.version import __version__
 
@@ -38,15 +38,19 @@ _CENSUS_ATTRIBUTES = 27  # those of `dpdask.simulate`, which is slow to import
 class _Verbs(click.Group):
     """A group whose verbs fail with one line and a documented exit code, also when `dask dpdask` calls it."""
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        keep_streams()  # here, because `dask dpdask` does not come by `main`
+        return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        keep_folder_out()  # here, because `dask dpdask` does not come by `main`
+        keep_folder_out()
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError):
             raise
         except Exception as error:
             if ctx.params.get("debug"):
-                raise
+                echo(traceback.format_exc(), err=True, nl=False)
             _fail(ctx, *_line_and_code(error))
         except KeyboardInterrupt:
             _fail(ctx, "interrupted; run again to resume", _INTERRUPTED)
@@ -147,7 +151,9 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
         warned = check_cluster(loaded.cluster)
         planned = plan_job(loaded)
     planned = replace(planned, warnings=(*warned, *planned.warnings))
-    echo(json.dumps(planned.to_dict(), ensure_ascii=False) if as_json else str(planned))
+    echo_json(planned.to_dict()) if as_json else echo(str(planned))
+    if planned.refusal is not None:
+        raise planned.refusal
 
 
 @cli.command()
@@ -178,9 +184,11 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
         "unprotected": mechanism.unprotected,
         "insecure": loaded.file.insecure_seed is not None,
     }
-    echo(json.dumps(result, ensure_ascii=False) if as_json else _outcome_text(loaded, mechanism, result))
-    if not as_json:
-        _tell(outcome.told)
+    if as_json:
+        echo_json(result)
+        return
+    echo(_outcome_text(loaded, mechanism, result))
+    _tell(outcome.told)
 
 
 def _run(job: str, settings: dict[str, str], scheduler: str | None, report: Report) -> tuple[Job, tuple[str, ...], Outcome]:
@@ -235,7 +243,7 @@ def status(out: str | None, job: str | None, as_json: bool) -> None:
     found = runner.status(absolute_url(str(out)) if job is None else load_job(job).output_url)
     sizes = [f", {say_count(n, what)}" for n, what in ((found.n_shards, "shard"), (found.n_releases, "release")) if n > (what == "release")]
     sizes += [f"; missing shards: {found.n_missing}; restore them from a copy"] if found.n_missing else []
-    echo(json.dumps(asdict(found)) if as_json else f"{out or job}: {found.stage}" + "".join(sizes))
+    echo_json(asdict(found)) if as_json else echo(f"{out or job}: {found.stage}" + "".join(sizes))
 
 
 @cli.command()
@@ -270,7 +278,7 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
         from dpdask.terminal.texts import describe_audit
 
         found = audit_job(load_job(job, settings), n_runs=n_runs)
-    echo(json.dumps(found, ensure_ascii=False) if as_json else describe_audit(found))
+    echo_json(found) if as_json else echo(describe_audit(found))
     if not found["sound"]:
         raise InternalError("the audit found more ε than is claimed", found["name"], "release nothing with this version, and report it")
 
@@ -333,7 +341,7 @@ def ledger_show(url: str, dataset: str, as_json: bool) -> None:
     from dpdask.terminal.texts import describe_ledger
 
     summary = open_ledger(url).show(dataset)
-    echo(json.dumps(asdict(summary), ensure_ascii=False) if as_json else describe_ledger(summary))
+    echo_json(asdict(summary)) if as_json else echo(describe_ledger(summary))
 
 
 @ledger.command("verify")
@@ -442,7 +450,7 @@ def _tell(told: Told) -> None:
 
 
 def _warn(warning: str) -> None:
-    echo(f"dpdask: WARNING {warning}" if sys.stderr.isatty() else json.dumps({"warning": warning}, ensure_ascii=False), err=True)
+    echo(f"dpdask: WARNING {warning}", err=True) if sys.stderr.isatty() else echo_json({"warning": warning}, err=True)
 
 
 def main() -> NoReturn:

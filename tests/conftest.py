@@ -98,19 +98,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("few") and item.get_closest_marker("slow") is None:
             with_few.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in with_few.values():
-        few = choose_few([item.callspec.indices for item in cases], *cases[0].get_closest_marker("few").args)
+        values = [{name: repr(value) for name, value in item.callspec.params.items()} for item in cases]  # `indices` number cases in pytest 9
+        few = choose_few(values, *cases[0].get_closest_marker("few").args)
         for number, item in enumerate(cases):
             if number not in few:
                 item.add_marker(pytest.mark.more)
 
 
-def choose_few(cases: Sequence[Mapping[str, int]], n_cases: int | None = None) -> set[int]:
+def choose_few(cases: Sequence[Mapping[str, object]], n_cases: int | None = None) -> set[int]:
     """Return the numbers of the cases of a test that are in the default set.
 
     Parameters
     ----------
     cases
-        Which value each parameter has, by its number.
+        Which value each parameter has.
     n_cases
         How many cases are wanted: they are evenly spaced. If not given, there are as few as hold each value of each parameter.
     """

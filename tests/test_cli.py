@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 import yaml
 from click.testing import CliRunner
-from e2e.bad_input import COLUMNS, Ended, command, job, table
+from e2e.bad_input import COLUMNS, KNOWN, Ended, command, files, job, table
 
 import dpdask
 from dpdask.cli import cli
@@ -102,14 +102,14 @@ def test_plan_as_json(tmp_path):
         "output": str,
         "output_format": str,
         "output_mode": str,
-        "obstacle": str,
+        "refusal": type(None),
+        "is_finished": bool,
         "insecure": bool,
         "warnings": list,
         "expectations": list,
         "series": type(None),
     }
     assert (found["outside"], found["refusing"]) == ({"price": "clip"}, ["rating"])
-    assert found["obstacle"] == ""
     assert found["output"] == f"file://{tmp_path}/out"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "job.yaml", "schema.yaml"]
 
@@ -130,17 +130,20 @@ def test_plan_says_that_the_output_is_occupied(tmp_path, holds, says):
         (tmp_path / "out" / "notes.txt").write_text("mine")
     else:
         (tmp_path / "out").write_text("mine")
-    planned = command(*words(tmp_path, "plan"))
-    assert planned.code == 0
-    assert f"/out {says}: THE RUN WILL BE REFUSED\n" in planned.out
-    assert json.loads(command(*words(tmp_path, "plan", "--json")).out)["obstacle"] == says
-    assert command(*words(tmp_path, "run")).code == 73
+    planned, ran = (command(*words(tmp_path, verb)) for verb in ("plan", "run"))
+    assert (planned.code, planned.lines) == (ran.code, ran.lines)
+    assert planned.out.endswith(f"  REFUSED   this output {says}\n")
+    refusal = json.loads(command(*words(tmp_path, "plan", "--json")).out)["refusal"]
+    assert refusal == {"exit_code": 73, "why": ran.err.removeprefix("dpdask: ").rstrip()}
     assert "REFUSED" not in command(*words(tmp_path, "plan", "--set", "output.path=elsewhere")).out
 
 
-def test_plan_finds_no_obstacle_in_the_jobs_own_release(tmp_path):
+def test_plan_of_the_jobs_own_release_says_that_nothing_is_left_to_do(tmp_path):
     assert command(*words(tmp_path, "run")).code == 0
-    assert "REFUSED" not in command(*words(tmp_path, "plan")).out
+    planned = command(*words(tmp_path, "plan"))
+    assert planned.code == 0
+    assert "REFUSED" not in planned.out
+    assert "/out; it is finished: a run changes nothing\n" in planned.out
 
 
 def test_plan_names_the_columns_that_refuse_in_one_line(tmp_path):
@@ -208,12 +211,15 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     assert "ledger    ε 0.0 of 2.0 spent by 0 runs; 1.5 after this run\n" in command(*plan).out
     assert command(*with_ledger(tmp_path, "run", "1.5")).code == 0
     again = with_ledger(tmp_path, "plan", "1.5", output={"path": "second"})
-    assert "ledger    ε 1.5 of 2.0 spent by 1 run; 3.0 after this run: THE RUN WILL BE REFUSED\n" in command(*again).out
+    planned = command(*again)
+    assert "ledger    ε 1.5 of 2.0 spent by 1 run; 3.0 after this run\n" in planned.out
+    assert planned.out.splitlines()[-1].startswith("  REFUSED   the budget of the dataset 'ratings' is too small: the run asks for ε 1.5")
     found = json.loads(command(*again, "--json").out)["ledger"]
     coverage = {"uncovered_before": 0.25, "uncovered_after": 0.25, "coverage": "up to about 25 % of the rows had no ε in some run (hold-outs)"}
     assert found == {"limit": 2.0, "before": 1.5, "after": 3.0, "runs": 1, "fits": False, **coverage}
     refused = command(*with_ledger(tmp_path, "run", "1.5", output={"path": "second"}))
     assert (refused.code, refused.out, len(refused.lines)) == (77, "", 1)
+    assert (planned.code, planned.lines) == (77, refused.lines)
     assert "asks for ε 1.5 and δ 0.0; ε 0.5 and δ 0 are left of ε 2.0 and δ 0.0" in refused.lines[0]
     assert not (tmp_path / "second").exists()
     assert not (tmp_path / ".second.dpdask").exists()
@@ -229,6 +235,59 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     assert [entry["kind"] for entry in summary["entries"]] == ["hold-out", "intend", "draw", "commit"]
     assert shown.endswith(f"  head {summary['head']}\n")
     assert ledger(tmp_path, "verify").out == "ratings: 4 entries, and the chain is intact\n"
+
+
+KNOWN_DIP = {"kind": "dip", "reference": KNOWN}
+
+
+@pytest.mark.parametrize(
+    ("before", "changed", "code"),
+    [
+        ("", {}, 0),
+        ("", {"privacy__epsilon": 3.0}, 77),
+        (
+            "",
+            {"privacy__delta": 1e-6, "mechanism": {"kind": "marginals", "cliques": [["rating"]]}, "columns": COLUMNS | {"userId": {"role": "drop"}}},
+            77,
+        ),
+        ("", {"output__path": "job.yaml/out"}, 73),
+        ("a link", {}, 73),
+        ("no rows", {}, 65),
+        ("run", {}, 0),
+        ("run", {"privacy__epsilon": 0.25}, 73),
+        ("run", {"output__path": "second"}, 77),
+        ("crash", {}, 0),
+        ("crash", {"privacy__epsilon": 0.25}, 73),
+        ("crash", {"output__path": "second"}, 77),
+        ("crash and change", {}, 66),
+        ("run", {"growing": True, "mechanism": KNOWN_DIP}, 0),
+        ("run", {"growing": True, "mechanism": KNOWN_DIP, "privacy__epsilon": 0.25}, 73),
+    ],
+)
+def test_plan_ends_as_run_would(before, changed, code, tmp_path):
+    """The dataset has a budget of ε 1.5; a job of ε 1 has run before, or has begun."""
+    ledger(tmp_path, "init", "--epsilon", "1.5")
+    given = {"ledger": {"url": f"sqlite:///{tmp_path / 'ledger.db'}", "dataset": "ratings"}}
+    first = job(tmp_path, **given, **{key: value for key, value in changed.items() if key in ("growing", "mechanism")})
+    with mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash")) if "crash" in before else contextlib.nullcontext():
+        if before.startswith(("run", "crash")):
+            assert command(*first).code == (75 if "crash" in before else 0)
+    if before == "a link":
+        (tmp_path / ".out.dpdask").symlink_to(tmp_path / "data")
+    parts = {"part-0.parquet": table(0), "part-1.parquet": table(0)} if before == "no rows" else None
+    words = job(tmp_path, {"part-0.parquet": table(seed=5)} if "change" in before else parts, **given | changed)
+    there = files(tmp_path)
+    planned, as_json = command("plan", *words[1:]), command("plan", *words[1:], "--json")
+    assert files(tmp_path) == there  # it changes nothing
+    ran = command(*words)
+    assert (planned.code, as_json.code, ran.code) == (code, code, code), planned.err + ran.err
+    assert planned.lines == as_json.lines == ran.lines
+    if "growing" not in changed or not code:  # a series of another job has no plan
+        refusal = {"exit_code": code, "why": ran.err.splitlines()[-1].removeprefix("dpdask: ")} if code else None
+        assert json.loads(as_json.out)["refusal"] == refusal
+        assert planned.out.splitlines()[-1].startswith("  REFUSED   ") == bool(code)
+    if "privacy__delta" in changed:
+        assert planned.lines[-1].endswith("ask for less δ")
 
 
 def test_a_tampered_ledger_is_found_and_named(tmp_path):
@@ -481,8 +540,10 @@ def test_a_defect_shows_its_type_alone(tmp_path):
 
 
 def test_debug_shows_where(tmp_path):
-    with pytest.raises(TemporaryError), mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash")):
-        command("--debug", *words(tmp_path, "run"))
+    with mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash")):
+        ended = command("--debug", *words(tmp_path, "run"))
+    assert (ended.code, ended.lines[0], ended.lines[-1]) == (75, "Traceback (most recent call last):", "dpdask: crash")
+    assert any("in _release" in line for line in ended.lines)
 
 
 def test_no_words_give_the_help_and_2():

@@ -9,10 +9,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 JOB = """
@@ -31,6 +36,19 @@ columns:
   timestamp: {role: drop}
 """
 VERSION = "import sys; print(*sys.version_info[:2], sep='.')"
+
+
+def test_the_lowest_versions_that_are_tested_are_those_that_are_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
+    tested = {name: Version(version) for name, _, version in (line.partition("==") for line in lines if not line.startswith("#"))}
+    declared = [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["test"])]
+    assert len(declared) > 40
+    for each in declared:
+        [bound] = each.specifier
+        assert (bound.operator, Version(bound.version)) == (">=", tested[canonicalize_name(each.name)]), each
+    extras = [lines for name, lines in project["optional-dependencies"].items() if name not in ("docs", "lint", "gcs")]
+    assert {(each.name, each.specifier) for each in map(Requirement, chain(*extras))} <= {(each.name, each.specifier) for each in declared}
 
 
 def find_python(version: str) -> str:
@@ -74,7 +92,7 @@ def test_the_wheel_holds_all_files_of_the_package(wheels):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
 def test_the_wheel_releases_outside_the_clone(version, wheels, tmp_path):
     run(find_python(version), "-m", "venv", tmp_path / "env")
     run(tmp_path / "env/bin/pip", "install", "-q", "-c", ROOT / "constraints.txt", wheels[0])

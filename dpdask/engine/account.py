@@ -190,6 +190,18 @@ class Account:
         """Return whether a run's newest entry is its refusal: then its files are of no use."""
         return self._newest_kind(run_id) == "refuse"
 
+    def is_charged(self, run_id: str) -> bool:
+        """Return whether a run that may go on is charged."""
+        return self._newest_kind(run_id) in ("intend", "draw", "commit")
+
+    def find_shortage(self) -> BudgetError | None:
+        """Return why the budget does not allow a new run, if it does not; see `check_room`."""
+        try:
+            self.check_room(None)
+        except BudgetError as error:
+            return error
+        return None
+
     def _newest_kind(self, run_id: str) -> str | None:
         """Return the kind of a run's newest entry, or None if it has none."""
         if self.place is None:
@@ -246,13 +258,15 @@ class Account:
         """
         return None if self.place is None else open_ledger(self.place.url).read_balance(self.place.dataset)
 
-    def compute_balances(self, rows: str, hide: Hide | None = None) -> tuple[Balance, Balance] | None:
+    def compute_balances(self, rows: str, hide: Hide | None = None, *, spends: bool = True) -> tuple[Balance, Balance] | None:
         """Return the dataset's balance before and after the release, or None without a ledger.
 
         Parameters
         ----------
         rows, hide
             As for `find_holdout`.
+        spends
+            Whether the release is still to be charged.
 
         Raises
         ------
@@ -264,22 +278,23 @@ class Account:
         ledger = open_ledger(self.place.url)
         key = ledger.holdout_key(self.place.dataset, draw=False) if self.mechanism.uncovered else None
         sample = "to be drawn" if key is None else self._name_sample(key, rows, hide)
-        return ledger.read_balance(self.place.dataset), ledger.read_balance(self.place.dataset, plus=self.cost(sample))
+        plus = self.cost(sample) if spends else None
+        return ledger.read_balance(self.place.dataset), ledger.read_balance(self.place.dataset, plus=plus)
 
-    def describe_balances(self, rows: str, hide: Hide | None = None) -> dict[str, Any] | None:
+    def describe_balances(self, rows: str, hide: Hide | None = None, *, spends: bool = True) -> dict[str, Any] | None:
         """Return what `plan` shows of the dataset: its ε spent before and after the release, and its limit; None without a ledger.
 
         Parameters
         ----------
-        rows, hide
-            As for `find_holdout`.
+        rows, hide, spends
+            As for `compute_balances`.
 
         Raises
         ------
         SpecError, TemporaryError
             As `intend`.
         """
-        found = self.compute_balances(rows, hide)
+        found = self.compute_balances(rows, hide, spends=spends)
         if found is None:
             return None
         before, after = found
@@ -289,7 +304,7 @@ class Account:
             "after": after.epsilon_spent,
             "runs": before.n_runs,
             # at the limit's δ, as the ledger judges: the runs' own δ do not add up where events compose
-            "fits": after.epsilon_spent <= after.epsilon_limit,
+            "fits": not spends or self.find_shortage() is None,
             "uncovered_before": before.coverage.uncovered,
             "uncovered_after": after.coverage.uncovered,
             "coverage": after.coverage.text,

@@ -18,7 +18,7 @@ from dpdask.engine.account import Account, LedgerPlace, check_can_charge, settle
 from dpdask.engine.fit import Fitted, PublicTable, fit
 from dpdask.engine.source import Frame, FrameSource, identify
 from dpdask.engine.work import HOLDOUT_NAME, NOISY_NAME, RELEASE_NAME, TableWork, load
-from dpdask.errors import DataError, DpdaskError
+from dpdask.errors import BudgetError, DataError, DpdaskError
 from dpdask.estimators.batches import FITTED, PUBLIC, Batches
 from dpdask.estimators.frame_order import find_order_warning
 from dpdask.estimators.frames import check_frame, check_secrets, make_frame_work
@@ -62,6 +62,8 @@ class FramePlan:
         The central noise: `on` how many vectors of counts, its `sigma` in counts, and its `kind`.
     seconds
         Empty: how long a fit takes is not known.
+    refusal
+        The error that a fit would raise since the dataset's budget is too small; None if it is large enough.
     """
 
     guarantee: str
@@ -73,6 +75,7 @@ class FramePlan:
     ledger: Mapping[str, Any] | None
     noise: tuple[Mapping[str, Any], ...] = ()
     seconds: tuple[float, ...] = ()
+    refusal: BudgetError | None = None
 
     def __repr__(self) -> str:
         return "\n".join(["plan", *describe_steps(self), *describe_promise(self)])
@@ -185,6 +188,7 @@ class Estimator(ABC, Generic[Made]):
             expectations=mechanism.expectations(work.columns),
             ledger=_open_account(mechanism, ledger).describe_balances(work.unit_place or ""),
             noise=list_noise(mechanism.event),
+            refusal=_open_account(self.mechanism, ledger).find_shortage(),
         )
 
     def audit(self, frame: Frame, *, n_runs: int = 20_000) -> dict[str, Any]:

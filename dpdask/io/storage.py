@@ -169,7 +169,14 @@ class Folder:
                     except (FileNotFoundError, FileExistsError):  # another driver may have removed it just now
                         make()
                 except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError):
-                    raise OutputError("no folder can be made here", path, "check output.path, and that this user may write there") from None
+                    raise _no_folder(path) from None
+
+    def check_creatable(self) -> None:
+        """Check that `create` would work, as far as that can be seen without writing; see there."""
+        if self.is_local:
+            there = next(each for each in (self.local_path, *self.local_path.parents) if os.path.lexists(each))
+            if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+                raise _no_folder(str(self.local_path))
 
     def read(self, name: str, *, replaced: bool = False) -> bytes:
         """Return a file's bytes.
@@ -398,3 +405,7 @@ def _holds(fs: Any, path: str, data: bytes) -> bool:
     view = memoryview(data)
     places = range(0, len(data), _COMPARED_BYTES)
     return all(fs.cat_file(path, start=at, end=min(at + _COMPARED_BYTES, len(data))) == view[at : at + _COMPARED_BYTES] for at in places)
+
+
+def _no_folder(path: str) -> OutputError:
+    return OutputError("no folder can be made here", path, "check output.path, and that this user may write there")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dpdask.engine.work import RELEASE_NAME
-from dpdask.errors import SPENT_AGAIN, DataError, MissingError, OutputError
+from dpdask.errors import SPENT_AGAIN, MissingError, OutputError
 from dpdask.io.fragments import InputTable
 from dpdask.io.manifest import CARD_NAME, META, Manifest
 from dpdask.io.storage import Folder
@@ -299,9 +299,7 @@ def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, Nam
         return end(opened.table)
     following = state.extend(job, opened.table)
     following.account.check_room(None if unfinished is None else unfinished.run_id)
-    if opened.public_rows == 0:
-        raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
-    state.publication.check(opened.mechanism.find_written(opened.work.released))
+    opened.check(job, state.publication)
     with state.lock():
         if (number, unfinished) != (state.number, state.find_unfinished(job)):
             raise busy(state.output)
@@ -311,8 +309,8 @@ def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, Nam
     return run_growing(job, run_locked, lambda _: ended)  # what came since the unfinished release began
 
 
-def plan_growing(job: Job) -> tuple[Job, JobTable, dict[str, Any]]:
-    """Return the next release of a growing table for its plan: its job, what it holds, and what `Plan.series` says.
+def plan_growing(job: Job) -> tuple[Job, GrowingState, JobTable, dict[str, Any]]:
+    """Return the next release of a growing table for its plan: its job, its state, what it holds, and what `Plan.series` says.
 
     Raises
     ------
@@ -321,7 +319,6 @@ def plan_growing(job: Job) -> tuple[Job, JobTable, dict[str, Any]]:
     """
     state = open_growing_state(job)
     opened = open_next(job, state, None if state.is_committed() else state.find_unfinished(job))
-    state.publication.check(opened.mechanism.find_written(opened.work.released))
     kept, following = state.read_kept(), state.extend(job, opened.table)
     sizes = () if kept is None else kept.sizes
     unit = "row" if job.file.privacy is None else job.file.privacy.unit
@@ -334,7 +331,7 @@ def plan_growing(job: Job) -> tuple[Job, JobTable, dict[str, Any]]:
         "epsilon": following.epsilon,
         "series_epsilon": sum_series([*(size.epsilon for size in sizes), following.epsilon], unit),
     }
-    return following, opened, told
+    return following, state, opened, told
 
 
 def open_growing_state(job: Job) -> GrowingState:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dpdask.engine.shuffle import limit_shard_rows
-from dpdask.errors import DpdaskError, OutputError, list_names
+from dpdask.errors import DpdaskError, InputError, OutputError, list_names
 from dpdask.io.copies import check_copies
 from dpdask.io.files import Files
+from dpdask.io.fragments import InputTable
 from dpdask.io.storage import Folder
 from dpdask.jobs.duration import COMPILING_SECONDS, expect_duration
-from dpdask.jobs.growing import plan_growing
+from dpdask.jobs.growing import GrowingState, plan_growing
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.ordering import list_footer_warnings, list_partition_warnings
 from dpdask.jobs.spec import Job
-from dpdask.jobs.state import RunState
+from dpdask.jobs.state import Progressed, RunState
 from dpdask.jobs.stores import opens_stores
 from dpdask.jobs.tables import JobTable, open_table
 from dpdask.mechanisms.mechanism import Mechanism
@@ -75,8 +76,11 @@ class Plan:
         At most how many shards, or None.
     output, output_format, output_mode
         Where, as what, and what becomes of what a table holds.
-    obstacle
-        Why the output refuses the run: what it holds; empty if it takes it.
+    refusal
+        The error that a run would end with, as far as no row and no worker tells it; None if it would go on. As JSON, its exit code and
+        why.
+    is_finished
+        Whether there is nothing to do: the job is released, or no rows are new.
     insecure
         Whether the noise comes from a seed.
     warnings
@@ -113,7 +117,8 @@ class Plan:
     output: str
     output_format: str
     output_mode: str
-    obstacle: str
+    refusal: DpdaskError | None
+    is_finished: bool
     insecure: bool
     warnings: tuple[str, ...]
     expectations: tuple[str, ...]
@@ -121,7 +126,8 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values."""
-        return asdict(self)
+        refusal = None if self.refusal is None else {"exit_code": self.refusal.exit_code, "why": str(self.refusal)}
+        return asdict(replace(self, refusal=None)) | {"refusal": refusal}
 
     def __repr__(self) -> str:
         rows = "an unknown number of rows" if self.n_rows is None else say_count(self.n_rows, "row")
@@ -136,7 +142,7 @@ class Plan:
             *describe_steps(self),
             *self._describe_outside(),
             f"  kept      {', '.join(self.kept) or 'nothing'}; dropped: {', '.join(self.dropped) or 'nothing'}",
-            f"  output    {released}{self.output}{self._describe_table()}{self._describe_obstacle()}",
+            f"  output    {released}{self.output}{self._describe_table()}{'; it is finished: a run changes nothing' if self.is_finished else ''}",
             *describe_promise(self),
         ]
         return "\n".join(lines)
@@ -156,9 +162,6 @@ class Plan:
         if self.refusing:
             lines.append(f"  outside   {list_names(self.refusing, 8)}: refuse (one such value stops the run)")
         return lines
-
-    def _describe_obstacle(self) -> str:
-        return f" {self.obstacle}: THE RUN WILL BE REFUSED" if self.obstacle else ""
 
     def _describe_table(self) -> str:
         table = _TABLES.get(self.output_format)
@@ -193,15 +196,21 @@ def plan_job(job: Job) -> Plan:
     ------
     InputError, DataError
         If the input cannot be found, or its columns are not those declared.
-    SpecError, OutputError
-        If the output is a table that cannot hold the released columns.
+    SpecError
+        If the mechanism cannot run on the input.
+    OutputError
+        If the output is another job's, and the table grows.
+
+    What else would refuse a run is in the plan: see `Plan.refusal`.
     """
+    state: RunState
     series = None
     if job.file.growing:
-        job, opened, series = plan_growing(job)
+        job, state, opened, series = plan_growing(job)
     else:
-        opened = open_table(job, Folder(job.output_url))
-        job.file.output.target.open(Folder(job.output_url)).check(opened.mechanism.find_written(opened.work.released))
+        state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url, job.file.output.target)
+        opened = open_table(job, state.folder)
+    is_finished, refusal = _foresee(job, state, opened)
     table, mechanism = opened.table, opened.mechanism
     if not job.account.is_strict:  # else the refusal is counted, so it is the run's
         check_copies(table.fragments, table.released)
@@ -209,7 +218,8 @@ def plan_job(job: Job) -> Plan:
     expected = expect(job, opened)
     stages = (*expected.stages, _describe_commit(job))
     duration = expect_duration(job, opened, stages, expected.n_rows)
-    ledger = job.account.describe_balances(opened.sample_place, opened.hide_sample)
+    spends = not is_finished and not _is_charged(job, state)
+    ledger = job.account.describe_balances(opened.sample_place, opened.hide_sample, spends=spends)
     return Plan(
         name=job.file.name,
         n_fragments=len(table.fragments),
@@ -236,7 +246,8 @@ def plan_job(job: Job) -> Plan:
         output=job.output_url,
         output_format=job.file.output.format,
         output_mode=job.file.output.mode,
-        obstacle="" if job.file.growing else _find_obstacle(job, opened),
+        refusal=refusal,
+        is_finished=is_finished,
         insecure=job.file.insecure_seed is not None,
         warnings=(
             *_warn_of_full_charge(job, ledger),
@@ -249,17 +260,66 @@ def plan_job(job: Job) -> Plan:
     )
 
 
-def _find_obstacle(job: Job, opened: JobTable) -> str:
-    """Return what the output holds if a run would be refused for it, in words; else an empty text."""
-    state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url, job.file.output.target)
+def _foresee(job: Job, state: RunState, opened: JobTable) -> tuple[bool, DpdaskError | None]:
+    """Return whether a run would find nothing to do, and the error that it would end with, if any."""
     try:
+        return raises_in_keys(_check_run)(job, state, opened), None
+    except DpdaskError as error:
+        return False, error
+
+
+def _check_run(job: Job, state: RunState, opened: JobTable) -> bool:
+    """Check what a run would check before it reads a row, in the same order, and change nothing; return whether it is finished."""
+    if isinstance(state, GrowingState):
+        finished = state.number > 0 and not opened.table.fragments
+    else:
         names = job.name_releases(opened.table.fingerprint if job.may_repeat else "")
-        found, begun = state.find_release(names.find(state.publication)), state.read_unfinished()
-    except OutputError as error:
-        return error.what.removeprefix("this output ")
-    if found is None and begun is not None and begun.job != job.digest:
-        return "holds the unfinished run of another job"
-    return ""
+        finished = state.find_release(names.find(state.publication)) is not None
+    if not finished:
+        unfinished = find_unfinished(job, state)
+        job.account.check_room(None if unfinished is None else unfinished.run_id)
+        opened.check(job, state.publication)
+        state.check()
+        find_resumed(job, state, opened.table)
+    return finished
+
+
+def _is_charged(job: Job, state: RunState) -> bool:
+    """Return whether the run that would go on is charged already."""
+    with suppress(DpdaskError):
+        unfinished = find_unfinished(job, state)
+        return unfinished is not None and job.account.is_charged(unfinished.run_id)
+    return False
+
+
+def find_unfinished(job: Job, state: RunState) -> Progressed | None:
+    """Return the state of this job's unfinished run, or None."""
+    reached = state.read()
+    return reached if reached is not None and reached.job == job.digest else None
+
+
+def find_resumed(job: Job, state: RunState, table: InputTable) -> Progressed | None:
+    """Return the unfinished run that a run goes on with, or None if it begins anew; nothing is changed.
+
+    Raises
+    ------
+    OutputError
+        If a run of another job is in the way.
+    InputError
+        If the input changed since the run began.
+    """
+    reached, left = state.read(), state.read_unfinished()
+    if left is not None and state.is_committed():
+        if left.job != job.digest:
+            raise OutputError("a run of another job has published here and is not finished", job.file.output.path, "run that job again first")
+        return None
+    if reached is None or (reached.job == job.digest and job.account.was_refused(reached.run_id)):
+        return None
+    if reached.job != job.digest:
+        raise OutputError("a run of another job is staged for this output", job.file.output.path, "`dpdask abort` it, or choose another output.path")
+    if reached.input != table.fingerprint:
+        raise InputError("the input changed since the run began", job.file.input.path, "restore it and run again, or `dpdask abort` the run")
+    return reached
 
 
 def _describe_commit(job: Job) -> str:

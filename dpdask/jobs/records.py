@@ -13,7 +13,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -53,6 +53,15 @@ class RunRecords(Protocol):
         ------
         TemporaryError
             If another driver has the run.
+        """
+
+    def check(self) -> None:
+        """Check that there can be a run, as far as that can be seen without writing.
+
+        Raises
+        ------
+        OutputError
+            If its folder is not safe, or cannot be made.
         """
 
     def lock(self) -> Any:
@@ -113,6 +122,16 @@ class LockedRecord:
         else:
             self._folder.remove()
 
+    def check(self) -> None:
+        """Check the folder; see `RunRecords.check`."""
+        self._check_names(self._folder.names())
+        self._folder.check_creatable()
+
+    def _check_names(self, found: Sequence[str]) -> None:
+        if found and LOCK not in found:
+            what = "this folder has the name of this output's hidden folder, and holds something else"
+            raise OutputError(what, self._folder.url, "move it away, or choose another output.path")
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other drivers of this file system away from the run, and use the folder by one descriptor.
@@ -127,10 +146,7 @@ class LockedRecord:
         with ExitStack() as opened:
             descriptor = self._folder.open_made()
             opened.callback(os.close, descriptor)
-            found = os.listdir(descriptor)  # noqa: PTH208 - by descriptor
-            if found and LOCK not in found:
-                what = "this folder has the name of this output's hidden folder, and holds something else"
-                raise OutputError(what, self._folder.url, "move it away, or choose another output.path")
+            self._check_names(os.listdir(descriptor))  # noqa: PTH208 - by descriptor
             try:
                 with storage_faults(self._folder.url):
                     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=descriptor)
@@ -211,6 +227,9 @@ class NumberedRecords:
         elif not self.holds():
             raise busy(self._output)
         self._remove_all_but_chain()
+
+    def check(self) -> None:
+        """Do nothing: only a write shows what a store allows."""
 
     def clear(self) -> None:
         """Remove all files, `run.json` last: until then no other driver can begin. Files of a run that began since are left alone."""

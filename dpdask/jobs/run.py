@@ -16,7 +16,7 @@ from dpdask.engine.shuffle import lay_out_rows
 from dpdask.engine.told import Told
 from dpdask.engine.work import load
 from dpdask.engine.write import Staged, Staging, Task, list_record_tasks, write_all
-from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, TemporaryError
+from dpdask.errors import BudgetError, DpdaskError, InputError, OutputError, TemporaryError
 from dpdask.io.copies import check_copies
 from dpdask.io.fragment import Fragment
 from dpdask.io.listing import LOG_FOLDERS
@@ -28,7 +28,7 @@ from dpdask.jobs.growing import GrowingState, open_state, run_growing
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.naming import Name, ReleaseNames, forget_unused
 from dpdask.jobs.ordering import list_sorted_warnings
-from dpdask.jobs.plan import expect
+from dpdask.jobs.plan import expect, find_resumed, find_unfinished
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
 from dpdask.jobs.stores import opens_stores
@@ -126,9 +126,7 @@ def run_job(job: Job, progress: Progress | None = None, *, count_rows: CountRows
     if finished is not None:
         return finished
     opened = opened or open_table(job, state.folder)
-    if opened.public_rows == 0:
-        raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
-    state.publication.check(opened.mechanism.find_written(opened.work.released))
+    opened.check(job, state.publication)
     with state.lock():
         finished = _find_finished(job, state, names.find(state.publication))
         if finished is not None:
@@ -192,23 +190,17 @@ def _check_room(job: Job, state: RunState, names: ReleaseNames) -> Outcome | Non
     BudgetError
         If the budget does not allow it.
     """
-    before = _find_unfinished(job, state)
+    before = find_unfinished(job, state)
     try:
         job.account.check_room(None if before is None else before.run_id)
     except BudgetError:
-        finished, now = _find_finished(job, state, names.find(state.publication)), _find_unfinished(job, state)
+        finished, now = _find_finished(job, state, names.find(state.publication)), find_unfinished(job, state)
         if finished is not None:
             return finished
         if now is None or (before is not None and now.run_id == before.run_id):
             raise
         job.account.check_room(now.run_id)  # another driver has charged the job since
     return None
-
-
-def _find_unfinished(job: Job, state: RunState) -> Progressed | None:
-    """Return the state of this job's unfinished run, or None."""
-    reached = state.read()
-    return reached if reached is not None and reached.job == job.digest else None
 
 
 def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
@@ -221,7 +213,7 @@ def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
     settlement = settle(error, drawn=drawn, strict=job.account.is_strict)
     if settlement == "keep" or (settlement == "void" and isinstance(error, TemporaryError) and state.has_counts()):
         return
-    reached = _find_unfinished(job, state)
+    reached = find_unfinished(job, state)
     if reached is not None and settlement == "refuse":
         job.account.refuse(reached.run_id, reached.sample, drawn=drawn)
     elif reached is not None and settlement == "void":
@@ -231,24 +223,16 @@ def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
 
 def _advance(job: Job, state: RunState, opened: JobTable, name: Name, progress: Progress | None) -> Outcome:
     table = opened.table
-    reached, left = state.read(), state.read_unfinished()
-    if left is not None and state.is_committed():  # a release that the ledger does not know, of an earlier input or of another job
-        if left.job != job.digest:
-            raise OutputError("a run of another job has published here and is not finished", job.file.output.path, "run that job again first")
+    reached = find_resumed(job, state, table)
+    if reached is None and state.is_committed():  # a release that the ledger does not know, of an earlier input
         finish(job, state)
-        reached = None
-    if reached is not None and reached.job == job.digest and job.account.was_refused(reached.run_id):
+    elif reached is None and state.read() is not None:
         state.remove()  # as the driver that refused its rows was about to do
-        reached = None
     if reached is None:
         ids = tuple(fragment.id for fragment in table.fragments) if job.file.growing else ()
         holdout = job.account.find_holdout(opened.sample_place, opened.hide_sample)
         seed, version = job.file.insecure_seed, table.version if job.file.growing else None
         reached = state.open(job.digest, name, table.fingerprint, seed, holdout, fragments=ids, input_version=version)
-    if reached.job != job.digest:
-        raise OutputError("a run of another job is staged for this output", job.file.output.path, "`dpdask abort` it, or choose another output.path")
-    if reached.input != table.fingerprint:
-        raise InputError("the input changed since the run began", job.file.input.path, "restore it and run again, or `dpdask abort` the run")
     if isinstance(state, GrowingState):
         job = state.place(job, reached, table)
     with state.share_key(reached.run_id):

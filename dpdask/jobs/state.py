@@ -455,6 +455,10 @@ class RunState:
         """Return whether the run is still this driver's; see `RunRecords.holds`."""
         return self._records.holds()
 
+    def check(self) -> None:
+        """Check that there can be a run; see `RunRecords.check`."""
+        self._records.check()
+
     def lock(self) -> AbstractContextManager[None]:
         """Keep other drivers away from the run; see `RunRecords.lock`."""
         return self._records.lock()  # type: ignore[no-any-return]  # of either class

@@ -9,13 +9,14 @@ from dpdask.engine.account import Hide
 from dpdask.engine.fit import Fitted, PublicTable
 from dpdask.engine.source import FileSource
 from dpdask.engine.work import TableWork, make_public_work, make_table_work
-from dpdask.errors import SpecError
+from dpdask.errors import DataError, SpecError
 from dpdask.io.copies import check_copies, find_copies
 from dpdask.io.delta import Delta
 from dpdask.io.files import Files
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable, discover, takes_in
 from dpdask.io.storage import Folder
+from dpdask.jobs.publication import Publication
 from dpdask.jobs.run_keys import hide_name
 from dpdask.jobs.spec import Job
 from dpdask.mechanisms.card import Card
@@ -91,6 +92,20 @@ class JobTable:
         if table.version is None:
             return card
         return card.model_copy(update={"input": InputVersion.model_validate({"format": table.format, "version": table.version})})
+
+    def check(self, job: Job, publication: Publication) -> None:
+        """Check that there is something to release, and that the output can hold it.
+
+        Raises
+        ------
+        DataError
+            If there are no rows.
+        SpecError, OutputError
+            If the output cannot hold the released columns; see `Publication.check`.
+        """
+        if self.public_rows == 0:
+            raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
+        publication.check(self.mechanism.find_written(self.work.released))
 
     def with_bounds(self, fitted: Fitted) -> TableWork:
         """Return the work with the units' bounds that the barrier left."""

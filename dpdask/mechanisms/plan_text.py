@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
 from dpdask.codec import Codec, ValueCodec
+from dpdask.errors import DpdaskError
 from dpdask.mechanisms.card import say_date, tell_numbers
 from dpdask.plurals import say_count
 from dpdask.privacy.events import DiscreteGaussian, Event, LocalRelease, leaves
@@ -55,6 +57,10 @@ class Planned(Protocol):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What to consider before the run."""
+
+    @property
+    def refusal(self) -> DpdaskError | None:
+        """The error that it would end with, if that is known."""
 
 
 def describe_steps(planned: Planned) -> list[str]:
@@ -146,16 +152,16 @@ def _tabulate(rows: list[tuple[str, str, str]]) -> list[str]:
 def _describe_ledger(ledger: Mapping[str, Any] | None) -> list[str]:
     if ledger is None:
         return ["  ledger    none, so nothing keeps count of what this release and others of the table cost together"]
-    verdict = "" if ledger["fits"] else ": THE RUN WILL BE REFUSED"
-    before, after = shorten(ledger["before"], up=True), shorten(ledger["after"], up=True)
-    spent = f"  ledger    ε {before} of {ledger['limit']!r} spent by {say_count(ledger['runs'], 'run')}; {after} after this run{verdict}"
+    before, after = (shorten(ledger[key], up=True) if ledger[key] < math.inf else "no ε is enough for its δ" for key in ("before", "after"))
+    spent = f"  ledger    ε {before} of {ledger['limit']!r} spent by {say_count(ledger['runs'], 'run')}; {after} after this run"
     return [spent, *([f"  coverage  after this run, {ledger['coverage']}"] if ledger["coverage"] else [])]
 
 
 def describe_promise(planned: Planned) -> list[str]:
-    """Return lines on what is promised, what to expect, and what to consider."""
+    """Return lines on what is promised, what to expect, what to consider, and why it will be refused."""
     return [
         f"  promise   {planned.guarantee}",
         *(f"  expect    {sentence}" for sentence in planned.expectations),
         *(f"  WARNING   {warning}" for warning in planned.warnings),
+        *([f"  REFUSED   {planned.refusal.what}"] if planned.refusal else []),
     ]

@@ -214,7 +214,7 @@ class Balance:
         limits = f"ε {self.epsilon_limit!r} and δ {self.delta_limit!r}"
         left = f"ε {_write(self.epsilon_left, ROUND_FLOOR)} and δ {_write(self.delta_left, ROUND_FLOOR)} are left of {limits}"
         if charge.epsilon > self.epsilon_left or charge.delta > self.delta_left or not total < math.inf:
-            return f"{asked}; {left}", "ask for less"
+            return f"{asked}; {left}", f"ask for less {'ε' if total < math.inf else 'δ'}"
         since = f"plain sums hold for at most half of the dataset's δ, and {'charges with and without δ' if mixed else 'these charges'} add up badly"
         hint = "use `delta: 0`, or a dataset of its own" if mixed and charge.delta else "use a dataset of its own"
         return f"{asked}; {left}, but the total would be ε {_write(total, ROUND_CEILING)}, since {since}", hint

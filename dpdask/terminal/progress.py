@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import threading
@@ -13,10 +12,9 @@ from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any, Literal, Protocol
 
-import click
-
 from dpdask.html.tables import make_html_table
 from dpdask.steps import LOG
+from dpdask.terminal.echo import echo, echo_json, make_lasting
 
 LogFormat = Literal["auto", "bars", "text", "json"]
 
@@ -250,14 +248,14 @@ class Lines:
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         if not self._as_json:
             line = stage.name if stage.total is None else f"{stage.name}: {describe_stage(stage)}"
-            click.echo(f"{now} {line}", err=True)
+            echo(f"{now} {line}", err=True)
             return
         known: dict[str, Any] = {"time": now, "step": stage.name}
         if stage.total is not None:
             known = {"time": now, "stage": stage.name, "done": stage.done, "total": stage.total, "seconds": round(stage.seconds, 1)}
             rates = {"rows_per_second": stage.rows_per_second, "seconds_left": stage.seconds_left if stage.done < stage.total else None}
             known |= {key: round(value) for key, value in rates.items() if value is not None}
-        click.echo(json.dumps(known, ensure_ascii=False), err=True)
+        echo_json(known, err=True)
 
 
 class Table:
@@ -366,5 +364,5 @@ def _open_bars() -> Iterator[Display]:
             self.show(stage)
             self._progress.update(self._lines[id(stage)], completed=stage.done or 1, total=stage.total or 1)
 
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=Console(file=make_lasting(sys.stderr))) as progress:
         yield Bars(progress)

@@ -392,12 +392,11 @@ def test_a_plan_tells_of_the_unfinished_run_of_another_job(place, tmp_path, memo
     begun, other = job(tmp_path, output=output, insecure_seed=None), job(tmp_path, output=output, privacy={"epsilon": 2.0})
     with crashing("dpdask.jobs.run.make_job_card"), pytest.raises(TemporaryError):
         run_job(begun)
-    assert plan_job(begun).obstacle == ""  # it goes on
+    assert plan_job(begun).refusal is None  # it goes on
     planned = plan_job(other)
-    assert planned.obstacle == "holds the unfinished run of another job"
-    assert f"/out {planned.obstacle}: THE RUN WILL BE REFUSED\n" in repr(planned)
-    with pytest.raises(OutputError, match="a run of another job is staged for this output"):
+    with pytest.raises(OutputError, match="a run of another job is staged for this output") as refused:
         run_job(other)
+    assert str(planned.refusal) == str(refused.value)
     run_job(begun)
-    assert plan_job(begun).obstacle == ""
-    assert plan_job(other).obstacle == "holds another job's release"
+    assert (plan_job(begun).refusal, plan_job(begun).is_finished) == (None, True)
+    assert "holds another job's release" in str(plan_job(other).refusal)
