@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dpdask.engine.shuffle import limit_shard_rows
-from dpdask.errors import DpdaskError, InputError, OutputError, list_names
+from dpdask.errors import DpdaskError, InputError, OutputError, SpecError, list_names
 from dpdask.io.copies import check_copies
 from dpdask.io.files import Files
 from dpdask.io.fragments import InputTable
@@ -197,7 +197,7 @@ def plan_job(job: Job) -> Plan:
     InputError, DataError
         If the input cannot be found, or its columns are not those declared.
     SpecError
-        If the mechanism cannot run on the input.
+        If the mechanism cannot run on the input, or the output is a table that knows no type for a column.
     OutputError
         If the output is another job's, and the table grows.
 
@@ -264,6 +264,8 @@ def _foresee(job: Job, state: RunState, opened: JobTable) -> tuple[bool, DpdaskE
     """Return whether a run would find nothing to do, and the error that it would end with, if any."""
     try:
         return raises_in_keys(_check_run)(job, state, opened), None
+    except SpecError:
+        raise  # a job that is wrong has no plan
     except DpdaskError as error:
         return False, error
 
