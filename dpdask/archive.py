@@ -173,6 +173,14 @@ class Archived:
         raise NotImplementedError
 
 
+def salt(data: bytes, secret: bytes) -> bytes:
+    """Return an archive with a secret in it, without which its digest confirms no guess of the content."""
+    buffer = io.BytesIO(data)
+    with zipfile.ZipFile(buffer, "a") as members:
+        members.comment = secret
+    return buffer.getvalue()
+
+
 def _header(members: Mapping[str, Any]) -> Any:
     return json.loads(members[_HEADER].tobytes(), object_hook=_untag_date)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpdask.archive import Archived
+from dpdask.archive import Archived, salt
 from dpdask.engine.compute import Progress, one_thread
 from dpdask.engine.scan import Scanned, scan
 from dpdask.engine.source import Source
@@ -20,7 +20,7 @@ from dpdask.mechanisms.mechanism import Mechanism, Search
 from dpdask.privacy.events import LocalRelease, leaves
 from dpdask.references.statistics import ColumnStatistic
 from dpdask.steps import step
-from dpdask.streams import stream
+from dpdask.streams import stream, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,9 @@ def fit(
             drawn, counts, number = None, None, number + 1
     with step("fitting"):
         release = mechanism.fit(counts if drawn is None else drawn, work.columns, work.key())
-    sha256 = keep(work.secrets, RELEASE_NAME, release.to_bytes())
+    # the ledger records the digest, and a reference of held-out rows holds their values
+    secret = words(stream(work.key(), "fit/salt", ""), 2).tobytes()
+    sha256 = keep(work.secrets, RELEASE_NAME, salt(release.to_bytes(), secret))
     work.remove_counts(number)
     n_released = counted.n_released if mechanism.releases_rows else (mechanism.n_records(release),)
     bounds_sha256 = work.unit.bounds_sha256 if work.unit is not None and mechanism.releases_rows else ""

@@ -22,6 +22,7 @@ from dpdask.mechanisms.releases import RecordRelease, RowRelease
 from dpdask.streams import RunKey, fresh_seed
 
 _COPIED = (pa.types.is_struct, pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_map)
+_EXACT = {pa.int64(): pd.Int64Dtype(), pa.uint64(): pd.UInt64Dtype()}
 _NOT_COPIED = (pa.types.is_dictionary, pa.types.is_string_view, pa.types.is_binary_view)
 MAX_PARTITIONS = 10**6  # of drawn records: a graph of gigabytes
 
@@ -308,7 +309,14 @@ def _record_frame(release: RecordRelease, table: pa.Table, start: int) -> pd.Dat
 
 def _make_frame(table: pa.Table) -> pd.DataFrame:
     """Return a table as a frame without columns of Python objects but texts, since Dask would turn them into texts."""
-    frame: pd.DataFrame = table.to_pandas(types_mapper=_find_arrow_dtype)
+    return _keep_exact(table.to_pandas(types_mapper=_find_arrow_dtype), table)
+
+
+def _keep_exact(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
+    """Return a table's frame with its whole numbers of 64 bits in pandas' nullable dtypes where there are nulls: floats round those beyond 2⁵³."""
+    for position, column in enumerate(table.columns):
+        if column.type in _EXACT and column.null_count:
+            frame.isetitem(position, column.to_pandas(types_mapper=_EXACT.get))
     return frame
 
 
@@ -335,7 +343,7 @@ def read_frame(folder: Folder, names: Sequence[str]) -> Frame:
         meta = _make_frame(file.schema_arrow.empty_table())
     import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
 
-    return dd.from_delayed(calls, meta=meta, prefix=prefix, verify_meta=False)  # a whole number column is float64 in a shard with nulls
+    return dd.from_delayed(calls, meta=meta, prefix=prefix, verify_meta=False)  # whole numbers have another dtype in a shard with nulls
 
 
 @guard
@@ -345,19 +353,9 @@ def _read_part(folder: Folder, name: str) -> pd.DataFrame:
 
 @guard
 def read_shard(folder: Folder, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Return the rows of a released shard.
-
-    Parameters
-    ----------
-    folder
-        The output folder.
-    name
-        The shard's name.
-    columns
-        Which columns; all if None.
-    """
-    rows: pd.DataFrame = _read_table(folder, name, columns).to_pandas()
-    return rows
+    """Return the rows of a released shard, or some of its columns; whole numbers of 64 bits beside nulls stay exact."""
+    table = _read_table(folder, name, columns)
+    return _keep_exact(table.to_pandas(), table)
 
 
 def _read_table(folder: Folder, name: str, columns: Sequence[str] | None) -> pa.Table:

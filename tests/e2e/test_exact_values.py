@@ -381,3 +381,16 @@ def make_lake(folder: Path, source: str, wide: pa.Array, narrow: pa.Array) -> Pa
     fields = pq.read_schema(path)  # with the ids of Iceberg
     pq.write_table(pa.table([narrow, [1, 2]], pa.schema([fields.field("c").with_type(narrow.type), fields.field("r")])), path)
     return job
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["pandas", "dask"])
+def test_an_opened_release_rounds_no_whole_number_beside_a_null(lazy: bool, tmp_path: Path) -> None:
+    """Of two shards, one has a null."""
+    for type_, values in (("int64", [2**53 + 1, -(2**63), 7, None]), ("uint64", [2**64 - 1, 0, 7, None])):
+        array = pa.array(values, getattr(pa, type_)())
+        folder = tmp_path / type_
+        run_here(write_files(folder, array[:2], array[2:], output__rows_per_shard=2))
+        opened = dpdask.open(str(folder / "out"))
+        with dask.config.set(scheduler="synchronous"):
+            found = opened.to_dask().compute() if lazy else opened.to_pandas()
+        assert [None if pd.isna(value) else int(value) for value in found["c"]] == values

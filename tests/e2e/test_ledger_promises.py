@@ -142,6 +142,8 @@ def test_the_name_of_a_hold_out_is_no_test_of_guesses(state: str, tmp_path: Path
     assert (first == second) == (state == "mine")
     assert balance(url).coverage.uncovered == (0.25 if state == "mine" else 0.5)
     assert held_out(tmp_path / "a") == held_out(tmp_path / "b")
+    drawn = [entry.release for entry in ledger(url).show("people").entries if entry.kind == "draw"]
+    assert len(set(drawn)) == 2  # of the same held-out rows: each has a secret of its run in it
 
 
 def test_a_name_that_the_ledger_holds_stays(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
