@@ -5,6 +5,7 @@ import datetime as dt
 import functools
 import json
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -254,6 +255,8 @@ KNOWN_DIP = {"kind": "dip", "reference": KNOWN}
         ("a link", {}, 73),
         ("no rows", {}, 65),
         ("run", {}, 0),
+        ("run and copy", {}, 0),
+        ("copy", {}, 66),
         ("run", {"privacy__epsilon": 0.25}, 73),
         ("run", {"output__path": "second"}, 77),
         ("crash", {}, 0),
@@ -276,6 +279,8 @@ def test_plan_ends_as_run_would(before, changed, code, tmp_path):
         (tmp_path / ".out.dpdask").symlink_to(tmp_path / "data")
     parts = {"part-0.parquet": table(0), "part-1.parquet": table(0)} if before == "no rows" else None
     words = job(tmp_path, {"part-0.parquet": table(seed=5)} if "change" in before else parts, **given | changed)
+    if "copy" in before:
+        shutil.copy(tmp_path / "data" / "part-0.parquet", tmp_path / "data" / "part-9.parquet")
     there = files(tmp_path)
     planned, as_json = command("plan", *words[1:]), command("plan", *words[1:], "--json")
     assert files(tmp_path) == there  # it changes nothing

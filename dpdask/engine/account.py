@@ -281,13 +281,15 @@ class Account:
         plus = self.cost(sample) if spends else None
         return ledger.read_balance(self.place.dataset), ledger.read_balance(self.place.dataset, plus=plus)
 
-    def describe_balances(self, rows: str, hide: Hide | None = None, *, spends: bool = True) -> dict[str, Any] | None:
+    def describe_balances(self, rows: str, hide: Hide | None = None, *, spends: bool = True, fits: bool) -> dict[str, Any] | None:
         """Return what `plan` shows of the dataset: its ε spent before and after the release, and its limit; None without a ledger.
 
         Parameters
         ----------
         rows, hide, spends
             As for `compute_balances`.
+        fits
+            Whether the budget allows it: at the limit's δ, as the ledger judges, since the runs' own δ do not add up where events compose.
 
         Raises
         ------
@@ -303,8 +305,7 @@ class Account:
             "before": before.epsilon_spent,
             "after": after.epsilon_spent,
             "runs": before.n_runs,
-            # at the limit's δ, as the ledger judges: the runs' own δ do not add up where events compose
-            "fits": not spends or self.find_shortage() is None,
+            "fits": fits,
             "uncovered_before": before.coverage.uncovered,
             "uncovered_after": after.coverage.uncovered,
             "coverage": after.coverage.text,

@@ -178,7 +178,8 @@ class Estimator(ABC, Generic[Made]):
         check_frame(frame)
         check_can_charge(self.mechanism, ledger, insecure=self.insecure_seed is not None)
         mechanism, work = self._open_uncounted(frame)
-        spending = mechanism.spending
+        spending, account = mechanism.spending, _open_account(mechanism, ledger)
+        refusal = account.find_shortage()
         return FramePlan(
             guarantee=mechanism.guarantee("keep"),
             stages=(*work.unit_stages, *mechanism.stages(work.columns, uncounted=False)),
@@ -186,9 +187,9 @@ class Estimator(ABC, Generic[Made]):
             reference_epsilons=dict(spending.reference),
             warnings=(*warn_of_number_bounds(self.schema, work.codecs), *mechanism.cautions(work.columns, _n_rows(frame, mechanism))),
             expectations=mechanism.expectations(work.columns),
-            ledger=_open_account(mechanism, ledger).describe_balances(work.unit_place or ""),
+            ledger=account.describe_balances(work.unit_place or "", fits=refusal is None),
             noise=list_noise(mechanism.event),
-            refusal=_open_account(self.mechanism, ledger).find_shortage(),
+            refusal=refusal,
         )
 
     def audit(self, frame: Frame, *, n_runs: int = 20_000) -> dict[str, Any]:

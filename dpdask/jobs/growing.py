@@ -83,11 +83,6 @@ class GrowingState(RunState):
         assert manifest is not None
         return manifest
 
-    def find_unfinished(self, job: Job) -> Progressed | None:
-        """Return the state of this job's unfinished run, or None."""
-        reached = self.read()
-        return reached if reached is not None and reached.job == job.digest else None
-
     def read_kept(self) -> Kept | None:
         """Return the record of the newest release; None before the first.
 
@@ -293,7 +288,7 @@ def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, Nam
     if state.folder.exists():
         with state.lock():
             state.tidy(job)
-    number, unfinished = state.number, state.find_unfinished(job)
+    number, unfinished = state.number, state.find_unfinished(job.digest)
     opened = open_next(job, state, unfinished)
     if number and not opened.table.fragments:
         return end(opened.table)
@@ -301,7 +296,7 @@ def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, Nam
     following.account.check_room(None if unfinished is None else unfinished.run_id)
     opened.check(job, state.publication)
     with state.lock():
-        if (number, unfinished) != (state.number, state.find_unfinished(job)):
+        if (number, unfinished) != (state.number, state.find_unfinished(job.digest)):
             raise busy(state.output)
         ended = run_locked(following, state, opened, lambda _: name_release(job.digest, number))
     if unfinished is None:
@@ -318,7 +313,7 @@ def plan_growing(job: Job) -> tuple[Job, GrowingState, JobTable, dict[str, Any]]
         If the output is another job's.
     """
     state = open_growing_state(job)
-    opened = open_next(job, state, None if state.is_committed() else state.find_unfinished(job))
+    opened = open_next(job, state, None if state.is_committed() else state.find_unfinished(job.digest))
     kept, following = state.read_kept(), state.extend(job, opened.table)
     sizes = () if kept is None else kept.sizes
     unit = "row" if job.file.privacy is None else job.file.privacy.unit

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dpdask.engine.shuffle import limit_shard_rows
-from dpdask.errors import DpdaskError, InputError, OutputError, SpecError, list_names
+from dpdask.errors import BudgetError, DpdaskError, InputError, OutputError, SpecError, list_names
 from dpdask.io.copies import check_copies
 from dpdask.io.files import Files
 from dpdask.io.fragments import InputTable
@@ -212,14 +212,13 @@ def plan_job(job: Job) -> Plan:
         opened = open_table(job, state.folder)
     is_finished, refusal = _foresee(job, state, opened)
     table, mechanism = opened.table, opened.mechanism
-    if not job.account.is_strict:  # else the refusal is counted, so it is the run's
-        check_copies(table.fragments, table.released)
     private = {name: job.schema.columns[name] for name in job.schema.privatised}
     expected = expect(job, opened)
     stages = (*expected.stages, _describe_commit(job))
     duration = expect_duration(job, opened, stages, expected.n_rows)
     spends = not is_finished and not _is_charged(job, state)
-    ledger = job.account.describe_balances(opened.sample_place, opened.hide_sample, spends=spends)
+    fits = not spends or not isinstance(refusal, BudgetError)
+    ledger = job.account.describe_balances(opened.sample_place, opened.hide_sample, spends=spends, fits=fits)
     return Plan(
         name=job.file.name,
         n_fragments=len(table.fragments),
@@ -278,26 +277,22 @@ def _check_run(job: Job, state: RunState, opened: JobTable) -> bool:
         names = job.name_releases(opened.table.fingerprint if job.may_repeat else "")
         finished = state.find_release(names.find(state.publication)) is not None
     if not finished:
-        unfinished = find_unfinished(job, state)
+        unfinished = state.find_unfinished(job.digest)
         job.account.check_room(None if unfinished is None else unfinished.run_id)
         opened.check(job, state.publication)
         state.check()
         find_resumed(job, state, opened.table)
+        if not job.account.is_strict:  # else the refusal is counted, so it is the run's
+            check_copies(opened.table.fragments, opened.table.released)
     return finished
 
 
 def _is_charged(job: Job, state: RunState) -> bool:
     """Return whether the run that would go on is charged already."""
     with suppress(DpdaskError):
-        unfinished = find_unfinished(job, state)
+        unfinished = state.find_unfinished(job.digest)
         return unfinished is not None and job.account.is_charged(unfinished.run_id)
     return False
-
-
-def find_unfinished(job: Job, state: RunState) -> Progressed | None:
-    """Return the state of this job's unfinished run, or None."""
-    reached = state.read()
-    return reached if reached is not None and reached.job == job.digest else None
 
 
 def find_resumed(job: Job, state: RunState, table: InputTable) -> Progressed | None:

@@ -28,7 +28,7 @@ from dpdask.jobs.growing import GrowingState, open_state, run_growing
 from dpdask.jobs.keys import raises_in_keys
 from dpdask.jobs.naming import Name, ReleaseNames, forget_unused
 from dpdask.jobs.ordering import list_sorted_warnings
-from dpdask.jobs.plan import expect, find_resumed, find_unfinished
+from dpdask.jobs.plan import expect, find_resumed
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState
 from dpdask.jobs.stores import opens_stores
@@ -190,11 +190,11 @@ def _check_room(job: Job, state: RunState, names: ReleaseNames) -> Outcome | Non
     BudgetError
         If the budget does not allow it.
     """
-    before = find_unfinished(job, state)
+    before = state.find_unfinished(job.digest)
     try:
         job.account.check_room(None if before is None else before.run_id)
     except BudgetError:
-        finished, now = _find_finished(job, state, names.find(state.publication)), find_unfinished(job, state)
+        finished, now = _find_finished(job, state, names.find(state.publication)), state.find_unfinished(job.digest)
         if finished is not None:
             return finished
         if now is None or (before is not None and now.run_id == before.run_id):
@@ -213,7 +213,7 @@ def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
     settlement = settle(error, drawn=drawn, strict=job.account.is_strict)
     if settlement == "keep" or (settlement == "void" and isinstance(error, TemporaryError) and state.has_counts()):
         return
-    reached = find_unfinished(job, state)
+    reached = state.find_unfinished(job.digest)
     if reached is not None and settlement == "refuse":
         job.account.refuse(reached.run_id, reached.sample, drawn=drawn)
     elif reached is not None and settlement == "void":

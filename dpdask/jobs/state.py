@@ -206,6 +206,11 @@ class RunState:
             raise OutputError(what, self.folder.url, "go on with that version, or `dpdask abort` it and run again")
         return str(content["key"])
 
+    def find_unfinished(self, job: str) -> Progressed | None:
+        """Return the state of the unfinished run of the job with this digest, or None."""
+        reached = self.read()
+        return reached if reached is not None and reached.job == job else None
+
     def read_unfinished(self) -> Unfinished | None:
         """Return what the record of the unfinished run tells, for which no key is needed; None if there is no run.
 
