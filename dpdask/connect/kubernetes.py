@@ -13,10 +13,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dpdask.connect.address import make_security, open_client, silence_dask
 from dpdask.connect.spec import Kubernetes
 from dpdask.connect.starting import import_extra
-from dpdask.documents import parse_yaml
 from dpdask.errors import SpecError, TemporaryError
 
 _PORT = 8786
@@ -63,7 +64,7 @@ def make_resource(cluster: Kubernetes) -> dict[str, Any]:
         If the manifest cannot be read, or is none.
     """
     try:
-        resource = parse_yaml(Path(cluster.manifest).read_text(encoding="utf-8"), "cluster.manifest")
+        resource: dict[str, Any] = yaml.safe_load(Path(cluster.manifest).read_text(encoding="utf-8"))  # as the operator reads it: 0440 is a mode
         if resource["kind"] != "DaskCluster" or not isinstance(resource["metadata"]["name"], str):
             raise KeyError
         name = f"{resource['metadata']['name']}-{uuid.uuid4().hex[:5]}"  # several runs may be at work in one namespace
@@ -73,7 +74,7 @@ def make_resource(cluster: Kubernetes) -> dict[str, Any]:
         for container in resource["spec"]["worker"]["spec"]["containers"]:
             # the operator would name a tcp:// address
             container["env"] = [*container.get("env", []), {"name": "DASK_SCHEDULER_ADDRESS", "value": _address(name, cluster.namespace)}]
-    except (OSError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
         raise SpecError("the manifest cannot be read", cluster.manifest, "check cluster.manifest") from None
     except (KeyError, TypeError):
         raise SpecError("this is not a DaskCluster with a name and workers", cluster.manifest, "begin with cluster/kubernetes/cluster.yaml") from None

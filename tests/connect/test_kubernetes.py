@@ -100,7 +100,7 @@ def test_two_runs_have_two_clusters() -> None:
         (None, "the manifest cannot be read; check cluster.manifest"),
         ("kind: Job", "this is not a DaskCluster with a name and workers; begin with cluster/kubernetes/cluster.yaml"),
         ("{kind: DaskCluster, metadata: {name: a}, spec: 1}", "this is not a DaskCluster"),
-        ("[", "not valid YAML"),
+        ("[", "the manifest cannot be read"),
     ],
 )
 def test_what_is_no_cluster(text: str | None, says: str, tmp_path: Path) -> None:

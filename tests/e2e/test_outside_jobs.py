@@ -179,17 +179,18 @@ def test_the_passes_of_central_mechanisms_count_what_they_change(tmp_path: Path)
         folder = tmp_path / f"{name}-{unit == 'row'}"
         job = load_job(write(folder, MECHANISMS[name], privacy={"epsilon": 6.0, "unit": unit}))
         state = RunState(Folder(job.output_url))
-        reached = state.open(job.digest, lambda _: "name", "input", 7)
-        opened = open_table(job, state.folder)
-        fitted, _ = fit(opened.mechanism, opened.source, opened.work, lambda: None, insecure=True)
-        assert fitted.changed == ({} if name == "tree" else CHANGED)  # along a tree the rows are read again, and counted then
-        assert "changed" not in repr(fitted)
-        state.write(reached.with_fitted(fitted))
-        assert not [path for path in (folder / ".out.dpdask").rglob("*") if path.is_file() and b"changed" in path.read_bytes()]
-        kept = state.read()
-        assert kept is not None
-        assert kept.fitted.changed == {}
-        state.remove()
+        with state.lock():
+            reached = state.open(job.digest, lambda _: "name", "input", 7)
+            opened = open_table(job, state.folder)
+            fitted, _ = fit(opened.mechanism, opened.source, opened.work, lambda: None, insecure=True)
+            assert fitted.changed == ({} if name == "tree" else CHANGED)  # along a tree the rows are read again, and counted then
+            assert "changed" not in repr(fitted)
+            state.write(reached.with_fitted(fitted))
+            assert not [path for path in (folder / ".out.dpdask").rglob("*") if path.is_file() and b"changed" in path.read_bytes()]
+            kept = state.read()
+            assert kept is not None
+            assert kept.fitted.changed == {}
+            state.remove()
 
 
 def test_bounds_ask_nothing_of_a_dataset_whose_budget_is_spent(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_a_positive_epsilon_is_accepted(written, epsilon):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("epsilon", value) for value in ("text", "'1'", "true", "null", "[1]", ".nan", ".inf", "-.inf", "0", "-1", "-1e-9", "100.1", "1e400")),
+        *(("epsilon", value) for value in ("text", "'1'", "true", "null", "[1]", ".nan", ".inf", "-.inf", "0", "-1", "-1e-9", "100.1")),
         *(("delta", value) for value in ("1", "1.5", "-1", "-1e-300", ".nan", ".inf", "-.inf", "true", "'0'", "[0]", "text", "null")),
         *(("adjacency", value) for value in ("add_remove", "replace_one", "1", "null")),
         *(("unit", value) for value in ("user", "null")),
