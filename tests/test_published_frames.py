@@ -174,6 +174,7 @@ OBJECTS: dict[str, Any] = {
     "in lists": lambda cell: [cell],
     "in dicts": lambda cell: {"name": cell},
     "in arrays": lambda cell: ([0], np.array([None, cell], dtype=object)),
+    "behind masks": lambda cell: np.ma.MaskedArray([str(cell[0])], mask=[True]),
 }
 
 

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from pathlib import PurePath
 from typing import Any, ClassVar, Protocol, TypeAlias
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from dask._task_spec import TaskRef
@@ -28,6 +29,7 @@ _SEAL_ID, _SEAL_WORDS = "seal", 4
 _CONTAINERS = (
     *(pd.api.extensions.ExtensionArray, pd.Index, pd.Series, pd.DataFrame),
     *(pa.Array, pa.ChunkedArray, pa.Scalar, pa.RecordBatch, pa.Table),
+    np.ma.MaskedArray,  # behind whose mask are values
     TooDeep,  # to tell
 )
 

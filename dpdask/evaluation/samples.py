@@ -9,20 +9,22 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.dataset as pads
+import pyarrow.csv as pa_csv
 from numpy.random import Generator
 from numpy.typing import NDArray
-from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from dpdask.analysis.dates import DateScale
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.inference.tallies import level_key
+from dpdask.io import csv, parquet
+from dpdask.io.files import Files
 from dpdask.io.filesystems import open_filesystem
-from dpdask.io.fragments import InputTable, read_batches
+from dpdask.io.fragments import InputTable, discover, read_batches
 from dpdask.io.listing import LOG_FOLDERS
 from dpdask.io.parquet import open_shard
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import microseconds_of
+from dpdask.schema import Schema
 
 Codes: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -90,18 +92,33 @@ def read_original(url: str, columns: Sequence[str], n_rows: int, rng: Generator)
     fs, path = open_filesystem(url)
     if any(fs.exists(f"{path}/{name}") for name in LOG_FOLDERS):
         raise SpecError("the original is a Delta or Iceberg table", "--original", "name the job that released it: dpdask report --job JOB")
+    files = Files().list_files(url, Schema.from_dict({"columns": {name: {"role": "keep"} for name in columns}})).files
+    if files[0].format == "parquet":
+        held = [name for name, _, _ in parquet.read_columns(fs, open_filesystem(files[0].url)[1], files[0].name)]
+        _check_columns(columns, [*held, *files[0].constants])
+        table = discover(url, Schema.from_dict({"columns": {name: {"role": "keep" if name in columns else "drop"} for name in held}}))
+        return read_input(table, columns, n_rows, rng)
     try:
-        names = [path] if fs.isfile(path) else sorted(name for name in fs.find(path) if _is_data(name.removeprefix(path)))
-        if not names:
-            raise InputError("there are no Parquet or CSV files", "--original", "give a file, or a folder of files")
-        kind = "csv" if names[0].endswith((".csv", ".csv.gz")) else pads.ParquetFileFormat(coerce_int96_timestamp_unit="us")
-        table = pads.dataset(names, format=kind, filesystem=PyFileSystem(FSSpecHandler(fs)))
-        missing = [name for name in columns if name not in table.schema.names]
-        if missing:
-            raise DataError("the original has no such column", f"column {missing[0]!r}", "give the table that the job read")
-        return sample_rows(table.to_batches(columns=list(columns), batch_size=_BATCH_ROWS), n_rows, rng)
-    except (OSError, pa.ArrowException):
-        raise InputError("the original cannot be read as Parquet or CSV", "--original", "check the path; all files must be of one kind") from None
+        return sample_rows(_read_texts([file.url for file in files], columns), n_rows, rng)
+    except (OSError, pa.ArrowException, *csv.BAD_GZIP):
+        raise InputError("the original cannot be read as CSV", "--original", "check the path; all files must have the same columns") from None
+
+
+def _read_texts(urls: Sequence[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of CSV files, whose types are those that the first one seems to have: a report has no schema of the original."""
+    types: dict[str, pa.DataType] = {}
+    for url in urls:
+        convert = pa_csv.ConvertOptions(column_types=types)
+        with csv.open_url(url) as file, pa_csv.open_csv(file, pa_csv.ReadOptions(use_threads=False), convert_options=convert) as reader:
+            _check_columns(columns, reader.schema.names)
+            types = types or {field.name: field.type for field in reader.schema}
+            yield from (batch.select(list(columns)) for batch in reader)
+
+
+def _check_columns(columns: Sequence[str], held: Sequence[str]) -> None:
+    missing = [name for name in columns if name not in held]
+    if missing:
+        raise DataError("the original has no such column", f"column {missing[0]!r}", "give the table that the job read")
 
 
 def read_input(table: InputTable, columns: Sequence[str], n_rows: int, rng: Generator) -> pd.DataFrame:
@@ -178,11 +195,6 @@ def _cut(kept: list[pa.Table], keys: Floats, n_rows: int) -> tuple[list[pa.Table
     limit = float(np.partition(keys, n_rows)[n_rows])
     chosen = keys < limit
     return [pa.concat_tables(kept).filter(pa.array(chosen)).combine_chunks()], keys[chosen], limit
-
-
-def _is_data(name: str) -> bool:
-    parts = name.strip("/").split("/")
-    return not any(part.startswith(("_", ".")) for part in parts) and parts[-1].endswith((".parquet", ".csv", ".csv.gz"))
 
 
 def code_sides(original: pd.DataFrame, released: pd.DataFrame, columns: Mapping[str, Mapping[str, Any]]) -> tuple[Side, Side, tuple[str, ...]]:

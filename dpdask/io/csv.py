@@ -33,7 +33,7 @@ _BLOCK_BYTES = 2**22
 _BATCH_ROWS = 2**17
 _ALIKE_BYTES = 2**14
 _GZIP = b"\x1f\x8b"  # which begins no text
-_BAD_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
+BAD_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
 def is_csv(path: str) -> bool:
@@ -97,7 +97,7 @@ def read_names(fs: Any, path: str, name: str) -> list[str]:
     except UnicodeDecodeError:
         encoding = "UTF-16" if header[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "not UTF-8"
         raise InputError(f"this CSV file has no readable header line: its encoding is {encoding}", name, "write it in UTF-8") from None
-    except (standard_csv.Error, *_BAD_GZIP):
+    except (standard_csv.Error, *BAD_GZIP):
         names = []
     if not names:
         raise InputError("this CSV file has no readable header line", name, "write it in UTF-8 with its column names first")
@@ -107,13 +107,13 @@ def read_names(fs: Any, path: str, name: str) -> list[str]:
 def digest(url: str) -> bytes | None:
     """Return the SHA-256 of a file's text, whether or not it is compressed; None if it has no rows, or cannot be decompressed."""
     try:
-        with io.TextIOWrapper(_open_url(url), encoding="latin-1") as lines:  # every byte is a letter, and every end of a line is known
+        with io.TextIOWrapper(open_url(url), encoding="latin-1") as lines:  # every byte is a letter, and every end of a line is known
             is_single = len(_split(next(lines, ""), ",")) == 1
             if not any(is_single or line.strip("\n") for line in lines):
                 return None
-        with _open_url(url) as file:
+        with open_url(url) as file:
             return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]  # fsspec's files have readinto
-    except _BAD_GZIP:
+    except BAD_GZIP:
         return None
 
 
@@ -215,7 +215,7 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
         with _open(fs, path) as file, pa_csv.open_csv(file, read_options=read, parse_options=parse, convert_options=convert) as reader:
             row_bytes = sum(estimate_width(types.field(name).type) for name in columns)
             yield from _regroup(reader, max(1, min(_BATCH_ROWS, int(_BLOCK_BYTES / row_bytes))))
-    except _BAD_GZIP:
+    except BAD_GZIP:
         raise InputError("this file cannot be decompressed: it is truncated or corrupt", fragment.name, "write it again") from None
     except pa.ArrowException as error:
         raise _describe(str(error), types) from None
@@ -264,10 +264,10 @@ def _describe(message: str, types: pa.Schema) -> DataError:
 
 
 def _open(fs: Any, path: str) -> IO[bytes]:
-    return _open_url(str(fs.unstrip_protocol(path)))
+    return open_url(str(fs.unstrip_protocol(path)))
 
 
-def _open_url(url: str) -> IO[bytes]:
+def open_url(url: str) -> IO[bytes]:
     """Open a file to read, decompressed if its name or its beginning says so."""
     file = open_remote(url)
     packed = file.read(len(_GZIP)) == _GZIP

@@ -106,7 +106,10 @@ class HostKeys:
     def find_secret(self) -> bytes:
         """Return a secret of this user on this machine, made once."""
         self._make()
-        return self._folder.claim("secret", RunKey.fresh().reveal())
+        secret = self._folder.claim("secret", fresh := RunKey.fresh().reveal())
+        if len(secret) != len(fresh):  # a shorter one could be guessed
+            raise OutputError("this secret is damaged", str(self._folder.local_path / "secret"), "remove it")
+        return secret
 
     def _make(self) -> None:
         path = self._folder.local_path

@@ -245,21 +245,26 @@ def test_the_page_is_confidential_complete_and_escaped(outputs: Path) -> None:
         (["out", "--original", "in", "--to", "out/_dpdask/new/report.html"], 73, "may not lie in the folder that is published"),
         (["out", "--original", "in", "--to", "job/job.yaml"], 73, "there already"),
         (["out", "--original", "in", "--to", "nowhere/report.html"], 73, "cannot be written"),
-        (["out", "--original", "gone"], 66, "no Parquet or CSV files"),
+        (["out", "--original", "gone"], 66, "no Parquet or CSV file here"),
         (["out", "--original", "out"], 64, "one folder"),
         (["out", "--original", "."], 64, "one folder"),
         (["in", "--original", "csv"], 66, "no finished release"),
         (["out", "--original", "in", "--target", "secret"], 64, "not among the compared columns"),
         (["out", "--original", "other"], 65, "column 'grade'"),
+        (["out", "--original", "headless.CSV"], 65, "the original has no such column"),
+        (["out", "--original", "broken"], 66, "its Parquet footer cannot be read: it is corrupt"),
         (["out"], 2, "--original"),
         (["--job", "job/job.yaml", "--original", "in"], 2, "--job"),
     ],
 )
 def test_what_cannot_be_reported_is_one_line(outputs: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, words: str) -> None:
     monkeypatch.chdir(outputs)
-    if "other" in arguments and not Path("other").exists():
+    if not Path("other").exists():
         Path("other").mkdir()
         pq.write_table(pa.table({"kind": ["d"]}), "other/a.parquet")
+        Path("headless.CSV").write_text("d,1\n" * 100_000)
+        Path("broken").mkdir()
+        Path("broken/a.parquet").write_bytes(Path("other/a.parquet").read_bytes().replace(b"kind", b"kin\xff"))
     done = call_cli("report", *arguments)
     assert done.returncode == code, done.stderr
     assert words in error_line(done)
