@@ -457,14 +457,15 @@ def _step(counted: pa.DataType) -> dt.timedelta:
 
 
 def _say_limits(type_: pa.DataType) -> tuple[str, str]:
-    """Return beyond what numbers of a type cannot be taken, in words, and how they are stored so that they can."""
+    """Return the limits of a type in words, and how to store numbers beyond them."""
     if pa.types.is_floating(type_):
         return "±2**1021, where differences overflow", "store it in a larger unit"
     if pa.types.is_temporal(type_):
         low, high = _find_limits(type_)
+        if high < _EXACT:
+            return f"the years 1 to 9999 of {type_}", "correct the file's type"
         first, last = ((_EPOCH + number * _step(_count(type_))).date() for number in (low, high))
-        exact = f"{first} to {last}, which is what {type_} counts exactly"
-        return (exact, "store it as timestamp[ms]") if high == _EXACT else (f"the years 1 to 9999 of {type_}", "correct the file's type")
+        return f"{first + _ONE_DAY} to {last - _ONE_DAY}, the whole days that {type_} counts exactly", "store it as timestamp[ms]"
     return "±2**53, where whole numbers are no longer exact", "store it in a larger unit (times: microseconds in place of nanoseconds)"
 
 

@@ -93,7 +93,7 @@ class _StrictLoader(_Loader):  # type: ignore[misc]  # one of two
         if isinstance(node, yaml.SequenceNode) and any(inner.tag != _TAG + "str" for inner in node.value):
             for inner in node.value:
                 if inner.tag == _TAG + "str" and not inner.style and _ODD_TEXT.fullmatch(inner.value):
-                    raise _describe_look(inner, "a text", "")
+                    raise _describe_look(inner, "a text", "" if "o" in inner.value else ", or write the number without the leading zero")
         if not isinstance(node, yaml.ScalarNode):
             return
         if node.tag in (_TAG + "merge", _TAG + "value"):  # << and = are no values

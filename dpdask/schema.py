@@ -53,7 +53,9 @@ def _as_bounds(value: object) -> object:
     if not isinstance(value, list | tuple) or len(value) != 2 or isinstance(value[0], dt.date) != isinstance(value[1], dt.date):
         raise ValueError(_BOUNDS)
     if any(type(bound) is int and abs(bound) < 2**1023 and int(float(bound)) != bound for bound in value):
-        raise ValueError("whole bounds beyond ±2**53 are not exact; store the column in a larger unit, or write the bound of floats as in 1.0e+16")
+        raise ValueError(
+            "whole bounds beyond ±2**53 are not exact; store the column in a larger unit, or, if it holds floats, write the bound as in 1.0e+16"
+        )
     return tuple(value)
 
 

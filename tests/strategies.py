@@ -1,4 +1,4 @@
-"""Hypothesis strategies: random mixed schemas with tables that they accept, and what each column must refuse."""
+"""Hypothesis strategies: random mixed schemas with tables that they accept, and what each column must refuse; and a column with a tail."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
@@ -159,3 +160,9 @@ def mixed_tables(draw: st.DrawFn, max_columns: int = 4, max_rows: int = 8) -> Ta
     order = draw(st.permutations(list(arrays)))
     declared = {name: case.declared for name, case in columns.items()} | {"kept": {"role": "keep"}, "dropped": {"role": "drop"}}
     return TableCase(schema=Schema.from_dict({"columns": declared}), table=pa.table({name: arrays[name] for name in order}), columns=columns)
+
+
+def zeros_and_a_tail(seed: int, n_rows: int = 50_000, share: float = 0.96) -> np.ndarray:
+    """Return whole numbers: that share of them 0, the rest log-normal up to 100,000."""
+    rng = np.random.default_rng(seed)
+    return np.where(rng.random(n_rows) < share, 0.0, np.round(rng.lognormal(8.6, 1.1, n_rows))).clip(0.0, 1e5)

@@ -101,7 +101,8 @@ def test_a_value_that_is_not_as_it_looks_is_refused(text, read):
 
 @pytest.mark.parametrize("values", ["[7, 08]", "[08, 7.5]", "[0, 09]", "[1, 0o17]", "[true, -08]", "[=]", "[<<]"])
 def test_a_text_among_numbers_that_looks_like_one_is_refused(values):
-    assert parse(f"a: {values}").hint == "put it in quotes"
+    mend = ", or write the number without the leading zero" if "8" in values or "9" in values else ""
+    assert parse(f"a: {values}").hint == f"put it in quotes{mend}"
 
 
 @pytest.mark.parametrize(

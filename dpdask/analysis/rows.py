@@ -37,7 +37,7 @@ _WORST_BIAS = (
     "the bound on the bias is for the worst original values; `dpdask.inference.ReleasedColumn` also gives unbiased estimates, where the channel "
     "determines them"
 )
-_ABSENT = "levels that the reference holds with probability 0 cannot be released: nothing is known of their share but that it was small"
+_ABSENT = "levels that the reference holds with probability 0 cannot be released: nothing is known of their share, which the noise may have hidden"
 _CELLS = "inside a cell of the reference the columns are independent: slopes and differences of groups are too small, and no error includes it"
 _NOISY_RANKS = (
     "the released values have the distribution of noisy counts; standard errors count that noise at its largest, and the bias bound the rows that "

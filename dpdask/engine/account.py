@@ -125,8 +125,10 @@ class Account:
 
         Parameters
         ----------
-        rows, hide
-            What the choice of rows depends on beside the key; and what makes of a name that depends on private rows one that is kept in the ledger.
+        rows
+            The places of the rows, on which the choice depends beside the key.
+        hide
+            Replaces a name that depends on private rows before it is written to the ledger.
         """
         if self.place is None or not self.mechanism.uncovered:
             return None

@@ -21,9 +21,9 @@ from dpdask.schema import Schema
 _SUFFIXES: dict[str, Literal["parquet", "csv"]] = {".parquet": "parquet", ".parq": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv"}
 PlainFormat = Literal["files", "parquet", "csv"]
 _BOOKKEEPING = re.compile(r"(^|/)(_SUCCESS|_(common_)?metadata|_(committed|started)_\w+|\..+\.crc|\.DS_Store)$")
-_OTHER_NAME = "whose name tells no format (`format: parquet` or `format: csv` under `input` reads files of any name)"
+_OTHER_NAME = "whose name tells no format (with `format: parquet` or `format: csv`, files of any name are read)"
 _HIDDEN = "(its name or a folder's begins with `_` or `.`; rename it if it holds rows)"
-_FOLDER = "(a link, or one that the glob names beside files; end the glob with `/**`, or name the folder itself)"
+_FOLDER = "(a link to a folder, or a folder beside files in a glob: name it itself, or end the glob with `/**`)"
 _GLOB = "*?["
 _Table = tuple[str, str, Literal["parquet", "csv"]]  # path, name inside the table, format
 _HOST = re.compile(r"\w+://[^/]*")

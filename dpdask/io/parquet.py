@@ -171,7 +171,7 @@ def _check_times(arrays: list[pa.Array], fragment: Fragment, stored: str) -> Non
         if (count * 1000 != fine).any() or (count // 1_000_000 != coarse).any():
             name = next((column for column, renamed in fragment.renamed if renamed == stored), stored)
             what = "holds a time in the old format INT96 that timestamp[us] cannot hold: it is too far, or has nanoseconds"
-            raise DataError(what, f"column {name!r}", "correct it, or write the file with timestamps in nanoseconds")
+            raise DataError(what, f"column {name!r}", "correct it, or, if it has nanoseconds, write the file with timestamp[ns]")
 
 
 def _list_leaves(array: pa.Array) -> list[pa.Array]:

@@ -143,7 +143,10 @@ class PrivateFolder(Folder):
                 os.close(descriptor)
 
     def _open(self) -> int | None:
-        """Return a descriptor of the private folder, which this process holds, or has the run key, or is its owner's; None if there is none."""
+        """Return a descriptor of the private folder; None if there is none.
+
+        It is the one that this process holds, or one that has the run key, or one that belongs to the owner.
+        """
         place = self.url.removesuffix(self.inside)
         held = _held.get(place)
         if held is not None:

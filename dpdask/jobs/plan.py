@@ -192,6 +192,8 @@ def _describe_series(series: dict[str, Any] | None) -> list[str]:
 def plan_job(job: Job) -> Plan:
     """Return the plan of a job; it reads footers, never rows.
 
+    Any error that a run would end with, other than these, is in `Plan.refusal`.
+
     Raises
     ------
     InputError, DataError
@@ -200,8 +202,6 @@ def plan_job(job: Job) -> Plan:
         If the mechanism cannot run on the input, or the output is a table that knows no type for a column.
     OutputError
         If the output is another job's, and the table grows.
-
-    What else would refuse a run is in the plan: see `Plan.refusal`.
     """
     state: RunState
     series = None

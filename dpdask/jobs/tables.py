@@ -60,7 +60,7 @@ class JobTable:
 
     @property
     def hide_sample(self) -> Hide | None:
-        """What hides the names of hold-outs whose rows are known by their files; units are known by the schema alone."""
+        """A function that hides a hold-out's name where files' digests choose its rows; None for units, whose names depend on the schema alone."""
         return hide_name if self.work.unit is None else None
 
     def public_table(self) -> PublicTable | None:

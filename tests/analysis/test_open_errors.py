@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from strategies import zeros_and_a_tail
 
 import dpdask
 from dpdask.analysis.cells import OpenedCells
@@ -344,25 +345,19 @@ def test_the_error_of_a_mean_of_noisy_ranks_is_that_of_the_released_range(far: f
     assert spread <= error <= 12.0 * spread
 
 
-def tail(seed: int) -> np.ndarray:
-    """Return gains: 96 % of them 0, the rest log-normal up to 100,000."""
-    rng = np.random.default_rng(seed)
-    return np.where(rng.random(50_000) < 0.96, 0.0, np.round(rng.lognormal(8.6, 1.1, 50_000))).clip(0.0, 1e5)
-
-
 @pytest.mark.parametrize(
     ("type_", "factor", "repeats"),
     [("int64", 1, 8), *(pytest.param(type_, factor, 60, marks=pytest.mark.slow) for type_ in ("int64", "float64") for factor in (1, 100))],
 )
 def test_a_tail_is_kept_and_what_may_lie_beyond_is_in_the_intervals(type_: str, factor: int, repeats: int) -> None:
     """At exact bounds 1,800 of 2,000 rows were in the wrong range, and a mean of 387 was told as 9 ± 2."""
-    many = np.concatenate([tail(seed) for seed in range(1000, 1020)])
+    many = np.concatenate([zeros_and_a_tail(seed) for seed in range(1000, 1020)])
     edges = [0.0, 1.0, 1e3, 5e3, 2e4, 1e5 * factor]
     truth = [many.mean(), *np.quantile(many, [0.98, 0.99]), *(np.histogram(many, edges)[0] / 20.0)]
     columns = {"gain": {"role": "privatise", "kind": "continuous", "bounds": [0, 100_000 * factor], "type": type_}}
     covered, alone, misplaced, widths = [], [], [], []
     for seed in range(repeats):
-        table = pd.DataFrame({"gain": tail(seed).astype(type_)})
+        table = pd.DataFrame({"gain": zeros_and_a_tail(seed).astype(type_)})
         release = dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Histogram(), insecure_seed=seed).fit(table)
         rows = Rows(folder=None, shards=(), n_rows=len(table), content=release.card)  # type: ignore[arg-type]  # no folder is read
         object.__setattr__(rows, "table", release.transform(table))

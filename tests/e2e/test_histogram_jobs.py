@@ -19,6 +19,7 @@ import pytest
 from distributed import Client, LocalCluster
 from e2e.helpers import LEVELS, RATINGS_SCHEMA, digests, hidden, lake, load, run_here, write_job
 from faults.drivers import Drivers
+from strategies import zeros_and_a_tail
 
 from dpdask.engine.work import make_table_work
 from dpdask.io.storage import Folder
@@ -216,8 +217,7 @@ def test_bounds_that_cannot_be_right_are_named(bounds: list[float], says: str, t
 
 def test_a_whole_number_that_most_rows_share_is_no_wide_cell(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    rng = np.random.default_rng(5)
-    gains = np.where(rng.random(20_000) < 0.9, 0, rng.lognormal(8.6, 1.1, 20_000)).astype(np.int64).clip(0, 100_000)
+    gains = zeros_and_a_tail(5, 20_000, share=0.9).astype(np.int64)
     pq.write_table(pa.table({"gain": gains}), tmp_path / "in" / "a.parquet")
     schema = {"gain": {"role": "privatise", "kind": "continuous", "bounds": [0, 100_000]}}
     found = run_here(job(tmp_path, tmp_path / "in", schema=schema, mechanism__reference={"kind": "histogram"}, privacy__epsilon=2.0)).quality

@@ -353,38 +353,41 @@ def test_a_column_of_nulls_alone_is_released(type_: pa.DataType, mechanism: dict
     assert pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table()["x"].null_count > 400
 
 
+BEYOND: list[tuple[pa.DataType, list[Any], str]] = [
+    (pa.timestamp("us"), [dt.date(2020, 1, 1), LAST], "1684-07-29 to 2255-06-04, the whole days that timestamp[us] counts exactly; narrow"),
+    (pa.timestamp("ns"), [dt.date(1678, 1, 1), dt.date(2020, 1, 1)], "timestamp[ms]"),
+    (pa.int64(), [0, 2 * 10**18], "microseconds in place of nanoseconds"),
+    (pa.int64(), [16 * 10**17, 17 * 10**17], "microseconds in place of nanoseconds"),
+    (pa.uint64(), [0, 2**63], "microseconds in place of nanoseconds"),
+    (pa.float64(), [0, 1.5e308], "larger unit"),
+    (pa.date32(), [-(2**31), 2**31], "the file's type"),
+]
+RANGES = {"kind": "interval", "columns": {"x": {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": 1e15}}}}
+
+
 @pytest.mark.parametrize(
-    ("type_", "bounds", "unit"),
-    [
-        (pa.timestamp("us"), [dt.date(2020, 1, 1), LAST], "timestamp[ms]"),
-        (pa.timestamp("ns"), [dt.date(1678, 1, 1), dt.date(2020, 1, 1)], "timestamp[ms]"),
-        (pa.int64(), [0, 2 * 10**18], "microseconds in place of nanoseconds"),
-        (pa.int64(), [16 * 10**17, 17 * 10**17], "microseconds in place of nanoseconds"),
-        (pa.uint64(), [0, 2**63], "microseconds in place of nanoseconds"),
-        (pa.float64(), [0, 1.5e308], "larger unit"),
-        (pa.date32(), [-(2**31), 2**31], "the file's type"),
-    ],
+    ("type_", "bounds", "unit", "mechanism"),
+    [*((*each, COUNTS) for each in BEYOND), *((*BEYOND[0], each) for each in (HOLDOUT, {"kind": "copula"}, RANGES))],
     ids=str,
 )
-def test_bounds_beyond_what_is_exact_are_refused_before_a_row_is_read(type_: pa.DataType, bounds: list[Any], unit: str, tmp_path: Path) -> None:
+def test_bounds_beyond_what_is_exact_are_refused_before_a_row_is_read(
+    type_: pa.DataType, bounds: list[Any], unit: str, mechanism: dict[str, Any], tmp_path: Path
+) -> None:
     """By `validate` if the schema says the type, else as soon as the table's types are known."""
     declared = {"kind": "continuous", "bounds": bounds}
     for typed in (True, False):
         given = declared | ({"type": str(type_).removesuffix("[day]")} if typed else {})
-        ranges = {"kind": "interval", "columns": {"x": {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": 1e15}}}}
-        for mechanism in (HOLDOUT, COUNTS, {"kind": "copula"}, ranges):
-            folder = tmp_path / f"{typed}-{mechanism['kind']}-{mechanism.get('channel')}"
-            more = {"outside": "refuse"} if mechanism is ranges else {}
-            privacy = None if mechanism is ranges else SURE_COPULA if mechanism["kind"] == "copula" else SURE
-            path = write_ends(folder, pa.nulls(50, type_), given | more, mechanism, privacy)
-            if not typed:
-                assert command("validate", str(path)).code == 0
-            for verb in ("validate", "plan", "run") if typed else ("plan", "run"):
-                ended = command(verb, str(path))
-                assert (ended.code, len(ended.lines)) == (64 if typed else 65, 1), ended.err
-                assert "column 'x': its bounds reach beyond" in ended.lines[0]
-                assert unit in ended.lines[0]
-            assert {each.name for each in folder.iterdir()} == {"in", "job.yaml", "schema.yaml", "public.parquet"}
+        more = {"outside": "refuse"} if mechanism is RANGES else {}
+        privacy = None if mechanism is RANGES else SURE_COPULA if mechanism["kind"] == "copula" else SURE
+        path = write_ends(tmp_path / str(typed), pa.nulls(50, type_), given | more, mechanism, privacy)
+        if not typed:
+            assert command("validate", str(path)).code == 0
+        for verb in ("validate", "plan", "run") if typed else ("plan", "run"):
+            ended = command(verb, str(path))
+            assert (ended.code, len(ended.lines)) == (64 if typed else 65, 1), ended.err
+            assert "column 'x': its bounds reach beyond" in ended.lines[0]
+            assert unit in ended.lines[0]
+        assert {each.name for each in path.parent.iterdir()} == {"in", "job.yaml", "schema.yaml", "public.parquet"}
     made = dpdask.DIP(dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", **declared}}}), epsilon=1.0, reference=dpdask.Histogram())
     with pytest.raises(dpdask.DataError, match="its bounds reach beyond"):
         made.fit(pa.table({"x": pa.nulls(50, type_)}).to_pandas(types_mapper=pd.ArrowDtype))

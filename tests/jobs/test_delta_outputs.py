@@ -292,7 +292,15 @@ NAMES = [("id", "ID"), ("é", "É"), *(("id", f"a{sign}b") for sign in " ,;{}()\
 
 
 @pytest.mark.parametrize("names", NAMES, ids=ascii)
-@pytest.mark.parametrize("nested", [False, True])
+def test_names_that_delta_or_spark_refuse_are_refused_at_each_depth(names: tuple[str, str], out: Path) -> None:
+    types = [(name, pa.int64()) for name in names]
+    for columns in (types, [("a", pa.struct(types))], [("a", pa.list_(pa.struct(types)))], [("a", pa.map_(pa.string(), pa.struct(types)))]):
+        with pytest.raises(SpecError, match="rename ") as refused:
+            DeltaLog(Folder(out.as_uri())).check(pa.schema(columns), "error")
+        assert repr(names[1])[1:-1] in str(refused.value)
+
+
+@pytest.mark.parametrize(("nested", "names"), [(False, ("id", "ID")), (True, ("id", "a,b"))])
 def test_names_that_delta_or_spark_refuse_are_refused_before_anything_is_charged(
     nested: bool, names: tuple[str, str], out: Path, tmp_path: Path
 ) -> None:

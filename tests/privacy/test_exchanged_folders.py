@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from dpdask.jobs.run_keys import FolderKeys, HostKeys
 from dpdask.jobs.state import RunState
 
 STRANGER = 65534
-KEY = bytes(32)  # the attacker knows it
+KEY = hashlib.sha256(b"the attacker's").digest()
 
 REFUSED = r"another key was put in place|is a link or belongs to another user"
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from strategies import zeros_and_a_tail
 
 from dpdask.cells import DEFAULT_BINS, FoundBins, cells
 from dpdask.codec import LevelCodec, ValueCodec
@@ -140,12 +141,6 @@ def test_rows_that_noise_took_are_not_put_far_out_where_there_are_none(codec):
             found = hierarchy.estimate(noisy, NOISE, n_rows)
             assert found.sum() == pytest.approx(n_rows)
             assert found[np.abs(middles) > 1e6].sum() == 0.0
-
-
-def zeros_and_a_tail(seed: int) -> np.ndarray:
-    """Return 50,000 whole numbers: 96 % of them 0, the rest log-normal up to 100,000."""
-    rng = np.random.default_rng(seed)
-    return np.where(rng.random(50_000) < 0.96, 0.0, np.round(rng.lognormal(8.6, 1.1, 50_000))).clip(0.0, 1e5)
 
 
 TAILS: dict[str, tuple[Any, dict[str, Any], Any]] = {  # the lower bound over the upper one, the codec, and the column

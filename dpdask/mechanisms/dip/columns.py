@@ -336,7 +336,7 @@ def _measure_kept(mechanism: ColumnMechanism, column: Column) -> str:
         if not lost:
             return f"is unchanged in {kept} of the rows ({chance} by chance)"
         # the table may have many rows there, and the shares do not tell
-        few = f"no row is released as {list_names(lost, 5)}, which the reference has no row of"
+        few = f"no row is released as {list_names(lost, 5)}, which the reference lacks"
         return f"is unchanged in at most {kept} of the rows ({chance} by chance): {few}"
     place = np.cumsum(shares) - shares / 2.0 - 0.5
     return f"keeps a correlation of ranks of {float((shares * place) @ matrix @ place / max(float((shares * place) @ place), 1e-300)):.2f}"
