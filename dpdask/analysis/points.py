@@ -24,12 +24,12 @@ from dpdask.inference.tallies import level_codes
 
 Floats = NDArray[np.float64]
 WIDE = "the mean of a heavy tail cannot be estimated under wide bounds; use quantile()"
-LOOSE = "the bound on the bias is larger than the mean itself, as under bounds that are far too wide; use quantile()"
+LOOSE = "the bound on the bias is larger than half of the mean itself, as under bounds that are far too wide; use quantile()"
 WITHOUT_NULLS = "rows without a value are left out"
 _INSIDE = "an edge lies inside a cell, whose rows all count on one side of it, so only the bias bound tells how far off this is; use edges of cells"
 _SLOPE = "no bound on the bias of a slope is known: if most values of a column lie in a few ranges, it can be many times too small or too large"
 _EQUAL = "groups whose released values are all equal have no standard error: a few rows do not tell how far values spread"
-_SHARED = "all ranks within a standard error have this value, which many rows share, so no standard error is known"
+_SHARED = "all ranks within a standard error have this value, which many rows share: it has no standard error, but an interval by ranks"
 _STILL = 1e-12  # of the numbers: values that differ by less differ by rounding alone
 _POINT = "this is the point of a cell: only the bias bound tells how far off it is"
 
@@ -175,7 +175,7 @@ class Points:
         limits = (*limits, _EQUAL) if still.any() else limits
         if self.biased and values is None and name not in self.levels:  # noise puts rows anywhere between the bounds
             limits = (*limits, WIDE)
-        if (bias > np.abs(mean)).any() and values is None and name not in self.levels:
+        if (bias > np.abs(mean) / 2.0).any() and values is None and name not in self.levels:
             limits = (*limits, LOOSE)
         if by is None:
             found = self._result(*self._tell(name, *(float(part[0]) for part in parts)))
@@ -214,11 +214,12 @@ class Points:
         p = self._add(cut(x), n + 1)[:n]
         cells = None if self.noise is None else self.noise([name])
         n_in = None if cells is None else cells.add(cut(_to_numbers(cells.frame[name], name)), n)
-        near = np.array([self._cut_share(name, edge, edge == edges[-1]) for edge in edges])
+        near, around = np.array([self._cut(name, edge, edge == edges[-1], cells) for edge in edges]).T
         bias = near[:-1] + near[1:] + 2.0 * self.rank_errors.get(name, 0.0) + self._lost_of(p)
         breaks = self.dates[name].to_dates(edges) if name in self.dates else edges
         index = pd.IntervalIndex.from_breaks(breaks, closed="left", name=name)
-        parts = (p, np.hypot(self._share_error(p, n_in, cells), self.rank_noise.get(name, 0.0)), bias)
+        error = np.hypot(self._share_error(p, n_in, cells), self.rank_noise.get(name, 0.0))
+        parts = (p, np.sqrt(error**2 + around[:-1] + around[1:]), bias)
         found = self._result(*(pd.Series(self.n_rows * part, index) for part in parts))
         return replace(found, limits=(*found.limits, _INSIDE)) if near.any() else found
 
@@ -252,12 +253,18 @@ class Points:
         def point_at(rank: float) -> float:
             return quantile(x, weights, rank)
 
-        low, high = move(of_rank, self._spread_quantile(name) if name in self.ends else point_at)
+        at = self._spread_quantile(name) if name in self.ends else point_at
+        low, high = move(of_rank, at)
         rank_error = (self.rank_errors.get(name, 0.0) + self.lost) / known
         bias = max(abs(end - value) for end in move(rank_error, point_at)) if rank_error else 0.0
         shift = float(self._shift(name)[here][x == value].max(initial=0.0))
         error = (high - low) / 2.0
-        found = self._result(*self._tell(name, value, error, bias + shift))
+
+        def find_ends(deviations: float) -> tuple[Any, Any]:
+            ends = move(deviations * of_rank, at)
+            return tuple(self._tell(name, end, 0.0, 0.0)[0] for end in (min(ends[0], value), max(ends[1], value)))
+
+        found = replace(self._result(*self._tell(name, value, error, bias + shift)), find_ends=find_ends)
         limits = found.limits if here.all() else (*found.limits, WITHOUT_NULLS)
         if error <= _STILL * np.abs(x).max(initial=0.0):
             return replace(found, standard_error=None, limits=(*limits, _SHARED))
@@ -377,14 +384,23 @@ class Points:
         bias: Floats = self.lost * np.maximum(p, 1.0 - p)
         return bias
 
-    def _cut_share(self, name: str, edge: float, is_last: bool) -> float:
-        """Return the share of the rows that may lie on the other side of an edge than their point; rows at the last edge lie before it."""
+    def _cut(self, name: str, edge: float, is_last: bool, cells: NoisyCells | None) -> tuple[float, float]:
+        """Return the share of the rows that may lie on the other side of an edge than their point, and its variance.
+
+        Rows at the last edge lie before it.
+        """
         bounds = self.bounds.get(name, (-math.inf, math.inf))
         if name not in self.ends or not bounds[0] < edge < bounds[1]:
-            return 0.0
+            return 0.0, 0.0
         low, high = self.ends[name]
         cut = (low <= edge) & (edge < high) if is_last else (low < edge) & (edge <= high)
-        return float(np.abs(self.weights[cut]).sum() / self.weights.sum())
+        share = float(np.abs(self.weights[cut]).sum() / self.weights.sum())
+        variance = self.sampling * share * max(0.0, 1.0 - share)
+        if cells is not None and cut.any():
+            x = _to_numbers(cells.frame[name], name)
+            inside = (low[cut].min() <= x) & (x <= high[cut].max())
+            variance += cells.variance * float(cells.add(np.where(inside, 0, 1), 1)[0])
+        return share, variance
 
     def _add(self, code: NDArray[np.int64], n: int) -> Floats:
         shares: Floats = np.bincount(code, weights=self.weights, minlength=n) / self.weights.sum()

@@ -81,7 +81,7 @@ class OpenedRanges(KeptColumns):
         size = max(abs(found.value), float(np.ptp(counts.knots)))
         error = found.standard_error if found.standard_error > _STILL * size else None
         is_of_dates = microseconds_of(self._column(column).get("numbers")) is not None  # whose 0 means nothing
-        limits = [_UNBOUNDED] if bias is None else [_FAR] if bias > abs(found.value) and not is_of_dates else []
+        limits = [_UNBOUNDED] if bias is None else [_FAR] if bias > abs(found.value) / 2.0 and not is_of_dates else []
         limits += [_UNMOVED] if error is None else []
         return Result(estimate=found.value, standard_error=error, bias_bound=bias, limits=(*self._limits(column), *limits))
 

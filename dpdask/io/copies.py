@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 
 from dpdask.errors import InputError
 from dpdask.io import csv
@@ -13,8 +14,8 @@ from dpdask.io.remote import open_remote
 from dpdask.io.threads import map_files
 
 
-def check_copies(fragments: Sequence[Fragment], released: Sequence[Fragment] = ()) -> None:
-    """Check that no file is a copy of another one, or of a released one.
+def check_copies(fragments: Sequence[Fragment], released: Sequence[Fragment] = (), *, apart: Collection[str]) -> None:
+    """Check that no file is a copy of another one, or of a released one; see `find_copies`.
 
     Raises
     ------
@@ -22,29 +23,45 @@ def check_copies(fragments: Sequence[Fragment], released: Sequence[Fragment] = (
         If one is.
     """
     known = {fragment.url for fragment in released}
-    for file, other in find_copies(fragments, released):
+    for file, other in find_copies(fragments, released, apart=apart):
         what = f"rows seen again: this file is a copy of {other.name}{', which was released' if other.url in known else ''}"
         raise InputError(what, file.name, "remove it, or, if it holds other rows that happen to be equal, put them into a file with more rows")
 
 
-def find_copies(fragments: Sequence[Fragment], known: Sequence[Fragment] = ()) -> Iterator[tuple[Fragment, Fragment]]:
+def find_copies(fragments: Sequence[Fragment], known: Sequence[Fragment] = (), *, apart: Collection[str]) -> Iterator[tuple[Fragment, Fragment]]:
     """Yield a fragment of each file that is a copy of a known file or of one before it, and a fragment of that file.
 
-    Files are read only if their footers, or the beginnings of their texts, agree. Without rows, or with other values of partition
-    columns, they are no copies.
+    Files are read only if their footers, or the beginnings of their texts, agree. Without rows, or with other values of the partition
+    columns `apart`, they are no copies, unless they are one file under two names.
     """
     fresh = {fragment.url for fragment in fragments}
-    alike: dict[tuple[str, str], dict[str, Fragment]] = {}
+    alike: dict[str, dict[str, Fragment]] = {}
     for fragment in (*known, *fragments):
         if fragment.n_rows != 0:
-            alike.setdefault((fragment.alike, repr(fragment.constants)), {}).setdefault(fragment.url, fragment)
+            alike.setdefault(fragment.alike, {}).setdefault(fragment.url, fragment)
     for files in alike.values():
         if len(files) > 1 and not fresh.isdisjoint(files):
-            seen: dict[bytes, Fragment] = {}
-            for file, digest in zip(files.values(), map_files(_digest, list(files.values())), strict=True):
-                other = file if digest is None else seen.setdefault(digest, file)
+            places = [repr([each for each in file.constants if each[0] in apart]) for file in files.values()]
+            compared = [file for file, place in zip(files.values(), places, strict=True) if places.count(place) > 1]
+            digests = dict(zip((file.url for file in compared), map_files(_digest, compared), strict=True))
+            seen: dict[object, Fragment] = {}
+            for file, place in zip(files.values(), places, strict=True):
+                digest = digests.get(file.url)
+                marks = [*([] if digest is None else [(digest, place)]), *_identify(file)]
+                other = next((seen[mark] for mark in marks if mark in seen), file)
+                seen |= dict.fromkeys(marks, other)
                 if other is not file and file.url in fresh:
                     yield file, other
+
+
+def _identify(fragment: Fragment) -> list[object]:
+    """Return what a local file is to the system, whatever it is called."""
+    path = fragment.url.removeprefix("file://")
+    if path == fragment.url:
+        return []
+    with storage_faults(fragment.name):
+        about = Path(path).stat()
+        return [(about.st_dev, about.st_ino)]
 
 
 def _digest(fragment: Fragment) -> bytes | None:

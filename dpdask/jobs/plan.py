@@ -9,7 +9,6 @@ from typing import Any
 
 from dpdask.engine.shuffle import limit_shard_rows
 from dpdask.errors import BudgetError, DpdaskError, InputError, OutputError, SpecError, list_names
-from dpdask.io.copies import check_copies
 from dpdask.io.files import Files
 from dpdask.io.fragments import InputTable
 from dpdask.io.storage import Folder
@@ -283,7 +282,7 @@ def _check_run(job: Job, state: RunState, opened: JobTable) -> bool:
         state.check()
         find_resumed(job, state, opened.table)
         if not job.account.is_strict:  # else the refusal is counted, so it is the run's
-            check_copies(opened.table.fragments, opened.table.released)
+            opened.check_copies()
     return finished
 
 

@@ -17,7 +17,6 @@ from dpdask.engine.told import Told
 from dpdask.engine.work import load
 from dpdask.engine.write import Staged, Staging, Task, list_record_tasks, write_all
 from dpdask.errors import BudgetError, DpdaskError, InputError, OutputError, TemporaryError
-from dpdask.io.copies import check_copies
 from dpdask.io.fragment import Fragment
 from dpdask.io.listing import LOG_FOLDERS
 from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, Manifest, count_missing, list_manifests
@@ -245,7 +244,7 @@ def _release(job: Job, state: RunState, opened: JobTable, reached: Progressed, p
     if reached.stage == "opened":
         if strict:
             charge(job, state, reached)  # rows are read from here on, and a refusal costs as much as a release
-        check_copies(opened.table.fragments, opened.table.released)
+        opened.check_copies()
         reached = _fit(job, state, opened, reached, progress)
     else:
         charge(job, state, reached)  # already charged, unless the job got its ledger, or another one, since then

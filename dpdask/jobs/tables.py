@@ -80,9 +80,9 @@ class JobTable:
         path = str(public.path)
         found = discover_public(public, self.mechanism.schema)
         check_apart(found, {each.version for each in self.table.fragments})
-        check_copies(found.fragments)
+        check_copies(found.fragments, apart=found.schema.names)
         private = {fragment.url for fragment in self.table.fragments}
-        if any(other.url in private for _, other in find_copies(_strip(found.fragments), _strip(self.table.fragments))):
+        if any(other.url in private for _, other in find_copies(_strip(found.fragments), _strip(self.table.fragments), apart=())):
             raise _refuse_shared()
         return PublicTable(source=FileSource(found.fragments, path), work=make_public_work(self.work, found.schema))
 
@@ -92,6 +92,10 @@ class JobTable:
         if table.version is None:
             return card
         return card.model_copy(update={"input": InputVersion.model_validate({"format": table.format, "version": table.version})})
+
+    def check_copies(self) -> None:
+        """Check that no file is a copy of another one; values of folders that nothing is made of tell no files apart."""
+        check_copies(self.table.fragments, self.table.released, apart={*self.work.released.names, *self.work.unit_columns})
 
     def check(self, job: Job, publication: Publication) -> None:
         """Check that there is something to release, and that the output can hold it.

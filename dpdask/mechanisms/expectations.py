@@ -21,7 +21,7 @@ from dpdask.references.bins import Bins
 from dpdask.streams import RunKey, stream, words
 
 LITTLE = 0.1
-TAILS = "quantiles and clipped means can be estimated; under wide bounds, the mean of a heavy tail cannot"
+TAILS = "quantiles can be estimated; under wide bounds, the mean of a heavy tail cannot"
 
 _WIDE = 0.06  # of the bounds
 _SHARED, _CERTAIN, _MANY_SHARED = 0.005, 0.05, 0.05  # of the rows: at one value that may be shared, or must be, and at all such values together

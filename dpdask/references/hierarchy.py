@@ -164,9 +164,14 @@ class Hierarchy:
         return np.concatenate([first[: self._n_singles], masses.ravel()[: len(self._line)]])
 
     def tell_kept(self, noisy: Counts, event: CentralEvent) -> dict[str, Any]:
-        """Return where `estimate` may put rows, and what the noisy counts say about how many lie beyond, as a card has it."""
+        """Return where `estimate` may put rows, and what the noisy counts say about how many lie beyond, as a card has it.
+
+        Nothing, if no block stands out from noise: then rows may be anywhere.
+        """
         _, (upper, *_), (spreads, _) = self._average(noisy)
         there, counts, spread = self._find_first(upper, deviation(event) * np.sqrt(spreads))
+        if not _stands_out(counts, spread):
+            return {}
         kept, _ = _keep(counts, spread)
         edges, size = self.cells.edges, self._branching**2
         first, last = edges[there[kept.start] * size], edges[min((int(there[kept][-1]) + 1) * size, len(edges) - 1)]
@@ -218,11 +223,16 @@ def _average(own: Floats, children: Floats, factors: Floats, present: NDArray[np
 def _keep(counts: Floats, deviations: Floats) -> tuple[slice, list[int]]:
     """Return which blocks may have rows: those with more than noise and one beyond on each side, which are told too; all if none has more."""
     mode, n = int(counts.argmax()), len(counts)
-    if counts[mode] <= _REACH[-1] * deviations[mode]:
+    if not _stands_out(counts, deviations):
         return slice(0, n), []
     first = mode - _reach(counts[:mode][::-1], deviations[:mode][::-1]) - 1
     last = mode + _reach(counts[mode + 1 :], deviations[mode + 1 :]) + 1
     return slice(max(first, 0), last + 1), [place for place in (first, last) if 0 <= place < n]
+
+
+def _stands_out(counts: Floats, deviations: Floats) -> bool:
+    mode = counts.argmax()
+    return bool(counts[mode] > _REACH[-1] * deviations[mode])
 
 
 def _reach(counts: Floats, deviations: Floats) -> int:

@@ -145,6 +145,19 @@ def test_equal_files_in_folders_of_other_values_hold_other_rows(csv: bool, tmp_p
     assert call_cli("run", job_on(tmp_path / "two", tmp_path / "in", schema)).returncode == 66
 
 
+@pytest.mark.parametrize("role", ["keep", "drop"])
+@pytest.mark.parametrize("how", ["copy", "link", "symlink"])
+def test_a_file_in_two_folders_is_a_copy_if_nothing_tells_its_rows_apart(how: str, role: str, tmp_path: Path) -> None:
+    """A dropped folder's value tells no rows apart; and one file under two names is one file whatever the folders are called."""
+    lake(tmp_path / "in" / "day=1", [30], schema={"rating": {}})
+    (tmp_path / "in" / "day=2").mkdir()
+    source, target = (tmp_path / "in" / f"day={day}" / "part.0.parquet" for day in (1, 2))
+    {"copy": shutil.copy, "link": os.link, "symlink": os.symlink}[how](source, target)
+    schema = {"rating": {**COLUMN["rating"], "levels": [x / 2 for x in range(1, 11)], "type": "float64"}, "day": {"role": role, "type": "int64"}}
+    ended = call_cli("run", job_on(tmp_path, tmp_path / "in", schema))
+    assert ended.returncode == (0 if (how, role) == ("copy", "keep") else 66), ended.stderr
+
+
 LEFT_OUT: dict[str, tuple[list[str], list[str]]] = {
     "suffixes": (["b.parquet.gzip", "000001_0", "x/part-7", "c.txt"], ["not read: 4 files whose name"]),
     "one": (["part-1"], ["not read: 1 file whose name"]),

@@ -325,7 +325,7 @@ def test_a_plan_tells_of_the_search_and_of_cells_that_are_too_fine_or_too_coarse
     )
     assert planned.stages[1] == "tabulate: read 2 columns once; count their joint histogram, merged in a tree"
     assert planned.expectations[0].startswith("a count of a cell is off by at most ")
-    assert planned.expectations[-1].startswith("amount: quantiles and clipped means")
+    assert planned.expectations[-1].startswith("amount: quantiles can be estimated")
     assert planned.warnings == ()
     coarse = estimator("amount", "visits", bins=9).plan(table())
     assert "amount, visits: cells are up to 11 % of the bounds wide" in coarse.expectations[1]

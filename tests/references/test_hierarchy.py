@@ -185,7 +185,7 @@ def test_what_may_lie_beyond_the_kept_blocks_is_told():
         side = hierarchy.tell_kept(perturb(exact, NOISE, rng=stream(RunKey.insecure(seed), "h", "")), NOISE)["beyond"]["above"]
         off.append((side["count"] - 5.0) / side["standard_deviation"])
     assert 0.7 < np.std(off) < 1.3
-    assert hierarchy.tell_kept(np.zeros(hierarchy.size, dtype=np.int64), NOISE) == {"kept": [-1e9, 1e9], "beyond": {}}
+    assert hierarchy.tell_kept(np.zeros(hierarchy.size, dtype=np.int64), NOISE) == {}  # no block stands out: rows may be anywhere
 
 
 def skewed(n: int) -> np.ndarray:
