@@ -9,16 +9,19 @@ import datetime as dt
 import gzip
 import hashlib
 import io
+import math
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from dpdask.errors import DataError, InputError
+from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.faults import report_change
 from dpdask.io.filesystems import call_storage
 from dpdask.io.fragment import Fragment
@@ -32,6 +35,8 @@ _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _BLOCK_BYTES = 2**22
 _BATCH_ROWS = 2**17
 _ALIKE_BYTES = 2**14
+_LF, _CR = b"\n\r"
+_HEXADECIMAL, _FINITE = r"^\s*[-+]?0[xX]", r"\d"
 _GZIP = b"\x1f\x8b"  # which begins no text
 BAD_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 
@@ -74,7 +79,22 @@ def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[Versions, pa
             raise _refuse_separator(found, name)
         raise DataError("its first line names no declared column", name, "begin the file with the names of its columns, separated by commas")
     schema.check_header(names, name)
-    return versions, pa.schema([pa.field(column, _type_of(column, schema)) for column in names])
+    types = pa.schema([pa.field(column, _type_of(column, schema)) for column in names])
+    for field in types:
+        _check_type(field)
+    return versions, types
+
+
+def _check_type(field: pa.Field) -> None:
+    """Refuse a type that Arrow does not read from texts."""
+    try:
+        pa_csv.read_csv(io.BytesIO(b"x\n"), convert_options=pa_csv.ConvertOptions(column_types={"x": field.type}))
+    except pa.ArrowException:
+        raise SpecError(f"CSV files cannot be read as {field.type}", f"column {field.name!r}", "declare another `type`") from None
+
+
+def _refuse_gzip(name: str) -> InputError:
+    return InputError("this file cannot be decompressed: it is truncated or corrupt", name, "write it again")
 
 
 def read_names(fs: Any, path: str, name: str) -> list[str]:
@@ -97,7 +117,9 @@ def read_names(fs: Any, path: str, name: str) -> list[str]:
     except UnicodeDecodeError:
         encoding = "UTF-16" if header[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "not UTF-8"
         raise InputError(f"this CSV file has no readable header line: its encoding is {encoding}", name, "write it in UTF-8") from None
-    except (standard_csv.Error, *BAD_GZIP):
+    except BAD_GZIP:
+        raise _refuse_gzip(name) from None
+    except standard_csv.Error:
         names = []
     if not names:
         raise InputError("this CSV file has no readable header line", name, "write it in UTF-8 with its column names first")
@@ -210,15 +232,87 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
         quoted_strings_can_be_null=False,
     )
     read = pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)
-    parse = pa_csv.ParseOptions(ignore_empty_lines=len(types) - len(fragment.constants) > 1)  # of one column, an empty line is a row
+    single = len(types) - len(fragment.constants) == 1
+    parse = pa_csv.ParseOptions(ignore_empty_lines=not single)  # of one column, an empty line is a row
     try:
-        with _open(fs, path) as file, pa_csv.open_csv(file, read_options=read, parse_options=parse, convert_options=convert) as reader:
-            row_bytes = sum(estimate_width(types.field(name).type) for name in columns)
-            yield from _regroup(reader, max(1, min(_BATCH_ROWS, int(_BLOCK_BYTES / row_bytes))))
+        with _open(fs, path) as file:
+            text = _Text(file)
+            n_rows = max(1, min(_BATCH_ROWS, int(_BLOCK_BYTES / sum(estimate_width(types.field(name).type) for name in columns))))
+            with pa_csv.open_csv(text, read_options=read, parse_options=parse, convert_options=convert) as reader:
+                yield from _regroup(text.check(reader), n_rows)
+            text.check_lines(empty_count=single)
+        if text.is_odd:
+            _check_numbers(fs, path, [types.field(name) for name in columns])
     except BAD_GZIP:
-        raise InputError("this file cannot be decompressed: it is truncated or corrupt", fragment.name, "write it again") from None
+        raise _refuse_gzip(fragment.name) from None
     except pa.ArrowException as error:
-        raise _describe(str(error), types) from None
+        if text.has_rows:
+            raise _describe(str(error), types) from None
+
+
+class _Text(io.RawIOBase):
+    """A file that is read, and what its bytes tell beside the rows that Arrow makes of them.
+
+    Arrow takes a line break behind an open quote for a part of the field: one quote too many would make one row of all that follow,
+    and the private values in them a part of a kept one.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._n_rows, self._n_ends, self._n_filled, self._last = 0, 0, 0, b"\n"
+        self.is_odd = False
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        if data:
+            text = np.frombuffer(self._last + data, dtype=np.uint8)  # the byte before tells what its first one begins
+            ends, returns = (np.flatnonzero(text == sign) for sign in b"\n\r")
+            self._n_ends += len(ends) + len(returns) - int((text[ends[ends > 0] - 1] == _CR).sum()) - int(text[0] in b"\n\r")
+            after = np.concatenate([ends, returns]) + 1
+            self._n_filled += int((~np.isin(text[after[after < len(text)]], [_LF, _CR])).sum())
+            crosses = np.flatnonzero((text[1:] | 0x20) == ord("x"))
+            self.is_odd = self.is_odd or bool((text[crosses] == ord("0")).any())
+            self._last = data[-1:]
+        return data
+
+    def check(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches, and count their rows; infinite numbers may be texts that a float cannot hold."""
+        for batch in batches:
+            self._n_rows += batch.num_rows
+            sums = [pc.sum(column).as_py() for column in batch.columns if pa.types.is_floating(column.type)]
+            self.is_odd = self.is_odd or not all(map(math.isfinite, filter(None, sums)))
+            yield batch
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is more than a header."""
+        return self._n_filled > 1 or self._n_ends > 1
+
+    def check_lines(self, *, empty_count: bool) -> None:
+        """Check that each line was a row, but the header."""
+        n_lines = self._n_ends + (self._last not in (b"\n", b"\r")) if empty_count else self._n_filled
+        if self._n_rows != n_lines - 1:
+            what = "a quoted field goes on over the end of its line"
+            raise DataError(what, "a CSV file", "close each quote on the line on which it was opened, or convert the file to Parquet")
+
+
+def _check_numbers(fs: Any, path: str, fields: Sequence[pa.Field]) -> None:
+    """Refuse texts that Arrow reads as other numbers: 0xFF as -1, and 1e400 as infinite. The file is read again, since such texts are rare."""
+    wrong = {field.name: _HEXADECIMAL for field in fields if pa.types.is_integer(field.type)}
+    wrong |= {field.name: _FINITE for field in fields if pa.types.is_floating(field.type)}
+    types = {field.name: field.type for field in fields}
+    convert = pa_csv.ConvertOptions(column_types=dict.fromkeys(wrong, pa.string()), include_columns=list(wrong))
+    with _open(fs, path) as file, pa_csv.open_csv(file, pa_csv.ReadOptions(use_threads=False), convert_options=convert) as reader:
+        for batch in reader if wrong else ():
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                texts = column.filter(pc.match_substring_regex(column, wrong[name]))
+                if pa.types.is_floating(types[name]):
+                    texts = texts.filter(pc.is_inf(texts.cast(types[name])))
+                if texts.drop_null():
+                    raise DataError(f"a number is in hexadecimal, or too large for {types[name]}", f"column {name!r}", "correct it")
 
 
 def _regroup(batches: Iterable[pa.RecordBatch], n_rows: int) -> Iterator[pa.RecordBatch]:

@@ -128,3 +128,86 @@ def test_a_file_of_a_header_alone_has_no_rows(tmp_path, content, expected, endin
     path = tmp_path / f"a{ending}"
     path.write_bytes(gzip.compress(content, mtime=0) if ending != ".csv" else content)
     assert (digest(path.as_uri()) is not None) is expected
+
+
+TEXTS = {
+    "not closed": ROWS + '"u,1\n' + ROWS,
+    "closed by a later row": ROWS + '"secret,1\n' + ROWS + 'u",2\n' + ROWS,
+    "a line break in a field": ROWS + '"secret\nu",1\n',
+    "a return in a field": ROWS + '"secret\ru",1\r\n',
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_field_that_goes_on_over_its_line_is_refused(name: str, packed: bool, tmp_path: Path) -> None:
+    """Otherwise the rows that follow would be lost, and their private values be a part of a kept one."""
+    text = "user,score\n" + TEXTS[name]
+    turned = "\n".join(",".join(line.split(",")[::-1]) for line in text.splitlines())  # the text in the last column
+    for each in (text, turned):
+        assert "quote" in refuse(tmp_path, gzip.compress(each.encode()) if packed else each)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("long", [False, True])
+def test_every_line_is_a_row(end: str, last: bool, single: bool, long: bool, tmp_path: Path) -> None:
+    """Whatever ends the lines, with blank ones among them, and over several blocks; one more quote and it is refused."""
+    rows = ["u" * (2**20 if long and number % 7 == 0 else 3) + ("" if single else f",{number}") for number in range(60)]
+    rows[20:20] = ["", ""]
+    lines = ["user" if single else "user,score", *rows]
+    schema = Schema.from_dict({"columns": {"user": {"role": "keep"}} | ({} if single else {"score": {"role": "keep", "type": "int64"}})})
+
+    def count(lines: list[str]) -> int:
+        (tmp_path / "a.csv").write_bytes((end.join(lines) + (end if last else "")).encode())
+        found = discover(str(tmp_path), schema)
+        return sum(batch.num_rows for each in found.fragments for batch in read_batches(each, found.schema.names, found.schema))
+
+    assert count(lines) == (62 if single else 60)
+    lines[30] = '"' + lines[30]
+    with pytest.raises(DataError, match="quote"):
+        count(lines)
+
+
+@pytest.mark.parametrize(
+    ("type_", "text", "refused"),
+    [
+        *(("int8", text, True) for text in ("0xFF", "0X80")),
+        ("int64", "0xFFFFFFFFFFFFFFFF", True),
+        *(("float64", text, True) for text in ("1e400", "-1e400", "9" * 400)),
+        ("float32", "1e39", True),
+        *(("float64", text, False) for text in ("inf", "-inf", "1e308", "nan")),
+        ("string", "0xFF", False),
+        ("string", "1e400", False),
+    ],
+)
+def test_texts_that_would_be_read_as_other_numbers_are_refused(type_: str, text: str, refused: bool, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"user,score,more\nu,1,0x1\nv,{text},2\n")
+    schema = Schema.from_dict({"columns": {"user": {"role": "drop"}, "score": {"role": "keep", "type": type_}, "more": {"role": "drop"}}})
+    found = discover(str(tmp_path), schema)
+    if refused:
+        with pytest.raises(DataError, match=r"^column 'score': a number is in hexadecimal, or too large for \w+; correct it$"):
+            list(read_batches(found.fragments[0], ["score"], found.schema))
+    else:
+        assert sum(batch.num_rows for batch in read_batches(found.fragments[0], ["score"], found.schema)) == 2
+
+
+@pytest.mark.parametrize("type_", ["float16", "string_view", "binary_view"])
+def test_a_type_that_is_not_read_from_texts_is_refused_before_any_row(type_: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    with pytest.raises(SpecError, match=r"column 'x': CSV files cannot be read as \w+; declare another `type`"):
+        discover(str(tmp_path), Schema.from_dict({"columns": {"x": {"role": "keep", "type": type_}}}))
+
+
+@pytest.mark.parametrize("header", ["user,score", "user,score\n", "user,score\r\n\r\n"])
+def test_a_header_without_rows_is_an_empty_file(header: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(header)
+    found = discover(str(tmp_path), SCHEMA)
+    assert sum(batch.num_rows for batch in read_batches(found.fragments[0], ["user"], found.schema)) == 0
+
+
+def test_a_cut_archive_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(f"user,score\n{ROWS}".encode())[:12])
+    with pytest.raises(InputError, match=r"a.csv.gz: this file cannot be decompressed: it is truncated or corrupt"):
+        read(tmp_path)
