@@ -7,10 +7,12 @@ reports failures.
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
+from functools import cache, lru_cache
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +29,15 @@ REWRITE = "write it again"
 _DECRYPT = "write it without encryption"
 _BYTE_ARRAY, _FIXED = 6, 7
 _NUMBERS = {1: pa.int32(), 2: pa.int64(), 4: pa.float32(), 5: pa.float64()}  # of these physical types
+_USUAL = rb"""
+    \x26 %(number)s \x1c \x15 (%(number)s) \x19 %(encodings)s \x19 \x18 %(text)s \x15 %(number)s
+    \x16 (%(number)s) \x16 (%(number)s) \x16 (%(number)s) \x26 (%(number)s) (?: \x26 (?P<dictionary> %(number)s) )?
+    (?: (?(dictionary) \x1c | \x3c) (?: \x18 (%(value)s) \x18 (%(value)s) \x16 | \x36 ) (?P<nulls> %(number)s)
+        (?: (?: \x16 %(number)s \x18 | \x28 ) (%(text)s) \x18 (%(text)s) [\x11\x12]{0,2} )? \x00 )?
+    (?: (?(nulls) \x19 | (?(dictionary) \x29 | \x49)) %(pages)s
+        (?: \x3c (?: (?: \x16 %(number)s \x19 | \x29 ) (%(levels)s) \x19 | \x16 %(number)s \x29 | \x39 ) (%(levels)s) \x00 )? )?
+    \x00 (?: \x16 %(number)s \x15 %(number)s \x16 %(number)s \x15 %(number)s )? \x00
+"""  # a column chunk as most writers write it: up to its codec, its places, statistics, sizes, indexes
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}  # of values of the other physical types, in bytes
 
 
@@ -202,22 +213,85 @@ def _make_group(fields: dict[int, Any], leaves: Sequence[_Leaf], end: int) -> Ro
     return RowGroup(n_rows, tuple(_make_chunk(chunk, leaf, n_rows, end) for chunk, leaf in zip(chunks, leaves, strict=True)))
 
 
-def _make_chunk(fields: dict[int, Any], leaf: _Leaf, n_rows: int, end: int) -> Chunk:
+def _make_chunk(found: dict[int, Any] | tuple[Any, ...], leaf: _Leaf, n_rows: int, end: int) -> Chunk:
     """Return a column chunk if its place lies in the file, its type is the schema's, and its values are as many as the rows."""
+    found = _pick(found) if isinstance(found, dict) else found
+    physical, n_values, n_decoded, n_bytes, data, dictionary, old_greatest, old_least, n_nulls, greatest, least, n_repeated, n_optional = found
+    start = min(dictionary or data, data or dictionary or 0)
+    has_place = n_bytes >= 0 <= n_decoded and (not n_bytes or len(_MAGIC) <= start <= end - n_bytes)
+    has_sizes = n_repeated in (0, leaf.n_repeated + 1) and n_optional in (0, leaf.n_optional + 1)
+    if not has_place or not has_sizes or physical != leaf.physical or (n_values != n_rows and not leaf.n_repeated):
+        raise ValueError
+    if physical != _BYTE_ARRAY:
+        least, greatest = old_least if least is None else least, old_greatest if greatest is None else greatest
+    known = [len(each) for each in (least, greatest) if each is not None]
+    n_text = max(known, default=TEXT_BYTES) if dictionary is not None and physical == _BYTE_ARRAY else 0
+    limits = (least, greatest) if len(known) == 2 and (leaf.width is None or known == [leaf.width] * 2) else None
+    return Chunk(leaf.column, physical, start, n_bytes, n_decoded, n_text, n_nulls, limits)
+
+
+def _pick(fields: dict[int, Any]) -> tuple[Any, ...]:
+    """Return the fields of a column chunk that are used, in their order in a file."""
     if 8 in fields or 9 in fields:
         raise _EncryptedError
     about = fields[3]
-    n_bytes, n_decoded, dictionary, sizes, statistics = about[7], about[6], about.get(11), about.get(16, {}), about.get(12, {})
-    start = min(dictionary or about[9], about[9] or dictionary or 0)
-    has_place = min(n_bytes, n_decoded) >= 0 and (not n_bytes or len(_MAGIC) <= start <= end - n_bytes)
-    has_sizes = all(len(sizes.get(number, ())) in (0, most + 1) for number, most in ((2, leaf.n_repeated), (3, leaf.n_optional)))
-    if not has_place or not has_sizes or about[1] != leaf.physical or (not leaf.n_repeated and about[5] != n_rows):
-        raise ValueError
-    ends = [statistics.get(number, statistics.get(number - 4) if leaf.physical != _BYTE_ARRAY else None) for number in (6, 5)]
-    known = [len(each) for each in ends if each is not None]
-    n_text = (max(known, default=TEXT_BYTES)) if dictionary is not None and leaf.physical == _BYTE_ARRAY else 0
-    limits = (ends[0], ends[1]) if len(known) == 2 and (leaf.width is None or known == [leaf.width] * 2) else None
-    return Chunk(leaf.column, leaf.physical, start, n_bytes, n_decoded, n_text, statistics.get(3), limits)
+    statistics, sizes = about.get(12, {}), about.get(16, {})
+    placed = about[1], about[5], about[6], about[7], about[9], about.get(11)
+    return *placed, *(statistics.get(number) for number in (1, 2, 3, 5, 6)), len(sizes.get(2, ())), len(sizes.get(3, ()))
+
+
+def _read_chunk(raw: bytes, at: int) -> tuple[dict[int, Any] | tuple[Any, ...], int]:
+    """Return a column chunk, and where it ends: its fields, or, if it is written as usual, those that are used, found by one match."""
+    usual = _compile_usual().match(raw, at)
+    if usual is None:
+        return _read_struct(raw, at)
+    kind, values, decoded, size, data, dictionary, old_greatest, old_least, nulls, greatest, least, repeated, optional = usual.groups()
+    return (
+        _decode_integer(kind),
+        _decode_integer(values),
+        _decode_integer(decoded),
+        _decode_integer(size),
+        _decode_integer(data),
+        dictionary and _decode_integer(dictionary),
+        old_greatest and old_greatest[1:],
+        old_least and old_least[1:],
+        nulls and _decode_integer(nulls),
+        greatest and greatest[1:],
+        least and least[1:],
+        repeated[0] >> 4 if repeated else 0,
+        optional[0] >> 4 if optional else 0,
+    ), usual.end()
+
+
+@lru_cache(2**12)
+def _decode_integer(raw: bytes) -> int:
+    number = 0
+    for byte in reversed(raw):
+        number = number << 7 | byte & 127
+    return number >> 1 ^ -(number & 1)
+
+
+@cache
+def _compile_usual() -> re.Pattern[bytes]:
+    def either(patterns: Iterable[bytes]) -> bytes:
+        return b"(?:%s)" % b"|".join(patterns)
+
+    def text(lengths: Iterable[int]) -> bytes:
+        return either(rb"\x%02x.{%d}" % (n, n) for n in lengths)
+
+    def many(kind: int, item: bytes, most: int) -> bytes:
+        return either(rb"\x%02x(?:%s){%d}" % (n << 4 | kind, item, n) for n in range(most + 1))
+
+    number = rb"[\x80-\xff]{0,9}[\0-\x7f]"
+    parts = {
+        b"number": number,
+        b"value": text(range(17)),
+        b"text": text(range(48)),
+        b"encodings": many(5, number, 6),
+        b"pages": many(12, rb"\x15%s\x15%s\x15%s\0" % (number, number, number), 4),
+        b"levels": many(6, number, 6),
+    }
+    return re.compile(re.sub(rb"\s", b"", _USUAL) % parts, re.DOTALL)
 
 
 def _read_struct(raw: bytes, at: int, shorten: Callable[[dict[int, Any], dict[int, Any]], Any] | None = None) -> tuple[dict[int, Any], int]:
@@ -265,7 +339,7 @@ def _read_value(raw: bytes, at: int, kind: int) -> tuple[Any, int]:
         return _read_struct(raw, at)
     if kind == 9:
         length, inner, at = _read_head(raw, at)
-        read = _read_integer if inner in (4, 5, 6) else _read_struct if inner == 12 else None
+        read = _read_integer if inner in (4, 5, 6) else _read_chunk if inner == 12 else None
         values = []
         for _ in range(length):
             value, at = read(raw, at) if read else _read_value(raw, at, inner)
