@@ -12,7 +12,6 @@ import pyarrow as pa
 from dpdask.analysis.dates import find_scales
 from dpdask.analysis.points import Points
 from dpdask.analysis.weighted import OpenedPoints
-from dpdask.io.parquet import open_shard
 
 _MOST_LEVELS = 10_000
 
@@ -41,8 +40,7 @@ class KeptColumns(OpenedPoints):
         return (f"rows that share a {unit['column']!r} are taken to be independent",) if isinstance(unit, dict) else ()
 
     def _answers(self, name: str) -> set[str]:
-        with open_shard(self.folder, self.shards[0], [name]) as file:
-            type_ = file.schema_arrow.field(name).type
+        type_ = self._types.field(name).type if name in self._types.names else pa.null()
         numbers = pa.types.is_integer(type_) or pa.types.is_floating(type_)
         own = {"mean", "histogram", "quantile"} if numbers or pa.types.is_date(type_) or pa.types.is_timestamp(type_) else set()
         return {"share", "crosstab"} | own | ({"slope"} if numbers else set())

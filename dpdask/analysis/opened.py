@@ -7,10 +7,12 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.analysis.dates import DateScale
@@ -19,7 +21,7 @@ from dpdask.engine.lazy import read_frame, read_shard
 from dpdask.engine.source import Frame
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, WeightedSample
-from dpdask.io.parquet import open_shard
+from dpdask.io.parquet import read_schema
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import say_date
 
@@ -28,7 +30,7 @@ _N_BINS = 20
 _SHOWN = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class OpenedRelease:
     """A release as an analyst sees it: its table, its card, and estimates of the original table with their standard errors.
 
@@ -58,6 +60,11 @@ class OpenedRelease:
     def card(self) -> dict[str, Any]:
         """The release card: what was promised, to whom, and how."""
         return copy.deepcopy(dict(self.content))
+
+    @cached_property
+    def _types(self) -> pa.Schema:
+        """The released columns, as the first shard has them."""
+        return read_schema(self.folder, self.shards[0])
 
     @property
     def columns(self) -> pd.DataFrame:
@@ -239,8 +246,7 @@ class OpenedRelease:
         if isinstance(columns, str) or not isinstance(columns, Iterable):
             raise SpecError("the columns must be a list of names", "to_pandas", 'write it as in to_pandas(["age", "city"])')
         chosen = list(columns)
-        with open_shard(self.folder, self.shards[0]) as file:
-            held = file.schema_arrow.names
+        held = self._types.names
         missing = next((name for name in chosen if name not in held), None)
         if missing is not None:
             near = difflib.get_close_matches(str(missing), held, n=1)

@@ -15,7 +15,6 @@ from dpdask.analysis.opened import OpenedRelease, check_no_groups, check_one, ch
 from dpdask.analysis.points import Points
 from dpdask.analysis.result import Result
 from dpdask.errors import SpecError
-from dpdask.io.parquet import open_shard
 
 
 def check_features(question: str, response: str, features: Sequence[str]) -> None:
@@ -119,9 +118,7 @@ class OpenedPoints(OpenedRelease):
 
     def _is_of_dates(self, name: str) -> bool:
         """Return whether a column without levels holds dates, as its first shard says."""
-        with open_shard(self.folder, self.shards[0]) as file:
-            schema = file.schema_arrow
-        return name in schema.names and pa.types.is_temporal(schema.field(name).type)
+        return name in self._types.names and pa.types.is_temporal(self._types.field(name).type)
 
     def _level_map(self, names: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
         return {name: levels for name in names if (levels := self._levels(name)) is not None}

@@ -16,7 +16,7 @@ from dpdask.engine.select import Chooser, filter_rows
 from dpdask.engine.source import Frame, FramePart, FrameSource, check_index, find_meta
 from dpdask.engine.work import TableWork, load
 from dpdask.errors import DataError, SpecError
-from dpdask.io.parquet import open_shard
+from dpdask.io.parquet import open_parquet, read_schema
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.releases import RecordRelease, RowRelease
 from dpdask.streams import RunKey, fresh_seed
@@ -339,8 +339,7 @@ def read_frame(folder: Folder, names: Sequence[str]) -> Frame:
     """
     prefix, call = task_prefix("read"), delayed(_read_part, pure=False)
     calls = [call(folder, name, dask_key_name=f"{prefix}-{number}") for number, name in enumerate(names)]
-    with open_shard(folder, names[0]) as file:
-        meta = _make_frame(file.schema_arrow.empty_table())
+    meta = _make_frame(read_schema(folder, names[0]).empty_table())
     import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
 
     return dd.from_delayed(calls, meta=meta, prefix=prefix, verify_meta=False)  # whole numbers have another dtype in a shard with nulls
@@ -359,7 +358,7 @@ def read_shard(folder: Folder, name: str, columns: Sequence[str] | None = None) 
 
 
 def _read_table(folder: Folder, name: str, columns: Sequence[str] | None) -> pa.Table:
-    with open_shard(folder, name, columns or ()) as file:
+    with open_parquet(folder, name, columns or ()) as file:
         rows = file.read(columns=columns if columns is None else list(columns), use_threads=False)
         rows.validate(full=True)
         return rows

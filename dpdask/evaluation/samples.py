@@ -21,7 +21,7 @@ from dpdask.io.files import Files
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.fragments import InputTable, discover, read_batches
 from dpdask.io.listing import LOG_FOLDERS
-from dpdask.io.parquet import open_shard
+from dpdask.io.parquet import open_parquet
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import microseconds_of
 from dpdask.schema import Schema
@@ -152,8 +152,10 @@ def read_released(folder: Folder, shards: Sequence[str], columns: Sequence[str],
 
     def batches() -> Iterator[pa.RecordBatch]:
         for name in shards:
-            with open_shard(folder, name, columns) as file:
-                yield from file.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns))
+            with open_parquet(folder, name, columns) as file:
+                for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns)):
+                    batch.validate(full=True)
+                    yield batch
 
     return sample_rows(batches(), n_rows, rng)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -38,11 +39,12 @@ def find_copies(fragments: Sequence[Fragment], known: Sequence[Fragment] = (), *
     alike: dict[str, dict[str, Fragment]] = {}
     for fragment in (*known, *fragments):
         if fragment.n_rows != 0:
-            alike.setdefault(fragment.alike, {}).setdefault(fragment.url, fragment)
+            alike.setdefault(fragment.alike or fragment.version, {}).setdefault(fragment.url, fragment)
     for files in alike.values():
         if len(files) > 1 and not fresh.isdisjoint(files):
             places = [repr([each for each in file.constants if each[0] in apart]) for file in files.values()]
-            compared = [file for file, place in zip(files.values(), places, strict=True) if places.count(place) > 1]
+            shared = Counter(places)
+            compared = [file for file, place in zip(files.values(), places, strict=True) if shared[place] > 1]
             digests = dict(zip((file.url for file in compared), map_files(_digest, compared), strict=True))
             seen: dict[object, Fragment] = {}
             for file, place in zip(files.values(), places, strict=True):

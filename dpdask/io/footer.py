@@ -27,7 +27,7 @@ _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
 _END_BYTES = 12  # the footer's length, and the magic number at both ends of a file
 REWRITE = "write it again"
 _DECRYPT = "write it without encryption"
-_BYTE_ARRAY, _FIXED = 6, 7
+INT96, _BYTE_ARRAY, _FIXED = 3, 6, 7
 _NUMBERS = {1: pa.int32(), 2: pa.int64(), 4: pa.float32(), 5: pa.float64()}  # of these physical types
 _USUAL = rb"""
     \x26 %(number)s \x1c \x15 (%(number)s) \x19 %(encodings)s \x19 \x18 %(text)s \x15 %(number)s
@@ -273,6 +273,8 @@ def _decode_integer(raw: bytes) -> int:
 
 @cache
 def _compile_usual() -> re.Pattern[bytes]:
+    """Return the pattern of a column chunk as most writers write it; texts and lists that are long are no part of it."""
+
     def either(patterns: Iterable[bytes]) -> bytes:
         return b"(?:%s)" % b"|".join(patterns)
 

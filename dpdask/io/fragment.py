@@ -48,7 +48,7 @@ class Fragment:
     version
         A digest by which a changed file is noticed.
     alike
-        A digest that files with the same rows have in common.
+        A digest that CSV files with the same rows have in common; empty for Parquet, where `version` is that.
     number
         Its place in the table.
     seal

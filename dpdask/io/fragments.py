@@ -28,9 +28,10 @@ from dpdask.io.files import Files, is_glob
 from dpdask.io.filesystems import call_storage, open_filesystem
 from dpdask.io.footer import Footer
 from dpdask.io.fragment import Fragment
-from dpdask.io.listing import DataFile, Listing, TableFormat, find_columns, fits, widen
+from dpdask.io.listing import DataFile, Listing, TableFormat, find_columns
 from dpdask.io.rows import complete, find_stored
 from dpdask.io.threads import map_files
+from dpdask.io.types import fits, widen
 from dpdask.schema import Schema
 
 # values of partition columns: writers of Delta tables write bytes in several ways, and pyiceberg reads float64 as float32
@@ -196,7 +197,7 @@ def _inspect(file: DataFile, listing: Listing, schema: Schema, seen: parquet.Sch
         footer = parquet.footer(fs, path, shown, size)
     types = seen.find_plain(footer.parsed, shown)
     constants, renamed = _place_columns(file, listing, footer, types, schema)
-    common |= {"version": footer.digest, "alike": footer.digest, "constants": tuple(constants.items()), "renamed": tuple(renamed.items())}
+    common |= {"version": footer.digest, "constants": tuple(constants.items()), "renamed": tuple(renamed.items())}
     if file.deleted and count_deleted(file.deleted) > int(unpack(file.deleted, 0, footer.n_rows).sum()):
         raise InputError("the table deletes rows that this file does not have", shown, "restore the table")
     dropped = {renamed.get(column, column) for column, declared in schema.columns.items() if declared.role == "drop"}

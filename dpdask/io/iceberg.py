@@ -17,7 +17,7 @@ from dpdask.io.faults import classify, metadata_faults
 from dpdask.io.files import natural
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.listing import DataFile, FoundColumn, Listing, TableField
-from dpdask.io.parquet import open_shard
+from dpdask.io.parquet import open_parquet
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.schema import Schema
 
@@ -209,7 +209,7 @@ def _read_deleted(tasks: Sequence[FileScanTask], where: str) -> dict[str, bytes]
 
 def _read_positions(path: str, concerned: set[str], where: str) -> list[tuple[str, NDArray[np.int64]]]:
     folder, _, name = absolute_url(path).rpartition("/")
-    with open_shard(Folder(folder), name, _POSITIONS, f"{where}, delete file {name}", _RESTORE) as file:
+    with open_parquet(Folder(folder), name, _POSITIONS, f"{where}, delete file {name}", _RESTORE) as file:
         deletes = file.read(columns=_POSITIONS, use_threads=False)
         deletes.validate(full=True)
     return [(file, deletes.filter(pc.equal(deletes.column("file_path"), file)).column("pos").to_numpy()) for file in sorted(concerned)]

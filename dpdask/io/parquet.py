@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from dpdask.errors import DataError, InputError
 from dpdask.io.faults import report_change, storage_faults
 from dpdask.io.filesystems import call_storage
-from dpdask.io.footer import TAIL_BYTES, Footer, RowGroup, digest_footer, parse_footer, read_tail, refuse_corrupt
+from dpdask.io.footer import INT96, TAIL_BYTES, Footer, RowGroup, digest_footer, parse_footer, read_tail, refuse_corrupt
 from dpdask.io.fragment import Fragment, Layout
 from dpdask.io.remote import RemoteFile, read_ranges
 from dpdask.io.rows import estimate_width, has_width
@@ -35,7 +35,6 @@ _READER_BYTES = 2**28  # what Arrow's reader holds for a batch
 _READER_VALUE_BYTES = 14  # of it, for each value of a narrow column
 _KEPT_BYTES = 2**22  # of footers; when they are parsed they take some ten times as much
 _SETTLED_SECONDS = 0.1  # a change within this time may leave a file's times as they are; on file systems with whole seconds, within the next
-_LEAST_TAIL_BYTES = 12
 _ARROW = b"ARROW:schema"
 _BAD_TYPES = "the types of its columns cannot be read: they are corrupt, or unknown to Arrow"
 _BAD_ROWS = "this row group cannot be read: it is truncated or corrupt"
@@ -56,7 +55,7 @@ def footer(fs: Any, path: str, name: str, size: int | None = None, *, tail_bytes
 
 
 @contextmanager
-def open_shard(folder: Folder, name: str, columns: Sequence[str] = (), where: str = "", hint: str = "restore the release") -> Iterator[Any]:
+def open_parquet(folder: Folder, name: str, columns: Sequence[str] = (), where: str = "", hint: str = "restore the release") -> Iterator[Any]:
     """Open a small file, as released shards are, that holds some columns, and yield Arrow's reader of it.
 
     Raises
@@ -79,6 +78,12 @@ def open_shard(folder: Folder, name: str, columns: Sequence[str] = (), where: st
         yield opened
 
 
+def read_schema(folder: Folder, name: str) -> pa.Schema:
+    """Return the columns of a released shard."""
+    with open_parquet(folder, name) as file:
+        return file.schema_arrow
+
+
 def read_columns(fs: Any, path: str, name: str) -> list[tuple[str, pa.DataType, bool]]:
     """Return the name, the type and the null flag of each column; only the footer is read, and of it only the schema is looked at.
 
@@ -87,7 +92,7 @@ def read_columns(fs: Any, path: str, name: str) -> list[tuple[str, pa.DataType, 
     InputError
         If the file is truncated or no Parquet file.
     """
-    metadata = footer(fs, path, name, tail_bytes=_LEAST_TAIL_BYTES).parsed
+    metadata = footer(fs, path, name, tail_bytes=0).parsed
     with refuse_corrupt(_BAD_TYPES, name):
         nullable = [field.nullable for field in metadata.schema.to_arrow_schema()]
         return [(field.name, field.type, flag) for field, flag in zip(_plain_schema(metadata), nullable, strict=True)]
@@ -100,8 +105,10 @@ def lay_out(found: Footer, group: RowGroup, size: int) -> Layout:
 
 
 def _plain_schema(metadata: Any) -> pa.Schema:
-    """Return a footer's Arrow schema without metadata and without dictionaries; INT96 times are microseconds."""
-    schema = _count_in_micro(metadata.schema.to_arrow_schema(), metadata)
+    """Return a footer's Arrow schema without metadata and dictionaries; INT96 times are microseconds, for far ones wrap around in nanoseconds."""
+    schema = metadata.schema.to_arrow_schema()
+    if any(metadata.schema.column(number).physical_type == "INT96" for number in range(metadata.num_columns)):
+        schema = pq.ParquetFile(pa.BufferReader(b""), metadata=metadata, coerce_int96_timestamp_unit="us").schema_arrow
     return pa.schema([pa.field(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type) for field in schema])
 
 
@@ -112,7 +119,7 @@ class SchemaCache:
         self._first: tuple[Any, bytes | None, pa.Schema] | None = None
 
     def find_plain(self, metadata: Any, name: str) -> pa.Schema:
-        """Return a footer's Arrow schema without metadata and without dictionaries; the same object if it has the columns of the first one."""
+        """Return a footer's plain schema: the same object if it has the columns of the first one."""
         schema, arrow = metadata.schema, (metadata.metadata or {}).get(_ARROW)
         if self._first is not None and self._first[1] == arrow and self._first[0].equals(schema):
             return self._first[2]
@@ -140,9 +147,8 @@ def read_batches(path: str, fragment: Fragment, columns: list[str], public: Coll
             return _read_group(file, fragment.row_group, leaves, n_rows, together=page_bytes <= _HELD_BYTES)
 
         leaves, n_left = _find_leaves(group, columns, fragment.where), group.n_rows
-        counted = _count_in_micro(types, found.parsed)
         for name, own in zip(columns, leaves, strict=True):
-            if counted is not types and counted.field(name).type != types.field(name).type:
+            if any(group.chunks[leaf].physical == INT96 for leaf in own):
                 for batches in zip(*(read([own], unit) for unit in ("us", "ns", "s")), strict=True):
                     _check_times([batch.column(0) for batch in batches], fragment, name)
         for batch in read(leaves):
@@ -150,16 +156,9 @@ def read_batches(path: str, fragment: Fragment, columns: list[str], public: Coll
             for column in batch.columns:  # Arrow's reader takes these as they are stored
                 if not has_width(column.type) or pa.types.is_dictionary(column.type) or pa.types.is_time(column.type):
                     column.validate(full=True)
-            yield batch.select(columns)
+            yield batch
         if n_left:
             raise pa.ArrowInvalid
-
-
-def _count_in_micro(types: pa.Schema, metadata: Any) -> pa.Schema:
-    """Return a footer's Arrow schema with INT96 times in microseconds, or as it is if it has none: in nanoseconds, far times wrap around."""
-    if all(metadata.schema.column(number).physical_type != "INT96" for number in range(metadata.num_columns)):
-        return types
-    return pq.ParquetFile(pa.BufferReader(b""), metadata=metadata, coerce_int96_timestamp_unit="us").schema_arrow
 
 
 def _check_times(arrays: list[pa.Array], fragment: Fragment, stored: str) -> None:
@@ -245,6 +244,7 @@ class _Footers:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._n_bytes = 0
         self._lock = Lock()
 
     def find(self, fragment: Fragment, size: int, identity: Any, read: Callable[[], bytes]) -> Footer:
@@ -263,10 +263,11 @@ class _Footers:
     def keep(self, url: str, identity: Any, found: Footer, n_bytes: int) -> Footer:
         """Keep a footer in place of the oldest ones."""
         with self._lock:
+            old = self._kept.pop(url, None)
             self._kept[url] = _Kept(identity, found, n_bytes)
-            self._kept.move_to_end(url)
-            while len(self._kept) > 1 and sum(each.n_bytes for each in self._kept.values()) > _KEPT_BYTES:
-                self._kept.popitem(last=False)
+            self._n_bytes += n_bytes - (0 if old is None else old.n_bytes)
+            while len(self._kept) > 1 and self._n_bytes > _KEPT_BYTES:
+                self._n_bytes -= self._kept.popitem(last=False)[1].n_bytes
         return found
 
     def get(self, url: str) -> _Kept | None:
@@ -277,6 +278,7 @@ class _Footers:
         """Forget all."""
         with self._lock:
             self._kept.clear()
+            self._n_bytes = 0
 
 
 FOOTERS = _Footers()

@@ -9,7 +9,7 @@ import pyarrow as pa
 from dpdask.errors import DataError
 from dpdask.io.deletions import unpack
 from dpdask.io.fragment import Fragment
-from dpdask.io.listing import fits
+from dpdask.io.types import fits
 
 TEXT_BYTES = 64
 
@@ -61,6 +61,7 @@ def complete(batches: Iterator[pa.RecordBatch], fragment: Fragment, columns: lis
         If a column's type in the file is not the table's, or does not hold a value.
     """
     constants, renamed = dict(fragment.constants), dict(fragment.renamed)
+    wanted = pa.schema([(name, types.field(name).type) for name in columns])
     typed = {name: pa.scalar(value, types.field(name).type) for name, value in constants.items() if name in columns}
     start = 0
     for batch in batches:
@@ -69,11 +70,14 @@ def complete(batches: Iterator[pa.RecordBatch], fragment: Fragment, columns: lis
             keep = ~unpack(fragment.deleted, start, n_rows)
             start, n_rows = start + n_rows, int(keep.sum())
             kept = batch.filter(pa.array(keep)) if batch.num_columns else batch
+        if (plain := kept.replace_schema_metadata()).schema.equals(wanted, check_metadata=True):
+            yield plain  # of many columns, to make a batch anew takes longer than to read it
+            continue
         arrays = [
-            pa.repeat(typed[name], n_rows) if name in typed else _convert(kept.column(renamed.get(name, name)), name, types.field(name).type)
-            for name in columns
+            pa.repeat(typed[name], n_rows) if name in typed else _convert(kept.column(renamed.get(name, name)), name, type_)
+            for name, type_ in zip(columns, wanted.types, strict=True)
         ]
-        yield pa.RecordBatch.from_arrays(arrays, names=columns)
+        yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
 def _convert(array: pa.Array, name: str, type_: pa.DataType) -> pa.Array:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from dpdask.engine.write import Staging, add_run
 from dpdask.errors import DataError, OutputError
 from dpdask.io.manifest import CARD_NAME, DOCUMENTS, MANIFEST_NAME, META, SUCCESS_NAME, Manifest, count_missing
-from dpdask.io.parquet import open_shard
+from dpdask.io.parquet import read_schema
 from dpdask.io.storage import Folder
 from dpdask.jobs.publication import ManifestFolder, Publication, RenamedFolder, remove_shards
 from dpdask.jobs.records import busy
@@ -61,8 +61,7 @@ class GrowingFolder:
         newest = Manifest.read(self.output, name_manifest(number - 1)) if number else None
         if newest is None or not newest.shards or not self.output.exists(newest.shards[0].name):
             return
-        with open_shard(self.output, newest.shards[0].name) as file:
-            there = file.schema_arrow
+        there = read_schema(self.output, newest.shards[0].name)
         for column in types:
             if column.name not in there.names or there.field(column.name).type != column.type:
                 what = "this column has another type than in the rows that were released"

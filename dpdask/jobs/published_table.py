@@ -11,7 +11,7 @@ from dpdask.engine.write import Staging, add_run
 from dpdask.errors import OutputError
 from dpdask.io.commits import Mode, Transaction
 from dpdask.io.manifest import CARD_NAME, DOCUMENTS, MANIFEST_NAME, META, Manifest
-from dpdask.io.parquet import open_shard
+from dpdask.io.parquet import read_schema
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.jobs.publication import NAME_DIGITS, is_shard_of, remove_shards, stage_in_place
@@ -132,8 +132,7 @@ class PublishedTable:
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
         """Write the entry of the log; see `Publication.commit`."""
-        with open_shard(self.output, manifest.shards[0].name) as file:
-            types = file.schema_arrow.remove_metadata()
+        types = read_schema(self.output, manifest.shards[0].name).remove_metadata()
         self.output.level_times(staging.place(".parquet"))
         about = {"dpdask.card": staging.place(CARD_NAME), "dpdask.card_sha256": manifest.card_sha256}
         self._log.commit(Transaction(release, int(staging.run, 16)), manifest.shards, types, about, self._mode)

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpdask.io.manifest import Manifest
-from dpdask.io.parquet import open_shard
+from dpdask.io.parquet import read_schema
 from dpdask.io.shards import Shard
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import Card
@@ -73,8 +73,7 @@ def make_croissant(card: Card, manifest: Manifest, shards: Folder) -> tuple[byte
         As for `make_page`.
     """
     try:
-        with open_shard(shards, manifest.shards[0].name) as file:
-            return _describe(card, manifest, file.schema_arrow), ()
+        return _describe(card, manifest, read_schema(shards, manifest.shards[0].name)), ()
     except Exception as error:
         fault = type(error).__name__
     return _describe(card, manifest, None), (f"the metadata of the release were written without its columns ({fault})",)

@@ -10,7 +10,7 @@ from operator import itemgetter
 import pyarrow as pa
 
 from dpdask.io.manifest import Manifest
-from dpdask.io.parquet import open_shard
+from dpdask.io.parquet import open_parquet
 from dpdask.io.shards import ROW_GROUP_ROWS
 from dpdask.io.storage import Folder
 
@@ -60,11 +60,12 @@ def read_sample(shards: Folder, manifest: Manifest, columns: Sequence[str]) -> S
 
 def _read_groups(shards: Folder, name: str, groups: Sequence[int], columns: Sequence[str], most: int) -> Iterator[pa.RecordBatch]:
     """Yield the first rows of some row groups of a shard."""
-    with open_shard(shards, name) as parquet:
+    with open_parquet(shards, name) as parquet:
         known = [column for column in parquet.schema_arrow.names if column in columns]
         for group in groups:
             left = most
             for batch in parquet.iter_batches(batch_size=min(most, _BATCH_ROWS), row_groups=[group], columns=known):
+                batch.validate(full=True)
                 yield batch.slice(0, left)
                 left -= batch.num_rows
                 if left <= 0:

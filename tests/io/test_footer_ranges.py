@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
+import re
 import time
 from decimal import Decimal
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from dpdask import Schema
 from dpdask.errors import DataError
-from dpdask.io import parquet, ranges
+from dpdask.io import footer, parquet, ranges
 from dpdask.io.fragments import InputTable, discover
 from dpdask.io.ranges import row_group_ranges
 
@@ -92,3 +94,26 @@ def test_wide_files_are_found_in_time_linear_in_their_columns(tmp_path: Path) ->
     pq.write_table(widened, tmp_path / "part-3.parquet")
     with pytest.raises(DataError, match=r"part-3\.parquet, column 'c2999': its type is float in this file, and int8 in part-0\.parquet"):
         discover(tmp_path.as_uri(), schema)
+
+
+@pytest.mark.parametrize("settings", [{}, {"write_page_index": True, "use_dictionary": False}, {"write_statistics": False}])
+def test_a_usual_column_chunk_is_found_as_it_is_read_field_by_field(settings: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    written = pa.BufferOutputStream()
+    pq.write_table(pa.table(ROWS), written, row_group_size=2, **settings)
+    size, usual, rng = written.tell(), footer._compile_usual(), random.Random(7)
+    raw = written.getvalue().to_pybytes()
+    raw = raw[-int.from_bytes(raw[-8:-4], "little") - 8 :]
+    assert len(usual.findall(raw)) == 3 * len(ROWS)
+
+    def read(data: bytes, pattern: re.Pattern[bytes]) -> object:
+        monkeypatch.setattr(footer, "_compile_usual", lambda: pattern)
+        try:
+            return footer._read_groups(data, size - len(raw))
+        except (footer._EncryptedError, LookupError, TypeError, AttributeError, ValueError) as error:
+            return isinstance(error, footer._EncryptedError)
+
+    changed = [bytearray(raw) for _ in range(1000)]
+    for each in changed:
+        each[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+    for data in (raw, *map(bytes, changed)):
+        assert read(data, usual) == read(data, re.compile(b"(?!)"))
