@@ -185,6 +185,9 @@ def _read_groups(raw: bytes, end: int) -> tuple[tuple[RowGroup, ...], int]:
         return _make_group(fields, leaves, end)
 
     found, _ = _read_struct(raw, 0, check_group)
+    starts = [group.chunks[0].start for group in found[4] if group.chunks and group.chunks[0].n_bytes]
+    if len(set(starts)) < len(starts):  # its rows would be read twice
+        raise ValueError
     return tuple(found[4]), len(leaves) or len(list(_find_leaves(found[2])))
 
 

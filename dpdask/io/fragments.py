@@ -120,7 +120,7 @@ def discover(url: str, schema: Schema, table_format: TableFormat | None = None, 
     seen = parquet.SchemaCache()
     parts = map_files(lambda file: _inspect(file, listing, schema, seen), listing.files)
     found = [fragment for fragments, _ in parts for fragment in fragments]
-    if len({fragment.id for fragment in found}) < len(found):
+    if len({fragment.id for fragment in found}) < len(found) or len({file.url for file in listing.files}) < len(listing.files):
         raise DataError("the table lists a file twice", url, "list it once, or each of its rows would be released twice")
     return InputTable(
         fragments=tuple(dataclasses.replace(fragment, number=number) for number, fragment in enumerate(found)),

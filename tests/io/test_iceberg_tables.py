@@ -187,6 +187,20 @@ def test_a_file_that_is_listed_twice_is_refused(catalog, tmp_path):
         found(table)
 
 
+def test_a_row_group_that_a_footer_lists_twice_is_refused(tmp_path):
+    pq.write_table(ROWS, tmp_path / "a.parquet")
+    whole = (tmp_path / "a.parquet").read_bytes()
+    metadata = pq.read_metadata(tmp_path / "a.parquet")
+    metadata.append_row_groups(pq.read_metadata(tmp_path / "a.parquet"))
+    metadata.write_metadata_file(tmp_path / "footer")
+    length = int.from_bytes(whole[-8:-4], "little")
+    (tmp_path / "a.parquet").write_bytes(whole[: -8 - length] + (tmp_path / "footer").read_bytes()[4:])
+    assert pq.read_table(tmp_path / "a.parquet").num_rows == 2 * len(ROWS)  # which Arrow reads
+    columns = {name: {"role": "drop"} for name in ROWS.schema.names}
+    with pytest.raises(InputError, match="its Parquet footer cannot be read: it is corrupt"):
+        discover(str(tmp_path / "a.parquet"), Schema.from_dict({"columns": columns}))
+
+
 def test_a_file_that_expired_is_missed(catalog):
     table = created(catalog)
     Path(files_of(table)[0].removeprefix("file://")).unlink()
