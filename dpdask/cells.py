@@ -273,7 +273,8 @@ def step(codec: ValueCodec, values: Floats, towards: float) -> Floats:
         Minus or plus infinity.
     """
     kind = codec.type.to_pandas_dtype()
-    following: Floats = np.nextafter(values.astype(kind), kind(towards)).astype(np.float64)
+    with np.errstate(over="ignore"):  # beyond the greatest number is infinity
+        following: Floats = np.nextafter(values.astype(kind), kind(towards)).astype(np.float64)
     return following
 
 

@@ -249,7 +249,7 @@ class ValueCodec:
             raise _refuse(self.name, "NaN or an infinity", "store a missing value as null")
         if low < self.least or high > self.greatest:
             what, mend = _say_limits(self.type)
-            raise _refuse(self.name, f"a value beyond {what}", f"{mend}, or declare bounds")
+            raise _refuse(self.name, f"a value beyond {what}", f"{mend}, or declare {'bounds' if self.bounds is None else '`outside: clip`'}")
         if self.bounds is not None and bool((((found < self.bounds[0]) | (found > self.bounds[1])) & ~is_null).any()):
             raise _refuse(self.name, "a value outside its bounds", "widen the schema's bounds, or declare `outside: clip`")
 
@@ -292,9 +292,20 @@ def codec_for(name: str, column: Column, type_: pa.DataType) -> Codec:
     Raises
     ------
     DataError
-        If the declared domain cannot be expressed in that type.
+        If the declared domain cannot be expressed in that type, or its time zone is not known.
     """
+    if pa.types.is_timestamp(type_):
+        _check_zone(name, type_)
     return _level_codec(name, column, type_) if column.has_levels else _value_codec(name, column, type_)
+
+
+def _check_zone(name: str, type_: pa.DataType) -> None:
+    """Check that times of a type have values in Python, which limits and labels are made of; a kept column is only copied."""
+    try:
+        pa.scalar(0, type_).as_py()
+    except (pa.ArrowException, LookupError, ValueError):
+        hint = "store the column with a known zone, such as UTC or Europe/Zurich, or keep or drop it"
+        raise DataError(f"its time zone is not known: {type_}", f"column {name!r}", hint) from None
 
 
 def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:

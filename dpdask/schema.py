@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -177,6 +178,8 @@ class Column(Document):
             raise ValueError(f"the lower bound {shown[0]} is above the upper bound {shown[1]}; swap them")
         if not (finite and low < high):
             raise ValueError(_BOUNDS)
+        if high - low < sys.float_info.min:
+            raise ValueError(f"the bounds are closer than {sys.float_info.min}, where numbers lose digits; widen them, or store a smaller unit")
         dated = isinstance((self.bounds or (0,))[0], dt.date)
         if any(isinstance(atom, dt.date) == dated and not low <= _position(atom) <= high for atom in self.atoms or () if not isinstance(atom, str)):
             raise ValueError("atoms must lie within the bounds")

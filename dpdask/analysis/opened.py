@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpdask.analysis.dates import DateScale
 from dpdask.analysis.result import Result
-from dpdask.engine.lazy import read_frame, read_shard
+from dpdask.engine.lazy import read_frame, read_shards
 from dpdask.engine.source import Frame
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, WeightedSample
@@ -92,7 +92,7 @@ class OpenedRelease:
             If it is not a list of released columns.
         """
         chosen = None if columns is None else self._check_released(columns)
-        return pd.concat([read_shard(self.folder, name, chosen) for name in self.shards], ignore_index=True)
+        return read_shards(self.folder, self.shards, chosen)
 
     def to_dask(self) -> Frame:
         """Return the released table as a lazy Dask frame, with a partition for each shard."""

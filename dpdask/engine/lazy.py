@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -309,15 +309,23 @@ def _record_frame(release: RecordRelease, table: pa.Table, start: int) -> pd.Dat
 
 def _make_frame(table: pa.Table) -> pd.DataFrame:
     """Return a table as a frame without columns of Python objects but texts, since Dask would turn them into texts."""
-    return _keep_exact(table.to_pandas(types_mapper=_find_arrow_dtype), table)
+    return _convert(table, _find_arrow_dtype)
 
 
-def _keep_exact(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
-    """Return a table's frame with its whole numbers of 64 bits in pandas' nullable dtypes where there are nulls: floats round those beyond 2⁵³."""
-    for position, column in enumerate(table.columns):
-        if column.type in _EXACT and column.null_count:
-            frame.isetitem(position, column.to_pandas(types_mapper=_EXACT.get))
-    return frame
+def _convert(table: pa.Table, find_dtype: Callable[[pa.DataType], Any] | None = None) -> pd.DataFrame:
+    """Return a table as a frame, every value exactly.
+
+    Whole numbers of 64 bits beside nulls are of pandas' nullable dtypes, since floats round those beyond 2⁵³; values that neither pandas nor
+    Python can hold, such as nanoseconds of a time of day or dates after the year 9999, are of Arrow's own.
+    """
+
+    def convert(column: pa.ChunkedArray) -> pd.Series:
+        try:
+            return column.to_pandas(types_mapper=_EXACT.get if column.type in _EXACT and column.null_count else find_dtype)
+        except (pa.ArrowException, OverflowError, ValueError):
+            return pd.Series(pd.ArrowDtype(column.type).__from_arrow__(column))
+
+    return pd.DataFrame(dict(zip(table.column_names, map(convert, table.columns), strict=True)))
 
 
 def _find_arrow_dtype(type_: pa.DataType) -> pd.ArrowDtype | None:
@@ -351,10 +359,9 @@ def _read_part(folder: Folder, name: str) -> pd.DataFrame:
 
 
 @guard
-def read_shard(folder: Folder, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Return the rows of a released shard, or some of its columns; whole numbers of 64 bits beside nulls stay exact."""
-    table = _read_table(folder, name, columns)
-    return _keep_exact(table.to_pandas(), table)
+def read_shards(folder: Folder, names: Sequence[str], columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Return the rows of released shards, or some of their columns."""
+    return _convert(pa.concat_tables([_read_table(folder, name, columns) for name in names]))
 
 
 def _read_table(folder: Folder, name: str, columns: Sequence[str] | None) -> pa.Table:

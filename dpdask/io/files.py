@@ -23,7 +23,7 @@ PlainFormat = Literal["files", "parquet", "csv"]
 _BOOKKEEPING = re.compile(r"(^|/)(_SUCCESS|_(common_)?metadata|_(committed|started)_\w+|\..+\.crc|\.DS_Store)$")
 _OTHER_NAME = "whose name tells no format (with `format: parquet` or `format: csv`, files of any name are read)"
 _HIDDEN = "(its name or a folder's begins with `_` or `.`; rename it if it holds rows)"
-_FOLDER = "(a link to a folder, or a folder beside files in a glob: name it itself, or end the glob with `/**`)"
+_NO_FILE = "other than files (a folder that a link or a glob names: name it itself, or end the glob with `/**`; or a pipe, socket or device)"
 _GLOB = "*?["
 _Table = tuple[str, str, Literal["parquet", "csv"]]  # path, name inside the table, format
 _HOST = re.compile(r"\w+://[^/]*")
@@ -105,7 +105,7 @@ def _find_tables(url: str, wanted: PlainFormat) -> tuple[list[_Table], Mapping[s
     left_out = (
         *_tell(len(files) - len(tables), "file", _OTHER_NAME),
         *_tell(sum(_BOOKKEEPING.search(name) is None for name in hidden), "hidden file", _HIDDEN),
-        *_tell(len(named) - len(files) - len(hidden), "folder", _FOLDER),
+        *_tell(len(named) - len(files) - len(hidden), "item", _NO_FILE),
     )
     if not tables:
         raise MissingError("; ".join(["there is no Parquet or CSV file here", *left_out]), url, "check this path")

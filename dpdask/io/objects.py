@@ -6,6 +6,7 @@ import glob
 import re
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from dpdask.errors import OutputError
@@ -128,7 +129,7 @@ def remove_file(fs: Any, path: str, *, recursive: bool) -> None:
 def find_files(url: str) -> tuple[str, dict[str, int | None]]:
     """Return the folder that names are relative to, and the path and size of each file there, sorted by path; from listings alone.
 
-    A folder that is not looked into has no size: a link to a folder, or a folder that a glob names beside files.
+    What is no file has no size: a folder that is not looked into (a link to one, or one that a glob names beside files), a pipe, a device.
 
     Parameters
     ----------
@@ -139,7 +140,7 @@ def find_files(url: str) -> tuple[str, dict[str, int | None]]:
     def measure(fs: Any, found: dict[str, Any]) -> dict[str, int | None]:
         entered = {name.rpartition("/")[0] for name in found}
         return {
-            name: None if info["type"] != "file" and fs.isdir(name) else info["size"]
+            name: info["size"] if info["type"] == "file" or _is_file(fs, name) else None
             for name, info in found.items()
             if info["type"] != "directory" or name not in entered
         }
@@ -158,7 +159,14 @@ def find_files(url: str) -> tuple[str, dict[str, int | None]]:
             return path.rpartition("/")[0], {}
         if info["type"] == "directory":
             return path.rstrip("/"), measure(fs, fs.find(path, detail=True))
-        return path.rpartition("/")[0], {path: info["size"]}
+        return path.rpartition("/")[0], measure(fs, {path: info})
 
     base, found = call_storage(url, find)
     return base, {path: found[path] for path in sorted(found)}
+
+
+def _is_file(fs: Any, name: str) -> bool:
+    """Return whether a name that a listing does not call a file can be read as one: a link to a file can, and one to nothing is found missing."""
+    if not is_local(fs):
+        return not fs.isdir(name)
+    return Path(name).is_file() or not Path(name).exists()

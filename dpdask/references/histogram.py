@@ -247,7 +247,7 @@ def _mark_frequent(cells: Cells, probabilities: Floats, found: RankDistribution)
     codec, edges = cells.codec, cells.edges
     assert isinstance(codec, ValueCodec)
     line = probabilities[cells.n_cells - len(edges) + 1 :]
-    usual = np.convolve(line, [0.5, 0.0, 0.5], mode="same")
+    usual = np.convolve(line, [0.5, 0.0, 0.5])[1:-1]  # `same` would be longer than a line of two cells
     x, c = found.x, found.c
     for cell in np.flatnonzero((line >= _FREQUENT) & (line >= 4.0 * usual)) if not codec.lattice else ():
         low, high = edges[cell], edges[cell + 1]

@@ -209,7 +209,7 @@ def test_folders_that_are_not_entered_are_said(tmp_path: Path) -> None:
     lake(tmp_path / "elsewhere", [60], seed=2)
     (source / "linked").symlink_to(tmp_path / "elsewhere")
     (source / "loop").symlink_to(source)
-    assert told(run(job_on(tmp_path, source)))[0].startswith("not read: 2 folders ")
+    assert told(run(job_on(tmp_path, source)))[0].startswith("not read: 2 items ")
     (source / "loop").unlink()
     for name, glob, rows in (("a", "*", 50), ("b", "**", 110), ("c", "*/*", 60), ("d", "**/*.parquet", 110)):
         result = run(job_on(tmp_path / name, source / glob))
