@@ -156,6 +156,9 @@ def read_batches(fragment: Fragment, columns: list[str], types: pa.Schema, publi
     DataError
         If a CSV value cannot be read as its column's type.
     """
+    missing = next((name for name in columns if name not in types.names), None)
+    if missing is not None:
+        raise DataError("the table has no such column", f"column {missing!r}", "write all files with the declared columns")
     fs, path = open_filesystem(fragment.url)
     stored = find_stored(fragment, columns)
     with storage_faults(fragment.where):
