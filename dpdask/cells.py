@@ -261,7 +261,7 @@ def _check_type(codec: ValueCodec, values: Floats) -> Floats:
 
 
 def step(codec: ValueCodec, values: Floats, towards: float) -> Floats:
-    """Return the next numbers of a floating column's own type, float64.
+    """Return the next numbers of a floating column's own type, float64; beyond its greatest the next ones of float64.
 
     Parameters
     ----------
@@ -273,9 +273,9 @@ def step(codec: ValueCodec, values: Floats, towards: float) -> Floats:
         Minus or plus infinity.
     """
     kind = codec.type.to_pandas_dtype()
-    with np.errstate(over="ignore"):  # beyond the greatest number is infinity
-        following: Floats = np.nextafter(values.astype(kind), kind(towards)).astype(np.float64)
-    return following
+    with np.errstate(over="ignore"):
+        following = np.nextafter(values.astype(kind), kind(towards)).astype(np.float64)
+    return np.where(np.isinf(following), np.nextafter(values, towards), following)
 
 
 def ends(codec: ValueCodec, edges: Floats) -> tuple[Floats, Floats]:

@@ -52,8 +52,11 @@ class DateScale:
             index = index.tz_convert("UTC").tz_localize(None)
         elif self.zone is not None:
             index = index.tz_localize(self.zone).tz_convert("UTC").tz_localize(None)
-        found = index.to_numpy().astype("datetime64[us]")
-        numbers: Floats = np.where(np.isnat(found), np.nan, found.astype(np.int64) / self.microseconds)
+        found = index.to_numpy()
+        unit = np.datetime_data(found.dtype)[0]
+        if unit == "ns":
+            found, unit = found.astype("datetime64[us]"), "us"
+        numbers: Floats = np.where(np.isnat(found), np.nan, found.astype(np.int64) / (self.microseconds / _MICROSECONDS[unit]))  # years may be far
         return numbers
 
     def to_dates(self, numbers: Floats) -> pd.DatetimeIndex:

@@ -156,6 +156,7 @@ class Points:
 
         with np.errstate(invalid="ignore", divide="ignore"):
             share = add(weights, code)
+            share = np.where(share > 0.0, share, np.nan)  # noise alone may weigh less than nothing
             mean = add(weights * x, code) / share
             variance = self.sampling * np.maximum(add(weights * (x - mean[code]) ** 2, code), 0.0) / share**2
             if self.noise is not None:
@@ -168,8 +169,10 @@ class Points:
             if name in self.rank_noise and len(x):  # a mean is the integral of ranks over the released range
                 variance = variance + (self.rank_noise[name] * np.ptp(x) / share) ** 2
             bias = (add(np.abs(weights) * self._shift(name)[here], code) + self._mean_shift(name)) / share
+        if by is None and np.isnan(share).all():
+            raise SpecError("no weight above 0 is left for rows with a value", f"column {name!r}", "take another column, or release with a larger epsilon")
         error = np.sqrt(variance)
-        still = (error <= _STILL * np.abs(x).max(initial=0.0)) & (share > 0.0)
+        still = error <= _STILL * np.abs(x).max(initial=0.0)
         parts = (mean, np.where(still, np.nan, error), bias)
         limits = self.limits if here.all() else (*self.limits, WITHOUT_NULLS)
         limits = (*limits, _EQUAL) if still.any() else limits

@@ -189,8 +189,20 @@ def sample_rows(batches: Iterable[pa.RecordBatch], n_rows: int, rng: Generator) 
     if not len(keys):
         raise InputError("the table has no rows", "report", "give a table with rows")
     rows = (_cut(kept, keys, n_rows)[0] if len(keys) > n_rows else [pa.concat_tables(kept)])[0]
-    found: pd.DataFrame = rows.replace_schema_metadata().to_pandas()  # `pandas` may be another program's key, and an index is a column
-    return found
+    return pd.DataFrame(dict(zip(rows.column_names, map(_to_pandas, rows.columns), strict=True)))
+
+
+def _to_pandas(column: pa.ChunkedArray) -> pd.Series:
+    """Return a column; where Python cannot hold its values, far dates and times of unknown zones as times, and others as texts."""
+    type_ = column.type
+    try:
+        return (column.cast(pa.string()) if type_ == pa.time64("ns") else column).to_pandas()
+    except (pa.ArrowException, OverflowError, ValueError):
+        if pa.types.is_date(type_):
+            return column.cast(pa.timestamp("ms")).to_pandas()
+        if pa.types.is_timestamp(type_):
+            return column.cast(pa.int64()).cast(pa.timestamp(type_.unit)).to_pandas()
+        return pd.Series([str(column.slice(row, 1)) for row in range(len(column))])
 
 
 def _cut(kept: list[pa.Table], keys: Floats, n_rows: int) -> tuple[list[pa.Table], Floats, float]:

@@ -135,27 +135,29 @@ def line_moments(column: Cells) -> tuple[Floats, Floats, Floats, Floats]:
     """
     codec = column.codec
     assert isinstance(codec, ValueCodec)
-    means, widths, variances = _uniform(column.edges, float(codec.lattice))
+    most = float(np.abs(column.edges).max())
+    unit = 1.0 if codec.lattice or 1e-100 < most < 1e100 else math.ldexp(1.0, math.frexp(most)[1])  # squares and cubes of others overflow
+    means, widths, variances = _uniform(column.edges, float(codec.lattice), unit)
     if column.found is None:
-        return means, widths, np.sqrt(variances), np.zeros(len(means))
+        return means, widths, np.sqrt(variances) * unit, np.zeros(len(means))
     edges, masses = column.found.edges, column.found.masses
     starts = np.searchsorted(edges, column.edges[:-1])
     own = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(masses))))
     total = np.add.reduceat(masses, starts)
     known = total > 0.0
     share = masses / np.where(known, total, 1.0)[own]
-    fine, _, inside = _uniform(edges, float(codec.lattice))
+    fine, _, inside = _uniform(edges, float(codec.lattice), unit)
     means = np.where(known, np.add.reduceat(share * fine, starts), means)
-    apart = fine - means[own]
+    apart = (fine - means[own]) / unit
     variances = np.where(known, np.add.reduceat(share * (apart**2 + inside), starts), variances)
     third = np.where(known, np.add.reduceat(share * (apart**3 + 3.0 * apart * inside), starts), 0.0)
-    return means, np.maximum(total, 1.0), np.sqrt(variances), third / np.where(variances > 0.0, variances, np.inf) ** 1.5
+    return means, np.maximum(total, 1.0), np.sqrt(variances) * unit, third / np.where(variances > 0.0, variances, np.inf) ** 1.5
 
 
-def _uniform(edges: Floats, step: float) -> tuple[Floats, Floats, Floats]:
-    """Return the mean, the width and the variance of values that are uniform in each cell."""
+def _uniform(edges: Floats, step: float, unit: float) -> tuple[Floats, Floats, Floats]:
+    """Return the mean and the width of values that are uniform in each cell, and their variance in squares of a unit."""
     widths = np.diff(edges)
-    return (edges[:-1] + step) / 2.0 + edges[1:] / 2.0, widths, np.maximum(widths * widths - step, 0.0) / 12.0
+    return (edges[:-1] + step) / 2.0 + edges[1:] / 2.0, widths, np.maximum((widths / unit) ** 2 - step, 0.0) / 12.0
 
 
 def centres(column: Cells, line: WholeLine | None = None) -> pa.Array:

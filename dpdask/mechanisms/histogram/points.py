@@ -174,12 +174,14 @@ def _upper_shares(histogram: NoisyHistogram, axis: int, column: Cells, codes: ND
     neighbours = [first + k for k in range(min(3, n_line))]
     own = histogram.keys[start:stop][inside]
     x = [line.means[cell] for cell in neighbours]
-    density = [_weights_at(histogram, own + (cell - here) * stride) / line.masses[cell] for cell in neighbours]
-    slope = (density[1] - density[0]) / (x[1] - x[0])
-    if n_line > 2:
-        bend = ((density[2] - density[1]) / (x[2] - x[1]) - slope) / (x[2] - x[0])
-        slope += bend * (2.0 * line.means[here] - x[0] - x[1])
-    tilt = slope * line.masses[here] * line.deviations[here] / histogram.weights[start:stop][inside]
+    with np.errstate(all="ignore"):
+        density = [_weights_at(histogram, own + (cell - here) * stride) / line.masses[cell] for cell in neighbours]
+        slope = (density[1] - density[0]) / (x[1] - x[0])
+        if n_line > 2:
+            bend = ((density[2] - density[1]) / (x[2] - x[1]) - slope) / (x[2] - x[0])
+            slope += bend * (2.0 * line.means[here] - x[0] - x[1])
+        tilt = slope * line.masses[here] * line.deviations[here] / histogram.weights[start:stop][inside]
+    tilt[~np.isfinite(tilt)] = 0.0  # of cells that float64 hardly tells apart, a slope is not known
     shares[inside] = np.clip(shares[inside] + tilt, 0.0, 1.0)
     return shares
 
