@@ -196,6 +196,12 @@ def test_an_uint64_beyond_int64_is_refused_without_a_context_that_carries_it():
     assert error.__context__ is None
 
 
+@pytest.mark.parametrize(("bounds", "mend"), [(None, "or declare bounds"), ([0, 100], "or declare `outside: clip`")])
+def test_a_number_beyond_what_is_exact_is_answered_with_what_is_not_declared_yet(bounds, mend):
+    codec = value_codec(pa.uint64(), bounds=bounds, outside="refuse")
+    assert refusal(codec.encode, pa.array([2**60], pa.uint64())).hint.endswith(mend)
+
+
 def test_a_time_that_would_overflow_in_a_finer_unit_is_refused():
     for unit in ("s", "ms", "us"):
         array = pa.array([2**61], pa.int64()).cast(pa.timestamp(unit))

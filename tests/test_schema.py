@@ -183,6 +183,11 @@ def test_bounds_in_the_wrong_order_are_named(bounds, low, high):
     assert refused(**privatised("continuous", bounds=bounds)).endswith(f"the lower bound {low} is above the upper bound {high}; swap them")
 
 
+@pytest.mark.parametrize("bounds", [[0, 5e-324], [0, 1e-320], [-1e-310, 1e-310]])
+def test_bounds_closer_than_a_normal_float_are_refused(bounds):
+    assert "the bounds are closer than 2.2" in refused(**privatised("continuous", bounds=bounds))
+
+
 @pytest.mark.parametrize("bounds", [[0, True], [0, None], [0, 10**400]])
 def test_bounds_of_another_type_are_refused_by_their_place(bounds):
     assert "columns.x.bounds." in refused(**privatised("continuous", bounds=bounds))

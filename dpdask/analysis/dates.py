@@ -36,8 +36,7 @@ class DateScale:
     def of(cls, values: pd.Series) -> DateScale | None:
         """Return the scale of a column of dates; None if it holds none."""
         if pd.api.types.is_datetime64_any_dtype(values):
-            unit = np.datetime_data(values.dt.tz_localize(None).to_numpy().dtype)[0]
-            return cls(unit="us" if unit == "ns" else unit, zone=values.dt.tz)
+            return cls(unit="us" if values.dt.unit == "ns" else values.dt.unit, zone=values.dt.tz)
         return cls(unit="D") if pd.api.types.infer_dtype(values, skipna=True) == "date" else None
 
     @property

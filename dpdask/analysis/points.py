@@ -170,7 +170,7 @@ class Points:
                 variance = variance + (self.rank_noise[name] * np.ptp(x) / share) ** 2
             bias = (add(np.abs(weights) * self._shift(name)[here], code) + self._mean_shift(name)) / share
         if by is None and np.isnan(share).all():
-            raise SpecError("no weight above 0 is left for rows with a value", f"column {name!r}", "take another column, or release with a larger epsilon")
+            raise SpecError("no weight above 0 is left for rows with a value", f"column {name!r}", "release with a larger epsilon")
         error = np.sqrt(variance)
         still = error <= _STILL * np.abs(x).max(initial=0.0)
         parts = (mean, np.where(still, np.nan, error), bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 from e2e.helpers import open_once
 
 import dpdask
+from dpdask.analysis.dates import find_scales
 from dpdask.analysis.points import Points
 from dpdask.analysis.result import Result
+from dpdask.errors import SpecError
 
 N = 6_000
 N_COLUMNS = 8
@@ -139,3 +142,16 @@ def test_a_group_of_equal_values_has_no_standard_error() -> None:
     assert found.standard_error.loc["b"] > 0.0
     assert any("all equal have no standard error" in limit for limit in found.limits)
     assert not any("all equal" in limit for limit in points.mean("x").limits)
+
+
+@pytest.mark.parametrize("values", [[1.0, 1.0, np.nan], [dt.date(2020, 1, 1), dt.date(2020, 1, 1), None]], ids=["numbers", "dates"])
+@pytest.mark.parametrize("weight", [0.0, -1.0])
+def test_rows_that_weigh_nothing_have_no_mean(values: list[Any], weight: float) -> None:
+    """Noise may weigh them less than nothing, and all other rows are null."""
+    frame = pd.DataFrame({"x": pd.Series(values), "g": ["a", "a", "a"]})
+    given = {"weights": np.array([weight, weight, 9.0]), "n_rows": 7.0, "sampling": 0.1, "levels": {"g": ["a"]}, "dates": find_scales(frame)}
+    points = Points(frame=frame, **given)
+    with pytest.raises(SpecError, match="column 'x': no weight above 0 is left for rows with a value; release with"):
+        points.mean("x")
+    assert points.mean("x", by="g").standard_error.isna().all()
+    repr(points.mean("x", by="g"))

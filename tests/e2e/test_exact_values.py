@@ -23,6 +23,7 @@ import dpdask
 
 UNITS = ("s", "ms", "us", "ns")
 FIRST, LAST = dt.date(1, 1, 1), dt.date(9999, 12, 31)
+UNKNOWN_ZONES = ("utc", "Mars/Base", "+25:00")
 OLDEST = -210_866_716_800_000_000  # microseconds: day 1 of INT96; day 0 is taken for 1970
 
 
@@ -394,3 +395,42 @@ def test_an_opened_release_rounds_no_whole_number_beside_a_null(lazy: bool, tmp_
         with dask.config.set(scheduler="synchronous"):
             found = opened.to_dask().compute() if lazy else opened.to_pandas()
         assert [None if pd.isna(value) else int(value) for value in found["c"]] == values
+
+
+FAR = pa.array([7, -(10**7), 10**7, None], pa.int32()).cast(pa.date32())
+HELD_BY_ARROW_ALONE = {
+    "nanoseconds": pa.array([1_000, 1_001, None, 2_002], pa.time64("ns")),
+    "days": FAR,
+    "milliseconds": FAR.cast(pa.date64()),
+    "dates in lists": pa.array([[None], [], [10**7], None], pa.list_(pa.int32())).cast(pa.list_(pa.date32())),
+    **{zone: pa.array([0, 1, 10**12, None]).cast(pa.timestamp("ms", zone)) for zone in UNKNOWN_ZONES},
+    "far times": pa.array([0, 10**14, -(10**14), None]).cast(pa.timestamp("s", "America/New_York")),
+}
+
+
+@pytest.mark.parametrize("name", HELD_BY_ARROW_ALONE)
+def test_kept_values_that_python_cannot_hold_are_opened_and_reported(name: str, tmp_path: Path) -> None:
+    """Of two shards, the first may hold none of them."""
+    values = HELD_BY_ARROW_ALONE[name]
+    run_here(write_files(tmp_path, values[:2], values[2:], output__rows_per_shard=2))
+    opened = dpdask.open(str(tmp_path / "out"))
+    with dask.config.set(scheduler="synchronous"):
+        for frame in (opened.to_pandas(), opened.to_dask().compute()):
+            assert pa.chunked_array([values]) == pa.chunked_array(pa.Table.from_pandas(frame)["c"].chunks).cast(values.type)
+    assert opened.share("r").estimate.sum() == pytest.approx(1.0)
+    done = call_cli("report", tmp_path / "out", "--original", tmp_path / "in", "--to", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("zone", UNKNOWN_ZONES)
+@pytest.mark.parametrize("domain", [{"levels": [FIRST, LAST]}, {"bounds": [FIRST, LAST]}, {}])
+def test_a_private_time_of_an_unknown_zone_is_refused(zone: str, domain: dict[str, Any], tmp_path: Path) -> None:
+    table = pa.table({"c": pa.array([0, 1]).cast(pa.timestamp("ms", zone)), "r": [1, 2]})
+    job = job_of(
+        tmp_path, table, "parquet", {"c": {"role": "privatise", "kind": "categorical" if "levels" in domain else "continuous", **domain}, "r": RATING}
+    )
+    for verb in ("plan", "run"):
+        ended = call_cli(verb, job)
+        assert ended.returncode == 65, ended.stderr
+        assert "column 'c': its time zone is not known" in error_line(ended)
+    assert not (tmp_path / "out").exists()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -216,6 +218,37 @@ def test_folders_that_are_not_entered_are_said(tmp_path: Path) -> None:
         assert (result["rows"], len(told(result))) == (rows, int(name == "a"))
     (source / "gone.parquet").symlink_to("nothing.parquet")
     refuse(job_on(tmp_path / "e", source), 66, "gone.parquet")
+
+
+@pytest.mark.parametrize("how", ["pipe", "socket", "device", "pipe behind a link"])
+@pytest.mark.parametrize("role", ["input", "public"])
+def test_what_is_no_file_is_never_opened(how: str, role: str, tmp_path: Path) -> None:
+    """A pipe that is opened waits for a writer for ever."""
+    source = {"input": lake(tmp_path / "in", [50]), "public": lake(tmp_path / "public", [50], seed=2)}
+    odd = source[role] / "b.parquet"
+    if how == "device":
+        odd.symlink_to(os.devnull)
+    elif how == "socket":
+        with contextlib.chdir(source[role]), socket.socket(socket.AF_UNIX) as listener:  # paths of sockets are short
+            listener.bind(odd.name)
+    else:
+        place = tmp_path / "pipe" if how.endswith("link") else odd
+        os.mkfifo(place)
+        if place != odd:
+            odd.symlink_to(place)
+    public = {"kind": "public", "path": str(source["public"])}
+    for at, name in (("a", ""), ("b", "/*.parquet")):
+        changes = {"mechanism__reference": {**public, "path": f"{source['public']}{name}"}} if role == "public" else {}
+        [warning] = told(run(job_on(tmp_path / at, Path(f"{source['input']}{name}"), **changes)))
+        assert "not read: 1 item other than files" in warning
+    assert call_cli("init", source[role]).returncode == 0
+    if role == "input":
+        refuse(job_on(tmp_path / "c", odd), 66, "there is no Parquet or CSV file here", "not read: 1 item")
+        assert call_cli("init", odd).returncode == 66
+    else:
+        ended = call_cli("run", job_on(tmp_path / "c", source["input"], mechanism__reference={**public, "path": str(odd)}))
+        assert ended.returncode == 66
+        assert "not read: 1 item" in error_line(ended)
 
 
 def test_a_public_table_says_what_is_not_read_and_refuses_copies(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from dpdask.cells import Cells, cells
+from dpdask.cells import Cells, FoundBins, cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares
@@ -19,6 +20,7 @@ from dpdask.mechanisms.histogram.cells import WholeLine, centres
 from dpdask.mechanisms.histogram.noise import NoisyHistogram, plan
 from dpdask.mechanisms.histogram.points import points_per_cell, spread
 from dpdask.privacy import Budget
+from dpdask.references.hierarchy import make_grid
 from dpdask.stats.marginals import Domain
 
 TOWN = LevelCodec(name="town", levels=pa.array(["A", "B"]), ordered=False)
@@ -147,6 +149,20 @@ def test_least_squares_is_no_longer_attenuated():
     assert centred / true == pytest.approx(1 / (1 + bins**-2 / 12 / x.var()), abs=0.005)
     assert abs(centred / true - 1) > 0.03
     assert abs(spread_ / true - 1) < 0.02
+
+
+def test_extreme_cells_have_finite_points_within_them_and_no_warning():
+    types = {"float64": ((-(2.0**1020), 2.0**1020), (1e300, math.nextafter(1e300, math.inf)), (0.0, 2.3e-308), (1.0, math.nextafter(1.0, 2.0)))}
+    types |= {name: ((0.0, most), (-most, most)) for name in ("float16", "float32") if (most := float(np.finfo(name).max))}
+    for name, bounds in ((name, bounds) for name, several in types.items() for bounds in several):
+        grid = make_grid(floats(type=pa.type_for_alias(name), bounds=bounds))
+        found = FoundBins(cuts=grid.edges[[0, *range(1, len(grid.edges) - 1, 500), -1]], edges=grid.edges, masses=np.ones(len(grid.edges) - 1))
+        for bins in (2, 20, found):
+            column = cells(grid.codec, bins)
+            with warnings.catch_warnings(action="error"):
+                x = points(np.arange(1, column.size + 1), {"x": column})
+            assert x["x"].dropna().between(*bounds).all()
+            assert np.isfinite(x["weight"]).all()
 
 
 def test_what_cannot_be_spread_is_refused():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import math
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -367,6 +368,16 @@ def test_a_price_that_many_rows_have_is_an_atom(monkeypatch: pytest.MonkeyPatch)
             assert abs((found == 2.75).mean() - (own["tip"] == 2.75).mean()) < 0.01
     assert errors[0] < 0.1
     assert errors[1] > 0.15
+
+
+@pytest.mark.parametrize("low", [1.0, 1e300, -5.0])
+@pytest.mark.parametrize("n_steps", [1, 2, 3])
+def test_bounds_a_few_steps_apart_are_fitted_and_released(low: float, n_steps: int) -> None:
+    numbers = list(itertools.accumulate(range(n_steps), lambda x, _: math.nextafter(x, math.inf), initial=low))
+    own = pd.DataFrame({"x": np.resize(numbers, 600)})
+    schema = Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [low, numbers[-1]]}}})
+    with warnings.catch_warnings(action="error"), dpdask.DIP(schema, epsilon=8.0, reference=Histogram(), insecure_seed=2).fit(own) as release:
+        assert release.transform(own)["x"].isin(numbers).all()
 
 
 def test_only_cells_with_far_more_than_their_neighbours_get_a_jump() -> None:

@@ -141,7 +141,9 @@ def _line(column: Cells) -> _Line:
         raise SpecError("the points of cells on the whole line cannot be spread", f"column {codec.name!r}", "take the centres")
     means, masses, deviations, skewness = (each[column.possible[-len(each) :]] for each in line_moments(column))
     root = np.sqrt(skewness**2 + 4.0)
-    lower, upper = (means + deviations * (skewness + side * root) / 2.0 for side in (-1.0, 1.0))  # Gauss's two points: never outside the cell
+    lower, upper = (
+        np.clip(means + deviations * (skewness + side * root) / 2.0, *codec.bounds) for side in (-1.0, 1.0)
+    )  # Gauss's points: outside by rounding alone
     return _Line(means=means, masses=masses, lower=lower, upper=upper, share=0.5 - skewness / (2.0 * root), deviations=deviations / root)
 
 
