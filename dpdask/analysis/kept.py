@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow as pa
 from dpdask.analysis.dates import find_scales
 from dpdask.analysis.points import Points
 from dpdask.analysis.weighted import OpenedPoints
+from dpdask.errors import SpecError
 
 _MOST_LEVELS = 10_000
 
@@ -25,14 +27,16 @@ class KeptColumns(OpenedPoints):
 
     def _points(self, *names: str) -> Points:
         frame = self.to_pandas(names)
+        with read_as_python(*names):
+            levels, dates = {name: levels for name in names if (levels := _list_values(frame[name])) is not None}, find_scales(frame)
         return Points(
             frame=frame,
             weights=np.ones(len(frame)),
             n_rows=float(self.n_rows),
             sampling=1.0 / self.n_rows,
-            levels={name: levels for name in names if (levels := _list_values(frame[name])) is not None},
+            levels=levels,
             limits=self._limits_of_units(),
-            dates=find_scales(frame),
+            dates=dates,
         )
 
     def _limits_of_units(self) -> tuple[str, ...]:
@@ -44,6 +48,16 @@ class KeptColumns(OpenedPoints):
         numbers = pa.types.is_integer(type_) or pa.types.is_floating(type_)
         own = {"mean", "histogram", "quantile"} if numbers or pa.types.is_date(type_) or pa.types.is_timestamp(type_) else set()
         return {"share", "crosstab"} | own | ({"slope"} if numbers else set())
+
+
+@contextmanager
+def read_as_python(*names: str) -> Iterator[None]:
+    """Refuse kept columns whose values, such as dates after the year 9999, Python cannot hold."""
+    try:
+        yield
+    except (pa.ArrowException, NotImplementedError, OverflowError):
+        what = "holds values that Python cannot hold, so no question about it is answered"
+        raise SpecError(what, f"column {' or '.join(map(repr, names))}", "use to_pandas(), and convert it") from None
 
 
 def _list_values(column: pd.Series) -> Sequence[object] | None:

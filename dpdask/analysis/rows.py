@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dpdask.analysis.kept import KeptColumns
+from dpdask.analysis.kept import KeptColumns, read_as_python
 from dpdask.analysis.opened import check_no_groups, check_probabilities
 from dpdask.analysis.points import WITHOUT_NULLS, NoisyCells, Points
 from dpdask.analysis.result import Result
@@ -80,7 +80,8 @@ class OpenedRows(KeptColumns):
             self._refuse_dependence("mean", *names)
         if by is not None and not self._is_kept(by):
             self._refuse("mean", *names)
-        return self._correct_mean(released, numbers, by)
+        with read_as_python(*names):
+            return self._correct_mean(released, numbers, by)
 
     def share(self, column: str, *, by: str | None = None) -> Result:
         """Return the share of each level of a column; see `OpenedRelease.share`."""
@@ -108,7 +109,8 @@ class OpenedRows(KeptColumns):
     def crosstab(self, first: str, second: str) -> Result:
         """Return how many rows have each pair of levels; see `OpenedRelease.crosstab`."""
         check_distinct("crosstab", [first, second])
-        return self._say_held_out(self._cross(first, second))
+        with read_as_python(first, second):
+            return self._say_held_out(self._cross(first, second))
 
     def _cross(self, first: str, second: str) -> Result:
         if self._is_joint(first, second):
