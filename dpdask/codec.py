@@ -401,6 +401,7 @@ def _convert_type(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> p
         raise wrong
     try:
         typed = _numbers_typed(levels, type_) if kind == "number" else pa.array(levels).cast(type_)
+        typed.to_pylist()  # the last day of the year 9999 in UTC may be one of 10,000 in a zone
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         raise wrong from None
     if pa.types.is_floating(type_) and not np.isfinite(typed.to_numpy()).all():  # 1e300 is infinite as a float32

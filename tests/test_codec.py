@@ -171,6 +171,11 @@ def test_levels_that_only_quotes_make_wrong_are_answered_so(levels, type_, hint)
     assert refusal(level_codec, levels, type_).hint == hint
 
 
+def test_a_level_that_is_beyond_the_year_9999_in_its_zone_is_refused():
+    column = Column(role="privatise", kind="categorical", levels=(dt.date(2000, 1, 1), dt.date(1, 1, 1)))
+    assert "do not fit its type" in refusal(codec_for, "x", column, pa.timestamp("s", "America/Lima")).what
+
+
 def test_levels_that_are_one_number_in_the_columns_type_are_refused():
     assert "become equal when stored as float" in refusal(level_codec, [0.1, 0.1 + 1e-12], pa.float32()).what
     assert "become equal when stored as float" in refusal(value_codec, pa.float32(), None, "refuse", [0.1, 0.1 + 1e-12]).what

@@ -319,13 +319,14 @@ def _convert(table: pa.Table, find_dtype: Callable[[pa.DataType], Any] | None = 
     Python can hold, such as nanoseconds of a time of day or dates after the year 9999, are of Arrow's own.
     """
 
-    def convert(column: pa.ChunkedArray) -> pd.Series:
+    def convert(name: str) -> pd.Series:
+        column = table.column(name)
         try:
-            return column.to_pandas(types_mapper=_EXACT.get if column.type in _EXACT and column.null_count else find_dtype)
+            return table.select([name]).to_pandas(types_mapper=_EXACT.get if column.type in _EXACT and column.null_count else find_dtype)[name]
         except (pa.ArrowException, OverflowError, ValueError):
             return pd.Series(pd.ArrowDtype(column.type).__from_arrow__(column))
 
-    return pd.DataFrame(dict(zip(table.column_names, map(convert, table.columns), strict=True)))
+    return pd.DataFrame({name: convert(name) for name in table.column_names})
 
 
 def _find_arrow_dtype(type_: pa.DataType) -> pd.ArrowDtype | None:

@@ -196,7 +196,8 @@ def _to_pandas(column: pa.ChunkedArray) -> pd.Series:
     """Return a column; where Python cannot hold its values, far dates and times of unknown zones as times, and others as texts."""
     type_ = column.type
     try:
-        return (column.cast(pa.string()) if type_ == pa.time64("ns") else column).to_pandas()
+        plain = column.cast(pa.string()) if type_ == pa.time64("ns") else column
+        return pa.table({"values": plain}).to_pandas()["values"]  # a column alone would be of another dtype of texts
     except (pa.ArrowException, OverflowError, ValueError):
         if pa.types.is_date(type_):
             return column.cast(pa.timestamp("ms")).to_pandas()

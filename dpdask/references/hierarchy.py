@@ -222,15 +222,18 @@ def _average(own: Floats, children: Floats, factors: Floats, present: NDArray[np
 
 def _keep(counts: Floats, deviations: Floats) -> tuple[slice, list[int]]:
     """Return which blocks may have rows: those with more than noise and one beyond on each side, which are told too; all if none has more."""
-    mode, n = int(counts.argmax()), len(counts)
+    n = len(counts)
     if not _stands_out(counts, deviations):
         return slice(0, n), []
+    mode = int(counts.argmax())
     first = mode - _reach(counts[:mode][::-1], deviations[:mode][::-1]) - 1
     last = mode + _reach(counts[mode + 1 :], deviations[mode + 1 :]) + 1
     return slice(max(first, 0), last + 1), [place for place in (first, last) if 0 <= place < n]
 
 
 def _stands_out(counts: Floats, deviations: Floats) -> bool:
+    if not len(counts):  # atoms may leave no number between the bounds
+        return False
     mode = counts.argmax()
     return bool(counts[mode] > _REACH[-1] * deviations[mode])
 

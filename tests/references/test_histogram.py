@@ -380,6 +380,15 @@ def test_bounds_a_few_steps_apart_are_fitted_and_released(low: float, n_steps: i
         assert release.transform(own)["x"].isin(numbers).all()
 
 
+@pytest.mark.parametrize("bounds", [[0, 1], [1.0, math.nextafter(1.0, 2.0)]], ids=["whole", "floating"])
+@pytest.mark.parametrize("bins", ["adaptive", 4])
+def test_atoms_may_be_all_numbers_between_the_bounds(bounds: list[float], bins: Any) -> None:
+    schema = Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "mixed", "bounds": bounds, "atoms": bounds}}})
+    own = pd.DataFrame({"x": np.resize(bounds, 600)})
+    with dpdask.DIP(schema, epsilon=8.0, reference=Histogram(bins=bins), insecure_seed=2).fit(own) as release:
+        assert release.transform(own)["x"].isin(bounds).all()
+
+
 def test_only_cells_with_far_more_than_their_neighbours_get_a_jump() -> None:
     codec = value_codec(type=pa.float32(), bounds=(0.0, 1000.0))
     grid = make_grid(codec)
