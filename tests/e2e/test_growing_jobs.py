@@ -260,7 +260,7 @@ def test_files_are_checked_against_those_that_were_released(tmp_path: Path, url:
         with pytest.raises(error, match=match):
             run_here(made)
         with pytest.raises(error, match=match):
-            plan_job(load(made))
+            raise plan_job(load(made)).refusal or AssertionError
         assert digests(out) == before
         assert len(open_ledger(url).show("people").entries) == entries
         assert not hidden(out).exists()
