@@ -20,7 +20,7 @@ from dpdask.engine.account import Account, LedgerPlace
 from dpdask.errors import CombinedSpecError, SpecError
 from dpdask.io.csv import is_csv
 from dpdask.io.delta import Delta
-from dpdask.io.files import Files, PlainFormat
+from dpdask.io.files import Files
 from dpdask.io.fragments import takes_in
 from dpdask.io.iceberg import Iceberg
 from dpdask.io.listing import TableFormat
@@ -60,7 +60,7 @@ class Input(Document):
     """
 
     path: str = Field(min_length=1)
-    format: PlainFormat | Literal["delta", "iceberg"] = "files"
+    format: Literal["files", "parquet", "csv", "delta", "iceberg"] = "files"
     version: int | None = Field(default=None, ge=0)
     snapshot: int | None = None
     catalog: Catalog | None = None

@@ -111,7 +111,9 @@ def test_a_worker_of_another_user(source: Path, open_folder: Path, tmp_path: Pat
     (open_folder / "mine").mkdir(mode=0o700)
     shutil.copytree(source, open_folder / "mine" / "in")
     with scheduler(tmp_path) as (_, address):
-        words = [sys.executable, "-c", AS_NOBODY, *worker_options(address, "--local-directory", "/tmp")]
+        (open_folder / "scratch").mkdir()
+        (open_folder / "scratch").chmod(0o777)  # /tmp may hold another user's folder for Dask
+        words = [sys.executable, "-c", AS_NOBODY, *worker_options(address, "--local-directory", str(open_folder / "scratch"))]
         with running(words, tmp_path / "worker.log"):
             wait_for(address, 1)
             code, line = refused(tmp_path / "job", open_folder, address, open_folder / "in")

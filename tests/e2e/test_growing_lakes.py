@@ -156,9 +156,9 @@ def test_changes_of_what_was_released_are_refused(change: Changed, error: type[E
     if change is not replace:
         add_file(source)
     before, entries = digests(out), kinds(url)
-    for each in (run_here, lambda made: plan_job(load(made))):
+    for each in (run_here, lambda made: plan_job(load(made)).refusal):
         with pytest.raises(error, match=says) as raised:
-            each(made)
+            raise each(made)
         assert "\n" not in str(raised.value)
     assert digests(out) == before
     assert kinds(url) == entries
