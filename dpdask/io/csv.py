@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import csv as standard_csv
 import datetime as dt
+import functools
 import gzip
 import hashlib
 import io
@@ -67,7 +68,7 @@ def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[Versions, pa
     DataError
         If its first line has a field that is no declared column; it is not shown, because the line may be a row.
     SpecError
-        If a column's type is not known; see `Schema.check_dates`.
+        If a column's type is not known, see `Schema.check_dates`, or not one that is read from texts.
     """
     schema.check_dates()
     versions = _versions(fs, path)
@@ -80,17 +81,20 @@ def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[Versions, pa
         raise DataError("its first line names no declared column", name, "begin the file with the names of its columns, separated by commas")
     schema.check_header(names, name)
     types = pa.schema([pa.field(column, _type_of(column, schema)) for column in names])
-    for field in types:
-        _check_type(field)
+    unread = next((field for field in types if not _is_read(field.type)), None)
+    if unread is not None:
+        raise SpecError(f"CSV files cannot be read as {unread.type}", f"column {unread.name!r}", "declare another `type`")
     return versions, types
 
 
-def _check_type(field: pa.Field) -> None:
-    """Refuse a type that Arrow does not read from texts."""
+@functools.cache
+def _is_read(type_: pa.DataType) -> bool:
+    """Return whether Arrow reads a type from texts."""
     try:
-        pa_csv.read_csv(io.BytesIO(b"x\n"), convert_options=pa_csv.ConvertOptions(column_types={"x": field.type}))
+        pa_csv.read_csv(io.BytesIO(b"x\n"), convert_options=pa_csv.ConvertOptions(column_types={"x": type_}))
     except pa.ArrowException:
-        raise SpecError(f"CSV files cannot be read as {field.type}", f"column {field.name!r}", "declare another `type`") from None
+        return False
+    return True
 
 
 def _refuse_gzip(name: str) -> InputError:
